@@ -1,0 +1,31 @@
+# Two commands do everything: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check clean
+
+demo: .venv/installed
+	$(BIN)/bilens demo --output runs/demo
+
+test: .venv/installed-dev check
+	$(BIN)/pytest
+
+check: .venv/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf .venv
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@ .venv/installed
