@@ -1,0 +1,1 @@
+"""bilens reads neural networks from their weights."""

@@ -1,0 +1,306 @@
+"""A bilinear layer as a symmetric third-order tensor that is never built."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.tensor.constant import affine, fit_input
+from bilens.tensor.gram import hidden_gram, hidden_product, input_gram
+from bilens.tensor.memory import DENSE_LIMIT, check_dense_size
+from bilens.tensor.quadratic import QuadraticForm
+from bilens.tensor.svd import TensorSVD, svd_of_unfolding
+
+__all__ = ["BilinearTensor"]
+
+
+@dataclass(frozen=True, eq=False)
+class BilinearTensor:
+    """The symmetric tensor of x -> D((L x) * (R x)), kept as its three factors.
+
+    B[o,i,j] = 1/2 sum_h D[o,h] (L[h,i] R[h,j] + L[h,j] R[h,i])
+
+    Axes: `n_out` outputs, `n_in` inputs (twice, symmetric), `rank` hidden units. Only the part of
+    the tensor that is symmetric in its inputs acts on x, so only that part exists here. Every
+    method follows the dtype and device of the factors, and is differentiable where it says no
+    other.
+
+    Attributes:
+        left: L; one row for each hidden unit.
+        right: R; one row for each hidden unit.
+        out: D; one column for each hidden unit.
+        constant: the last input coordinate is the constant 1, which carries biases. Inputs may
+            then be given without it.
+
+    Raises:
+        BilensError: the factors' shapes, dtypes or devices do not fit together.
+
+    Source:
+        Pearce et al. 2024, sections 3.2 and 3.3; their W, V are L, R here, and their layer has
+        D = 1 unless an out-projection follows.
+    """
+
+    left: Float[Tensor, "rank n_in"]
+    right: Float[Tensor, "rank n_in"]
+    out: Float[Tensor, "n_out rank"]
+    constant: bool = False
+
+    def __post_init__(self) -> None:
+        shapes = f"left {tuple(self.left.shape)}, right {tuple(self.right.shape)}, out " + str(
+            tuple(self.out.shape)
+        )
+        factors = (self.left, self.right, self.out)
+        if any(factor.ndim != 2 for factor in factors) or (
+            self.left.shape != self.right.shape or self.out.shape[1] != self.left.shape[0]
+        ):
+            raise BilensError(
+                f"The factors do not fit: {shapes}. Expected left and right of shape "
+                "(rank, n_in) and out of shape (n_out, rank)."
+            )
+        if min(self.left.shape[1], self.out.shape[0]) == 0:
+            raise BilensError(f"The tensor is empty: {shapes}. Expected at least one in and out.")
+        if len({(factor.dtype, factor.device) for factor in factors}) > 1:
+            kinds = ", ".join(f"{factor.dtype} on {factor.device}" for factor in factors)
+            raise BilensError(
+                f"left, right and out are of different kinds: {kinds}. "
+                "Move them to one dtype and device first."
+            )
+
+    @property
+    def n_in(self) -> int:
+        """Number of inputs, the constant among them."""
+        return self.left.shape[1]
+
+    @property
+    def n_out(self) -> int:
+        """Number of outputs."""
+        return self.out.shape[0]
+
+    @property
+    def rank(self) -> int:
+        """Number of hidden units, which bounds the tensor's rank."""
+        return self.left.shape[0]
+
+    def to(self, target: torch.dtype | torch.device | str) -> "BilinearTensor":
+        """The same tensor in another dtype or on another device."""
+        return replace(
+            self,
+            left=self.left.to(target),
+            right=self.right.to(target),
+            out=self.out.to(target),
+        )
+
+    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
+        """Evaluate B(x) = D((L x) * (R x)), one row of `x` for each input."""
+        x = fit_input(x, self.n_in, self.constant)
+        return ((x @ self.left.T) * (x @ self.right.T)) @ self.out.T
+
+    def along(
+        self,
+        direction: Float[Tensor, "*batch n_out"] | None = None,
+        *,
+        class_: int | Sequence[int] | None = None,
+    ) -> QuadraticForm:
+        """The interaction matrix along an output direction, as a quadratic form.
+
+        Q(u) = 1/2 (L' diag(D'u) R + R' diag(D'u) L), so that x'Qx = u . B(x)
+
+        Args:
+            direction: u, one vector or a batch of them in the last axis.
+            class_: instead of a direction, the number of one output, or several for a batch.
+
+        Raises:
+            BilensError: neither or both are given, or they do not fit the outputs.
+
+        Source:
+            Pearce et al. 2024, section 4.1.
+        """
+        if (direction is None) == (class_ is None):
+            raise BilensError("along() takes either a direction or class_, and exactly one of them")
+        if class_ is not None:
+            weights = self.out[self._output_index(class_)]
+        else:
+            assert direction is not None
+            if direction.ndim == 0 or direction.shape[-1] != self.n_out:
+                raise BilensError(
+                    f"direction has shape {tuple(direction.shape)}; its last axis should have "
+                    f"length {self.n_out}, one number for each output of the tensor"
+                )
+            weights = direction.to(self.out) @ self.out
+        return QuadraticForm(self.left, self.right, weights, self.constant)
+
+    def _output_index(self, class_: int | Sequence[int]) -> int | list[int]:
+        chosen = [class_] if isinstance(class_, int) else list(class_)
+        for number in chosen:
+            if not 0 <= number < self.n_out:
+                raise BilensError(
+                    f"class_={number}, but the tensor's outputs are 0 to {self.n_out - 1}"
+                )
+        return class_ if isinstance(class_, int) else chosen
+
+    def change_basis(
+        self,
+        inputs: Float[Tensor, "n_in k"] | None = None,
+        outputs: Float[Tensor, "m n_out"] | None = None,
+    ) -> "BilinearTensor":
+        """Read inputs through features E and outputs along directions U: (L E, R E, U D).
+
+        The result maps z to U B(E z). With a constant coordinate, E may leave it out: it then
+        stays what it is.
+
+        Args:
+            inputs: E, one column for each input feature.
+            outputs: U, one row for each output direction.
+
+        Raises:
+            BilensError: E or U does not fit the tensor.
+
+        Source:
+            Pearce et al. 2024, appendix B.1; Pearce & Dooms 2024, "Transforming to a feature
+            basis".
+        """
+        left, right, out = self.left, self.right, self.out
+        if inputs is not None:
+            E = inputs.to(left)
+            if self.constant and E.ndim == 2 and E.shape[0] == self.n_in - 1:
+                E = affine(E, None)
+            if E.ndim != 2 or E.shape[0] != self.n_in:
+                raise BilensError(
+                    f"inputs has shape {tuple(inputs.shape)}; expected ({self.n_in}, k), one "
+                    "column for each input feature"
+                )
+            left, right = left @ E, right @ E
+        if outputs is not None:
+            if outputs.ndim != 2 or outputs.shape[1] != self.n_out:
+                raise BilensError(
+                    f"outputs has shape {tuple(outputs.shape)}; expected (m, {self.n_out}), one "
+                    "row for each output direction"
+                )
+            out = outputs.to(out) @ out
+        return BilinearTensor(left, right, out, self.constant)
+
+    def with_bias(
+        self,
+        left: Float[Tensor, " rank"] | None = None,
+        right: Float[Tensor, " rank"] | None = None,
+        out: Float[Tensor, " n_out"] | None = None,
+    ) -> "BilinearTensor":
+        """Fold biases in: the tensor of x -> D((L x + left) * (R x + right)) + out.
+
+        `left` and `right` become the column of the constant coordinate; `out` costs one hidden
+        unit that is always 1. The result has the constant coordinate, also when all are None.
+
+        Source:
+            Pearce et al. 2024, section 3.4.
+        """
+        L, R, D = self.left, self.right, self.out
+        if not self.constant:
+            L, R = (torch.cat([factor, factor.new_zeros(self.rank, 1)], 1) for factor in (L, R))
+        L = L if left is None else torch.cat([L[:, :-1], L[:, -1:] + left[:, None]], 1)
+        R = R if right is None else torch.cat([R[:, :-1], R[:, -1:] + right[:, None]], 1)
+        if out is not None:
+            one = L.new_zeros(1, L.shape[1])
+            one[0, -1] = 1
+            L, R, D = torch.cat([L, one]), torch.cat([R, one]), torch.cat([D, out[:, None]], 1)
+        return BilinearTensor(L, R, D, constant=True)
+
+    def with_residual(self) -> "BilinearTensor":
+        """Fold a residual connection in: the tensor of x -> x + B(x).
+
+        With x' = [x, 1]:  L' = [L; I 0],  R' = [R; 0 1],  D' = [D, I].
+
+        Raises:
+            BilensError: the layer's outputs are not as many as its inputs.
+
+        Source:
+            Pearce et al. 2024, section 3.4.
+        """
+        lifted = self.with_bias()
+        n = lifted.n_in - 1
+        if self.n_out != n:
+            raise BilensError(
+                f"A residual needs as many outputs as inputs; this tensor has {n} inputs and "
+                f"{self.n_out} outputs"
+            )
+        identity = torch.eye(n, dtype=self.left.dtype, device=self.left.device)
+        zeros, ones = identity.new_zeros(n, 1), identity.new_ones(n, 1)
+        return BilinearTensor(
+            torch.cat([lifted.left, torch.cat([identity, zeros], 1)]),
+            torch.cat([lifted.right, torch.cat([torch.zeros_like(identity), ones], 1)]),
+            torch.cat([lifted.out, identity], 1),
+            constant=True,
+        )
+
+    def inner(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
+        """Frobenius inner product of two symmetric tensors, without building either.
+
+        <A,B> = 1/2 sum_gh (D_A' D_B)_gh [(L_A L_B')_gh (R_A R_B')_gh + (L_A R_B')_gh (R_A L_B')_gh]
+
+        Computed in float64. The tensors may differ in rank, not in inputs and outputs.
+
+        Raises:
+            BilensError: the tensors have different inputs or outputs.
+        """
+        mine = (self.n_out, self.n_in, self.constant)
+        if mine != (other.n_out, other.n_in, other.constant):
+            raise BilensError(
+                f"other has {other.n_out} outputs and {other.n_in} inputs (constant: "
+                f"{other.constant}); expected {self.n_out} and {self.n_in} (constant: "
+                f"{self.constant}), as in the tensor it is compared with"
+            )
+        a, b = self.to(torch.float64), other.to(torch.float64)
+        K = hidden_product(a.left, a.right, b.left, b.right)
+        return einsum(a.out.T @ b.out, K, "g h, g h ->")
+
+    def norm(self) -> Float64[Tensor, ""]:
+        """Frobenius norm of the symmetric tensor, in float64."""
+        return self.inner(self).clamp_min(0).sqrt()
+
+    def cosine(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
+        """Cosine between two symmetric tensors: <A,B> / (|A| |B|); 0 if either is zero."""
+        scale = self.norm() * other.norm()
+        return torch.where(scale > 0, self.inner(other) / scale, torch.zeros_like(scale))
+
+    def output_gram(self) -> Float64[Tensor, "n_out n_out"]:
+        """G = D K D', the Gram matrix of the outputs' interaction matrices, in float64."""
+        t = self.to(torch.float64)
+        return t.out @ hidden_gram(t.left, t.right) @ t.out.T
+
+    def input_gram(self) -> Float64[Tensor, "n_in n_in"]:
+        """M[i,j] = sum_ok B[o,i,k] B[o,j,k], the Gram matrix of the input side, in float64."""
+        t = self.to(torch.float64)
+        return input_gram(t.left, t.right, t.out)
+
+    def svd(self, k: int | None = None) -> TensorSVD:
+        """Singular value decomposition of the n_out x n_in^2 unfolding, without the unfolding.
+
+        G = D K D' = r diag(sigma^2) r'; component s has output direction r_s, singular value
+        sigma_s and interaction matrix Q(r_s) / sigma_s, so B = sum_s sigma_s r_s (x) Q_s.
+        Costs O(rank^2 (n_in + n_out)).
+
+        Args:
+            k: how many components to keep, the largest first; all of them by default.
+
+        Raises:
+            BilensError: k is not between 1 and n_out.
+
+        Source:
+            Pearce et al. 2024, appendix B.2; Pearce & Dooms 2024, "SVD on the bilinear tensor".
+        """
+        return svd_of_unfolding(
+            self.left, self.right, self.out, self.output_gram(), k, self.constant
+        )
+
+    def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "n_out n_in n_in"]:
+        """The whole tensor, for tests and small layers.
+
+        Raises:
+            BilensError: it would need more than `max_bytes`.
+        """
+        check_dense_size((self.n_out, self.n_in, self.n_in), self.out, max_bytes)
+        half = einsum(self.out, self.left, self.right, "o h, h i, h j -> o i j")
+        return (half + half.mT) / 2

@@ -1,0 +1,84 @@
+"""The tensor's singular value decomposition, output side against pairs of inputs."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.tensor.quadratic import QuadraticForm
+
+__all__ = ["TensorSVD", "svd_of_unfolding"]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorSVD:
+    """B = sum_s sigma_s r_s (x) Q_s, the largest singular values first.
+
+    The r_s are orthonormal, and so are the Q_s in the Frobenius inner product. The sign of each
+    pair (r_s, Q_s) is arbitrary.
+
+    Attributes:
+        values: sigma_s.
+        outputs: r_s, one row each.
+        components: the interaction matrices Q_s, a batch of quadratic forms.
+        norm: Frobenius norm of the whole tensor; norm^2 - sum(values^2) is what was cut off.
+    """
+
+    values: Float[Tensor, " k"]
+    outputs: Float[Tensor, "k n_out"]
+    components: QuadraticForm
+    norm: Float[Tensor, ""]
+
+    def __len__(self) -> int:
+        """Number of components kept."""
+        return self.values.shape[0]
+
+    def truncate(self, k: int) -> "TensorSVD":
+        """The k largest components.
+
+        Raises:
+            BilensError: k is not between 1 and the number kept.
+        """
+        if not 1 <= k <= len(self):
+            raise BilensError(f"k={k}, expected 1 to {len(self)}, the number of components kept")
+        return replace(
+            self,
+            values=self.values[:k],
+            outputs=self.outputs[:k],
+            components=self.components[:k],
+        )
+
+    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
+        """Evaluate the tensor through the kept components alone, as a bottleneck."""
+        return (self.components(x) * self.values) @ self.outputs
+
+
+def svd_of_unfolding(
+    left: Float[Tensor, "rank n_in"],
+    right: Float[Tensor, "rank n_in"],
+    out: Float[Tensor, "n_out rank"],
+    gram: Float64[Tensor, "n_out n_out"],
+    k: int | None,
+    constant: bool,
+) -> TensorSVD:
+    """Decompose from the Gram matrix of the outputs; see `BilinearTensor.svd`."""
+    n_out = out.shape[0]
+    k = n_out if k is None else k
+    if not 1 <= k <= n_out:
+        raise BilensError(f"k={k}, expected 1 to {n_out}, the number of outputs")
+    squares, directions = torch.linalg.eigh(gram)
+    values = squares.flip(-1)[:k].clamp_min(0).sqrt()
+    outputs = directions.flip(-1)[:, :k].T
+    # Below this the Gram matrix holds only rounding: such a component is zero, and dividing by its
+    # value would blow the rounding up.
+    floor = values[:1] * (torch.finfo(gram.dtype).eps * n_out) ** 0.5
+    inverse = torch.where(values > floor, 1 / values, torch.zeros_like(values))
+    weights = inverse[:, None] * (outputs @ out.double())
+    return TensorSVD(
+        values=values.to(out.dtype),
+        outputs=outputs.to(out.dtype),
+        components=QuadraticForm(left, right, weights.to(out.dtype), constant),
+        norm=gram.trace().clamp_min(0).sqrt().to(out.dtype),
+    )

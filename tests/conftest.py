@@ -1,0 +1,25 @@
+"""Shapes are checked against the jaxtyping annotations in every test; torch stays on one core."""
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+jaxtyping.install_import_hook("bilens", "beartype.beartype")
+torch.set_num_threads(1)
+settings.register_profile(
+    "bilens",
+    deadline=None,
+    max_examples=30,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("bilens")
+
+
+@pytest.fixture
+def unchecked():
+    """Shapes as outside of the tests, where bilens' own messages are all there is."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,0 +1,46 @@
+"""Random factors, and the plain dense definition they are held to."""
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bilens.tensor import BilinearTensor
+
+shapes = st.fixed_dictionaries(
+    {
+        "n_in": st.integers(1, 9),
+        "rank": st.integers(1, 11),
+        "n_out": st.integers(1, 8),
+        "seed": st.integers(0, 10_000),
+    }
+)
+
+
+def random_tensor(n_in: int, rank: int, n_out: int, seed: int) -> BilinearTensor:
+    generator = torch.Generator().manual_seed(seed)
+    left, right = (
+        torch.randn(rank, n_in, generator=generator, dtype=torch.float64) for _ in range(2)
+    )
+    out = torch.randn(n_out, rank, generator=generator, dtype=torch.float64)
+    return BilinearTensor(left, right, out)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def dense(tensor: BilinearTensor) -> Tensor:
+    """B[o,i,j] by its definition, one entry after another."""
+    B = torch.zeros(tensor.n_out, tensor.n_in, tensor.n_in, dtype=tensor.left.dtype)
+    for h in range(tensor.rank):
+        pair = torch.outer(tensor.left[h], tensor.right[h])
+        for o in range(tensor.n_out):
+            B[o] += tensor.out[o, h] * (pair + pair.T) / 2
+    return B
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> bool:
+    """Equal to a relative tolerance, measured against the largest entry."""
+    assert actual.shape == expected.shape
+    scale = expected.abs().max().clamp_min(1e-300)
+    return bool((actual - expected).abs().max() <= tolerance * scale)

@@ -1,0 +1,170 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError
+from bilens.tensor import BilinearTensor, affine, with_constant
+from tests.tensor.factors import close, dense, normal, random_tensor, shapes
+
+
+def quadratic(B: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([torch.stack([row @ M @ row for M in B]) for row in x])
+
+
+@given(shapes)
+def test_dense_is_the_definition(shape):
+    tensor = random_tensor(**shape)
+    assert close(tensor.dense(), dense(tensor))
+
+
+@given(shapes)
+def test_evaluation(shape):
+    tensor = random_tensor(**shape)
+    x = normal(4, tensor.n_in)
+    assert close(tensor(x), quadratic(dense(tensor), x))
+    assert close(tensor(x[0]), tensor(x)[0])
+    assert close(tensor(x.reshape(2, 2, -1)), tensor(x).reshape(2, 2, -1))
+
+
+@given(shapes, st.sampled_from([(), (3,), (2, 3)]))
+def test_directions(shape, batch):
+    tensor = random_tensor(**shape)
+    u = normal(*batch, tensor.n_out, seed=1)
+    form = tensor.along(u)
+    expected = torch.einsum("...o,oij->...ij", u, dense(tensor))
+    assert form.batch_shape == batch
+    assert close(form.dense(), expected)
+    x = normal(5, tensor.n_in, seed=2)
+    assert close(form(x), torch.einsum("si,...ij,sj->s...", x, expected, x))
+    v = normal(*batch, 2, tensor.n_in, seed=3)
+    assert close(form.apply(v), torch.einsum("...ij,...kj->...ki", expected, v))
+    assert close(form.norm(), expected.flatten(-2).norm(dim=-1))
+
+
+def test_classes_are_unit_directions():
+    tensor = random_tensor(4, 6, 5, 0)
+    unit = torch.eye(5, dtype=torch.float64)
+    assert close(tensor.along(class_=3).dense(), tensor.along(unit[3]).dense())
+    assert close(tensor.along(class_=[4, 1]).dense(), tensor.along(unit[[4, 1]]).dense())
+    assert close(tensor.along(class_=range(5))[2].dense(), tensor.along(class_=2).dense())
+
+
+@given(shapes)
+def test_change_of_basis(shape):
+    tensor = random_tensor(**shape)
+    E, U = normal(tensor.n_in, 6, seed=1), normal(4, tensor.n_out, seed=2)
+    expected = torch.einsum("po,oij,ia,jb->pab", U, dense(tensor), E, E)
+    assert close(tensor.change_basis(inputs=E, outputs=U).dense(), expected)
+
+
+@given(shapes)
+def test_biases(shape):
+    tensor = random_tensor(**shape)
+    left, right = normal(tensor.rank, seed=1), normal(tensor.rank, seed=2)
+    out, x = normal(tensor.n_out, seed=3), normal(5, tensor.n_in, seed=4)
+    expected = ((x @ tensor.left.T + left) * (x @ tensor.right.T + right)) @ tensor.out.T
+    biased = tensor.with_bias(left, right)
+    assert close(biased(x), expected)
+    assert close(biased(with_constant(x)), expected)
+    assert close(biased.with_bias(out=out)(x), expected + out)
+    assert close(tensor.with_bias(left).with_bias(right=right, out=out)(x), expected + out)
+
+
+@given(shapes)
+def test_residual(shape):
+    tensor = random_tensor(**{**shape, "n_out": shape["n_in"]})
+    x, bias = normal(5, tensor.n_in), normal(tensor.rank, seed=1)
+    assert close(tensor.with_residual()(x), x + tensor(x))
+    biased = tensor.with_bias(left=bias)
+    assert close(biased.with_residual()(x), x + biased(x))
+
+
+@given(shapes)
+def test_an_affine_map_before_the_layer(shape):
+    tensor = random_tensor(**shape).with_bias()
+    weight, bias = normal(tensor.n_in - 1, 3, seed=1), normal(tensor.n_in - 1, seed=2)
+    z = normal(4, 3, seed=3)
+    before = tensor.change_basis(inputs=affine(weight, bias))
+    assert close(before(z), tensor(z @ weight.T + bias))
+    assert close(tensor.change_basis(inputs=weight)(z), tensor(z @ weight.T))
+
+
+@given(shapes, st.integers(1, 7))
+def test_inner_product(shape, rank):
+    a = random_tensor(**shape)
+    b = random_tensor(a.n_in, rank, a.n_out, shape["seed"] + 1)
+    A, B = dense(a), dense(b)
+    assert torch.allclose(a.inner(b), (A * B).sum(), rtol=1e-10, atol=1e-10 * A.norm() * B.norm())
+    assert close(a.norm(), A.norm())
+    assert torch.allclose(a.cosine(b), (A * B).sum() / (A.norm() * B.norm()), atol=1e-10)
+    flipped = BilinearTensor(a.right, a.left, a.out)
+    assert torch.allclose(a.cosine(flipped), torch.ones((), dtype=torch.float64))
+
+
+def test_cosine_with_zero_is_zero():
+    a = random_tensor(3, 4, 2, 0)
+    assert a.cosine(BilinearTensor(a.left, a.right, torch.zeros_like(a.out))) == 0
+
+
+@given(shapes)
+def test_grams(shape):
+    tensor = random_tensor(**shape)
+    B = dense(tensor)
+    assert close(tensor.output_gram(), torch.einsum("oij,pij->op", B, B))
+    assert close(tensor.input_gram(), torch.einsum("oik,ojk->ij", B, B))
+
+
+def test_float32_grams_are_formed_in_float64():
+    tensor = random_tensor(6, 5, 4, 0)
+    single = tensor.to(torch.float32)
+    assert single.output_gram().dtype == torch.float64
+    assert close(single.output_gram(), tensor.output_gram(), 1e-6)
+    assert single(torch.ones(6)).dtype == torch.float32
+
+
+def test_gradients():
+    tensor = random_tensor(4, 5, 3, 0)
+    factors = [f.clone().requires_grad_() for f in (tensor.left, tensor.right, tensor.out)]
+    x = normal(2, 4).requires_grad_()
+
+    def everything(left, right, out, x):
+        t = BilinearTensor(left, right, out)
+        lifted = t.with_bias(left[:, 0], right[:, 1], out[:, 0])
+        form = t.along(out[:, 0])
+        return t(x), lifted(x), form(x), t.inner(t), form.dense(), t.input_gram(), form.norm()
+
+    assert torch.autograd.gradcheck(everything, (*factors, x))
+
+
+MISFITS = [
+    (lambda t: BilinearTensor(t.left, t.right[:-1], t.out), r"left \(5, 4\), right \(4, 4\)"),
+    (lambda t: BilinearTensor(t.left, t.right, t.out.float()), "torch.float32"),
+    (lambda t: BilinearTensor(t.left[:, :0], t.right[:, :0], t.out), "empty"),
+    (lambda t: t(torch.zeros(3, dtype=torch.float64)), r"x has shape \(3,\).*length 4"),
+    (lambda t: t.with_bias()(torch.zeros(3, dtype=torch.float64)), r"length 4 \(or 5"),
+    (lambda t: t.along(), "either a direction or class_"),
+    (lambda t: t.along(normal(3), class_=1), "exactly one"),
+    (lambda t: t.along(normal(2)), r"direction has shape \(2,\).*length 3"),
+    (lambda t: t.along(class_=3), "class_=3, but the tensor's outputs are 0 to 2"),
+    (lambda t: t.along(class_=[0, -1]), "class_=-1"),
+    (lambda t: t.along(class_=0)[0], "no batch to index"),
+    (
+        lambda t: t.change_basis(inputs=normal(3, 4)),
+        r"inputs has shape \(3, 4\); expected \(4, k\)",
+    ),
+    (lambda t: t.change_basis(outputs=normal(2, 4)), r"outputs has shape.*\(m, 3\)"),
+    (lambda t: t.with_residual(), "4 inputs and 3 outputs"),
+    (lambda t: t.inner(random_tensor(5, 5, 3, 0)), "other has 3 outputs and 5 inputs"),
+    (lambda t: t.dense(max_bytes=100), r"\(3, 4, 4\) and 384 bytes; the limit is max_bytes=100"),
+    (lambda t: t.along(class_=0).dense(max_bytes=100), "128 bytes"),
+    (lambda t: t.svd(4), "k=4, expected 1 to 3"),
+    (lambda t: t.svd(2).truncate(3), "k=3, expected 1 to 2"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "message"), MISFITS)
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained(misuse, message):
+    with pytest.raises(BilensError, match=message):
+        misuse(random_tensor(4, 5, 3, 0))

@@ -1,0 +1,121 @@
+"""The iterated solver against whole decompositions, on spectra that are easy, hard and hostile."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from bilens.tensor import QuadraticForm, eigen
+from tests.tensor.factors import normal
+
+N, K = 600, 6
+
+
+def form_with(values: Tensor, seed: int = 0) -> QuadraticForm:
+    """A batch of forms with the given eigenvalues, in a random basis."""
+    basis = torch.linalg.qr(normal(N, N, seed=seed)).Q
+    left = basis[:, : values.shape[-1]].T.contiguous()
+    return QuadraticForm(left, left, values)
+
+
+def random_form(dtype=torch.float64) -> QuadraticForm:
+    left, right, weights = normal(900, N), normal(900, N, seed=1), normal(5, 900, seed=2)
+    return QuadraticForm(left.to(dtype), right.to(dtype), weights.to(dtype))
+
+
+SPECTRA = {
+    "decaying": torch.tensor([0.8, -0.9]).double().pow(torch.arange(200).double()[:, None]).T,
+    "flat": torch.linspace(1, 0.9, 500).double()[None],
+    "double": torch.tensor([5, 5, -4, -4, 3, 3] + [0.5] * 90).double()[None],
+    "eightfold": torch.tensor([[2.0] * 8 + [-1.0] * 100]).double(),
+    "identity": torch.ones(1, N).double(),
+    "rank one": torch.tensor([[3.0], [-2.0]]).double(),
+    "zero": torch.zeros(2, 4).double(),
+    "tiny": 1e-30 * torch.tensor([3, -2, 1, 0.5, 0.2, 0.1, 0.05]).double()[None],
+    "huge": 1e30 * torch.tensor([3, -2, 1, 0.5, 0.2, 0.1, 0.05]).double()[None],
+    "plus and minus": torch.tensor([4, -4, 2, -2, 1, -1] + [0.3] * 40).double()[None],
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_against_the_whole_decomposition(name):
+    form = form_with(SPECTRA[name])
+    found, whole = form.eig(K, tolerance=1e-7), form.eig()
+    assert (found.residuals <= 1e-7).all()
+    scale = whole.values.abs().max().clamp_min(1e-300)
+    expected = whole.values[..., :K].abs()
+    assert (found.values.abs() - expected).abs().max() <= 1e-6 * scale
+    gram = found.vectors @ found.vectors.mT
+    assert (gram - torch.eye(K, dtype=torch.float64)).abs().max() < 1e-6
+
+
+def test_projectors_where_there_is_a_gap():
+    values = torch.cat([torch.linspace(10, 5, K), torch.linspace(1, 0.1, 300)]).double()[None]
+    form = form_with(values)
+    found, exact = form.eig(K, tolerance=1e-9), form.eig().truncate(K)
+    difference = found.vectors.mT @ found.vectors - exact.vectors.mT @ exact.vectors
+    assert difference.abs().max() < 1e-7
+
+
+def test_residuals_are_what_they_say():
+    form = random_form()
+    spectrum = form.eig(K)
+    error = form.dense() @ spectrum.vectors.mT - (spectrum.values[..., None] * spectrum.vectors).mT
+    measured = error.norm(dim=-2) / spectrum.values[:, :1].abs()
+    assert torch.allclose(measured, spectrum.residuals, atol=1e-12)
+    assert (spectrum.residuals <= 1e-4).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_random_factors(dtype):
+    form = random_form(dtype)
+    found, whole = form.eig(K), form.eig()
+    assert found.values.dtype == dtype
+    assert torch.allclose(found.values, whole.values[:, :K], rtol=1e-4)
+
+
+def test_the_iteration_is_used_and_the_fallback_is_not(monkeypatch):
+    def forbidden(*args):
+        raise AssertionError("decomposed whole")
+
+    monkeypatch.setattr(eigen, "dense_eigenpairs", forbidden)
+    random_form().eig(K)
+    with pytest.raises(AssertionError, match="decomposed whole"):
+        random_form().eig(200)
+
+
+def test_what_does_not_converge_is_decomposed_whole():
+    """A tolerance under the rounding of float32 can not be met; the answer is still the best."""
+    form = random_form(torch.float32)
+    found, whole = form.eig(K, tolerance=1e-12), form.eig().truncate(K)
+    assert torch.equal(found.values, whole.values)
+
+
+def test_an_overlooked_copy_is_noticed():
+    """One start vector meets one direction of a repeated eigenvalue; the probe meets the others."""
+    rest = torch.linspace(0.01, 1.0, 400).double()[None]
+    form = form_with(torch.cat([torch.tensor([[5.0, 5.0, 5.0]]).double(), rest], 1))
+    assert torch.allclose(form.eig(K).values[0, :3], torch.full((3,), 5.0).double())
+    exact = form.eig()
+    kept = [0, 3, 4, 5, 6, 7]
+    factors = (form.left, form.right, form.weights)
+    for chosen, expected in ((kept, True), (range(K), False)):
+        rows = list(chosen)
+        pairs = eigen.Eigenpairs(
+            exact.values[:, rows], exact.vectors[:, rows], exact.residuals[:, rows]
+        )
+        noticed = eigen._overlooked(*factors, pairs, 1e-4, torch.Generator().manual_seed(0))
+        assert noticed.tolist() == [expected]
+
+
+def test_the_seed_decides():
+    form = random_form()
+    assert torch.equal(form.eig(K, seed=3).vectors, form.eig(K, seed=3).vectors)
+    assert not torch.equal(form.eig(K, seed=3).vectors, form.eig(K, seed=4).vectors)
+
+
+def test_forms_are_done_in_turns_when_memory_is_short(monkeypatch):
+    form = random_form()
+    together = form.eig(K)
+    monkeypatch.setattr(eigen, "WORKING_BYTES", 1)
+    assert torch.allclose(form.eig(K).values, together.values, rtol=1e-6)
+    assert torch.allclose(form.eig().values[:, :K], together.values, rtol=1e-6)
