@@ -1,0 +1,33 @@
+"""Open a saved model without knowing its kind."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bilens.errors import CheckpointError
+from bilens.nn import ImageClassifier, read_config
+
+__all__ = ["load"]
+
+KINDS = {ImageClassifier.model_type: ImageClassifier}
+
+
+def load(source: str | Path, *, device: torch.device | str = "cpu", **hub: Any) -> ImageClassifier:
+    """Load a saved model from a directory, or from a repository on the hub.
+
+    Args:
+        source: a directory that `bilens train` wrote, or the name of a repository.
+        device: where the weights go.
+        hub: passed to `huggingface_hub.hf_hub_download`: revision, token, cache_dir, ...
+
+    Raises:
+        CheckpointError: there is no model, it is damaged, or of a kind this version cannot read.
+    """
+    kind = read_config(source, **hub).get("model_type")
+    if kind not in KINDS:
+        raise CheckpointError(
+            f"{source} holds a model of type {kind!r}; this version of bilens reads "
+            f"{', '.join(KINDS)}"
+        )
+    return KINDS[kind].from_pretrained(source, device=device, **hub)

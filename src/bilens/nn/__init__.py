@@ -1,0 +1,19 @@
+"""Torch modules whose non-linearity is a product; each hands over its tensor."""
+
+from bilens.nn.checkpoint import read_config
+from bilens.nn.classifier import ClassifierConfig, ImageClassifier
+from bilens.nn.gate import GATES, Gate, GateName
+from bilens.nn.gated import Bilinear, GatedLayer
+from bilens.nn.norm import NormName
+
+__all__ = [
+    "GATES",
+    "Bilinear",
+    "ClassifierConfig",
+    "Gate",
+    "GateName",
+    "GatedLayer",
+    "ImageClassifier",
+    "NormName",
+    "read_config",
+]

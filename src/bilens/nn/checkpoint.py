@@ -1,0 +1,146 @@
+"""Saving and loading modules: safetensors and JSON, whole or not at all, here or on the hub."""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from huggingface_hub import ModelHubMixin, constants, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from bilens.errors import BilensError, CheckpointError
+from bilens.files import write_json, write_safetensors
+
+Loaded = TypeVar("Loaded", bound="Checkpointed")
+
+__all__ = ["CONFIG_NAME", "WEIGHTS_NAME", "Checkpointed", "fetch", "read_config"]
+
+CONFIG_NAME: str = constants.CONFIG_NAME
+WEIGHTS_NAME: str = constants.SAFETENSORS_SINGLE_FILE
+
+
+class Checkpointed(nn.Module, ModelHubMixin):
+    """A module that saves and loads itself, here and on the hub, without pickle.
+
+    `save_pretrained` and `push_to_hub` are the hub's own. Loading is strict: a setting or a tensor
+    that is missing, unknown or of another shape is an error, never skipped.
+
+    Attributes:
+        model_type: what the configuration calls this kind of model.
+        config_class: the frozen dataclass that the constructor takes.
+    """
+
+    model_type: ClassVar[str]
+    config_class: ClassVar[type[Any]]
+
+    def save_files(self, directory: Path) -> None:
+        """Write the weights and the configuration, each file whole or not at all."""
+        write_safetensors(directory / WEIGHTS_NAME, self.state_dict())
+        settings = asdict(self._hub_mixin_config)  # type: ignore[arg-type]
+        write_json(directory / CONFIG_NAME, {"model_type": self.model_type, **settings})
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        self.save_files(save_directory)
+
+    @classmethod
+    def from_pretrained(
+        cls: type[Loaded],
+        pretrained_model_name_or_path: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        **hub: Any,
+    ) -> Loaded:
+        """Load a saved model from a directory, or from a repository on the hub.
+
+        Args:
+            pretrained_model_name_or_path: the directory, or the repository's name.
+            device: where the weights go.
+            hub: passed to `huggingface_hub.hf_hub_download`: revision, token, cache_dir, ...
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or the two do not fit together.
+        """
+        settings = read_config(pretrained_model_name_or_path, **hub)
+        kind = settings.pop("model_type", None)
+        if kind != cls.model_type:
+            raise CheckpointError(
+                f"{pretrained_model_name_or_path} holds a model of type {kind!r}; {cls.__name__} "
+                f"loads {cls.model_type!r}. bilens.load() finds the right class by itself."
+            )
+        model = cls(_build_config(cls.config_class, settings, pretrained_model_name_or_path))
+        path = fetch(pretrained_model_name_or_path, WEIGHTS_NAME, **hub)
+        try:
+            state = load_file(path, device=str(device))
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{path} is damaged and cannot be read as safetensors ({error}). Train again, or "
+                "fetch the file again."
+            ) from error
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            raise CheckpointError(f"{path} does not fit its {CONFIG_NAME}: {error}") from error
+        return model.to(device).eval()
+
+
+def fetch(source: str | Path, name: str, **hub: Any) -> Path:
+    """One file of a saved model: from a directory, or through the hub's cache.
+
+    Raises:
+        CheckpointError: it is not there.
+    """
+    if Path(source).is_dir():
+        path = Path(source) / name
+        if not path.is_file():
+            raise CheckpointError(
+                f"{source} holds no {name}; expected the directory of a saved model, with "
+                f"{CONFIG_NAME} and {WEIGHTS_NAME} in it"
+            )
+        return path
+    try:
+        return Path(hf_hub_download(str(source), name, **hub))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise CheckpointError(
+            f"{source} is not a directory here, and {name} could not be fetched from the hub. "
+            "Train a model with `bilens train images`, or check the name and the connection."
+        ) from error
+
+
+def read_config(source: str | Path, **hub: Any) -> dict[str, Any]:
+    """The settings of a saved model, its `model_type` among them.
+
+    Raises:
+        CheckpointError: they are missing or damaged.
+    """
+    path = fetch(source, CONFIG_NAME, **hub)
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged and cannot be read as JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{path} holds a {type(settings).__name__}, expected a JSON object")
+    return settings
+
+
+def _build_config(config_class: type[Any], settings: dict[str, Any], source: str | Path) -> Any:
+    known = {field.name for field in fields(config_class)}
+    for complaint, names in (
+        ("unknown", settings.keys() - known),
+        ("missing", known - settings.keys()),
+    ):
+        if names:
+            raise CheckpointError(
+                f"{source}: {complaint} settings in {CONFIG_NAME}: {', '.join(sorted(names))}. "
+                "The model was saved by another version of bilens, or edited."
+            )
+    try:
+        # JSON has no tuples.
+        return config_class(
+            **{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
+        )
+    except (BilensError, TypeError) as error:
+        raise CheckpointError(f"{source}: {CONFIG_NAME} cannot be used: {error}") from error

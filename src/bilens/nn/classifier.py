@@ -1,0 +1,169 @@
+"""The image classifier of the papers: embedding, bilinear layers, unembedding."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bilens.errors import BilensError, NotBilinearError
+from bilens.nn.checkpoint import Checkpointed
+from bilens.nn.gate import GateName
+from bilens.nn.gated import GatedLayer
+from bilens.nn.norm import NormName, make_norm
+from bilens.tensor import BilinearTensor, affine
+
+__all__ = ["ClassifierConfig", "ImageClassifier"]
+
+
+@dataclass(frozen=True)
+class ClassifierConfig:
+    """What an image classifier is made of. The defaults are Table 2 of Pearce et al. 2024.
+
+    Attributes:
+        n_inputs: pixels of an image, height times width.
+        n_classes: number of classes.
+        d_model: width of the embedding and of every layer.
+        n_layers: number of layers.
+        d_hidden: hidden units of each layer, projected back to d_model; None for d_model of them
+            and no projection, as in the paper.
+        gate: what the gate of each layer applies; only identity, or swish at beta = 0, can be
+            read as a tensor.
+        beta: of the swish gate.
+        bias: biases everywhere.
+        residual: each layer adds to its input instead of replacing it.
+        norm: none, or rms for a normalisation before each layer and before the unembedding.
+        image_shape: height and width, for pictures; None if the inputs are no images.
+        class_names: what the classes are called; empty for their numbers.
+    """
+
+    n_inputs: int
+    n_classes: int
+    d_model: int = 300
+    n_layers: int = 1
+    d_hidden: int | None = None
+    gate: GateName = "identity"
+    beta: float = 1.0
+    bias: bool = False
+    residual: bool = False
+    norm: NormName = "none"
+    image_shape: tuple[int, int] | None = None
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("n_inputs", "n_classes", "d_model", "n_layers", "d_hidden"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise BilensError(f"{name}={value!r}, expected a whole number of at least 1")
+        if self.image_shape is not None:
+            if self.n_inputs != self.image_shape[0] * self.image_shape[1]:
+                raise BilensError(
+                    f"image_shape={self.image_shape} has not the n_inputs={self.n_inputs} pixels "
+                    "that the model reads"
+                )
+        names = tuple(self.class_names) or tuple(str(number) for number in range(self.n_classes))
+        object.__setattr__(self, "class_names", names)
+        if len(names) != self.n_classes:
+            raise BilensError(
+                f"class_names has {len(names)} names, expected n_classes={self.n_classes}"
+            )
+
+
+class ImageClassifier(Checkpointed):
+    """logits = U (g_n ( ... g_1(E x))): linear embedding, gated layers, linear unembedding.
+
+    Args:
+        config: its sizes and parts.
+
+    Source:
+        Pearce et al. 2024, section 5 and appendix A.
+    """
+
+    model_type = "image-classifier"
+    config_class = ClassifierConfig
+
+    def __init__(self, config: ClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Linear(config.n_inputs, config.d_model, bias=config.bias)
+        self.layers = nn.ModuleList(
+            GatedLayer(
+                config.d_model,
+                config.d_model,
+                config.d_hidden,
+                gate=config.gate,
+                beta=config.beta,
+                bias=config.bias,
+                residual=config.residual,
+            )
+            for _ in range(config.n_layers)
+        )
+        self.norms = nn.ModuleList(
+            make_norm(config.norm, config.d_model) for _ in range(config.n_layers + 1)
+        )
+        self.unembed = nn.Linear(config.d_model, config.n_classes, bias=config.bias)
+
+    if TYPE_CHECKING:
+        __call__ = nn.Module.__call__
+
+    def forward(self, x: Float[Tensor, "*batch n_inputs"]) -> Float[Tensor, "*batch n_classes"]:
+        """The logits of flattened images."""
+        hidden: Tensor = self.embed(x)
+        for norm, layer in zip(self.norms, self.layers, strict=False):
+            hidden = layer(norm(hidden))
+        logits: Tensor = self.unembed(self.norms[-1](hidden))
+        return logits
+
+    def tensors(self) -> list[BilinearTensor]:
+        """One tensor for each layer, from the pixels on: the next reads what the last gives.
+
+        The embedding is folded into the first, the unembedding into the last. With biases or
+        residuals each has the constant coordinate.
+
+        Raises:
+            NotBilinearError: a gate is not linear, or there is a norm.
+        """
+        if self.config.norm != "none":
+            raise NotBilinearError(
+                f"The model has norm={self.config.norm!r}, which divides by the length of its "
+                "input, so from pixels to logits it is not a tensor. Each layer is one, on its "
+                "normalised input: model.layers[0].tensor()."
+            )
+        chain = [layer.tensor(f"layers[{i}]") for i, layer in enumerate(self.layers)]  # type: ignore[operator]
+        constant = chain[0].constant
+        E = affine(self.embed.weight, self.embed.bias) if constant else self.embed.weight
+        chain[0] = chain[0].change_basis(inputs=E)
+        chain[-1] = chain[-1].change_basis(outputs=self.unembed.weight)
+        if self.unembed.bias is not None:
+            chain[-1] = chain[-1].with_bias(out=self.unembed.bias)
+        return chain
+
+    def tensor(self) -> BilinearTensor:
+        """The whole model as one tensor, from pixels to logits; exact for a single layer.
+
+        Raises:
+            NotBilinearError: the model is deeper than one layer, a gate is not linear, or there
+                is a norm.
+        """
+        chain = self.tensors()
+        if len(chain) > 1:
+            raise NotBilinearError(
+                f"The model has {len(chain)} layers, so its logits are of degree "
+                f"{2 ** len(chain)} in the pixels, not one bilinear tensor. model.tensors() gives "
+                "one for each layer."
+            )
+        return chain[0]
+
+    @torch.no_grad()
+    def accuracy(
+        self, x: Float[Tensor, "samples n_inputs"], labels: torch.Tensor, at_once: int = 8192
+    ) -> float:
+        """Share of the samples whose largest logit is their label's."""
+        right = sum(
+            int((self(some).argmax(-1) == wanted).sum())
+            for some, wanted in zip(
+                torch.split(x, at_once), torch.split(labels, at_once), strict=True
+            )
+        )
+        return right / len(labels)

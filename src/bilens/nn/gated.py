@@ -1,0 +1,122 @@
+"""The gated layer, and its special case that is exactly a tensor."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bilens.errors import BilensError, NotBilinearError
+from bilens.nn.gate import Gate, GateName
+from bilens.tensor import BilinearTensor
+
+__all__ = ["Bilinear", "GatedLayer"]
+
+
+class GatedLayer(nn.Module):
+    """g(x) = D((L x + b_L) * sigma(R x + b_R)) + b_D, plus x where there is a residual.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of the output.
+        d_hidden: number of hidden units, D projecting them to the output; None leaves D out, and
+            the hidden units are the output.
+        gate: sigma.
+        beta: of the swish gate.
+        bias: whether L, R and D have biases.
+        residual: whether the input is added to the output.
+
+    Raises:
+        BilensError: a residual between different widths, or an unknown gate.
+
+    Source:
+        Pearce et al. 2024, equation 1; Shazeer 2020. Their W, V are L, R here.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        d_hidden: int | None = None,
+        *,
+        gate: GateName = "identity",
+        beta: float = 1.0,
+        bias: bool = False,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        if residual and d_in != d_out:
+            raise BilensError(
+                f"residual=True needs d_in and d_out to be equal; they are {d_in} and {d_out}"
+            )
+        self.left = nn.Linear(d_in, d_hidden or d_out, bias=bias)
+        self.right = nn.Linear(d_in, d_hidden or d_out, bias=bias)
+        self.gate = Gate(gate, beta)
+        self.out = nn.Linear(d_hidden, d_out, bias=bias) if d_hidden else None
+        self.residual = residual
+
+    if TYPE_CHECKING:
+        __call__ = nn.Module.__call__
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        """Apply the layer to rows of x."""
+        y: Tensor = self.left(x) * self.gate(self.right(x))
+        if self.out is not None:
+            y = self.out(y)
+        return x + y if self.residual else y
+
+    def tensor(self, name: str = "this layer") -> BilinearTensor:
+        """The layer as a tensor, biases and residual folded in; exact, and sharing its memory.
+
+        Args:
+            name: what to call the layer in an error.
+
+        Raises:
+            NotBilinearError: the gate is no straight line.
+
+        Source:
+            Pearce et al. 2024, section 3.4.
+        """
+        if self.gate.slope is None:
+            raise NotBilinearError(
+                f"{name} has the gate {self.gate.extra_repr()}, which is not linear, so the layer "
+                "is not a tensor. Annealing it makes it bilinear: train with gate='swish' while "
+                "beta goes to 0, where Swish is z/2."
+            )
+        left, right = self.left.weight, self.gate.slope * self.right.weight
+        width = left.shape[0]
+        identity = torch.eye(width, dtype=left.dtype, device=left.device)
+        tensor = BilinearTensor(left, right, identity if self.out is None else self.out.weight)
+        if self.left.bias is not None:
+            tensor = tensor.with_bias(
+                self.left.bias,
+                self.gate.slope * self.right.bias,
+                None if self.out is None else self.out.bias,
+            )
+        return tensor.with_residual() if self.residual else tensor
+
+
+class Bilinear(GatedLayer):
+    """g(x) = D((L x + b_L) * (R x + b_R)) + b_D: the gated layer whose gate does nothing.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of the output.
+        d_hidden: number of hidden units; None for as many as outputs, and no D.
+        bias: whether L, R and D have biases.
+        residual: whether the input is added to the output.
+
+    Source:
+        Pearce et al. 2024, section 3.2.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        d_hidden: int | None = None,
+        *,
+        bias: bool = False,
+        residual: bool = False,
+    ) -> None:
+        super().__init__(d_in, d_out, d_hidden, bias=bias, residual=residual)

@@ -1,0 +1,154 @@
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import bilens
+from bilens.errors import BilensError, CheckpointError, NotBilinearError
+from bilens.nn import ClassifierConfig, ImageClassifier
+
+configs = st.fixed_dictionaries(
+    {
+        "n_inputs": st.just(12),
+        "n_classes": st.integers(1, 5),
+        "d_model": st.integers(1, 6),
+        "n_layers": st.integers(1, 3),
+        "d_hidden": st.one_of(st.none(), st.integers(1, 7)),
+        "bias": st.booleans(),
+        "residual": st.booleans(),
+        "image_shape": st.just((3, 4)),
+    }
+)
+
+
+def build(config: ClassifierConfig) -> ImageClassifier:
+    torch.manual_seed(0)
+    return ImageClassifier(config)
+
+
+@given(configs)
+def test_the_chain_of_tensors_is_the_model(settings):
+    model = build(ClassifierConfig(**settings)).double()
+    x = torch.randn(5, 12, dtype=torch.float64)
+    hidden = x
+    for tensor in model.tensors():
+        hidden = tensor(hidden)
+    assert torch.allclose(hidden, model(x), rtol=1e-10, atol=1e-12)
+
+
+@given(configs)
+def test_all_eigenvectors_rebuild_the_logits(settings):
+    model = build(ClassifierConfig(**{**settings, "n_layers": 1})).double()
+    x = torch.randn(5, 12, dtype=torch.float64)
+    spectrum = model.tensor().along(class_=range(settings["n_classes"])).eig()
+    assert torch.allclose(spectrum(x), model(x), rtol=1e-10, atol=1e-11)
+
+
+def test_what_is_no_tensor_says_so():
+    deep = build(ClassifierConfig(4, 2, 3, n_layers=2))
+    with pytest.raises(NotBilinearError, match=r"2 layers.*degree 4.*model.tensors\(\)"):
+        deep.tensor()
+    with pytest.raises(NotBilinearError, match=r"layers\[0\] has the gate relu"):
+        build(ClassifierConfig(4, 2, 3, gate="relu")).tensor()
+    with pytest.raises(NotBilinearError, match=r"norm='rms'.*model.layers\[0\].tensor\(\)"):
+        build(ClassifierConfig(4, 2, 3, norm="rms")).tensor()
+
+
+def test_a_normalised_model_runs_and_its_layer_is_a_tensor():
+    model = build(ClassifierConfig(4, 2, 3, norm="rms")).double()
+    hidden = model.norms[0](model.embed(torch.randn(6, 4, dtype=torch.float64)))
+    assert torch.allclose(hidden.pow(2).mean(-1), torch.ones(6, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(model.layers[0].tensor()(hidden), model.layers[0](hidden))
+
+
+@given(configs)
+def test_saved_and_loaded_models_agree_to_the_bit(tmp_path_factory, settings):
+    config = ClassifierConfig(**settings)
+    run = tmp_path_factory.mktemp("run")
+    model = build(config)
+    model.save_pretrained(run)
+    x = torch.randn(3, 12)
+    for loaded in (bilens.load(run), ImageClassifier.from_pretrained(run)):
+        assert loaded.config == config
+        assert torch.equal(loaded(x), model(x))
+    assert sorted(p.name for p in run.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_accuracy_counts():
+    model = build(ClassifierConfig(4, 3, 5))
+    x = torch.randn(50, 4)
+    labels = model(x).argmax(-1)
+    labels[:10] = (labels[:10] + 1) % 3
+    assert model.accuracy(x, labels, at_once=7) == 0.8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_layers": 0}, "n_layers=0, expected a whole number of at least 1"),
+        ({"d_model": 2.5}, "d_model=2.5"),
+        ({"image_shape": (3, 3)}, r"image_shape=\(3, 3\) has not the n_inputs=4 pixels"),
+        ({"class_names": ("a",)}, "class_names has 1 names, expected n_classes=2"),
+        ({"norm": "batch"}, "norm='batch', expected none or rms"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_a_bad_config_is_explained(settings, message):
+    with pytest.raises(BilensError, match=message):
+        ImageClassifier(ClassifierConfig(**{"n_inputs": 4, "n_classes": 2, **settings}))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    build(ClassifierConfig(4, 2, 3)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def edit(path, **changes):
+    config = json.loads(path.read_text())
+    config.update(changes)
+    path.write_text(json.dumps({k: v for k, v in config.items() if v != "gone"}))
+
+
+def drop_a_tensor(path):
+    state = load_file(path)
+    del state["unembed.weight"]
+    save_file(state, path)
+
+
+DAMAGES = [
+    (lambda run: (run / "config.json").unlink(), "holds no config.json"),
+    (lambda run: (run / "model.safetensors").unlink(), "holds no model.safetensors"),
+    (lambda run: (run / "config.json").write_text("{"), "damaged and cannot be read as JSON"),
+    (lambda run: (run / "config.json").write_text("[]"), "holds a list, expected a JSON object"),
+    (lambda run: edit(run / "config.json", colour=1), "unknown settings in config.json: colour"),
+    (lambda run: edit(run / "config.json", d_model="gone"), "missing settings.*d_model"),
+    (lambda run: edit(run / "config.json", d_model=-1), "cannot be used: d_model=-1"),
+    (lambda run: edit(run / "config.json", d_model=5), "does not fit its config.json"),
+    (lambda run: edit(run / "config.json", model_type="other"), "a model of type 'other'"),
+    (lambda run: (run / "model.safetensors").write_bytes(b"\0" * 20), "damaged.*safetensors"),
+    (lambda run: drop_a_tensor(run / "model.safetensors"), "unembed.weight"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES)
+def test_a_damaged_model_is_refused(saved, damage, message):
+    damage(saved)
+    for open_ in (bilens.load, ImageClassifier.from_pretrained):
+        with pytest.raises(CheckpointError, match=message):
+            open_(saved)
+
+
+def test_a_model_that_is_nowhere(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match="not a directory here, and config.json could not be"):
+        bilens.load("nobody/nothing", local_files_only=True)
+    with pytest.raises(CheckpointError, match="Train a model with `bilens train images`"):
+        bilens.load("not a name!")

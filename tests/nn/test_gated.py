@@ -1,0 +1,85 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError, NotBilinearError
+from bilens.nn import GATES, Bilinear, Gate, GatedLayer
+
+layers = st.fixed_dictionaries(
+    {
+        "d_in": st.integers(1, 7),
+        "d_out": st.integers(1, 6),
+        "d_hidden": st.one_of(st.none(), st.integers(1, 8)),
+        "bias": st.booleans(),
+        "residual": st.booleans(),
+    }
+)
+
+
+def build(d_in, d_out, d_hidden, bias, residual, **gate) -> GatedLayer:
+    torch.manual_seed(d_in + 10 * d_out)
+    d_out = d_in if residual else d_out
+    layer = GatedLayer(d_in, d_out, d_hidden, bias=bias, residual=residual, **gate)
+    return layer.double()
+
+
+@given(layers, st.sampled_from([{}, {"gate": "swish", "beta": 0.0}]))
+def test_the_tensor_is_the_layer(shape, gate):
+    layer = build(**shape, **gate)
+    x = torch.randn(5, shape["d_in"], dtype=torch.float64)
+    assert torch.allclose(layer.tensor()(x), layer(x), rtol=1e-10, atol=1e-12)
+
+
+@given(layers, st.sampled_from(GATES))
+def test_forward_is_the_equation(shape, gate):
+    layer = build(**shape, gate=gate, beta=1.3)
+    x = torch.randn(4, shape["d_in"], dtype=torch.float64)
+    functions = {
+        "identity": lambda z: z,
+        "relu": lambda z: z.clamp_min(0),
+        "gelu": lambda z: z * (1 + torch.erf(z / 2**0.5)) / 2,
+        "silu": lambda z: z / (1 + torch.exp(-z)),
+        "swish": lambda z: z / (1 + torch.exp(-1.3 * z)),
+    }
+
+    def affine(part, z):
+        return z @ part.weight.T + (0 if part.bias is None else part.bias)
+
+    y = affine(layer.left, x) * functions[gate](affine(layer.right, x))
+    y = y if layer.out is None else affine(layer.out, y)
+    assert torch.allclose(layer(x), x + y if shape["residual"] else y, rtol=1e-10, atol=1e-12)
+
+
+def test_bilinear_is_the_gated_layer_without_a_gate():
+    torch.manual_seed(0)
+    layer = Bilinear(4, 3, 5, bias=True)
+    x = torch.randn(2, 4)
+    assert torch.equal(layer(x), layer.out(layer.left(x) * layer.right(x)))
+    assert torch.allclose(layer.tensor()(x), layer(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("gate", [g for g in GATES if g != "identity"])
+def test_a_curved_gate_has_no_tensor(gate):
+    message = rf"layers\[1\] has the gate {gate}.*[Aa]nnealing it makes it bilinear"
+    with pytest.raises(NotBilinearError, match=message):
+        GatedLayer(3, 3, gate=gate).tensor("layers[1]")
+
+
+def test_gradients_reach_the_weights_through_the_tensor():
+    layer = build(3, 2, 4, bias=True, residual=False)
+    x = torch.randn(2, 3, dtype=torch.float64)
+    layer.tensor()(x).sum().backward()
+    through_tensor = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    layer(x).sum().backward()
+    for mine, direct in zip(through_tensor, layer.parameters(), strict=True):
+        assert torch.allclose(mine, direct.grad)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained():
+    with pytest.raises(BilensError, match="d_in and d_out to be equal; they are 3 and 4"):
+        GatedLayer(3, 4, residual=True)
+    with pytest.raises(BilensError, match="gate='tanh', expected one of identity, relu"):
+        Gate("tanh")
