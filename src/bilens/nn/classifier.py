@@ -56,12 +56,12 @@ class ClassifierConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise BilensError(f"{name}={value!r}, expected a whole number of at least 1")
-        if self.image_shape is not None:
-            if self.n_inputs != self.image_shape[0] * self.image_shape[1]:
-                raise BilensError(
-                    f"image_shape={self.image_shape} has not the n_inputs={self.n_inputs} pixels "
-                    "that the model reads"
-                )
+        shape = self.image_shape
+        if shape is not None and self.n_inputs != shape[0] * shape[1]:
+            raise BilensError(
+                f"image_shape={shape} has not the n_inputs={self.n_inputs} pixels that the model "
+                "reads"
+            )
         names = tuple(self.class_names) or tuple(str(number) for number in range(self.n_classes))
         object.__setattr__(self, "class_names", names)
         if len(names) != self.n_classes:

@@ -1,0 +1,17 @@
+"""From a model to findings."""
+
+from bilens.read.classifier import ClassifierReading, read_classifier
+from bilens.read.explanation import Explanation, LogitExplanation, explain
+from bilens.read.inputs import top_inputs
+from bilens.read.truncation import TruncationCurve, truncation_curve
+
+__all__ = [
+    "ClassifierReading",
+    "Explanation",
+    "LogitExplanation",
+    "TruncationCurve",
+    "explain",
+    "read_classifier",
+    "top_inputs",
+    "truncation_curve",
+]

@@ -1,0 +1,84 @@
+"""Why one input gets the logits it gets."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.tensor import Spectrum
+
+__all__ = ["Explanation", "LogitExplanation", "explain"]
+
+
+@dataclass(frozen=True, eq=False)
+class LogitExplanation:
+    """The eigenvectors that make one logit of one input; activations and rest add up to it.
+
+    Attributes:
+        class_: the number of the logit.
+        logit: its value.
+        activations: of the strongest eigenvectors for this input, by magnitude.
+        vectors: those eigenvectors, turned to overlap positively with the input.
+        rest: what all other eigenvectors add.
+    """
+
+    class_: int
+    logit: float
+    activations: Float[Tensor, " k"]
+    vectors: Float[Tensor, "k n_in"]
+    rest: float
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """One input and its highest logits, each taken apart.
+
+    Attributes:
+        x: the input.
+        logits: all of them.
+        parts: the highest logits, the highest first.
+    """
+
+    x: Float[Tensor, " n_in"]
+    logits: Float[Tensor, " classes"]
+    parts: tuple[LogitExplanation, ...]
+
+
+def explain(
+    spectrum: Spectrum, x: Float[Tensor, " n_in"], n_classes: int = 3, k: int = 5
+) -> Explanation:
+    """Split the highest logits of one input into eigenvector activations.
+
+    Args:
+        spectrum: all eigenvectors, batched over the classes.
+        x: the input.
+        n_classes: how many logits, the highest first.
+        k: how many eigenvectors of each.
+
+    Raises:
+        BilensError: the spectrum is not a batch over classes, or x is not a single input.
+    """
+    if len(spectrum.batch_shape) != 1 or x.ndim != 1:
+        raise BilensError(
+            f"spectrum has batch shape {tuple(spectrum.batch_shape)} and x shape {tuple(x.shape)}; "
+            "expected one axis of classes, and a single input"
+        )
+    activations = spectrum.activations(x)
+    signs = torch.where(spectrum.overlaps(x) < 0, -1, 1).to(x)
+    logits = activations.sum(-1)
+    parts = []
+    for class_ in logits.argsort(descending=True)[:n_classes].tolist():
+        strongest = activations[class_].abs().topk(min(k, spectrum.k)).indices
+        chosen = activations[class_, strongest]
+        parts.append(
+            LogitExplanation(
+                class_=class_,
+                logit=float(logits[class_]),
+                activations=chosen,
+                vectors=signs[class_, strongest, None] * spectrum.vectors[class_, strongest],
+                rest=float(logits[class_] - chosen.sum()),
+            )
+        )
+    return Explanation(x, logits, tuple(parts))

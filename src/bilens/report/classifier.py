@@ -1,0 +1,152 @@
+"""The report on an image classifier."""
+
+from pathlib import Path
+from typing import Literal
+
+import plotly.graph_objects as go
+import torch
+
+from bilens.errors import BilensError
+from bilens.read import ClassifierReading, explain
+from bilens.report.explanation import explanation_figure
+from bilens.report.page import Section, write_page
+from bilens.report.save import save_figure
+from bilens.report.spectra import eigenvector_figure, spectrum_figure
+from bilens.report.truncation import truncation_figure, truncation_table
+from bilens.tensor import Spectrum
+
+__all__ = ["Order", "classifier_figures", "save_figures", "write_classifier_report"]
+
+Order = Literal["eigenvalue", "activation"]
+
+
+def classifier_figures(
+    reading: ClassifierReading, order: Order = "eigenvalue"
+) -> dict[str, go.Figure]:
+    """Every figure of the report, by the name of the file it would be saved as.
+
+    Args:
+        reading: of a classifier of images.
+        order: of the eigenvectors of a class: by eigenvalue, or by mean activation over the data.
+
+    Raises:
+        BilensError: the model's inputs have no image shape.
+    """
+    shape = _shape(reading)
+    names, x = reading.data.class_names, reading.data.test_images
+    figures = {"truncation": truncation_figure(reading.curve)}
+    for class_, name in enumerate(names):
+        spectrum = _ordered(reading.spectrum[class_], x, order)
+        figures[f"spectrum-{class_}"] = spectrum_figure(spectrum, title=f"Spectrum of {name}")
+        figures[f"eigenvectors-{class_}"] = eigenvector_figure(
+            spectrum, x, shape, title=f"Eigenvectors of {name}"
+        )
+    for kind, number in _telling_examples(reading).items():
+        label = names[int(reading.data.test_labels[number])]
+        figures[f"explanation-{kind}"] = explanation_figure(
+            explain(reading.spectrum, x[number]),
+            shape,
+            names,
+            title=f"{kind.capitalize()}: test image {number}, labelled {label}",
+        )
+    return figures
+
+
+def write_classifier_report(
+    path: Path, reading: ClassifierReading, *, title: str, order: Order = "eigenvalue"
+) -> dict[str, go.Figure]:
+    """Write the report page and give back its figures.
+
+    Raises:
+        BilensError: the model's inputs have no image shape.
+    """
+    figures = classifier_figures(reading, order)
+    config, data = reading.model.config, reading.data
+    parameters = sum(p.numel() for p in reading.model.parameters())
+    rank = float(reading.spectrum.effective_rank().mean())
+    facts = [
+        ("data", data.name),
+        ("test accuracy", f"{reading.accuracy:.2%}"),
+        ("with 10 eigenvectors a class", f"{_accuracy_at(reading, 10):.2%}"),
+        ("effective rank", f"{rank:.1f}"),
+        ("width", str(config.d_model)),
+        ("parameters", f"{parameters:,}"),
+    ]
+    table = [
+        (str(k), f"{accuracy:.2%}", f"{100 * drop:+.2f}")
+        for k, accuracy, drop in truncation_table(reading.curve)
+    ]
+    sections = [
+        Section(
+            "How few eigenvectors are enough",
+            "Each logit is a sum of eigenvector activations, λ (v·x)². Keeping the k largest of "
+            "each class by |λ| shows how many of them do the work.",
+            header=("k", "accuracy", "drop (points)"),
+            table=table,
+            rows=[[figures["truncation"]]],
+        ),
+        Section(
+            "Why these logits",
+            "One row for each of the three highest logits: the eigenvectors that move it most for "
+            "this input, and by how much. Activations and rest add up to the logit.",
+            rows=[[figure] for name, figure in figures.items() if name.startswith("explanation")],
+        ),
+        Section(
+            "The eigenvectors of each class",
+            "Read from the weights alone; no data chose them. P raises the logit, N lowers it. An "
+            "eigenvector reacts to its blue part or to its red part, and not to both at once: "
+            "overlaps cancel before they are squared. Beside each stand the three test images it "
+            f"reacts to most. Ordered by {_ORDER_TEXT[order]}.",
+            rows=[
+                [figures[f"spectrum-{class_}"], figures[f"eigenvectors-{class_}"]]
+                for class_ in range(data.n_classes)
+            ],
+        ),
+    ]
+    summary = (
+        "This classifier's only non-linearity is a product, so each logit is exactly a quadratic "
+        "form of the pixels. Its eigenvectors are the computation."
+    )
+    write_page(path, title, summary, facts, sections)
+    return figures
+
+
+def save_figures(figures: dict[str, go.Figure], folder: Path, kind: str) -> None:
+    """Save each figure under its name in `folder` as png, svg or pdf."""
+    for name, figure in figures.items():
+        save_figure(figure, folder / f"{name}.{kind}")
+
+
+_ORDER_TEXT = {"eigenvalue": "eigenvalue", "activation": "mean activation over the test images"}
+
+
+def _shape(reading: ClassifierReading) -> tuple[int, int]:
+    shape = reading.model.config.image_shape
+    if shape is None:
+        raise BilensError("The model has no image_shape, so its eigenvectors are no pictures")
+    return shape
+
+
+def _ordered(spectrum: Spectrum, x: torch.Tensor, order: Order) -> Spectrum:
+    scores = spectrum.values if order == "eigenvalue" else spectrum.activations(x).mean(0)
+    # From the outside in: the most positive and the most negative come first in their rows.
+    return spectrum.ordered_by(scores.abs())
+
+
+def _accuracy_at(reading: ClassifierReading, k: int) -> float:
+    return reading.curve.accuracy[min(k, len(reading.curve.accuracy)) - 1]
+
+
+@torch.no_grad()
+def _telling_examples(reading: ClassifierReading) -> dict[str, int]:
+    """A clear case, a close call and a mistake, where there is one."""
+    logits = reading.model(reading.data.test_images)
+    best = logits.topk(2, dim=-1)
+    margin = best.values[:, 0] - best.values[:, 1]
+    right = best.indices[:, 0] == reading.data.test_labels
+    examples = {"clear": int(torch.where(right, margin, -torch.inf).argmax())}
+    if right.any():
+        examples["close"] = int(torch.where(right, margin, torch.inf).argmin())
+    if (~right).any():
+        examples["mistaken"] = int(torch.where(right, -torch.inf, margin).argmax())
+    return examples

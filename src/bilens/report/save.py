@@ -1,0 +1,37 @@
+"""Figures as files."""
+
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from bilens.errors import BilensError
+from bilens.files import written_whole
+
+__all__ = ["FIGURE_FORMATS", "save_figure"]
+
+FIGURE_FORMATS = ("png", "svg", "pdf")
+
+
+def save_figure(figure: go.Figure, path: Path, *, width: int = 900, scale: float = 2) -> None:
+    """Write a figure as PNG, SVG or PDF, by the name's ending.
+
+    Args:
+        figure: any figure of this package.
+        path: where to.
+        width: in CSS pixels; the height is the figure's own.
+        scale: device pixels for each of these, for PNG.
+
+    Raises:
+        BilensError: another ending, or there is no Chrome or Chromium to draw it with.
+    """
+    kind = path.suffix.removeprefix(".")
+    if kind not in FIGURE_FORMATS:
+        raise BilensError(f"path={path} ends in {path.suffix!r}; expected .png, .svg or .pdf")
+    try:
+        with written_whole(path) as temporary:
+            temporary.write_bytes(figure.to_image(kind, width=width, scale=scale))
+    except RuntimeError as error:
+        raise BilensError(
+            f"{path} could not be drawn: {error}. Chrome or Chromium draws pictures: install "
+            "one, or run `plotly_get_chrome`. The HTML report needs neither."
+        ) from error

@@ -1,0 +1,98 @@
+"""Spectra and eigenvectors of one class, as in figures 2, 9 and 10 of Pearce et al. 2024."""
+
+from html import escape
+
+import plotly.graph_objects as go
+from jaxtyping import Float
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.read import top_inputs
+from bilens.report.canvas import canvas, label
+from bilens.report.picture import as_image, diverging, grey, place
+from bilens.report.style import BLUE, RED, dress
+from bilens.tensor import Spectrum
+
+__all__ = ["eigenvector_figure", "spectrum_figure"]
+
+TOP_INPUTS = 3
+CELL, THUMB, LABEL = 1.42, 0.32, 0.3
+
+
+def spectrum_figure(spectrum: Spectrum, *, title: str, show: int = 20) -> go.Figure:
+    """The largest positive and the largest negative eigenvalues of one form, from the outside in.
+
+    Args:
+        spectrum: of a single form.
+        title: above the figure.
+        show: how many of either sign.
+    """
+    figure = go.Figure()
+    values = spectrum.values.detach().cpu().double()
+    for name, color, chosen in (
+        ("positive", BLUE, values[values > 0].sort(descending=True).values[:show]),
+        ("negative", RED, values[values < 0].sort().values[:show]),
+    ):
+        figure.add_scatter(
+            x=list(range(1, len(chosen) + 1)),
+            y=chosen.tolist(),
+            name=name,
+            mode="lines+markers",
+            line={"color": color, "width": 1.5},
+            marker={"size": 5},
+            hovertemplate="%{x}: λ = %{y:.4f}<extra></extra>",
+        )
+    figure.add_hline(y=0, line={"width": 1, "color": "#d0d4da"})
+    figure.update_xaxes(title="rank", fixedrange=True)
+    figure.update_yaxes(title="eigenvalue", fixedrange=True)
+    dress(figure, height=260, title=escape(title))
+    return figure.update_layout(showlegend=False)
+
+
+def eigenvector_figure(
+    spectrum: Spectrum,
+    x: Float[Tensor, "samples n_in"],
+    shape: tuple[int, int],
+    *,
+    title: str,
+    k: int = 4,
+) -> go.Figure:
+    """The first k eigenvectors of either sign of one form, each with its top inputs beside it.
+
+    Positive ones stand in the upper row, in the spectrum's order; order it by eigenvalue or by
+    mean activation before.
+
+    Args:
+        spectrum: of a single form, oriented.
+        x: inputs to choose the top inputs from.
+        shape: height and width of an input as an image.
+        title: above the figure.
+        k: eigenvectors in a row.
+
+    Raises:
+        BilensError: the spectrum is a batch, or its vectors are no images of that shape.
+    """
+    if spectrum.batch_shape:
+        raise BilensError("eigenvector_figure() shows a single form: index the spectrum's batch")
+    best = top_inputs(spectrum, x, min(TOP_INPUTS, len(x)))
+    aspect = shape[0] / shape[1]
+    figure = canvas(CELL * k, 2 * (aspect + LABEL), unit=120, title=escape(title))
+    for row, (sign, color) in enumerate(((1, BLUE), (-1, RED))):
+        members = [i for i, value in enumerate(spectrum.values.tolist()) if sign * value > 0]
+        top = row * (aspect + LABEL)
+        for column, i in enumerate(members[:k]):
+            left = column * CELL
+            picture = diverging(as_image(spectrum.vectors[i], shape))
+            place(figure, picture, x=left, y=top, width=1, height=aspect)
+            for place_, number in enumerate(best[i].tolist()):
+                place(
+                    figure,
+                    grey(as_image(x[number], shape)),
+                    x=left + 1.03,
+                    y=top + place_ * (aspect - THUMB * aspect) / 2,
+                    width=THUMB,
+                    height=THUMB * aspect,
+                )
+            text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {spectrum.values[i]:+.3g}"
+            label(figure, text, x=left + 0.5, y=top + aspect + 0.01, color=color)
+    return figure

@@ -1,0 +1,39 @@
+"""Accuracy against the number of eigenvectors, as in figure 3 of Pearce et al. 2024."""
+
+import plotly.graph_objects as go
+
+from bilens.read import TruncationCurve
+from bilens.report.style import BLUE, GREY, dress
+
+__all__ = ["truncation_figure", "truncation_table"]
+
+STOPS = (1, 2, 3, 5, 10, 20, 50, 100)
+
+
+def truncation_table(curve: TruncationCurve) -> list[tuple[int, float, float]]:
+    """(k, accuracy, drop) for a few telling k, the last being all of them."""
+    total = len(curve.accuracy)
+    stops = [k for k in STOPS if k < total] + [total]
+    return [(k, curve.accuracy[k - 1], curve.drop(k)) for k in stops]
+
+
+def truncation_figure(curve: TruncationCurve) -> go.Figure:
+    """Test accuracy of the model cut to the first k eigenvectors of each class."""
+    figure = go.Figure()
+    figure.add_scatter(
+        x=list(range(1, len(curve.accuracy) + 1)),
+        y=[100 * accuracy for accuracy in curve.accuracy],
+        mode="lines+markers",
+        line={"color": BLUE, "width": 2},
+        marker={"size": 4},
+        hovertemplate="%{x} eigenvectors: %{y:.2f} %<extra></extra>",
+    )
+    figure.add_hline(
+        y=100 * curve.full,
+        line={"dash": "dot", "color": GREY},
+        annotation_text=f"all of them: {curve.full:.2%}",
+        annotation_position="bottom right",
+    )
+    figure.update_xaxes(title="eigenvectors kept for each class", type="log", fixedrange=True)
+    figure.update_yaxes(title="test accuracy (%)", fixedrange=True)
+    return dress(figure, height=340).update_layout(showlegend=False)
