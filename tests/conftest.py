@@ -5,7 +5,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-jaxtyping.install_import_hook("bilens", "beartype.beartype")
+import tests.checked  # noqa: F401  the hook finds it by its name
+
+jaxtyping.install_import_hook("bilens", "tests.checked.check")
 torch.set_num_threads(1)
 settings.register_profile(
     "bilens",

@@ -84,8 +84,6 @@ class Train:
         seeds: train this many models, from --seed on, each in a directory of its own below output.
         resume: go on from where an earlier training in output was stopped.
         device: cpu, cuda, cuda:1, mps, ...; auto takes a GPU where there is one.
-        architecture: the model.
-        training: how to train it.
     """
 
     what: tyro.conf.Positional[Literal["images"]]

@@ -14,7 +14,9 @@ KINDS = {ImageClassifier.model_type: ImageClassifier}
 
 
 def load(source: str | Path, *, device: torch.device | str = "cpu", **hub: Any) -> ImageClassifier:
-    """Load a saved model from a directory, or from a repository on the hub.
+    """Load a saved model for reading: in evaluation mode, its weights frozen.
+
+    To train it further, thaw it with `requires_grad_()`.
 
     Args:
         source: a directory that `bilens train` wrote, or the name of a repository.
@@ -30,4 +32,4 @@ def load(source: str | Path, *, device: torch.device | str = "cpu", **hub: Any) 
             f"{source} holds a model of type {kind!r}; this version of bilens reads "
             f"{', '.join(KINDS)}"
         )
-    return KINDS[kind].from_pretrained(source, device=device, **hub)
+    return KINDS[kind].from_pretrained(source, device=device, **hub).requires_grad_(False)

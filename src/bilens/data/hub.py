@@ -45,11 +45,11 @@ def _read_split(repository: str, split: str) -> RawSplit:
 
     rows = datasets.load_dataset(repository, split=split)
     source = f"{repository}, split {split}"
-    images = list(rows["image"])
+    images = rows["image"][:]  # iterating takes nearly twice as long
     _check_images(images, f"{source}, column image")
     return RawSplit(
         images=np.stack([np.asarray(image) for image in images]) if images else np.empty((0, 0, 0)),
-        labels=np.asarray(list(rows["label"]), dtype=np.int64),
+        labels=np.asarray(rows["label"][:], dtype=np.int64),
         images_from=f"{source}, column image",
         labels_from=f"{source}, column label",
     )

@@ -46,6 +46,7 @@ class Explanation:
     parts: tuple[LogitExplanation, ...]
 
 
+@torch.no_grad()
 def explain(
     spectrum: Spectrum, x: Float[Tensor, " n_in"], n_classes: int = 3, k: int = 5
 ) -> Explanation:

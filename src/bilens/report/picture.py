@@ -87,5 +87,7 @@ def place(
         y0=y,
         y1=y + height,
         line={"color": "#d0d4da", "width": 1},
+        fillcolor="rgba(0,0,0,0)",
+        opacity=1,
         layer="above",
     )

@@ -34,6 +34,12 @@ def truncation_figure(curve: TruncationCurve) -> go.Figure:
         annotation_text=f"all of them: {curve.full:.2%}",
         annotation_position="bottom right",
     )
-    figure.update_xaxes(title="eigenvectors kept for each class", type="log", fixedrange=True)
+    figure.update_xaxes(
+        title="eigenvectors kept for each class",
+        type="log",
+        tickvals=[k for k in (*STOPS, 200, 500, 1000) if k <= len(curve.accuracy)],
+        ticks="outside",
+        fixedrange=True,
+    )
     figure.update_yaxes(title="test accuracy (%)", fixedrange=True)
     return dress(figure, height=340).update_layout(showlegend=False)

@@ -235,6 +235,19 @@ class BilinearTensor:
             constant=True,
         )
 
+    def with_constant_output(self) -> "BilinearTensor":
+        """Hand the constant on: the tensor of x -> [B(x), 1], for a tensor above that reads the 1.
+
+        The new output costs one hidden unit. The result has the constant coordinate.
+
+        Source:
+            Pearce et al. 2024, section 3.4.
+        """
+        one = self.out.new_zeros(self.n_out + 1)
+        one[-1] = 1
+        padded = torch.cat([self.out, self.out.new_zeros(1, self.rank)])
+        return replace(self, out=padded).with_bias(out=one)
+
     def inner(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
         """Frobenius inner product of two symmetric tensors, without building either.
 

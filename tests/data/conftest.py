@@ -1,0 +1,73 @@
+"""A small writer of IDX files, apart from the reader, and folders of them."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+WriteIdx = Callable[..., Path]
+
+NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
+
+
+@pytest.fixture(scope="session")
+def as_idx() -> Callable[[np.ndarray], bytes]:
+    """Give the content of an IDX file of an array."""
+    return idx_bytes
+
+
+@pytest.fixture
+def write_idx() -> WriteIdx:
+    """Write an array as an IDX file, in gzip where the name ends so."""
+
+    def write(path: Path, array: np.ndarray) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = idx_bytes(array)
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def tiny_set() -> list[np.ndarray]:
+    """Images and labels of 12 training and 5 test examples, 4 by 3 pixels, 10 classes."""
+    random = np.random.default_rng(0)
+    return [
+        random.integers(0, 256, (12, 4, 3), dtype=np.uint8),
+        np.arange(12, dtype=np.uint8) % 10,
+        random.integers(0, 256, (5, 4, 3), dtype=np.uint8),
+        np.arange(5, dtype=np.uint8),
+    ]
+
+
+@pytest.fixture
+def write_set(write_idx: WriteIdx, tiny_set: list[np.ndarray]) -> WriteIdx:
+    """Write the tiny set into a folder; `replaced` puts other arrays at positions of NAMES."""
+
+    def write(
+        folder: Path,
+        *,
+        ending: str = "",
+        dotted: bool = False,
+        replaced: dict[int, np.ndarray] | None = None,
+    ) -> Path:
+        for position, name in enumerate(NAMES):
+            spelled = name.replace("-idx", ".idx") if dotted else name
+            array = (replaced or {}).get(position, tiny_set[position])
+            write_idx(folder / f"{spelled}{ending}", array)
+        return folder
+
+    return write

@@ -1,0 +1,257 @@
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from bilens.data import load_images
+from bilens.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def no_other_source(monkeypatch):
+    """A folder was given, so nothing may go to the hub."""
+
+    def refuse(*arguments, **options):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.delenv("BILENS_DATA", raising=False)
+    monkeypatch.setattr("bilens.data.images.read_hub", refuse)
+
+
+def assert_tiny(data, tiny_set):
+    train_images, train_labels, test_images, test_labels = tiny_set
+    assert data.shape == (4, 3)
+    assert data.n_inputs == 12
+    for images, expected in ((data.train_images, train_images), (data.test_images, test_images)):
+        assert images.dtype == torch.float32
+        assert images.shape == (len(expected), 12)
+        for index, image in enumerate(expected):
+            for row in range(4):
+                for column in range(3):
+                    pixel = images[index, row * 3 + column].item()
+                    assert pixel == pytest.approx(image[row, column] / 255, abs=1e-7)
+    for labels, expected in ((data.train_labels, train_labels), (data.test_labels, test_labels)):
+        assert labels.dtype == torch.int64
+        assert labels.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("dotted", [False, True])
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        ("mnist", "."),
+        ("mnist", "mnist"),
+        ("mnist", "MNIST/raw"),
+        ("fashion-mnist", "."),
+        ("fashion-mnist", "fashion-mnist"),
+        ("fashion-mnist", "FashionMNIST/raw"),
+    ],
+)
+def test_every_layout_and_spelling(tmp_path, write_set, tiny_set, ending, dotted, name, below):
+    write_set(tmp_path / below, ending=ending, dotted=dotted)
+    data = load_images(name, data_dir=tmp_path)
+    assert data.name == name
+    assert_tiny(data, tiny_set)
+
+
+def test_class_names(tmp_path, write_set):
+    write_set(tmp_path)
+    assert load_images("mnist", tmp_path).class_names == tuple("0123456789")
+    fashion = load_images("fashion-mnist", str(tmp_path))
+    spelled = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
+    assert ", ".join(fashion.class_names) == spelled
+    assert fashion.n_classes == 10
+
+
+def test_the_environment_names_the_folder(tmp_path, write_set, tiny_set, monkeypatch):
+    write_set(tmp_path / "mnist")
+    monkeypatch.setenv("BILENS_DATA", str(tmp_path))
+    assert_tiny(load_images("mnist"), tiny_set)
+
+
+def test_data_dir_goes_before_the_environment(tmp_path, write_set, tiny_set, monkeypatch):
+    monkeypatch.setenv("BILENS_DATA", str(tmp_path / "nowhere"))
+    assert_tiny(load_images("mnist", write_set(tmp_path / "here")), tiny_set)
+
+
+def test_the_named_subfolder_goes_before_the_folder(tmp_path, write_set, tiny_set):
+    write_set(tmp_path, replaced={0: np.zeros((12, 4, 3))})
+    write_set(tmp_path / "mnist")
+    assert_tiny(load_images("mnist", tmp_path), tiny_set)
+
+
+def test_an_incomplete_subfolder_does_not_hide_the_folder(tmp_path, write_set, tiny_set):
+    write_set(tmp_path)
+    (tmp_path / "mnist").mkdir()
+    assert_tiny(load_images("mnist", tmp_path), tiny_set)
+
+
+def test_unpacked_files_go_before_packed_ones(tmp_path, write_set, tiny_set):
+    write_set(tmp_path, ending=".gz", replaced={0: np.zeros((12, 4, 3))})
+    write_set(tmp_path)
+    assert_tiny(load_images("mnist", tmp_path), tiny_set)
+
+
+@pytest.mark.parametrize("origin", ["data_dir", "BILENS_DATA"])
+def test_no_such_folder(tmp_path, monkeypatch, origin):
+    nowhere = tmp_path / "nowhere"
+    monkeypatch.setenv("BILENS_DATA", str(nowhere))
+    message = f"^{origin}: expected a folder of IDX files, found no folder {nowhere}$"
+    with pytest.raises(DataError, match=message):
+        load_images("mnist", nowhere if origin == "data_dir" else None)
+
+
+@pytest.mark.parametrize("origin", ["data_dir", "BILENS_DATA"])
+def test_an_empty_folder(tmp_path, monkeypatch, origin):
+    monkeypatch.setenv("BILENS_DATA", str(tmp_path))
+    with pytest.raises(DataError) as info:
+        load_images("mnist", tmp_path if origin == "data_dir" else None)
+    four = (
+        "train-images-idx3-ubyte, train-labels-idx1-ubyte, "
+        "t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte"
+    )
+    assert str(info.value) == (
+        f"{origin}: mnist: expected the IDX files {four} (each also with .gz, or with a dot in "
+        f"place of the dash before idx) in {tmp_path}/mnist or {tmp_path}/MNIST/raw or {tmp_path}; "
+        f"{tmp_path}/mnist lacks {four}"
+    )
+
+
+def test_missing_files_are_named_for_the_nearest_folder(tmp_path, write_set):
+    raw = write_set(tmp_path / "FashionMNIST" / "raw", ending=".gz")
+    (raw / "t10k-images-idx3-ubyte.gz").unlink()
+    (raw / "train-labels-idx1-ubyte.gz").unlink()
+    message = f"{raw} lacks train-labels-idx1-ubyte, t10k-images-idx3-ubyte$"
+    with pytest.raises(DataError, match=message):
+        load_images("fashion-mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "below", "found"),
+    [
+        ("fashion-mnist", "mnist", "mnist"),
+        ("fashion-mnist", "MNIST/raw", "mnist"),
+        ("mnist", "fashion-mnist", "fashion-mnist"),
+        ("mnist", "FashionMNIST/raw", "fashion-mnist"),
+    ],
+)
+def test_the_folder_of_another_set(tmp_path, write_set, asked, below, found):
+    folder = write_set(tmp_path / below)
+    message = f"^data_dir: expected {asked}, found a folder of {found} by its name: {folder}. Give"
+    with pytest.raises(DataError, match=message):
+        load_images(asked, folder)
+
+
+@pytest.mark.parametrize(("name", "below"), [("mnist", "mnist"), ("mnist", "MNIST/raw")])
+def test_the_folder_of_the_set_itself(tmp_path, write_set, tiny_set, name, below):
+    assert_tiny(load_images(name, write_set(tmp_path / below)), tiny_set)
+
+
+@pytest.mark.parametrize(("position", "split"), [(0, "train-images-idx3"), (2, "t10k-images-idx3")])
+def test_labels_where_images_belong(tmp_path, write_set, tiny_set, position, split):
+    folder = write_set(tmp_path, replaced={position: tiny_set[position + 1]})
+    shape = re.escape(str(tiny_set[position + 1].shape))
+    message = f"^{folder}/{split}-ubyte: expected images, .*height, width.*, found shape {shape}$"
+    with pytest.raises(DataError, match=message):
+        load_images("mnist", folder)
+
+
+@pytest.mark.parametrize(("position", "split"), [(1, "train-labels-idx1"), (3, "t10k-labels-idx1")])
+def test_images_where_labels_belong(tmp_path, write_set, tiny_set, position, split):
+    folder = write_set(tmp_path, replaced={position: tiny_set[position - 1]})
+    shape = re.escape(str(tiny_set[position - 1].shape))
+    message = f"^{folder}/{split}-ubyte: expected labels, .*, found shape {shape}$"
+    with pytest.raises(DataError, match=message):
+        load_images("mnist", folder)
+
+
+@pytest.mark.parametrize(("position", "images", "count"), [(1, "train", 12), (3, "t10k", 5)])
+def test_another_number_of_labels(tmp_path, write_set, tiny_set, position, images, count):
+    folder = write_set(tmp_path, replaced={position: tiny_set[position][:-1]})
+    message = (
+        f"{images}-labels-idx1-ubyte: expected a label for each of the {count} images of "
+        f"{folder}/{images}-images-idx3-ubyte, found {count - 1}$"
+    )
+    with pytest.raises(DataError, match=message):
+        load_images("mnist", folder)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (12, 0, 3)])
+def test_no_pixels(tmp_path, write_set, shape):
+    folder = write_set(tmp_path, replaced={0: np.zeros(shape), 1: np.zeros(shape[0])})
+    message = "train-images-idx3-ubyte: expected at least one pixel, found shape "
+    with pytest.raises(DataError, match=message + re.escape(str(shape))):
+        load_images("mnist", folder)
+
+
+def test_test_images_of_another_size(tmp_path, write_set):
+    folder = write_set(tmp_path, replaced={2: np.zeros((5, 3, 4))})
+    message = (
+        f"t10k-images-idx3-ubyte: expected images of 4x3 as in "
+        f"{folder}/train-images-idx3-ubyte, found 3x4$"
+    )
+    with pytest.raises(DataError, match=message):
+        load_images("mnist", folder)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+@pytest.mark.parametrize("position", [1, 3])
+def test_a_label_out_of_range(tmp_path, write_set, tiny_set, name, position):
+    labels = tiny_set[position].copy()
+    labels[3] = 10
+    folder = write_set(tmp_path, replaced={position: labels})
+    message = "labels-idx1-ubyte: expected labels from 0 to 9, found 10 at index 3$"
+    with pytest.raises(DataError, match=message):
+        load_images(name, folder)
+
+
+def test_a_damaged_file_is_named(tmp_path, write_set):
+    folder = write_set(tmp_path)
+    path = folder / "t10k-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(DataError, match=f"^{path}: at byte 11: expected 5 bytes of data"):
+        load_images("mnist", folder)
+
+
+def test_a_folder_as_name(tmp_path, write_set, tiny_set):
+    labels = np.array([0, 1, 13, 2, 0], dtype=np.uint8)
+    folder = write_set(tmp_path / "letters", replaced={3: labels})
+    data = load_images(str(folder))
+    assert_tiny(data, [*tiny_set[:3], labels])
+    assert data.name == "letters"
+    assert data.class_names == tuple(str(label) for label in range(14))
+
+
+def test_a_relative_folder_as_name(tmp_path, write_set, monkeypatch):
+    write_set(tmp_path / "letters")
+    monkeypatch.chdir(tmp_path / "letters")
+    assert load_images(".").name == "letters"
+
+
+def test_a_folder_as_name_without_its_files(tmp_path, write_set):
+    folder = write_set(tmp_path / "letters")
+    shutil.move(folder / "train-images-idx3-ubyte", folder / "train-images")
+    message = f"^data set: expected the IDX files .*{folder} lacks train-images-idx3-ubyte$"
+    with pytest.raises(DataError, match=message):
+        load_images(str(folder))
+
+
+@pytest.mark.parametrize("name", ["", "MNIST", "no/such/folder", "x" * 5000, "null\0byte"])
+def test_an_unknown_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = (
+        "name: expected digits, mnist, fashion-mnist or the path of a folder of IDX files, "
+        f"found {name!r}"
+    )
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        load_images(name)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    path = tmp_path / "data.zip"
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"or the path of a folder of IDX files, found .*data\.zip"):
+        load_images(str(path))

@@ -1,0 +1,119 @@
+import dataclasses
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from bilens.data import load_images
+from bilens.errors import DataError
+
+
+def rows(images: torch.Tensor, labels: torch.Tensor) -> list[tuple[float, ...]]:
+    return [(*image, label) for image, label in zip(images.tolist(), labels.tolist(), strict=True)]
+
+
+def test_digits_are_sklearns_divided_by_16():
+    data = load_images("digits")
+    images, labels = load_digits(return_X_y=True)
+    expected = [(*image, label) for image, label in zip(images.tolist(), labels, strict=True)]
+    found = rows(data.train_images * 16, data.train_labels)
+    found += rows(data.test_images * 16, data.test_labels)
+    assert sorted(found) == sorted(expected)
+
+
+def test_digits_sizes_types_and_range():
+    data = load_images("digits")
+    assert data.name == "digits"
+    assert data.train_images.shape == (1437, 64)
+    assert data.train_labels.shape == (1437,)
+    assert data.test_images.shape == (360, 64)
+    assert data.test_labels.shape == (360,)
+    assert data.shape == (8, 8)
+    assert data.n_inputs == 64
+    assert data.n_classes == 10
+    assert data.class_names == tuple("0123456789")
+    for images, labels in (
+        (data.train_images, data.train_labels),
+        (data.test_images, data.test_labels),
+    ):
+        assert images.dtype == torch.float32
+        assert labels.dtype == torch.int64
+        assert images.min() == 0
+        assert images.max() == 1
+
+
+def test_digits_split_is_stratified():
+    data = load_images("digits", seed=3)
+    counts = torch.bincount(torch.from_numpy(load_digits().target))
+    assert (torch.bincount(data.test_labels) - 0.2 * counts).abs().max() < 1
+
+
+def test_digits_split_follows_the_seed():
+    first, again, other = (load_images("digits", seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.train_images, again.train_images)
+    assert torch.equal(first.train_labels, again.train_labels)
+    assert torch.equal(first.test_images, again.test_images)
+    assert torch.equal(first.test_labels, again.test_labels)
+    assert not torch.equal(first.test_images, other.test_images)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_digits_refuse_a_seed_out_of_range(seed):
+    with pytest.raises(DataError, match=f"^seed: expected 0 to 4294967295, found {seed}$"):
+        load_images("digits", seed=seed)
+
+
+def test_the_result_is_frozen():
+    data = load_images("digits")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        data.name = "other"
+
+
+def test_to_moves_every_tensor_and_leaves_the_original():
+    data = load_images("digits")
+    moved = data.to("meta")
+    fields = ("train_images", "train_labels", "test_images", "test_labels")
+    for field in fields:
+        assert getattr(moved, field).device.type == "meta"
+        assert getattr(moved, field).shape == getattr(data, field).shape
+        assert getattr(data, field).device.type == "cpu"
+    assert (moved.name, moved.shape, moved.class_names) == ("digits", (8, 8), data.class_names)
+
+
+def test_importing_the_room_leaves_the_slow_libraries_alone():
+    code = "import sys, bilens.data; print({'datasets', 'sklearn', 'PIL'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+
+
+@pytest.mark.skipif(
+    not os.environ.get("BILENS_DATA"),
+    reason="BILENS_DATA names no folder with the real MNIST and Fashion-MNIST",
+)
+@pytest.mark.parametrize(
+    ("name", "train_counts"), [("mnist", MNIST_COUNTS), ("fashion-mnist", [6000] * 10)]
+)
+def test_the_real_sets(name, train_counts):
+    data = load_images(name)
+    assert data.name == name
+    assert data.shape == (28, 28)
+    assert data.train_images.shape == (60_000, 784)
+    assert data.test_images.shape == (10_000, 784)
+    assert torch.bincount(data.train_labels).tolist() == train_counts
+    assert len(data.test_labels) == 10_000
+    if name == "fashion-mnist":
+        assert torch.bincount(data.test_labels).tolist() == [1000] * 10
+    for images in (data.train_images, data.test_images):
+        assert images.dtype == torch.float32
+        assert images.min() == 0
+        assert images.max() == 1
+    # The mean of the pixels is known for both sets: 0.1307 and 0.2860.
+    mean = np.float64(data.train_images.double().mean())
+    assert mean == pytest.approx({"mnist": 0.1307, "fashion-mnist": 0.2860}[name], abs=5e-5)

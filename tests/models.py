@@ -1,0 +1,20 @@
+"""A small classifier that knows the digits, trained once for all tests of a process."""
+
+from functools import cache
+
+from bilens.data import ImageData, load_images
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.train import ClassifierTraining, train_classifier
+
+GENTLE = ClassifierTraining(epochs=12, batch_size=50, weight_decay=0.0, input_noise=0.2)
+
+
+@cache
+def digits() -> ImageData:
+    return load_images("digits")
+
+
+@cache
+def digit_model(n_layers: int = 1, bias: bool = False) -> ImageClassifier:
+    config = ClassifierConfig(64, 10, 24, n_layers, bias=bias, image_shape=(8, 8))
+    return train_classifier(config, digits(), GENTLE)[0]

@@ -1,0 +1,94 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError, NotBilinearError
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.read import TruncationCurve, explain, read_classifier, top_inputs, truncation_curve
+from tests.models import digit_model, digits
+from tests.tensor.factors import normal, random_tensor
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 50))
+def test_top_inputs_in_blocks_are_top_inputs(samples, n, at_once):
+    spectrum = random_tensor(5, 6, 3, samples).along(class_=[0, 2]).eig()
+    x, n = normal(samples, 5), min(n, samples)
+    found = top_inputs(spectrum, x, n, at_once)
+    strength = torch.einsum("bki,si->bks", spectrum.vectors, x).abs()
+    expected = strength.sort(-1, descending=True).indices[..., :n]
+    assert torch.equal(strength.gather(-1, found), strength.gather(-1, expected))
+
+
+def test_top_inputs_of_a_single_form():
+    spectrum = random_tensor(5, 6, 3, 0).along(class_=1).eig()
+    assert top_inputs(spectrum, normal(9, 5), 2).shape == (5, 2)
+    with pytest.raises(BilensError, match="n=10, expected 1 to 9"):
+        top_inputs(spectrum, normal(9, 5), 10)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_curve_is_the_accuracy_of_cut_models(bias):
+    model, data = digit_model(bias=bias), digits()
+    spectrum = model.tensor().along(class_=range(10)).eig()
+    curve = truncation_curve(spectrum, data.test_images, data.test_labels, at_once=50)
+    for k in (1, 4, spectrum.k):
+        predicted = spectrum.truncate(k)(data.test_images).argmax(-1)
+        expected = (predicted == data.test_labels).double().mean().item()
+        assert math.isclose(curve.accuracy[k - 1], expected)
+    assert math.isclose(curve.full, model.accuracy(data.test_images, data.test_labels))
+
+
+def test_drops_and_needs():
+    curve = TruncationCurve((0.5, 0.9, 0.8, 0.95, 0.96, 0.96), 0.96)
+    assert math.isclose(curve.drop(2), 0.06)
+    assert curve.needed(0.02) == 4
+    assert curve.needed(0.0) == 5
+    assert curve.needed(0.6) == 1
+    with pytest.raises(BilensError, match="k=7, expected 1 to 6"):
+        curve.drop(7)
+
+
+def test_an_explanation_adds_up():
+    model, data = digit_model(), digits()
+    spectrum = model.tensor().along(class_=range(10)).eig()
+    x = data.test_images[3]
+    found = explain(spectrum, x, n_classes=3, k=4)
+    logits = model(x)
+    assert torch.allclose(found.logits, logits, atol=1e-4)
+    assert [part.class_ for part in found.parts] == logits.topk(3).indices.tolist()
+    for part in found.parts:
+        assert math.isclose(float(part.activations.sum()) + part.rest, part.logit, abs_tol=1e-4)
+        assert (part.activations.abs().diff() <= 0).all()
+        assert (part.vectors @ x >= 0).all()
+        Q = model.tensor().along(class_=part.class_).dense()
+        values = part.activations / (part.vectors @ x) ** 2
+        assert torch.allclose(Q.detach() @ part.vectors.T, part.vectors.T * values, atol=1e-3)
+
+
+def test_a_reading_is_complete():
+    model, data = digit_model(), digits()
+    reading = read_classifier(model, data)
+    assert math.isclose(reading.accuracy, reading.curve.full)
+    rebuilt = reading.spectrum(data.test_images)
+    assert torch.allclose(rebuilt, model(data.test_images), atol=1e-3)
+    record = reading.record()
+    assert record["accuracy_by_eigenvectors"][-1] == reading.accuracy
+    assert list(record["effective_rank_by_class"]) == list(data.class_names)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained():
+    data = digits()
+    spectrum = random_tensor(64, 6, 10, 0).to(torch.float32).along(class_=0).eig()
+    with pytest.raises(BilensError, match=r"batch shape \(\), expected one axis, the classes"):
+        truncation_curve(spectrum, data.test_images, data.test_labels)
+    batch = random_tensor(64, 6, 10, 0).to(torch.float32).along(class_=range(10)).eig()
+    with pytest.raises(BilensError, match="360 samples and labels 3"):
+        truncation_curve(batch, data.test_images, data.test_labels[:3])
+    with pytest.raises(BilensError, match=r"x shape \(2, 64\)"):
+        explain(batch, data.test_images[:2])
+    with pytest.raises(NotBilinearError, match="gate relu"):
+        read_classifier(ImageClassifier(ClassifierConfig(64, 10, gate="relu")), data)

@@ -1,0 +1,190 @@
+import base64
+import io
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import torch
+from PIL import Image
+
+from bilens.errors import BilensError
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.read import TruncationCurve, explain, read_classifier
+from bilens.report import (
+    Section,
+    classifier_figures,
+    eigenvector_figure,
+    explanation_figure,
+    render_page,
+    save_figure,
+    spectrum_figure,
+    truncation_figure,
+    truncation_table,
+    write_classifier_report,
+)
+from bilens.report.picture import as_image, diverging, grey
+from tests.models import digit_model, digits
+
+CHROME = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+needs_chrome = pytest.mark.skipif(CHROME is None, reason="neither Chrome nor Chromium is installed")
+
+
+@pytest.fixture(scope="module")
+def reading():
+    return read_classifier(digit_model(), digits())
+
+
+def pixels(address: str) -> np.ndarray:
+    raw = base64.b64decode(address.removeprefix("data:image/png;base64,"))
+    return np.asarray(Image.open(io.BytesIO(raw)).convert("RGB")).astype(int)
+
+
+def test_colours_mean_signs():
+    picture = pixels(diverging(np.array([[-1.0, 0.0], [0.5, 1.0]])))
+    half = picture.shape[0] // 2
+    negative, zero = picture[0, 0], picture[0, -1]
+    weak, positive = picture[-1, 0], picture[-1, -1]
+    assert zero.tolist() == [247, 247, 247]
+    assert negative[0] > negative[2] + 50
+    assert positive[2] > positive[0] + 50
+    assert weak[2] > weak[0]
+    assert (picture[:half, :half] == negative).all()
+    assert (pixels(diverging(np.zeros((2, 2)))) == 247).all()
+
+
+def test_inputs_are_ink_on_paper():
+    picture = pixels(grey(np.array([[0.0, 1.0], [0.5, 0.0]])))
+    assert picture[0, 0].tolist() == [255] * 3
+    assert picture[0, -1].tolist() == [0] * 3
+
+
+def test_the_constant_coordinate_is_no_pixel():
+    vector = torch.arange(7.0)
+    assert as_image(vector, (2, 3)).tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(BilensError, match=r"7 elements is no image of shape \(2, 2\)"):
+        as_image(vector, (2, 2))
+
+
+def test_a_spectrum_shows_the_outer_eigenvalues_of_either_sign(reading):
+    figure = spectrum_figure(reading.spectrum[3], title="three", show=5)
+    positive, negative = (np.array(trace.y) for trace in figure.data)
+    values = reading.spectrum[3].values.double().numpy()
+    assert np.allclose(positive, np.sort(values)[::-1][:5])
+    assert np.allclose(negative, np.sort(values)[:5])
+
+
+def test_eigenvectors_and_their_top_inputs(reading):
+    x = digits().test_images
+    figure = eigenvector_figure(reading.spectrum[3], x, (8, 8), title="<three>", k=4)
+    assert len(figure.layout.images) == 2 * 4 * (1 + 3)
+    labels = [note.text for note in figure.layout.annotations]
+    assert [text[:2] for text in labels] == ["P1", "P2", "P3", "P4", "N1", "N2", "N3", "N4"]
+    assert figure.layout.title.text == "&lt;three&gt;"
+    strongest = reading.spectrum[3].values.max().item()
+    assert labels[0] == f"P1  λ = {strongest:+.3g}"
+    with pytest.raises(BilensError, match="single form"):
+        eigenvector_figure(reading.spectrum, x, (8, 8), title="")
+
+
+def test_the_truncation_table_ends_with_all():
+    curve = TruncationCurve((0.5, 0.75, 0.8, 0.9), 0.9)
+    assert truncation_table(curve) == [
+        (1, 0.5, 0.9 - 0.5),
+        (2, 0.75, 0.9 - 0.75),
+        (3, 0.8, 0.9 - 0.8),
+        (4, 0.9, 0.0),
+    ]
+    assert list(truncation_figure(curve).data[0].y) == [50, 75, 80, 90]
+
+
+def test_an_explanation_has_three_rows(reading):
+    part = explain(reading.spectrum, digits().test_images[0])
+    figure = explanation_figure(part, (8, 8), ["<b>"] * 10, title="why")
+    assert len(figure.layout.images) == 1 + 3 * 5
+    texts = " ".join(note.text for note in figure.layout.annotations)
+    assert "&lt;b&gt;" in texts
+    assert f"logit {part.parts[0].logit:+.2f}" in texts
+
+
+def test_the_page_escapes_what_it_is_given():
+    attack = "<script>alert(1)</script>"
+    section = Section(attack, attack, header=[attack], table=[[attack]])
+    page = render_page(attack, attack, [(attack, attack)], [section])
+    assert "alert(1)</script>" not in page
+    assert page.count("&lt;script&gt;alert(1)") == 9
+
+
+def test_the_page_needs_nothing_else(reading, tmp_path):
+    write_classifier_report(tmp_path / "report.html", reading, title="digits")
+    page = (tmp_path / "report.html").read_text()
+    outside = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=[\"']?(?!data:)[^\"'> ]+", page)
+    assert outside == []
+    assert f"{reading.accuracy:.2%}" in page
+    assert page.count("Plotly.newPlot(") >= 1 + 3 + 20
+
+
+def test_ordering_by_activation_changes_the_pictures(reading):
+    by_value = classifier_figures(reading)
+    by_activation = classifier_figures(reading, "activation")
+    assert by_value.keys() == by_activation.keys()
+    assert any(
+        by_value[name] != by_activation[name] for name in by_value if name.startswith("eigen")
+    )
+
+
+def test_a_model_without_images_has_no_pictures():
+    model = ImageClassifier(ClassifierConfig(64, 10, 4))
+    with pytest.raises(BilensError, match="no image_shape"):
+        classifier_figures(read_classifier(model, digits()))
+
+
+@needs_chrome
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_page_works_in_a_browser(reading, tmp_path, width):
+    """No script fails, every figure is drawn, and nothing is wider than the window."""
+    page = tmp_path / "report.html"
+    write_classifier_report(page, reading, title="digits")
+    probe = """<script>
+    const failures = []; addEventListener("error", e => failures.push(e.message));
+    addEventListener("load", () => setTimeout(() => { document.title = JSON.stringify({
+        failures, plots: document.querySelectorAll(".main-svg").length,
+        pictures: document.querySelectorAll(".main-svg image").length,
+        overflow: document.documentElement.scrollWidth - innerWidth}); }, 3000)); </script>"""
+    page.write_text(page.read_text().replace("<head>", "<head>" + probe, 1))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    options += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    options += ["--virtual-time-budget=20000", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [CHROME, *options, f"--window-size={width},900", "--dump-dom", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    title = re.search(r"<title>(.*?)</title>", shown)
+    found = json.loads(title.group(1).replace("&quot;", '"'))
+    assert found["failures"] == []
+    assert found["plots"] >= 24
+    assert found["pictures"] >= 300
+    assert found["overflow"] <= 0
+
+
+@needs_chrome
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_figures_are_saved(reading, tmp_path, kind):
+    path = tmp_path / f"curve.{kind}"
+    save_figure(truncation_figure(reading.curve), path)
+    start = path.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if kind == "png" else b"<svg" in start
+
+
+def test_saving_says_what_is_missing(tmp_path, monkeypatch):
+    with pytest.raises(BilensError, match=r"ends in '.bmp'; expected .png, .svg or .pdf"):
+        save_figure(go.Figure(), tmp_path / "curve.bmp")
+
+    def no_chrome(*args, **kwargs):
+        raise RuntimeError("Kaleido requires Google Chrome")
+
+    monkeypatch.setattr(go.Figure, "to_image", no_chrome)
+    with pytest.raises(BilensError, match="requires Google Chrome.*install one, or run"):
+        save_figure(go.Figure(), tmp_path / "curve.png")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,131 @@
+"""The command line as a user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import bilens
+from bilens.cli import main
+
+SMALL = ["--d-model", "16", "--epochs", "2", "--weight-decay", "0"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["train", "images", *SMALL, "--output", "run"])
+    return tmp_path / "run"
+
+
+def test_train_decompose_report(run, capsys):
+    main(["decompose", str(run)])
+    shown = capsys.readouterr().out
+    assert "test accuracy" in shown
+    assert "eigenvectors per class" in shown
+    record = json.loads((run / "decomposition.json").read_text())
+    spectra = load_file(run / "spectra.safetensors")
+    assert spectra["values"].shape == (10, 64)
+    model = bilens.load(run)
+    exact = model.tensor().along(class_=range(10)).eig()
+    assert torch.equal(spectra["values"], exact.values.detach())
+    assert record["accuracy_by_eigenvectors"][-1] == record["accuracy"]
+    main(["report", str(run), "--output", "page.html", "--order", "activation"])
+    assert "mean activation" in (run.parent / "page.html").read_text()
+
+
+def test_the_readme_block(run):
+    x = torch.rand(5, 64)
+    model = bilens.load(run)
+    spectrum = model.tensor().along(class_=3).eig(k=10)
+    assert spectrum.vectors.shape == (10, 64)
+    assert spectrum.activations(x).shape == (5, 10)
+
+
+def test_several_seeds(tmp_path, capsys):
+    main(["train", "images", *SMALL, "--seeds", "2", "--seed", "5", "--output", str(tmp_path)])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["seed-5", "seed-6"]
+    assert "2 seeds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["train", "images", "--data", "nothing"], "nothing"),
+        (["train", "images", "--epochs", "0"], "epochs=0, expected at least 1"),
+        (["train", "images", "--seeds", "0"], "--seeds=0, expected at least 1"),
+        (["train", "images", "--device", "abacus"], "--device=abacus cannot be used here"),
+        (["train", "images", "--resume", "--output", "void"], "nothing to resume"),
+        (["decompose", "void"], "void is not a directory here"),
+        (["report", "void"], "void is not a directory here"),
+    ],
+)
+def test_a_mistake_gets_one_message(command, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(SystemExit) as stop:
+        main(command)
+    assert stop.value.code in (1, 2)
+    shown = " ".join(capsys.readouterr().err.split())
+    assert message in shown
+    assert "Traceback" not in shown
+
+
+def test_a_run_without_its_record(run, capsys):
+    (run / "training.json").unlink()
+    with pytest.raises(SystemExit):
+        main(["decompose", str(run)])
+    assert "training.json is missing or damaged" in " ".join(capsys.readouterr().err.split())
+
+
+def test_deep_models_train_and_say_why_they_are_no_tensor(tmp_path, capsys):
+    main(["train", "images", *SMALL, "--layers", "2", "--output", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main(["decompose", str(tmp_path)])
+    assert "2 layers" in capsys.readouterr().err
+
+
+def test_help_is_for_readers_of_the_paper(capsys):
+    for command in ([], ["train"], ["decompose"], ["report"], ["demo"]):
+        with pytest.raises(SystemExit) as stop:
+            main([*command, "--help"])
+        assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert "Table 2 of Pearce" in shown
+    assert "input-noise" in shown
+
+
+def test_ctrl_c_and_resume_from_a_shell(tmp_path):
+    """The same bits as an uninterrupted run, through a real signal to a real process."""
+    brief = [*SMALL, "--epochs", "40", "--batch-size", "20"]
+    command = [sys.executable, "-c", "from bilens.cli import main; main()", "train", "images"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    stopped = tmp_path / "stopped"
+    process = subprocess.Popen(
+        [*command, *brief, "--output", str(stopped)], env=environment, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 60
+    while not (stopped / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"--resume" in errors
+    assert len((stopped / "metrics.jsonl").read_text().splitlines()) < 40
+    bilens.load(stopped)
+    whole = tmp_path / "whole"
+    for output, extra in ((stopped, ["--resume"]), (whole, [])):
+        subprocess.run(
+            [*command, *brief, "--output", str(output), *extra],
+            env=environment,
+            check=True,
+            capture_output=True,
+        )
+    a, b = (load_file(path / "model.safetensors") for path in (stopped, whole))
+    assert all(torch.equal(a[name], b[name]) for name in b)
