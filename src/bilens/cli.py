@@ -17,7 +17,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.files import write_json, write_safetensors
 from bilens.models import load
 from bilens.nn import ClassifierConfig, GateName, NormName
-from bilens.read import ClassifierReading, read_classifier
+from bilens.read import Basis, ClassifierReading, read_classifier
 from bilens.report import Order, save_figures, truncation_table, write_classifier_report
 from bilens.train import TRAINING_NAME, ClassifierTraining, train_classifier
 
@@ -129,14 +129,16 @@ class Decompose:
     Attributes:
         run_dir: directory that `bilens train` wrote.
         data_dir: where the IDX files are; see `bilens train --help`.
+        basis: eigenvectors orthonormal behind the embedding, as in the paper, or in pixels.
     """
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     data_dir: DataDir = None
+    basis: Basis = "model"
 
     def run(self) -> None:
         """Decompose, print and save."""
-        reading = _read_run(self.run_dir, self.data_dir)
+        reading = _read_run(self.run_dir, self.data_dir, self.basis)
         _save_reading(self.run_dir, reading)
         _print_truncation(reading)
 
@@ -148,6 +150,7 @@ class Report:
     Attributes:
         run_dir: directory that `bilens train` wrote.
         data_dir: where the IDX files are; see `bilens train --help`.
+        basis: eigenvectors orthonormal behind the embedding, as in the paper, or in pixels.
         output: the page; by default report.html in the run directory.
         order: the eigenvectors of a class by eigenvalue, or by mean activation over the test set.
         figures: also save every figure in this format into the folder figures beside the page;
@@ -156,13 +159,14 @@ class Report:
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     data_dir: DataDir = None
+    basis: Basis = "model"
     output: Path | None = None
     order: Order = "eigenvalue"
     figures: Literal["png", "svg", "pdf"] | None = None
 
     def run(self) -> None:
         """Read the run and write its page."""
-        reading = _read_run(self.run_dir, self.data_dir)
+        reading = _read_run(self.run_dir, self.data_dir, self.basis)
         page = self.output or self.run_dir / "report.html"
         title = f"What {self.run_dir.name} computes"
         drawn = write_classifier_report(page, reading, title=title, order=self.order)
@@ -236,7 +240,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _read_run(run: Path, data_dir: Path | None) -> ClassifierReading:
+def _read_run(run: Path, data_dir: Path | None, basis: Basis) -> ClassifierReading:
     model = load(run)
     path = run / TRAINING_NAME
     try:
@@ -246,7 +250,7 @@ def _read_run(run: Path, data_dir: Path | None) -> ClassifierReading:
             f"{path} is missing or damaged, so the data that {run} was trained on is unknown; "
             "expected a directory that `bilens train` wrote"
         ) from error
-    return read_classifier(model, load_images(name, data_dir))
+    return read_classifier(model, load_images(name, data_dir), basis)
 
 
 def _save_reading(run: Path, reading: ClassifierReading) -> None:

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import TruncationCurve, explain, read_classifier, top_inputs, truncation_curve
+from bilens.read import (
+    TruncationCurve,
+    class_spectra,
+    explain,
+    read_classifier,
+    top_inputs,
+    truncation_curve,
+)
 from tests.models import digit_model, digits
 from tests.tensor.factors import normal, random_tensor
 
@@ -68,15 +75,27 @@ def test_an_explanation_adds_up():
         assert torch.allclose(Q.detach() @ part.vectors.T, part.vectors.T * values, atol=1e-3)
 
 
-def test_a_reading_is_complete():
-    model, data = digit_model(), digits()
-    reading = read_classifier(model, data)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("basis", ["model", "pixels"])
+def test_a_reading_is_complete(basis, bias):
+    model, data = digit_model(bias=bias), digits()
+    reading = read_classifier(model, data, basis)
     assert math.isclose(reading.accuracy, reading.curve.full)
     rebuilt = reading.spectrum(data.test_images)
     assert torch.allclose(rebuilt, model(data.test_images), atol=1e-3)
     record = reading.record()
     assert record["accuracy_by_eigenvectors"][-1] == reading.accuracy
     assert list(record["effective_rank_by_class"]) == list(data.class_names)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("basis", ["model", "pixels"])
+def test_class_spectra_rebuild_the_logits_exactly(basis, bias):
+    torch.manual_seed(0)
+    model = ImageClassifier(ClassifierConfig(9, 4, 5, bias=bias)).double()
+    x = normal(6, 9)
+    rebuilt = class_spectra(model, basis)(x)
+    assert torch.allclose(rebuilt, model(x), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -112,7 +112,8 @@ def test_an_explanation_has_three_rows(reading):
 
 def test_the_page_escapes_what_it_is_given():
     attack = "<script>alert(1)</script>"
-    section = Section(attack, attack, header=[attack], table=[[attack]])
+    figure = go.Figure().update_layout(title=attack)
+    section = Section(attack, attack, header=[attack], table=[[attack]], rows=[[figure]])
     page = render_page(attack, attack, [(attack, attack)], [section])
     assert "alert(1)</script>" not in page
     assert page.count("&lt;script&gt;alert(1)") == 9
@@ -124,7 +125,7 @@ def test_the_page_needs_nothing_else(reading, tmp_path):
     outside = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=[\"']?(?!data:)[^\"'> ]+", page)
     assert outside == []
     assert f"{reading.accuracy:.2%}" in page
-    assert page.count("Plotly.newPlot(") >= 1 + 3 + 20
+    assert page.count('class="figure"') == 1 + 3 + 20
 
 
 def test_ordering_by_activation_changes_the_pictures(reading):
@@ -143,7 +144,7 @@ def test_a_model_without_images_has_no_pictures():
 
 
 @needs_chrome
-@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("width", [1200, 500])  # headless Chromium is never narrower than 500
 def test_the_page_works_in_a_browser(reading, tmp_path, width):
     """No script fails, every figure is drawn, and nothing is wider than the window."""
     page = tmp_path / "report.html"

@@ -115,11 +115,11 @@ class ImageClassifier(Checkpointed):
         logits: Tensor = self.unembed(self.norms[-1](hidden))
         return logits
 
-    def tensors(self) -> list[BilinearTensor]:
-        """One tensor for each layer, from the pixels on: the next reads what the last gives.
+    def layer_tensors(self) -> list[BilinearTensor]:
+        """One tensor for each layer, behind the embedding: the next reads what the last gives.
 
-        The embedding is folded into the first, the unembedding into the last. With biases or
-        residuals each has the constant coordinate.
+        The unembedding is folded into the last. With biases or residuals each has the constant
+        coordinate.
 
         Raises:
             NotBilinearError: a gate is not linear, or there is a norm.
@@ -131,13 +131,20 @@ class ImageClassifier(Checkpointed):
                 "normalised input: model.layers[0].tensor()."
             )
         chain = [layer.tensor(f"layers[{i}]") for i, layer in enumerate(self.layers)]  # type: ignore[operator]
-        constant = chain[0].constant
-        E = affine(self.embed.weight, self.embed.bias) if constant else self.embed.weight
-        chain[0] = chain[0].change_basis(inputs=E)
         chain[-1] = chain[-1].change_basis(outputs=self.unembed.weight)
         if self.unembed.bias is not None:
             chain[-1] = chain[-1].with_bias(out=self.unembed.bias)
         return chain
+
+    def tensors(self) -> list[BilinearTensor]:
+        """As `layer_tensors`, from the pixels on: the embedding is folded into the first.
+
+        Raises:
+            NotBilinearError: a gate is not linear, or there is a norm.
+        """
+        first, *others = self.layer_tensors()
+        E = affine(self.embed.weight, self.embed.bias) if first.constant else self.embed.weight
+        return [first.change_basis(inputs=E), *others]
 
     def tensor(self) -> BilinearTensor:
         """The whole model as one tensor, from pixels to logits; exact for a single layer.
@@ -146,14 +153,17 @@ class ImageClassifier(Checkpointed):
             NotBilinearError: the model is deeper than one layer, a gate is not linear, or there
                 is a norm.
         """
-        chain = self.tensors()
-        if len(chain) > 1:
+        self.require_single_layer()
+        return self.tensors()[0]
+
+    def require_single_layer(self) -> None:
+        """Raise unless the model has one layer, and so is one tensor."""
+        depth = len(self.layers)
+        if depth > 1:
             raise NotBilinearError(
-                f"The model has {len(chain)} layers, so its logits are of degree "
-                f"{2 ** len(chain)} in the pixels, not one bilinear tensor. model.tensors() gives "
-                "one for each layer."
+                f"The model has {depth} layers, so its logits are of degree {2**depth} in the "
+                "pixels, not one bilinear tensor. model.tensors() gives one for each layer."
             )
-        return chain[0]
 
     @torch.no_grad()
     def accuracy(

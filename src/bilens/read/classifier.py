@@ -1,7 +1,7 @@
 """Everything that a single-layer image classifier's weights say about its classes."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -10,7 +10,9 @@ from bilens.nn import ImageClassifier
 from bilens.read.truncation import TruncationCurve, truncation_curve
 from bilens.tensor import Spectrum
 
-__all__ = ["ClassifierReading", "read_classifier"]
+__all__ = ["Basis", "ClassifierReading", "class_spectra", "read_classifier"]
+
+Basis = Literal["model", "pixels"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +47,46 @@ class ClassifierReading:
 
 
 @torch.no_grad()
-def read_classifier(model: ImageClassifier, data: ImageData) -> ClassifierReading:
+def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
+    """All eigenvectors of every logit, as pictures: a spectrum in pixels, batched over the classes.
+
+    Args:
+        model: a single-layer classifier.
+        basis: where the eigenvectors are orthonormal. `model` decomposes behind the embedding and
+            then reads the eigenvectors through it, as the papers do; `pixels` decomposes the whole
+            map from pixels to logits, as `model.tensor()` gives it. Either is exact, with
+            activations that add up to the logits; cut short they differ.
+
+    Raises:
+        NotBilinearError: the model is not one tensor.
+
+    Source:
+        Pearce et al. 2024, section 4.2 and figure 4.
+    """
+    model.require_single_layer()
+    classes = range(model.config.n_classes)
+    if basis == "pixels":
+        return model.tensor().along(class_=classes).eig()
+    spectrum = model.layer_tensors()[0].along(class_=classes).eig()
+    return spectrum.through(model.embed.weight, model.embed.bias)
+
+
+@torch.no_grad()
+def read_classifier(
+    model: ImageClassifier, data: ImageData, basis: Basis = "model"
+) -> ClassifierReading:
     """Decompose each logit of a single-layer classifier into its eigenvectors.
+
+    Args:
+        model: the classifier.
+        data: what it is measured on.
+        basis: where the eigenvectors are orthonormal; see `class_spectra`.
 
     Raises:
         NotBilinearError: the model is not one tensor.
         BilensError: the data does not fit the model.
     """
-    spectrum = model.tensor().along(class_=range(model.config.n_classes)).eig()
+    spectrum = class_spectra(model, basis)
     return ClassifierReading(
         model=model,
         data=data,

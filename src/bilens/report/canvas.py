@@ -23,7 +23,9 @@ def canvas(width: float, height: float, *, unit: int, title: str = "") -> go.Fig
     # Without a trace plotly draws no axes, and without axes no pictures.
     figure.add_scatter(x=[0], y=[0], mode="markers", marker={"opacity": 0}, hoverinfo="skip")
     dress(figure, height=round(unit * height) + (48 if title else 16), title=title)
-    figure.update_layout(margin={"l": 4, "r": 4, "b": 4}, showlegend=False)
+    # The page keeps these proportions when it is narrow.
+    meta = {"aspect": height / width}
+    figure.update_layout(margin={"l": 4, "r": 4, "b": 4}, showlegend=False, meta=meta)
     return figure
 
 

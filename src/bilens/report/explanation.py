@@ -12,7 +12,7 @@ from bilens.report.style import BLUE, GREY, RED
 
 __all__ = ["explanation_figure"]
 
-GAP, LABEL = 0.12, 0.34
+GAP, LABEL, VERDICT = 0.12, 0.34, 1.5
 
 
 def explanation_figure(
@@ -30,7 +30,7 @@ def explanation_figure(
     k = max(len(part.activations) for part in explanation.parts)
     aspect = shape[0] / shape[1]
     step, rise = 1 + GAP, aspect + LABEL
-    width = step * (k + 2) + 0.2
+    width = step * (k + 1) + VERDICT
     figure = canvas(width, rise * len(explanation.parts), unit=92, title=escape(title))
     middle = rise * (len(explanation.parts) - 1) / 2
     picture = grey(as_image(explanation.x, shape))
@@ -47,7 +47,7 @@ def explanation_figure(
             color = BLUE if activation > 0 else RED
             label(figure, f"{activation:+.2f}", x=left + 0.5, y=top + aspect + 0.01, color=color)
         name = escape(class_names[part.class_])
-        end = step * (k + 1) + 0.1 + 0.45
+        end = step * (k + 1) + VERDICT / 2
         label(figure, f"<b>{name}</b>", x=end, y=top + 0.12 * aspect, size=14)
         label(figure, f"logit {part.logit:+.2f}", x=end, y=top + 0.38 * aspect)
         label(figure, f"rest {part.rest:+.2f}", x=end, y=top + 0.62 * aspect, color=GREY)

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from bilens.files import write_text
@@ -24,14 +26,15 @@ CONFIG = {
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a heading, a paragraph, a table, and rows of figures.
+    """A part of a page: a heading, a paragraph, and rows of figures with a table beside the first.
 
     Attributes:
         title: the heading.
         text: a paragraph under it.
         header: of the table, if there is one.
         table: its rows.
-        rows: figures, those of a row side by side where there is room.
+        rows: figures, those of a row side by side where there is room; an empty row holds a table
+            alone.
     """
 
     title: str
@@ -53,7 +56,8 @@ def render_page(
         summary=summary,
         facts=facts,
         sections=sections,
-        draw=_draw,
+        draw=lambda figure: _safe_json(figure.to_plotly_json()),
+        config=_safe_json(CONFIG),
         plotly_js=Markup(get_plotlyjs()),
     )
 
@@ -69,9 +73,6 @@ def write_page(
     write_text(path, render_page(title, summary, facts, sections))
 
 
-def _draw(figure: go.Figure) -> Markup:
-    height = f"{figure.layout.height}px"
-    html = figure.to_html(
-        full_html=False, include_plotlyjs=False, config=CONFIG, default_height=height
-    )
-    return Markup(html)
+def _safe_json(content: Any) -> Markup:
+    """JSON that no text inside of it can break out of."""
+    return Markup(to_json_plotly(content).replace("<", "\\u003c"))
