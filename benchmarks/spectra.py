@@ -13,7 +13,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+        return torch.randn(shape, generator=generator).div(shape[-1] ** 0.5)
 
     tensor = BilinearTensor(
         normal(D_HIDDEN, D_MODEL), normal(D_HIDDEN, D_MODEL), normal(D_MODEL, D_HIDDEN)

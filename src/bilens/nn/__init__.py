@@ -1,5 +1,6 @@
 """Torch modules whose non-linearity is a product; each hands over its tensor."""
 
+from bilens.nn.autoencoder import AutoencoderConfig, SparseAutoencoder
 from bilens.nn.checkpoint import read_config
 from bilens.nn.classifier import ClassifierConfig, ImageClassifier
 from bilens.nn.gate import GATES, Gate, GateName
@@ -8,6 +9,7 @@ from bilens.nn.norm import NormName
 
 __all__ = [
     "GATES",
+    "AutoencoderConfig",
     "Bilinear",
     "ClassifierConfig",
     "Gate",
@@ -15,5 +17,6 @@ __all__ = [
     "GatedLayer",
     "ImageClassifier",
     "NormName",
+    "SparseAutoencoder",
     "read_config",
 ]

@@ -3,6 +3,7 @@
 from bilens.read.classifier import Basis, ClassifierReading, class_spectra, read_classifier
 from bilens.read.explanation import Explanation, LogitExplanation, explain
 from bilens.read.inputs import top_inputs
+from bilens.read.recovery import SparsityReport, loss_recovered, sparsity
 from bilens.read.truncation import TruncationCurve, truncation_curve
 
 __all__ = [
@@ -10,10 +11,13 @@ __all__ = [
     "ClassifierReading",
     "Explanation",
     "LogitExplanation",
+    "SparsityReport",
     "TruncationCurve",
     "class_spectra",
     "explain",
+    "loss_recovered",
     "read_classifier",
+    "sparsity",
     "top_inputs",
     "truncation_curve",
 ]

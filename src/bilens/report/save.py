@@ -10,15 +10,19 @@ from bilens.files import written_whole
 __all__ = ["FIGURE_FORMATS", "save_figure"]
 
 FIGURE_FORMATS = ("png", "svg", "pdf")
+DEFAULT_WIDTH = 900
 
 
-def save_figure(figure: go.Figure, path: Path, *, width: int = 900, scale: float = 2) -> None:
+def save_figure(
+    figure: go.Figure, path: Path, *, width: int | None = None, scale: float = 2
+) -> None:
     """Write a figure as PNG, SVG or PDF, by the name's ending.
 
     Args:
         figure: any figure of this package.
         path: where to.
-        width: in CSS pixels; the height is the figure's own.
+        width: in CSS pixels, by default what the figure's proportions ask for; the height is the
+            figure's own.
         scale: device pixels for each of these, for PNG.
 
     Raises:
@@ -27,6 +31,10 @@ def save_figure(figure: go.Figure, path: Path, *, width: int = 900, scale: float
     kind = path.suffix.removeprefix(".")
     if kind not in FIGURE_FORMATS:
         raise BilensError(f"path={path} ends in {path.suffix!r}; expected .png, .svg or .pdf")
+    if width is None:
+        shape, margin = figure.layout.meta, figure.layout.margin
+        inner = figure.layout.height - (margin.t + margin.b)
+        width = round(inner / shape["aspect"]) + margin.l + margin.r if shape else DEFAULT_WIDTH
     try:
         with written_whole(path) as temporary:
             temporary.write_bytes(figure.to_image(kind, width=width, scale=scale))

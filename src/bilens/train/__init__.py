@@ -1,5 +1,12 @@
 """Training, resumable to the bit."""
 
+from bilens.train.autoencoder import (
+    AutoencoderTraining,
+    pair_sampler,
+    row_sampler,
+    similarity_penalty,
+    train_autoencoder,
+)
 from bilens.train.classifier import (
     METRICS_NAME,
     TRAINING_NAME,
@@ -7,4 +14,14 @@ from bilens.train.classifier import (
     train_classifier,
 )
 
-__all__ = ["METRICS_NAME", "TRAINING_NAME", "ClassifierTraining", "train_classifier"]
+__all__ = [
+    "METRICS_NAME",
+    "TRAINING_NAME",
+    "AutoencoderTraining",
+    "ClassifierTraining",
+    "pair_sampler",
+    "row_sampler",
+    "similarity_penalty",
+    "train_autoencoder",
+    "train_classifier",
+]

@@ -1,0 +1,24 @@
+"""How exactly all eigenvectors of a trained model rebuild its logits: `... exactness RUN`."""
+
+import sys
+from typing import get_args
+
+import bilens
+from bilens.data import load_images
+from bilens.read import Basis, class_spectra
+
+
+def main(run: str, data: str = "mnist") -> None:
+    """Print the largest difference on the test set, relative to the largest logit."""
+    images = load_images(data).test_images
+    for x, name in ((images.double(), "float64"), (images, "float32")):
+        model = bilens.load(run).to(x.dtype)
+        logits = model(x)
+        for basis in get_args(Basis):
+            rebuilt = class_spectra(model, basis)(x[:2000])
+            error = (rebuilt - logits[:2000]).abs().max() / logits.abs().max()
+            print(f"{name}, eigenvectors orthonormal in the {basis:6}  {error:.1e}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
