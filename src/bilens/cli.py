@@ -19,6 +19,7 @@ from bilens.models import load
 from bilens.nn import ClassifierConfig, GateName, NormName
 from bilens.read import Basis, ClassifierReading, read_classifier
 from bilens.report import Order, save_figures, truncation_table, write_classifier_report
+from bilens.reproduce import RECIPES, reproduce
 from bilens.train import TRAINING_NAME, ClassifierTraining, train_classifier
 
 __all__ = ["main"]
@@ -198,6 +199,38 @@ class Demo:
         Report(self.output).run()
 
 
+@dataclass(frozen=True)
+class Reproduce:
+    """Reproduce a figure or table of the papers: its numbers as JSON, its figures as a page.
+
+    Trained models are kept below the output folder, so that a second recipe, or a second try, finds
+    them; ctrl-C loses nothing.
+
+    Attributes:
+        recipe: fig2 to fig9 and search are of Pearce et al. 2024; case_... of the MNIST case study.
+        scale: small takes minutes on two cores; paper is as large as the source.
+        data_dir: where the IDX files are; see `bilens train --help`.
+        output: folder for NAME.json, NAME.html and the models.
+    """
+
+    recipe: tyro.conf.Positional[Literal[RECIPES]]  # type: ignore[valid-type]
+    scale: Literal["small", "paper"] = "small"
+    data_dir: DataDir = None
+    output: Path = Path("runs/reproduced")
+
+    def run(self) -> None:
+        """Run the recipe and print its numbers."""
+        record = reproduce(
+            self.recipe,
+            scale=self.scale,
+            output=self.output,
+            models=self.output / "models",
+            data_dir=self.data_dir,
+        )
+        out.print_json(data=record)
+        out.print(f"page: {self.output / self.recipe}.html", highlight=False)
+
+
 DEMO_TRAINING = ClassifierTraining(epochs=60, batch_size=50, decay=0.95, input_noise=0.5)
 
 Command = (
@@ -205,6 +238,7 @@ Command = (
     | Annotated[Decompose, tyro.conf.subcommand("decompose")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Demo, tyro.conf.subcommand("demo")]
+    | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
 )
 
 

@@ -1,0 +1,124 @@
+"""What every recipe works with: data, trained models that are kept, and a scale."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import plotly.graph_objects as go
+import torch
+from scipy import stats
+
+from bilens.data import ImageData, load_images
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.train import ClassifierTraining, train_classifier
+from bilens.train.state import STATE_NAME
+
+__all__ = ["Outcome", "Scale", "Workshop", "interval"]
+
+Scale = Literal["small", "paper"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a recipe found.
+
+    Attributes:
+        numbers: for JSON; the measured ones, with the source's beside them where it gives any.
+        figures: by the name of the file each is saved as.
+    """
+
+    numbers: dict[str, Any]
+    figures: dict[str, go.Figure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where a recipe runs.
+
+    Attributes:
+        scale: small fits a laptop in minutes; paper is as large as the source.
+        models: folder of trained models, kept between recipes; a stopped training goes on there.
+        data_dir: folder of the IDX files; see `bilens.data.load_images`.
+    """
+
+    scale: Scale
+    models: Path
+    data_dir: Path | None = None
+
+    def choose(self, small: Any, paper: Any) -> Any:
+        """One of two values, by the scale."""
+        return small if self.scale == "small" else paper
+
+    @cached_property
+    def mnist(self) -> ImageData:
+        """The MNIST digits."""
+        return load_images("mnist", self.data_dir)
+
+    @cached_property
+    def fashion(self) -> ImageData:
+        """The Fashion-MNIST clothes."""
+        return load_images("fashion-mnist", self.data_dir)
+
+    def classifier(
+        self, data: ImageData, training: ClassifierTraining, *, d_model: int = 300, layers: int = 1
+    ) -> ImageClassifier:
+        """A trained classifier, from the folder of models where it is there already."""
+        config = ClassifierConfig(
+            n_inputs=data.n_inputs,
+            n_classes=data.n_classes,
+            d_model=d_model,
+            n_layers=layers,
+            image_shape=data.shape,
+            class_names=data.class_names,
+        )
+        changed = {
+            name: value
+            for name, value in vars(training).items()
+            if value != getattr(ClassifierTraining(), name) or name in ("seed", "epochs")
+        }
+        settings = "-".join(f"{name}={value}" for name, value in changed.items())
+        run = self.models / re.sub(r"[^\w.=-]", "", f"{data.name}-{layers}x{d_model}-{settings}")
+        model, _ = train_classifier(
+            config, data, training, run, resume=(run / STATE_NAME).is_file()
+        )
+        return model.requires_grad_(False)
+
+    def classifiers(
+        self,
+        data: ImageData,
+        training: ClassifierTraining,
+        seeds: int,
+        *,
+        d_model: int = 300,
+        layers: int = 1,
+    ) -> list[ImageClassifier]:
+        """The same model from several initialisations, seeds counting up from the training's."""
+        return [
+            self.classifier(
+                data,
+                replace(training, seed=training.seed + number),
+                d_model=d_model,
+                layers=layers,
+            )
+            for number in range(seeds)
+        ]
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> dict[str, float]:
+    """Mean, standard deviation and the confidence interval of the mean (Student's t)."""
+    sample = torch.tensor(values, dtype=torch.float64)
+    mean = float(sample.mean())
+    if len(sample) < 2:
+        return {"mean": mean, "n": 1}
+    deviation = float(sample.std())
+    half = float(stats.t.ppf((1 + level) / 2, len(sample) - 1)) * deviation / len(sample) ** 0.5
+    return {
+        "mean": mean,
+        "std": deviation,
+        "low": mean - half,
+        "high": mean + half,
+        "n": len(sample),
+    }
