@@ -16,9 +16,15 @@ from bilens.data import ImageData, load_images
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import write_json, write_safetensors
 from bilens.models import load
-from bilens.nn import ClassifierConfig, GateName, NormName
-from bilens.read import Basis, ClassifierReading, read_classifier
-from bilens.report import Order, save_figures, truncation_table, write_classifier_report
+from bilens.nn import ClassifierConfig, GateName, ImageClassifier, NormName
+from bilens.read import Basis, ClassifierReading, DeepReading, read_classifier, read_deep
+from bilens.report import (
+    Order,
+    save_figures,
+    truncation_table,
+    write_classifier_report,
+    write_deep_report,
+)
 from bilens.reproduce import RECIPES, reproduce
 from bilens.train import TRAINING_NAME, ClassifierTraining, train_classifier
 
@@ -122,26 +128,31 @@ class Train:
 
 @dataclass(frozen=True)
 class Decompose:
-    """Take a trained single-layer classifier apart and print how few eigenvectors it needs.
+    """Take a trained classifier apart and print how few eigenvectors, or paths of them, it needs.
 
-    Writes spectra.safetensors (values, vectors and residuals, batched over the classes) and
-    decomposition.json into the run directory.
+    For a model of one layer, writes spectra.safetensors (values, vectors and residuals, batched
+    over the classes); for a deeper one, paths.safetensors (classes, indices, eigenvalues,
+    effective eigenvalues and vectors of the strongest paths). Both come with decomposition.json.
 
     Attributes:
         run_dir: directory that `bilens train` wrote.
         data_dir: where the IDX files are; see `bilens train --help`.
-        basis: eigenvectors orthonormal behind the embedding, as in the paper, or in pixels.
+        basis: eigenvectors orthonormal behind the embedding, as in the paper, or in pixels; for
+            models of one layer.
+        paths: how many of the strongest paths to find in a model of several layers.
     """
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     data_dir: DataDir = None
     basis: Basis = "model"
+    paths: int = 1000
 
     def run(self) -> None:
         """Decompose, print and save."""
-        reading = _read_run(self.run_dir, self.data_dir, self.basis)
+        model, data = _open_run(self.run_dir, self.data_dir)
+        reading = _read(model, data, self.basis, self.paths)
         _save_reading(self.run_dir, reading)
-        _print_truncation(reading)
+        _print_reading(reading)
 
 
 @dataclass(frozen=True)
@@ -151,7 +162,9 @@ class Report:
     Attributes:
         run_dir: directory that `bilens train` wrote.
         data_dir: where the IDX files are; see `bilens train --help`.
-        basis: eigenvectors orthonormal behind the embedding, as in the paper, or in pixels.
+        basis: eigenvectors orthonormal behind the embedding, as in the paper, or in pixels; for
+            models of one layer.
+        paths: how many of the strongest paths to find in a model of several layers.
         output: the page; by default report.html in the run directory.
         order: the eigenvectors of a class by eigenvalue, or by mean activation over the test set.
         figures: also save every figure in this format into the folder figures beside the page;
@@ -161,16 +174,21 @@ class Report:
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     data_dir: DataDir = None
     basis: Basis = "model"
+    paths: int = 1000
     output: Path | None = None
     order: Order = "eigenvalue"
     figures: Literal["png", "svg", "pdf"] | None = None
 
     def run(self) -> None:
         """Read the run and write its page."""
-        reading = _read_run(self.run_dir, self.data_dir, self.basis)
+        model, data = _open_run(self.run_dir, self.data_dir)
+        reading = _read(model, data, self.basis, self.paths)
         page = self.output or self.run_dir / "report.html"
         title = f"What {self.run_dir.name} computes"
-        drawn = write_classifier_report(page, reading, title=title, order=self.order)
+        if isinstance(reading, DeepReading):
+            drawn = write_deep_report(page, reading, title=title)
+        else:
+            drawn = write_classifier_report(page, reading, title=title, order=self.order)
         out.print(f"report: {page}", highlight=False)
         if self.figures:
             save_figures(drawn, page.parent / "figures", self.figures)
@@ -274,7 +292,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _read_run(run: Path, data_dir: Path | None, basis: Basis) -> ClassifierReading:
+def _open_run(run: Path, data_dir: Path | None) -> tuple[ImageClassifier, ImageData]:
     model = load(run)
     path = run / TRAINING_NAME
     try:
@@ -284,25 +302,50 @@ def _read_run(run: Path, data_dir: Path | None, basis: Basis) -> ClassifierReadi
             f"{path} is missing or damaged, so the data that {run} was trained on is unknown; "
             "expected a directory that `bilens train` wrote"
         ) from error
-    return read_classifier(model, load_images(name, data_dir), basis)
+    return model, load_images(name, data_dir)
 
 
-def _save_reading(run: Path, reading: ClassifierReading) -> None:
-    spectrum = reading.spectrum
-    tensors = {
-        "values": spectrum.values,
-        "vectors": spectrum.vectors,
-        "residuals": spectrum.residuals,
-    }
-    write_safetensors(run / "spectra.safetensors", tensors)
+def _read(
+    model: ImageClassifier, data: ImageData, basis: Basis, paths: int
+) -> ClassifierReading | DeepReading:
+    if len(model.layers) > 1:
+        return read_deep(model, data, paths)
+    return read_classifier(model, data, basis)
+
+
+def _save_reading(run: Path, reading: ClassifierReading | DeepReading) -> None:
+    if isinstance(reading, DeepReading):
+        paths = reading.search.paths
+        tensors = {
+            "classes": paths.roots,
+            "indices": paths.indices,
+            "eigenvalues": paths.eigenvalues,
+            "effective": paths.effective,
+            "vectors": paths.vectors,
+        }
+        write_safetensors(run / "paths.safetensors", tensors)
+    else:
+        spectrum = reading.spectrum
+        tensors = {
+            "values": spectrum.values,
+            "vectors": spectrum.vectors,
+            "residuals": spectrum.residuals,
+        }
+        write_safetensors(run / "spectra.safetensors", tensors)
     write_json(run / "decomposition.json", reading.record())
 
 
-def _print_truncation(reading: ClassifierReading) -> None:
+def _print_reading(reading: ClassifierReading | DeepReading) -> None:
     out.print(f"test accuracy of the model: {reading.accuracy:.2%}", highlight=False)
-    table = Table("eigenvectors per class", "accuracy", "drop (points)")
+    if isinstance(reading, DeepReading):
+        search, unit = reading.search, "paths"
+        rows = [(k, found, reading.accuracy - found) for k, found in reading.by_paths]
+        out.print(f"nodes decomposed: {search.expanded:,} of {search.total:,}", highlight=False)
+    else:
+        rows, unit = truncation_table(reading.curve), "eigenvectors per class"
+    table = Table(unit, "accuracy", "drop (points)")
     for column in table.columns:
         column.justify = "right"
-    for k, accuracy, drop in truncation_table(reading.curve):
-        table.add_row(str(k), f"{accuracy:.2%}", f"{100 * drop:+.2f}")
+    for k, accuracy, drop in rows:
+        table.add_row(f"{k:,}", f"{accuracy:.2%}", f"{100 * drop:+.2f}")
     out.print(table)

@@ -6,24 +6,30 @@ from bilens.report.classifier import (
     save_figures,
     write_classifier_report,
 )
+from bilens.report.deep import deep_figures, path_figure, write_deep_report
 from bilens.report.explanation import explanation_figure
 from bilens.report.page import Section, render_page, write_page
 from bilens.report.save import save_figure
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
+from bilens.report.tree import tree_figure
 from bilens.report.truncation import truncation_figure, truncation_table
 
 __all__ = [
     "Order",
     "Section",
     "classifier_figures",
+    "deep_figures",
     "eigenvector_figure",
     "explanation_figure",
+    "path_figure",
     "render_page",
     "save_figure",
     "save_figures",
     "spectrum_figure",
+    "tree_figure",
     "truncation_figure",
     "truncation_table",
     "write_classifier_report",
+    "write_deep_report",
     "write_page",
 ]

@@ -6,8 +6,8 @@ Q w_i = lambda_i w_i
 
     |lambda_i| w_i'W w_i = |w_i'Z w_i| <= |Z|   with  Z = (W Q + Q W) / 2,
 
-so no path below v exceeds s |Z|^p for the spectral norm |Z|. Z is linear in v: it is the matrix Q of
-a tensor with factors [L W; L], [R; R W], [D, D]/2. Hence |Z|_F^2 = v'Gv for the Gram matrix G of
+so no path below v exceeds s |Z|^p for the spectral norm |Z|. Z is linear in v, and is what Q is for
+the tensor of factors [L W; L], [R; R W], [D, D] / 2. Hence |Z|_F^2 = v'Gv for the Gram matrix G of
 that tensor's outputs, and s (v'Gv)^(p/2) bounds what is below v in the same form, one layer up. The
 recursion starts below the first layer with W = 1, s = 1.
 """
@@ -95,14 +95,16 @@ def spectral_norm_bound(
     |A|_2 <= |A^p|_F^(1/p) <= m^(1/2p) |A|_2 for p = 2^squarings, if A is of rank m: the Schatten
     norm of order 2p.
     """
-    bound, power = torch.ones((), dtype=matrix.dtype, device=matrix.device), 1.0
-    for step in range(squarings + 1):
+    bound = matrix.abs().max()
+    if bound == 0:
+        return bound
+    matrix, power = matrix / bound, 1.0
+    norm: Tensor = torch.linalg.matrix_norm(matrix)
+    for _ in range(squarings):
+        matrix, bound = matrix / norm, bound * norm**power
+        matrix, power = matrix @ matrix, power / 2
         norm = torch.linalg.matrix_norm(matrix)
-        bound = bound * norm**power
-        if step < squarings and norm > 0:
-            matrix = matrix / norm
-            matrix, power = matrix @ matrix, power / 2
-    return bound
+    return bound * norm**power
 
 
 def _weighted(tensor: BilinearTensor, W: Float64[Tensor, "n_in n_in"]) -> BilinearTensor:

@@ -60,8 +60,8 @@ def make_chain(
 ) -> Chain:
     """Check a chain, give constants an output to come from, and leave out what no layer reads.
 
-    With D = 1 and no bias a layer of an image model reads d_model directions of the pixels, so
-    the pixel space is left for the span of L and R: outside of it every eigenvalue is zero.
+    Behind an embedding the first layer reads d_model directions of the pixels, so the pixels are
+    left for the span of L and R: outside of it every eigenvalue is zero.
 
     Raises:
         BilensError: the chain is empty or does not fit together, the directions do not fit its
@@ -100,8 +100,8 @@ def _reading_basis(tensor: BilinearTensor) -> Float[Tensor, "n_read n_in"]:
     _, values, basis = torch.linalg.svd(rows, full_matrices=False)
     floor = torch.finfo(rows.dtype).eps * max(rows.shape) * values[:1]
     kept = max(1, int((values > floor).sum()))
-    if kept == tensor.n_in or tensor.rank == 0:
-        return torch.eye(tensor.n_in, dtype=rows.dtype, device=rows.device)
+    if kept == tensor.n_in:
+        return torch.eye(kept, dtype=rows.dtype, device=rows.device)
     return basis[:kept]
 
 

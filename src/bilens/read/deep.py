@@ -1,0 +1,92 @@
+"""What the weights of a classifier of several layers say about its classes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bilens.data import ImageData
+from bilens.errors import BilensError
+from bilens.nn import ImageClassifier
+from bilens.tensor import Paths, TopPaths, top_paths
+from bilens.tensor.chain import make_chain
+
+__all__ = ["DeepReading", "path_accuracies", "read_deep"]
+
+STOPS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
+
+
+@dataclass(frozen=True, eq=False)
+class DeepReading:
+    """The strongest eigenvector paths of a classifier, and how far they go on a test set.
+
+    Attributes:
+        model: the classifier.
+        data: the data it is measured on.
+        search: the best paths over all classes, and how much of the tree finding them took.
+        accuracy: of the model on the test images.
+        by_paths: (number of paths, accuracy of the pruned tree), ascending.
+    """
+
+    model: ImageClassifier
+    data: ImageData
+    search: TopPaths
+    accuracy: float
+    by_paths: tuple[tuple[int, float], ...]
+
+    def record(self) -> dict[str, Any]:
+        """The numbers, for JSON."""
+        return {
+            "data": self.data.name,
+            "accuracy": self.accuracy,
+            "accuracy_by_paths": [list(pair) for pair in self.by_paths],
+            "nodes_expanded": self.search.expanded,
+            "nodes_total": self.search.total,
+        }
+
+
+@torch.no_grad()
+def path_accuracies(
+    paths: Paths, data: ImageData, counts: Sequence[int]
+) -> tuple[tuple[int, float], ...]:
+    """Test accuracy of the tree pruned to its best 1, 3, 10, ... paths over all classes.
+
+    Raises:
+        BilensError: the paths are not of one direction for each class.
+    """
+    if paths.batch_shape != (data.n_classes,):
+        raise BilensError(
+            f"paths have directions of batch shape {tuple(paths.batch_shape)}; expected one for "
+            f"each of the {data.n_classes} classes"
+        )
+    found = []
+    for k in counts:
+        right = paths.truncate(k)(data.test_images).argmax(-1) == data.test_labels
+        found.append((k, float(right.double().mean())))
+    return tuple(found)
+
+
+@torch.no_grad()
+def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepReading:
+    """Find the k best eigenvector paths over all classes, and measure the model that they make.
+
+    Args:
+        model: a classifier of any number of layers.
+        data: what it is measured on.
+        k: how many paths; all of them where there are fewer.
+
+    Raises:
+        NotBilinearError: a gate is not linear, or there is a norm.
+    """
+    tensors, directions = model.tensors(), torch.eye(data.n_classes)
+    search = top_paths(tensors, directions, min(k, make_chain(tensors, directions).n_leaves))
+    found = len(search.paths)
+    counts = [stop for stop in STOPS if stop < found] + [found]
+    return DeepReading(
+        model=model,
+        data=data,
+        search=search,
+        accuracy=model.accuracy(data.test_images, data.test_labels),
+        by_paths=path_accuracies(search.paths, data, counts),
+    )

@@ -1,0 +1,132 @@
+"""Shared features: eigenvectors of many directions that are the same vector up to sign."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.tensor.similarity import unit_rows
+
+__all__ = ["Features", "cluster", "leaders"]
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Vectors that stand for clusters of similar ones, those that carry the most weight first.
+
+    Attributes:
+        vectors: one unit row for each feature: the direction of largest weighted sum of squares
+            over its members; signed like its heaviest member.
+        members: for each feature, the rows that belong to it, in ascending order.
+        coverage: for each feature, its members' share of all weight; together 1.
+        agreement: for each feature, the smallest |cosine| with one of its members.
+    """
+
+    vectors: Float[Tensor, "f n"]
+    members: tuple[Int64[Tensor, " _"], ...]
+    coverage: Float[Tensor, " f"]
+    agreement: Float[Tensor, " f"]
+
+    def __len__(self) -> int:
+        """Number of features."""
+        return self.vectors.shape[0]
+
+
+def cluster(
+    vectors: Float[Tensor, "m n"], weights: Float[Tensor, " m"], threshold: float = 0.9
+) -> Features:
+    """Group rows that point the same way up to sign: |v_i . v_j| / (|v_i| |v_j|) >= threshold.
+
+    The heaviest row leads the first group, and every row that resembles it joins; the heaviest of
+    what is left leads the next. Each group is then summed up by its principal direction, the f
+    that maximises sum_i w_i (f . v_i / |v_i|)^2, and every row moves once to the direction that it
+    resembles most. After that move a member may resemble its feature a little less than
+    `threshold`: see `agreement`. The same rows give the same features; nothing is random. Works in
+    float64, and costs O(m n) for each feature.
+
+    Args:
+        vectors: one row each, of any length but zero; their lengths play no part.
+        weights: how much each row matters, such as |effective eigenvalue|; not negative.
+        threshold: least |cosine| with the leader of a group, above 0 and at most 1.
+
+    Raises:
+        BilensError: the shapes do not fit, there are no rows, a vector is zero or not finite, a
+            weight is negative or not finite, all weights are zero, or the threshold is out of
+            bounds.
+    """
+    _check(vectors, weights, threshold)
+    units, w = unit_rows(vectors.double()), weights.double()
+    order = w.argsort(descending=True, stable=True)
+    groups = _groups(leaders(units, order, threshold))
+    representatives = torch.stack([_principal(units, w, rows) for rows in groups])
+    groups = _groups((units @ representatives.T).abs().argmax(-1))
+    groups.sort(key=lambda rows: -float(w[rows].sum()))
+    found = torch.stack([_principal(units, w, rows) for rows in groups])
+    coverage = torch.stack([w[rows].sum() for rows in groups]) / w.sum()
+    agreement = [(units[rows] @ f).abs().min() for rows, f in zip(groups, found, strict=True)]
+    return Features(
+        vectors=found.to(vectors.dtype),
+        members=tuple(groups),
+        coverage=coverage.to(vectors.dtype),
+        agreement=torch.stack(agreement).clamp_max(1).to(vectors.dtype),
+    )
+
+
+def leaders(
+    units: Float[Tensor, "m n"], order: Int64[Tensor, " m"], threshold: float
+) -> Int64[Tensor, " m"]:
+    """The group of each unit row: the first in `order` leads all that resemble it, and so on.
+
+    Groups are numbered as they are found; a zero row is a group of its own.
+    """
+    labels = torch.full_like(order, -1)
+    # A vector's cosine with itself may come out a few roundings below 1.
+    least = threshold - 8 * torch.finfo(units.dtype).eps
+    count = 0
+    for row in order.tolist():
+        if labels[row] < 0:
+            alike = (units @ units[row]).abs() >= least
+            labels[alike & (labels < 0)] = count
+            labels[row] = count
+            count += 1
+    return labels
+
+
+def _groups(labels: Int64[Tensor, " m"]) -> list[Int64[Tensor, " _"]]:
+    """The rows of each group that has any, in the order of their numbers."""
+    numbers = sorted(set(labels.tolist()))
+    return [(labels == number).nonzero()[:, 0] for number in numbers]
+
+
+def _principal(
+    units: Float64[Tensor, "m n"], weights: Float64[Tensor, " m"], rows: Int64[Tensor, " _"]
+) -> Float64[Tensor, " n"]:
+    """The direction of largest weighted sum of squares; members without weight count alike."""
+    w = weights[rows]
+    heaviest = units[rows[w.argmax()]]
+    share = w / w.sum() if w.sum() > 0 else torch.ones_like(w)
+    _, _, directions = torch.linalg.svd(share.sqrt()[:, None] * units[rows], full_matrices=False)
+    return torch.where(directions[0] @ heaviest < 0, -directions[0], directions[0])
+
+
+def _check(vectors: Tensor, weights: Tensor, threshold: float) -> None:
+    if vectors.ndim != 2 or vectors.numel() == 0 or weights.shape != vectors.shape[:1]:
+        raise BilensError(
+            f"vectors has shape {tuple(vectors.shape)} and weights {tuple(weights.shape)}; "
+            "expected (m, n) and (m,), with at least one row"
+        )
+    if not 0 < threshold <= 1:
+        raise BilensError(f"threshold={threshold}, expected a |cosine| above 0 and at most 1")
+    if not torch.isfinite(vectors).all():
+        raise BilensError("vectors holds NaN or infinite values")
+    if not (torch.isfinite(weights) & (weights >= 0)).all():
+        raise BilensError("weights holds NaN, infinite or negative values; take magnitudes")
+    zero = (vectors == 0).all(-1)
+    if zero.any():
+        raise BilensError(
+            f"vectors[{int(zero.nonzero()[0])}] is zero and points nowhere; leave such rows out"
+        )
+    if not weights.any():
+        raise BilensError("weights are all zero, so no feature could carry a share of them")

@@ -1,0 +1,234 @@
+"""Features as outputs: a layer re-expressed through the pseudoinverse of a set of vectors."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.spectrum import Spectrum
+
+__all__ = ["Dictionary", "Reexpression", "reexpress"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dictionary:
+    """Output features F as columns, read off by a = F^+ y and written back by y = F a.
+
+    F^+ y are the activations of least squares, of least length where several fit equally well. If
+    the features span all outputs (`complete`), F F^+ = 1 and nothing is lost; otherwise F F^+ y is
+    the part of y that they span. A dead feature, a column of zeros, has activation 0.
+
+    Get one from `Dictionary.of`.
+
+    Attributes:
+        features: F, one column for each feature.
+        inverse: F^+, one row for each feature, of the dtype of F.
+        singular_values: of F, the largest first, in float64.
+        rank: how many of them count; the rest was taken for zero.
+
+    Source:
+        Pearce & Dooms 2024, "The pseudoinverse trick for feature dictionaries"; their D is F here.
+        Pearce et al. 2024, appendix B.1.
+    """
+
+    features: Float[Tensor, "n_out m"]
+    inverse: Float[Tensor, "m n_out"]
+    singular_values: Float64[Tensor, " s"]
+    rank: int
+
+    @classmethod
+    def of(
+        cls, features: Float[Tensor, "n_out m"], *, require_complete: bool = False
+    ) -> "Dictionary":
+        """The dictionary of the columns of F, its pseudoinverse computed in float64.
+
+        Singular values up to max(n_out, m) eps sigma_1 count as zero, with eps that of the dtype
+        of F: below it they are the rounding of its entries. Differentiable where the rank does not
+        change.
+
+        Args:
+            features: F, one column for each feature, in any number; no need of unit length.
+            require_complete: refuse features that do not span all outputs.
+
+        Raises:
+            BilensError: F is empty, no matrix or not finite, or not complete though it has to be.
+        """
+        inverse, singular_values, rank = _pseudoinverse(features, "features", "(n_out, m)")
+        if require_complete:
+            _check_complete("features", rank, features.shape[0])
+        return cls(features, inverse, singular_values, rank)
+
+    @property
+    def n_out(self) -> int:
+        """Number of outputs that a feature is a vector of."""
+        return self.features.shape[0]
+
+    @property
+    def n_features(self) -> int:
+        """Number of features, dead ones among them."""
+        return self.features.shape[1]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the features span all outputs, so that F F^+ = 1."""
+        return self.rank == self.n_out
+
+    def activations(self, y: Float[Tensor, "*batch n_out"]) -> Float[Tensor, "*batch m"]:
+        """A = F^+ y, one row of `y` for each output of the layer, in the dtype of `y`.
+
+        Raises:
+            BilensError: `y` has not n_out numbers in its last axis.
+        """
+        _check_last_axis(y, "y", self.n_out, "output")
+        return y @ self.inverse.T.to(y)
+
+    def reconstruct(self, a: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch n_out"]:
+        """Y = F a, one row of `a` for each set of activations, in the dtype of `a`.
+
+        Raises:
+            BilensError: `a` has not one number for each feature in its last axis.
+        """
+        _check_last_axis(a, "a", self.n_features, "feature")
+        return a @ self.features.T.to(a)
+
+    def features_tensor(self, tensor: BilinearTensor) -> BilinearTensor:
+        """The tensor of x -> F^+ B(x), one output for each feature: D becomes F^+ D.
+
+        Raises:
+            BilensError: the features are no vectors of the tensor's outputs.
+        """
+        if tensor.n_out != self.n_out:
+            raise BilensError(
+                f"tensor has {tensor.n_out} outputs; the dictionary's features are vectors of "
+                f"{self.n_out} numbers"
+            )
+        return tensor.change_basis(outputs=self.inverse)
+
+    def projector(self) -> Float[Tensor, "n_out n_out"]:
+        """F F^+, the orthogonal projector onto the span of the features; 1 if complete."""
+        return self.features @ self.inverse
+
+
+@dataclass(frozen=True, eq=False)
+class Reexpression:
+    """A layer through eigenvectors: B = sum_k sum_i lambda_ki u+_k (x) v_ki (x) v_ki.
+
+    Get one from `reexpress`.
+
+    Attributes:
+        spectra: (lambda_k, v_k), one spectrum for each direction u_k.
+        outputs: u+_k, one row each: what a unit of activation along u_k adds to the output.
+        rank: of the directions.
+        complete: whether the directions span all outputs; if not, the sum is the orthogonal
+            projection of B onto their span.
+
+    Source:
+        Pearce et al. 2024, equations 5 and 6.
+    """
+
+    spectra: Spectrum
+    outputs: Float[Tensor, "m n_out"]
+    rank: int
+    complete: bool
+
+    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
+        """Evaluate sum_k u+_k sum_i lambda_ki (v_ki . x)^2 over the kept eigenpairs."""
+        values: Tensor = self.spectra(x)
+        return values @ self.outputs
+
+    def truncate(self, k: int) -> "Reexpression":
+        """Keep the first k eigenpairs of each direction: the approximate layer.
+
+        Raises:
+            BilensError: k is not between 1 and the number kept.
+        """
+        return replace(self, spectra=self.spectra.truncate(k))
+
+    def tensor(self) -> BilinearTensor:
+        """The same sum as factors, one hidden unit for each eigenpair: L = R = V.
+
+        Compare it with the layer it came from by `cosine`, or by the norm of the difference.
+        """
+        V = self.spectra.vectors.reshape(-1, self.spectra.n_in)
+        out = self.spectra.values[..., None] * self.outputs[:, None]
+        D = out.reshape(-1, self.outputs.shape[-1]).T
+        return BilinearTensor(V, V, D, self.spectra.constant)
+
+
+def reexpress(
+    tensor: BilinearTensor,
+    directions: Float[Tensor, "m n_out"],
+    k: int | None = None,
+    *,
+    require_complete: bool = False,
+) -> Reexpression:
+    """Write a layer as the eigenvectors of a complete or over-complete set of directions.
+
+    B = sum_k u+_k (x) Q(u_k),  with U^+ = [u+_1 ... u+_m], so that similar directions share what
+    they have in common instead of counting it twice.
+
+    Args:
+        tensor: the layer.
+        directions: U, one direction u_k in each row.
+        k: how many eigenpairs of each direction to keep; all of them by default, which is exact.
+        require_complete: refuse directions that do not span all outputs.
+
+    Raises:
+        BilensError: U is empty, not finite or does not fit the outputs, is not complete though it
+            has to be, or k is not between 1 and n_in.
+
+    Source:
+        Pearce et al. 2024, appendix B.1; there the u_k are rows in one sentence and columns in
+        another: here rows of U, and the u+_k are columns of U^+.
+    """
+    form = f"(m, {tensor.n_out})"
+    inverse, _, rank = _pseudoinverse(directions, "directions", form)
+    if directions.shape[1] != tensor.n_out:
+        raise BilensError(
+            f"directions has shape {tuple(directions.shape)}; expected {form}, one row for each "
+            "direction in the outputs of the tensor"
+        )
+    complete = rank == tensor.n_out
+    if require_complete:
+        _check_complete("directions", rank, tensor.n_out)
+    spectra = tensor.along(directions).eig(k)
+    return Reexpression(spectra, inverse.T.to(spectra.values), rank, complete)
+
+
+def _pseudoinverse(
+    matrix: Float[Tensor, "rows columns"], name: str, form: str
+) -> tuple[Float[Tensor, "columns rows"], Float64[Tensor, " s"], int]:
+    """The pseudoinverse, the singular values and the rank, worked out in float64."""
+    if matrix.ndim != 2 or matrix.numel() == 0 or not matrix.is_floating_point():
+        raise BilensError(
+            f"{name} has shape {tuple(matrix.shape)} and dtype {matrix.dtype}; expected {form} in "
+            "floating point, with at least one row and column"
+        )
+    if not torch.isfinite(matrix).all():
+        raise BilensError(
+            f"{name} holds NaN or infinite values; the training they come from may have diverged"
+        )
+    exact = matrix.double()
+    relative = max(matrix.shape) * torch.finfo(matrix.dtype).eps
+    singular_values = torch.linalg.svdvals(exact.detach())
+    rank = int((singular_values > relative * singular_values[0]).sum())
+    return torch.linalg.pinv(exact, rtol=relative).to(matrix.dtype), singular_values, rank
+
+
+def _check_complete(name: str, rank: int, n_out: int) -> None:
+    if rank < n_out:
+        raise BilensError(
+            f"{name} has rank {rank} of {n_out}: some outputs are out of its reach and would be "
+            "lost. Add vectors, or drop require_complete to work with what it spans."
+        )
+
+
+def _check_last_axis(x: Tensor, name: str, length: int, what: str) -> None:
+    if x.ndim == 0 or x.shape[-1] != length or not x.is_floating_point():
+        raise BilensError(
+            f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; its last axis should have "
+            f"length {length}, one floating-point number for each {what}"
+        )

@@ -1,0 +1,145 @@
+"""Paths of eigenvectors from output directions to the input, and the model that they make."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.tensor.constant import fit_input
+from bilens.tensor.eigen import WORKING_BYTES
+
+__all__ = ["Paths", "effective_eigenvalues"]
+
+
+def effective_eigenvalues(
+    eigenvalues: Float[Tensor, "paths depth"],
+) -> Float[Tensor, " paths"]:
+    """lambda_1 prod_{l>1} |lambda_l|^((1/2)^(l-1)) of each row; layer 1 stands last.
+
+    Multiplied in float64.
+
+    Source:
+        Pearce et al. 2024, equation 4.
+    """
+    values = eigenvalues.double()
+    powers = 0.5 ** torch.arange(values.shape[1], device=values.device).flip(0)
+    return (values[:, -1].sign() * (values.abs() ** powers).prod(-1)).to(eigenvalues)
+
+
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """Some or all leaves of an eigenvector tree, the largest |effective eigenvalue| first.
+
+    An eigenvector v of a layer is the direction in which the layer before is decomposed:
+
+        v . h_l = sum_i lambda_i (v_i . h_{l-1})^2,  and at the input  v . h_0 = v . x
+
+    Axes: `paths`, and `depth`, which counts layers from the output to the input. A path is known
+    by its numbers: 0 is the eigenvector of largest |lambda| of its node. All eigenvectors are of
+    unit length; their signs are arbitrary and cancel in the squares.
+
+    Attributes:
+        directions: u, the output directions at the roots of the trees.
+        roots: which direction each path comes from, counted through the batch.
+        indices: the number of each eigenvector among those of its node.
+        eigenvalues: lambda of each eigenvector.
+        vectors: the eigenvector of the first layer that each path ends at.
+        constant: the last input coordinate is the constant 1.
+
+    Source:
+        Pearce et al. 2024, section 4.2 and figure 1. Their layer l is entry depth - l here.
+    """
+
+    directions: Float[Tensor, "*batch n_out"]
+    roots: Int[Tensor, " paths"]
+    indices: Int[Tensor, "paths depth"]
+    eigenvalues: Float[Tensor, "paths depth"]
+    vectors: Float[Tensor, "paths n_in"]
+    constant: bool = False
+
+    def __len__(self) -> int:
+        """Number of paths."""
+        return self.roots.shape[0]
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return self.indices.shape[1]
+
+    @property
+    def n_in(self) -> int:
+        """Number of inputs, the constant among them."""
+        return self.vectors.shape[1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of the batch of directions; empty for a single one."""
+        return self.directions.shape[:-1]
+
+    @property
+    def effective(self) -> Float[Tensor, " paths"]:
+        """Effective eigenvalue of each path; its sign is that of the first layer's eigenvalue.
+
+        Source:
+            Pearce et al. 2024, equation 4.
+        """
+        return effective_eigenvalues(self.eigenvalues)
+
+    def truncate(self, k: int) -> "Paths":
+        """The first k paths, a pruned tree.
+
+        Raises:
+            BilensError: k is not between 1 and the number of paths.
+        """
+        if not 1 <= k <= len(self):
+            raise BilensError(f"k={k}, expected 1 to {len(self)}, the number of paths")
+        return self._take(torch.arange(k, device=self.roots.device))
+
+    def of(self, root: int) -> "Paths":
+        """The paths of one direction, counted through the batch; there may be none."""
+        return self._take(torch.nonzero(self.roots == root).flatten())
+
+    def __call__(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
+        """Evaluate u . f(x) through these paths alone: `samples`, then the batch of directions.
+
+        With all paths of a tree this is what the model computes. Samples are done in blocks, so
+        that memory is bounded whatever their number.
+        """
+        x = fit_input(x, self.n_in, self.constant)
+        at_once = max(1, WORKING_BYTES // (4 * len(self) * self.vectors.element_size()))
+        levels = list(self._levels())
+        blocks = []
+        for some in torch.split(x.reshape(-1, self.n_in), at_once):
+            values = self.vectors @ some.T
+            for eigenvalues, parents, n_parents in levels:
+                summands = eigenvalues[:, None] * values**2
+                values = values.new_zeros(n_parents, len(some)).index_add_(0, parents, summands)
+            blocks.append(values.T)
+        return torch.cat(blocks).reshape([*x.shape[:-1], *self.batch_shape])
+
+    def _take(self, rows: Int[Tensor, " some"]) -> "Paths":
+        return replace(
+            self,
+            roots=self.roots[rows],
+            indices=self.indices[rows],
+            eigenvalues=self.eigenvalues[rows],
+            vectors=self.vectors[rows],
+        )
+
+    def _levels(self) -> Iterator[tuple[Float[Tensor, " nodes"], Int[Tensor, " nodes"], int]]:
+        """For each layer, the first one first: eigenvalues of its nodes, and which node is above.
+
+        Nodes are the distinct beginnings of the paths.
+        """
+        names, eigenvalues = torch.cat([self.roots[:, None], self.indices], 1), self.eigenvalues
+        for last in range(self.depth - 1, 0, -1):
+            above, parents = torch.unique(names[:, :-1], dim=0, return_inverse=True)
+            yield eigenvalues[:, last], parents, len(above)
+            # All nodes below one parent hold the same eigenvalues above themselves.
+            shared = eigenvalues.new_empty(len(above), last)
+            shared[parents] = eigenvalues[:, :last]
+            names, eigenvalues = above, shared
+        yield eigenvalues[:, 0], names[:, 0], self.batch_shape.numel()

@@ -1,0 +1,251 @@
+"""How alike two models are: best matching vectors, and exact inner products of functions."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.tensor.bilinear import BilinearTensor
+
+__all__ = ["COST_LIMIT", "best_match", "expected_cosine", "expected_inner", "unit_rows"]
+
+COST_LIMIT = 1e12
+"""Operations that `expected_inner` may take unless the caller says more: some 30 s on one core."""
+
+
+def best_match(
+    a: Float[Tensor, "*batch k_a n"], b: Float[Tensor, "*batch k_b n"]
+) -> Float[Tensor, "*batch k_a"]:
+    """The |cosine| of each row of `a` with the row of `b` that resembles it most.
+
+    max_j |a_i . b_j| / (|a_i| |b_j|), so signs, which are arbitrary for eigenvectors, do not
+    count. A row of zeros matches nothing: 0.
+
+    Raises:
+        BilensError: the shapes do not fit, `b` has no rows, or a value is not finite.
+
+    Source:
+        Pearce et al. 2024, figure 4.
+    """
+    fits = a.ndim == b.ndim >= 2 and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-1]
+    if not fits or b.shape[-2] == 0:
+        raise BilensError(
+            f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; expected (..., k_a, n) and "
+            "(..., k_b, n), alike but for the number of rows, with at least one row in b"
+        )
+    for name, rows in (("a", a), ("b", b)):
+        if not torch.isfinite(rows).all():
+            raise BilensError(f"{name} holds NaN or infinite values")
+    cosines = unit_rows(a) @ unit_rows(b).mT
+    best: Tensor = cosines.abs().amax(-1)
+    return best.clamp_max(1)
+
+
+def unit_rows(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    """Each vector at unit length, however small or large it was; a zero one stays zero."""
+    largest = rows.abs().amax(-1, keepdim=True)
+    scaled = rows / torch.where(largest > 0, largest, torch.ones_like(largest))
+    length: Tensor = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    return scaled / length.clamp_min(0.5)
+
+
+def expected_inner(
+    a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], *, max_operations: float = COST_LIMIT
+) -> Float64[Tensor, ""]:
+    """E[f_a(x) . f_b(x)] for x ~ N(0, I), exactly, from the weights of models of one or two layers.
+
+    A model is the chain of its layers' tensors, such as `ImageClassifier.tensors()`; biases and
+    residuals are in it, and a constant coordinate stays 1. One layer is, for each output with
+    Q = [[A, q], [q', c]] on [x, 1],
+
+        f(x) = (tr A + c) + 2q.x + :x'Ax:,   :x'Ax: = x'Ax - tr A,
+
+    three parts that are orthogonal under the Gaussian, so that, summed over outputs,
+
+        E[f_a f_b] = (tr A_a + c_a)(tr A_b + c_b) + 4 q_a.q_b + 2 tr(A_a A_b).
+
+    Two layers are a sum over the second's hidden units of products of two such functions;
+    multiplied out by Wick's theorem, they have orthogonal parts of degree 0 to 4.
+
+    In float64 and differentiable. Models of one layer cost O(rank^2 (n_in + n_out)). Otherwise it
+    takes 4 r_a r_b m^3 operations and some 64 (r_a + r_b) m^2 bytes, where r_a, r_b are the ranks
+    of the second layers and m is the dimension of what the first layers read together: at most
+    n_in, and at most the sum of the widths that two models embed their inputs in.
+
+    Args:
+        a: the layers of one model, the first to read the input first.
+        b: those of the other; it may differ in depth, ranks and in having biases.
+        max_operations: refuse what would cost more.
+
+    Raises:
+        BilensError: a chain is empty, deeper than two layers, does not fit together or is not
+            finite; the models differ in inputs or outputs; or the cost is above `max_operations`.
+
+    Source:
+        Isserlis 1918; the orthogonal parts: Janson 1997, "Gaussian Hilbert Spaces", chapter 3.
+    """
+    a, b = _checked_chain(a, "a"), _checked_chain(b, "b")
+    sizes = [(chain[0].n_in - chain[0].constant, chain[-1].n_out) for chain in (a, b)]
+    if sizes[0] != sizes[1]:
+        raise BilensError(
+            f"a has {sizes[0]} inputs and outputs (the constant not counted), b has {sizes[1]}; "
+            "they should be the same"
+        )
+    if len(a) == len(b) == 1:
+        (a_0, a_1, a_2), (b_0, b_1, b_2) = _affine_parts(a[0]), _affine_parts(b[0])
+        return a_0 @ b_0 + (a_1 * b_1).sum() + 2 * a_2.inner(b_2)
+    span = _joint_span(a[0], b[0])
+    _check_cost(a, b, span.shape[1], max_operations)
+    return _orthogonal_parts(a, span).inner(_orthogonal_parts(b, span))
+
+
+def expected_cosine(
+    a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], *, max_operations: float = COST_LIMIT
+) -> Float64[Tensor, ""]:
+    """E[f_a . f_b] / sqrt(E|f_a|^2 E|f_b|^2) for x ~ N(0, I); 0 if either model is zero.
+
+    Costs and raises as `expected_inner`, which it calls three times, each within the limit.
+    """
+    inner = expected_inner(a, b, max_operations=max_operations)
+    norms = [expected_inner(c, c, max_operations=max_operations).clamp_min(0) for c in (a, b)]
+    scale = norms[0].sqrt() * norms[1].sqrt()
+    return torch.where(scale > 0, inner / scale, torch.zeros_like(scale))
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """The orthogonal parts of a model: f = degree_0 + degree_1.x + :x'(degree_2)x: + higher.
+
+    The higher ones are those of sum_u out[:, u] :x'M_u x: (n_u.x) and of
+    sum_h out[:, h] :(x'A_h x)(x'B_h x):, with A the first half of the matrices M and B the second,
+    and for n_u the linear part of the other factor. A single layer has no units h.
+    """
+
+    degree_0: Float64[Tensor, " n_out"]
+    degree_1: Float64[Tensor, "n_out m"]
+    degree_2: Float64[Tensor, "n_out m m"]
+    out: Float64[Tensor, "n_out rank"]
+    matrices: Float64[Tensor, "two_rank m m"]
+    others: Float64[Tensor, "two_rank m"]
+
+    def inner(self, that: "_Parts") -> Float64[Tensor, ""]:
+        """Sum over degrees of E[part . part]: legs joined in all ways, none within a part."""
+        low = (
+            self.degree_0 @ that.degree_0
+            + einsum(self.degree_1, that.degree_1, "o i, o i ->")
+            + 2 * einsum(self.degree_2, that.degree_2, "o i j, o i j ->")
+        )
+        S = self.out.T @ that.out
+        traces = einsum(self.matrices, that.matrices, "u i j, v i j -> u v")
+        return low + self._degree_3(that, S, traces) + self._degree_4(that, S, traces)
+
+    def _degree_3(self, that: "_Parts", S: Tensor, traces: Tensor) -> Tensor:
+        """2 tr(M M') n.n' + 4 n'M'M n', summed over pairs of units."""
+        S = S.repeat(2, 2)
+        total = 2 * (S * traces * (self.others @ that.others.T)).sum()
+        for matrix, other, weights in zip(self.matrices, self.others, S, strict=True):
+            reached = that.others @ matrix
+            total = total + 4 * einsum(weights, reached, that.matrices @ other, "v, v i, v i ->")
+        return total
+
+    def _degree_4(self, that: "_Parts", S: Tensor, traces: Tensor) -> Tensor:
+        """4 tr(AA') tr(BB') + 4 tr(AB') tr(BA') + 16 tr(AA'BB'), summed over pairs of units."""
+        r, s = S.shape
+        straight = traces[:r, :s] * traces[r:, s:]
+        crossed = traces[:r, s:] * traces[r:, :s]
+        total = 4 * (S * (straight + crossed)).sum()
+        for h in range(r):
+            first = self.matrices[h] @ that.matrices[:s]
+            second = self.matrices[r + h] @ that.matrices[s:]
+            total = total + 16 * einsum(S[h], first, second, "g, g i j, g j i ->")
+        return total
+
+
+def _orthogonal_parts(chain: Sequence[BilinearTensor], span: Float64[Tensor, "n m"]) -> _Parts:
+    """The parts of a model of one or two layers, in coordinates of the span."""
+    first = chain[0].change_basis(inputs=span)
+    if len(chain) == 1:
+        c, q, free = _affine_parts(first)
+        A = free.dense(sys.maxsize)
+        return _Parts(c, q, A, q.new_zeros(len(c), 0), A[:0], q[:0])
+    second, d = chain[1], first.n_out
+    # A hidden unit is a product of two outputs of the first layer, along its two rows.
+    a, p, factor_a = _affine_parts(first.change_basis(outputs=second.left[:, :d]))
+    b, q, factor_b = _affine_parts(first.change_basis(outputs=second.right[:, :d]))
+    A, B = factor_a.dense(sys.maxsize), factor_b.dense(sys.maxsize)
+    if second.n_in > d:
+        a, b = a + second.left[:, d], b + second.right[:, d]
+    degree_0 = a * b + (p * q).sum(-1) + 2 * (A * B).sum((-2, -1))
+    reached = einsum(A, q, "h i j, h j -> h i") + einsum(B, p, "h i j, h j -> h i")
+    half = p[:, :, None] * q[:, None] / 2 + 2 * A @ B
+    degree_2 = a[:, None, None] * B + b[:, None, None] * A + half + half.mT
+    return _Parts(
+        degree_0=second.out @ degree_0,
+        degree_1=second.out @ (a[:, None] * q + b[:, None] * p + 2 * reached),
+        degree_2=einsum(second.out, degree_2, "o h, h i j -> o i j"),
+        out=second.out,
+        matrices=torch.cat([A, B]),
+        others=torch.cat([q, p]),
+    )
+
+
+def _affine_parts(
+    layer: BilinearTensor,
+) -> tuple[Float64[Tensor, " n_out"], Float64[Tensor, "n_out n"], BilinearTensor]:
+    """Each output's tr A + c and 2q, and the layer of the A alone, all from the factors."""
+    n = layer.n_in - layer.constant
+    L, R, D = layer.left[:, :n], layer.right[:, :n], layer.out
+    hidden_0, hidden_1 = (L * R).sum(-1), torch.zeros_like(L)
+    if layer.constant:
+        bias, gate = layer.left[:, n], layer.right[:, n]
+        hidden_0, hidden_1 = hidden_0 + bias * gate, bias[:, None] * R + gate[:, None] * L
+    return D @ hidden_0, D @ hidden_1, BilinearTensor(L, R, D)
+
+
+def _joint_span(a: BilinearTensor, b: BilinearTensor) -> Float64[Tensor, "n m"]:
+    """Orthonormal columns that span what either layer reads of x; x in them is N(0, I) too."""
+    n = a.n_in - a.constant
+    rows = torch.cat([factor[:, :n] for factor in (a.left, a.right, b.left, b.right)]).detach()
+    _, sizes, directions = torch.linalg.svd(unit_rows(rows), full_matrices=False)
+    floor = max(rows.shape) * torch.finfo(rows.dtype).eps * sizes[0]
+    kept: Tensor = directions[: max(1, int((sizes > floor).sum()))]
+    return kept.T
+
+
+def _checked_chain(chain: Sequence[BilinearTensor], name: str) -> Sequence[BilinearTensor]:
+    """The layers in float64, after a look at how they fit."""
+    if not 1 <= len(chain) <= 2:
+        raise BilensError(
+            f"{name} has {len(chain)} layers; the exact expectation is worked out for one or two. "
+            "For deeper models compare layer by layer, or sample inputs."
+        )
+    for i, layer in enumerate(chain):
+        for factor in ("left", "right", "out"):
+            if not torch.isfinite(getattr(layer, factor)).all():
+                raise BilensError(f"{name}[{i}].{factor} holds NaN or infinite values")
+    if len(chain) == 2:
+        made, read, constant = chain[0].n_out, chain[1].n_in, chain[1].constant
+        if made not in (read, read - constant):
+            raise BilensError(
+                f"{name}[0] has {made} outputs and {name}[1] reads {read - constant} (the constant "
+                "not counted); they should be the same"
+            )
+    return [layer.to(torch.float64) for layer in chain]
+
+
+def _check_cost(
+    a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], m: int, max_operations: float
+) -> None:
+    r_a, r_b = (chain[1].rank if len(chain) == 2 else 0 for chain in (a, b))
+    cost = 4 * m**3 * (r_a * r_b + r_a + r_b)
+    if cost > max_operations:
+        raise BilensError(
+            f"The expectation would cost {cost:.1e} operations ({r_a} and {r_b} hidden units in "
+            f"the last layers, {m} dimensions of the input); the limit is "
+            f"max_operations={max_operations:.1e}. Raise it, or sample inputs."
+        )
