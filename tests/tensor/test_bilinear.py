@@ -24,6 +24,7 @@ def test_evaluation(shape):
     x = normal(4, tensor.n_in)
     assert close(tensor(x), quadratic(dense(tensor), x))
     assert close(tensor(x[0]), tensor(x)[0])
+    assert close(tensor.along(class_=0)(x[0]), tensor(x)[0, 0])
     assert close(tensor(x.reshape(2, 2, -1)), tensor(x).reshape(2, 2, -1))
 
 

@@ -61,8 +61,10 @@ class BilinearTensor:
                 f"The factors do not fit: {shapes}. Expected left and right of shape "
                 "(rank, n_in) and out of shape (n_out, rank)."
             )
-        if min(self.left.shape[1], self.out.shape[0]) == 0:
-            raise BilensError(f"The tensor is empty: {shapes}. Expected at least one in and out.")
+        if 0 in (*self.left.shape, *self.out.shape):
+            raise BilensError(
+                f"The tensor is empty: {shapes}. Expected one input, output and hidden unit or more."
+            )
         if len({(factor.dtype, factor.device) for factor in factors}) > 1:
             kinds = ", ".join(f"{factor.dtype} on {factor.device}" for factor in factors)
             raise BilensError(

@@ -11,7 +11,7 @@ __all__ = ["Eigenpairs", "apply_factored", "dense_eigenpairs", "top_eigenpairs"]
 WORKING_BYTES = 512 * 1024**2
 """Bytes of working memory that a batch may take; more forms are done in turns."""
 
-PROBES = 8
+PROBES = 6
 """Products spent on looking for an eigenvalue that an iteration passed over."""
 
 SMALL = 128
@@ -52,9 +52,11 @@ def dense_eigenpairs(
         Q = (half + half.mT) / 2
         values, columns = torch.linalg.eigh(Q)
         order = values.detach().abs().argsort(dim=-1, descending=True, stable=True)[:, :k]
-        parts.append((values.gather(-1, order), _rows(columns.mT, order)))
-    values, vectors = (torch.cat(part) for part in zip(*parts, strict=True))
-    return _certified(left, right, weights, values, vectors)
+        values, vectors = values.gather(-1, order), _rows(columns.mT, order)
+        with torch.no_grad():
+            residuals = _residuals(vectors @ Q, values, vectors)
+        parts.append((values, vectors, residuals))
+    return Eigenpairs(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 def top_eigenpairs(
@@ -79,8 +81,7 @@ def top_eigenpairs(
     with torch.no_grad():
         parts = []
         for some in torch.split(weights, at_once):
-            found = _iterate(left, right, some, k, limit, tolerance, generator)
-            pairs = _certified(left, right, some, *found)
+            pairs = _iterate(left, right, some, k, limit, tolerance, generator)
             missed = (pairs.residuals > tolerance).any(-1)
             missed |= _overlooked(left, right, some, pairs, tolerance, generator)
             if missed.any():
@@ -99,15 +100,16 @@ def _iterate(
     limit: int,
     tolerance: float,
     generator: torch.Generator,
-) -> tuple[Float[Tensor, "batch k"], Float[Tensor, "batch k n_in"]]:
+) -> Eigenpairs:
     """Lanczos with full reorthogonalisation on every form at once.
 
     The images Qv are kept beside the basis, so a Ritz pair's residual costs no product, and a form
     that has converged leaves the batch. At `limit` basis vectors the best pairs found so far come
-    back for the rest; the caller measures them.
+    back for the rest, with the residuals that they have.
     """
     batch, n = weights.shape[0], left.shape[1]
-    values, vectors = left.new_empty(batch, k), left.new_empty(batch, k, n)
+    values, residuals = left.new_empty(batch, k), left.new_empty(batch, k)
+    vectors = left.new_empty(batch, k, n)
     waiting = torch.arange(batch, device=left.device)
     basis, images = left.new_empty(batch, limit, n), left.new_empty(batch, limit, n)
     image, scale = _random_like(basis[:, 0], generator), left.new_zeros(batch)
@@ -119,16 +121,29 @@ def _iterate(
         scale = torch.maximum(scale, image.norm(dim=-1))
         if size < next_look and size < limit:
             continue
-        theta, ritz, residuals = _ritz_pairs(basis[:, :size], images[:, :size], k)
-        done = (residuals <= tolerance).all(-1) | (size == limit)
-        values[waiting[done]], vectors[waiting[done]] = theta[done], ritz[done]
-        going = ~done
-        waiting, weights, scale = waiting[going], weights[going], scale[going]
-        basis, images, image = basis[going], images[going], image[going]
-        if not waiting.numel():
+        found = _ritz_pairs(basis[:, :size], images[:, :size], k)
+        done = (found.residuals <= tolerance).all(-1) | (size == limit)
+        for whole, part in zip((values, vectors, residuals), found, strict=True):
+            whole[waiting[done]] = part[done]
+        if done.all():
             break
+        if done.any():
+            going = ~done
+            waiting, weights, scale = waiting[going], weights[going], scale[going]
+            image = image[going]
+            basis, images = (_shrink(buffer, going, size) for buffer in (basis, images))
         next_look = size * 9 // 8
-    return values, vectors
+    return Eigenpairs(values, vectors, residuals)
+
+
+def _shrink(
+    buffer: Float[Tensor, "batch limit n_in"], going: Bool[Tensor, " batch"], size: int
+) -> Float[Tensor, "going limit n_in"]:
+    """The buffer for some of the forms; what is not filled yet is not copied."""
+    kept = buffer[going, :size]
+    fresh = buffer.new_empty(len(kept), *buffer.shape[1:])
+    fresh[:, :size] = kept
+    return fresh
 
 
 def _overlooked(
@@ -153,21 +168,20 @@ def _overlooked(
         image = apply_factored(left, right, weights, joined[:, None])[:, 0]
         basis = torch.cat([basis, joined[:, None]], 1)
         images = torch.cat([images, image[:, None]], 1)
-    theta, _, _ = _ritz_pairs(basis, images, k)
-    return theta[:, -1].abs() > pairs.values[:, -1].abs() + tolerance * scale
+    largest = _ritz_pairs(basis, images, k).values
+    return largest[:, -1].abs() > pairs.values[:, -1].abs() + tolerance * scale
 
 
 def _ritz_pairs(
     basis: Float[Tensor, "batch size n_in"], images: Float[Tensor, "batch size n_in"], k: int
-) -> tuple[Float[Tensor, "batch k"], Float[Tensor, "batch k n_in"], Float[Tensor, "batch k"]]:
+) -> Eigenpairs:
     """The k best eigenpairs inside the span of the basis, with their relative residuals."""
     projected = basis @ images.mT
     values, columns = torch.linalg.eigh((projected + projected.mT) / 2)
     order = values.abs().argsort(dim=-1, descending=True)[:, :k]
     theta, mix = values.gather(-1, order), _rows(columns.mT, order)
     vectors = mix @ basis
-    error = (mix @ images - theta[..., None] * vectors).norm(dim=-1)
-    return theta, vectors, _relative(error, theta)
+    return Eigenpairs(theta, vectors, _residuals(mix @ images, theta, vectors))
 
 
 def _joining(
@@ -200,24 +214,13 @@ def _reject(
     return vector - (shares.mT @ basis)[:, 0]
 
 
-def _certified(
-    left: Float[Tensor, "rank n_in"],
-    right: Float[Tensor, "rank n_in"],
-    weights: Float[Tensor, "batch rank"],
+def _residuals(
+    images: Float[Tensor, "batch k n_in"],
     values: Float[Tensor, "batch k"],
     vectors: Float[Tensor, "batch k n_in"],
-) -> Eigenpairs:
-    """Measure the residuals of finished pairs with products of their own."""
-    with torch.no_grad():
-        error = apply_factored(left, right, weights, vectors) - values[..., None] * vectors
-        residuals = _relative(error.norm(dim=-1), values)
-    return Eigenpairs(values, vectors, residuals)
-
-
-def _relative(
-    error: Float[Tensor, "batch k"], values: Float[Tensor, "batch k"]
 ) -> Float[Tensor, "batch k"]:
-    """Errors in units of the largest magnitude; a form that is zero has none."""
+    """|Qv - lambda v| / |lambda_1| from the images Qv; a form that is zero has none."""
+    error = (images - values[..., None] * vectors).norm(dim=-1)
     top = values.abs().amax(-1, keepdim=True)
     return torch.where(top > 0, error / top, error)
 

@@ -60,7 +60,7 @@ class QuadraticForm:
         x = fit_input(x, self.n_in, self.constant)
         hidden = (x @ self.left.T) * (x @ self.right.T)
         values = hidden @ self.weights.reshape(-1, self.weights.shape[-1]).T
-        return values.reshape(*x.shape[:-1], *self.batch_shape)
+        return values.reshape([*x.shape[:-1], *self.batch_shape])
 
     def apply(self, vectors: Float[Tensor, "*batch k n_in"]) -> Float[Tensor, "*batch k n_in"]:
         """Q v for k vectors of each form, from the factors: O(k rank n_in) each."""

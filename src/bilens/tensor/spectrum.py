@@ -65,7 +65,7 @@ class Spectrum:
         """v_i . x, of shape `samples` followed by the axes of `values`."""
         x = fit_input(x, self.n_in, self.constant)
         flat = x @ self.vectors.reshape(-1, self.n_in).T
-        return flat.reshape(*x.shape[:-1], *self.values.shape)
+        return flat.reshape([*x.shape[:-1], *self.values.shape])
 
     def activations(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
         """lambda_i (v_i . x)^2, of shape `samples` followed by the axes of `values`.

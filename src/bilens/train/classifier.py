@@ -181,7 +181,7 @@ class _Session:
         batches = torch.randperm(len(images), generator=order, device=images.device)
         for batch in torch.split(batches, training.batch_size)[state.step :]:
             start = time.perf_counter()
-            self._step(images[batch], self.data.train_labels[batch])
+            self._step(images.index_select(0, batch), self.data.train_labels.index_select(0, batch))
             state.step += 1
             state.seconds += time.perf_counter() - start
             yield
@@ -192,8 +192,9 @@ class _Session:
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self.state.loss_sum += loss.detach() * len(labels)
-        self.state.correct += (logits.detach().argmax(-1) == labels).sum()
+        with torch.no_grad():
+            self.state.loss_sum.add_(loss, alpha=len(labels))
+            self.state.correct.add_((logits.argmax(-1) == labels).sum())
 
     def finish_epoch(self) -> dict[str, Any]:
         """Measure, record and move on to the next epoch."""

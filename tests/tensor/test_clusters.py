@@ -1,0 +1,139 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError
+from bilens.tensor.clusters import cluster
+from tests.tensor.factors import close, normal
+
+cases = st.fixed_dictionaries(
+    {
+        "m": st.integers(1, 12),
+        "n": st.integers(1, 4),
+        "seed": st.integers(0, 10_000),
+        "threshold": st.sampled_from([0.3, 0.7, 0.9, 1.0]),
+    }
+)
+
+
+def by_definition(v: torch.Tensor, w: torch.Tensor, threshold: float) -> list[list[int]]:
+    """The groups, one row after another."""
+    units = v / v.norm(dim=1, keepdim=True)
+    waiting = sorted(range(len(v)), key=lambda i: -w[i])
+    groups = []
+    while waiting:
+        led = [i for i in waiting if abs(units[i] @ units[waiting[0]]) >= threshold - 1e-12]
+        groups.append(led)
+        waiting = [i for i in waiting if i not in led]
+    found = []
+    for rows in groups:
+        M = sum(w[i] * torch.outer(units[i], units[i]) for i in rows)
+        found.append(torch.linalg.eigh(M).eigenvectors[:, -1])
+    moved = [max(range(len(found)), key=lambda g: abs(u @ found[g])) for u in units]
+    groups = [[i for i in range(len(v)) if moved[i] == g] for g in range(len(found))]
+    return sorted([g for g in groups if g], key=lambda g: -sum(w[i] for i in g))
+
+
+@given(cases)
+def test_against_the_definition(case):
+    v, w = normal(case["m"], case["n"], seed=case["seed"]), normal(case["m"], seed=1).abs() + 0.1
+    features = cluster(v, w, case["threshold"])
+    expected = by_definition(v, w, case["threshold"])
+    assert [rows.tolist() for rows in features.members] == expected
+    assert len(features) == len(expected)
+    units = v / v.norm(dim=1, keepdim=True)
+    for f, rows, share, agreement in zip(
+        features.vectors, features.members, features.coverage, features.agreement, strict=True
+    ):
+        M = (w[rows, None] * units[rows]).T @ units[rows]
+        assert close(f @ M @ f, torch.linalg.eigvalsh(M)[-1])
+        assert close(f.norm(), torch.ones((), dtype=torch.float64))
+        assert close(share, w[rows].sum() / w.sum())
+        assert close(agreement, (units[rows] @ f).abs().min())
+    assert close(features.coverage.sum(), torch.ones((), dtype=torch.float64))
+    assert (features.coverage.diff() <= 0).all()
+
+
+def test_planted_clusters_are_recovered():
+    centres = torch.linalg.qr(normal(20, 4)).Q.T
+    planted = torch.arange(40) % 4
+    signs = normal(40, 1, seed=2).sign()
+    lengths = normal(40, 1, seed=3).abs() + 0.1
+    v = lengths * signs * (centres[planted] + 0.02 * normal(40, 20, seed=4))
+    w = torch.tensor([8.0, 4.0, 2.0, 1.0], dtype=torch.float64)[planted]
+    features = cluster(v, w)
+    assert [set(planted[rows].tolist()) for rows in features.members] == [{0}, {1}, {2}, {3}]
+    assert sum(len(rows) for rows in features.members) == 40
+    assert close(features.coverage, torch.tensor([8, 4, 2, 1], dtype=torch.float64) / 15)
+    assert ((features.vectors * centres).sum(-1).abs() > 0.999).all()
+    assert (features.agreement > 0.95).all()
+
+
+def test_lengths_signs_and_order_play_no_part():
+    v, w = normal(12, 3), normal(12, seed=1).abs()
+    features = cluster(v, w, 0.8)
+    other = cluster(v * normal(12, 1, seed=2), w, 0.8)
+    assert [a.tolist() for a in features.members] == [b.tolist() for b in other.members]
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    shuffled = cluster(v[order], w[order], 0.8)
+    for a, b in zip(features.members, shuffled.members, strict=True):
+        assert a.tolist() == order[b].sort().values.tolist()
+    cosines = (features.vectors * shuffled.vectors).sum(-1)
+    assert close(cosines, torch.ones(len(features), dtype=torch.float64))
+
+
+def test_a_feature_is_signed_like_its_heaviest_member():
+    v = torch.tensor([[1.0, 0.1], [-1.0, 0.1], [-1.0, 0.0]])
+    assert cluster(v, torch.tensor([1.0, 3.0, 1.0])).vectors[0, 0] < 0
+    assert cluster(v, torch.tensor([3.0, 1.0, 1.0])).vectors[0, 0] > 0
+
+
+def test_a_row_moves_to_the_feature_that_it_resembles_most():
+    def at(degrees: float) -> list[float]:
+        angle = torch.tensor(degrees, dtype=torch.float64).deg2rad()
+        return [float(angle.cos()), float(angle.sin())]
+
+    # The leader at 0 takes in 24 (cosine 0.91), and so do not 40 and 30, which lies closer to it.
+    v = torch.tensor([at(0), at(40), at(24), at(30)], dtype=torch.float64)
+    w = torch.tensor([4.0, 3.0, 0.1, 1.0], dtype=torch.float64)
+    features = cluster(v, w, 0.9)
+    assert [rows.tolist() for rows in features.members] == [[1, 2, 3], [0]]
+
+
+def test_threshold_one_joins_equal_directions_alone():
+    v = normal(5, 3).float()
+    features = cluster(torch.cat([v, -7 * v]), torch.ones(10), 1.0)
+    assert sorted(rows.tolist() for rows in features.members) == [[i, i + 5] for i in range(5)]
+    assert features.vectors.dtype == torch.float32
+
+
+def test_rows_without_weight_belong_somewhere():
+    v = torch.eye(3, dtype=torch.float64)
+    features = cluster(v, torch.tensor([0.0, 2.0, 0.0], dtype=torch.float64))
+    assert features.coverage.tolist() == [1.0, 0.0, 0.0]
+    assert [rows.tolist() for rows in features.members] == [[1], [0], [2]]
+    assert close(features.vectors @ features.vectors.T, v)
+
+
+ONES = torch.ones(3)
+MISUSES = [
+    (lambda v: cluster(v, torch.ones(2)), r"vectors has shape \(3, 2\) and weights \(2,\)"),
+    (lambda v: cluster(v[0], ONES), r"vectors has shape \(2,\)"),
+    (lambda v: cluster(v[:0], ONES[:0]), "at least one row"),
+    (lambda v: cluster(v, ONES, 0.0), "threshold=0.0, expected"),
+    (lambda v: cluster(v, ONES, 1.1), "threshold=1.1, expected"),
+    (lambda v: cluster(v, ONES, float("nan")), "threshold=nan"),
+    (lambda v: cluster(v * float("nan"), ONES), "vectors holds NaN"),
+    (lambda v: cluster(v, ONES * float("inf")), "weights holds NaN, infinite"),
+    (lambda v: cluster(v, -ONES), "weights holds NaN, infinite or negative"),
+    (lambda v: cluster(v * torch.tensor([[1.0], [0.0], [1.0]]), ONES), r"vectors\[1\] is zero"),
+    (lambda v: cluster(v, 0 * ONES), "weights are all zero"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "message"), MISUSES)
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained(misuse, message):
+    with pytest.raises(BilensError, match=message):
+        misuse(torch.arange(1.0, 7.0).reshape(3, 2))

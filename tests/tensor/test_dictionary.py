@@ -1,0 +1,170 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError
+from bilens.tensor.dictionary import Dictionary, reexpress
+from tests.tensor.factors import close, dense, normal, random_tensor, shapes
+
+
+def of_rank(n_out: int, m: int, rank: int, seed: int) -> torch.Tensor:
+    return normal(n_out, rank, seed=seed) @ normal(rank, m, seed=seed + 1)
+
+
+def near(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    return actual.shape == expected.shape and torch.allclose(actual, expected, atol=1e-8, rtol=1e-8)
+
+
+@given(st.integers(1, 7), st.integers(1, 9), st.integers(1, 9), st.integers(0, 1000))
+def test_the_inverse_is_the_pseudoinverse(n_out, m, rank, seed):
+    F = of_rank(n_out, m, rank, seed)
+    found = Dictionary.of(F)
+    # The four conditions of Penrose, which one matrix alone satisfies.
+    P = found.inverse
+    assert near(F @ P @ F, F)
+    assert near(P @ F @ P, P)
+    assert near((F @ P).T, F @ P)
+    assert near((P @ F).T, P @ F)
+    assert found.rank == min(n_out, m, rank)
+    assert found.complete == (found.rank == n_out)
+    assert (found.n_out, found.n_features) == (n_out, m)
+    assert close(found.singular_values, torch.linalg.svdvals(F))
+    basis = torch.linalg.svd(F).U[:, : found.rank]
+    assert near(found.projector(), basis @ basis.T)
+
+
+@given(shapes, st.integers(1, 12))
+def test_feature_outputs(shape, m):
+    tensor = random_tensor(**shape)
+    found = Dictionary.of(normal(tensor.n_out, m, seed=shape["seed"] + 1))
+    read = found.features_tensor(tensor)
+    assert near(read.dense(), torch.einsum("mo,oij->mij", found.inverse, dense(tensor)))
+    x = normal(2, 3, tensor.n_in, seed=2)
+    assert near(read(x), found.activations(tensor(x)))
+    assert near(found.reconstruct(read(x)), tensor(x) @ found.projector())
+    if found.complete:
+        assert near(found.reconstruct(read(x)), tensor(x))
+
+
+def test_of_all_exact_activations_these_are_the_shortest():
+    F, y = normal(3, 8), normal(3, seed=1)
+    a = Dictionary.of(F).activations(y)
+    assert close(F @ a, y)
+    for seed in range(5):
+        other = a + (torch.eye(8) - torch.linalg.pinv(F) @ F) @ normal(8, seed=seed)
+        assert close(F @ other, y)
+        assert other.norm() > a.norm()
+
+
+def test_dead_features_stay_silent():
+    F = normal(3, 6)
+    F[:, [1, 4]] = 0
+    found = Dictionary.of(F, require_complete=True)
+    alive = [0, 2, 3, 5]
+    assert (found.inverse[[1, 4]].abs() < 1e-14).all()
+    assert close(found.inverse[alive], Dictionary.of(F[:, alive]).inverse)
+    silent = Dictionary.of(torch.zeros(3, 2))
+    assert silent.rank == 0
+    assert (silent.inverse == 0).all()
+
+
+def test_single_precision_counts_its_own_rounding_as_zero():
+    F = (normal(30, 4).float() @ normal(4, 50, seed=1).float()) * 1e-6
+    found = Dictionary.of(F)
+    assert found.rank == 4
+    assert found.inverse.dtype == torch.float32
+    assert found.singular_values.dtype == torch.float64
+    double = Dictionary.of(normal(5, 8))
+    assert double.activations(normal(2, 5).float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("m", [3, 6])
+def test_gradients(m):
+    F, y = normal(4, m).requires_grad_(), normal(2, 4, seed=1).requires_grad_()
+
+    def read_and_write(F, y):
+        found = Dictionary.of(F)
+        return found.activations(y), found.reconstruct(found.activations(y))
+
+    assert torch.autograd.gradcheck(read_and_write, (F, y))
+
+
+@given(shapes, st.integers(1, 10), st.booleans())
+def test_reexpression(shape, m, biased):
+    tensor = random_tensor(**shape)
+    if biased:
+        tensor = tensor.with_bias(normal(tensor.rank), None, normal(tensor.n_out))
+    U = normal(m, tensor.n_out, seed=shape["seed"] + 1)
+    found = reexpress(tensor, U)
+    Q = torch.einsum("mo,oij->mij", U, dense(tensor))
+    expected = torch.einsum("om,mij->oij", torch.linalg.pinv(U), Q)
+    x = normal(5, shape["n_in"], seed=2)
+    assert near(found.tensor().dense(), expected)
+    assert near(found(x), found.tensor()(x))
+    assert found.rank == min(U.shape)
+    assert found.complete == (m >= tensor.n_out)
+    if found.complete:
+        assert near(expected, dense(tensor))
+        assert near(found(x), tensor(x))
+    else:
+        span = torch.linalg.pinv(U) @ U
+        assert near(found(x), tensor(x) @ span)
+
+
+def test_truncated_spectra_approximate_the_layer():
+    tensor, U = random_tensor(6, 7, 3, 0), normal(5, 3)
+    x = normal(4, 6)
+    whole = reexpress(tensor, U, require_complete=True)
+    errors = []
+    for k in (1, 3, 6):
+        cut = whole.truncate(k)
+        expected = torch.zeros(4, 3, dtype=torch.float64)
+        for direction, back in zip(U, torch.linalg.pinv(U).T, strict=True):
+            spectrum = tensor.along(direction).eig().truncate(k)
+            expected += spectrum(x)[:, None] * back
+        assert close(cut(x), expected)
+        assert close(reexpress(tensor, U, k)(x), expected)
+        errors.append(float((cut.tensor().dense() - dense(tensor)).norm()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-10
+
+
+def test_similar_directions_are_not_counted_twice():
+    tensor, x = random_tensor(4, 5, 2, 0), normal(3, 4)
+    U = torch.eye(2, dtype=torch.float64)[[0, 0, 0, 1]]
+    assert close(reexpress(tensor, U)(x), tensor(x))
+
+
+NAN = torch.full((3, 4), float("nan"))
+MISUSES = [
+    (lambda d, t: Dictionary.of(torch.zeros(3)), r"features has shape \(3,\).*\(n_out, m\)"),
+    (lambda d, t: Dictionary.of(torch.zeros(3, 0)), r"features has shape \(3, 0\).*at least one"),
+    (lambda d, t: Dictionary.of(torch.ones(3, 4).long()), "dtype torch.int64.*floating point"),
+    (lambda d, t: Dictionary.of(NAN), "features holds NaN"),
+    (lambda d, t: Dictionary.of(NAN.nan_to_num(float("inf"))), "features holds NaN or infinite"),
+    (
+        lambda d, t: Dictionary.of(of_rank(3, 4, 2, 0), require_complete=True),
+        "features has rank 2 of 3.*require_complete",
+    ),
+    (lambda d, t: d.activations(normal(4)), r"y has shape \(4,\).*length 3.*each output"),
+    (lambda d, t: d.activations(torch.ones(3).long()), "y has.*torch.int64.*floating-point"),
+    (lambda d, t: d.reconstruct(normal(2, 3)), r"a has shape \(2, 3\).*length 4.*each feature"),
+    (lambda d, t: d.features_tensor(random_tensor(4, 5, 2, 0)), "tensor has 2 outputs.* 3 numbers"),
+    (lambda d, t: reexpress(t, normal(4, 2)), r"directions has shape \(4, 2\); expected \(m, 3\)"),
+    (lambda d, t: reexpress(t, normal(4)), r"directions has shape \(4,\)"),
+    (lambda d, t: reexpress(t, NAN.T), "directions holds NaN"),
+    (
+        lambda d, t: reexpress(t, normal(2, 3), require_complete=True),
+        "directions has rank 2 of 3",
+    ),
+    (lambda d, t: reexpress(t, normal(2, 3), 5), "k=5, expected 1 to 4"),
+    (lambda d, t: reexpress(t, normal(2, 3)).truncate(0), "k=0, expected 1 to 4"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "message"), MISUSES)
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained(misuse, message):
+    with pytest.raises(BilensError, match=message):
+        misuse(Dictionary.of(normal(3, 4)), random_tensor(4, 5, 3, 0))

@@ -1,0 +1,174 @@
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError
+from bilens.tensor import BilinearTensor, QuadraticForm
+from bilens.tensor.extrema import Extrema, local_extrema
+from tests.tensor.factors import close, normal, random_tensor
+
+
+def form_of(Q: torch.Tensor) -> QuadraticForm:
+    eye = torch.eye(len(Q), dtype=Q.dtype)
+    return QuadraticForm(eye.repeat_interleave(len(Q), 0), eye.repeat(len(Q), 1), Q.flatten())
+
+
+def symmetric(n: int, seed: int) -> torch.Tensor:
+    A = normal(n, n, seed=seed)
+    return A + A.T
+
+
+def by_supports(Q: torch.Tensor) -> list[tuple[float, torch.Tensor]]:
+    """Every strict local maximum on x >= 0: the top eigenvector of each block, if it is one."""
+    found = []
+    for size in range(1, len(Q) + 1):
+        for support in map(list, combinations(range(len(Q)), size)):
+            values, columns = torch.linalg.eigh(Q[support][:, support])
+            top = columns[:, -1] * columns[:, -1].sum().sign()
+            x = torch.zeros(len(Q), dtype=Q.dtype)
+            x[support] = top
+            outside = [i for i in range(len(Q)) if i not in support]
+            if (top > 0).all() and ((Q @ x)[outside] <= 0).all():
+                found.append((float(values[-1]), x))
+    return sorted(found, key=lambda pair: -pair[0])
+
+
+def assert_first_order(found: Extrema, Q: torch.Tensor, sign: int) -> None:
+    x = found.points
+    slope = sign * x @ Q
+    tangent = slope - (slope * x).sum(-1, keepdim=True) * x
+    scale = torch.linalg.matrix_norm(Q, 2)
+    assert (x >= 0).all()
+    assert close(x.norm(dim=-1), torch.ones(len(x), dtype=x.dtype))
+    assert (tangent[x > 0].abs() <= 1e-5 * scale).all()
+    assert (tangent <= 1e-5 * scale).all()
+    assert close(found.values, torch.einsum("mi,ij,mj->m", x, Q, x))
+    assert (sign * found.values.diff() <= 0).all()
+
+
+@given(st.integers(1, 5), st.integers(0, 10_000), st.sampled_from([1, -1]))
+def test_all_maxima_on_the_non_negative_sphere(n, seed, sign):
+    Q = symmetric(n, seed)
+    found = local_extrema(form_of(Q), sign=sign)
+    expected = by_supports(sign * Q)
+    assert len(found) == len(expected)
+    assert close(found.values, sign * torch.tensor([e[0] for e in expected], dtype=Q.dtype), 1e-8)
+    assert ((found.points * torch.stack([e[1] for e in expected])).sum(-1) > 1 - 1e-8).all()
+    assert found.converged.all()
+    assert found.hits.sum() == 256
+    assert_first_order(found, Q, sign)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_against_a_grid_on_the_quarter_circle(seed):
+    Q = symmetric(2, seed)
+    angle = torch.linspace(0, torch.pi / 2, 2001, dtype=torch.float64)
+    x = torch.stack([angle.cos(), angle.sin()], 1)
+    height = torch.einsum("si,ij,sj->s", x, Q, x)
+    padded = torch.nn.functional.pad(height, (1, 1), value=-torch.inf)
+    peaks = x[(height > padded[:-2]) & (height > padded[2:])]
+    found = local_extrema(form_of(Q), n_starts=64)
+    assert len(found) == len(peaks)
+    assert ((found.points @ peaks.T).amax(0) > 1 - 1e-6).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_on_a_grid_of_the_octant_is_higher(seed):
+    Q = symmetric(3, seed)
+    line = torch.linspace(0, 1, 60, dtype=torch.float64)
+    x = torch.cartesian_prod(line, line, line)[1:]
+    x = x / x.norm(dim=1, keepdim=True)
+    height = torch.einsum("si,ij,sj->s", x, Q, x)
+    for sign in (1, -1):
+        best = sign * local_extrema(form_of(Q), sign=sign, n_starts=64).values[0]
+        assert 0 <= best - (sign * height).max() < 0.01
+
+
+def test_the_minimum_of_a_copositive_form_is_zero():
+    # Horn's form: never negative on x >= 0, though it has negative eigenvalues.
+    row = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0], dtype=torch.float64)
+    Q = torch.stack([row.roll(i) for i in range(5)])
+    assert torch.linalg.eigvalsh(Q)[0] < -1
+    values = local_extrema(form_of(Q), sign=-1).values
+    assert values[0].abs() < 1e-9
+    assert local_extrema(form_of(Q), sign=-1, nonnegative=False).values[0] < -1
+
+
+@given(st.integers(1, 9), st.integers(0, 10_000), st.sampled_from([1, -1]))
+def test_on_the_whole_sphere_only_the_end_of_the_spectrum_is_left(n, seed, sign):
+    Q = torch.linalg.qr(normal(n, n, seed=seed)).Q
+    Q = Q @ torch.diag(torch.arange(n, dtype=torch.float64) - n / 2 + 0.2) @ Q.T
+    found = local_extrema(form_of(Q), sign=sign, nonnegative=False, n_starts=32)
+    values, columns = torch.linalg.eigh(Q)
+    end = -1 if sign == 1 else 0
+    assert len(found) == 1
+    assert found.hits.tolist() == [32]
+    assert found.converged.all()
+    assert close(found.values[0], values[end], 1e-8)
+    projector = torch.outer(found.points[0], found.points[0])
+    assert close(projector, torch.outer(columns[:, end], columns[:, end]), 1e-4)
+
+
+@pytest.mark.parametrize("nonnegative", [True, False])
+def test_no_step_goes_down(nonnegative):
+    for seed in range(5):
+        form = random_tensor(20, 15, 1, seed).along(class_=0)
+        values = [
+            local_extrema(form, nonnegative=nonnegative, n_starts=1, steps=steps, seed=seed).values
+            for steps in (*range(1, 12), 100, 2000)
+        ]
+        climb = torch.cat(values)
+        assert (climb.diff() >= -1e-12 * climb.abs().max()).all()
+        assert climb[-1] > climb[0]
+
+
+def test_a_larger_form():
+    form = random_tensor(60, 40, 1, 3).along(class_=0)
+    Q = form.dense()
+    found = local_extrema(form, seed=1)
+    assert found.converged.all()
+    assert (found.residuals <= 1e-6).all()
+    assert_first_order(found, Q, 1)
+    again = local_extrema(form, seed=1)
+    assert torch.equal(found.points, again.points)
+    cosines = found.points @ found.points.T - torch.eye(len(found), dtype=torch.float64)
+    assert (cosines < 0.999).all()
+
+
+def test_inputs_that_do_not_interact_are_no_trap():
+    # Each axis is stationary, but only the largest entry is a maximum.
+    found = local_extrema(form_of(torch.diag(torch.tensor([1.0, 3.0, 0.0, 2.0]))))
+    assert found.hits.tolist() == [256]
+    assert close(found.points[0], torch.tensor([0.0, 1.0, 0.0, 0.0]), 1e-5)
+    assert found.values.dtype == torch.float32
+
+
+def test_running_out_of_steps_is_told():
+    form = random_tensor(30, 20, 1, 0).along(class_=0)
+    found = local_extrema(form, steps=1, n_starts=4)
+    assert not found.converged.any()
+    assert (found.residuals > 1e-6).all()
+    assert found.hits.sum() == 4
+
+
+NAN = BilinearTensor(torch.full((1, 2), torch.nan), torch.ones(1, 2), torch.ones(1, 1))
+MISUSES = [
+    (lambda t: local_extrema(t.along(class_=[0, 1])), r"batch of shape \(2,\).*form\[0\]"),
+    (lambda t: local_extrema(t.with_bias().along(class_=0)), "constant coordinate"),
+    (lambda t: local_extrema(t.along(class_=0), sign=2), "sign=2, expected 1"),
+    (lambda t: local_extrema(t.along(class_=0), n_starts=0), "n_starts=0"),
+    (lambda t: local_extrema(t.along(class_=0), steps=0), "steps=0"),
+    (lambda t: local_extrema(t.along(class_=0), tolerance=0.0), "tolerance=0.0"),
+    (lambda t: local_extrema(t.along(torch.zeros(3).double())), "form is zero"),
+    (lambda t: local_extrema(NAN.along(class_=0)), "form.left holds NaN"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "message"), MISUSES)
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained(misuse, message):
+    with pytest.raises(BilensError, match=message):
+        misuse(random_tensor(4, 5, 3, 0))

@@ -1,0 +1,201 @@
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.tensor import BilinearTensor
+from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, unit_rows
+from tests.tensor.factors import close, normal, random_tensor
+
+Chain = list[BilinearTensor]
+
+
+def run(chain: Chain, x: Tensor) -> Tensor:
+    for layer in chain:
+        x = layer(x)
+    return x
+
+
+def quadrature(a: Chain, b: Chain, n: int) -> Tensor:
+    """The expectation by a product rule of 5 points, exact for any polynomial of degree 9."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(5)
+    weights = weights / weights.sum()
+    x = torch.tensor(list(product(nodes, repeat=n)), dtype=torch.float64)
+    w = torch.tensor(list(product(weights, repeat=n)), dtype=torch.float64).prod(-1)
+    return w @ (run(a, x) * run(b, x)).sum(-1)
+
+
+def biased(n_in: int, rank: int, n_out: int, seed: int) -> BilinearTensor:
+    return random_tensor(n_in, rank, n_out, seed).with_bias(
+        normal(rank, seed=seed + 1), normal(rank, seed=seed + 2), normal(n_out, seed=seed + 3)
+    )
+
+
+def model(kind: str, n_in: int, n_out: int, rank: int, seed: int) -> Chain:
+    """Chains of all sorts, each a polynomial of degree 2 or 4 in n_in numbers."""
+    early = (
+        biased if kind in ("one biased", "two biased", "early bias", "residual") else random_tensor
+    )
+    late = biased if kind in ("two biased", "late bias", "residual") else random_tensor
+    if kind in ONE:
+        return [early(n_in, rank, n_out, seed)]
+    if kind == "residual":
+        first = early(n_in, rank, n_in, seed).with_residual()
+        return [first, late(n_in, rank + 1, n_out, seed + 1)]
+    return [early(n_in, rank, 3, seed), late(3, rank + 1, n_out, seed + 1)]
+
+
+ONE = ["one", "one biased"]
+TWO = ["two", "two biased", "residual", "late bias", "early bias"]
+sizes = st.fixed_dictionaries(
+    {"n_in": st.integers(1, 3), "n_out": st.integers(1, 3), "seed": st.integers(0, 10_000)}
+)
+
+
+@given(st.sampled_from(ONE), st.sampled_from(ONE), sizes)
+def test_one_layer(kind_a, kind_b, size):
+    a, b = model(kind_a, rank=4, **size), model(kind_b, rank=2, **{**size, "seed": 20_000})
+    assert_inner(a, b, size["n_in"])
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(TWO), st.sampled_from(ONE + TWO), sizes, st.integers(1, 4))
+def test_two_layers(kind_a, kind_b, size, rank):
+    a, b = model(kind_a, rank=rank, **size), model(kind_b, rank=2, **{**size, "seed": 20_000})
+    assert_inner(a, b, size["n_in"])
+    assert_inner(b, a, size["n_in"])
+
+
+def assert_inner(a: Chain, b: Chain, n: int) -> None:
+    squares = [quadrature(chain, chain, n) for chain in (a, b)]
+    scale = (squares[0] * squares[1]).sqrt()
+    expected = quadrature(a, b, n)
+    assert (expected_inner(a, b) - expected).abs() <= 1e-10 * scale
+    assert close(expected_inner(a, a), squares[0])
+    assert (expected_cosine(a, b) - expected / scale).abs() <= 1e-10
+
+
+def test_more_inputs_than_the_models_read():
+    embed = normal(2, 5)
+    a, b = (
+        [c[0].change_basis(inputs=embed), c[1]]
+        for c in (model("two biased", 2, 3, 4, 0), model("residual", 2, 3, 2, 7))
+    )
+    assert_inner(a, b, 5)
+
+
+def test_a_first_layer_may_hand_over_the_constant_itself():
+    first, second = biased(2, 3, 2, 0), biased(2, 4, 3, 1)
+    one = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    pad = torch.eye(3, 2, dtype=torch.float64)
+    explicit = first.change_basis(outputs=pad).with_bias(out=one)
+    assert explicit.n_out == second.n_in
+    assert_inner([explicit, second], [first, second], 2)
+
+
+@pytest.mark.parametrize("kind", ["two", "residual"])
+def test_sampling_agrees(kind):
+    a, b = model(kind, 12, 4, 9, 0), model(kind, 12, 4, 7, 5)
+    x = normal(100_000, 12)
+    products = (run(a, x) * run(b, x)).sum(-1)
+    error = products.std() / len(x) ** 0.5
+    assert (products.mean() - expected_inner(a, b)).abs() < 5 * error
+    squares = (run(a, x) ** 2).sum(-1)
+    assert (squares.mean() - expected_inner(a, a)).abs() < 5 * squares.std() / len(x) ** 0.5
+
+
+def test_the_cosine_of_one_function_in_two_forms_is_one():
+    a = model("two", 4, 3, 5, 0)
+    rescaled = [
+        BilinearTensor(3 * a[0].right, a[0].left, -a[0].out),
+        BilinearTensor(a[1].left, 2 * a[1].right, a[1].out),
+    ]
+    assert close(expected_cosine(a, rescaled), torch.ones((), dtype=torch.float64))
+    negated = [a[0], BilinearTensor(a[1].left, a[1].right, -a[1].out)]
+    assert close(expected_cosine(a, negated), -torch.ones((), dtype=torch.float64))
+
+
+def test_the_cosine_with_zero_is_zero():
+    a = model("two", 4, 3, 5, 0)
+    silent = [BilinearTensor(*(torch.zeros_like(f) for f in (a[0].left, a[0].right, a[0].out)))]
+    assert expected_cosine(a, [*silent, a[1]]) == 0
+
+
+def test_single_precision_is_computed_in_double():
+    a = model("two", 4, 3, 5, 0)
+    single = [layer.to(torch.float32) for layer in a]
+    assert expected_inner(single, single).dtype == torch.float64
+    assert close(expected_inner(single, single), expected_inner(a, a), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["one biased", "two biased"])
+def test_gradients(kind):
+    # Five inputs, of which both together read three or four: what lies outside must count too.
+    a, b = model(kind, 5, 2, 1, 0), model(kind, 5, 2, 1, 9)
+    factors = [f.clone().requires_grad_() for c in a for f in (c.left, c.right, c.out)]
+
+    def inner(*factors):
+        chain = [
+            BilinearTensor(*factors[i : i + 3], constant=True) for i in range(0, len(a) * 3, 3)
+        ]
+        return expected_inner(chain, b)
+
+    assert torch.autograd.gradcheck(inner, factors)
+
+
+@given(st.sampled_from([(), (2,), (2, 3)]), st.integers(1, 4), st.integers(1, 5))
+def test_best_match(batch, k_a, k_b):
+    a, b = normal(*batch, k_a, 3), normal(*batch, k_b, 3, seed=1)
+    expected = torch.cosine_similarity(a[..., :, None, :], b[..., None, :, :], dim=-1)
+    assert close(best_match(a, b), expected.abs().amax(-1))
+
+
+def test_matching_ignores_sign_scale_and_order():
+    a = normal(4, 6)
+    b = a[[2, 0, 3, 1]] * torch.tensor([[-1.0], [1e-200], [1e200], [-3.0]], dtype=torch.float64)
+    assert close(best_match(a, b), torch.ones(4, dtype=torch.float64))
+    assert (best_match(torch.zeros(2, 6, dtype=torch.float64), b) == 0).all()
+    assert (best_match(a, torch.zeros(2, 6, dtype=torch.float64)) == 0).all()
+    assert (best_match(a.float(), a.float()) <= 1).all()
+    tiny = torch.full((1, 2), 1e-40)
+    assert close(unit_rows(tiny).norm(), torch.tensor(1.0), 1e-6)
+
+
+def broken(tensor: BilinearTensor) -> BilinearTensor:
+    return BilinearTensor(tensor.left, tensor.right, tensor.out * float("nan"))
+
+
+TWO_LAYERS = model("two", 4, 3, 5, 0)
+MISUSES = [
+    (lambda a: expected_inner([], a), "a has 0 layers.*one or two"),
+    (lambda a: expected_inner(a, [*a, a[1]]), "b has 3 layers.*one or two"),
+    (lambda a: expected_inner(a[::-1], a), r"a\[0\] has 3 outputs and a\[1\] reads 4"),
+    (lambda a: expected_inner(a, [a[0], broken(a[1])]), r"b\[1\].out holds NaN"),
+    (
+        lambda a: expected_inner(a, model("two", 5, 3, 2, 0)),
+        r"a has \(4, 3\) inputs and outputs.*b has \(5, 3\)",
+    ),
+    (lambda a: expected_inner(a, [*a[:1], random_tensor(3, 2, 2, 0)]), r"b has \(4, 2\)"),
+    (
+        lambda a: expected_inner(a, a, max_operations=1e3),
+        r"cost 1.2e\+04 operations \(6 and 6 hidden.* 4 dimensions.*max_operations=1.0e\+03",
+    ),
+    (lambda a: expected_cosine(a, a, max_operations=1e3), "max_operations=1.0e"),
+    (lambda a: best_match(normal(2, 3), normal(2, 4)), r"a has shape \(2, 3\) and b \(2, 4\)"),
+    (lambda a: best_match(normal(2, 3), normal(5, 2, 3)), "alike but for the number of rows"),
+    (lambda a: best_match(normal(2, 3), normal(0, 3)), "at least one row in b"),
+    (lambda a: best_match(normal(2, 3), normal(2, 3) * float("nan")), "b holds NaN"),
+    (lambda a: best_match(normal(2, 3) * float("inf"), normal(2, 3)), "a holds NaN or infinite"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "message"), MISUSES)
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained(misuse, message):
+    with pytest.raises(BilensError, match=message):
+        misuse(TWO_LAYERS)
