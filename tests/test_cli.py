@@ -86,11 +86,21 @@ def test_a_run_without_its_record(run, capsys):
     assert "training.json is missing or damaged" in " ".join(capsys.readouterr().err.split())
 
 
-def test_deep_models_train_and_say_why_they_are_no_tensor(tmp_path, capsys):
+def test_deep_models_are_read_by_their_paths(tmp_path, capsys):
     main(["train", "images", *SMALL, "--layers", "2", "--output", str(tmp_path)])
+    main(["decompose", str(tmp_path), "--paths", "50"])
+    assert "nodes decomposed" in capsys.readouterr().out
+    paths = load_file(tmp_path / "paths.safetensors")
+    assert paths["vectors"].shape == (50, 64)
+    main(["report", str(tmp_path), "--paths", "50"])
+    assert "paths" in (tmp_path / "report.html").read_text()
+
+
+def test_what_is_no_tensor_says_so(tmp_path, capsys):
+    main(["train", "images", *SMALL, "--gate", "relu", "--output", str(tmp_path)])
     with pytest.raises(SystemExit):
         main(["decompose", str(tmp_path)])
-    assert "2 layers" in capsys.readouterr().err
+    assert "layers[0] has the gate relu" in " ".join(capsys.readouterr().err.split())
 
 
 def test_help_is_for_readers_of_the_paper(capsys):

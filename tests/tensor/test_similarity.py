@@ -148,6 +148,18 @@ def test_gradients(kind):
     assert torch.autograd.gradcheck(inner, factors)
 
 
+def test_gradients_where_the_basis_of_the_inputs_is_not_unique():
+    eye = torch.eye(3, dtype=torch.float64)
+    left, D = eye.clone().requires_grad_(), normal(2, 3)
+    second = random_tensor(2, 2, 1, 0)
+
+    def square(left):
+        chain = [BilinearTensor(left, eye, D), second]
+        return expected_inner(chain, chain)
+
+    assert torch.autograd.gradcheck(square, (left,))
+
+
 @given(st.sampled_from([(), (2,), (2, 3)]), st.integers(1, 4), st.integers(1, 5))
 def test_best_match(batch, k_a, k_b):
     a, b = normal(*batch, k_a, 3), normal(*batch, k_b, 3, seed=1)

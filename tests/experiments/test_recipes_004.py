@@ -1,0 +1,265 @@
+"""The recipes for Pearce et al. 2024, on the bundled digits with tiny models."""
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from experiments.curves import confidence_line, line_figure, picture_figure, spread_line
+from experiments.fig2 import eigenvalue_rank_of_most_active
+from experiments.fig3 import needed_under
+from experiments.fig4 import matches, positive_vectors, similarity_curves
+from experiments.fig5 import border_share
+from experiments.fig9 import outermost
+from experiments.workshop import Outcome, Workshop
+
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.read import TruncationCurve, class_spectra
+from bilens.reproduce import FOLDER, RECIPES
+from bilens.tensor import Spectrum
+from bilens.train import ClassifierTraining, train_classifier
+from tests.models import digit_model, digits
+
+FIGURES = {
+    "fig2": {f"{name}-{class_}" for name in ("mnist", "fashion_mnist") for class_ in (0, 1)}
+    | {"spectrum-1", "eigenvectors-1"},
+    "fig3": {"truncation"},
+    "fig4": {"similarity", "digit-3"},
+    "fig5": {"eigenvectors", "accuracy", "effective_rank"},
+    "fig9": {f"{kind}-{class_}" for kind in ("spectrum", "eigenvectors") for class_ in range(10)},
+}
+SAME = {("fig2", "paper"), ("fig9", "paper")}
+
+
+@cache
+def tiny_model(d_model: int, weight_decay: float, input_noise: float, seed: int) -> ImageClassifier:
+    """Two epochs of a model whose size tells the sizes of the recipes apart."""
+    width = {30: 12, 50: 14, 100: 16, 300: 18, 1000: 20}[d_model]
+    config = ClassifierConfig(64, 10, width, image_shape=(8, 8))
+    training = ClassifierTraining(
+        epochs=2, weight_decay=weight_decay, input_noise=input_noise, seed=seed
+    )
+    return train_classifier(config, digits(), training)[0].requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class TinyWorkshop(Workshop):
+    """Digits for all data, and at most two initialisations of two epochs for all models."""
+
+    @cached_property
+    def mnist(self):
+        return digits()
+
+    @cached_property
+    def fashion(self):
+        return digits()
+
+    def classifier(self, data, training, *, d_model=300, layers=1):
+        assert layers == 1
+        noise = training.input_noise
+        return tiny_model(d_model, training.weight_decay, noise, training.seed)
+
+    def classifiers(self, data, training, seeds, **sizes):
+        return super().classifiers(data, training, min(seeds, 2), **sizes)
+
+
+@cache
+def ran(name: str, scale: str) -> Outcome:
+    recipe = import_module(f"experiments.{name}")
+    with pytest.MonkeyPatch.context() as patch:
+        # Plotly takes its time over pictures.
+        if name in ("fig2", "fig9"):
+            patch.setattr(recipe, "SHOWN", 1)
+        if name == "fig2":
+            patch.setattr(recipe, "CLASSES", 2)
+        return recipe.run(TinyWorkshop(scale, Path("nowhere")))
+
+
+# Figures 2 and 9 do the same at both scales.
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [(n, s) for n in FIGURES for s in ("small", "paper") if (n, s) not in SAME],
+)
+def test_recipes_run(name, scale):
+    outcome = ran(name, scale)
+    assert json.loads(json.dumps(outcome.numbers, allow_nan=False)) == outcome.numbers
+    assert outcome.figures.keys() == FIGURES[name]
+    for figure in outcome.figures.values():
+        json.loads(figure.to_json())
+        assert figure.layout.height > 0
+
+
+def test_titles_name_the_figures():
+    for name in FIGURES:
+        title = import_module(f"experiments.{name}").__doc__.splitlines()[0]
+        assert re.match(rf"Figures? {name.removeprefix('fig')}\b", title)
+        assert title.endswith(".")
+
+
+@pytest.fixture
+def small():
+    return TinyWorkshop("small", Path("nowhere"))
+
+
+def test_figure_2_counts_ranks_by_eigenvalue(small):
+    rows = torch.eye(4)[None]
+    values = torch.tensor([[-9.0, 4.0, 3.0, 1.0]])
+    spectrum = Spectrum(values, rows, torch.zeros(1, 4))[0]
+    for most, rank in ((1, 1), (2, 2), (3, 3)):
+        x = torch.zeros(5, 4)
+        x[:, most] = 1.0
+
+        class Planted:
+            test_images = x
+
+        assert eigenvalue_rank_of_most_active(spectrum, Planted()) == rank
+    numbers = ran("fig2", "small").numbers
+    model = small.classifier(digits(), ClassifierTraining())
+    accuracy = model.accuracy(digits().test_images, digits().test_labels)
+    assert numbers["mnist"]["accuracy"] == accuracy
+    assert numbers["fashion_mnist"]["accuracy"] != accuracy
+    assert all(rank >= 1 for rank in numbers["mnist"]["eigenvalue_rank_of_most_active"].values())
+
+
+def test_figure_3_stays_strictly_under():
+    # 10 000 samples: exactly one point is lost with two, and 99 of them with three eigenvectors.
+    full = 0.9811
+    accuracy = (0.5, full - 0.01, full - 0.0099, full - 0.0010, full - 0.0009, full)
+    curve = TruncationCurve(accuracy, full)
+    assert needed_under(curve, 0.01, 10_000) == 3
+    assert needed_under(curve, 0.001, 10_000) == 5
+    relapse = TruncationCurve((full, 0.9, full), full)
+    assert needed_under(relapse, 0.01, 10_000) == 3
+    for right in range(9000, 10_000):
+        exact = TruncationCurve(((right - 100) / 10_000, right / 10_000), right / 10_000)
+        assert needed_under(exact, 0.01, 10_000) == 2
+        just = TruncationCurve(((right - 99) / 10_000, right / 10_000), right / 10_000)
+        assert needed_under(just, 0.01, 10_000) == 1
+
+
+def test_figure_3_starts_from_the_model(small):
+    outcome = ran("fig3", "small")
+    data = digits()
+    for size, found in outcome.numbers["sizes"].items():
+        models = small.classifiers(data, ClassifierTraining(), 2, d_model=int(size))
+        accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
+        assert found["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
+        assert 1 <= found["needed_under_1_point"]["mean"] <= found["needed_under_0.1_point"]["mean"]
+    _, line = outcome.figures["truncation"].data[:2]
+    assert line.y[-1] == pytest.approx(100 / len(data.test_labels))
+
+
+def test_figure_4_finds_what_was_planted():
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(12, 12, generator=generator)).Q
+    # Two classes, two ranks. The other models hold each vector turned by a known angle.
+    models = [[basis[:2], basis[2:4]] for _ in range(3)]
+    cosines = torch.tensor([[0.9, 0.5], [0.7, 0.3]])
+    others = [
+        [
+            torch.stack(
+                [-3 * (c * v + (1 - c**2) ** 0.5 * basis[8]) for c, v in zip(cs, a, strict=True)]
+            )
+            for cs, a in zip(cosines, model, strict=True)
+        ]
+        for model in models[:2]
+    ]
+    curves = similarity_curves(models, others, ranks=2)
+    # The shared part makes the other class's vectors no better matches: each only has its own.
+    assert torch.allclose(torch.tensor(curves), torch.tensor([[0.8, 0.4]] * 2))
+    assert [len(c) for c in similarity_curves(models, others, ranks=1)] == [1, 1]
+    assert [len(c) for c in similarity_curves(models, others)] == [2, 2]
+    found = matches(basis[:2], others[0][0])
+    assert [text for _, text in found] == ["0.90", "0.50"]
+    assert all(float(vector @ own) > 0 for (vector, _), own in zip(found, basis[:2], strict=True))
+
+
+def test_figure_4_never_pairs_models_of_the_same_seed():
+    a, b = torch.eye(4)[:2], torch.eye(4)[2:]
+    assert similarity_curves([[a], [b]], [[a], [b]], ranks=2) == [[0, 0], [0, 0]]
+    assert similarity_curves([[a], [b]], [[b], [a]], ranks=2) == [[1, 1], [1, 1]]
+
+
+def test_figure_4_orders_positive_eigenvectors_by_eigenvalue():
+    model = digit_model()
+    spectra = class_spectra(model)
+    for class_, vectors in enumerate(positive_vectors(model)):
+        values = spectra.values[class_]
+        order = values.argsort(descending=True)[: int((values > 0).sum())]
+        assert torch.equal(vectors, spectra.vectors[class_, order])
+
+
+def test_figure_5_measures_the_border():
+    middle, edge = torch.zeros(28, 28), torch.zeros(28, 28)
+    middle[4:-4, 4:-4] = 2.0
+    edge[3, 10] = edge[-4, 10] = edge[10, 3] = edge[10, -4] = 5.0
+    vectors = torch.stack([middle, edge]).reshape(2, -1)
+    assert border_share(vectors[:1], (28, 28)) == 0
+    assert border_share(vectors[1:], (28, 28)) == 1
+    assert border_share(vectors, (28, 28)) == 0.5
+    assert border_share(torch.ones(1, 64), (8, 8)) == pytest.approx(28 / 64)
+
+
+def test_figure_5_compares_what_it_says(small):
+    numbers = ran("fig5", "small").numbers
+    ranks = {}
+    for decay in (0.0, 0.5):
+        for noise in (0.0, 1.0):
+            training = ClassifierTraining(weight_decay=decay, input_noise=noise)
+            models = small.classifiers(digits(), training, 5)
+            found = [float(class_spectra(m).effective_rank().mean()) for m in models]
+            ranks[decay, noise] = sum(found) / len(found)
+    names = {(0, 0): "none", (0, 1): "input noise", (0.5, 0): "weight decay", (0.5, 1): "both"}
+    for setting, name in names.items():
+        assert numbers[name]["effective_rank"]["mean"] == pytest.approx(ranks[setting])
+    sweep = numbers["sweep, with weight decay"]
+    assert [point["noise"] for point in sweep] == [0.0, 0.4, 1.0]
+    assert sweep[0]["accuracy"]["n"] == 1
+
+
+def test_figure_9_reads_the_ends_of_the_spectrum():
+    spectrum = class_spectra(digit_model())[3]
+    values = spectrum.values.sort().values
+    found = outermost(spectrum, digits())
+    assert [e["eigenvalue"] for e in found["positive"]] == values.flip(0)[:3].tolist()
+    assert [e["eigenvalue"] for e in found["negative"]] == values[:3].tolist()
+    strongest = spectrum.activations(digits().test_images)[:, spectrum.values.argmax()].topk(3)
+    labels = digits().test_labels[strongest.indices].tolist()
+    assert found["positive"][0]["top_inputs"] == [str(label) for label in labels]
+
+
+def test_lines_and_their_bands():
+    samples = [[1.0, 10.0], [3.0, 10.0], [2.0, 10.0]]
+    spread = spread_line("a", (0, 1), samples)
+    assert spread.middle == [2, 10]
+    assert spread.low == [1, 10]
+    assert spread.high == [3, 10]
+    confident = confidence_line("b", (0, 1), samples)
+    # Student's t for two degrees of freedom, 4.3027, over the root of three.
+    assert confident.high[0] == pytest.approx(2 + 4.302653 / 3**0.5)
+    assert confident.low[0] == pytest.approx(2 - 4.302653 / 3**0.5)
+    alone = confidence_line("c", (0, 1), samples[:1])
+    assert alone.low == alone.middle == alone.high == [1, 10]
+    figure = line_figure([spread], title="t", x_title="x", y_title="y", floor=2.0)
+    assert figure.data[1].y == (2, 10)
+    assert figure.data[0].y == (3, 10, 10, 2)
+    assert figure.layout.yaxis.type == "log"
+    assert figure.layout.yaxis.range[0] == pytest.approx(torch.tensor(2.0).log10())
+
+
+def test_pictures_stand_in_their_rows():
+    vector = torch.arange(6.0)
+    rows = {"<a>": [(vector, "1"), (vector, "2")], "b": [(vector, "3")]}
+    figure = picture_figure(rows, (2, 3), title="t")
+    assert len(figure.layout.images) == 3
+    assert [a.text for a in figure.layout.annotations] == ["&lt;a&gt;", "1", "2", "b", "3"]
+    assert figure.layout.images[0].y < figure.layout.images[2].y
+
+
+def test_recipes_are_listed():
+    assert set(FIGURES) <= set(RECIPES)
+    assert all((FOLDER / f"{name}.py").is_file() for name in FIGURES)
