@@ -10,8 +10,8 @@ from jaxtyping import Float
 from plotly.colors import sample_colorscale
 from torch import Tensor
 
-from bilens.report.canvas import canvas, label
-from bilens.report.picture import as_image, diverging, place
+from bilens.report.canvas import Canvas
+from bilens.report.picture import as_image, diverging
 from bilens.report.style import dress
 from experiments.workshop import interval
 
@@ -87,10 +87,10 @@ def line_figure(
     if floor is not None:
         top = max(value for line in lines for value in (floor, *line.high))
         figure.update_yaxes(type="log", dtick=1, range=[log10(floor), log10(2 * top)])
-    dress(figure, height=380, title=escape(title))
-    # Above the lines, so that a narrow page keeps its width for them.
-    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
-    return figure.update_layout(legend=legend, margin={"t": 72})
+    dress(figure, height=400, title=escape(title))
+    # Below the lines, so that a narrow page keeps its width for them.
+    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.2, "yanchor": "top"}
+    return figure.update_layout(legend=legend)
 
 
 def picture_figure(
@@ -103,13 +103,13 @@ def picture_figure(
     aspect = shape[0] / shape[1]
     columns = max(len(pictures) for pictures in rows.values())
     width, height = NAME + STEP * columns, (aspect + LABEL) * len(rows)
-    figure = canvas(width, height, unit=100, title=escape(title))
+    canvas = Canvas(width, height, unit=100, title=title)
     for row, (name, pictures) in enumerate(rows.items()):
         top = row * (aspect + LABEL)
-        label(figure, escape(name), x=NAME / 2, y=top + aspect / 2 - 0.08)
+        canvas.label(escape(name), x=NAME / 2, y=top + aspect / 2 - 0.08)
         for column, (vector, text) in enumerate(pictures):
             left = NAME + STEP * column
             picture = diverging(as_image(vector, shape))
-            place(figure, picture, x=left, y=top, width=1, height=aspect)
-            label(figure, escape(text), x=left + 0.5, y=top + aspect + 0.01)
-    return figure
+            canvas.picture(picture, x=left, y=top, width=1, height=aspect)
+            canvas.label(escape(text), x=left + 0.5, y=top + aspect + 0.01)
+    return canvas.figure()

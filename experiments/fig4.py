@@ -44,9 +44,8 @@ SOURCE = {"d = 30": "0.5 to 0.6", "d = 300": "about 0.9"}
 def run(workshop: Workshop) -> Outcome:
     """Compare models of several sizes with models of d = 300."""
     data = workshop.mnist
-    seeds: dict[int, int] = workshop.choose(
-        {30: 3, 50: 3, 100: 3, 300: 5}, {30: 20, 50: 20, 100: 20, 300: 20, 1000: 20}
-    )
+    small = {30: 3, 50: 3, 100: 3, 300: 5}
+    seeds: dict[int, int] = workshop.choose(small, dict.fromkeys([*small, 1000], 20))
     found: dict[str, list[Vectors]] = {}
     for d_model, count in seeds.items():
         models = workshop.classifiers(data, ClassifierTraining(), count, d_model=d_model)
@@ -54,7 +53,7 @@ def run(workshop: Workshop) -> Outcome:
     references = found["d = 300"]
     first = references[0][THREE][:TOP]
     mean = data.test_images[data.test_labels == THREE].mean(0)
-    first = (first @ mean).sign()[:, None] * first
+    first = first * (first @ mean).sign()[:, None]
     rows = {"d = 300, seed 0": [(v, f"rank {i}") for i, v in enumerate(first, start=1)]}
     rows |= {f"{name}, seed 1": matches(first, models[1][THREE]) for name, models in found.items()}
     found["d = 300, next digit"] = [vectors[1:] + vectors[:1] for vectors in references]
@@ -66,8 +65,8 @@ def run(workshop: Workshop) -> Outcome:
         lines.append(confidence_line(name, range(1, len(curves[0]) + 1), curves))
     figure = line_figure(
         lines,
-        title="Best match of the eigenvectors of d = 300 models",
-        x_title="rank among the positive eigenvectors",
+        title="Best match of positive eigenvectors of d = 300 models",
+        x_title="rank",
         y_title="cosine similarity",
     )
     pictures = picture_figure(rows, data.shape, title="Best matches, digit 3")

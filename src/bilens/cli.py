@@ -273,7 +273,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         command.run()
     except BilensError as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         errors.print("stopped; `bilens train` goes on from here with --resume", highlight=False)

@@ -111,7 +111,7 @@ def test_figure_2_counts_ranks_by_eigenvalue(small):
     spectrum = Spectrum(values, rows, torch.zeros(1, 4))[0]
     for most, rank in ((1, 1), (2, 2), (3, 3)):
         x = torch.zeros(5, 4)
-        x[:, most] = 1.0
+        x[:, [0, most]] = 1.0
 
         class Planted:
             test_images = x

@@ -147,7 +147,7 @@ def test_a_damaged_model_is_refused(saved, damage, message):
 
 
 def test_a_model_that_is_nowhere(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match="not a directory here, and config.json could not be"):
         bilens.load("nobody/nothing", local_files_only=True)
     with pytest.raises(CheckpointError, match="Train a model with `bilens train images`"):

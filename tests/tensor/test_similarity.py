@@ -182,6 +182,7 @@ def broken(tensor: BilinearTensor) -> BilinearTensor:
     return BilinearTensor(tensor.left, tensor.right, tensor.out * float("nan"))
 
 
+CONSTANT = BilinearTensor(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), constant=True)
 TWO_LAYERS = model("two", 4, 3, 5, 0)
 MISUSES = [
     (lambda a: expected_inner([], a), "a has 0 layers.*one or two"),
@@ -192,10 +193,14 @@ MISUSES = [
         lambda a: expected_inner(a, model("two", 5, 3, 2, 0)),
         r"a has \(4, 3\) inputs and outputs.*b has \(5, 3\)",
     ),
+    (
+        lambda a: expected_inner([CONSTANT], [CONSTANT]),
+        r"a has \(0, 1\).*with at least one input",
+    ),
     (lambda a: expected_inner(a, [*a[:1], random_tensor(3, 2, 2, 0)]), r"b has \(4, 2\)"),
     (
         lambda a: expected_inner(a, a, max_operations=1e3),
-        r"cost 1.2e\+04 operations \(6 and 6 hidden.* 4 dimensions.*max_operations=1.0e\+03",
+        r"1.2e\+04 operations needed \(6 and 6 hidden.* 4 input dim.*max_operations=1.0e\+03",
     ),
     (lambda a: expected_cosine(a, a, max_operations=1e3), "max_operations=1.0e"),
     (lambda a: best_match(normal(2, 3), normal(2, 4)), r"a has shape \(2, 3\) and b \(2, 4\)"),

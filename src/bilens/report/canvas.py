@@ -1,46 +1,112 @@
 """A figure of pictures and labels on invisible axes, one unit a picture's width."""
 
+from html import escape
+from typing import Any
+
 import plotly.graph_objects as go
 
 from bilens.report.style import INK, dress
 
-__all__ = ["canvas", "label"]
+__all__ = ["Canvas"]
 
 
-def canvas(width: float, height: float, *, unit: int, title: str = "") -> go.Figure:
-    """An empty figure of `width` by `height` units, y growing downwards, squares staying square.
+class Canvas:
+    """Collects pictures, lines and labels, and makes one figure of them.
+
+    Plotly checks its whole list of pictures again for each that is added; hundreds are added at
+    once here.
 
     Args:
-        width: in units.
-        height: in units.
+        width: in units; x grows to the right.
+        height: in units; y grows downwards, squares stay square.
         unit: how many pixels high a unit is at full size.
-        title: above the figure.
+        title: above the figure; made safe for HTML here.
     """
-    figure = go.Figure()
-    hidden = {"visible": False, "fixedrange": True}
-    figure.update_xaxes(range=[0, width], constrain="domain", **hidden)
-    figure.update_yaxes(range=[height, 0], scaleanchor="x", constrain="domain", **hidden)
-    # Without a trace plotly draws no axes, and without axes no pictures.
-    figure.add_scatter(x=[0], y=[0], mode="markers", marker={"opacity": 0}, hoverinfo="skip")
-    dress(figure, height=round(unit * height) + (48 if title else 16), title=title)
-    # The page keeps these proportions when it is narrow.
-    meta = {"aspect": height / width}
-    figure.update_layout(margin={"l": 4, "r": 4, "b": 4}, showlegend=False, meta=meta)
-    return figure
 
+    def __init__(self, width: float, height: float, *, unit: int, title: str) -> None:
+        self.width, self.height, self.unit, self.title = width, height, unit, title
+        self._images: list[dict[str, Any]] = []
+        self._shapes: list[dict[str, Any]] = []
+        self._labels: list[dict[str, Any]] = []
+        # Without a trace plotly draws no axes, and without axes no pictures.
+        point = {"x": [0], "y": [0], "mode": "markers", "marker": {"opacity": 0}}
+        self._traces = [go.Scatter(**point, hoverinfo="skip")]
 
-def label(
-    figure: go.Figure, text: str, *, x: float, y: float, size: int = 11, color: str = INK
-) -> None:
-    """Write `text`, already safe for HTML, centred on x with its top at y."""
-    figure.add_annotation(
-        text=text,
-        x=x,
-        y=y,
-        xref="x",
-        yref="y",
-        xanchor="center",
-        yanchor="top",
-        showarrow=False,
-        font={"size": size, "color": color},
-    )
+    def picture(self, source: str, *, x: float, y: float, width: float, height: float) -> None:
+        """Put a picture, given as a data address, with its upper left corner at (x, y)."""
+        self._images.append(
+            {
+                "source": source,
+                "x": x,
+                "y": y,
+                "sizex": width,
+                "sizey": height,
+                "xref": "x",
+                "yref": "y",
+                "xanchor": "left",
+                "yanchor": "top",
+                "sizing": "stretch",
+                "layer": "below",
+            }
+        )
+        self._shapes.append(
+            {
+                "type": "rect",
+                "x0": x,
+                "x1": x + width,
+                "y0": y,
+                "y1": y + height,
+                "line": {"color": "#d0d4da", "width": 1},
+                "fillcolor": "rgba(0,0,0,0)",
+                "opacity": 1,
+            }
+        )
+
+    def line(
+        self, start: tuple[float, float], end: tuple[float, float], *, color: str, width: float
+    ) -> None:
+        """Draw a line of `width` pixels."""
+        self._traces.append(
+            go.Scatter(
+                x=[start[0], end[0]],
+                y=[start[1], end[1]],
+                mode="lines",
+                line={"color": color, "width": width},
+                opacity=0.75,
+                hoverinfo="skip",
+            )
+        )
+
+    def label(self, text: str, *, x: float, y: float, size: int = 11, color: str = INK) -> None:
+        """Write `text`, already safe for HTML, centred on x with its top at y."""
+        self._labels.append(
+            {
+                "text": text,
+                "x": x,
+                "y": y,
+                "xref": "x",
+                "yref": "y",
+                "xanchor": "center",
+                "yanchor": "top",
+                "showarrow": False,
+                "font": {"size": size, "color": color},
+            }
+        )
+
+    def figure(self) -> go.Figure:
+        """Everything collected, as a figure."""
+        figure = go.Figure(self._traces)
+        hidden = {"visible": False, "fixedrange": True, "constrain": "domain"}
+        full = round(self.unit * self.height) + (48 if self.title else 16)
+        dress(figure, height=full, title=escape(self.title))
+        return figure.update_layout(
+            images=self._images,
+            shapes=self._shapes,
+            annotations=self._labels,
+            xaxis={"range": [0, self.width], **hidden},
+            yaxis={"range": [self.height, 0], "scaleanchor": "x", **hidden},
+            margin={"l": 4, "r": 4, "b": 4},
+            showlegend=False,
+            # The page keeps these proportions when it is narrow.
+            meta={"aspect": self.height / self.width},
+        )

@@ -6,8 +6,8 @@ from html import escape
 import plotly.graph_objects as go
 
 from bilens.read import Explanation
-from bilens.report.canvas import canvas, label
-from bilens.report.picture import as_image, diverging, grey, place
+from bilens.report.canvas import Canvas
+from bilens.report.picture import as_image, diverging, grey
 from bilens.report.style import BLUE, GREY, RED
 
 __all__ = ["explanation_figure"]
@@ -31,11 +31,11 @@ def explanation_figure(
     aspect = shape[0] / shape[1]
     step, rise = 1 + GAP, aspect + LABEL
     width = step * (k + 1) + VERDICT
-    figure = canvas(width, rise * len(explanation.parts), unit=92, title=escape(title))
+    canvas = Canvas(width, rise * len(explanation.parts), unit=92, title=title)
     middle = rise * (len(explanation.parts) - 1) / 2
     picture = grey(as_image(explanation.x, shape))
-    place(figure, picture, x=0, y=middle, width=1, height=aspect)
-    label(figure, "input", x=0.5, y=middle + aspect + 0.02, color=GREY)
+    canvas.picture(picture, x=0, y=middle, width=1, height=aspect)
+    canvas.label("input", x=0.5, y=middle + aspect + 0.02, color=GREY)
     for row, part in enumerate(explanation.parts):
         top = row * rise
         for column, (activation, vector) in enumerate(
@@ -43,12 +43,12 @@ def explanation_figure(
         ):
             left = step * column + 0.1
             picture = diverging(as_image(vector, shape))
-            place(figure, picture, x=left, y=top, width=1, height=aspect)
+            canvas.picture(picture, x=left, y=top, width=1, height=aspect)
             color = BLUE if activation > 0 else RED
-            label(figure, f"{activation:+.2f}", x=left + 0.5, y=top + aspect + 0.01, color=color)
+            canvas.label(f"{activation:+.2f}", x=left + 0.5, y=top + aspect + 0.01, color=color)
         name = escape(class_names[part.class_])
         end = step * (k + 1) + VERDICT / 2
-        label(figure, f"<b>{name}</b>", x=end, y=top + 0.12 * aspect, size=14)
-        label(figure, f"logit {part.logit:+.2f}", x=end, y=top + 0.38 * aspect)
-        label(figure, f"rest {part.rest:+.2f}", x=end, y=top + 0.62 * aspect, color=GREY)
-    return figure
+        canvas.label(f"<b>{name}</b>", x=end, y=top + 0.12 * aspect, size=14)
+        canvas.label(f"logit {part.logit:+.2f}", x=end, y=top + 0.38 * aspect)
+        canvas.label(f"rest {part.rest:+.2f}", x=end, y=top + 0.62 * aspect, color=GREY)
+    return canvas.figure()

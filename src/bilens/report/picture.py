@@ -4,7 +4,6 @@ import base64
 import io
 
 import numpy as np
-import plotly.graph_objects as go
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.report.style import DIVERGING
 
-__all__ = ["as_image", "diverging", "grey", "place"]
+__all__ = ["as_image", "diverging", "grey"]
 
 ENLARGED = 112
 """Pixels of a picture's shorter side, at least: browsers blur what they enlarge themselves."""
@@ -61,33 +60,3 @@ def _png(pixels: np.ndarray) -> str:
     buffer = io.BytesIO()
     picture.quantize(255).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def place(
-    figure: go.Figure, source: str, *, x: float, y: float, width: float, height: float
-) -> None:
-    """Put a picture into a figure with its upper left corner at (x, y), y growing downwards."""
-    figure.add_layout_image(
-        source=source,
-        x=x,
-        y=y,
-        sizex=width,
-        sizey=height,
-        xref="x",
-        yref="y",
-        xanchor="left",
-        yanchor="top",
-        sizing="stretch",
-        layer="below",
-    )
-    figure.add_shape(
-        type="rect",
-        x0=x,
-        x1=x + width,
-        y0=y,
-        y1=y + height,
-        line={"color": "#d0d4da", "width": 1},
-        fillcolor="rgba(0,0,0,0)",
-        opacity=1,
-        layer="above",
-    )

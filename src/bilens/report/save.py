@@ -31,10 +31,7 @@ def save_figure(
     kind = path.suffix.removeprefix(".")
     if kind not in FIGURE_FORMATS:
         raise BilensError(f"path={path} ends in {path.suffix!r}; expected .png, .svg or .pdf")
-    if width is None:
-        shape, margin = figure.layout.meta, figure.layout.margin
-        inner = figure.layout.height - (margin.t + margin.b)
-        width = round(inner / shape["aspect"]) + margin.l + margin.r if shape else DEFAULT_WIDTH
+    width = width or _natural_width(figure)
     try:
         with written_whole(path) as temporary:
             temporary.write_bytes(figure.to_image(kind, width=width, scale=scale))
@@ -43,3 +40,11 @@ def save_figure(
             f"{path} could not be drawn: {error}. Chrome or Chromium draws pictures: install "
             "one, or run `plotly_get_chrome`. The HTML report needs neither."
         ) from error
+
+
+def _natural_width(figure: go.Figure) -> int:
+    layout = figure.layout
+    if not layout.meta:
+        return DEFAULT_WIDTH
+    inner = layout.height - layout.margin.t - layout.margin.b
+    return int(inner / layout.meta["aspect"] + layout.margin.l + layout.margin.r)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.read import top_inputs
-from bilens.report.canvas import canvas, label
-from bilens.report.picture import as_image, diverging, grey, place
+from bilens.report.canvas import Canvas
+from bilens.report.picture import as_image, diverging, grey
 from bilens.report.style import BLUE, RED, dress
 from bilens.tensor import Spectrum
 
@@ -76,17 +76,16 @@ def eigenvector_figure(
         raise BilensError("eigenvector_figure() shows a single form: index the spectrum's batch")
     best = top_inputs(spectrum, x, min(TOP_INPUTS, len(x)))
     aspect = shape[0] / shape[1]
-    figure = canvas(CELL * k, 2 * (aspect + LABEL), unit=120, title=escape(title))
+    canvas = Canvas(CELL * k, 2 * (aspect + LABEL), unit=120, title=title)
     for row, (sign, color) in enumerate(((1, BLUE), (-1, RED))):
         members = [i for i, value in enumerate(spectrum.values.tolist()) if sign * value > 0]
         top = row * (aspect + LABEL)
         for column, i in enumerate(members[:k]):
             left = column * CELL
             picture = diverging(as_image(spectrum.vectors[i], shape))
-            place(figure, picture, x=left, y=top, width=1, height=aspect)
+            canvas.picture(picture, x=left, y=top, width=1, height=aspect)
             for place_, number in enumerate(best[i].tolist()):
-                place(
-                    figure,
+                canvas.picture(
                     grey(as_image(x[number], shape)),
                     x=left + 1.03,
                     y=top + place_ * (aspect - THUMB * aspect) / 2,
@@ -94,5 +93,5 @@ def eigenvector_figure(
                     height=THUMB * aspect,
                 )
             text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {spectrum.values[i]:+.3g}"
-            label(figure, text, x=left + 0.5, y=top + aspect + 0.01, color=color)
-    return figure
+            canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
+    return canvas.figure()

@@ -1,12 +1,10 @@
 """The eigenvector paths of a deep model as a drawn tree, pictures at the leaves."""
 
-from html import escape
-
 import plotly.graph_objects as go
 
 from bilens.errors import BilensError
-from bilens.report.canvas import canvas, label
-from bilens.report.picture import as_image, diverging, place
+from bilens.report.canvas import Canvas
+from bilens.report.picture import as_image, diverging
 from bilens.report.style import BLUE, GREY, RED
 from bilens.tensor import Paths
 
@@ -42,7 +40,7 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str) -> go.Figur
     aspect, depth = shape[0] / shape[1], paths.depth
     rows = sorted(range(len(paths)), key=lambda row: paths.indices[row].tolist())
     rise = aspect + GAP
-    figure = canvas(STEP * depth + 1.05, rise * len(rows), unit=88, title=escape(title))
+    canvas = Canvas(STEP * depth + 1.05, rise * len(rows), unit=88, title=title)
     height: dict[Name, list[float]] = {}
     eigenvalue: dict[Name, float] = {}
     for place_, row in enumerate(rows):
@@ -54,35 +52,18 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str) -> go.Figur
                 eigenvalue[names[:length]] = float(paths.eigenvalues[row, length - 1])
         left = STEP * depth
         picture = diverging(as_image(paths.vectors[row], shape))
-        place(figure, picture, x=left, y=rise * place_, width=1, height=aspect)
+        canvas.picture(picture, x=left, y=rise * place_, width=1, height=aspect)
         text = f"{float(paths.effective[row]):+.3g}"
-        label(figure, text, x=left + 0.5, y=rise * place_ + aspect, color=GREY)
+        canvas.label(text, x=left + 0.5, y=rise * place_ + aspect, color=GREY)
     for name, value in eigenvalue.items():
-        _draw_edge(figure, name, value, height, _thickness(name, eigenvalue))
-    return figure
+        color, x = BLUE if value > 0 else RED, STEP * (len(name) - 1)
+        start, end = (sum(ys) / len(ys) for ys in (height[name[:-1]], height[name]))
+        width = _thickness(name, eigenvalue)
+        canvas.line((x, start), (x + STEP, end), color=color, width=width)
+        canvas.label(f"{value:+.2g}", x=x + STEP / 2, y=(start + end) / 2, color=color)
+    return canvas.figure()
 
 
 def _thickness(name: Name, eigenvalue: dict[Name, float]) -> float:
     largest = max(abs(v) for other, v in eigenvalue.items() if len(other) == len(name))
     return 1 + (THICKEST - 1) * abs(eigenvalue[name]) / largest if largest else 1.0
-
-
-def _draw_edge(
-    figure: go.Figure,
-    name: Name,
-    value: float,
-    height: dict[Name, list[float]],
-    thickness: float,
-) -> None:
-    color = BLUE if value > 0 else RED
-    start, end = (sum(ys) / len(ys) for ys in (height[name[:-1]], height[name]))
-    x = STEP * (len(name) - 1)
-    figure.add_scatter(
-        x=[x, x + STEP],
-        y=[start, end],
-        mode="lines",
-        line={"color": color, "width": thickness},
-        opacity=0.75,
-        hovertemplate=f"λ = {value:+.4g}<extra></extra>",
-    )
-    label(figure, f"{value:+.2g}", x=x + STEP / 2, y=(start + end) / 2, color=color)

@@ -63,7 +63,7 @@ class BilinearTensor:
             )
         if 0 in (*self.left.shape, *self.out.shape):
             raise BilensError(
-                f"The tensor is empty: {shapes}. Expected one input, output and hidden unit or more."
+                f"The tensor is empty: {shapes}. Expected an input, an output and a hidden unit."
             )
         if len({(factor.dtype, factor.device) for factor in factors}) > 1:
             kinds = ", ".join(f"{factor.dtype} on {factor.device}" for factor in factors)

@@ -91,10 +91,10 @@ def expected_inner(
     """
     a, b = _checked_chain(a, "a"), _checked_chain(b, "b")
     sizes = [(chain[0].n_in - chain[0].constant, chain[-1].n_out) for chain in (a, b)]
-    if sizes[0] != sizes[1]:
+    if sizes[0] != sizes[1] or not sizes[0][0]:
         raise BilensError(
             f"a has {sizes[0]} inputs and outputs (the constant not counted), b has {sizes[1]}; "
-            "they should be the same"
+            "they should be the same, with at least one input"
         )
     if len(a) == len(b) == 1:
         (a_0, a_1, a_2), (b_0, b_1, b_2) = _affine_parts(a[0]), _affine_parts(b[0])
@@ -245,7 +245,6 @@ def _check_cost(
     cost = 4 * m**3 * (r_a * r_b + r_a + r_b)
     if cost > max_operations:
         raise BilensError(
-            f"The expectation would cost {cost:.1e} operations ({r_a} and {r_b} hidden units in "
-            f"the last layers, {m} dimensions of the input); the limit is "
-            f"max_operations={max_operations:.1e}. Raise it, or sample inputs."
+            f"{cost:.1e} operations needed ({r_a} and {r_b} hidden units in the last layers, {m} "
+            f"input dimensions), above max_operations={max_operations:.1e}; raise it, or sample x"
         )
