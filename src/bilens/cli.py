@@ -225,7 +225,7 @@ class Reproduce:
     them; ctrl-C loses nothing.
 
     Attributes:
-        recipe: fig2 to fig9 and search are of Pearce et al. 2024; case_... of the MNIST case study.
+        recipe: a figure of Pearce et al. 2024; fig9 is figures 9 and 10.
         scale: small takes minutes on two cores; paper is as large as the source.
         data_dir: where the IDX files are; see `bilens train --help`.
         output: folder for NAME.json, NAME.html and the models.

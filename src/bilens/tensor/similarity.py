@@ -122,8 +122,8 @@ class _Parts:
     """The orthogonal parts of a model: f = degree_0 + degree_1.x + :x'(degree_2)x: + higher.
 
     The higher ones are those of sum_u out[:, u] :x'M_u x: (n_u.x) and of
-    sum_h out[:, h] :(x'A_h x)(x'B_h x):, with A the first half of the matrices M and B the second,
-    and for n_u the linear part of the other factor. A single layer has no units h.
+    sum_h out[:, h] :(x'A_h x)(x'B_h x):, with the A before the B in the matrices M, and for n_u
+    the linear part of the other factor. A single layer has no units.
     """
 
     degree_0: Float64[Tensor, " n_out"]
@@ -209,7 +209,7 @@ def _affine_parts(
 
 def _joint_span(a: BilinearTensor, b: BilinearTensor) -> Float64[Tensor, "n m"]:
     """Orthonormal columns that span what either layer reads of x; x in them is N(0, I) too."""
-    n = a.n_in - a.constant
+    n = a.n_in - a.constant  # Detached: to first order, what lies outside has no effect.
     rows = torch.cat([factor[:, :n] for factor in (a.left, a.right, b.left, b.right)]).detach()
     _, sizes, directions = torch.linalg.svd(unit_rows(rows), full_matrices=False)
     floor = max(rows.shape) * torch.finfo(rows.dtype).eps * sizes[0]
