@@ -146,6 +146,31 @@ def test_inputs_that_do_not_interact_are_no_trap():
     assert found.values.dtype == torch.float32
 
 
+def test_maxima_that_resemble_each_other_stay_apart():
+    Q = torch.tensor([[1.64, 0.48, 0.48], [0.48, 1.36, -5.0], [0.48, -5.0, 1.36]]).double()
+    found = local_extrema(form_of(Q), n_starts=32)
+    assert close(found.values, torch.tensor([2.0, 2.0]).double(), 1e-6)
+    assert close(found.points[0] @ found.points[1], torch.tensor(0.64).double(), 1e-4)
+
+
+def test_small_basins_are_found_beside_a_broad_one():
+    # Ten inputs that go together, and ten more that go with nothing.
+    Q = torch.full((20, 20), -0.2, dtype=torch.float64)
+    Q[:10, :10] = 0.3
+    Q.diagonal()[10:] = torch.arange(1.0, 2.0, 0.1)
+    found = local_extrema(form_of(Q))
+    assert len(found) == 11
+    assert close(found.values[0], torch.tensor(3.0).double())
+    assert close(found.values[1:], Q.diagonal()[10:].flip(0))
+
+
+def test_single_precision_climbs_in_double():
+    form = random_tensor(20, 15, 1, 0).to(torch.float32).along(class_=0)
+    found = local_extrema(form, tolerance=1e-10)
+    assert found.converged.all()
+    assert found.points.dtype == found.residuals.dtype == torch.float32
+
+
 def test_running_out_of_steps_is_told():
     form = random_tensor(30, 20, 1, 0).along(class_=0)
     found = local_extrema(form, steps=1, n_starts=4)

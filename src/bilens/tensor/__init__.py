@@ -1,24 +1,38 @@
 """The mathematics: bilinear layers as third-order tensors, kept in their factors."""
 
 from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.clusters import Features, cluster
 from bilens.tensor.constant import affine, with_constant
+from bilens.tensor.dictionary import Dictionary, Reexpression, reexpress
+from bilens.tensor.extrema import Extrema, local_extrema
 from bilens.tensor.graph import tree_to_networkx
 from bilens.tensor.paths import Paths
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.search import TopPaths, top_paths
+from bilens.tensor.similarity import best_match, expected_cosine, expected_inner
 from bilens.tensor.spectrum import Spectrum
 from bilens.tensor.svd import TensorSVD
 from bilens.tensor.tree import decompile
 
 __all__ = [
     "BilinearTensor",
+    "Dictionary",
+    "Extrema",
+    "Features",
     "Paths",
     "QuadraticForm",
+    "Reexpression",
     "Spectrum",
     "TensorSVD",
     "TopPaths",
     "affine",
+    "best_match",
+    "cluster",
     "decompile",
+    "expected_cosine",
+    "expected_inner",
+    "local_extrema",
+    "reexpress",
     "top_paths",
     "tree_to_networkx",
     "with_constant",

@@ -209,12 +209,12 @@ def _affine_parts(
 
 def _joint_span(a: BilinearTensor, b: BilinearTensor) -> Float64[Tensor, "n m"]:
     """Orthonormal columns that span what either layer reads of x; x in them is N(0, I) too."""
-    n = a.n_in - a.constant  # Detached: to first order, what lies outside has no effect.
+    n = a.n_in - a.constant
+    # Detached, for to first order what leaves the span has no effect on the expectation.
     rows = torch.cat([factor[:, :n] for factor in (a.left, a.right, b.left, b.right)]).detach()
     _, sizes, directions = torch.linalg.svd(unit_rows(rows), full_matrices=False)
     floor = max(rows.shape) * torch.finfo(rows.dtype).eps * sizes[0]
-    kept: Tensor = directions[: max(1, int((sizes > floor).sum()))]
-    return kept.T
+    return torch.t(directions[: max(1, int((sizes > floor).sum()))])
 
 
 def _checked_chain(chain: Sequence[BilinearTensor], name: str) -> Sequence[BilinearTensor]:
