@@ -77,8 +77,20 @@ class Canvas:
             )
         )
 
-    def label(self, text: str, *, x: float, y: float, size: int = 11, color: str = INK) -> None:
-        """Write `text`, already safe for HTML, centred on x with its top at y."""
+    def label(
+        self,
+        text: str,
+        *,
+        x: float,
+        y: float,
+        size: int = 11,
+        color: str = INK,
+        on_line: bool = False,
+    ) -> None:
+        """Write `text`, already safe for HTML, centred on x with its top at y.
+
+        With `on_line` it is centred on y too, on a white ground that keeps it readable.
+        """
         self._labels.append(
             {
                 "text": text,
@@ -87,8 +99,9 @@ class Canvas:
                 "xref": "x",
                 "yref": "y",
                 "xanchor": "center",
-                "yanchor": "top",
+                "yanchor": "middle" if on_line else "top",
                 "showarrow": False,
+                "bgcolor": "white" if on_line else "rgba(0,0,0,0)",
                 "font": {"size": size, "color": color},
             }
         )

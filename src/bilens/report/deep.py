@@ -28,9 +28,10 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure
     )
     figure.add_hline(
         y=100 * full,
-        line={"dash": "dot", "color": GREY},
+        line={"dash": "dot", "color": GREY, "width": 1.5},
+        opacity=1,
         annotation_text=f"the model: {full:.2%}",
-        annotation_position="bottom right",
+        annotation_position="top left",
     )
     figure.update_xaxes(title="paths kept over all classes", type="log", fixedrange=True)
     figure.update_yaxes(title="test accuracy (%)", fixedrange=True)

@@ -10,7 +10,7 @@ from bilens.tensor import Paths
 
 __all__ = ["tree_figure"]
 
-STEP, GAP, THICKEST = 1.5, 0.42, 7.0
+STEP, GAP, THICKEST = 2.6, 0.42, 7.0
 MOST = 24
 Name = tuple[int, ...]
 
@@ -60,7 +60,8 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str) -> go.Figur
         start, end = (sum(ys) / len(ys) for ys in (height[name[:-1]], height[name]))
         width = _thickness(name, eigenvalue)
         canvas.line((x, start), (x + STEP, end), color=color, width=width)
-        canvas.label(f"{value:+.2g}", x=x + STEP / 2, y=(start + end) / 2, color=color)
+        y = (start + end) / 2
+        canvas.label(f"{value:+.2g}", x=x + STEP / 2, y=y, color=color, on_line=True)
     return canvas.figure()
 
 

@@ -30,7 +30,8 @@ def truncation_figure(curve: TruncationCurve) -> go.Figure:
     )
     figure.add_hline(
         y=100 * curve.full,
-        line={"dash": "dot", "color": GREY},
+        line={"dash": "dot", "color": GREY, "width": 1.5},
+        opacity=1,
         annotation_text=f"all of them: {curve.full:.2%}",
         annotation_position="bottom right",
     )

@@ -89,6 +89,7 @@ def expected_inner(
     Source:
         Isserlis 1918; the orthogonal parts: Janson 1997, "Gaussian Hilbert Spaces", chapter 3.
     """
+    rounding = max(torch.finfo(layer.left.dtype).eps for layer in (*a[:1], *b[:1]))
     a, b = _checked_chain(a, "a"), _checked_chain(b, "b")
     sizes = [(chain[0].n_in - chain[0].constant, chain[-1].n_out) for chain in (a, b)]
     if sizes[0] != sizes[1] or not sizes[0][0]:
@@ -99,7 +100,7 @@ def expected_inner(
     if len(a) == len(b) == 1:
         (a_0, a_1, a_2), (b_0, b_1, b_2) = _affine_parts(a[0]), _affine_parts(b[0])
         return a_0 @ b_0 + (a_1 * b_1).sum() + 2 * a_2.inner(b_2)
-    span = _joint_span(a[0], b[0])
+    span = _joint_span(a[0], b[0], rounding)
     _check_cost(a, b, span.shape[1], max_operations)
     return _orthogonal_parts(a, span).inner(_orthogonal_parts(b, span))
 
@@ -207,14 +208,16 @@ def _affine_parts(
     return D @ hidden_0, D @ hidden_1, BilinearTensor(L, R, D)
 
 
-def _joint_span(a: BilinearTensor, b: BilinearTensor) -> Float64[Tensor, "n m"]:
-    """Orthonormal columns that span what either layer reads of x; x in them is N(0, I) too."""
+def _joint_span(a: BilinearTensor, b: BilinearTensor, eps: float) -> Float64[Tensor, "n m"]:
+    """Orthonormal columns that span what either layer reads of x; x in them is N(0, I) too.
+
+    What lies outside has no effect to first order: factors that were rounded to eps off their
+    span, as behind an embedding, lose eps^2 here, and the gradient needs none of the basis.
+    """
     n = a.n_in - a.constant
-    # Detached, for to first order what leaves the span has no effect on the expectation.
     rows = torch.cat([factor[:, :n] for factor in (a.left, a.right, b.left, b.right)]).detach()
     _, sizes, directions = torch.linalg.svd(unit_rows(rows), full_matrices=False)
-    floor = max(rows.shape) * torch.finfo(rows.dtype).eps * sizes[0]
-    return torch.t(directions[: max(1, int((sizes > floor).sum()))])
+    return torch.t(directions[: max(1, int((sizes > 64 * eps * sizes[0]).sum()))])
 
 
 def _checked_chain(chain: Sequence[BilinearTensor], name: str) -> Sequence[BilinearTensor]:
