@@ -81,12 +81,9 @@ def assert_inner(a: Chain, b: Chain, n: int) -> None:
 
 
 def test_more_inputs_than_the_models_read():
-    embed = normal(2, 5)
-    a, b = (
-        [c[0].change_basis(inputs=embed), c[1]]
-        for c in (model("two biased", 2, 3, 4, 0), model("residual", 2, 3, 2, 7))
-    )
-    assert_inner(a, b, 5)
+    embedding = normal(2, 5)
+    a, b = model("two biased", 2, 3, 4, 0), model("residual", 2, 3, 2, 7)
+    assert_inner(widened(a, embedding), widened(b, embedding), 5)
 
 
 def test_a_first_layer_may_hand_over_the_constant_itself():
@@ -131,6 +128,17 @@ def test_single_precision_is_computed_in_double():
     single = [layer.to(torch.float32) for layer in a]
     assert expected_inner(single, single).dtype == torch.float64
     assert close(expected_inner(single, single), expected_inner(a, a), 1e-5)
+
+
+def test_rounding_does_not_count_as_something_read():
+    a = widened(model("two", 3, 3, 5, 0), normal(3, 40))
+    single = [layer.to(torch.float32) for layer in a]
+    rounded = [layer.to(torch.float64) for layer in single]
+    assert close(expected_inner(single, single), expected_inner(rounded, rounded), 1e-11)
+    with pytest.raises(BilensError, match=" 3 input dimensions"):
+        expected_inner(single, single, max_operations=1)
+    with pytest.raises(BilensError, match=" 10 input dimensions"):
+        expected_inner(rounded, rounded, max_operations=1)
 
 
 @pytest.mark.parametrize("kind", ["one biased", "two biased"])
@@ -182,10 +190,15 @@ def broken(tensor: BilinearTensor) -> BilinearTensor:
     return BilinearTensor(tensor.left, tensor.right, tensor.out * float("nan"))
 
 
+def widened(chain: Chain, embedding: Tensor) -> Chain:
+    return [chain[0].change_basis(inputs=embedding), *chain[1:]]
+
+
 CONSTANT = BilinearTensor(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), constant=True)
+EYE = torch.eye(8, dtype=torch.float64)
 TWO_LAYERS = model("two", 4, 3, 5, 0)
 MISUSES = [
-    (lambda a: expected_inner([], a), "a has 0 layers.*one or two"),
+    (lambda a: expected_inner([], []), "a has 0 layers.*one or two"),
     (lambda a: expected_inner(a, [*a, a[1]]), "b has 3 layers.*one or two"),
     (lambda a: expected_inner(a[::-1], a), r"a\[0\] has 3 outputs and a\[1\] reads 4"),
     (lambda a: expected_inner(a, [a[0], broken(a[1])]), r"b\[1\].out holds NaN"),
@@ -202,7 +215,11 @@ MISUSES = [
         lambda a: expected_inner(a, a, max_operations=1e3),
         r"1.2e\+04 operations needed \(6 and 6 hidden.* 4 input dim.*max_operations=1.0e\+03",
     ),
-    (lambda a: expected_cosine(a, a, max_operations=1e3), "max_operations=1.0e"),
+    (lambda a: expected_cosine(a, model("one", 4, 3, 5, 2), max_operations=5e3), "6 and 6 hidden"),
+    (
+        lambda a: expected_cosine(widened(a, EYE[:4]), widened(a, EYE[4:]), max_operations=2e4),
+        "9.8e.*8 input dimensions",
+    ),
     (lambda a: best_match(normal(2, 3), normal(2, 4)), r"a has shape \(2, 3\) and b \(2, 4\)"),
     (lambda a: best_match(normal(2, 3), normal(5, 2, 3)), "alike but for the number of rows"),
     (lambda a: best_match(normal(2, 3), normal(0, 3)), "at least one row in b"),

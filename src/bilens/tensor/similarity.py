@@ -89,8 +89,9 @@ def expected_inner(
     Source:
         Isserlis 1918; the orthogonal parts: Janson 1997, "Gaussian Hilbert Spaces", chapter 3.
     """
-    rounding = max(torch.finfo(layer.left.dtype).eps for layer in (*a[:1], *b[:1]))
-    a, b = _checked_chain(a, "a"), _checked_chain(b, "b")
+    checked = _checked_chain(a, "a"), _checked_chain(b, "b")
+    rounding = max(torch.finfo(chain[0].left.dtype).eps for chain in (a, b))
+    a, b = checked
     sizes = [(chain[0].n_in - chain[0].constant, chain[-1].n_out) for chain in (a, b)]
     if sizes[0] != sizes[1] or not sizes[0][0]:
         raise BilensError(
@@ -136,11 +137,8 @@ class _Parts:
 
     def inner(self, that: "_Parts") -> Float64[Tensor, ""]:
         """Sum over degrees of E[part . part]: legs joined in all ways, none within a part."""
-        low = (
-            self.degree_0 @ that.degree_0
-            + einsum(self.degree_1, that.degree_1, "o i, o i ->")
-            + 2 * einsum(self.degree_2, that.degree_2, "o i j, o i j ->")
-        )
+        low = self.degree_0 @ that.degree_0 + (self.degree_1 * that.degree_1).sum()
+        low = low + 2 * (self.degree_2 * that.degree_2).sum()
         S = self.out.T @ that.out
         traces = einsum(self.matrices, that.matrices, "u i j, v i j -> u v")
         return low + self._degree_3(that, S, traces) + self._degree_4(that, S, traces)
@@ -149,17 +147,15 @@ class _Parts:
         """2 tr(M M') n.n' + 4 n'M'M n', summed over pairs of units."""
         S = S.repeat(2, 2)
         total = 2 * (S * traces * (self.others @ that.others.T)).sum()
-        for matrix, other, weights in zip(self.matrices, self.others, S, strict=True):
-            reached = that.others @ matrix
-            total = total + 4 * einsum(weights, reached, that.matrices @ other, "v, v i, v i ->")
+        for M, n, s in zip(self.matrices, self.others, S, strict=True):
+            total = total + 4 * einsum(s, that.others @ M, that.matrices @ n, "v, v i, v i ->")
         return total
 
     def _degree_4(self, that: "_Parts", S: Tensor, traces: Tensor) -> Tensor:
         """4 tr(AA') tr(BB') + 4 tr(AB') tr(BA') + 16 tr(AA'BB'), summed over pairs of units."""
         r, s = S.shape
-        straight = traces[:r, :s] * traces[r:, s:]
-        crossed = traces[:r, s:] * traces[r:, :s]
-        total = 4 * (S * (straight + crossed)).sum()
+        pairs = traces[:r, :s] * traces[r:, s:] + traces[:r, s:] * traces[r:, :s]
+        total = 4 * (S * pairs).sum()
         for h in range(r):
             first = self.matrices[h] @ that.matrices[:s]
             second = self.matrices[r + h] @ that.matrices[s:]
@@ -211,8 +207,8 @@ def _affine_parts(
 def _joint_span(a: BilinearTensor, b: BilinearTensor, eps: float) -> Float64[Tensor, "n m"]:
     """Orthonormal columns that span what either layer reads of x; x in them is N(0, I) too.
 
-    What lies outside has no effect to first order: factors that were rounded to eps off their
-    span, as behind an embedding, lose eps^2 here, and the gradient needs none of the basis.
+    What lies outside has no effect to first order: rounding by eps off the span costs eps^2, and
+    the basis needs no gradient.
     """
     n = a.n_in - a.constant
     rows = torch.cat([factor[:, :n] for factor in (a.left, a.right, b.left, b.right)]).detach()
@@ -224,8 +220,7 @@ def _checked_chain(chain: Sequence[BilinearTensor], name: str) -> Sequence[Bilin
     """The layers in float64, after a look at how they fit."""
     if not 1 <= len(chain) <= 2:
         raise BilensError(
-            f"{name} has {len(chain)} layers; the exact expectation is worked out for one or two. "
-            "For deeper models compare layer by layer, or sample inputs."
+            f"{name} has {len(chain)} layers, expected one or two; sample x for deeper models"
         )
     for i, layer in enumerate(chain):
         for factor in ("left", "right", "out"):
