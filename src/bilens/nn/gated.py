@@ -65,6 +65,24 @@ class GatedLayer(nn.Module):
             y = self.out(y)
         return x + y if self.residual else y
 
+    @property
+    def W_L(self) -> Float[Tensor, "hidden d_in"]:
+        """What the factor without the gate reads with, L."""
+        return self.left.weight
+
+    @property
+    def W_R(self) -> Float[Tensor, "hidden d_in"]:
+        """What the gate reads with, R."""
+        return self.right.weight
+
+    @property
+    def W_D(self) -> Float[Tensor, "d_out hidden"]:
+        """What the hidden units write with, D; the identity where there is no projection."""
+        if self.out is not None:
+            return self.out.weight
+        left = self.left.weight
+        return torch.eye(left.shape[0], dtype=left.dtype, device=left.device)
+
     def tensor(self, name: str = "this layer") -> BilinearTensor:
         """The layer as a tensor, biases and residual folded in; exact, and sharing its memory.
 
@@ -83,10 +101,7 @@ class GatedLayer(nn.Module):
                 "is not a tensor. Annealing it makes it bilinear: train with gate='swish' while "
                 "beta goes to 0, where Swish is z/2."
             )
-        left, right = self.left.weight, self.gate.slope * self.right.weight
-        width = left.shape[0]
-        identity = torch.eye(width, dtype=left.dtype, device=left.device)
-        tensor = BilinearTensor(left, right, identity if self.out is None else self.out.weight)
+        tensor = BilinearTensor(self.W_L, self.gate.slope * self.W_R, self.W_D)
         if self.left.bias is not None:
             tensor = tensor.with_bias(
                 self.left.bias,

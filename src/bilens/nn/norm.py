@@ -1,24 +1,28 @@
 """Normalisation, or none."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 
 from bilens.errors import BilensError
 
-__all__ = ["NormName", "make_norm"]
+__all__ = ["NORMS", "NormName", "make_norm"]
 
-NormName = Literal["none", "rms"]
+NormName = Literal["none", "rms", "layer"]
+NORMS: tuple[str, ...] = get_args(NormName)
 
 
 def make_norm(name: NormName, width: int) -> nn.Module:
-    """A norm by its name: none, or rms for RMSNorm with a gain.
+    """A norm by its name: none, rms (RMSNorm with a gain), layer (LayerNorm with gain and bias).
 
     Raises:
         BilensError: the name is another.
     """
-    if name == "none":
-        return nn.Identity()
-    if name == "rms":
-        return nn.RMSNorm(width)
-    raise BilensError(f"norm={name!r}, expected none or rms")
+    match name:
+        case "none":
+            return nn.Identity()
+        case "rms":
+            return nn.RMSNorm(width)
+        case "layer":
+            return nn.LayerNorm(width)
+    raise BilensError(f"norm={name!r}, expected one of {', '.join(NORMS)}")

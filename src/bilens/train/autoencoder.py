@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
+from bilens.progress import progress_bar
 from bilens.tensor import BilinearTensor
 from bilens.train.interrupt import interrupt_between_steps
-from bilens.train.progress import progress_bar
 
 __all__ = [
     "AutoencoderTraining",
@@ -148,7 +148,7 @@ def train_autoencoder(
             alike = similarity_penalty(model.features[:, chosen], training.power)
             loss = error + training.l1 * f.sum(-1).mean() + training.similarity * alike
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             model.normalise()
             bar.advance(task)

@@ -16,9 +16,9 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.files import write_json, write_text
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.progress import progress_bar
 from bilens.train.interrupt import interrupt_between_steps
 from bilens.train.noise import noisy
-from bilens.train.progress import progress_bar
 from bilens.train.state import STATE_NAME, TrainingState
 
 __all__ = ["METRICS_NAME", "TRAINING_NAME", "ClassifierTraining", "train_classifier"]
@@ -190,7 +190,7 @@ class _Session:
         logits = self.model(x)
         loss = functional.cross_entropy(logits, labels)
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         with torch.no_grad():
             self.state.loss_sum.add_(loss, alpha=len(labels))

@@ -1,0 +1,99 @@
+"""What a language model is made of, as a Hugging Face configuration."""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from bilens.errors import BilensError
+from bilens.nn.mlp import MLPS, MlpName
+from bilens.nn.norm import NORMS, NormName
+from bilens.nn.position import POSITIONS, PositionName
+
+__all__ = ["LanguageConfig"]
+
+
+class LanguageConfig(PreTrainedConfig):
+    """Sizes and parts of a `LanguageModel`. The defaults are Table 3 of Pearce et al. 2024.
+
+    Attributes:
+        vocab_size: number of tokens.
+        d_model: width of the residual stream.
+        n_layers: number of blocks, each attention and then an MLP.
+        n_heads: attention heads of a block; d_model is a multiple of it.
+        n_kv_heads: heads of keys and values; None for as many as heads.
+        d_hidden: hidden units of each MLP.
+        n_ctx: longest text in training; learned and shortformer positions end there.
+        mlp: bilinear, swiglu, geglu, reglu, relu, relu2 or gelu; only bilinear is a tensor.
+        norm: none, rms or layer: before attention, before the MLP and before the unembedding.
+        positions: rotary, learned, shortformer or none.
+        bias: biases in attention and MLP.
+        rope_base: of rotary positions.
+        initializer_range: standard deviation of the initial weights, as in GPT-2; what writes to
+            the residual stream has it divided by sqrt(2 n_layers).
+        tie_word_embeddings: embedding and unembedding are one matrix.
+
+    Raises:
+        BilensError: a size is not positive, d_model no multiple of n_heads, n_heads none of
+            n_kv_heads, or a name unknown.
+
+    Source:
+        Pearce et al. 2024, appendix C, Table 3.
+    """
+
+    model_type = "bilens-language"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "num_key_value_heads": "n_kv_heads",
+        "intermediate_size": "d_hidden",
+        "max_position_embeddings": "n_ctx",
+    }
+
+    vocab_size: int = 4096
+    d_model: int = 1024
+    n_layers: int = 1
+    n_heads: int = 8
+    n_kv_heads: int | None = None
+    d_hidden: int = 3072
+    n_ctx: int = 256
+    mlp: MlpName = "bilinear"
+    norm: NormName = "none"
+    positions: PositionName = "rotary"
+    bias: bool = False
+    rope_base: float = 10_000.0
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = False
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **rest: Any) -> None:
+        if self.n_kv_heads is None:
+            self.n_kv_heads = self.n_heads
+        for name in (
+            "vocab_size",
+            "d_model",
+            "n_layers",
+            "n_heads",
+            "n_kv_heads",
+            "d_hidden",
+            "n_ctx",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise BilensError(f"{name}={value!r}, expected a whole number of at least 1")
+        for name, known in (("mlp", MLPS), ("norm", NORMS), ("positions", POSITIONS)):
+            if getattr(self, name) not in known:
+                raise BilensError(
+                    f"{name}={getattr(self, name)!r}, expected one of {', '.join(known)}"
+                )
+        for name, divisor in (("d_model", "n_heads"), ("n_heads", "n_kv_heads")):
+            if getattr(self, name) % getattr(self, divisor):
+                raise BilensError(
+                    f"{name}={getattr(self, name)} is no multiple of "
+                    f"{divisor}={getattr(self, divisor)}"
+                )
+        super().__post_init__(**rest)  # type: ignore[no-untyped-call]

@@ -1,0 +1,212 @@
+"""The causal transformer of the papers, as a Hugging Face model."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+    initialization,
+)
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from bilens.errors import BilensError
+from bilens.nn.gated import GatedLayer
+from bilens.nn.language.attention import Attention, Turn
+from bilens.nn.language.config import LanguageConfig
+from bilens.nn.mlp import PlainMLP, make_mlp
+from bilens.nn.norm import make_norm
+from bilens.nn.position import rotation
+
+__all__ = ["Block", "LanguageModel"]
+
+
+class Block(GradientCheckpointingLayer):
+    """x + attention(norm(x)), and then y + mlp(norm(y)).
+
+    Args:
+        config: of the model.
+        layer: number of the block.
+    """
+
+    def __init__(self, config: LanguageConfig, layer: int) -> None:
+        super().__init__()
+        assert config.n_kv_heads is not None
+        self.attn_norm = make_norm(config.norm, config.d_model)
+        self.attn = Attention(
+            config.d_model, config.n_heads, config.n_kv_heads, bias=config.bias, layer=layer
+        )
+        self.mlp_norm = make_norm(config.norm, config.d_model)
+        self.mlp = make_mlp(config.mlp, config.d_model, config.d_hidden, bias=config.bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch time d_model"],
+        places: Float[Tensor, "batch time d_model"] | None = None,
+        turn: Turn | None = None,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch time d_model"]:
+        """The residual stream after the block; the arguments are those of `Attention`."""
+        x = x + self.attn(self.attn_norm(x), places, turn, mask, cache)
+        y: Tensor = x + self.mlp(self.mlp_norm(x))
+        return y
+
+
+class LanguageModel(PreTrainedModel, GenerationMixin):
+    """logits = W_U norm(blocks(W_E tokens)): a causal transformer with MLPs that are tensors.
+
+    Trains with `transformers.Trainer`, writes with `generate`, is saved and loaded with
+    `save_pretrained` and `AutoModelForCausalLM.from_pretrained` once `bilens.nn.language` is
+    imported. Weights stand under the field's names: `W_E`, `W_U`, `blocks[i].attn.W_Q` and so on,
+    `blocks[i].mlp.W_L`, `W_R`, `W_D`.
+
+    Args:
+        config: its sizes and parts.
+
+    Source:
+        Pearce et al. 2024, section 6 and appendix C.
+    """
+
+    config: LanguageConfig
+    config_class = LanguageConfig
+    base_model_prefix = ""
+    supports_gradient_checkpointing = True
+    _input_embed_layer = "embed"
+    _no_split_modules = ["Block"]  # noqa: RUF012
+    _supports_sdpa = True
+    _tied_weights_keys = {"unembed.weight": "embed.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LanguageConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        if config.positions in ("learned", "shortformer"):
+            self.places = nn.Embedding(config.n_ctx, config.d_model)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.norm = make_norm(config.norm, config.d_model)
+        self.unembed = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.loss_type = "ForCausalLM"
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # type: ignore[no-untyped-call]
+        writing = {part.out for block in self.blocks for part in (block.attn, block.mlp)}  # type: ignore[union-attr]
+        if isinstance(module, nn.Linear) and module in writing:
+            std = self.config.initializer_range / (2 * self.config.n_layers) ** 0.5
+            initialization.normal_(module.weight, mean=0.0, std=std)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The unembedding, which `tie_word_embeddings` may share."""
+        return self.unembed
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch time"],
+        attention_mask: Tensor | None = None,
+        position_ids: Int[Tensor, "_ time"] | None = None,
+        past_key_values: Cache | None = None,
+        labels: Int[Tensor, "batch time"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **loss: Any,
+    ) -> CausalLMOutputWithPast:
+        """The logits of the next token at every position.
+
+        Args:
+            input_ids: tokens.
+            attention_mask: 0 where a token is padding.
+            position_ids: positions, counted from what the cache holds by default.
+            past_key_values: keys and values of earlier tokens.
+            labels: tokens again, -100 where the loss leaves one out; the loss compares each
+                position with the label of the next.
+            use_cache: keep keys and values for the next call.
+            logits_to_keep: only the last so many positions; 0 for all.
+            loss: for the loss, such as `num_items_in_batch`.
+
+        Raises:
+            BilensError: the text is longer than learned or shortformer positions reach.
+        """
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+            times = torch.arange(seen, seen + input_ids.shape[1], device=input_ids.device)
+            position_ids = times[None]
+        x, places, turn = self.start(input_ids, position_ids)
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=x,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        for block in self.blocks:
+            x = block(x, places, turn, mask, past_key_values)
+        logits = self.unembed(self.norm(x[:, -logits_to_keep:]))
+        found = None
+        if labels is not None:
+            found = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss
+            )
+        return CausalLMOutputWithPast(loss=found, logits=logits, past_key_values=past_key_values)
+
+    def start(
+        self, input_ids: Int[Tensor, "batch time"], position_ids: Int[Tensor, "_ time"]
+    ) -> tuple[Float[Tensor, "batch time d_model"], Tensor | None, Turn | None]:
+        """What the first block reads, and what positions do in the blocks.
+
+        Returns:
+            The embedded tokens; what shortformer positions add to queries and keys; what rotary
+            positions turn them by.
+
+        Raises:
+            BilensError: a position is beyond what learned or shortformer positions reach.
+        """
+        x, config = self.embed(input_ids), self.config
+        if config.positions == "rotary":
+            width = config.d_model // config.n_heads
+            return x, None, rotation(position_ids, width, config.rope_base, x)
+        if config.positions == "none":
+            return x, None, None
+        if int(position_ids.max()) >= config.n_ctx:
+            raise BilensError(
+                f"input_ids reaches position {int(position_ids.max())}; {config.positions} "
+                f"positions end at n_ctx={config.n_ctx}"
+            )
+        places = self.places(position_ids)
+        if config.positions == "learned":
+            return x + places, None, None
+        return x, places.expand_as(x), None
+
+    @property
+    def W_E(self) -> Float[Tensor, "vocab d_model"]:
+        """The embedding of each token."""
+        return self.embed.weight
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model vocab"]:
+        """The unembedding of each token, one column each."""
+        return self.unembed.weight.T
+
+    def mlp(self, layer: int) -> GatedLayer | PlainMLP:
+        """The MLP of a block.
+
+        Raises:
+            BilensError: there is no such block.
+        """
+        if not 0 <= layer < len(self.blocks):
+            raise BilensError(f"layer={layer}, expected 0 to {len(self.blocks) - 1}")
+        found: GatedLayer | PlainMLP = self.blocks[layer].mlp  # type: ignore[assignment]
+        return found
+
+
+AutoConfig.register(LanguageConfig.model_type, LanguageConfig)
+AutoModelForCausalLM.register(LanguageConfig, LanguageModel)

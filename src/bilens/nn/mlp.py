@@ -1,0 +1,85 @@
+"""The MLP of a transformer by its name: gated ones, of which one is a tensor, and plain ones."""
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bilens.errors import BilensError, NotBilinearError
+from bilens.nn.gate import GateName
+from bilens.nn.gated import GatedLayer
+from bilens.tensor import BilinearTensor
+
+__all__ = ["MLPS", "MlpName", "PlainMLP", "make_mlp"]
+
+MlpName = Literal["bilinear", "swiglu", "geglu", "reglu", "relu", "relu2", "gelu"]
+MLPS: tuple[str, ...] = get_args(MlpName)
+
+_GATES: dict[str, GateName] = {
+    "bilinear": "identity",
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "reglu": "relu",
+}
+
+
+class PlainMLP(nn.Module):
+    """g(x) = D sigma(W x + b) + b_D, for comparison: no product, so no tensor.
+
+    Args:
+        d_model: width of the input and of the output.
+        d_hidden: number of hidden units.
+        activation: sigma: relu, relu2 (its square) or gelu.
+        bias: whether both maps have biases.
+    """
+
+    def __init__(self, d_model: int, d_hidden: int, activation: MlpName, *, bias: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(d_model, d_hidden, bias=bias)
+        self.out = nn.Linear(d_hidden, d_model, bias=bias)
+        self.activation = activation
+
+    if TYPE_CHECKING:
+        __call__ = nn.Module.__call__
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Apply the layer to rows of x."""
+        hidden: Tensor = self.inner(x)
+        match self.activation:
+            case "gelu":
+                hidden = functional.gelu(hidden)
+            case "relu2":
+                hidden = torch.relu(hidden).square()
+            case _:
+                hidden = torch.relu(hidden)
+        y: Tensor = self.out(hidden)
+        return y
+
+    def tensor(self, name: str = "this layer") -> BilinearTensor:
+        """There is none.
+
+        Raises:
+            NotBilinearError: always.
+        """
+        raise NotBilinearError(
+            f"{name} is an MLP with {self.activation} and no gate, which is not a tensor; train "
+            "with mlp='bilinear', or anneal a gated one."
+        )
+
+
+def make_mlp(name: MlpName, d_model: int, d_hidden: int, *, bias: bool) -> GatedLayer | PlainMLP:
+    """An MLP by its name; see `GatedLayer` and `PlainMLP`.
+
+    Raises:
+        BilensError: the name is another.
+
+    Source:
+        Shazeer 2020 for the gated ones.
+    """
+    if name not in MLPS:
+        raise BilensError(f"mlp={name!r}, expected one of {', '.join(MLPS)}")
+    if name in _GATES:
+        return GatedLayer(d_model, d_model, d_hidden, gate=_GATES[name], bias=bias)
+    return PlainMLP(d_model, d_hidden, name, bias=bias)

@@ -1,0 +1,51 @@
+"""Rotary positions: queries and keys turned by angles that grow with the position."""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bilens.errors import BilensError
+
+__all__ = ["POSITIONS", "PositionName", "rotate", "rotation"]
+
+PositionName = Literal["rotary", "learned", "shortformer", "none"]
+"""How a model knows positions: rotary turns queries and keys; learned adds a vector to the
+embedding; shortformer adds one where queries and keys are read and nowhere else, so that values
+and MLPs see tokens alone (Press et al. 2021)."""
+POSITIONS: tuple[str, ...] = get_args(PositionName)
+
+
+def rotation(
+    positions: Int[Tensor, "*batch time"], width: int, base: float, like: Tensor
+) -> tuple[Float[Tensor, "*batch time half"], Float[Tensor, "*batch time half"]]:
+    """Cosines and sines of position * base^(-2 i / width), worked out in float32.
+
+    Args:
+        positions: of the tokens.
+        width: of a head, an even number.
+        base: the slowest pair of coordinates turns by about 1 / base a position.
+        like: gives the dtype of the result.
+
+    Raises:
+        BilensError: the width is odd.
+
+    Source:
+        Su et al. 2021, section 3.2.
+    """
+    if width % 2:
+        raise BilensError(f"width={width}: rotary positions need heads of even width")
+    speeds = base ** -(torch.arange(0, width, 2, device=positions.device).float() / width)
+    angles = positions[..., None].float() * speeds
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(
+    x: Float[Tensor, "batch heads time width"],
+    turn: tuple[Float[Tensor, "batch time half"], Float[Tensor, "batch time half"]],
+) -> Float[Tensor, "batch heads time width"]:
+    """Turn each pair of coordinates (i, i + width/2) by its angle, alike in all heads."""
+    cos, sin = (part[..., None, :, :] for part in turn)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -1,0 +1,31 @@
+"""Readings of language models: n-grams, directions, contexts and paths to the logits."""
+
+from bilens.read.language.bigrams import BigramPart, bigrams, following, preceding
+from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
+from bilens.read.language.directions import interaction, output_direction
+from bilens.read.language.logits import LogitTerms, split_logits
+from bilens.read.language.skip_trigrams import TrigramPart, head_map, skip_trigrams
+from bilens.read.language.stream import Stream, block_inputs, read_stream
+from bilens.read.language.tokens import exciting_tokens
+
+__all__ = [
+    "BigramPart",
+    "Context",
+    "Contribution",
+    "LogitTerms",
+    "Stream",
+    "TrigramPart",
+    "bigrams",
+    "block_inputs",
+    "contribution",
+    "exciting_tokens",
+    "following",
+    "head_map",
+    "interaction",
+    "output_direction",
+    "preceding",
+    "read_stream",
+    "skip_trigrams",
+    "split_logits",
+    "top_contexts",
+]

@@ -1,0 +1,261 @@
+"""Train a language model through the Hugging Face Trainer, on one device or under torchrun."""
+
+import json
+import math
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+
+from bilens.data import Corpus
+from bilens.errors import BilensError, CheckpointError
+from bilens.files import write_json, write_text
+from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.train.classifier import METRICS_NAME, TRAINING_NAME
+from bilens.train.interrupt import Interrupt, interrupt_between_steps
+
+__all__ = ["LanguageTraining", "last_checkpoint", "save_language_model", "train_language"]
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class LanguageTraining:
+    """How to train a language model. The defaults are Table 3 of Pearce et al. 2024.
+
+    Attributes:
+        epochs: passes over the training set.
+        batch_size: texts in a step of the optimizer, over all processes and accumulated steps.
+        learning_rate: of AdamW at the start; it falls linearly to zero.
+        weight_decay: of AdamW, on matrices.
+        warmup: share of the steps in which the learning rate rises from zero.
+        accumulate: parts that each process does its share of a batch in, one after another.
+        precision: float32, or bf16 or fp16 for mixed precision.
+        log_every: steps between records of the loss.
+        save_every: steps between checkpoints, each with what resuming needs.
+        report_to: none, or the tracker that gets the metrics too; it has to be installed.
+        seed: of the initial weights and of the order of the texts.
+        optimizer: a name that `transformers.TrainingArguments(optim=...)` knows.
+    """
+
+    epochs: float = 5
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.1
+    warmup: float = 0.0
+    accumulate: int = 1
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    log_every: int = 50
+    save_every: int = 500
+    report_to: Literal["none", "tensorboard", "wandb"] = "none"
+    seed: int = 0
+    optimizer: str = "adamw_torch"
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "accumulate", "log_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise BilensError(f"{name}={getattr(self, name)}, expected at least 1")
+        for name in ("epochs", "learning_rate"):
+            if not getattr(self, name) > 0:
+                raise BilensError(f"{name}={getattr(self, name)}, expected more than 0")
+        for name in ("weight_decay", "seed"):
+            if not getattr(self, name) >= 0:
+                raise BilensError(f"{name}={getattr(self, name)}, expected 0 or more")
+        if not 0 <= self.warmup < 1:
+            raise BilensError(f"warmup={self.warmup}, expected a share from 0 to below 1")
+
+
+def train_language(
+    config: LanguageConfig,
+    corpus: Corpus,
+    training: LanguageTraining,
+    run: Path,
+    *,
+    resume: bool = False,
+    use_cpu: bool = False,
+) -> tuple[LanguageModel, list[dict[str, Any]]]:
+    """Train a language model on `corpus` and save it with its tokenizer in `run`.
+
+    Started by `torchrun` or `accelerate launch`, every process calls this and the Trainer shares
+    the batches out; the result is that of one process up to the rounding of sums. Ctrl-C saves a
+    checkpoint between two steps.
+
+    Args:
+        config: what to train; its ends of text and padding become those of the tokenizer.
+        corpus: texts as token ids.
+        training: how to train it.
+        run: the directory to write to; checkpoints go below it.
+        resume: go on from the last checkpoint in `run`.
+        use_cpu: leave GPUs alone.
+
+    Returns:
+        The trained model in evaluation mode, and the metrics as they were logged.
+
+    Raises:
+        BilensError: the corpus does not fit the model, the batch cannot be shared out evenly, or
+            the loss is no longer finite.
+        CheckpointError: `resume` finds nothing it can go on from.
+        KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
+    """
+    _check_corpus(config, corpus)
+    settings = json.loads(json.dumps(_settings(config, corpus, training)))
+    checkpoint = _checkpoint_to_resume(run, settings) if resume else None
+    set_seed(training.seed)
+    model = LanguageModel(_with_tokens(config, corpus.tokenizer))
+    with interrupt_between_steps() as interrupt:
+        trainer = Trainer(
+            model=model,
+            args=_arguments(training, run, use_cpu),
+            data_collator=_collate,
+            train_dataset=corpus.train,
+            eval_dataset=corpus.validation,
+            processing_class=corpus.tokenizer,
+            callbacks=[_Watch(interrupt)],
+        )
+        if trainer.is_world_process_zero():
+            write_json(run / TRAINING_NAME, settings)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    history = trainer.state.log_history
+    if any(not math.isfinite(record.get("loss", 0.0)) for record in history):
+        raise BilensError("The loss became infinite or NaN; lower learning_rate, or raise warmup")
+    if interrupt.requested:
+        raise KeyboardInterrupt
+    if trainer.is_world_process_zero():
+        save_language_model(run, model, corpus.tokenizer)
+        lines = (json.dumps(record) + "\n" for record in history)
+        write_text(run / METRICS_NAME, "".join(lines))
+    return model.eval(), history  # type: ignore[no-untyped-call]
+
+
+def save_language_model(
+    directory: Path, model: LanguageModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Write the model and its tokenizer, each file whole or not at all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name:
+        model.save_pretrained(name)
+        tokenizer.save_pretrained(name)
+        # The configuration is what a model is recognised by, so it comes last.
+        files = sorted(Path(name).iterdir(), key=lambda path: path.name == "config.json")
+        for file in files:
+            file.replace(directory / file.name)
+
+
+def last_checkpoint(run: Path) -> Path | None:
+    """The latest whole checkpoint below `run`; a half-written one has no trainer_state.json."""
+    whole = [path.parent for path in (run / CHECKPOINTS).glob("checkpoint-*/trainer_state.json")]
+    return max(whole, key=lambda path: int(path.name.split("-")[-1]), default=None)
+
+
+class _Watch(TrainerCallback):
+    """Stops between steps on ctrl-C, with a checkpoint, and when the loss is no longer finite."""
+
+    def __init__(self, interrupt: Interrupt) -> None:
+        self.interrupt = interrupt
+
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        if self.interrupt.requested:
+            control.should_save = control.should_training_stop = True
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+        if not math.isfinite(rest["logs"].get("loss", 0.0)):
+            control.should_training_stop = True
+
+
+def _arguments(training: LanguageTraining, run: Path, use_cpu: bool) -> TrainingArguments:
+    arguments = TrainingArguments(
+        output_dir=str(run / CHECKPOINTS),
+        num_train_epochs=training.epochs,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=training.warmup,
+        weight_decay=training.weight_decay,
+        optim=training.optimizer,
+        gradient_accumulation_steps=training.accumulate,
+        bf16=training.precision == "bf16",
+        fp16=training.precision == "fp16",
+        seed=training.seed,
+        eval_strategy="epoch",
+        save_strategy="steps",
+        save_steps=training.save_every,
+        save_total_limit=2,
+        logging_steps=training.log_every,
+        logging_nan_inf_filter=False,
+        report_to=training.report_to,
+        use_cpu=use_cpu,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available() and not use_cpu,
+        ddp_find_unused_parameters=False,
+        disable_tqdm=not sys.stderr.isatty(),
+    )
+    share, rest = divmod(training.batch_size, arguments.world_size * training.accumulate)
+    if rest or not share:
+        raise BilensError(
+            f"batch_size={training.batch_size} cannot be shared out evenly over "
+            f"{arguments.world_size} processes in accumulate={training.accumulate} parts"
+        )
+    arguments.per_device_train_batch_size = arguments.per_device_eval_batch_size = share
+    return arguments
+
+
+def _collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    ids = torch.stack([row["input_ids"] for row in rows])
+    return {"input_ids": ids, "labels": ids}
+
+
+def _check_corpus(config: LanguageConfig, corpus: Corpus) -> None:
+    size = len(corpus.tokenizer)
+    if size > config.vocab_size:
+        raise BilensError(
+            f"The tokenizer of {corpus.name} has {size} tokens; the model has "
+            f"vocab_size={config.vocab_size}"
+        )
+    length = len(corpus.train[0]["input_ids"])
+    if length > config.n_ctx:
+        raise BilensError(
+            f"The texts of {corpus.name} are {length} tokens long; the model has "
+            f"n_ctx={config.n_ctx}"
+        )
+
+
+def _with_tokens(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) -> LanguageConfig:
+    own = {
+        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    return LanguageConfig(**{**config.to_dict(), **own})
+
+
+def _settings(config: LanguageConfig, corpus: Corpus, training: LanguageTraining) -> dict[str, Any]:
+    return {"data": corpus.name, **asdict(training), "model": config.to_diff_dict()}
+
+
+def _checkpoint_to_resume(run: Path, settings: dict[str, Any]) -> Path:
+    checkpoint = last_checkpoint(run)
+    path = run / TRAINING_NAME
+    if checkpoint is None or not path.is_file():
+        raise CheckpointError(
+            f"There is nothing to resume in {run}: no whole checkpoint below {CHECKPOINTS}. Train "
+            "without --resume."
+        )
+    before = json.loads(path.read_text(encoding="utf-8"))
+    for name in sorted(before.keys() | settings.keys()):
+        if before.get(name) != settings.get(name):
+            raise CheckpointError(
+                f"{run} was trained with {name}={before.get(name)!r}, not "
+                f"{settings.get(name)!r}. Resume with the same settings, or train elsewhere."
+            )
+    return checkpoint
