@@ -121,7 +121,8 @@ def _read_parquet(path: Path) -> Iterator[str]:
                     yield _checked(path, column, story)
     except (pa.ArrowException, OSError) as cause:
         raise DataError(
-            f"{path}: expected a Parquet file, found {type(cause).__name__}: {cause}; fetch it again"
+            f"{path}: expected a Parquet file, found {type(cause).__name__}: {cause}; fetch it "
+            "again"
         ) from cause
 
 

@@ -68,7 +68,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> "PreTrained
 
 
 def _rules(tokenizer: "Tokenizer") -> "Tokenizer":
-    """Give `tokenizer` the rules on case, accents, white space and characters other than letters."""
+    """Give `tokenizer` the rules on case, accents, white space and what is no letter."""
     from tokenizers import Regex, normalizers, pre_tokenizers  # noqa: PLC0415
 
     tokenizer.normalizer = normalizers.Sequence(
