@@ -1,5 +1,19 @@
-"""Data sets as tensors, from scikit-learn, local files or the Hugging Face hub."""
+"""Data sets: images as tensors, stories as blocks of tokens; from files, the hub, or made here."""
 
+from bilens.data.corpus import Corpus, load_corpus
+from bilens.data.grammar import Grammar
 from bilens.data.images import ImageData, load_images
+from bilens.data.text import clean, read_texts
+from bilens.data.tokenizer import token_id, train_tokenizer
 
-__all__ = ["ImageData", "load_images"]
+__all__ = [
+    "Corpus",
+    "Grammar",
+    "ImageData",
+    "clean",
+    "load_corpus",
+    "load_images",
+    "read_texts",
+    "token_id",
+    "train_tokenizer",
+]
