@@ -5,10 +5,13 @@ from bilens.nn.checkpoint import read_config
 from bilens.nn.classifier import ClassifierConfig, ImageClassifier
 from bilens.nn.gate import GATES, Gate, GateName
 from bilens.nn.gated import Bilinear, GatedLayer
+from bilens.nn.mlp import MLPS, MlpName, PlainMLP, make_mlp
 from bilens.nn.norm import NormName
+from bilens.nn.position import PositionName
 
 __all__ = [
     "GATES",
+    "MLPS",
     "AutoencoderConfig",
     "Bilinear",
     "ClassifierConfig",
@@ -16,7 +19,11 @@ __all__ = [
     "GateName",
     "GatedLayer",
     "ImageClassifier",
+    "MlpName",
     "NormName",
+    "PlainMLP",
+    "PositionName",
     "SparseAutoencoder",
+    "make_mlp",
     "read_config",
 ]

@@ -2,15 +2,18 @@
 
 import json
 import math
-import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.progress import Progress, TaskID
 from transformers import (
     PreTrainedTokenizerBase,
+    PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -18,11 +21,13 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.utils import logging
 
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import write_json, write_text
 from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.progress import progress_bar
 from bilens.train.classifier import METRICS_NAME, TRAINING_NAME
 from bilens.train.interrupt import Interrupt, interrupt_between_steps
 
@@ -114,7 +119,8 @@ def train_language(
     checkpoint = _checkpoint_to_resume(run, settings) if resume else None
     set_seed(training.seed)
     model = LanguageModel(_with_tokens(config, corpus.tokenizer))
-    with interrupt_between_steps() as interrupt:
+    with interrupt_between_steps() as interrupt, progress_bar() as bar, _quiet():
+        watch = _Watch(interrupt, bar)
         trainer = Trainer(
             model=model,
             args=_arguments(training, run, use_cpu),
@@ -122,8 +128,9 @@ def train_language(
             train_dataset=corpus.train,
             eval_dataset=corpus.validation,
             processing_class=corpus.tokenizer,
-            callbacks=[_Watch(interrupt)],
+            callbacks=[watch],
         )
+        trainer.remove_callback(PrinterCallback)
         if trainer.is_world_process_zero():
             write_json(run / TRAINING_NAME, settings)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -144,7 +151,7 @@ def save_language_model(
 ) -> None:
     """Write the model and its tokenizer, each file whole or not at all."""
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name:
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name, _quiet():
         model.save_pretrained(name)
         tokenizer.save_pretrained(name)
         # The configuration is what a model is recognised by, so it comes last.
@@ -160,20 +167,42 @@ def last_checkpoint(run: Path) -> Path | None:
 
 
 class _Watch(TrainerCallback):
-    """Stops between steps on ctrl-C, with a checkpoint, and when the loss is no longer finite."""
+    """Shows how far the training is; ends it on ctrl-C and when the loss is no longer finite."""
 
-    def __init__(self, interrupt: Interrupt) -> None:
-        self.interrupt = interrupt
+    def __init__(self, interrupt: Interrupt, bar: Progress) -> None:
+        self.interrupt, self.bar = interrupt, bar
+        self.task: TaskID = bar.add_task("training", note="")
+
+    def on_train_begin(
+        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
 
     def on_step_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
+        self.bar.update(self.task, completed=state.global_step)
         if self.interrupt.requested:
             control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+        for name in ("loss", "eval_loss"):
+            if name in rest["logs"]:
+                self.bar.update(self.task, note=f"{name} {rest['logs'][name]:.4f}")
         if not math.isfinite(rest["logs"].get("loss", 0.0)):
             control.should_training_stop = True
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out transformers' own bars for the files of a checkpoint."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _arguments(training: LanguageTraining, run: Path, use_cpu: bool) -> TrainingArguments:
@@ -200,7 +229,7 @@ def _arguments(training: LanguageTraining, run: Path, use_cpu: bool) -> Training
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available() and not use_cpu,
         ddp_find_unused_parameters=False,
-        disable_tqdm=not sys.stderr.isatty(),
+        disable_tqdm=True,
     )
     share, rest = divmod(training.batch_size, arguments.world_size * training.accumulate)
     if rest or not share:

@@ -1,6 +1,6 @@
 """What a language model is made of, as a Hugging Face configuration."""
 
-from typing import Any
+from typing import Any, no_type_check
 
 from transformers import PreTrainedConfig
 
@@ -12,6 +12,8 @@ from bilens.nn.position import POSITIONS, PositionName
 __all__ = ["LanguageConfig"]
 
 
+# transformers makes the constructor, which takes more settings than its signature says.
+@no_type_check
 class LanguageConfig(PreTrainedConfig):
     """Sizes and parts of a `LanguageModel`. The defaults are Table 3 of Pearce et al. 2024.
 

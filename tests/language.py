@@ -1,0 +1,42 @@
+"""Small language models with random weights, and a tokenizer whose tokens are t0, t1, ..."""
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from bilens.nn.language import LanguageConfig, LanguageModel
+
+VOCAB = 30
+
+parts = {
+    "norm": st.sampled_from(["none", "rms", "layer"]),
+    "positions": st.sampled_from(["rotary", "learned", "shortformer", "none"]),
+    "bias": st.booleans(),
+    "n_kv_heads": st.sampled_from([1, 2, 4]),
+}
+
+
+def random_model(seed: int = 0, **parts: Any) -> LanguageModel:
+    """In float64, with weights and biases of order one so that nothing is nearly zero."""
+    sizes = {"vocab_size": VOCAB, "d_model": 16, "n_heads": 4, "d_hidden": 20, "n_ctx": 12}
+    model = LanguageModel(LanguageConfig(**{**sizes, **parts}))
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        values = torch.randn(parameter.shape, generator=generator)
+        parameter.data = values.double() / parameter.shape[-1] ** 0.5
+    return model.double().eval().requires_grad_(False)
+
+
+def random_text(length: int = 9, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCAB, (length,), generator=generator)
+
+
+def toy_tokenizer() -> PreTrainedTokenizerFast:
+    words = models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(words), bos_token="t1", eos_token="t2", pad_token="t0"
+    )
