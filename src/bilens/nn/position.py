@@ -43,7 +43,7 @@ def rotation(
 
 def rotate(
     x: Float[Tensor, "batch heads time width"],
-    turn: tuple[Float[Tensor, "batch time half"], Float[Tensor, "batch time half"]],
+    turn: tuple[Float[Tensor, "_ time half"], Float[Tensor, "_ time half"]],
 ) -> Float[Tensor, "batch heads time width"]:
     """Turn each pair of coordinates (i, i + width/2) by its angle, alike in all heads."""
     cos, sin = (part[..., None, :, :] for part in turn)
