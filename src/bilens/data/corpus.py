@@ -207,14 +207,15 @@ def _build(
     if tokenizer is None:
         tokenizer = train_tokenizer(_chosen(stories, splits["train"]), settings.vocab_size)
     tokenizer.save_pretrained(folder / "tokenizer")
+    schema = pa.schema({"input_ids": pa.list_(pa.int32(), settings.n_ctx)})
     for split, chosen in splits.items():
-        blocks = _blocks(_chosen(stories, chosen), tokenizer, settings.n_ctx)
+        blocks = _blocks(_tokens(_chosen(stories, chosen), tokenizer), settings.n_ctx)
         ids = ({"input_ids": _as_arrow(batch)} for batch in blocks)
-        schema = pa.schema({"input_ids": pa.list_(pa.int32(), settings.n_ctx)})
         if not _write_arrow(folder / f"{split}.arrow", schema, ids):
+            found = sum(map(len, _tokens(_chosen(stories, chosen), tokenizer)))
             raise DataError(
-                f"{name}: expected at least one block of {settings.n_ctx} tokens (n_ctx) for "
-                f"{split}, found fewer tokens; give more text, or a shorter n_ctx"
+                f"{name}: expected at least {settings.n_ctx} tokens for {split}, one block "
+                f"(n_ctx), found {found}; give more text, or a shorter n_ctx"
             )
     del stories
     stories_file.unlink()
@@ -242,14 +243,22 @@ def _chosen(stories: "datasets.Dataset", order: Int[np.ndarray, " chosen"]) -> I
         yield from stories[order[start : start + _BATCH]]["text"]
 
 
-def _blocks(
-    texts: Iterable[str], tokenizer: "transformers.PreTrainedTokenizerFast", n_ctx: int
-) -> Iterator[Int32[np.ndarray, "blocks n_ctx"]]:
-    """Join [BOS] text [EOS] of all texts and cut; what is left over at the end is dropped."""
-    left_over: list[int] = []
+def _tokens(
+    texts: Iterable[str], tokenizer: "transformers.PreTrainedTokenizerFast"
+) -> Iterator[list[int]]:
+    """Give [BOS] text [EOS] of all texts, joined, in pieces."""
     for batch in _batched(texts):
+        joined: list[int] = []
         for ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
-            left_over += [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]
+            joined += [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]
+        yield joined
+
+
+def _blocks(tokens: Iterable[list[int]], n_ctx: int) -> Iterator[Int32[np.ndarray, "blocks n_ctx"]]:
+    """Cut the joined pieces; what is left over at the end is dropped."""
+    left_over: list[int] = []
+    for piece in tokens:
+        left_over += piece
         whole = len(left_over) // n_ctx * n_ctx
         yield np.array(left_over[:whole], dtype=np.int32).reshape(-1, n_ctx)
         left_over = left_over[whole:]
