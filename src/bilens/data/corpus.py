@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int, Int32
 
+from bilens.data.arrow import write_blocks, write_stories
 from bilens.data.grammar import Grammar
 from bilens.data.text import clean, read_texts, text_files
 from bilens.data.tokenizer import train_tokenizer
@@ -188,13 +189,11 @@ def _build(
     tokenizer: "transformers.PreTrainedTokenizerFast | None",
 ) -> None:
     """Fill `folder` with the tokenizer and an Arrow file of blocks for each split."""
-    # datasets and pyarrow take seconds to import, and images do without them.
+    # datasets takes seconds to import, and images do without it.
     import datasets  # noqa: PLC0415
-    import pyarrow as pa  # noqa: PLC0415
 
     stories_file = folder / "stories.arrow"
-    batches = ({"text": pa.array(batch)} for batch in _batched(_distinct(texts)))
-    _write_arrow(stories_file, pa.schema({"text": pa.string()}), batches)
+    write_stories(stories_file, _batched(_distinct(texts)))
     stories = datasets.Dataset.from_file(str(stories_file))
     order = np.random.default_rng(settings.seed).permutation(len(stories))
     held_out = max(1, round(len(stories) * settings.validation_share))
@@ -207,11 +206,9 @@ def _build(
     if tokenizer is None:
         tokenizer = train_tokenizer(_chosen(stories, splits["train"]), settings.vocab_size)
     tokenizer.save_pretrained(folder / "tokenizer")
-    schema = pa.schema({"input_ids": pa.list_(pa.int32(), settings.n_ctx)})
     for split, chosen in splits.items():
         blocks = _blocks(_tokens(_chosen(stories, chosen), tokenizer), settings.n_ctx)
-        ids = ({"input_ids": _as_arrow(batch)} for batch in blocks)
-        if not _write_arrow(folder / f"{split}.arrow", schema, ids):
+        if not write_blocks(folder / f"{split}.arrow", blocks, settings.n_ctx):
             found = sum(map(len, _tokens(_chosen(stories, chosen), tokenizer)))
             raise DataError(
                 f"{name}: expected at least {settings.n_ctx} tokens for {split}, one block "
@@ -264,25 +261,6 @@ def _blocks(tokens: Iterable[list[int]], n_ctx: int) -> Iterator[Int32[np.ndarra
         left_over = left_over[whole:]
 
 
-def _as_arrow(blocks: Int32[np.ndarray, "blocks n_ctx"]) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
-
-    return pa.FixedSizeListArray.from_arrays(pa.array(blocks.ravel()), blocks.shape[1])
-
-
-def _write_arrow(path: Path, schema: Any, batches: Iterable[dict[str, Any]]) -> int:
-    """Write an Arrow stream and return the number of its rows."""
-    import pyarrow as pa  # noqa: PLC0415
-
-    rows = 0
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
-        for batch in batches:
-            record = pa.record_batch(batch, schema=schema)
-            stream.write_batch(record)
-            rows += record.num_rows
-    return rows
-
-
 def _open(folder: Path, name: str) -> Corpus:
     import datasets  # noqa: PLC0415
     import transformers  # noqa: PLC0415
@@ -291,5 +269,5 @@ def _open(folder: Path, name: str) -> Corpus:
         datasets.Dataset.from_file(str(folder / f"{split}.arrow")).with_format("torch")
         for split in ("train", "validation")
     )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "tokenizer")
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     return Corpus(name, tokenizer, train, validation)

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from bilens.data.tokenizer import SPECIAL_TOKENS
+from bilens.data.tokenizer import SPECIAL_TOKENS, with_special_tokens
 from bilens.errors import BilensError
 
 if TYPE_CHECKING:
@@ -170,15 +170,13 @@ class Grammar:
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         """Return a tokenizer with `vocabulary` in its order; words are separated by white space."""
-        # transformers takes seconds to import, and the probabilities do without it.
+        # tokenizers takes a while to import, and the probabilities do without it.
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers  # noqa: PLC0415
-        from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
         words = Tokenizer(models.WordLevel(self._ids, unk_token=SPECIAL_TOKENS["unk_token"]))
         words.normalizer = normalizers.Lowercase()
         words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        words.add_special_tokens(list(SPECIAL_TOKENS.values()))
-        return PreTrainedTokenizerFast(tokenizer_object=words, **SPECIAL_TOKENS)
+        return with_special_tokens(words)
 
     @cached_property
     def _ids(self) -> dict[str, int]:
