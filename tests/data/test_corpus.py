@@ -101,6 +101,13 @@ def test_batches_leave_no_seam(load, monkeypatch, tmp_path):
     assert stream(small.validation) == stream(whole.validation)
 
 
+def test_special_tokens_that_a_story_spells_are_text(load, tmp_path):
+    path = write(tmp_path / "odd.txt", [f"tale {number} [BOS] and [EOS]." for number in range(40)])
+    corpus = load(path)
+    ids = stream(corpus.train) + stream(corpus.validation)
+    assert ids.count(corpus.tokenizer.bos_token_id) <= 40
+
+
 def test_duplicates_go_whatever_file_and_case_they_are_in(load, tmp_path):
     stories = made_stories(40)
     folder = tmp_path / "folder"
@@ -147,6 +154,18 @@ def test_the_second_time_the_cache_is_opened(load, monkeypatch, tmp_path):
     second = load()
     assert stream(second.train) == stream(first.train)
     assert second.tokenizer.get_vocab() == first.tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("damaged", ["train.arrow", "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_damaged_cache(load, tmp_path, damaged, left):
+    load()
+    (folder,) = (tmp_path / "cache").iterdir()
+    path = folder / damaged
+    path.write_bytes(path.read_bytes()[:left])
+    message = f"^{folder}: expected the cache of a corpus, found .*delete the folder, and it will"
+    with pytest.raises(DataError, match=f"(?s){message}"):
+        load()
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def load_corpus(
     [BOS] story [EOS], all of a split are joined, and the whole is cut into blocks; what is left
     over at the end of a split is dropped. The result is kept in a cache and opened from there the
     next time, for the same files (by size and time of change) and arguments. Texts are streamed:
-    memory holds 16 bytes for each story and one batch of them.
+    of all stories memory holds a digest each, of their texts one batch.
 
     Args:
         name: "grammar", a synthetic language whose true probabilities are known (`Grammar`; each
@@ -90,7 +90,7 @@ def load_corpus(
 
     Raises:
         DataError: Files that are missing or unreadable, a split shorter than one block, a tokenizer
-            that does not fit, an argument out of range.
+            that does not fit, a damaged cache, an argument out of range.
 
     Source: Pearce et al. 2024, appendices C.3 and C.4.
     """
@@ -105,7 +105,7 @@ def load_corpus(
         _CACHE_VERSION,
         [_identity(path) for path in files] or name,
         astuple(settings),
-        tokenizer and tokenizer.backend_tokenizer.to_str(),
+        None if tokenizer is None else tokenizer.backend_tokenizer.to_str(),
     )
     called = Path(name).resolve().name
     folder = _cache_dir(cache_dir) / f"{called}-{key}"
@@ -246,7 +246,11 @@ def _tokens(
     """Give [BOS] text [EOS] of all texts, joined, in pieces."""
     for batch in _batched(texts):
         joined: list[int] = []
-        for ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
+        # A story may spell [BOS]: there it is text.
+        encoded = tokenizer(
+            batch, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
+        for ids in encoded["input_ids"]:
             joined += [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]
         yield joined
 
@@ -265,9 +269,15 @@ def _open(folder: Path, name: str) -> Corpus:
     import datasets  # noqa: PLC0415
     import transformers  # noqa: PLC0415
 
-    train, validation = (
-        datasets.Dataset.from_file(str(folder / f"{split}.arrow")).with_format("torch")
-        for split in ("train", "validation")
-    )
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    try:
+        train, validation = (
+            datasets.Dataset.from_file(str(folder / f"{split}.arrow")).with_format("torch")
+            for split in ("train", "validation")
+        )
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    except (OSError, ValueError) as cause:
+        raise DataError(
+            f"{folder}: expected the cache of a corpus, found {type(cause).__name__}: {cause}; "
+            "delete the folder, and it will be made again"
+        ) from cause
     return Corpus(name, tokenizer, train, validation)
