@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int, Int32
 
+from bilens.data.arrow import write_blocks, write_stories
 from bilens.data.grammar import Grammar
 from bilens.data.text import clean, read_texts, text_files
 from bilens.data.tokenizer import train_tokenizer
@@ -73,7 +74,7 @@ def load_corpus(
     [BOS] story [EOS], all of a split are joined, and the whole is cut into blocks; what is left
     over at the end of a split is dropped. The result is kept in a cache and opened from there the
     next time, for the same files (by size and time of change) and arguments. Texts are streamed:
-    memory holds 16 bytes for each story and one batch of them.
+    of all stories memory holds a digest each, of their texts one batch.
 
     Args:
         name: "grammar", a synthetic language whose true probabilities are known (`Grammar`; each
@@ -89,7 +90,7 @@ def load_corpus(
 
     Raises:
         DataError: Files that are missing or unreadable, a split shorter than one block, a tokenizer
-            that does not fit, an argument out of range.
+            that does not fit, a damaged cache, an argument out of range.
 
     Source: Pearce et al. 2024, appendices C.3 and C.4.
     """
@@ -104,7 +105,7 @@ def load_corpus(
         _CACHE_VERSION,
         [_identity(path) for path in files] or name,
         astuple(settings),
-        tokenizer and tokenizer.backend_tokenizer.to_str(),
+        None if tokenizer is None else tokenizer.backend_tokenizer.to_str(),
     )
     called = Path(name).resolve().name
     folder = _cache_dir(cache_dir) / f"{called}-{key}"
@@ -188,13 +189,11 @@ def _build(
     tokenizer: "transformers.PreTrainedTokenizerFast | None",
 ) -> None:
     """Fill `folder` with the tokenizer and an Arrow file of blocks for each split."""
-    # datasets and pyarrow take seconds to import, and images do without them.
+    # datasets takes seconds to import, and images do without it.
     import datasets  # noqa: PLC0415
-    import pyarrow as pa  # noqa: PLC0415
 
     stories_file = folder / "stories.arrow"
-    batches = ({"text": pa.array(batch)} for batch in _batched(_distinct(texts)))
-    _write_arrow(stories_file, pa.schema({"text": pa.string()}), batches)
+    write_stories(stories_file, _batched(_distinct(texts)))
     stories = datasets.Dataset.from_file(str(stories_file))
     order = np.random.default_rng(settings.seed).permutation(len(stories))
     held_out = max(1, round(len(stories) * settings.validation_share))
@@ -208,13 +207,12 @@ def _build(
         tokenizer = train_tokenizer(_chosen(stories, splits["train"]), settings.vocab_size)
     tokenizer.save_pretrained(folder / "tokenizer")
     for split, chosen in splits.items():
-        blocks = _blocks(_chosen(stories, chosen), tokenizer, settings.n_ctx)
-        ids = ({"input_ids": _as_arrow(batch)} for batch in blocks)
-        schema = pa.schema({"input_ids": pa.list_(pa.int32(), settings.n_ctx)})
-        if not _write_arrow(folder / f"{split}.arrow", schema, ids):
+        blocks = _blocks(_tokens(_chosen(stories, chosen), tokenizer), settings.n_ctx)
+        if not write_blocks(folder / f"{split}.arrow", blocks, settings.n_ctx):
+            found = sum(map(len, _tokens(_chosen(stories, chosen), tokenizer)))
             raise DataError(
-                f"{name}: expected at least one block of {settings.n_ctx} tokens (n_ctx) for "
-                f"{split}, found fewer tokens; give more text, or a shorter n_ctx"
+                f"{name}: expected at least {settings.n_ctx} tokens for {split}, one block "
+                f"(n_ctx), found {found}; give more text, or a shorter n_ctx"
             )
     del stories
     stories_file.unlink()
@@ -242,45 +240,44 @@ def _chosen(stories: "datasets.Dataset", order: Int[np.ndarray, " chosen"]) -> I
         yield from stories[order[start : start + _BATCH]]["text"]
 
 
-def _blocks(
-    texts: Iterable[str], tokenizer: "transformers.PreTrainedTokenizerFast", n_ctx: int
-) -> Iterator[Int32[np.ndarray, "blocks n_ctx"]]:
-    """Join [BOS] text [EOS] of all texts and cut; what is left over at the end is dropped."""
-    left_over: list[int] = []
+def _tokens(
+    texts: Iterable[str], tokenizer: "transformers.PreTrainedTokenizerFast"
+) -> Iterator[list[int]]:
+    """Give [BOS] text [EOS] of all texts, joined, in pieces."""
     for batch in _batched(texts):
-        for ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
-            left_over += [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]
+        joined: list[int] = []
+        # A story may spell [BOS]: there it is text.
+        encoded = tokenizer(
+            batch, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
+        for ids in encoded["input_ids"]:
+            joined += [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]
+        yield joined
+
+
+def _blocks(tokens: Iterable[list[int]], n_ctx: int) -> Iterator[Int32[np.ndarray, "blocks n_ctx"]]:
+    """Cut the joined pieces; what is left over at the end is dropped."""
+    left_over: list[int] = []
+    for piece in tokens:
+        left_over += piece
         whole = len(left_over) // n_ctx * n_ctx
         yield np.array(left_over[:whole], dtype=np.int32).reshape(-1, n_ctx)
         left_over = left_over[whole:]
-
-
-def _as_arrow(blocks: Int32[np.ndarray, "blocks n_ctx"]) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
-
-    return pa.FixedSizeListArray.from_arrays(pa.array(blocks.ravel()), blocks.shape[1])
-
-
-def _write_arrow(path: Path, schema: Any, batches: Iterable[dict[str, Any]]) -> int:
-    """Write an Arrow stream and return the number of its rows."""
-    import pyarrow as pa  # noqa: PLC0415
-
-    rows = 0
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
-        for batch in batches:
-            record = pa.record_batch(batch, schema=schema)
-            stream.write_batch(record)
-            rows += record.num_rows
-    return rows
 
 
 def _open(folder: Path, name: str) -> Corpus:
     import datasets  # noqa: PLC0415
     import transformers  # noqa: PLC0415
 
-    train, validation = (
-        datasets.Dataset.from_file(str(folder / f"{split}.arrow")).with_format("torch")
-        for split in ("train", "validation")
-    )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "tokenizer")
+    try:
+        train, validation = (
+            datasets.Dataset.from_file(str(folder / f"{split}.arrow")).with_format("torch")
+            for split in ("train", "validation")
+        )
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    except (OSError, ValueError) as cause:
+        raise DataError(
+            f"{folder}: expected the cache of a corpus, found {type(cause).__name__}: {cause}; "
+            "delete the folder, and it will be made again"
+        ) from cause
     return Corpus(name, tokenizer, train, validation)

@@ -1,18 +1,21 @@
 """A small language with a written-down grammar, whose next-token probabilities are known exactly.
 
-A sentence starts with [BOS], a few openers and one name; after that it never sees a name again.
-With `rest` for 1 - strength:
+A sentence starts with [BOS], perhaps openers, and one name; after that no other name comes.
 
-    after [BOS] or an opener    1/2 an opener, 1/2 a name, each of them alike
-    after a first word          strength: its second word (a bigram); rest: as after filler
-    after a closing verb B      strength: the word C that the name A and B decide (a skip-trigram
-                                A...B -> C); rest: the other words that can follow B, alike
-    after anything else         as after filler: 1/3 a first word, 1/3 a closing verb, 1/3 filler,
-                                each of them alike
+    after [BOS] or an opener    1/2 an opener, 1/2 a name
+    after a first word          strength: its second word, a bigram;
+                                1 - strength: anything free
+    after a verb B              strength: the object C that the name A and B decide, a skip-trigram
+                                A...B -> C; 1 - strength: anything free
+    after any other word        anything free: 1/3 a first word, 1/3 a verb, 1/3 filler
 
-Two closing verbs have objects of their own, so that what the name adds and what the verb adds is
-enough. The other two share their objects and assign them to the names in different orders, which
-no sum of a part for the name and one for the verb can say: it takes their product.
+In each group all words are alike. Two verbs have objects of their own: a part for the name and one
+for the verb, added, can say which. The other two share their objects and give them to the names in
+different orders, which takes the product of name and verb.
+
+The vocabulary is made so that weights can show it. Names come only once, so attention need not
+choose between them. What is free is a wide choice, so that the narrow rules stand out against it,
+and a verb alone says little, so that its objects are no bigrams.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from bilens.data.tokenizer import SPECIAL_TOKENS
+from bilens.data.tokenizer import SPECIAL_TOKENS, with_special_tokens
 from bilens.errors import BilensError
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ _PAIRS = (
     ("good", "night"),
     ("thank", "you"),
 )
-# Each closing verb with the words that it takes, in the order of the names.
+# Each verb with its objects, in the order of the names.
 _OBJECTS = {
     "sang": ("la", "oh", "hey", "mm", "na", "ho"),
     "ate": ("soup", "bread", "rice", "corn", "fish", "jam"),
@@ -167,15 +170,13 @@ class Grammar:
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         """Return a tokenizer with `vocabulary` in its order; words are separated by white space."""
-        # transformers takes seconds to import, and the probabilities do without it.
+        # tokenizers takes a while to import, and the probabilities do without it.
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers  # noqa: PLC0415
-        from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
         words = Tokenizer(models.WordLevel(self._ids, unk_token=SPECIAL_TOKENS["unk_token"]))
         words.normalizer = normalizers.Lowercase()
         words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        words.add_special_tokens(list(SPECIAL_TOKENS.values()))
-        return PreTrainedTokenizerFast(tokenizer_object=words, **SPECIAL_TOKENS)
+        return with_special_tokens(words)
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -205,15 +206,14 @@ class Grammar:
         for word in (_BOS, *_OPENERS):
             table[0, self._ids[word]] = (self._uniform(*_OPENERS) + self._uniform(*_NAMES)) / 2
         firsts = self._uniform(*(first for first, _ in _PAIRS))
-        filler = (firsts + self._uniform(*_OBJECTS) + self._uniform(*_FILLERS)) / 3
+        free = (firsts + self._uniform(*_OBJECTS) + self._uniform(*_FILLERS)) / 3
         body = [word for word in self.vocabulary[len(SPECIAL_TOKENS) :] if word not in _OPENERS]
         for word in body:
-            table[1:, self._ids[word]] = filler
+            table[1:, self._ids[word]] = free
         for first, second in _PAIRS:
-            table[1:, self._ids[first]] = self._mixed(second, filler)
+            table[1:, self._ids[first]] = self._mixed(second, free)
         for name, verb, word in self.skip_trigrams:
-            others = self._uniform(*(other for other in _OBJECTS[verb] if other != word))
-            table[self._name_of[self._ids[name]], self._ids[verb]] = self._mixed(word, others)
+            table[self._name_of[self._ids[name]], self._ids[verb]] = self._mixed(word, free)
         return table
 
     def _mixed(self, word: str, others: Float64[Tensor, " vocab"]) -> Float64[Tensor, " vocab"]:

@@ -111,9 +111,13 @@ def text_files(source: str | Path, data_dir: str | Path | None = None) -> list[P
             return _known_files(str(source), Path(folder), "BILENS_DATA")
         return []
     path = Path(source)
-    if str(source) and path.is_file():
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except OSError:  # such as a name longer than the file system takes
+        is_file = is_folder = False
+    if is_file:
         return [path]
-    if str(source) and path.is_dir():
+    if is_folder and str(source):
         return _files_of(path)
     raise DataError(
         f"corpus: expected grammar, {', '.join(HUB_CORPORA)}, or the path of a file or a folder of "

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["SPECIAL_TOKENS", "token_id", "train_tokenizer"]
+__all__ = ["SPECIAL_TOKENS", "token_id", "train_tokenizer", "with_special_tokens"]
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -41,9 +41,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> "PreTrained
 
     Source: Pearce et al. 2024, appendix C.4; WordPiece: Wu et al. 2016, arXiv:1609.08144.
     """
-    # transformers takes seconds to import, and images do without it.
+    # tokenizers takes a while to import, and images do without it.
     from tokenizers import Tokenizer, decoders, models, trainers  # noqa: PLC0415
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
     special = list(SPECIAL_TOKENS.values())
     # tokenizers numbers the inner letters in the order of a hash map, which differs from run to
@@ -63,8 +62,18 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> "PreTrained
     # A second tokenizer around the same vocabulary, in which the inner letters are not special.
     trained = _rules(Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]")))
     trained.decoder = decoders.WordPiece(prefix="##", cleanup=True)
-    trained.add_special_tokens(special)
-    return PreTrainedTokenizerFast(tokenizer_object=trained, **SPECIAL_TOKENS)
+    return with_special_tokens(trained)
+
+
+def with_special_tokens(tokenizer: "Tokenizer") -> "PreTrainedTokenizerFast":
+    """Wrap `tokenizer`, whose vocabulary has the special tokens, as transformers knows it."""
+    # transformers takes seconds to import, and images do without it.
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, **SPECIAL_TOKENS
+    )
 
 
 def _rules(tokenizer: "Tokenizer") -> "Tokenizer":

@@ -1,0 +1,271 @@
+import random
+import shutil
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from transformers import AutoTokenizer, DataCollatorForLanguageModeling
+
+from bilens.data import Grammar, clean, load_corpus, train_tokenizer
+from bilens.data import corpus as corpus_module
+from bilens.errors import DataError
+
+N_CTX = 16
+WORDS = ["lily", "dog", "saw", "a", "big", "red", "ball", "and", "ran", "home"]
+
+
+def made_stories(count: int) -> list[str]:
+    chance = random.Random(0)
+    return [
+        f"Tale {number}: {' '.join(chance.choices(WORDS, k=chance.randint(5, 30)))}."
+        for number in range(count)
+    ]
+
+
+def write(path: Path, stories: list[str]) -> Path:
+    path.write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
+    return path
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write(tmp_path / "tales.txt", made_stories(120))
+
+
+@pytest.fixture
+def load(tmp_path, source):
+    """Load the tales, or what is given, with the cache in the test's own folder."""
+
+    def load(name=source, **arguments):
+        return load_corpus(name, cache_dir=tmp_path / "cache", **{"n_ctx": N_CTX, **arguments})
+
+    return load
+
+
+def stream(split) -> list[int]:
+    return split["input_ids"][:].flatten().tolist()
+
+
+def stories_in(corpus, split) -> list[str]:
+    """Whole stories out of the blocks, as the tokenizer writes them."""
+    pieces = " ".join(corpus.tokenizer.convert_ids_to_tokens(stream(split))).split("[BOS]")
+    return [piece.split("[EOS]")[0].strip() for piece in pieces if "[EOS]" in piece]
+
+
+def test_blocks_are_ready_for_training(load):
+    corpus = load()
+    assert corpus.name == "tales.txt"
+    for split in (corpus.train, corpus.validation):
+        assert split.column_names == ["input_ids"]
+        block = split[0]["input_ids"]
+        assert block.shape == (N_CTX,)
+        assert block.dtype == torch.int64
+    collator = DataCollatorForLanguageModeling(corpus.tokenizer, mlm=False)
+    batch = collator([corpus.train[index] for index in range(3)])
+    assert batch["input_ids"].shape == batch["labels"].shape == (3, N_CTX)
+
+
+def test_the_blocks_are_the_stories_joined(load, source):
+    corpus = load(validation_share=0.25)
+    written = {
+        " ".join(corpus.tokenizer.tokenize(clean(story)))
+        for story in source.read_text().split("<|endoftext|>")
+    }
+    found = [stories_in(corpus, split) for split in (corpus.train, corpus.validation)]
+    assert [set(stories) <= written for stories in found] == [True, True]
+    train, validation = found
+    assert not set(train) & set(validation)
+    # The last story of a split is cut where its last whole block ends.
+    assert (len(train), len(validation)) in {(90 - i, 30 - j) for i in range(4) for j in range(4)}
+    assert train != sorted(train)
+
+
+def test_only_less_than_a_block_is_dropped(load, source):
+    corpus = load()
+    joined = sum(
+        len(corpus.tokenizer.tokenize(clean(story))) + 2
+        for story in source.read_text().split("<|endoftext|>")
+        if story.strip()
+    )
+    kept = N_CTX * (len(corpus.train) + len(corpus.validation))
+    assert joined - 2 * N_CTX < kept <= joined
+
+
+def test_batches_leave_no_seam(load, monkeypatch, tmp_path):
+    whole = load()
+    monkeypatch.setattr(corpus_module, "_BATCH", 7)
+    shutil.rmtree(tmp_path / "cache")
+    small = load()
+    assert stream(small.train) == stream(whole.train)
+    assert stream(small.validation) == stream(whole.validation)
+
+
+def test_special_tokens_that_a_story_spells_are_text(load, tmp_path):
+    path = write(tmp_path / "odd.txt", [f"tale {number} [BOS] and [EOS]." for number in range(40)])
+    corpus = load(path)
+    ids = stream(corpus.train) + stream(corpus.validation)
+    assert ids.count(corpus.tokenizer.bos_token_id) <= 40
+
+
+def test_duplicates_go_whatever_file_and_case_they_are_in(load, tmp_path):
+    stories = made_stories(40)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder / "train.txt", stories)
+    write(folder / "valid.txt", [story.upper() for story in stories[:20]] + ["Café  “one”"])
+    write(folder / "more.txt", ['cafe "one"'])
+    corpus = load(folder, validation_share=0.3)
+    found = stories_in(corpus, corpus.train) + stories_in(corpus, corpus.validation)
+    assert len(found) == len(set(found))
+    assert 36 <= len(found) <= 41
+
+
+def test_the_tokenizer_is_trained_on_the_training_split_alone(load, tmp_path):
+    """Every story has a letter of its own, and letters are all in the vocabulary."""
+    alone = write(tmp_path / "alone.txt", [f"{letter} " * 20 for letter in "!#$%&*+-/=?@"])
+    corpus = load(alone, validation_share=0.25)
+    known = set(stream(corpus.train)) - {corpus.tokenizer.unk_token_id}
+    assert len(known) == 9 + 2
+    assert set(stream(corpus.validation)) == {1, 2, 3}
+
+
+def test_the_vocabulary_has_the_size_asked_for(load):
+    assert len(load(vocab_size=60).tokenizer) == 60
+
+
+def test_the_same_seed_gives_the_same_corpus(load, tmp_path):
+    first = load(seed=4)
+    blocks = stream(first.train)
+    assert stream(load(seed=5).train) != blocks
+    shutil.rmtree(tmp_path / "cache")
+    again = load(seed=4)
+    assert stream(again.train) == blocks
+    assert again.tokenizer.get_vocab() == first.tokenizer.get_vocab()
+
+
+def test_the_second_time_the_cache_is_opened(load, monkeypatch, tmp_path):
+    first = load()
+    (folder,) = (tmp_path / "cache").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *("tokenizer", "train.arrow", "validation.arrow")
+    ]
+    monkeypatch.setattr(corpus_module, "_build", None)
+    second = load()
+    assert stream(second.train) == stream(first.train)
+    assert second.tokenizer.get_vocab() == first.tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("damaged", ["train.arrow", "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_damaged_cache(load, tmp_path, damaged, left):
+    load()
+    (folder,) = (tmp_path / "cache").iterdir()
+    path = folder / damaged
+    path.write_bytes(path.read_bytes()[:left])
+    message = f"^{folder}: expected the cache of a corpus, found .*delete the folder, and it will"
+    with pytest.raises(DataError, match=f"(?s){message}"):
+        load()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"n_ctx": 8}, {"vocab_size": 70}, {"seed": 1}, {"validation_share": 0.2}]
+)
+def test_another_setting_is_another_cache(load, tmp_path, changed):
+    load()
+    load(**changed)
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_changed_files_are_another_cache(load, source):
+    before = load()
+    write(source, made_stories(140))
+    assert len(load().train) > len(before.train)
+
+
+def test_the_default_cache_is_beside_hugging_faces(source, monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path / "hf"))
+    load_corpus(source, n_ctx=N_CTX)
+    (folder,) = (tmp_path / "hf" / "bilens").iterdir()
+    assert folder.name.startswith("tales.txt-")
+
+
+def test_a_failure_leaves_nothing(load, tmp_path):
+    with pytest.raises(DataError):
+        load(n_ctx=100_000)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_given_tokenizer_is_used(load):
+    own = train_tokenizer(["other words entirely, 0:."], vocab_size=60)
+    corpus = load(tokenizer=own)
+    assert corpus.tokenizer.get_vocab() == own.get_vocab()
+    assert len(load().tokenizer) != len(own)
+
+
+def test_a_tokenizer_with_too_many_tokens(load):
+    own = train_tokenizer(made_stories(20), vocab_size=60)
+    message = r"^tokenizer: expected at most 50 tokens \(vocab_size\), found 60; take the tokenizer"
+    with pytest.raises(DataError, match=message):
+        load(tokenizer=own, vocab_size=50)
+
+
+def test_a_tokenizer_without_ends(load):
+    own = train_tokenizer(made_stories(20), vocab_size=60)
+    own.eos_token = None
+    message = r"^tokenizer: expected one .* end \(eos_token\) of a story, found \[BOS\] and None$"
+    with pytest.raises(DataError, match=message):
+        load(tokenizer=own)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"n_ctx": 1}, "^n_ctx: expected at least 2, found 1$"),
+        ({"validation_share": 0.0}, "^validation_share: expected a share between 0 and 1.*0.0$"),
+        ({"validation_share": 1.0}, "^validation_share: expected a share between 0 and 1.*1.0$"),
+        ({"seed": -1}, "^seed: expected 0 to 4294967295, found -1$"),
+        (
+            {"n_ctx": 400},
+            r"tales.txt: expected at least 400 tokens for validation, one block \(n_ctx\), found "
+            r"1\d\d; "
+            "give more text, or a shorter n_ctx$",
+        ),
+    ],
+)
+def test_arguments_out_of_range(load, changed, message):
+    with pytest.raises(DataError, match=message):
+        load(**changed)
+
+
+def test_a_single_story_cannot_be_split(load, tmp_path):
+    path = write(tmp_path / "one.txt", ["a b c", "A b  c"])
+    message = f"^{path}: expected at least one story for training and one for validation, found 1 "
+    with pytest.raises(DataError, match=message):
+        load(path)
+
+
+def test_the_grammar(load):
+    corpus = load("grammar", n_ctx=12)
+    grammar = Grammar()
+    assert corpus.name == "grammar"
+    assert len(corpus.train) == 47_500
+    assert len(corpus.validation) == 2_500
+    blocks = corpus.validation[:]["input_ids"]
+    assert blocks.dtype == torch.int64
+    assert grammar.next_distribution(blocks).shape == (2_500, 12, 72)
+    assert corpus.tokenizer.get_vocab() == grammar.tokenizer().get_vocab()
+    assert torch.equal(load("grammar", n_ctx=12).validation[:]["input_ids"], blocks)
+    other = load("grammar", n_ctx=12, seed=1, validation_share=0.1)
+    assert not torch.equal(other.validation[:2_500]["input_ids"], blocks)
+    assert len(other.validation) == 5_000
+
+
+def test_the_grammar_keeps_its_tokenizer(load, tmp_path):
+    Grammar().tokenizer().save_pretrained(tmp_path / "saved")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert load("grammar", tokenizer=saved).tokenizer.get_vocab() == saved.get_vocab()
+    with pytest.raises(DataError, match="^tokenizer: expected the grammar's own, or none, found"):
+        load("grammar", tokenizer=train_tokenizer(made_stories(20), vocab_size=60))
+    with pytest.raises(DataError, match=r"^tokenizer: expected at most 71 tokens \(vocab_size\)"):
+        load("grammar", vocab_size=71)

@@ -1,0 +1,175 @@
+import math
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.data import Grammar
+from bilens.errors import BilensError
+
+SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
+OPENERS = {"once", "today", "then", "later"}
+NAMES = {"lily", "tom", "ben", "mia", "sam", "anna"}
+LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def grammar():
+    return Grammar()
+
+
+@pytest.fixture(scope="module")
+def sentences(grammar):
+    ids = grammar.sample(20_000, LENGTH, seed=3)
+    return ids, [[grammar.vocabulary[index] for index in row] for row in ids.tolist()]
+
+
+def expected_next(grammar: Grammar, tokens: list[str]) -> dict[str, float]:
+    """The rules of the module's docstring again, word by word."""
+    followers = dict(grammar.bigrams)
+    decided = {(name, verb): word for name, verb, word in grammar.skip_trigrams}
+    verbs = {verb for _, verb in decided}
+    words = set(grammar.vocabulary) - set(SPECIAL) - OPENERS - NAMES
+    objects = set(decided.values())
+    fillers = words - set(followers) - set(followers.values()) - verbs - objects
+    last = tokens[-1]
+    if last in {"[BOS]", *OPENERS}:
+        return {word: 0.5 / len(group) for group in (OPENERS, NAMES) for word in group}
+    free = {
+        word: 1 / 3 / len(group) for group in (set(followers), verbs, fillers) for word in group
+    }
+    (name,) = NAMES & set(tokens)
+    rule = followers.get(last) or decided.get((name, last))
+    if rule is None:
+        return free
+    mixed = {word: (1 - grammar.strength) * share for word, share in free.items()}
+    mixed[rule] = mixed.get(rule, 0) + grammar.strength
+    return mixed
+
+
+def test_the_vocabulary(grammar):
+    assert grammar.vocabulary[:4] == SPECIAL
+    assert len(set(grammar.vocabulary)) == len(grammar.vocabulary) == 72
+    assert len(set(grammar.bigrams)) == 10
+    assert len(set(grammar.skip_trigrams)) == 24
+    for rule in grammar.bigrams + grammar.skip_trigrams:
+        assert set(rule) <= set(grammar.vocabulary)
+
+
+def test_two_verbs_share_their_objects_and_say_another_for_each_name(grammar):
+    said = defaultdict(dict)
+    for name, verb, word in grammar.skip_trigrams:
+        said[verb][name] = word
+    assert {
+        name: said["found"][name] != word for name, word in said["lost"].items()
+    } == dict.fromkeys(NAMES, True)
+    assert set(said["found"].values()) == set(said["lost"].values())
+
+
+@given(st.floats(0.51, 0.99), st.integers(1, 12), st.integers(0, 2**32))
+def test_the_probabilities_are_those_of_the_rules(strength, length, seed):
+    grammar = Grammar(strength=strength)
+    ids = grammar.sample(3, length, seed)
+    following = grammar.next_distribution(ids)
+    assert following.dtype == torch.float64
+    for row, found in zip(ids.tolist(), following, strict=True):
+        tokens = [grammar.vocabulary[index] for index in row]
+        for position in range(length):
+            expected = expected_next(grammar, tokens[: position + 1])
+            dense = [expected.get(word, 0.0) for word in grammar.vocabulary]
+            torch.testing.assert_close(
+                found[position], torch.tensor(dense, dtype=torch.float64), rtol=1e-12, atol=1e-15
+            )
+    torch.testing.assert_close(following.sum(-1), torch.ones(3, length, dtype=torch.float64))
+
+
+def test_samples_follow_the_probabilities(grammar, sentences):
+    """Chi-square for each context of name and last word, below one in a million for them all."""
+    ids, words = sentences
+    following = grammar.next_distribution(ids)
+    counts: dict[tuple[str, ...], Counter[int]] = defaultdict(Counter)
+    expected = {}
+    for row, tokens in enumerate(words):
+        name = ""
+        for position, token in enumerate(tokens[:-1]):
+            name = token if token in NAMES else name
+            counts[name, token][int(ids[row, position + 1])] += 1
+            if (name, token) not in expected:
+                expected[name, token] = following[row, position]
+    assert len(counts) == 5 + 6 * 45
+    for context, seen in counts.items():
+        total = sum(seen.values())
+        possible = expected[context].nonzero().squeeze(-1).tolist()
+        assert set(seen) <= set(possible)
+        shares = [float(expected[context][index]) for index in possible]
+        statistic = sum(
+            (seen[index] - total * share) ** 2 / (total * share)
+            for index, share in zip(possible, shares, strict=True)
+        )
+        freedom = len(possible) - 1
+        # Wilson and Hilferty: the cube root of chi-square over its freedom is nearly normal.
+        normal = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(
+            2 / (9 * freedom)
+        )
+        assert normal < 6, context
+
+
+def test_a_sentence_has_one_name_before_any_verb(grammar, sentences):
+    verbs = {verb for _, verb, _ in grammar.skip_trigrams}
+    positions = set()
+    for tokens in sentences[1]:
+        assert tokens[0] == "[BOS]"
+        assert tokens.count("[BOS]") == 1
+        named = [index for index, token in enumerate(tokens) if token in NAMES]
+        assert len(named) <= 1
+        assert all(
+            named and index > named[0] for index, token in enumerate(tokens) if token in verbs
+        )
+        positions.update(named)
+    assert {1, 2, 3, 4, 5} <= positions
+
+
+def test_the_same_seed_gives_the_same_sentences(grammar):
+    assert torch.equal(grammar.sample(5, 9, seed=1), grammar.sample(5, 9, seed=1))
+    assert not torch.equal(grammar.sample(5, 9, seed=1), grammar.sample(5, 9, seed=2))
+
+
+def test_every_position_has_one_kind(grammar, sentences):
+    ids, words = sentences
+    kinds = {kind: grammar.is_kind(ids, kind) for kind in ("bigram", "skip-trigram", "filler")}
+    assert torch.equal(sum(mask.int() for mask in kinds.values()), torch.ones_like(ids).int())
+    firsts = {first for first, _ in grammar.bigrams}
+    verbs = {verb for _, verb, _ in grammar.skip_trigrams}
+    for position, token in enumerate(words[0]):
+        assert bool(kinds["bigram"][0, position]) == (token in firsts)
+        assert bool(kinds["skip-trigram"][0, position]) == (token in verbs)
+    assert kinds["skip-trigram"].float().mean() > 0.1
+
+
+def test_the_tokenizer_has_the_vocabulary_in_its_order(grammar):
+    tokenizer = grammar.tokenizer()
+    assert tokenizer.convert_ids_to_tokens(range(len(tokenizer))) == list(grammar.vocabulary)
+    assert tokenizer("[BOS] Lily ate soup")["input_ids"] == [
+        grammar.vocabulary.index(word) for word in ("[BOS]", "lily", "ate", "soup")
+    ]
+    assert tokenizer("mouse")["input_ids"] == [1]
+    assert tokenizer.decode(tokenizer("tom sang oh")["input_ids"]) == "tom sang oh"
+
+
+@pytest.mark.parametrize(
+    "words", [["lily", "ate"], ["[BOS]", "ate"], ["[BOS]", "lily", "tom"], ["[BOS]", "tom", "pie"]]
+)
+def test_what_is_no_sentence(grammar, words):
+    ids = torch.tensor([grammar.vocabulary.index(word) for word in words])
+    message = r"^ids: expected sentences of the grammar, each starting with \[BOS\], found others"
+    with pytest.raises(BilensError, match=message):
+        grammar.next_distribution(ids)
+
+
+@pytest.mark.parametrize("strength", [0.5, 1.0, -1.0])
+def test_a_strength_out_of_range(strength):
+    message = f"^strength: expected above 0.5 and below 1, found {strength}$"
+    with pytest.raises(BilensError, match=message):
+        Grammar(strength=strength)

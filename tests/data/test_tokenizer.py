@@ -1,0 +1,107 @@
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from bilens.data import clean, token_id, train_tokenizer
+from bilens.errors import BilensError
+
+TEXTS = [
+    'Lily said, "I can swim!" The dog was swimming in 12 pools.',
+    "The dog and Lily swim. It's a big dog, isn't it?",
+    "Zoe quietly jumped over five foxes: kept walking by.",
+] * 3
+SPECIAL = ["[PAD]", "[UNK]", "[BOS]", "[EOS]"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, vocab_size=160)
+
+
+def test_the_four_rules(tokenizer):
+    assert tokenizer.tokenize('Lily  said,"THE dog\n12,1!') == [
+        *("lily", "said", ",", '"', "the", "dog", "1", "2", ",", "1", "!")
+    ]
+    assert tokenizer.tokenize("isn't Élan") == ["isn", "'", "t", *tokenizer.tokenize("elan")]
+    pieces = tokenizer.tokenize("swimdog")
+    assert len(pieces) > 1
+    assert all(piece.startswith("##") for piece in pieces[1:])
+    assert "".join(piece.removeprefix("##") for piece in pieces) == "swimdog"
+
+
+def test_special_tokens_come_first_and_are_not_added(tokenizer):
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3]) == SPECIAL
+    assert tokenizer.all_special_tokens == ["[BOS]", "[EOS]", "[UNK]", "[PAD]"]
+    assert tokenizer("lily")["input_ids"] == [token_id(tokenizer, "lily")]
+    assert tokenizer("[BOS] lily")["input_ids"] == [2, token_id(tokenizer, "lily")]
+
+
+@given(st.text())
+def test_tokens_are_letters_or_one_character(tokenizer, text):
+    for token in tokenizer.tokenize(clean(text)):
+        letters = token.removeprefix("##")
+        assert letters.isalpha() or len(token) == 1 or token in SPECIAL
+        assert letters == letters.lower() or token in SPECIAL
+
+
+@given(st.lists(st.sampled_from(["lily", "said", "swimming", "foxes", "dog"])))
+def test_words_survive_the_way_back(tokenizer, words):
+    text = " ".join(words)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_decoding_joins_words_and_sentences(tokenizer):
+    ids = tokenizer("Lily said: swimming isn't big.")["input_ids"]
+    assert tokenizer.decode(ids) == "lily said : swimming isn ' t big."
+
+
+def test_the_folder_loads_like_any_other(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.get_vocab() == tokenizer.get_vocab()
+    assert loaded(TEXTS[0])["input_ids"] == tokenizer(TEXTS[0])["input_ids"]
+    assert (loaded.bos_token, loaded.eos_token, loaded.pad_token) == ("[BOS]", "[EOS]", "[PAD]")
+
+
+def test_another_process_trains_the_same(tokenizer):
+    """Hash maps are seeded per process; within one, chance would not show."""
+    code = (
+        "from bilens.data import train_tokenizer\n"
+        f"tokenizer = train_tokenizer({TEXTS!r}, vocab_size=160)\n"
+        "print(sorted(tokenizer.get_vocab().items()))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == str(sorted(tokenizer.get_vocab().items()))
+
+
+def test_the_size_is_kept_or_refused():
+    assert len(train_tokenizer(TEXTS, vocab_size=110)) == 110
+    assert len(train_tokenizer(["a b"], vocab_size=160)) == 4 + 26 + 2
+    message = r"^vocab_size: expected at least 32, room for .* every single character, found 20$"
+    with pytest.raises(BilensError, match=message):
+        train_tokenizer(["a b"], vocab_size=20)
+
+
+def test_token_id(tokenizer):
+    assert token_id(tokenizer, "[EOS]") == 3
+    assert tokenizer.convert_ids_to_tokens(token_id(tokenizer, "##e")) == "##e"
+
+
+def test_an_unknown_token_shows_its_pieces_and_the_nearest(tokenizer):
+    with pytest.raises(BilensError) as info:
+        token_id(tokenizer, "Swimm")
+    pieces = " ".join(tokenizer.tokenize("swimm"))
+    assert str(info.value).startswith(
+        "token: expected a single token of the vocabulary, found 'Swimm', which is cut into "
+        f"{pieces}; the nearest are swim"
+    )
+
+
+def test_a_token_like_no_other(tokenizer):
+    message = "^token: expected a single token of the vocabulary, found ''$"
+    with pytest.raises(BilensError, match=message):
+        token_id(tokenizer, "")
