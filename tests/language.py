@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import datasets
 import torch
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from bilens.data import Corpus, Grammar
 from bilens.nn.language import LanguageConfig, LanguageModel
 
 VOCAB = 30
@@ -40,3 +42,18 @@ def toy_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(words), bos_token="t1", eos_token="t2", pad_token="t0"
     )
+
+
+def small_corpus(texts: int = 40, length: int = 8) -> Corpus:
+    """Texts of the grammar, few and short."""
+    grammar = Grammar()
+    ids = grammar.sample(texts, length, seed=0)
+    rows = [datasets.Dataset.from_dict({"input_ids": part}) for part in (ids, ids[:10])]
+    train, validation = (part.with_format("torch") for part in rows)
+    return Corpus("grammar", grammar.tokenizer(), train, validation)
+
+
+def small_config(**changes: Any) -> LanguageConfig:
+    size = len(Grammar().vocabulary)
+    sizes = {"vocab_size": size, "d_model": 16, "n_heads": 2, "d_hidden": 20, "n_ctx": 8}
+    return LanguageConfig(**{**sizes, **changes})

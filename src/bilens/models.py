@@ -1,19 +1,25 @@
 """Open a saved model without knowing its kind."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
-from bilens.errors import CheckpointError
+from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ImageClassifier, read_config
+
+if TYPE_CHECKING:
+    from bilens.nn.language import LanguageModel
 
 __all__ = ["load"]
 
-KINDS = {ImageClassifier.model_type: ImageClassifier}
+LANGUAGE = "bilens-language"
 
 
-def load(source: str | Path, *, device: torch.device | str = "cpu", **hub: Any) -> ImageClassifier:
+def load(
+    source: str | Path, *, device: torch.device | str = "cpu", **hub: Any
+) -> "ImageClassifier | LanguageModel":
     """Load a saved model for reading: in evaluation mode, its weights frozen.
 
     To train it further, thaw it with `requires_grad_()`.
@@ -27,9 +33,35 @@ def load(source: str | Path, *, device: torch.device | str = "cpu", **hub: Any) 
         CheckpointError: there is no model, it is damaged, or of a kind this version cannot read.
     """
     kind = read_config(source, **hub).get("model_type")
-    if kind not in KINDS:
+    if kind == ImageClassifier.model_type:
+        model: Any = ImageClassifier.from_pretrained(source, device=device, **hub)
+    elif kind == LANGUAGE:
+        model = _load_language(source, **hub).to(device)
+    else:
         raise CheckpointError(
             f"{source} holds a model of type {kind!r}; this version of bilens reads "
-            f"{', '.join(KINDS)}"
+            f"{ImageClassifier.model_type}, {LANGUAGE}"
         )
-    return KINDS[kind].from_pretrained(source, device=device, **hub).requires_grad_(False)
+    frozen: ImageClassifier | LanguageModel = model.eval().requires_grad_(False)
+    return frozen
+
+
+def _load_language(source: str | Path, **hub: Any) -> Any:
+    # transformers takes seconds to import, and classifiers do without it.
+    from bilens.nn.language import LanguageModel  # noqa: PLC0415
+
+    try:
+        found: Any = LanguageModel.from_pretrained(
+            source, output_loading_info=True, use_safetensors=True, **hub
+        )
+    except (SafetensorError, OSError, RuntimeError, ValueError, BilensError) as error:
+        raise CheckpointError(f"{source} holds no whole language model: {error}") from error
+    model, report = found
+    wrong = {name: names for name, names in report.items() if names}
+    if wrong:
+        text = "; ".join(f"{name}: {sorted(map(str, names))}" for name, names in wrong.items())
+        raise CheckpointError(
+            f"{source}: the weights do not fit config.json ({text}). Train again, or fetch the "
+            "files again."
+        )
+    return model

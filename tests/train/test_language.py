@@ -1,0 +1,189 @@
+"""Training through the Trainer: what it saves, how it goes on, and how processes share it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+import bilens
+from bilens.errors import BilensError, CheckpointError
+from bilens.train import language
+from bilens.train.language import LanguageTraining, last_checkpoint, train_language
+from tests.language import random_model, small_config, small_corpus, toy_tokenizer
+
+TRAINING = LanguageTraining(
+    epochs=2, batch_size=8, learning_rate=1e-2, save_every=4, log_every=1, warmup=0.2
+)
+ROOT = Path(__file__).parents[2]
+
+
+def train(run, training=TRAINING, config=None, corpus=None, **how):
+    config, corpus = config or small_config(), corpus or small_corpus()
+    return train_language(config, corpus, training, run, use_cpu=True, **how)
+
+
+def weights(run):
+    return load_file(run / "model.safetensors")
+
+
+def test_a_run_holds_the_model_its_tokenizer_and_its_metrics(tmp_path):
+    model, history = train(tmp_path)
+    losses = [record["loss"] for record in history if "loss" in record]
+    assert len(losses) == 10
+    assert history[-2]["eval_loss"] < losses[-1] < losses[0]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == history
+    assert json.loads((tmp_path / "training.json").read_text())["data"] == "grammar"
+    assert isinstance(AutoTokenizer.from_pretrained(tmp_path), PreTrainedTokenizerFast)
+    assert model.config.bos_token_id == small_corpus().tokenizer.bos_token_id
+    assert torch.equal(weights(tmp_path)["embed.weight"], model.W_E)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_schedule_falls_linearly_after_the_warmup(tmp_path):
+    _, history = train(tmp_path)
+    rates = [record["learning_rate"] for record in history if "loss" in record]
+    expected = [0, 0.5, 1, *(1 - i / 8 for i in range(1, 8))]
+    assert rates == pytest.approx([1e-2 * rate for rate in expected])
+
+
+def stopped_at(step, monkeypatch):
+    """Press ctrl-C while a batch is put together."""
+    calls, collate = [], language._collate
+
+    def press(rows):
+        calls.append(0)
+        if len(calls) == step:
+            signal.raise_signal(signal.SIGINT)
+        return collate(rows)
+
+    monkeypatch.setattr(language, "_collate", press)
+
+
+def test_a_stopped_training_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch):
+    train(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stopped_at(7, patch)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "parts")
+    assert not (tmp_path / "parts" / "model.safetensors").exists()
+    train(tmp_path / "parts", resume=True)
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_accumulated_steps_are_one_step(tmp_path):
+    train(tmp_path / "one")
+    train(tmp_path / "four", replace(TRAINING, accumulate=4))
+    one, four = weights(tmp_path / "one"), weights(tmp_path / "four")
+    for name in one:
+        torch.testing.assert_close(one[name], four[name], rtol=1e-3, atol=1e-4)
+
+
+def test_two_processes_are_one(tmp_path):
+    train(tmp_path / "one", LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2))
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    script = [str(ROOT / "tests" / "train" / "two_processes.py"), str(tmp_path / "two")]
+    paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command, *script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-4)
+
+
+def test_the_last_checkpoint_is_the_last_whole_one(tmp_path):
+    assert last_checkpoint(tmp_path) is None
+    for number, whole in ((9, True), (10, True), (11, False)):
+        folder = tmp_path / "checkpoints" / f"checkpoint-{number}"
+        folder.mkdir(parents=True)
+        if whole:
+            (folder / "trainer_state.json").write_text("{}")
+    assert last_checkpoint(tmp_path).name == "checkpoint-10"
+
+
+def test_there_has_to_be_something_to_resume(tmp_path):
+    with pytest.raises(CheckpointError, match="nothing to resume in .* Train without --resume"):
+        train(tmp_path, resume=True)
+    train(tmp_path)
+    with pytest.raises(CheckpointError, match="was trained with learning_rate=0.01, not 0.1"):
+        train(tmp_path, replace(TRAINING, learning_rate=0.1), resume=True)
+
+
+def test_a_loss_that_leaves_the_numbers_is_an_error(tmp_path):
+    with pytest.raises(BilensError, match="The loss became infinite or NaN; lower learning_rate"):
+        train(tmp_path, replace(TRAINING, learning_rate=1e20, warmup=0))
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"vocab_size": 5}, "tokenizer of grammar has 72 tokens; the model has vocab_size=5"),
+        ({"n_ctx": 4}, "texts of grammar are 8 tokens long; the model has n_ctx=4"),
+    ],
+)
+def test_a_corpus_that_does_not_fit_is_refused(tmp_path, config, message):
+    with pytest.raises(BilensError, match=message):
+        train(tmp_path, config=small_config(**config))
+
+
+def test_a_batch_is_shared_out_evenly(tmp_path):
+    with pytest.raises(BilensError, match="batch_size=8 cannot be shared out evenly over 1 proc"):
+        train(tmp_path, replace(TRAINING, accumulate=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0, expected at least 1"),
+        ({"epochs": 0}, "epochs=0, expected more than 0"),
+        ({"weight_decay": -1}, "weight_decay=-1, expected 0 or more"),
+        ({"warmup": 1}, "warmup=1, expected a share from 0 to below 1"),
+    ],
+)
+def test_bad_settings_are_named(change, message):
+    with pytest.raises(BilensError, match=message):
+        LanguageTraining(**change)
+
+
+def test_load_finds_a_language_model(tmp_path):
+    model = random_model().float()
+    language.save_language_model(tmp_path, model, toy_tokenizer())
+    again = bilens.load(tmp_path)
+    assert torch.equal(again.W_E, model.W_E)
+    assert not again.training
+    assert not again.W_E.requires_grad
+
+
+@pytest.mark.parametrize("damage", ["cut", "shape", "missing"])
+def test_a_damaged_checkpoint_is_named(tmp_path, damage):
+    model = random_model().float()
+    language.save_language_model(tmp_path, model, toy_tokenizer())
+    path = tmp_path / "model.safetensors"
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:200])
+    if damage == "shape":
+        settings = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**settings, "d_hidden": 21}))
+    if damage == "missing":
+        settings = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**settings, "n_layers": 2}))
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        bilens.load(tmp_path)
