@@ -20,7 +20,9 @@ from bilens.read.language import (
     read_stream,
     skip_trigrams,
     split_logits,
+    token_looks,
     top_contexts,
+    weighted_skip_trigrams,
 )
 from bilens.read.language import bigrams as bigrams_function
 from bilens.read.language.running import RunningTop
@@ -126,6 +128,31 @@ def test_skip_trigrams_are_those_of_the_whole_matrix(bias, part, head):
     assert whole[pairs].tolist() == pytest.approx(found.value.tolist())
     assert both[pairs].tolist() == pytest.approx(found.mlp.tolist())
     assert ov[pairs].tolist() == pytest.approx(found.ov.tolist())
+
+
+@given(bias=st.booleans(), n_kv_heads=parts["n_kv_heads"])
+def test_weighted_skip_trigrams_are_what_heads_that_look_would_say(bias, n_kv_heads):
+    model = random_model(bias=bias, n_kv_heads=n_kv_heads, positions="none")
+    u = output_direction(model, 4)
+    whole, every = torch.zeros(VOCAB, VOCAB).double(), torch.arange(VOCAB)
+    for head in range(4):
+        alone = skip_trigrams(model, TOKENS, u, head, k=VOCAB**2, part="both")
+        said = torch.zeros(VOCAB, VOCAB).double()
+        said[numbers(alone.virtual), numbers(alone.direct)] = torch.tensor(alone.value)
+        whole += token_looks(model, head, every).T * said
+    found = weighted_skip_trigrams(model, TOKENS, u, k=9)
+    best = whole.flatten().topk(9)
+    assert found.value.tolist() == pytest.approx(best.values.tolist())
+    where = zip(numbers(found.virtual), numbers(found.direct), strict=True)
+    assert [a * VOCAB + b for a, b in where] == best.indices.tolist()
+
+
+def test_looks_are_those_of_a_text_of_two_tokens():
+    model = random_model(bias=True, positions="none", n_kv_heads=2)
+    ids = torch.tensor([5, 9])
+    pattern = model.blocks[0].attn.pattern(model.W_E[ids][None])[0, 3, 1]
+    looks = token_looks(model, 3, torch.tensor([9]))[0, ids]
+    torch.testing.assert_close(looks / looks.sum(), pattern)
 
 
 def test_blocks_of_the_vocabulary_make_one_ranking(monkeypatch):
@@ -256,6 +283,10 @@ def refused(**options):
         ),
         (
             lambda m, s: skip_trigrams(m, TOKENS, output_direction(m, 3), 0, k=0),
+            "k=0, expected at least 1",
+        ),
+        (
+            lambda m, s: weighted_skip_trigrams(m, TOKENS, output_direction(m, 3), k=0),
             "k=0, expected at least 1",
         ),
         (lambda m, s: output_direction(m, 30), "token=30, expected 0 to 29"),

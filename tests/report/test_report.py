@@ -15,7 +15,10 @@ from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import TruncationCurve, explain, read_classifier
 from bilens.report import (
+    ContextLine,
+    ContextList,
     Section,
+    Table,
     classifier_figures,
     eigenvector_figure,
     explanation_figure,
@@ -113,10 +116,11 @@ def test_an_explanation_has_three_rows(reading):
 def test_the_page_escapes_what_it_is_given():
     attack = "<script>alert(1)</script>"
     figure = go.Figure().update_layout(title=attack)
-    section = Section(attack, attack, header=[attack], table=[[attack]], rows=[[figure]])
+    contexts = ContextList(attack, [ContextLine(1.0, [(attack, 1.0), ("b", -0.5)], 0)])
+    section = Section(attack, attack, [[Table([attack], [[attack]], attack), figure, contexts]])
     page = render_page(attack, attack, [(attack, attack)], [section])
     assert "alert(1)</script>" not in page
-    assert page.count("&lt;script&gt;alert(1)") == 9
+    assert page.count("&lt;script&gt;alert(1)") == 13
 
 
 def test_the_page_needs_nothing_else(reading, tmp_path):

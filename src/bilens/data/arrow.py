@@ -13,7 +13,7 @@ __all__ = ["write_blocks", "write_stories"]
 def write_stories(path: Path, batches: Iterable[list[str]]) -> None:
     """Write a column `text`."""
     # pyarrow takes most of a second to import, and images do without it.
-    import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415
+    import pyarrow as pa  # noqa: PLC0415
 
     _write(path, "text", pa.string(), map(pa.array, batches))
 

@@ -110,8 +110,8 @@ def _opened(path: Path) -> Iterator[TextIO]:
 
 def _read_parquet(path: Path) -> Iterator[str]:
     # pyarrow takes most of a second to import, and text does without it.
-    import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]  # noqa: PLC0415
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
         with pq.ParquetFile(path) as file:

@@ -9,7 +9,7 @@ from bilens.errors import BilensError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 __all__ = ["SPECIAL_TOKENS", "token_id", "train_tokenizer", "with_special_tokens"]
 
@@ -71,9 +71,7 @@ def with_special_tokens(tokenizer: "Tokenizer") -> "PreTrainedTokenizerFast":
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer, **SPECIAL_TOKENS
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS)
 
 
 def _rules(tokenizer: "Tokenizer") -> "Tokenizer":
@@ -89,7 +87,7 @@ def _rules(tokenizer: "Tokenizer") -> "Tokenizer":
     return tokenizer
 
 
-def token_id(tokenizer: "PreTrainedTokenizerFast", token: str) -> int:
+def token_id(tokenizer: "PreTrainedTokenizerBase", token: str) -> int:
     """Return the number of `token`, which must stand in the vocabulary exactly as it is written.
 
     Raises:

@@ -8,15 +8,25 @@ from bilens.report.classifier import (
 )
 from bilens.report.deep import deep_figures, path_figure, write_deep_report
 from bilens.report.explanation import explanation_figure
-from bilens.report.page import Section, render_page, write_page
+from bilens.report.page import (
+    ContextLine,
+    ContextList,
+    Section,
+    Table,
+    render_page,
+    write_page,
+)
 from bilens.report.save import save_figure
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
 from bilens.report.tree import tree_figure
 from bilens.report.truncation import truncation_figure, truncation_table
 
 __all__ = [
+    "ContextLine",
+    "ContextList",
     "Order",
     "Section",
+    "Table",
     "classifier_figures",
     "deep_figures",
     "eigenvector_figure",

@@ -9,7 +9,7 @@ import torch
 from bilens.errors import BilensError
 from bilens.read import ClassifierReading, explain
 from bilens.report.explanation import explanation_figure
-from bilens.report.page import Section, write_page
+from bilens.report.page import Section, Table, write_page
 from bilens.report.save import save_figure
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
 from bilens.report.truncation import truncation_figure, truncation_table
@@ -81,9 +81,7 @@ def write_classifier_report(
             "How few eigenvectors are enough",
             "Each logit is a sum of eigenvector activations, λ (v·x)². Keeping the k largest of "
             "each class by |λ| shows how many of them do the work.",
-            header=("k", "accuracy", "drop (points)"),
-            table=table,
-            rows=[[figures["truncation"]]],
+            rows=[[Table(("k", "accuracy", "drop (points)"), table), figures["truncation"]]],
         ),
         Section(
             "Why these logits",

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from bilens.errors import BilensError
 from bilens.read import DeepReading
-from bilens.report.page import Section, write_page
+from bilens.report.page import Section, Table, write_page
 from bilens.report.style import BLUE, GREY, dress
 from bilens.report.tree import tree_figure
 
@@ -84,9 +84,7 @@ def write_deep_report(path: Path, reading: DeepReading, *, title: str) -> dict[s
             "Each logit is a tree: an eigenvector of the last layer is a direction in the one "
             "before, with eigenvectors of its own, down to the pixels. The paths are ranked over "
             "all classes by effective eigenvalue, and the tree is cut to the best k.",
-            header=("paths", "accuracy", "drop (points)"),
-            table=table,
-            rows=[[figures["paths"]]],
+            rows=[[Table(("paths", "accuracy", "drop (points)"), table), figures["paths"]]],
         ),
         Section(
             "The strongest paths of each class",

@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from bilens.files import write_text
 
-__all__ = ["Section", "render_page", "write_page"]
+__all__ = ["ContextLine", "ContextList", "Section", "Table", "render_page", "write_page"]
 
 CONFIG = {
     "displaylogo": False,
@@ -25,23 +25,64 @@ CONFIG = {
 
 
 @dataclass(frozen=True)
+class Table:
+    """Cells of text under a header; columns that hold words instead of numbers stand first.
+
+    Attributes:
+        header: one name for each column.
+        rows: their cells.
+        caption: above the table.
+        words: how many columns hold words.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    words: int = 0
+
+
+@dataclass(frozen=True)
+class ContextLine:
+    """A piece of text whose tokens are coloured by what they contribute.
+
+    Attributes:
+        value: what they contribute to.
+        tokens: text and contribution of each; a text that starts with ## belongs to the word
+            before it.
+        focal: which of them stands in brackets.
+    """
+
+    value: float
+    tokens: Sequence[tuple[str, float]]
+    focal: int
+
+    @property
+    def strongest(self) -> float:
+        """The largest |contribution|, which is full colour."""
+        return max(abs(share) for _, share in self.tokens) or 1.0
+
+
+@dataclass(frozen=True)
+class ContextList:
+    """Contexts one below the other, with a heading."""
+
+    title: str
+    lines: Sequence[ContextLine]
+
+
+@dataclass(frozen=True)
 class Section:
-    """A part of a page: a heading, a paragraph, and rows of figures with a table beside the first.
+    """A part of a page: a heading, a paragraph, and rows of figures, tables and contexts.
 
     Attributes:
         title: the heading.
         text: a paragraph under it.
-        header: of the table, if there is one.
-        table: its rows.
-        rows: figures, those of a row side by side where there is room; an empty row holds a table
-            alone.
+        rows: what stands side by side where there is room.
     """
 
     title: str
     text: str = ""
-    header: Sequence[str] = ()
-    table: Sequence[Sequence[str]] = ()
-    rows: Sequence[Sequence[go.Figure]] = field(default=())
+    rows: Sequence[Sequence[go.Figure | Table | ContextList]] = field(default=())
 
 
 def render_page(
@@ -51,6 +92,10 @@ def render_page(
     environment = Environment(
         loader=PackageLoader("bilens", "report"), autoescape=True, undefined=StrictUndefined
     )
+    environment.tests |= {
+        "figure": lambda part: isinstance(part, go.Figure),
+        "table": lambda part: isinstance(part, Table),
+    }
     return environment.get_template("page.html").render(
         title=title,
         summary=summary,

@@ -4,6 +4,15 @@ from bilens.read.language.bigrams import BigramPart, bigrams, following, precedi
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
 from bilens.read.language.directions import interaction, output_direction
 from bilens.read.language.logits import LogitTerms, split_logits
+from bilens.read.language.looks import token_looks, weighted_skip_trigrams
+from bilens.read.language.reading import (
+    DirectionReading,
+    FoundContext,
+    NGramReading,
+    Output,
+    read_direction,
+    read_ngrams,
+)
 from bilens.read.language.skip_trigrams import TrigramPart, head_map, skip_trigrams
 from bilens.read.language.stream import Stream, block_inputs, read_stream
 from bilens.read.language.tokens import exciting_tokens
@@ -12,7 +21,11 @@ __all__ = [
     "BigramPart",
     "Context",
     "Contribution",
+    "DirectionReading",
+    "FoundContext",
     "LogitTerms",
+    "NGramReading",
+    "Output",
     "Stream",
     "TrigramPart",
     "bigrams",
@@ -24,8 +37,12 @@ __all__ = [
     "interaction",
     "output_direction",
     "preceding",
+    "read_direction",
+    "read_ngrams",
     "read_stream",
     "skip_trigrams",
     "split_logits",
+    "token_looks",
     "top_contexts",
+    "weighted_skip_trigrams",
 ]

@@ -1,0 +1,137 @@
+"""The report of a language model: n-grams from the weights, eigenvectors with their contexts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+from pandas.api.types import is_numeric_dtype
+from transformers import PreTrainedTokenizerBase
+
+from bilens.read.language import DirectionReading, FoundContext, NGramReading
+from bilens.report.page import ContextLine, ContextList, Section, Table, write_page
+from bilens.report.spectra import spectrum_figure
+
+__all__ = ["language_figures", "ngram_table", "write_language_report"]
+
+BEFORE, AFTER = 28, 4
+"""Tokens shown before and after the focal one."""
+
+
+def language_figures(directions: Sequence[DirectionReading]) -> dict[str, go.Figure]:
+    """The spectrum of each direction, by the name of the file it would be saved as."""
+    return {
+        f"spectrum-{number}": spectrum_figure(
+            reading.whole, title=f"Eigenvalues of {reading.output}"
+        )
+        for number, reading in enumerate(directions)
+    }
+
+
+def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
+    """A frame of n-grams: the columns that hold tokens, and the value."""
+    words = [name for name in frame.columns if not is_numeric_dtype(frame[name])]
+    rows = [
+        (*(str(row[name]) for name in words), f"{row['value']:.2f}")
+        for row in frame.to_dict("records")
+    ]
+    return Table((*words, "value"), rows, caption, words=len(words))
+
+
+def write_language_report(
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    ngrams: Sequence[NGramReading],
+    directions: Sequence[DirectionReading],
+    facts: Sequence[tuple[str, str]],
+    *,
+    title: str,
+) -> dict[str, go.Figure]:
+    """Write the report page and give back its figures.
+
+    Args:
+        path: the page.
+        tokenizer: for the names of the tokens.
+        ngrams: n-grams of some outputs; none for a model with norms.
+        directions: eigenvectors of some outputs.
+        facts: about the model, a name and a value each.
+        title: of the page.
+    """
+    figures = language_figures(directions)
+    sections = _ngram_sections(ngrams)
+    for number, reading in enumerate(directions):
+        lists = [
+            ContextList(
+                f"{'P' if value > 0 else 'N'}{1 + _rank(reading, i)}  λ = {value:+.3g}",
+                [_line(tokenizer, found) for found in reading.contexts[i]],
+            )
+            for i, value in enumerate(reading.spectrum.values.tolist())
+        ]
+        sections.append(
+            Section(
+                f"Eigenvectors of {reading.output}",
+                "What the MLP adds to this output is a sum of squares, one for each eigenvector. "
+                "Below each one stand the texts that it is most active in, with the token in "
+                "brackets whose successor is predicted. Colours say what each token contributes, "
+                "through the residual stream or through attention: blue where positive, red "
+                "where negative. The contributions add up to the activation.",
+                [[figures[f"spectrum-{number}"]], *([part] for part in lists)],
+            )
+        )
+    summary = (
+        "Everything below is read from the weights; a corpus is used only to show texts in which "
+        "an eigenvector is active."
+    )
+    write_page(path, title, summary, facts, sections)
+    return figures
+
+
+def _ngram_sections(ngrams: Sequence[NGramReading]) -> list[Section]:
+    if not ngrams:
+        return []
+    first = ngrams[0]
+    sections = [
+        Section(
+            "The most salient bigrams",
+            "Pairs of tokens of the whole vocabulary, by what the first adds to the logit of the "
+            "second: through the residual stream, and through the MLP's diagonal, where a token "
+            "meets itself.",
+            [[ngram_table(first.direct, "residual stream"), ngram_table(first.mlp, "MLP")]],
+        )
+    ]
+    for reading in ngrams:
+        heads = [ngram_table(frame, f"head {number}") for number, frame in enumerate(reading.heads)]
+        neighbours = [
+            ngram_table(reading.preceding, f"before {reading.output.token}"),
+            ngram_table(reading.following, f"after {reading.output.token}"),
+        ]
+        sections.append(
+            Section(
+                f"N-grams of {reading.output}",
+                "Which tokens it follows and which follow it, through both paths; and for each "
+                "head the pairs of an earlier token (virtual) and the present one (direct) that "
+                "raise it most in the MLP.",
+                [neighbours, heads],
+            )
+        )
+    return sections
+
+
+def _rank(reading: DirectionReading, number: int) -> int:
+    """Place among the eigenvectors of the same sign."""
+    values = reading.spectrum.values.tolist()
+    return sum(1 for value in values[:number] if (value > 0) == (values[number] > 0))
+
+
+def _line(tokenizer: PreTrainedTokenizerBase, found: FoundContext) -> ContextLine:
+    context = found.context
+    start = max(0, context.position - BEFORE)
+    ids = context.ids[start : context.position + 1 + AFTER]
+    shares = found.contribution.tokens()[start:].tolist()
+    names = tokenizer.convert_ids_to_tokens(ids.tolist())
+    shares += [0.0] * (len(names) - len(shares))
+    return ContextLine(
+        value=context.activation,
+        tokens=list(zip(names, shares, strict=True)),
+        focal=context.position - start,
+    )
