@@ -10,6 +10,7 @@ from bilens.report.deep import deep_figures, path_figure, write_deep_report
 from bilens.report.explanation import explanation_figure
 from bilens.report.page import Section, render_page, write_page
 from bilens.report.save import save_figure
+from bilens.report.shared import shared_figure
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
 from bilens.report.tree import tree_figure
 from bilens.report.truncation import truncation_figure, truncation_table
@@ -25,6 +26,7 @@ __all__ = [
     "render_page",
     "save_figure",
     "save_figures",
+    "shared_figure",
     "spectrum_figure",
     "tree_figure",
     "truncation_figure",
