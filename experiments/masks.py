@@ -127,7 +127,7 @@ def _attacked(
     mask: Float[Tensor, " n_pixels"],
 ) -> list[tuple[Float[Tensor, " n_pixels"], str]]:
     """The first image of each of some other classes with the mask on it, and what it is read as."""
-    others = [label for label in labels.unique().tolist() if label != SHOWN_CLASS][-COLUMNS:]
+    others = [label for label in sorted(set(labels.tolist())) if label != SHOWN_CLASS][-COLUMNS:]
     first = torch.stack([x[labels == label][0] for label in others])
     images = (first + SHOWN_NORM * mask).clamp(0, 1)
     names = model.config.class_names
