@@ -71,7 +71,7 @@ def shared_section(shared: SharedFeatures, figure: go.Figure | None, what: str) 
         f"to sign, make {shared.groups:,} features. {len(shared.features):,} of them serve more "
         f"than one class and hold {shared.weight:.0%} of the weight. "
         f"{'These are' if shown == len(shared.features) else f'The first {shown} are'} shown, each "
-        "with its share of the weight and the classes whose logit it raises (▲) or lowers (▼)."
+        "with its share of the weight and the classes it takes part in raising (▲) or lowering (▼)."
     )
     return Section("Features shared between classes", text, rows=[[figure]])
 
