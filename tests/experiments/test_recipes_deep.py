@@ -125,6 +125,9 @@ def test_within_looks_back_from_the_end():
     assert within(curve, 0.99, 0.01) == 10
     assert within(curve, 0.99, 0.5) == 1
     assert within(curve, 1.0, 0.005) is None
+    for right in range(9000, 10_000):
+        exact = ((1, (right - 100) / 10_000), (2, (right - 99) / 10_000), (3, right / 10_000))
+        assert within(exact, right / 10_000, 0.01) == 2
 
 
 def test_search_measures_the_models():
