@@ -225,7 +225,8 @@ class Reproduce:
     them; ctrl-C loses nothing.
 
     Attributes:
-        recipe: a figure of Pearce et al. 2024; fig9 is figures 9 and 10.
+        recipe: a figure of Pearce et al. 2024; fig9 is figures 9 and 10. masks: adversarial masks
+            from the weights. search: the best paths of deep models.
         scale: small takes minutes on two cores; paper is as large as the source.
         data_dir: where the IDX files are; see `bilens train --help`.
         output: folder for NAME.json, NAME.html and the models.

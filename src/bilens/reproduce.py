@@ -16,7 +16,7 @@ from bilens.report.page import Section
 
 __all__ = ["RECIPES", "reproduce"]
 
-RECIPES = ("fig2", "fig3", "fig4", "fig5", "fig9")
+RECIPES = ("fig2", "fig3", "fig4", "fig5", "fig6", "fig9", "masks", "search")
 FOLDER = Path(__file__).parents[2] / "experiments"
 
 

@@ -129,7 +129,7 @@ def test_the_page_needs_nothing_else(reading, tmp_path):
     outside = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=[\"']?(?!data:)[^\"'> ]+", page)
     assert outside == []
     assert f"{reading.accuracy:.2%}" in page
-    assert page.count('class="figure"') == 1 + 3 + 20
+    assert page.count('class="figure"') == 1 + 3 + 1 + 20
 
 
 def test_ordering_by_activation_changes_the_pictures(reading):

@@ -1,26 +1,42 @@
 """From a model to findings."""
 
+from bilens.read.adversarial import Attack, attack, class_mask
 from bilens.read.classifier import Basis, ClassifierReading, class_spectra, read_classifier
 from bilens.read.deep import DeepReading, path_accuracies, read_deep
 from bilens.read.explanation import Explanation, LogitExplanation, explain
 from bilens.read.inputs import top_inputs
 from bilens.read.recovery import SparsityReport, loss_recovered, sparsity
+from bilens.read.shared import (
+    SharedFeature,
+    SharedFeatures,
+    Use,
+    shared_by_classes,
+    shared_by_paths,
+)
 from bilens.read.truncation import TruncationCurve, truncation_curve
 
 __all__ = [
+    "Attack",
     "Basis",
     "ClassifierReading",
     "DeepReading",
     "Explanation",
     "LogitExplanation",
+    "SharedFeature",
+    "SharedFeatures",
     "SparsityReport",
     "TruncationCurve",
+    "Use",
+    "attack",
+    "class_mask",
     "class_spectra",
     "explain",
     "loss_recovered",
     "path_accuracies",
     "read_classifier",
     "read_deep",
+    "shared_by_classes",
+    "shared_by_paths",
     "sparsity",
     "top_inputs",
     "truncation_curve",

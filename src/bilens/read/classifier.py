@@ -7,6 +7,7 @@ import torch
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
+from bilens.read.shared import SharedFeatures, shared_by_classes
 from bilens.read.truncation import TruncationCurve, truncation_curve
 from bilens.tensor import Spectrum
 
@@ -26,6 +27,7 @@ class ClassifierReading:
             images.
         accuracy: of the model on the test images.
         curve: accuracy against the number of eigenvectors.
+        shared: features that the first eigenvectors of more than one class have in common.
     """
 
     model: ImageClassifier
@@ -33,6 +35,7 @@ class ClassifierReading:
     spectrum: Spectrum
     accuracy: float
     curve: TruncationCurve
+    shared: SharedFeatures
 
     def record(self) -> dict[str, Any]:
         """The numbers, for JSON."""
@@ -43,6 +46,8 @@ class ClassifierReading:
             "accuracy_by_eigenvectors": list(self.curve.accuracy),
             "effective_rank_by_class": dict(zip(self.data.class_names, rank.tolist(), strict=True)),
             "effective_rank": float(rank.mean()),
+            "shared_features": len(self.shared.features),
+            "shared_weight": self.shared.weight,
         }
 
 
@@ -93,4 +98,5 @@ def read_classifier(
         spectrum=spectrum.oriented(data.test_images),
         accuracy=model.accuracy(data.test_images, data.test_labels),
         curve=truncation_curve(spectrum, data.test_images, data.test_labels),
+        shared=shared_by_classes(spectrum),
     )

@@ -9,6 +9,7 @@ import torch
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
+from bilens.read.shared import SharedFeatures, shared_by_paths
 from bilens.tensor import Paths, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
 
@@ -27,6 +28,7 @@ class DeepReading:
         search: the best paths over all classes, and how much of the tree finding them took.
         accuracy: of the model on the test images.
         by_paths: (number of paths, accuracy of the pruned tree), ascending.
+        shared: features that paths of more than one class end at.
     """
 
     model: ImageClassifier
@@ -34,6 +36,7 @@ class DeepReading:
     search: TopPaths
     accuracy: float
     by_paths: tuple[tuple[int, float], ...]
+    shared: SharedFeatures
 
     def record(self) -> dict[str, Any]:
         """The numbers, for JSON."""
@@ -43,6 +46,8 @@ class DeepReading:
             "accuracy_by_paths": [list(pair) for pair in self.by_paths],
             "nodes_expanded": self.search.expanded,
             "nodes_total": self.search.total,
+            "shared_features": len(self.shared.features),
+            "shared_weight": self.shared.weight,
         }
 
 
@@ -89,4 +94,5 @@ def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepRea
         search=search,
         accuracy=model.accuracy(data.test_images, data.test_labels),
         by_paths=path_accuracies(search.paths, data, counts),
+        shared=shared_by_paths(search.paths),
     )

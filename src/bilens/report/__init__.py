@@ -17,6 +17,7 @@ from bilens.report.page import (
     write_page,
 )
 from bilens.report.save import save_figure
+from bilens.report.shared import shared_figure
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
 from bilens.report.tree import tree_figure
 from bilens.report.truncation import truncation_figure, truncation_table
@@ -35,6 +36,7 @@ __all__ = [
     "render_page",
     "save_figure",
     "save_figures",
+    "shared_figure",
     "spectrum_figure",
     "tree_figure",
     "truncation_figure",

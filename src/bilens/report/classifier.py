@@ -11,6 +11,7 @@ from bilens.read import ClassifierReading, explain
 from bilens.report.explanation import explanation_figure
 from bilens.report.page import Section, Table, write_page
 from bilens.report.save import save_figure
+from bilens.report.shared import shared_figure, shared_section
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
 from bilens.report.truncation import truncation_figure, truncation_table
 from bilens.tensor import Spectrum
@@ -41,6 +42,8 @@ def classifier_figures(
         figures[f"eigenvectors-{class_}"] = eigenvector_figure(
             spectrum, x, shape, title=f"Eigenvectors of {name}"
         )
+    if reading.shared.features:
+        figures["shared"] = shared_figure(reading.shared, shape, names)
     for kind, number in _telling_examples(reading).items():
         label = names[int(reading.data.test_labels[number])]
         figures[f"explanation-{kind}"] = explanation_figure(
@@ -89,6 +92,7 @@ def write_classifier_report(
             "this input, and by how much. Activations and rest add up to the logit.",
             rows=[[figure] for name, figure in figures.items() if name.startswith("explanation")],
         ),
+        shared_section(reading.shared, figures.get("shared"), "eigenvectors"),
         Section(
             "The eigenvectors of each class",
             "Read from the weights alone; no data chose them. P raises the logit, N lowers it. An "

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from bilens.errors import BilensError
 from bilens.read import DeepReading
 from bilens.report.page import Section, Table, write_page
+from bilens.report.shared import shared_figure, shared_section
 from bilens.report.style import BLUE, GREY, dress
 from bilens.report.tree import tree_figure
 
@@ -55,6 +56,8 @@ def deep_figures(reading: DeepReading) -> dict[str, go.Figure]:
             figures[f"tree-{class_}"] = tree_figure(
                 paths.truncate(min(DRAWN, len(paths))), shape, title=title
             )
+    if reading.shared.features:
+        figures["shared"] = shared_figure(reading.shared, shape, reading.data.class_names)
     return figures
 
 
@@ -90,9 +93,11 @@ def write_deep_report(path: Path, reading: DeepReading, *, title: str) -> dict[s
             "The strongest paths of each class",
             "From the logit on the left to the pixels on the right. Edges carry eigenvalues, blue "
             "where positive and red where negative; under a leaf stands its effective eigenvalue. "
-            "Everything after a red edge of the last layer lowers the logit.",
+            "Everything after a red edge of the last layer lowers the logit. Further down a sign "
+            "says less: with the eigenvector above turned around, all below it change theirs.",
             rows=[[tree] for tree in trees],
         ),
+        shared_section(reading.shared, figures.get("shared"), "ends of paths"),
     ]
     summary = (
         "Each layer of this classifier is exactly a tensor, so the whole of it is a tree of "

@@ -1,0 +1,174 @@
+"""The recipes for deep models and attacks, on the bundled digits with tiny models."""
+
+import json
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import import_module
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+from experiments.fig6 import branches, own_shares, prominence
+from experiments.masks import success
+from experiments.search import exactness, within
+from experiments.workshop import Outcome, Workshop
+
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.read import attack, class_mask
+from bilens.reproduce import FOLDER, RECIPES
+from bilens.tensor import Spectrum
+from bilens.train import ClassifierTraining, train_classifier
+from tests.models import digit_model, digits
+
+FIGURES = {
+    "fig6": {f"{kind}-{class_}" for kind in ("spectrum", "branches") for class_ in (3,)},
+    "masks": {"targeted", "fooled", "masks"},
+    "search": {"paths"},
+}
+SMALLER = {
+    "fig6": {"DRAWN": (3,), "SHOWN": 2},
+    "masks": {"NORMS": (1.0, 3.0), "DRAWS": 2},
+    "search": {"SMALL_WIDTH": 3, "SMALL_SEEDS": 1, "BEST": 5},
+}
+
+
+@cache
+def tiny_model(width: int, layers: int, training: ClassifierTraining) -> ImageClassifier:
+    names = tuple(f"<{number}>" for number in range(10))
+    config = ClassifierConfig(64, 10, width, layers, image_shape=(8, 8), class_names=names)
+    short = ClassifierTraining(epochs=2, batch_size=50, weight_decay=0.0, seed=training.seed)
+    return train_classifier(config, digits(), short)[0].requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class TinyWorkshop(Workshop):
+    """Digits for all data, and at most two initialisations of two epochs for all models."""
+
+    @cached_property
+    def mnist(self):
+        return digits()
+
+    def classifier(self, data, training, *, d_model=300, layers=1):
+        return tiny_model({300: 5, 100: 3}[d_model], layers, training)
+
+    def classifiers(self, data, training, seeds, **sizes):
+        return super().classifiers(data, training, min(seeds, 2), **sizes)
+
+
+@cache
+def ran(name: str, scale: str) -> Outcome:
+    recipe = import_module(f"experiments.{name}")
+    with pytest.MonkeyPatch.context() as patch:
+        for constant, value in SMALLER[name].items():
+            patch.setattr(recipe, constant, value)
+        return recipe.run(TinyWorkshop(scale, Path("nowhere")))
+
+
+# Figure 6 does the same at both scales.
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("fig6", "small"), *((n, s) for n in ("masks", "search") for s in ("small", "paper"))],
+)
+def test_recipes_run(name, scale):
+    outcome = ran(name, scale)
+    assert json.loads(json.dumps(outcome.numbers, allow_nan=False)) == outcome.numbers
+    assert outcome.figures.keys() == FIGURES[name]
+    for figure in outcome.figures.values():
+        written = json.loads(figure.to_json())
+        assert "<3>" not in json.dumps(written)
+        assert figure.layout.height > 0
+
+
+def test_recipes_are_listed():
+    assert set(FIGURES) <= set(RECIPES)
+    for name in FIGURES:
+        assert (FOLDER / f"{name}.py").is_file()
+        assert import_module(f"experiments.{name}").__doc__.splitlines()[0].endswith(".")
+
+
+def test_figure_6_follows_the_outermost_eigenvectors():
+    x = digits().test_images
+    first, last = tiny_model(10, 2, ClassifierTraining()).tensors()
+    spectrum = last.along(class_=6).eig()
+    found = branches(spectrum, first, x)
+    activations = spectrum.activations(first(x))
+    for name, sign in (("P", 1), ("N", -1)):
+        value, below = found[name]
+        outer = int((sign * spectrum.values).argmax())
+        assert value == float(spectrum.values[outer])
+        hidden = below(x)
+        assert torch.allclose(value * hidden**2, activations[:, outer], rtol=1e-3, atol=1e-3)
+        assert hidden[hidden.abs().topk(3).indices].sum() > 0
+    turned = Spectrum(spectrum.values, -spectrum.vectors, spectrum.residuals)
+    again = branches(turned, first, x)["N"][1]
+    assert torch.allclose(again.values, found["N"][1].values, atol=1e-4)
+
+
+def test_figure_6_counts_by_hand():
+    values = torch.tensor([4.0, -6.0, 1.0, -2.0, 0.5])
+    spectrum = Spectrum(values, torch.eye(5), torch.zeros(5))
+    assert prominence(spectrum) == {"P": 4.0, "N": 3.0}
+    assert prominence(spectrum.truncate(3)) == {"P": 4.0}
+
+    class Planted:
+        # Image i reacts to eigenvector i alone; two more with nothing on them.
+        test_images = torch.cat([torch.eye(5).repeat(3, 1), torch.zeros(2, 5)])
+        test_labels = torch.tensor([7, 1, 2, 3, 4] * 3 + [7, 7])
+
+    shares = own_shares({"P": (1.0, spectrum)}, Planted(), 7)
+    assert shares == {"P+": pytest.approx(1 / 3), "P-": 0.0}
+
+
+def test_within_looks_back_from_the_end():
+    curve = ((1, 0.5), (2, 0.98), (5, 0.95), (10, 0.985), (20, 0.99))
+    assert within(curve, 0.99, 0.01) == 10
+    assert within(curve, 0.99, 0.5) == 1
+    assert within(curve, 1.0, 0.005) is None
+    for right in range(9000, 10_000):
+        exact = ((1, (right - 100) / 10_000), (2, (right - 99) / 10_000), (3, right / 10_000))
+        assert within(exact, right / 10_000, 0.01) == 2
+
+
+def test_search_measures_the_models():
+    numbers = ran("search", "small").numbers
+    two, three = numbers["two layers"], numbers["three layers"]
+    for effort in two["best_5"]:
+        assert effort["nodes_total"] == 10 + 10 * 5
+        assert 0 < effort["nodes_expanded"] < effort["nodes_total"]
+    assert three["best_5"][0]["nodes_total"] == 10 + 10 * 3 + 10 * 9
+    # With every path the tree is the model.
+    k, accuracy = two["accuracy_by_paths"][0][-1]
+    assert k == 10 * 5 * 5
+    model = tiny_model(5, 2, ClassifierTraining())
+    assert accuracy == model.accuracy(digits().test_images, digits().test_labels)
+    assert all(k <= 250 for k in two["paths_within_1_point"])
+
+
+def test_small_trees_are_exact(monkeypatch):
+    monkeypatch.setattr("experiments.search.SMALL_WIDTH", 2)
+    monkeypatch.setattr("experiments.search.SMALL_SEEDS", 2)
+    for name, found in exactness(digits()).items():
+        width = 2 if name == "plain" else 3
+        assert found["leaves"] == 10 * width**3
+        assert 0 < found["largest_relative_error"] < 1e-9
+        assert found["best_20_as_in_whole_tree"]
+        assert len(found["nodes_expanded"]) == 2
+        assert max(found["nodes_expanded"]) <= found["nodes_total"]
+
+
+def test_masks_are_compared_at_equal_norm(monkeypatch):
+    monkeypatch.setattr("experiments.masks.NORMS", (2.0,))
+    model, data = digit_model(), digits()
+    x, labels = data.test_images, data.test_labels
+    curves = success(model, x, labels, seed=0)
+    masks = class_mask(model.tensor().along(class_=range(10)).eig())
+    found = [
+        attack(model, x, labels, mask, class_=class_, norm=2.0) for class_, mask in enumerate(masks)
+    ]
+    assert curves["mask", "targeted"] == [pytest.approx(fmean(a.targeted for a in found))]
+    assert curves["mask", "fooled"] == [pytest.approx(fmean(a.fooled for a in found))]
+    for kind in ("its pixels scattered", "Gaussian"):
+        assert curves[kind, "targeted"][0] < curves["mask", "targeted"][0]
+    assert success(model, x, labels, seed=0) == curves
+    assert success(model, x, labels, seed=1) != curves

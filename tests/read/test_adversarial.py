@@ -1,0 +1,85 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError
+from bilens.read import attack, class_mask
+from bilens.tensor import Spectrum
+from tests.models import digit_model, digits
+from tests.tensor.factors import close, normal, random_tensor
+
+
+@given(st.integers(1, 6), st.booleans(), st.integers(0, 10_000))
+def test_a_mask_is_two_steps_uphill_in_the_positive_part(n_in, constant, seed):
+    tensor = random_tensor(n_in, 4, 2, seed)
+    if constant:
+        tensor = tensor.with_bias(normal(4, seed=seed), normal(4, seed=seed + 1))
+    form = tensor.along(torch.eye(2, dtype=torch.float64))
+    values, vectors = torch.linalg.eigh(form.dense())
+    positive = vectors @ (values.clamp_min(0)[..., None] * vectors.mT)
+    expected = (positive @ positive).sum(-1)[..., :n_in]
+    spectrum = form.eig()
+    if (expected.norm(dim=-1) < 1e-6).any():
+        return
+    masks = class_mask(spectrum)
+    assert close(masks, expected / expected.norm(dim=-1, keepdim=True))
+    assert close(class_mask(spectrum[1]), masks[1])
+    turned = Spectrum(spectrum.values, -spectrum.vectors, spectrum.residuals, spectrum.constant)
+    assert close(class_mask(turned), masks)
+
+
+def test_an_attack_by_hand():
+    model, data = digit_model(), digits()
+    x, labels = data.test_images, data.test_labels
+    mask = class_mask(model.tensor().along(class_=3).eig())
+    found = attack(model, x, labels, 7 * mask, class_=3, norm=2.0, at_once=50)
+    targeted, fooled, others = 0, 0, 0
+    for image, label in zip(x, labels.tolist(), strict=True):
+        if label != 3:
+            others += 1
+            predicted = int(model(torch.clip(image + 2 * mask, 0, 1)[None]).argmax())
+            targeted += predicted == 3
+            fooled += predicted != label
+    assert found.targeted == pytest.approx(targeted / others)
+    assert found.fooled == pytest.approx(fooled / others)
+
+
+def test_masks_beat_random_ones_of_equal_norm():
+    model, data = digit_model(), digits()
+    x, labels = data.test_images, data.test_labels
+    masks = class_mask(model.tensor().along(class_=range(10)).eig())
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(10, 64, generator=generator)
+    wins = 0
+    for class_ in range(10):
+        ours, random = (
+            attack(model, x, labels, m[class_], class_=class_, norm=2.0) for m in (masks, noise)
+        )
+        assert ours.targeted <= ours.fooled
+        wins += ours.targeted > random.targeted + 0.1
+    assert wins >= 9
+
+
+def test_no_mask_is_no_attack():
+    model, data = digit_model(), digits()
+    x, labels = data.test_images, data.test_labels
+    nothing = attack(model, x, labels, torch.ones(64), class_=0, norm=0.0)
+    others = labels != 0
+    assert nothing.fooled == pytest.approx(1 - model.accuracy(x[others], labels[others]))
+
+
+def test_misuse_is_explained(unchecked):
+    model, data = digit_model(), digits()
+    x, labels, mask = data.test_images, data.test_labels, torch.ones(64)
+    for bad in (torch.ones(63), torch.zeros(64), torch.full((64,), torch.nan)):
+        with pytest.raises(BilensError, match=r"expected \(64,\), finite and not all zero"):
+            attack(model, x, labels, bad, class_=3, norm=1.0)
+    with pytest.raises(BilensError, match=r"norm=-1.0, expected 0 or more"):
+        attack(model, x, labels, mask, class_=3, norm=-1.0)
+    threes = labels == 3
+    with pytest.raises(BilensError, match="no image of another class than class_=3"):
+        attack(model, x[threes], labels[threes], mask, class_=3, norm=1.0)
+    lowering = Spectrum(torch.tensor([-1.0, 0.0]), torch.eye(2), torch.zeros(2))
+    with pytest.raises(BilensError, match="without a positive eigenvalue whose eigenvector"):
+        class_mask(lowering)

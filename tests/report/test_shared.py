@@ -1,0 +1,42 @@
+import torch
+
+from bilens.read import SharedFeature, SharedFeatures, Use
+from bilens.report import shared_figure
+from bilens.report.shared import shared_section
+
+
+def feature(*uses: tuple[int, bool, float]) -> SharedFeature:
+    places = tuple(Use(class_, (0,), raises, weight) for class_, raises, weight in uses)
+    return SharedFeature(torch.ones(4), places, agreement=0.9)
+
+
+def test_each_feature_names_the_classes_it_moves():
+    one = feature((1, True, 0.25), (0, False, 0.125), (2, True, 0.06), (1, True, 0.02))
+    other = feature((0, False, 0.01), (2, False, 0.01))
+    shared = SharedFeatures((one, other), compared=9, groups=5)
+    figure = shared_figure(shared, (2, 2), ["<a>", "b", "c"])
+    texts = [note.text for note in figure.layout.annotations]
+    assert texts == ["45.5%", "▲ b, c", "▼ &lt;a&gt;", "2.0%", "▼ &lt;a&gt;, c"]
+    assert len(figure.layout.images) == 2
+    assert len(shared_figure(shared, (2, 2), ["a", "b", "c"], show=1).layout.images) == 1
+
+
+def test_long_lists_of_names_are_cut():
+    names = [f"class number {i}" for i in range(5)]
+    every = feature(*((i, True, 0.1) for i in range(5)))
+    figure = shared_figure(SharedFeatures((every,), 5, 1), (2, 2), names)
+    assert figure.layout.annotations[1].text == "▲ class number 0 +4"
+
+
+def test_the_section_says_how_much_is_shared():
+    shared = SharedFeatures((feature((0, True, 0.25), (1, True, 0.25)),), compared=1200, groups=7)
+    section = shared_section(shared, shared_figure(shared, (2, 2), ["a", "b"]), "ends of paths")
+    assert "1,200 strongest ends of paths" in section.text
+    assert "make 7 features. 1 of them" in section.text
+    assert "50% of the weight. These are shown" in section.text
+    many = SharedFeatures(13 * shared.features, compared=1200, groups=40)
+    section = shared_section(many, shared_figure(many, (2, 2), ["a", "b"]), "ends of paths")
+    assert "The first 12 are shown" in section.text
+    none = shared_section(SharedFeatures((), compared=20, groups=20), None, "eigenvectors")
+    assert none.text == "None: no two of the 20 eigenvectors compared are alike."
+    assert not none.rows
