@@ -35,7 +35,7 @@ class Corpus:
     """Blocks of tokens, split into training and validation.
 
     Attributes:
-        name: What the corpus is called.
+        name: What it was loaded by.
         tokenizer: Its ids are those of the blocks.
         train: A column `input_ids` of blocks of one length, as int64 tensors. `Trainer` takes it as
             it is, with a collator that makes the labels.
@@ -112,7 +112,7 @@ def load_corpus(
     if not folder.is_dir():
         with folder_written_whole(folder) as draft:
             _build(draft, str(name), read_texts(name, data_dir), settings, tokenizer)
-    return _open(folder, called)
+    return _open(folder, str(name))
 
 
 def _check_arguments(settings: _Settings) -> None:

@@ -12,7 +12,7 @@ from bilens.read.language import DirectionReading, FoundContext, NGramReading
 from bilens.report.page import ContextLine, ContextList, Section, Table, write_page
 from bilens.report.spectra import spectrum_figure
 
-__all__ = ["language_figures", "ngram_table", "write_language_report"]
+__all__ = ["context_line", "language_figures", "ngram_table", "write_language_report"]
 
 BEFORE, AFTER = 28, 4
 """Tokens shown before and after the focal one."""
@@ -63,7 +63,7 @@ def write_language_report(
         lists = [
             ContextList(
                 f"{'P' if value > 0 else 'N'}{1 + _rank(reading, i)}  λ = {value:+.3g}",
-                [_line(tokenizer, found) for found in reading.contexts[i]],
+                [context_line(tokenizer, found) for found in reading.contexts[i]],
             )
             for i, value in enumerate(reading.spectrum.values.tolist())
         ]
@@ -123,7 +123,8 @@ def _rank(reading: DirectionReading, number: int) -> int:
     return sum(1 for value in values[:number] if (value > 0) == (values[number] > 0))
 
 
-def _line(tokenizer: PreTrainedTokenizerBase, found: FoundContext) -> ContextLine:
+def context_line(tokenizer: PreTrainedTokenizerBase, found: FoundContext) -> ContextLine:
+    """The text around a context's focal token, with what each token contributes."""
     context = found.context
     start = max(0, context.position - BEFORE)
     ids = context.ids[start : context.position + 1 + AFTER]

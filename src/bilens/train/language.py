@@ -5,9 +5,9 @@ import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.progress import Progress, TaskID
@@ -30,56 +30,11 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.progress import progress_bar
 from bilens.train.classifier import METRICS_NAME, TRAINING_NAME
 from bilens.train.interrupt import Interrupt, interrupt_between_steps
+from bilens.train.language_settings import LanguageTraining
 
 __all__ = ["LanguageTraining", "last_checkpoint", "save_language_model", "train_language"]
 
 CHECKPOINTS = "checkpoints"
-
-
-@dataclass(frozen=True)
-class LanguageTraining:
-    """How to train a language model. The defaults are Table 3 of Pearce et al. 2024.
-
-    Attributes:
-        epochs: passes over the training set.
-        batch_size: texts in a step of the optimizer, over all processes and accumulated steps.
-        learning_rate: of AdamW at the start; it falls linearly to zero.
-        weight_decay: of AdamW, on matrices.
-        warmup: share of the steps in which the learning rate rises from zero.
-        accumulate: parts that each process does its share of a batch in, one after another.
-        precision: float32, or bf16 or fp16 for mixed precision.
-        log_every: steps between records of the loss.
-        save_every: steps between checkpoints, each with what resuming needs.
-        report_to: none, or the tracker that gets the metrics too; it has to be installed.
-        seed: of the initial weights and of the order of the texts.
-        optimizer: a name that `transformers.TrainingArguments(optim=...)` knows.
-    """
-
-    epochs: float = 5
-    batch_size: int = 128
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.1
-    warmup: float = 0.0
-    accumulate: int = 1
-    precision: Literal["float32", "bf16", "fp16"] = "float32"
-    log_every: int = 50
-    save_every: int = 500
-    report_to: Literal["none", "tensorboard", "wandb"] = "none"
-    seed: int = 0
-    optimizer: str = "adamw_torch"
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "accumulate", "log_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise BilensError(f"{name}={getattr(self, name)}, expected at least 1")
-        for name in ("epochs", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise BilensError(f"{name}={getattr(self, name)}, expected more than 0")
-        for name in ("weight_decay", "seed"):
-            if not getattr(self, name) >= 0:
-                raise BilensError(f"{name}={getattr(self, name)}, expected 0 or more")
-        if not 0 <= self.warmup < 1:
-            raise BilensError(f"warmup={self.warmup}, expected a share from 0 to below 1")
 
 
 def train_language(

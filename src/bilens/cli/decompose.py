@@ -1,0 +1,99 @@
+"""`bilens decompose`: a trained classifier as eigenvectors, or as paths of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from bilens.cli.console import DataDir, RunDir, out, read_training
+from bilens.data import load_images
+from bilens.errors import BilensError
+from bilens.files import write_json, write_safetensors
+from bilens.models import load
+from bilens.nn import ImageClassifier
+from bilens.read import Basis, ClassifierReading, DeepReading, read_classifier, read_deep
+from bilens.report import truncation_table
+
+__all__ = ["Decompose", "read_images"]
+
+
+@dataclass(frozen=True)
+class Decompose:
+    """Take a trained classifier apart and print how few eigenvectors, or paths of them, it needs.
+
+    For a model of one layer, writes spectra.safetensors (values, vectors and residuals, batched
+    over the classes); for a deeper one, paths.safetensors (classes, indices, eigenvalues,
+    effective eigenvalues and vectors of the strongest paths). Both come with decomposition.json.
+
+    Attributes:
+        run_dir: directory that `bilens train images` wrote.
+        data_dir: where the IDX files are; see `bilens train images --help`.
+        basis: eigenvectors orthonormal behind the embedding, as in the paper, or in pixels; for
+            models of one layer.
+        paths: how many of the strongest paths to find in a model of several layers.
+    """
+
+    run_dir: RunDir
+    data_dir: DataDir = None
+    basis: Basis = "model"
+    paths: int = 1000
+
+    def run(self) -> None:
+        """Decompose, print and save."""
+        model = load(self.run_dir)
+        if not isinstance(model, ImageClassifier):
+            raise BilensError(
+                f"{self.run_dir} holds a language model; `bilens contexts` gives the eigenvectors "
+                "of a token, `bilens ngrams` its n-grams"
+            )
+        reading = read_images(model, self.run_dir, self.data_dir, self.basis, self.paths)
+        _save(self.run_dir, reading)
+        _show(reading)
+
+
+def read_images(
+    model: ImageClassifier, run: Path, data_dir: Path | None, basis: Basis, paths: int
+) -> ClassifierReading | DeepReading:
+    """Read a classifier of any depth on the data that it was trained on."""
+    data = load_images(read_training(run)["data"], data_dir)
+    if len(model.layers) > 1:
+        return read_deep(model, data, paths)
+    return read_classifier(model, data, basis)
+
+
+def _save(run: Path, reading: ClassifierReading | DeepReading) -> None:
+    if isinstance(reading, DeepReading):
+        paths = reading.search.paths
+        tensors = {
+            "classes": paths.roots,
+            "indices": paths.indices,
+            "eigenvalues": paths.eigenvalues,
+            "effective": paths.effective,
+            "vectors": paths.vectors,
+        }
+        write_safetensors(run / "paths.safetensors", tensors)
+    else:
+        spectrum = reading.spectrum
+        tensors = {
+            "values": spectrum.values,
+            "vectors": spectrum.vectors,
+            "residuals": spectrum.residuals,
+        }
+        write_safetensors(run / "spectra.safetensors", tensors)
+    write_json(run / "decomposition.json", reading.record())
+
+
+def _show(reading: ClassifierReading | DeepReading) -> None:
+    out.print(f"test accuracy of the model: {reading.accuracy:.2%}", highlight=False)
+    if isinstance(reading, DeepReading):
+        search, unit = reading.search, "paths"
+        rows = [(k, found, reading.accuracy - found) for k, found in reading.by_paths]
+        out.print(f"nodes decomposed: {search.expanded:,} of {search.total:,}", highlight=False)
+    else:
+        rows, unit = truncation_table(reading.curve), "eigenvectors per class"
+    table = Table(unit, "accuracy", "drop (points)")
+    for column in table.columns:
+        column.justify = "right"
+    for k, accuracy, drop in rows:
+        table.add_row(f"{k:,}", f"{accuracy:.2%}", f"{100 * drop:+.2f}")
+    out.print(table)

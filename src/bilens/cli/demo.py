@@ -1,0 +1,31 @@
+"""`bilens demo`: the whole way, on data that comes with it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bilens.cli.decompose import Decompose
+from bilens.cli.report import Report
+from bilens.cli.train_images import Architecture, TrainImages
+from bilens.train import ClassifierTraining
+
+__all__ = ["Demo"]
+
+TRAINING = ClassifierTraining(epochs=60, batch_size=50, decay=0.95, input_noise=0.5)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """See it work: train on the bundled digits, decompose, print, and write report.html.
+
+    Attributes:
+        output: run directory.
+    """
+
+    output: Path = Path("runs/demo")
+
+    def run(self) -> None:
+        """Train, decompose and report."""
+        architecture = Architecture(d_model=100)
+        TrainImages(output=self.output, architecture=architecture, training=TRAINING).run()
+        Decompose(self.output).run()
+        Report(self.output).run()

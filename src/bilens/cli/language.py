@@ -1,0 +1,168 @@
+"""What the commands on language models share; importing it takes as long as transformers does."""
+
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+import torch
+from pandas.api.types import is_numeric_dtype
+from rich.table import Table
+from rich.text import Text
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
+
+from bilens.cli.console import read_training
+from bilens.data import Corpus, clean, load_corpus
+from bilens.errors import BilensError, CheckpointError
+from bilens.models import load
+from bilens.nn.language import LanguageModel
+from bilens.read.language import FoundContext, Output, read_direction, read_ngrams
+from bilens.report.language import context_line, write_language_report
+
+__all__ = [
+    "coloured",
+    "frame_table",
+    "open_corpus",
+    "open_language",
+    "output_of",
+    "report_language",
+    "write_on",
+]
+
+EXAMPLES = (
+    Output("swim", ("run", "climb", "eat", "see", "smell", "walk", "fly", "sit", "sleep")),
+    Output('"'),
+    Output("girl"),
+)
+"""What Pearce et al. 2024 explain: figure 7, Table 7 and Table 1."""
+
+
+def open_language(run: Path) -> tuple[LanguageModel, PreTrainedTokenizerBase]:
+    """The model of a run and its tokenizer.
+
+    Raises:
+        CheckpointError: one of them is missing or damaged.
+        BilensError: the run is of another kind.
+    """
+    model = load(run)
+    if not isinstance(model, LanguageModel):
+        raise BilensError(f"{run} holds an image classifier; this command reads language models")
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(run)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{run} holds no whole tokenizer: {error}") from error
+    if len(tokenizer) > model.config.vocab_size:
+        raise CheckpointError(
+            f"The tokenizer in {run} has {len(tokenizer)} tokens, the model "
+            f"{model.config.vocab_size}; they do not belong together"
+        )
+    return model, tokenizer
+
+
+def open_corpus(
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    run: Path,
+    data: str | None,
+    data_dir: Path | None,
+) -> Corpus:
+    """Texts in the model's tokens: those it was trained on, or others."""
+    return load_corpus(
+        data or read_training(run)["data"],
+        n_ctx=model.config.n_ctx,
+        vocab_size=model.config.vocab_size,
+        tokenizer=tokenizer,  # type: ignore[arg-type]
+        data_dir=data_dir,
+    )
+
+
+def output_of(token: str, minus: str) -> Output:
+    """An output from a token and others separated by commas."""
+    return Output(token, tuple(name for name in minus.split(",") if name))
+
+
+def frame_table(frame: pd.DataFrame, title: str) -> Table:
+    """A frame for the terminal."""
+    table = Table(title=Text(title), title_justify="left")
+    for name in frame.columns:
+        table.add_column(name, justify="right" if is_numeric_dtype(frame[name]) else "left")
+    for row in frame.itertuples(index=False):
+        table.add_row(*(Text(f"{v:.2f}" if isinstance(v, float) else str(v)) for v in row))
+    return table
+
+
+def coloured(tokenizer: PreTrainedTokenizerBase, found: FoundContext) -> Text:
+    """A context for the terminal, coloured by contributions."""
+    line = context_line(tokenizer, found)
+    text = Text(f"{line.value:+8.2f} ")
+    for number, (name, share) in enumerate(line.tokens):
+        strength = abs(share) / line.strongest
+        style = "" if strength < 0.1 else f"{'blue' if share > 0 else 'red'}"
+        piece = name.removeprefix("##") or name
+        text.append("" if name.startswith("##") and piece != name else " ")
+        shown = f"[{piece}]" if number == line.focal else piece
+        text.append(shown, style=f"bold {style}" if strength > 0.5 else style)
+    return text
+
+
+def write_on(
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int,
+) -> str:
+    """Go on with a text until it ends or has so many tokens more."""
+    set_seed(seed)
+    ids = tokenizer(clean(prompt), add_special_tokens=False)["input_ids"]
+    start = [model.config.bos_token_id] if model.config.bos_token_id is not None else []
+    given = torch.tensor([[*start, *ids]])
+    drawing = {"do_sample": temperature > 0}
+    if temperature > 0:
+        drawing |= {"temperature": temperature, "top_k": 0}
+    written = model.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, **drawing
+    )
+    text: str = tokenizer.decode(written[0], skip_special_tokens=True)
+    return text
+
+
+def report_language(
+    model: LanguageModel,
+    run: Path,
+    data_dir: Path | None,
+    token: str | None,
+    minus: str,
+    page: Path,
+    title: str,
+) -> dict[str, go.Figure]:
+    """Read a run and write its page."""
+    settings = read_training(run)
+    _, tokenizer = open_language(run)
+    corpus = open_corpus(model, tokenizer, run, None, data_dir)
+    outputs = [output_of(token, minus)] if token else _examples(corpus)
+    plain = model.config.norm == "none"
+    ngrams = [read_ngrams(model, tokenizer, output) for output in outputs] if plain else []
+    directions = [read_direction(model, corpus, output) for output in outputs]
+    config = model.config
+    facts = [
+        ("data", str(settings["data"])),
+        ("parameters", f"{sum(p.numel() for p in model.parameters()):,}"),
+        ("blocks", str(config.n_layers)),
+        ("width", str(config.d_model)),
+        ("heads", str(config.n_heads)),
+        ("hidden units", str(config.d_hidden)),
+    ]
+    return write_language_report(page, tokenizer, ngrams, directions, facts, title=title)
+
+
+def _examples(corpus: Corpus) -> list[Output]:
+    """The papers' examples as far as the tokenizer knows them, or else the most frequent word."""
+    known = corpus.tokenizer.get_vocab()
+    found = [o for o in EXAMPLES if all(name in known for name in (o.token, *o.minus))]
+    if found:
+        return found
+    counts = torch.bincount(corpus.validation[:200]["input_ids"].flatten(), minlength=len(known))
+    order = counts.argsort(descending=True).tolist()
+    names = corpus.tokenizer.convert_ids_to_tokens(order)
+    return [Output(next(name for name in names if name.isalpha()))]
