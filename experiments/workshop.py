@@ -13,8 +13,7 @@ from scipy import stats
 
 from bilens.data import ImageData, load_images
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.train import ClassifierTraining, train_classifier
-from bilens.train.state import STATE_NAME
+from bilens.train import STATE_NAME, ClassifierTraining, train_classifier
 
 __all__ = ["Outcome", "Scale", "Workshop", "interval"]
 

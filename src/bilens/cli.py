@@ -294,6 +294,11 @@ def _device(name: str) -> torch.device:
 
 def _open_run(run: Path, data_dir: Path | None) -> tuple[ImageClassifier, ImageData]:
     model = load(run)
+    if not isinstance(model, ImageClassifier):
+        raise CheckpointError(
+            f"{run} holds a {model.model_type}; expected the image classifier of a directory that "
+            "`bilens train images` wrote"
+        )
     path = run / TRAINING_NAME
     try:
         name = json.loads(path.read_text(encoding="utf-8"))["data"]

@@ -1,5 +1,6 @@
 """From a model to findings."""
 
+from bilens.read.bottleneck import bottleneck_curve
 from bilens.read.classifier import Basis, ClassifierReading, class_spectra, read_classifier
 from bilens.read.deep import DeepReading, path_accuracies, read_deep
 from bilens.read.explanation import Explanation, LogitExplanation, explain
@@ -15,6 +16,7 @@ __all__ = [
     "LogitExplanation",
     "SparsityReport",
     "TruncationCurve",
+    "bottleneck_curve",
     "class_spectra",
     "explain",
     "loss_recovered",

@@ -9,13 +9,14 @@ from bilens.train.autoencoder import (
 )
 from bilens.train.classifier import (
     METRICS_NAME,
-    TRAINING_NAME,
     ClassifierTraining,
     train_classifier,
 )
+from bilens.train.state import STATE_NAME, TRAINING_NAME
 
 __all__ = [
     "METRICS_NAME",
+    "STATE_NAME",
     "TRAINING_NAME",
     "AutoencoderTraining",
     "ClassifierTraining",
