@@ -16,7 +16,17 @@ from bilens.report.page import Section
 
 __all__ = ["RECIPES", "reproduce"]
 
-RECIPES = ("fig2", "fig3", "fig4", "fig5", "fig9")
+RECIPES = (
+    "fig2",
+    "fig3",
+    "fig4",
+    "fig5",
+    "fig9",
+    "case_digits",
+    "case_svd",
+    "case_sae",
+    "case_pairs",
+)
 FOLDER = Path(__file__).parents[2] / "experiments"
 
 

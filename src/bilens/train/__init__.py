@@ -2,6 +2,7 @@
 
 from bilens.train.autoencoder import (
     AutoencoderTraining,
+    Sampler,
     pair_sampler,
     row_sampler,
     similarity_penalty,
@@ -20,6 +21,7 @@ __all__ = [
     "TRAINING_NAME",
     "AutoencoderTraining",
     "ClassifierTraining",
+    "Sampler",
     "pair_sampler",
     "row_sampler",
     "similarity_penalty",

@@ -191,7 +191,7 @@ class _Session:
             self.model = SparseAutoencoder(config).to(first.device)
         with torch.no_grad():
             self.model.decoder_bias.copy_(first.mean(0) / self.scale)
-        optimizer = torch.optim.Adam(self.model.parameters(), training.learning_rate)
+        optimizer = torch.optim.Adam(self.model.parameters(), training.learning_rate, fused=True)
         settings = {**asdict(training), "model": asdict(config)}
         self.state = TrainingState(self.model, optimizer, generator, settings, "steps")
         self.step, self.loss = 0, torch.zeros(())
