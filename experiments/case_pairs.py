@@ -40,7 +40,7 @@ __all__ = ["most_specific", "pair_activations", "run"]
 
 FEATURES, CANDIDATES, SHOWN = 5000, 10, 4
 PAIRS, UNSEEN = 20_000, 1_000_003
-TRAINING = AutoencoderTraining(steps=1200, learning_rate=1e-2, l1=0.12, similarity=0.6)
+TRAINING = AutoencoderTraining(steps=1200, learning_rate=5e-3, l1=0.1, similarity=0.4)
 
 
 def run(workshop: Workshop) -> Outcome:
