@@ -3,7 +3,6 @@
 import sys
 from typing import get_args
 
-import bilens
 from bilens.data import load_images
 from bilens.nn import ImageClassifier
 from bilens.read import Basis, class_spectra
@@ -13,10 +12,7 @@ def main(run: str, data: str = "mnist") -> None:
     """Print the largest difference on the test set, relative to the largest logit."""
     images = load_images(data).test_images
     for x, name in ((images.double(), "float64"), (images, "float32")):
-        model = bilens.load(run)
-        if not isinstance(model, ImageClassifier):
-            sys.exit(f"{run} holds no image classifier")
-        model = model.to(x.dtype)
+        model = ImageClassifier.from_pretrained(run).to(x.dtype).requires_grad_(False)
         logits = model(x)
         for basis in get_args(Basis):
             rebuilt = class_spectra(model, basis)(x[:2000])

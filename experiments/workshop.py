@@ -12,9 +12,15 @@ import torch
 from scipy import stats
 
 from bilens.data import ImageData, load_images
-from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.train import ClassifierTraining, train_classifier
-from bilens.train.state import STATE_NAME
+from bilens.nn import AutoencoderConfig, ClassifierConfig, ImageClassifier, SparseAutoencoder
+from bilens.train import (
+    STATE_NAME,
+    AutoencoderTraining,
+    ClassifierTraining,
+    Sampler,
+    train_autoencoder,
+    train_classifier,
+)
 
 __all__ = ["Outcome", "Scale", "Workshop", "interval"]
 
@@ -74,16 +80,32 @@ class Workshop:
             image_shape=data.shape,
             class_names=data.class_names,
         )
-        changed = {
-            name: value
-            for name, value in vars(training).items()
-            if value != getattr(ClassifierTraining(), name) or name in ("seed", "epochs")
-        }
-        settings = "-".join(f"{name}={value}" for name, value in changed.items())
-        run = self.models / re.sub(r"[^\w.=-]", "", f"{data.name}-{layers}x{d_model}-{settings}")
+        name = f"{data.name}-{layers}x{d_model}-{_changed(training, 'epochs', 'seed')}"
+        run = self.models / re.sub(r"[^\w.=-]", "", name)
         model, _ = train_classifier(
             config, data, training, run, resume=(run / STATE_NAME).is_file()
         )
+        return model.requires_grad_(False)
+
+    def autoencoder(
+        self,
+        vectors: str,
+        config: AutoencoderConfig,
+        sample: Sampler,
+        training: AutoencoderTraining,
+    ) -> SparseAutoencoder:
+        """A trained sparse autoencoder, from the folder of models where it is there already.
+
+        Args:
+            vectors: which vectors it is trained on, in a word or two; part of the folder's name.
+            config: its sizes.
+            sample: gives the vectors.
+            training: how to train it.
+        """
+        name = f"{vectors}-{config.d_in}x{config.n_features}-{_changed(training, 'seed')}"
+        run = self.models / name
+        resume = (run / STATE_NAME).is_file()
+        model = train_autoencoder(config, sample, training, run, resume=resume)
         return model.requires_grad_(False)
 
     def classifiers(
@@ -105,6 +127,16 @@ class Workshop:
             )
             for number in range(seeds)
         ]
+
+
+def _changed(training: ClassifierTraining | AutoencoderTraining, *always: str) -> str:
+    """The settings that are not the default ones, and those that are named anyway."""
+    default = type(training)()
+    return "-".join(
+        f"{name}={value}"
+        for name, value in vars(training).items()
+        if value != getattr(default, name) or name in always
+    )
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> dict[str, float]:

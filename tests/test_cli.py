@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import bilens
 from bilens.cli import main
+from bilens.nn import AutoencoderConfig, SparseAutoencoder
 
 SMALL = ["--d-model", "16", "--epochs", "2", "--weight-decay", "0"]
 
@@ -103,8 +104,16 @@ def test_what_is_no_tensor_says_so(tmp_path, capsys):
     assert "layers[0] has the gate relu" in " ".join(capsys.readouterr().err.split())
 
 
+def test_only_classifiers_are_decomposed(tmp_path, capsys):
+    SparseAutoencoder(AutoencoderConfig(3, 5)).save_files(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["decompose", str(tmp_path)])
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "holds no image classifier; for a language model" in shown
+
+
 def test_help_is_for_readers_of_the_paper(capsys):
-    for command in ([], ["train"], ["decompose"], ["report"], ["demo"]):
+    for command in ([], ["decompose"], ["report"], ["demo"], ["train", "images"]):
         with pytest.raises(SystemExit) as stop:
             main([*command, "--help"])
         assert stop.value.code == 0

@@ -16,7 +16,20 @@ from bilens.report.page import Section
 
 __all__ = ["RECIPES", "reproduce"]
 
-RECIPES = ("fig2", "fig3", "fig4", "fig5", "fig6", "fig9", "masks", "search")
+RECIPES = (
+    "fig2",
+    "fig3",
+    "fig4",
+    "fig5",
+    "fig6",
+    "fig9",
+    "masks",
+    "search",
+    "case_digits",
+    "case_svd",
+    "case_sae",
+    "case_pairs",
+)
 FOLDER = Path(__file__).parents[2] / "experiments"
 
 

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -67,6 +69,16 @@ def test_dead_features_stay_silent():
     silent = Dictionary.of(torch.zeros(3, 2))
     assert silent.rank == 0
     assert (silent.inverse == 0).all()
+
+
+def test_features_of_saelens_are_the_rows_of_its_decoder():
+    sae = torch.nn.Module()
+    sae.W_dec = torch.nn.Parameter(normal(7, 3).float())
+    sae.b_dec = torch.nn.Parameter(torch.ones(3))
+    found = Dictionary.from_saelens(sae)
+    assert torch.equal(found.features, sae.W_dec.T)
+    assert not found.features.requires_grad
+    assert (found.n_out, found.n_features) == (3, 7)
 
 
 def test_single_precision_counts_its_own_rounding_as_zero():
@@ -143,6 +155,11 @@ MISUSES = [
     (lambda d, t: Dictionary.of(torch.ones(3, 4).long()), "dtype torch.int64.*floating point"),
     (lambda d, t: Dictionary.of(NAN), "features holds NaN"),
     (lambda d, t: Dictionary.of(NAN.nan_to_num(float("inf"))), "features holds NaN or infinite"),
+    (lambda d, t: Dictionary.from_saelens({}), "sae is a dict with W_dec a NoneType; expected"),
+    (
+        lambda d, t: Dictionary.from_saelens(SimpleNamespace(W_dec=torch.zeros(2, 3, 4))),
+        r"SimpleNamespace with W_dec a Tensor of shape \(2, 3, 4\).*\(d_sae, d_in\)",
+    ),
     (
         lambda d, t: Dictionary.of(of_rank(3, 4, 2, 0), require_complete=True),
         "features has rank 2 of 3.*require_complete",

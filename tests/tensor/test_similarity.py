@@ -9,8 +9,14 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor
-from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, unit_rows
-from tests.tensor.factors import close, normal, random_tensor
+from bilens.tensor.similarity import (
+    best_match,
+    expected_cosine,
+    expected_inner,
+    form_cosines,
+    unit_rows,
+)
+from tests.tensor.factors import close, normal, random_tensor, shapes
 
 Chain = list[BilinearTensor]
 
@@ -233,3 +239,30 @@ MISUSES = [
 def test_misuse_is_explained(misuse, message):
     with pytest.raises(BilensError, match=message):
         misuse(TWO_LAYERS)
+
+
+@given(shapes, st.integers(1, 6), st.integers(1, 6))
+def test_form_cosines_are_those_of_the_matrices(shape, rank, k):
+    a = random_tensor(**shape).svd().components
+    b = random_tensor(shape["n_in"], rank, k, shape["seed"] + 1).along(normal(k, k))
+    Q, other = (unit_rows(form.dense().flatten(1)) for form in (a, b))
+    assert close(form_cosines(a, b), Q @ other.T, 1e-7)
+
+
+def test_components_of_a_turned_layer_come_back():
+    layer = random_tensor(5, 8, 6, 0)
+    rotation = torch.linalg.qr(normal(6, 6)).Q
+    svd, turned = layer.svd(), layer.change_basis(outputs=rotation).svd()
+    found = form_cosines(svd.components, turned.components).abs()
+    assert close(found, torch.eye(6, dtype=torch.float64), 1e-6)
+    dead = random_tensor(5, 2, 3, 0).svd().components
+    assert (form_cosines(dead, svd.components)[2] == 0).all()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_of_form_cosines_is_explained():
+    forms, other = (random_tensor(n, 4, 3, 0).svd().components for n in (5, 6))
+    with pytest.raises(BilensError, match=r"a has batch shape \(\), expected one axis"):
+        form_cosines(forms[0], forms)
+    with pytest.raises(BilensError, match="a has n_in=5, constant=False; b has n_in=6"):
+        form_cosines(forms, other)

@@ -43,6 +43,8 @@ def test_truncation_is_the_best_of_its_rank(shape):
     rebuilt = torch.einsum("s,so,sij->oij", cut.values, cut.outputs, cut.components.dense())
     lost = torch.linalg.svdvals(dense(tensor).flatten(1))[k:].norm()
     assert torch.allclose((dense(tensor) - rebuilt).norm(), lost, atol=1e-6 * cut.norm)
+    projected = tensor.change_basis(outputs=cut.projector())
+    assert close(projected.dense(), rebuilt, SQUARE_ROOT)
     full = tensor.svd().truncate(k)
     assert torch.equal(full.values, cut.values)
     assert len(full) == len(cut) == k

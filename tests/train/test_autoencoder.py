@@ -1,12 +1,20 @@
+import json
+import os
+import signal
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import bilens
 import bilens.train.autoencoder as module
-from bilens.errors import BilensError
+from bilens.errors import BilensError, CheckpointError
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.train import (
+    STATE_NAME,
+    TRAINING_NAME,
     AutoencoderTraining,
     pair_sampler,
     row_sampler,
@@ -97,6 +105,103 @@ def test_saved_and_loaded(tmp_path):
     model.save_pretrained(tmp_path)
     y = torch.randn(3, 5)
     assert torch.equal(SparseAutoencoder.from_pretrained(tmp_path)(y), model(y))
+
+
+CONFIG = AutoencoderConfig(12, 20)
+SHORT = AutoencoderTraining(steps=30, batch_size=16, learning_rate=1e-2)
+
+
+def same_weights(a: SparseAutoencoder, b: SparseAutoencoder) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def stop_after(monkeypatch, steps: int) -> None:
+    """Press ctrl-C in the middle of the given step."""
+    taken = module._Session.take_step
+
+    def counting(self):
+        if self.step + 1 == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+        taken(self)
+
+    monkeypatch.setattr(module._Session, "take_step", counting)
+
+
+@pytest.mark.parametrize("steps", [1, 17, 30])
+def test_ctrl_c_then_resume_ends_where_an_uninterrupted_run_ends(tmp_path, monkeypatch, steps):
+    sample = row_sampler(100 * planted()[1] + 3)
+    straight = train_autoencoder(CONFIG, sample, SHORT)
+    with monkeypatch.context() as patch:
+        stop_after(patch, steps)
+        with pytest.raises(KeyboardInterrupt):
+            train_autoencoder(CONFIG, sample, SHORT, tmp_path)
+    stopped = bilens.load(tmp_path)
+    assert same_weights(stopped, straight) == (steps == 30)
+    for _ in range(2):
+        resumed = train_autoencoder(CONFIG, sample, SHORT, tmp_path, resume=True)
+        assert same_weights(resumed, straight)
+        assert same_weights(bilens.load(tmp_path), straight)
+
+
+def test_resume_adds_steps(tmp_path):
+    sample = row_sampler(planted()[1])
+    longer = replace(SHORT, steps=50)
+    train_autoencoder(CONFIG, sample, SHORT, tmp_path)
+    resumed = train_autoencoder(CONFIG, sample, longer, tmp_path, resume=True)
+    assert same_weights(resumed, train_autoencoder(CONFIG, sample, longer))
+
+
+def test_a_run_is_written_while_it_trains(tmp_path, monkeypatch):
+    sample = row_sampler(planted()[1])
+    monkeypatch.setattr(module, "SAVE_EVERY", 20)
+    taken = module._Session.take_step
+
+    def failing(self):
+        if self.step == 25:
+            raise OSError("the power is off")
+        taken(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Session, "take_step", failing)
+        with pytest.raises(OSError, match="power"):
+            train_autoencoder(CONFIG, sample, SHORT, tmp_path)
+    at_20 = train_autoencoder(CONFIG, sample, replace(SHORT, steps=20))
+    assert same_weights(bilens.load(tmp_path), at_20)
+    resumed = train_autoencoder(CONFIG, sample, SHORT, tmp_path, resume=True)
+    assert same_weights(resumed, train_autoencoder(CONFIG, sample, SHORT))
+    settings = json.loads((tmp_path / TRAINING_NAME).read_text())
+    assert settings["l1"] == SHORT.l1
+    assert settings["model"] == {"d_in": 12, "n_features": 20}
+
+
+def test_resume_refuses_what_does_not_fit(tmp_path):
+    rows = planted()[1]
+    sample = row_sampler(rows)
+
+    def resume(training=SHORT, sample=sample, config=CONFIG):
+        train_autoencoder(config, sample, training, tmp_path, resume=True)
+
+    with pytest.raises(CheckpointError, match="nothing to resume.*Train without --resume"):
+        resume()
+    train_autoencoder(CONFIG, sample, SHORT, tmp_path)
+    with pytest.raises(CheckpointError, match="l1=0.1, not 0.2.*steps alone may grow"):
+        resume(replace(SHORT, l1=0.2))
+    with pytest.raises(CheckpointError, match="steps=30, not 29"):
+        resume(replace(SHORT, steps=29))
+    with pytest.raises(CheckpointError, match="'n_features': 20}, not .*'n_features': 21}"):
+        resume(config=AutoencoderConfig(12, 21))
+    with pytest.raises(CheckpointError, match="sample gives vectors of mean length.*same vectors"):
+        resume(sample=row_sampler(2 * rows))
+    with pytest.raises(BilensError, match="resume=True needs the run directory"):
+        train_autoencoder(CONFIG, sample, SHORT, resume=True)
+
+
+def test_a_training_that_diverged_is_not_written(tmp_path):
+    sample = row_sampler(planted()[1])
+    wild = replace(SHORT, learning_rate=1e30)
+    with pytest.raises(BilensError, match=r"loss became (nan|inf) by step 30; lower learning_rate"):
+        train_autoencoder(CONFIG, sample, wild, tmp_path)
+    assert not (tmp_path / STATE_NAME).exists()
 
 
 def test_misuse_is_explained():

@@ -43,8 +43,8 @@ class Decompose:
         model = load(self.run_dir)
         if not isinstance(model, ImageClassifier):
             raise BilensError(
-                f"{self.run_dir} holds a language model; `bilens contexts` gives the eigenvectors "
-                "of a token, `bilens ngrams` its n-grams"
+                f"{self.run_dir} holds no image classifier; for a language model `bilens contexts` "
+                "gives the eigenvectors of a token and `bilens ngrams` its n-grams"
             )
         reading = read_images(model, self.run_dir, self.data_dir, self.basis, self.paths)
         _save(self.run_dir, reading)

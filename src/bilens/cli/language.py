@@ -8,7 +8,7 @@ import torch
 from pandas.api.types import is_numeric_dtype
 from rich.table import Table
 from rich.text import Text
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, set_seed
 
 from bilens.cli.console import read_training
 from bilens.data import Corpus, clean, load_corpus
@@ -117,14 +117,10 @@ def write_on(
     ids = tokenizer(clean(prompt), add_special_tokens=False)["input_ids"]
     start = [model.config.bos_token_id] if model.config.bos_token_id is not None else []
     given = torch.tensor([[*start, *ids]])
-    drawing = {"do_sample": temperature > 0}
-    if temperature > 0:
-        drawing |= {"temperature": temperature, "top_k": 0}
-    written = model.generate(
-        given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, **drawing
-    )
-    text: str = tokenizer.decode(written[0], skip_special_tokens=True)
-    return text
+    drawing = {"temperature": temperature, "top_k": 0} if temperature > 0 else {}
+    config = GenerationConfig(max_new_tokens=tokens, do_sample=temperature > 0, **drawing)
+    written = model.generate(given, config, attention_mask=torch.ones_like(given))  # type: ignore[misc]
+    return str(tokenizer.decode(written[0], skip_special_tokens=True))
 
 
 def report_language(

@@ -8,8 +8,9 @@ import plotly.graph_objects as go
 
 from bilens.cli.console import DataDir, RunDir, out
 from bilens.cli.decompose import read_images
+from bilens.errors import BilensError
 from bilens.models import load
-from bilens.nn import ImageClassifier
+from bilens.nn import ImageClassifier, SparseAutoencoder
 from bilens.read import Basis, DeepReading
 from bilens.report import Order, save_figures, write_classifier_report, write_deep_report
 
@@ -50,6 +51,8 @@ class Report:
         model = load(self.run_dir)
         page = self.output or self.run_dir / "report.html"
         title = f"What {self.run_dir.name} computes"
+        if isinstance(model, SparseAutoencoder):
+            raise BilensError(f"{self.run_dir} holds a sparse autoencoder, which has no report")
         if isinstance(model, ImageClassifier):
             drawn = self._images(model, page, title)
         else:

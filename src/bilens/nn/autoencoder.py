@@ -49,7 +49,9 @@ class SparseAutoencoder(Checkpointed):
         self.config = config
         features = torch.randn(config.d_in, config.n_features)
         self.features = nn.Parameter(features / features.norm(dim=0))
-        self.encoder = nn.Parameter(self.features.detach().T.clone())
+        # Contiguous: a fused optimizer walks over a parameter and its loaded state side by side.
+        encoder = self.features.detach().T.clone(memory_format=torch.contiguous_format)
+        self.encoder = nn.Parameter(encoder)
         self.encoder_bias = nn.Parameter(torch.zeros(config.n_features))
         self.decoder_bias = nn.Parameter(torch.zeros(config.d_in))
 

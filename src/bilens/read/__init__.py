@@ -1,6 +1,7 @@
 """From a model to findings."""
 
 from bilens.read.adversarial import Attack, attack, class_mask
+from bilens.read.bottleneck import bottleneck_curve
 from bilens.read.classifier import Basis, ClassifierReading, class_spectra, read_classifier
 from bilens.read.deep import DeepReading, path_accuracies, read_deep
 from bilens.read.explanation import Explanation, LogitExplanation, explain
@@ -28,6 +29,7 @@ __all__ = [
     "TruncationCurve",
     "Use",
     "attack",
+    "bottleneck_curve",
     "class_mask",
     "class_spectra",
     "explain",

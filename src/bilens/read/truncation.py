@@ -14,7 +14,7 @@ __all__ = ["TruncationCurve", "truncation_curve"]
 
 @dataclass(frozen=True)
 class TruncationCurve:
-    """Accuracy with the first k eigenvectors of each class, for every k.
+    """Accuracy with the first k eigenvectors of each class, or components of a layer, for every k.
 
     Attributes:
         accuracy: one number from 0 to 1 for k = 1, 2, ...
@@ -25,13 +25,13 @@ class TruncationCurve:
     full: float
 
     def drop(self, k: int) -> float:
-        """Accuracy lost by keeping k eigenvectors for each class."""
+        """Accuracy lost by keeping the first k."""
         if not 1 <= k <= len(self.accuracy):
             raise BilensError(f"k={k}, expected 1 to {len(self.accuracy)}")
         return self.full - self.accuracy[k - 1]
 
     def needed(self, drop: float) -> int:
-        """The smallest number of eigenvectors from which on the loss stays at most `drop`."""
+        """The smallest k from which on the loss stays at most `drop`."""
         bad = [k for k in range(1, len(self.accuracy) + 1) if self.drop(k) > drop]
         return bad[-1] + 1 if bad else 1
 

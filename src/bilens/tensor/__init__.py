@@ -9,7 +9,7 @@ from bilens.tensor.graph import tree_to_networkx
 from bilens.tensor.paths import Paths
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.search import TopPaths, top_paths
-from bilens.tensor.similarity import best_match, expected_cosine, expected_inner
+from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, form_cosines
 from bilens.tensor.spectrum import Spectrum
 from bilens.tensor.svd import TensorSVD
 from bilens.tensor.tree import decompile
@@ -31,6 +31,7 @@ __all__ = [
     "decompile",
     "expected_cosine",
     "expected_inner",
+    "form_cosines",
     "local_extrema",
     "reexpress",
     "top_paths",

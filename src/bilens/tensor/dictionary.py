@@ -1,6 +1,7 @@
 """Features as outputs: a layer re-expressed through the pseudoinverse of a set of vectors."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -21,7 +22,8 @@ class Dictionary:
     the features span all outputs (`complete`), F F^+ = 1 and nothing is lost; otherwise F F^+ y is
     the part of y that they span. A dead feature, a column of zeros, has activation 0.
 
-    Get one from `Dictionary.of`.
+    Get one from `Dictionary.of`, or from a trained autoencoder of SAELens by
+    `Dictionary.from_saelens`.
 
     Attributes:
         features: F, one column for each feature.
@@ -60,6 +62,31 @@ class Dictionary:
         if require_complete:
             _check_complete("features", rank, features.shape[0])
         return cls(features, inverse, singular_values, rank)
+
+    @classmethod
+    def from_saelens(cls, sae: Any) -> "Dictionary":
+        """The features of a sparse autoencoder of SAELens: the rows of its decoder, `sae.W_dec`.
+
+        Nothing else is taken over: not the encoder, since the pseudoinverse takes its place; not
+        `b_dec`, so that activations are those of y itself, not of y - b_dec; and neither
+        `cfg.normalize_activations` nor `cfg.reshape_activations`: the features are vectors of what
+        the decoder gives before such a step is undone.
+
+        Args:
+            sae: any object with such a decoder; SAELens itself is not needed.
+
+        Raises:
+            BilensError: it has no decoder of shape (d_sae, d_in), or that is empty or not finite.
+        """
+        decoder = getattr(sae, "W_dec", None)
+        if not isinstance(decoder, Tensor) or decoder.ndim != 2:
+            shape = f" of shape {tuple(decoder.shape)}" if isinstance(decoder, Tensor) else ""
+            raise BilensError(
+                f"sae is a {type(sae).__name__} with W_dec a {type(decoder).__name__}{shape}; "
+                "expected a sparse autoencoder of SAELens, with a tensor W_dec of shape "
+                "(d_sae, d_in). Any other matrix of features goes into Dictionary.of()."
+            )
+        return cls.of(decoder.detach().T)
 
     @property
     def n_out(self) -> int:

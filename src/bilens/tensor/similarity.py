@@ -11,8 +11,17 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.gram import hidden_product
+from bilens.tensor.quadratic import QuadraticForm
 
-__all__ = ["COST_LIMIT", "best_match", "expected_cosine", "expected_inner", "unit_rows"]
+__all__ = [
+    "COST_LIMIT",
+    "best_match",
+    "expected_cosine",
+    "expected_inner",
+    "form_cosines",
+    "unit_rows",
+]
 
 COST_LIMIT = 1e12
 """Operations that `expected_inner` may take unless the caller says more: some 30 s on one core."""
@@ -44,6 +53,36 @@ def best_match(
     cosines = unit_rows(a) @ unit_rows(b).mT
     best: Tensor = cosines.abs().amax(-1)
     return best.clamp_max(1)
+
+
+def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b"]:
+    """<Q_i, Q'_j> / (|Q_i| |Q'_j|) of all interaction matrices of two batches, from their factors.
+
+    With `svd.components`, how well the components of one layer come back in another: best matches
+    are `form_cosines(a, b).abs().amax(-1)`, since signs are arbitrary there. A form that is zero
+    matches nothing: 0. In float64, at O(rank_a rank_b n_in).
+
+    Raises:
+        BilensError: one is not a batch along one axis, or they read other inputs.
+
+    Source:
+        Pearce & Dooms 2024, appendix "MNIST training".
+    """
+    for name, form in (("a", a), ("b", b)):
+        if len(form.batch_shape) != 1:
+            raise BilensError(
+                f"{name} has batch shape {tuple(form.batch_shape)}, expected one axis: the "
+                "components of an SVD, or tensor.along(...) of several directions"
+            )
+    if (a.n_in, a.constant) != (b.n_in, b.constant):
+        raise BilensError(
+            f"a has n_in={a.n_in}, constant={a.constant}; b has n_in={b.n_in}, "
+            f"constant={b.constant}; they should be the same"
+        )
+    K = hidden_product(a.left.double(), a.right.double(), b.left.double(), b.right.double())
+    inner = a.weights.double() @ K @ b.weights.double().T
+    norms = a.norm()[:, None] * b.norm()
+    return torch.where(norms > 0, inner / norms, torch.zeros_like(inner))
 
 
 def unit_rows(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:

@@ -54,6 +54,15 @@ class TensorSVD:
         """Evaluate the tensor through the kept components alone, as a bottleneck."""
         return (self.components(x) * self.values) @ self.outputs
 
+    def projector(self) -> Float[Tensor, "n_out n_out"]:
+        """Sum of r_s r_s' over the kept components: what is left of an output.
+
+        `tensor.change_basis(outputs=svd.truncate(k).projector())` is the tensor of rank k nearest
+        to the whole one; with `outputs=readout @ svd.truncate(k).projector()` it is the classifier
+        from inputs to logits that is cut to its k largest components.
+        """
+        return self.outputs.T @ self.outputs
+
 
 def svd_of_unfolding(
     left: Float[Tensor, "rank n_in"],

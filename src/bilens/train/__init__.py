@@ -2,6 +2,7 @@
 
 from bilens.train.autoencoder import (
     AutoencoderTraining,
+    Sampler,
     pair_sampler,
     row_sampler,
     similarity_penalty,
@@ -9,16 +10,18 @@ from bilens.train.autoencoder import (
 )
 from bilens.train.classifier import (
     METRICS_NAME,
-    TRAINING_NAME,
     ClassifierTraining,
     train_classifier,
 )
+from bilens.train.state import STATE_NAME, TRAINING_NAME
 
 __all__ = [
     "METRICS_NAME",
+    "STATE_NAME",
     "TRAINING_NAME",
     "AutoencoderTraining",
     "ClassifierTraining",
+    "Sampler",
     "pair_sampler",
     "row_sampler",
     "similarity_penalty",

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.errors import BilensError
+from bilens.errors import BilensError, CheckpointError
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.progress import progress_bar
 from bilens.tensor import BilinearTensor
 from bilens.train.interrupt import interrupt_between_steps
+from bilens.train.state import TrainingState
 
 __all__ = [
     "AutoencoderTraining",
@@ -22,6 +25,9 @@ __all__ = [
     "similarity_penalty",
     "train_autoencoder",
 ]
+
+SAVE_EVERY = 500
+"""Steps between two times that a run is written: half a minute, for the case study's sizes."""
 
 Sampler = Callable[[int, torch.Generator], Tensor]
 """Gives a batch of so many vectors, drawn with the generator."""
@@ -107,59 +113,134 @@ def similarity_penalty(
 
 
 def train_autoencoder(
-    config: AutoencoderConfig, sample: Sampler, training: AutoencoderTraining
+    config: AutoencoderConfig,
+    sample: Sampler,
+    training: AutoencoderTraining,
+    run: Path | None = None,
+    *,
+    resume: bool = False,
 ) -> SparseAutoencoder:
     """Minimise |y - y'|^2 + l1 |f|_1 + similarity |features|_p.
 
     The vectors are scaled to unit mean square for training. The scale is folded back into the
     trained autoencoder, so that it reads the vectors as they are.
 
+    With a `run` directory, the autoencoder (loadable at any time), the settings and the state of
+    the training are written every few hundred steps, at the end, and when ctrl-C stops the
+    training between two steps. A resumed training ends with the same bits as one that was never
+    stopped, and may be given more steps.
+
     Args:
         config: its sizes.
-        sample: where the vectors come from.
+        sample: where the vectors come from; a resumed training needs the same ones.
         training: how to train it.
+        run: the directory to write to; None keeps everything in memory.
+        resume: go on from the state in `run`.
+
+    Returns:
+        The trained autoencoder in evaluation mode.
 
     Raises:
         BilensError: the vectors have another width, are all zero or not finite, or training
             diverged.
-        KeyboardInterrupt: ctrl-C.
+        CheckpointError: `resume` finds nothing it can go on from.
+        KeyboardInterrupt: ctrl-C, after everything was saved.
     """
-    generator = torch.Generator().manual_seed(training.seed)
-    first = sample(4096, generator)
-    if first.shape[-1] != config.d_in:
-        raise BilensError(f"sample gives vectors of {first.shape[-1]}; d_in is {config.d_in}")
-    scale = float(first.pow(2).sum(-1).mean().sqrt())
-    if not (math.isfinite(scale) and scale > 0):
-        raise BilensError(f"The vectors have mean length {scale}; expected a number above 0")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(training.seed)
-        model = SparseAutoencoder(config).to(first.device)
-    with torch.no_grad():
-        model.decoder_bias.copy_(first.mean(0) / scale)
-    optimizer = torch.optim.Adam(model.parameters(), training.learning_rate)
-    sampled = min(training.similarity_sample, config.n_features)
+    if resume and run is None:
+        raise BilensError("resume=True needs the run directory to resume from")
+    session = _Session(config, sample, training, run)
+    if resume:
+        session.load()
     with progress_bar() as bar, interrupt_between_steps() as interrupt:
-        task = bar.add_task("sparse autoencoder", total=training.steps, note="")
-        for _ in range(training.steps):
-            y = sample(training.batch_size, generator) / scale
-            f = model.encode(y)
-            error = (model.decode(f) - y).pow(2).sum(-1).mean()
-            chosen = torch.randperm(config.n_features, generator=generator)[:sampled]
-            alike = similarity_penalty(model.features[:, chosen], training.power)
-            loss = error + training.l1 * f.sum(-1).mean() + training.similarity * alike
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            model.normalise()
+        task = bar.add_task(
+            "sparse autoencoder", total=training.steps, completed=session.step, note=""
+        )
+        while session.step < training.steps:
+            session.take_step()
             bar.advance(task)
             if interrupt.requested:
+                session.save()
                 raise KeyboardInterrupt
-    if not torch.isfinite(loss):
-        raise BilensError(f"The loss became {float(loss)}; lower learning_rate")
-    with torch.no_grad():
-        model.encoder_bias.mul_(scale)
-        model.decoder_bias.mul_(scale)
-    return model.eval()
+            if session.step % SAVE_EVERY == 0 or session.step == training.steps:
+                session.save()
+    return session.finished()
+
+
+class _Session:
+    """The moving parts of one training, and how they are saved."""
+
+    def __init__(
+        self,
+        config: AutoencoderConfig,
+        sample: Sampler,
+        training: AutoencoderTraining,
+        run: Path | None,
+    ) -> None:
+        self.sample, self.training, self.run = sample, training, run
+        generator = torch.Generator().manual_seed(training.seed)
+        first = sample(4096, generator)
+        if first.shape[-1] != config.d_in:
+            raise BilensError(f"sample gives vectors of {first.shape[-1]}; d_in is {config.d_in}")
+        self.scale = float(first.pow(2).sum(-1).mean().sqrt())
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise BilensError(
+                f"The vectors have mean length {self.scale}; expected a number above 0"
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(training.seed)
+            self.model = SparseAutoencoder(config).to(first.device)
+        with torch.no_grad():
+            self.model.decoder_bias.copy_(first.mean(0) / self.scale)
+        optimizer = torch.optim.Adam(self.model.parameters(), training.learning_rate, fused=True)
+        settings = {**asdict(training), "model": asdict(config)}
+        self.state = TrainingState(self.model, optimizer, generator, settings, "steps")
+        self.step, self.loss = 0, torch.zeros(())
+
+    def load(self) -> None:
+        assert self.run is not None
+        record = self.state.load(self.run)
+        if not math.isclose(record["scale"], self.scale, rel_tol=1e-3):
+            raise CheckpointError(
+                f"sample gives vectors of mean length {self.scale:.6g}; {self.run} was trained on "
+                f"vectors of {record['scale']:.6g}. Resume with the same vectors, or train "
+                "elsewhere."
+            )
+        self.step, self.scale = record["step"], record["scale"]
+
+    def save(self) -> None:
+        """Write the run, unless it went wrong: what is there is worth more then."""
+        if not torch.isfinite(self.loss):
+            raise BilensError(
+                f"The loss became {float(self.loss)} by step {self.step}; lower learning_rate"
+            )
+        if self.run is not None:
+            self.finished().save_files(self.run)
+            self.state.save(self.run, {"step": self.step, "scale": self.scale})
+
+    def take_step(self) -> None:
+        training, model = self.training, self.model
+        generator, optimizer = self.state.generator, self.state.optimizer
+        y = self.sample(training.batch_size, generator) / self.scale
+        f = model.encode(y)
+        error = (model.decode(f) - y).pow(2).sum(-1).mean()
+        n_features = model.config.n_features
+        sampled = min(training.similarity_sample, n_features)
+        chosen = torch.randperm(n_features, generator=generator)[:sampled]
+        alike = similarity_penalty(model.features[:, chosen], training.power)
+        loss = error + training.l1 * f.sum(-1).mean() + training.similarity * alike
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model.normalise()
+        self.step, self.loss = self.step + 1, loss.detach()
+
+    @torch.no_grad()
+    def finished(self) -> SparseAutoencoder:
+        """The autoencoder as it is now, for vectors as they are."""
+        model = deepcopy(self.model)
+        model.encoder_bias.mul_(self.scale)
+        model.decoder_bias.mul_(self.scale)
+        return model.eval()
 
 
 def _below(limit: int, n: int, generator: torch.Generator) -> Tensor:

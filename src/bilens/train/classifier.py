@@ -14,17 +14,16 @@ from torch.nn import functional
 
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.files import write_json, write_text
+from bilens.files import write_text
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.progress import progress_bar
 from bilens.train.interrupt import interrupt_between_steps
 from bilens.train.noise import noisy
-from bilens.train.state import STATE_NAME, TrainingState
+from bilens.train.state import TrainingState
 
-__all__ = ["METRICS_NAME", "TRAINING_NAME", "ClassifierTraining", "train_classifier"]
+__all__ = ["METRICS_NAME", "ClassifierTraining", "train_classifier"]
 
 METRICS_NAME = "metrics.jsonl"
-TRAINING_NAME = "training.json"
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def train_classifier(
     session = _Session(config, data, training, run)
     if resume:
         session.load()
-    model, state, noise = session.model, session.state, session.generator
+    model, place, noise = session.model, session.place, session.state.generator
     with (
         progress_bar() as bar,
         interrupt_between_steps() as interrupt,
@@ -114,10 +113,10 @@ def train_classifier(
         task = bar.add_task(
             "training",
             total=steps * training.epochs,
-            completed=steps * state.epoch + state.step,
+            completed=steps * place.epoch + place.step,
             note="",
         )
-        while state.epoch < training.epochs:
+        while place.epoch < training.epochs:
             for _ in session.steps_of_epoch():
                 bar.advance(task)
                 if interrupt.requested:
@@ -127,7 +126,28 @@ def train_classifier(
             session.save()
             note = f"loss {record['train_loss']:.4f}, test accuracy {record['test_accuracy']:.2%}"
             bar.update(task, note=note)
-    return model.eval(), state.history
+    return model.eval(), place.history
+
+
+@dataclass
+class _Place:
+    """Where a training stands.
+
+    Attributes:
+        epoch: epochs finished.
+        step: steps finished in the epoch that is under way.
+        loss_sum: of the steps of that epoch.
+        correct: samples of that epoch classified correctly while training.
+        seconds: time spent in the unfinished epoch so far.
+        history: one record of metrics for each finished epoch.
+    """
+
+    epoch: int
+    step: int
+    loss_sum: Tensor
+    correct: Tensor
+    seconds: float
+    history: list[dict[str, Any]]
 
 
 class _Session:
@@ -145,80 +165,77 @@ class _Session:
             torch.manual_seed(training.seed)
             self.model = ImageClassifier(config).to(device)
         self.data, self.training, self.run = data, training, run
-        self.generator = torch.Generator(device).manual_seed(training.seed)
-        self.optimizer = torch.optim.AdamW(
+        optimizer = torch.optim.AdamW(
             self.model.parameters(), weight_decay=training.weight_decay, fused=True
         )
-        self.state = TrainingState.fresh(device)
+        generator = torch.Generator(device).manual_seed(training.seed)
         settings = {"data": data.name, **asdict(training), "model": asdict(config)}
-        self.settings = json.loads(json.dumps(settings))
+        settings = json.loads(json.dumps(settings))
+        self.state = TrainingState(self.model, optimizer, generator, settings, "epochs")
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        self.place = _Place(0, 0, zero, zero.clone(), 0.0, [])
 
     def load(self) -> None:
         assert self.run is not None
-        self.state = TrainingState.load(
-            self.run / STATE_NAME, self.model, self.optimizer, self.generator, self.settings
-        )
+        self.place = _Place(**self.state.load(self.run))
 
     def save(self) -> None:
         if self.run is None:
             return
         self.model.save_files(self.run)
-        write_json(self.run / TRAINING_NAME, {**self.settings, "torch": torch.__version__})
-        lines = (json.dumps(record) + "\n" for record in self.state.history)
+        lines = (json.dumps(record) + "\n" for record in self.place.history)
         write_text(self.run / METRICS_NAME, "".join(lines))
-        self.state.save(
-            self.run / STATE_NAME, self.model, self.optimizer, self.generator, self.settings
-        )
+        self.state.save(self.run, vars(self.place))
 
     def steps_of_epoch(self) -> Iterator[None]:
         """Do what is left of the epoch under way, giving control back after each step."""
-        state, training, images = self.state, self.training, self.data.train_images
+        place, training, images = self.place, self.training, self.data.train_images
         self.model.train()
-        for group in self.optimizer.param_groups:
-            group["lr"] = training.learning_rate * training.decay**state.epoch
+        for group in self.state.optimizer.param_groups:
+            group["lr"] = training.learning_rate * training.decay**place.epoch
         # The order depends on nothing but the seed and the epoch: a resumed epoch finds it again.
-        order = torch.Generator(images.device).manual_seed(_mix(training.seed, state.epoch))
+        order = torch.Generator(images.device).manual_seed(_mix(training.seed, place.epoch))
         batches = torch.randperm(len(images), generator=order, device=images.device)
-        for batch in torch.split(batches, training.batch_size)[state.step :]:
+        for batch in torch.split(batches, training.batch_size)[place.step :]:
             start = time.perf_counter()
             self._step(images.index_select(0, batch), self.data.train_labels.index_select(0, batch))
-            state.step += 1
-            state.seconds += time.perf_counter() - start
+            place.step += 1
+            place.seconds += time.perf_counter() - start
             yield
 
     def _step(self, x: Tensor, labels: Tensor) -> None:
         logits = self.model(x)
         loss = functional.cross_entropy(logits, labels)
-        self.optimizer.zero_grad()
+        self.state.optimizer.zero_grad()
         loss.backward()
-        self.optimizer.step()
+        self.state.optimizer.step()
         with torch.no_grad():
-            self.state.loss_sum.add_(loss, alpha=len(labels))
-            self.state.correct.add_((logits.argmax(-1) == labels).sum())
+            self.place.loss_sum.add_(loss, alpha=len(labels))
+            self.place.correct.add_((logits.argmax(-1) == labels).sum())
 
     def finish_epoch(self) -> dict[str, Any]:
         """Measure, record and move on to the next epoch."""
-        state, data = self.state, self.data
+        place, data = self.place, self.data
         seen = len(data.train_labels)
-        loss = float(state.loss_sum) / seen
+        loss = float(place.loss_sum) / seen
         if not math.isfinite(loss):
             raise BilensError(
-                f"The loss became {loss} in epoch {state.epoch + 1}. Lower the learning rate "
+                f"The loss became {loss} in epoch {place.epoch + 1}. Lower the learning rate "
                 f"(now {self.training.learning_rate}), or check the data for NaN."
             )
         self.model.eval()
         record = {
-            "epoch": state.epoch + 1,
+            "epoch": place.epoch + 1,
             "train_loss": loss,
-            "train_accuracy": float(state.correct) / seen,
+            "train_accuracy": float(place.correct) / seen,
             "test_accuracy": self.model.accuracy(data.test_images, data.test_labels),
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
-            "train_seconds": round(state.seconds, 3),
+            "learning_rate": self.state.optimizer.param_groups[0]["lr"],
+            "train_seconds": round(place.seconds, 3),
         }
-        state.history.append(record)
-        state.epoch, state.step, state.seconds = state.epoch + 1, 0, 0.0
-        state.loss_sum.zero_()
-        state.correct.zero_()
+        place.history.append(record)
+        place.epoch, place.step, place.seconds = place.epoch + 1, 0, 0.0
+        place.loss_sum.zero_()
+        place.correct.zero_()
         return record
 
 

@@ -28,9 +28,10 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.files import write_json, write_text
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.progress import progress_bar
-from bilens.train.classifier import METRICS_NAME, TRAINING_NAME
+from bilens.train.classifier import METRICS_NAME
 from bilens.train.interrupt import Interrupt, interrupt_between_steps
 from bilens.train.language_settings import LanguageTraining
+from bilens.train.state import TRAINING_NAME
 
 __all__ = ["LanguageTraining", "last_checkpoint", "save_language_model", "train_language"]
 

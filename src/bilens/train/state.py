@@ -10,125 +10,107 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from bilens.errors import CheckpointError
-from bilens.files import write_safetensors
+from bilens.files import write_json, write_safetensors
 
-__all__ = ["STATE_NAME", "TrainingState"]
+__all__ = ["STATE_NAME", "TRAINING_NAME", "TrainingState"]
 
 STATE_NAME = "training_state.safetensors"
+TRAINING_NAME = "training.json"
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class TrainingState:
-    """Where a training stands.
+    """What the next step of a training depends on.
 
     Attributes:
-        epoch: epochs finished.
-        step: steps finished in the epoch that is under way.
-        loss_sum: of the steps of that epoch.
-        correct: samples of that epoch classified correctly while training.
-        seconds: time spent in finished and unfinished epochs so far.
-        history: one record of metrics for each finished epoch.
+        model: what is trained.
+        optimizer: over the model's parameters.
+        generator: of all that is drawn while training.
+        settings: of the training, such as JSON holds them; one that is resumed must have the same.
+        length: the setting that says how long it takes, which alone may grow.
     """
 
-    epoch: int
-    step: int
-    loss_sum: Tensor
-    correct: Tensor
-    seconds: float
-    history: list[dict[str, Any]]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    settings: dict[str, Any]
+    length: str
 
-    @classmethod
-    def fresh(cls, device: torch.device) -> "TrainingState":
-        """Before the first step."""
-        zero = torch.zeros((), dtype=torch.float64, device=device)
-        return cls(0, 0, zero, zero.clone(), 0.0, [])
+    def save(self, run: Path, record: dict[str, Any]) -> None:
+        """Write the state, and the settings once more for people to read.
 
-    def save(
-        self,
-        path: Path,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        generator: torch.Generator,
-        settings: dict[str, Any],
-    ) -> None:
-        """Write the state with the model's and the optimizer's tensors and the generator's."""
-        tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-        for number, slots in optimizer.state_dict()["state"].items():
+        Args:
+            run: directory to write to.
+            record: where the training stands: tensors, and what JSON holds.
+        """
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for number, slots in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{number}.{name}": value for name, value in slots.items()}
-        tensors |= {
-            "generator": generator.get_state(),
-            "loss_sum": self.loss_sum,
-            "correct": self.correct,
-        }
-        record = {
-            "epoch": self.epoch,
-            "step": self.step,
-            "seconds": self.seconds,
-            "history": self.history,
-            "settings": settings,
-        }
-        write_safetensors(path, tensors, {"record": json.dumps(record)})
+        tensors["generator"] = self.generator.get_state()
+        tensors |= {name: value for name, value in record.items() if isinstance(value, Tensor)}
+        plain = {name: value for name, value in record.items() if name not in tensors}
+        text = json.dumps({**plain, "settings": self.settings})
+        write_json(run / TRAINING_NAME, {**self.settings, "torch": torch.__version__})
+        write_safetensors(run / STATE_NAME, tensors, {"record": text})
 
-    @classmethod
-    def load(
-        cls,
-        path: Path,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        generator: torch.Generator,
-        settings: dict[str, Any],
-    ) -> "TrainingState":
+    def load(self, run: Path) -> dict[str, Any]:
         """Put a saved state back into the model, the optimizer and the generator.
+
+        Returns:
+            The record it was saved with, tensors on the device of the model.
 
         Raises:
             CheckpointError: there is no state, it is damaged, or it belongs to other settings.
         """
+        path = run / STATE_NAME
         if not path.is_file():
             raise CheckpointError(
                 f"There is nothing to resume: {path} does not exist. Train without --resume."
             )
         try:
             with safe_open(path, "pt") as file:
-                record = json.loads(file.metadata()["record"])
+                record = dict(json.loads(file.metadata()["record"]))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+            before = dict(record.pop("settings"))
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{path} is damaged ({error}); train again without --resume"
             ) from error
-        _check_settings(path, record["settings"], settings)
-        _restore(model, optimizer, tensors)
-        generator.set_state(tensors["generator"])
-        device = next(model.parameters()).device
-        return cls(
-            record["epoch"],
-            record["step"],
-            tensors["loss_sum"].to(device),
-            tensors["correct"].to(device),
-            record["seconds"],
-            record["history"],
-        )
-
-
-def _check_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    for name in sorted(before.keys() | now.keys()):
-        grown = name == "epochs" and now[name] >= before[name]
-        if before.get(name) != now.get(name) and not grown:
+        self._check_settings(path, before)
+        try:
+            rest = self._restore(tensors)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{path} was trained with {name}={before.get(name)!r}, not {now.get(name)!r}. "
-                "Resume with the same settings (epochs alone may grow), or train elsewhere."
-            )
+                f"{path} does not fit the model ({error}); train again without --resume"
+            ) from error
+        device = next(self.model.parameters()).device
+        return record | {name: tensor.to(device) for name, tensor in rest.items()}
 
+    def _check_settings(self, path: Path, settings: dict[str, Any]) -> None:
+        for name in sorted(settings.keys() | self.settings.keys()):
+            before, now = settings.get(name), self.settings.get(name)
+            grown = name == self.length and before is not None and now >= before
+            if before != now and not grown:
+                raise CheckpointError(
+                    f"{path} was trained with {name}={before!r}, not {now!r}. Resume with the "
+                    f"same settings ({self.length} alone may grow), or train elsewhere."
+                )
 
-def _restore(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
-) -> None:
-    prefix = "model."
-    model.load_state_dict(
-        {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-    )
-    slots: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("optimizer."):
-            _, number, slot = name.split(".")
-            slots.setdefault(int(number), {})[slot] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
+    def _restore(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Hand each tensor to its owner, and give back those that are the record's."""
+        weights: dict[str, Tensor] = {}
+        slots: dict[int, dict[str, Tensor]] = {}
+        rest: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            owner, _, part = name.partition(".")
+            if owner == "model":
+                weights[part] = tensor
+            elif owner == "optimizer":
+                number, _, slot = part.partition(".")
+                slots.setdefault(int(number), {})[slot] = tensor
+            else:
+                rest[name] = tensor
+        self.model.load_state_dict(weights)
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+        self.generator.set_state(rest.pop("generator"))
+        return rest

@@ -1,0 +1,87 @@
+"""MNIST case study, pairs: features of the layer's weights, from its input-pair vectors.
+
+Reproduces "SAE over input pair vectors" of Pearce & Dooms 2024: a sparse autoencoder is trained on
+the vectors r_ij = B[:, i, j] of random pairs of pixels, computed from the weights as they are
+drawn, without any image. A feature's activations over all pairs are a symmetric matrix again,
+relu(Q(e)_ij + b) for the feature's encoder e and the biases b, exact from the factors; shown are
+the eigenvectors of this matrix for those four of the ten features of largest mean activation whose
+direction is most a single digit's. Sparsity and error are measured on 20,000 pairs that are drawn
+anew; features are dead that none of them wakes.
+
+The source, with d = 1000 and weight decay 1: 5000 features of which 3544 are active, L0 30.4,
+MSE/L2^2 0.29. It gives no weights or rates; ours are tuned on one model for such an L0 and such an
+error. Ours has an embedding before the layer, folded in here, and is trained without input noise.
+
+Small: d = 300, 10 epochs, one initialisation, 5000 features: 2.5 minutes on one core, and seconds
+where the models are there already. Paper: d = 1000, 20 epochs, with the settings of the small one:
+not run.
+"""
+
+from dataclasses import asdict
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bilens.nn import AutoencoderConfig, ImageClassifier, SparseAutoencoder
+from bilens.read import sparsity
+from bilens.tensor import BilinearTensor, Spectrum
+from bilens.train import AutoencoderTraining, pair_sampler
+from experiments.case import (
+    case_models,
+    direction_names,
+    eigenvector_figure,
+    layer_tensor,
+    outermost,
+)
+from experiments.workshop import Outcome, Workshop
+
+__all__ = ["most_specific", "pair_activations", "run"]
+
+FEATURES, CANDIDATES, SHOWN = 5000, 10, 4
+PAIRS, UNSEEN = 20_000, 1_000_003
+TRAINING = AutoencoderTraining(steps=1200, learning_rate=5e-3, l1=0.115, similarity=0.6)
+
+
+def run(workshop: Workshop) -> Outcome:
+    """Train an autoencoder on one model's weights."""
+    data, (model,) = workshop.mnist, case_models(workshop, 1)
+    layer = layer_tensor(model)
+    sample, config = pair_sampler(layer), AutoencoderConfig(layer.n_out, FEATURES)
+    autoencoder = workshop.autoencoder("pairs", config, sample, TRAINING)
+    r = sample(PAIRS, torch.Generator().manual_seed(UNSEEN))
+    f = autoencoder.encode(r)
+    report = sparsity(f, r, autoencoder.decode(f))
+    chosen = most_specific(f.mean(0), autoencoder, model)
+    names = direction_names(autoencoder.features.T[chosen], model, data)
+    values, vectors = torch.linalg.eigh(pair_activations(layer, autoencoder, chosen))
+    spectra = Spectrum(values, vectors.mT, torch.zeros_like(values))
+    ends = outermost(spectra, data.test_images)
+    title = "Pixel pairs that activate a feature: eigenvectors of its activations"
+    return Outcome(
+        {
+            **asdict(report),
+            "features": FEATURES,
+            "source": {"l0": 30.4, "relative_error": 0.29, "active": 3544, "features": 5000},
+        },
+        {"features": eigenvector_figure(ends, names, data.shape, title=title)},
+    )
+
+
+def most_specific(
+    mean_activation: Float[Tensor, " m"], autoencoder: SparseAutoencoder, model: ImageClassifier
+) -> Int[Tensor, " shown"]:
+    """Of the features active most, those with the largest share of one digit in their logits."""
+    order = mean_activation.argsort(descending=True)[:CANDIDATES]
+    logits = autoencoder.features.T[order] @ model.unembed.weight.T
+    share = logits.pow(2).amax(-1) / logits.pow(2).sum(-1)
+    return order[share.argsort(descending=True)[:SHOWN]]
+
+
+def pair_activations(
+    layer: BilinearTensor, autoencoder: SparseAutoencoder, chosen: Int[Tensor, " k"]
+) -> Float[Tensor, "k n_in n_in"]:
+    """Activations of some features for the vectors r_ij of all pairs, from the factors."""
+    encoder = autoencoder.encoder[chosen]
+    bias = autoencoder.encoder_bias[chosen] - encoder @ autoencoder.decoder_bias
+    return torch.relu(layer.along(encoder).dense() + bias[:, None, None])

@@ -1,0 +1,220 @@
+"""The recipes of the MNIST case study, on the bundled digits with tiny models."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from experiments.case import direction_names, layer_tensor, outermost
+from experiments.case_pairs import most_specific, pair_activations
+from experiments.case_sae import compare
+from experiments.case_svd import reproducibility
+from experiments.workshop import Outcome, Workshop
+
+from bilens.nn import AutoencoderConfig, SparseAutoencoder
+from bilens.read import class_spectra, loss_recovered
+from bilens.reproduce import FOLDER, RECIPES
+from bilens.train import (
+    AutoencoderTraining,
+    ClassifierTraining,
+    row_sampler,
+    train_autoencoder,
+)
+from tests.experiments.test_recipes_004 import TinyWorkshop
+from tests.models import digit_model, digits
+from tests.tensor.factors import close, dense, normal, random_tensor
+
+FIGURES = {
+    "case_digits": {"digits"},
+    "case_svd": {"components", "singular_values", "bottleneck", "reproducibility"},
+    "case_sae": {"features", "activations"},
+    "case_pairs": {"features"},
+}
+CASE = ClassifierTraining(epochs=10, weight_decay=1.0, input_noise=0.0)
+
+
+class BriefWorkshop(TinyWorkshop):
+    """As the tiny one, and its autoencoders take a hundred steps."""
+
+    def autoencoder(self, vectors, config, sample, training):
+        brief = replace(training, steps=100, batch_size=64)
+        return train_autoencoder(config, sample, brief).requires_grad_(False)
+
+
+@cache
+def ran(name: str, scale: str) -> Outcome:
+    recipe = import_module(f"experiments.{name}")
+    sizes = {"SHOWN": 2, "FEATURES": 60, "PAIRS": 500, "STOPS": (3, 9), "FIRST": 2, "FOLLOWED": 12}
+    with pytest.MonkeyPatch.context() as patch:
+        for constant in sizes.keys() & vars(recipe).keys():
+            patch.setattr(recipe, constant, sizes[constant])
+        return recipe.run(BriefWorkshop(scale, Path("nowhere")))
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+@pytest.mark.parametrize("name", FIGURES)
+def test_recipes_run(name, scale):
+    outcome = ran(name, scale)
+    assert json.loads(json.dumps(outcome.numbers, allow_nan=False)) == outcome.numbers
+    assert outcome.figures.keys() == FIGURES[name]
+    for figure in outcome.figures.values():
+        json.loads(figure.to_json())
+        assert figure.layout.height > 0
+
+
+def test_recipes_are_listed_and_say_what_they_reproduce():
+    assert set(FIGURES) <= set(RECIPES)
+    for name in FIGURES:
+        assert (FOLDER / f"{name}.py").is_file()
+        title = import_module(f"experiments.{name}").__doc__.splitlines()[0]
+        assert title.startswith("MNIST case study, ")
+        assert title.endswith(".")
+
+
+def test_the_layer_is_the_model_without_its_readout():
+    model, x = digit_model(), digits().test_images
+    assert torch.allclose(model.unembed(layer_tensor(model)(x)), model(x), atol=1e-3)
+
+
+def test_directions_are_named_by_the_digits_they_raise_and_lower():
+    readout = torch.zeros(3, 4)
+    readout[0, 0], readout[2, 0], readout[1, 3] = 2.0, -1.0, 5.0
+    model = SimpleNamespace(unembed=SimpleNamespace(weight=readout))
+    data = SimpleNamespace(class_names=("a", "b", "c"))
+    directions = torch.eye(4)[[0, 3]] * torch.tensor([[1.0], [-1.0]])
+    assert direction_names(directions, model, data) == ["1: a against c", "2: a against b"]
+
+
+def test_the_digit_basis_is_cut_to_its_ends():
+    data = digits()
+    (model, _) = BriefWorkshop("small", Path("nowhere")).classifiers(data, CASE, 2, d_model=300)
+    numbers = ran("case_digits", "small").numbers["first_model"]
+    spectra = class_spectra(model, "pixels")
+    assert numbers["accuracy"] == model.accuracy(data.test_images, data.test_labels)
+    logits = torch.zeros(len(data.test_images), 10)
+    for digit in range(10):
+        order = spectra.values[digit].argsort()
+        kept = torch.cat([order[:3], order[-3:]])
+        strength = data.test_images @ spectra.vectors[digit, kept].T
+        logits[:, digit] = strength.pow(2) @ spectra.values[digit, kept]
+        found = numbers["eigenvalues"][str(digit)]
+        values = spectra.values[digit].sort().values
+        assert found["negative"] == pytest.approx(values[:3].tolist())
+        assert found["positive"] == pytest.approx(values.flip(0)[:3].tolist())
+    right = (logits.argmax(-1) == data.test_labels).double().mean()
+    assert numbers["accuracy_of_shown"] == pytest.approx(float(right))
+
+
+def test_both_ends_are_in_order_and_turned_like_the_inputs():
+    x = normal(20, 5).abs()
+    largest, smallest = outermost(random_tensor(5, 8, 2, 0).along(normal(2, 2)).eig(), x, 2)
+    assert (largest.values.diff(dim=-1) <= 0).all()
+    assert (smallest.values.diff(dim=-1) >= 0).all()
+    assert (largest.values[:, 0] > smallest.values[:, 0]).all()
+    assert ((x @ largest.vectors.mT).mean(1) >= 0).all()
+
+
+def test_components_that_come_back_are_counted():
+    layer = random_tensor(6, 9, 5, 0)
+    turned = layer.change_basis(outputs=torch.linalg.qr(normal(5, 5)).Q)
+    best, in_place = reproducibility([layer.svd(), turned.svd()])
+    assert torch.allclose(best, torch.ones(2, 5, dtype=torch.float64), atol=1e-6)
+    assert (in_place == 1).all()
+    # Components that change places match as well, out of place.
+    svd = layer.svd()
+    weights = svd.components.weights[[1, 0, 2, 3, 4]]
+    swapped = replace(svd, components=replace(svd.components, weights=weights))
+    best, in_place = reproducibility([svd, swapped])
+    assert torch.allclose(best, torch.ones(2, 5, dtype=torch.float64), atol=1e-6)
+    assert in_place.tolist() == [0, 0, 1, 1, 1]
+    other = random_tensor(6, 9, 5, 1).svd()
+    best, in_place = reproducibility([svd, svd, other])
+    assert (best[:2] < 0.99).all()
+    assert (in_place < 1).any()
+
+
+def test_the_svd_recipe_starts_from_the_models():
+    numbers = ran("case_svd", "small").numbers
+    data = digits()
+    models = BriefWorkshop("small", Path("nowhere")).classifiers(data, CASE, 2, d_model=300)
+    accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
+    assert numbers["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
+    drops = []
+    for model, accuracy in zip(models, accuracies, strict=True):
+        logits = model.unembed(layer_tensor(model).svd(3)(data.test_images))
+        right = (logits.argmax(-1) == data.test_labels).double().mean()
+        drops.append(accuracy - float(right))
+    assert numbers["drop_at_3"]["mean"] == pytest.approx(sum(drops) / 2)
+
+
+@torch.no_grad()
+def test_both_kinds_of_activations_are_compared():
+    model, data = digit_model(), digits()
+    layer = layer_tensor(model)
+    y = layer(data.test_images)
+    torch.manual_seed(0)
+    autoencoder = SparseAutoencoder(AutoencoderConfig(24, 60)).requires_grad_(False)
+    autoencoder.encoder_bias.fill_(-y.norm(dim=-1).max() * 0.2)
+    found = compare(model, autoencoder, data)
+    f = autoencoder.encode(y)
+    active = (f != 0).any(0)
+    assert 24 < int(active.sum()) < 60
+    assert torch.equal(found.relu, f[:, active])
+    assert found.dictionary.rank == 24
+    assert found.pseudo_recovered == pytest.approx(1, abs=1e-4)
+    F = autoencoder.features[:, active]
+    assert close(found.pseudo, y @ torch.linalg.pinv(F).T, 1e-3)
+    rebuilt = f @ autoencoder.features.T + autoencoder.decoder_bias
+    expected = loss_recovered(model(data.test_images), model.unembed(rebuilt), data.test_labels)
+    assert found.relu_recovered == pytest.approx(expected, abs=1e-4)
+    numbers = found.numbers()
+    on = found.relu != 0
+    a, b = found.relu[on].double(), found.pseudo[on].double()
+    a, b = a - a.mean(), b - b.mean()
+    correlation = float((a * b).sum() / (a.norm() * b.norm()))
+    assert numbers["correlation_where_active"] == pytest.approx(correlation)
+    silent = found.pseudo[~on].pow(2).mean().sqrt() / found.pseudo[on].pow(2).mean().sqrt()
+    assert numbers["silent_to_active_size"] == pytest.approx(float(silent))
+    assert numbers["active"] == int(active.sum())
+
+
+def test_pair_activations_are_those_of_the_pairs():
+    layer = random_tensor(5, 6, 4, 0)
+    torch.manual_seed(0)
+    autoencoder = SparseAutoencoder(AutoencoderConfig(4, 7)).double().requires_grad_(False)
+    autoencoder.encoder_bias.normal_()
+    autoencoder.decoder_bias.normal_()
+    chosen = torch.tensor([5, 2])
+    r = dense(layer).permute(1, 2, 0)
+    expected = autoencoder.encode(r)[..., chosen].permute(2, 0, 1)
+    assert (expected == 0).any()
+    assert close(pair_activations(layer, autoencoder, chosen), expected)
+
+
+def test_the_most_specific_of_the_most_active_are_chosen(monkeypatch):
+    module = import_module("experiments.case_pairs")
+    monkeypatch.setattr(module, "CANDIDATES", 3)
+    monkeypatch.setattr(module, "SHOWN", 2)
+    autoencoder = SparseAutoencoder(AutoencoderConfig(2, 4)).requires_grad_(False)
+    autoencoder.features.copy_(torch.tensor([[1.0, 0.6, 0.0, 0.9], [0.0, 0.8, -1.0, 0.4]]))
+    model = SimpleNamespace(unembed=SimpleNamespace(weight=torch.eye(2)))
+    activity = torch.tensor([0.1, 0.5, 0.4, 0.3])
+    # The first is the most specific, and not active enough.
+    assert most_specific(activity, autoencoder, model).tolist() == [2, 3]
+
+
+def test_autoencoders_are_kept(tmp_path, monkeypatch):
+    workshop = Workshop("small", tmp_path)
+    sample, training = row_sampler(normal(50, 3).float()), AutoencoderTraining(steps=5, l1=0.3)
+    config = AutoencoderConfig(3, 4)
+    first = workshop.autoencoder("rows", config, sample, training)
+    (folder,) = tmp_path.iterdir()
+    assert folder.name == "rows-3x4-steps=5-l1=0.3-seed=0"
+    monkeypatch.setattr(torch.optim.Adam, "step", None)
+    again = workshop.autoencoder("rows", config, sample, training)
+    assert torch.equal(first.features, again.features)
+    assert not again.features.requires_grad

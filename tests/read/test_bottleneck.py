@@ -1,0 +1,47 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError
+from bilens.read import bottleneck_curve
+from tests.models import digit_model, digits
+from tests.tensor.factors import normal, random_tensor, shapes
+
+
+@given(shapes, st.integers(1, 4), st.integers(1, 20))
+def test_the_curve_is_the_accuracy_of_cut_layers(shape, classes, at_once):
+    layer = random_tensor(**shape)
+    svd = layer.svd()
+    readout, x = normal(classes, layer.n_out), normal(17, layer.n_in, seed=1)
+    labels = torch.arange(17) % classes
+    curve = bottleneck_curve(svd, readout, x, labels, at_once)
+    assert len(curve.accuracy) == len(svd)
+    # Components of no value leave ties that rounding decides.
+    for k in range(1, int((svd.values > 1e-6 * svd.values[0]).sum()) + 1):
+        logits = svd.truncate(k)(x) @ readout.T
+        expected = (logits.argmax(-1) == labels).double().mean().item()
+        assert math.isclose(curve.accuracy[k - 1], expected)
+        cut = layer.change_basis(outputs=readout @ svd.truncate(k).projector())
+        assert torch.allclose(cut(x), logits, atol=1e-5)
+
+
+def test_all_components_are_the_model():
+    model, data = digit_model(), digits()
+    layer = model.layers[0].tensor().change_basis(inputs=model.embed.weight)
+    readout = model.unembed.weight
+    curve = bottleneck_curve(layer.svd(), readout, data.test_images, data.test_labels)
+    assert math.isclose(curve.full, model.accuracy(data.test_images, data.test_labels))
+    assert curve.drop(1) > 0.3
+    assert curve.drop(20) < 0.01
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained():
+    svd, x = random_tensor(5, 6, 4, 0).svd(), normal(3, 5)
+    with pytest.raises(BilensError, match=r"readout has shape \(4, 2\); expected \(classes, 4\)"):
+        bottleneck_curve(svd, normal(4, 2), x, torch.zeros(3).long())
+    with pytest.raises(BilensError, match="3 samples and labels 2"):
+        bottleneck_curve(svd, normal(2, 4), x, torch.zeros(2).long())
