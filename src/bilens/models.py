@@ -50,11 +50,13 @@ def load(
 def _load_language(source: str | Path, **hub: Any) -> Any:
     # transformers takes seconds to import, and classifiers do without it.
     from bilens.nn.language import LanguageModel  # noqa: PLC0415
+    from bilens.nn.language.quiet import quiet  # noqa: PLC0415
 
     try:
-        found: Any = LanguageModel.from_pretrained(
-            source, output_loading_info=True, use_safetensors=True, **hub
-        )
+        with quiet():
+            found: Any = LanguageModel.from_pretrained(
+                source, output_loading_info=True, use_safetensors=True, **hub
+            )
     except (SafetensorError, OSError, RuntimeError, ValueError, BilensError) as error:
         raise CheckpointError(f"{source} holds no whole language model: {error}") from error
     model, report = found

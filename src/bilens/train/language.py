@@ -3,8 +3,6 @@
 import json
 import math
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,12 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.utils import logging
 
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import write_json, write_text
 from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.nn.language.quiet import quiet
 from bilens.progress import progress_bar
 from bilens.train.classifier import METRICS_NAME
 from bilens.train.interrupt import Interrupt, interrupt_between_steps
@@ -75,7 +73,7 @@ def train_language(
     checkpoint = _checkpoint_to_resume(run, settings) if resume else None
     set_seed(training.seed)
     model = LanguageModel(_with_tokens(config, corpus.tokenizer))
-    with interrupt_between_steps() as interrupt, progress_bar() as bar, _quiet():
+    with interrupt_between_steps() as interrupt, progress_bar() as bar, quiet():
         watch = _Watch(interrupt, bar)
         trainer = Trainer(
             model=model,
@@ -107,7 +105,7 @@ def save_language_model(
 ) -> None:
     """Write the model and its tokenizer, each file whole or not at all."""
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name, _quiet():
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name, quiet():
         model.save_pretrained(name)
         tokenizer.save_pretrained(name)
         # The configuration is what a model is recognised by, so it comes last.
@@ -147,18 +145,6 @@ class _Watch(TrainerCallback):
                 self.bar.update(self.task, note=f"{name} {rest['logs'][name]:.4f}")
         if not math.isfinite(rest["logs"].get("loss", 0.0)):
             control.should_training_stop = True
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out transformers' own bars for the files of a checkpoint."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _arguments(training: LanguageTraining, run: Path, use_cpu: bool) -> TrainingArguments:

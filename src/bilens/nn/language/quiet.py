@@ -1,0 +1,20 @@
+"""Without transformers' own bars."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers.utils import logging
+
+__all__ = ["quiet"]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out the bars that transformers shows for reading and writing a model's files."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
