@@ -21,6 +21,7 @@ from bilens.read.language import (
     skip_trigrams,
     split_logits,
     token_looks,
+    token_names,
     top_contexts,
     weighted_skip_trigrams,
 )
@@ -258,6 +259,10 @@ def test_reading_never_changes_the_model():
     skip_trigrams(model, TOKENS, output_direction(model, 3), 0)
     top_contexts(model, spectrum, [random_text()])
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_rows_without_a_token_have_a_number():
+    assert token_names(TOKENS, torch.tensor([3, 29, 30, 99])) == ["t3", "t29", "[30]", "[99]"]
 
 
 def refused(**options):

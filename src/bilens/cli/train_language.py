@@ -126,6 +126,8 @@ class TrainLanguage:
                 vocab_size=config.vocab_size,
                 data_dir=self.data_dir,
             )
+        # A small corpus may have fewer tokens than were asked for.
+        config.vocab_size = len(corpus.tokenizer)
         model, history = train_language(
             config, corpus, training, run, resume=self.resume, use_cpu=self.device == "cpu"
         )

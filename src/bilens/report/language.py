@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from pandas.api.types import is_numeric_dtype
 from transformers import PreTrainedTokenizerBase
 
-from bilens.read.language import DirectionReading, FoundContext, NGramReading
+from bilens.read.language import DirectionReading, FoundContext, NGramReading, token_names
 from bilens.report.page import ContextLine, ContextList, Section, Table, write_page
 from bilens.report.spectra import spectrum_figure
 
@@ -129,7 +129,7 @@ def context_line(tokenizer: PreTrainedTokenizerBase, found: FoundContext) -> Con
     start = max(0, context.position - BEFORE)
     ids = context.ids[start : context.position + 1 + AFTER]
     shares = found.contribution.tokens()[start:].tolist()
-    names = tokenizer.convert_ids_to_tokens(ids.tolist())
+    names = token_names(tokenizer, ids)
     shares += [0.0] * (len(names) - len(shares))
     return ContextLine(
         value=context.activation,

@@ -5,6 +5,7 @@ from bilens.read.language.contexts import Context, Contribution, contribution, t
 from bilens.read.language.directions import interaction, output_direction
 from bilens.read.language.logits import LogitTerms, split_logits
 from bilens.read.language.looks import token_looks, weighted_skip_trigrams
+from bilens.read.language.names import token_names
 from bilens.read.language.reading import (
     DirectionReading,
     FoundContext,
@@ -43,6 +44,7 @@ __all__ = [
     "skip_trigrams",
     "split_logits",
     "token_looks",
+    "token_names",
     "top_contexts",
     "weighted_skip_trigrams",
 ]

@@ -4,13 +4,14 @@ from typing import Literal
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.language import LanguageModel
 from bilens.read.language.directions import interaction
+from bilens.read.language.names import token_names
 from bilens.read.language.running import RunningTop
 from bilens.tensor import BilinearTensor
 
@@ -113,8 +114,8 @@ def bigrams(
     inputs, outputs = top.labels[0].T
     e, u = model.W_E[inputs], model.W_U[:, outputs].T
     direct, mlp = (e * u).sum(-1), (tensor(e) * u).sum(-1)
-    names = _names(tokenizer, inputs)
-    frame = pd.DataFrame({"input": names, "output": _names(tokenizer, outputs)})
+    names = token_names(tokenizer, inputs)
+    frame = pd.DataFrame({"input": names, "output": token_names(tokenizer, outputs)})
     return frame.assign(**_columns(direct, mlp, part))
 
 
@@ -149,10 +150,6 @@ def _columns(
     return {"direct": direct.tolist(), "mlp": mlp.tolist(), "value": value.tolist()}
 
 
-def _names(tokenizer: PreTrainedTokenizerBase, ids: Int[Tensor, " n"]) -> list[str]:
-    return list(tokenizer.convert_ids_to_tokens(ids.tolist()))
-
-
 def _frame(
     tokenizer: PreTrainedTokenizerBase,
     direct: Float[Tensor, " vocab"],
@@ -161,6 +158,6 @@ def _frame(
     part: BigramPart,
 ) -> pd.DataFrame:
     columns = _columns(direct, mlp, part)
-    names = _names(tokenizer, torch.arange(len(direct)))
+    names = token_names(tokenizer, torch.arange(len(direct)))
     frame = pd.DataFrame({"token": names}).assign(**columns)
     return frame.nlargest(k, "value").reset_index(drop=True)

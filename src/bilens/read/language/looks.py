@@ -10,6 +10,7 @@ from bilens.errors import BilensError
 from bilens.nn.language import Attention, LanguageModel
 from bilens.read.language.bigrams import ROWS, require_no_norm
 from bilens.read.language.directions import interaction
+from bilens.read.language.names import token_names
 from bilens.read.language.running import RunningTop
 from bilens.read.language.skip_trigrams import head_map
 from bilens.tensor.constant import with_constant
@@ -92,8 +93,8 @@ def weighted_skip_trigrams(
     direct, virtual = top.labels[0].T
     return pd.DataFrame(
         {
-            "virtual": tokenizer.convert_ids_to_tokens(virtual.tolist()),
-            "direct": tokenizer.convert_ids_to_tokens(direct.tolist()),
+            "virtual": token_names(tokenizer, virtual),
+            "direct": token_names(tokenizer, direct),
             "value": top.scores[0].tolist(),
         }
     )

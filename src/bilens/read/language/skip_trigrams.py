@@ -12,6 +12,7 @@ from bilens.errors import BilensError
 from bilens.nn.language import Attention, LanguageModel
 from bilens.read.language.bigrams import ROWS, require_no_norm
 from bilens.read.language.directions import interaction
+from bilens.read.language.names import token_names
 from bilens.read.language.running import RunningTop
 from bilens.tensor.constant import with_constant
 
@@ -85,8 +86,8 @@ def skip_trigrams(
     value = {"ov": ov[virtual], "mlp": mlp, "both": ov[virtual] + mlp}[part]
     return pd.DataFrame(
         {
-            "virtual": tokenizer.convert_ids_to_tokens(virtual.tolist()),
-            "direct": tokenizer.convert_ids_to_tokens(direct.tolist()),
+            "virtual": token_names(tokenizer, virtual),
+            "direct": token_names(tokenizer, direct),
             "ov": ov[virtual].tolist(),
             "mlp": mlp.tolist(),
             "value": value.tolist(),

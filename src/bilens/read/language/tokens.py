@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageModel
 from bilens.read.language.bigrams import require_no_norm
+from bilens.read.language.names import token_names
 from bilens.read.language.skip_trigrams import head_map
 from bilens.tensor import Spectrum
 
@@ -51,7 +52,7 @@ def exciting_tokens(
     best = activation.abs().topk(min(k, len(activation))).indices
     return pd.DataFrame(
         {
-            "token": tokenizer.convert_ids_to_tokens(best.tolist()),
+            "token": token_names(tokenizer, best),
             "overlap": overlap[best].tolist(),
             "activation": activation[best].tolist(),
         }

@@ -1,0 +1,120 @@
+"""The commands on language models, as a user meets them."""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+
+import bilens
+from bilens.cli import main
+
+STORY = "once upon a time there was a {0} girl . she said , " + '"i like my {1} !" and ran home .'
+WORDS = ("little", "happy", "young", "small", "dog", "ball", "cat", "kite", "hat", "bird")
+SMALL = ["--d-model", "16", "--d-hidden", "24", "--n-heads", "2", "--n-ctx", "16"]
+BRIEF = ["--vocab-size", "120", "--epochs", "2", "--batch-size", "4", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("language")
+    stories = [STORY.format(a, b) for a in WORDS for b in WORDS]
+    (folder / "stories.txt").write_text("\n<|endoftext|>\n".join(stories), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HOME", str(folder / "cache"))
+        data = ["--data", str(folder / "stories.txt")]
+        output = ["--output", str(folder / "run")]
+        main(["train", "language", *data, *SMALL, *BRIEF, *output])
+        yield folder / "run"
+
+
+def shown(capsys) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_trained_run_loads(run):
+    assert bilens.load(run).config.d_model == 16
+    assert json.loads((run / "training.json").read_text())["data"].endswith("stories.txt")
+
+
+def test_ngrams_are_printed_and_saved(run, tmp_path, capsys):
+    main(["ngrams", str(run), "--token", "girl", "--k", "4", "--output", str(tmp_path)])
+    text = shown(capsys)
+    assert "preceding girl" in text
+    assert "head-1 girl" in text
+    frame = pd.read_csv(tmp_path / "following.csv")
+    assert len(frame) == 4
+    assert frame.token[0] in text
+
+
+def test_contexts_are_printed(run, capsys):
+    options = ["--minus", "dog,cat", "--eigenvectors", "1", "--k", "2"]
+    main(["contexts", str(run), "--token", "girl", *options])
+    text = shown(capsys)
+    assert text.count("eigenvalue") == 2
+    assert len(re.findall(r"[+-]\d+\.\d\d ", text)) == 4
+
+
+def test_generate_goes_on_with_the_prompt(run, capsys):
+    for temperature in ("0", "1"):
+        main(["generate", str(run), "--tokens", "5", "--temperature", temperature])
+        assert shown(capsys).startswith("once upon a time")
+
+
+def test_the_report_of_a_language_model(run, capsys):
+    main(["report", str(run), "--output", str(run / "page.html")])
+    page = (run / "page.html").read_text()
+    # The tokenizer knows girl and the quotation mark, but not swim.
+    assert "Eigenvectors of girl" in page
+    assert "N-grams of &#34;" in page
+    assert "swim" not in page[page.index("<body>") :]
+    main(["report", str(run), "--token", "dog", "--minus", "cat,bird"])
+    assert "Eigenvectors of dog minus cat, bird" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["ngrams", "RUN", "--token", "grl"], "the nearest are girl"),
+        (["contexts", "RUN", "--token", "girl", "--minus", "dgo"], "the nearest are dog"),
+        (["generate", "RUN", "--tokens", "0"], "--tokens=0 and --temperature=0.7: expected"),
+        (["decompose", "RUN"], "holds no image classifier"),
+        (["train", "language", "--data", "nowhere.txt", "--device", "cpu"], "nowhere.txt"),
+        (["train", "language", "--n-heads", "5", "--device", "cpu"], "no multiple of n_heads=5"),
+    ],
+)
+def test_a_mistake_gets_one_message(run, command, message, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SystemExit) as stop:
+        main([str(run) if part == "RUN" else part for part in command])
+    assert stop.value.code in (1, 2)
+    text = " ".join(capsys.readouterr().err.split())
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_a_tokenizer_of_another_model_is_refused(run, tmp_path, capsys):
+    for file in run.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "tokenizer.json").read_text())
+    settings["model"]["vocab"] |= {f"more{i}": 500 + i for i in range(200)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
+    with pytest.raises(SystemExit):
+        main(["ngrams", str(tmp_path), "--token", "girl"])
+    assert "they do not belong together" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_without_its_tokenizer_is_named(run, tmp_path, capsys):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    with pytest.raises(SystemExit):
+        main(["generate", str(tmp_path)])
+    assert "holds no whole tokenizer" in " ".join(capsys.readouterr().err.split())
+
+
+def test_classifiers_have_no_ngrams(tmp_path, capsys):
+    main(["train", "images", "--d-model", "8", "--epochs", "1", "--output", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main(["ngrams", str(tmp_path), "--token", "girl"])
+    assert "holds an image classifier" in " ".join(capsys.readouterr().err.split())
