@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import plotly.graph_objects as go
 import torch
 from scipy import stats
 
-from bilens.data import ImageData, load_images
+from bilens.data import Corpus, ImageData, load_corpus, load_images
 from bilens.nn import AutoencoderConfig, ClassifierConfig, ImageClassifier, SparseAutoencoder
+from bilens.report import ContextList, Table
 from bilens.train import (
     STATE_NAME,
     AutoencoderTraining,
@@ -21,6 +22,10 @@ from bilens.train import (
     train_autoencoder,
     train_classifier,
 )
+from bilens.train.language_settings import LanguageTraining
+
+if TYPE_CHECKING:
+    from bilens.nn.language import LanguageModel
 
 __all__ = ["Outcome", "Scale", "Workshop", "interval"]
 
@@ -34,10 +39,12 @@ class Outcome:
     Attributes:
         numbers: for JSON; the measured ones, with the source's beside them where it gives any.
         figures: by the name of the file each is saved as.
+        parts: tables and texts that its page shows besides.
     """
 
     numbers: dict[str, Any]
     figures: dict[str, go.Figure] = field(default_factory=dict)
+    parts: Sequence[Table | ContextList] = ()
 
 
 @dataclass(frozen=True)
@@ -128,8 +135,34 @@ class Workshop:
             for number in range(seeds)
         ]
 
+    def language(
+        self, name: str, training: LanguageTraining, model: dict[str, Any]
+    ) -> "LanguageModel":
+        """A trained language model, from the folder of models where it is there already."""
+        # transformers takes seconds to import, and most recipes do without it.
+        from bilens.models import load  # noqa: PLC0415
+        from bilens.nn.language import LanguageConfig  # noqa: PLC0415
+        from bilens.train.language import last_checkpoint, train_language  # noqa: PLC0415
 
-def _changed(training: ClassifierTraining | AutoencoderTraining, *always: str) -> str:
+        config = LanguageConfig(**model)
+        sizes = f"{config.n_layers}x{config.d_model}x{config.d_hidden}x{config.n_ctx}"
+        settings = _changed(training, "seed", "epochs")
+        run = self.models / re.sub(r"[^\w.=-]", "", f"{name}-{sizes}-{settings}")
+        if not (run / "config.json").is_file():
+            corpus = self.corpus(name, config.n_ctx, config.vocab_size)
+            resume = last_checkpoint(run) is not None
+            train_language(config, corpus, training, run, resume=resume)
+        found: LanguageModel = load(run)  # type: ignore[assignment]
+        return found
+
+    def corpus(self, name: str, n_ctx: int, vocab_size: int) -> Corpus:
+        """Texts in tokens; see `bilens.data.load_corpus`."""
+        return load_corpus(name, n_ctx=n_ctx, vocab_size=vocab_size, data_dir=self.data_dir)
+
+
+def _changed(
+    training: ClassifierTraining | AutoencoderTraining | LanguageTraining, *always: str
+) -> str:
     """The settings that are not the default ones, and those that are named anyway."""
     default = type(training)()
     return "-".join(

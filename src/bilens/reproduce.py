@@ -12,7 +12,7 @@ import torch
 from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.report import write_page
-from bilens.report.page import Section
+from bilens.report.page import ContextList, Section, Table
 
 __all__ = ["RECIPES", "reproduce"]
 
@@ -29,6 +29,8 @@ RECIPES = (
     "case_svd",
     "case_sae",
     "case_pairs",
+    "grammar",
+    "stories",
 )
 FOLDER = Path(__file__).parents[2] / "experiments"
 
@@ -59,7 +61,12 @@ def reproduce(
     title, _, text = doc.partition("\n")
     rows = [[figure] for figure in outcome.figures.values()]
     facts = [(key, str(value)) for key, value in about.items()]
-    write_page(output / f"{name}.html", title, text.strip(), facts, [Section("Figures", rows=rows)])
+    sections = [Section("Figures", rows=rows)] if rows else []
+    tables = [part for part in outcome.parts if isinstance(part, Table)]
+    texts = [[part] for part in outcome.parts if isinstance(part, ContextList)]
+    sections += [Section("Tables", rows=[tables])] if tables else []
+    sections += [Section("Contexts", rows=texts)] if texts else []
+    write_page(output / f"{name}.html", title, text.strip(), facts, sections)
     return record
 
 

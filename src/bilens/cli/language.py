@@ -8,10 +8,10 @@ import torch
 from pandas.api.types import is_numeric_dtype
 from rich.table import Table
 from rich.text import Text
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, set_seed
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bilens.cli.console import read_training
-from bilens.data import Corpus, clean, load_corpus
+from bilens.data import Corpus, load_corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.models import load
 from bilens.nn.language import LanguageModel
@@ -25,7 +25,6 @@ __all__ = [
     "open_language",
     "output_of",
     "report_language",
-    "write_on",
 ]
 
 EXAMPLES = (
@@ -102,25 +101,6 @@ def coloured(tokenizer: PreTrainedTokenizerBase, found: FoundContext) -> Text:
         shown = f"[{piece}]" if number == line.focal else piece
         text.append(shown, style=f"bold {style}" if strength > 0.5 else style)
     return text
-
-
-def write_on(
-    model: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
-    tokens: int,
-    temperature: float,
-    seed: int,
-) -> str:
-    """Go on with a text until it ends or has so many tokens more."""
-    set_seed(seed)
-    ids = tokenizer(clean(prompt), add_special_tokens=False)["input_ids"]
-    start = [model.config.bos_token_id] if model.config.bos_token_id is not None else []
-    given = torch.tensor([[*start, *ids]])
-    drawing = {"temperature": temperature, "top_k": 0} if temperature > 0 else {}
-    config = GenerationConfig(max_new_tokens=tokens, do_sample=temperature > 0, **drawing)
-    written = model.generate(given, config, attention_mask=torch.ones_like(given))  # type: ignore[misc]
-    return str(tokenizer.decode(written[0], skip_special_tokens=True))
 
 
 def report_language(

@@ -116,7 +116,8 @@ class Generate:
 
     def run(self) -> None:
         """Write and print."""
-        from bilens.cli.language import open_language, write_on  # noqa: PLC0415
+        from bilens.cli.language import open_language  # noqa: PLC0415
+        from bilens.read.language import write_on  # noqa: PLC0415
 
         if self.tokens < 1 or self.temperature < 0:
             raise BilensError(
@@ -124,5 +125,12 @@ class Generate:
                 "1, and 0 or more"
             )
         model, tokenizer = open_language(self.run_dir)
-        text = write_on(model, tokenizer, self.prompt, self.tokens, self.temperature, self.seed)
+        text = write_on(
+            model,
+            tokenizer,
+            self.prompt,
+            tokens=self.tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+        )
         out.print(text, highlight=False, markup=False)

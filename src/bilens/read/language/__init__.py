@@ -17,6 +17,7 @@ from bilens.read.language.reading import (
 from bilens.read.language.skip_trigrams import TrigramPart, head_map, skip_trigrams
 from bilens.read.language.stream import Stream, block_inputs, read_stream
 from bilens.read.language.tokens import exciting_tokens
+from bilens.read.language.writing import write_on
 
 __all__ = [
     "BigramPart",
@@ -47,4 +48,5 @@ __all__ = [
     "token_names",
     "top_contexts",
     "weighted_skip_trigrams",
+    "write_on",
 ]

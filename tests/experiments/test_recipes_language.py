@@ -1,0 +1,136 @@
+"""The recipes on language models, on small corpora with tiny models."""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from experiments.grammar import divergences, found_bigrams, found_trigrams
+from experiments.stories import PROMPT, VERBS, exactness, talk_share, validation_loss
+from experiments.workshop import Workshop
+
+from bilens.data import Corpus, Grammar, load_corpus
+from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.read.language import Output, read_direction
+from bilens.reproduce import RECIPES, reproduce
+from bilens.train.language_settings import PRESETS
+from tests.language import random_model
+
+STORY = f'{PROMPT} {{0}} . he likes to swim and {{1}} . the girl said , " i like it too ! "'
+
+
+@cache
+def stories(folder: str, n_ctx: int) -> Corpus:
+    texts = [STORY.format(a, b) for a in ("dog", "cat", "fish", "bird") for b in VERBS]
+    file = Path(folder) / "stories.txt"
+    file.write_text("\n<|endoftext|>\n".join(texts), encoding="utf-8")
+    return load_corpus(file, n_ctx=n_ctx, vocab_size=300, cache_dir=Path(folder) / "cache")
+
+
+@dataclass(frozen=True)
+class TinyWorkshop(Workshop):
+    """Random models of no more than two initialisations, and a handful of stories."""
+
+    def choose(self, small, paper):
+        chosen = super().choose(small, paper)
+        return 2 if isinstance(chosen, int) else chosen
+
+    def language(self, name, training, model):
+        config = LanguageConfig(**{**model, "d_model": 16, "d_hidden": 20, "n_heads": 2})
+        torch.manual_seed(training.seed)
+        return LanguageModel(config).eval().requires_grad_(False)
+
+    def corpus(self, name, n_ctx, vocab_size):
+        return stories(str(self.models), n_ctx)
+
+
+@pytest.mark.parametrize("name", ["grammar", "stories"])
+def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
+    assert name in RECIPES
+    monkeypatch.setattr("experiments.workshop.Workshop", TinyWorkshop)
+    monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], model={"n_ctx": 16}))
+    record = reproduce(name, scale="small", output=tmp_path, models=tmp_path, data_dir=None)
+    assert json.loads((tmp_path / f"{name}.json").read_text()) == record
+    page = (tmp_path / f"{name}.html").read_text()
+    assert record["recipe"] == name
+    if name == "stories":
+        assert record["exactness"]["float64"]["paths"] < 1e-10
+        assert record["exactness"]["float64"]["contributions"] < 1e-10
+        assert record["exactness"]["float32"]["paths"] < 1e-5
+        assert set(record["table_7"]) == {"head 0", "head 1"}
+        assert "Contexts" in page
+        assert "before girl" in page
+
+
+def test_the_share_of_talk_counts_both_tokens():
+    frame = pd.DataFrame(
+        {
+            "virtual": ["said", "##laimed", "dog", "said"],
+            "direct": [",", ":", ",", "."],
+            "value": [4.0, 3.0, 2.0, 1.0],
+        }
+    )
+    assert talk_share(frame) == 0.5
+
+
+def test_validation_loss_is_a_mean_over_all_texts(tmp_path):
+    corpus = stories(str(tmp_path), 16)
+    model = (
+        LanguageModel(LanguageConfig(vocab_size=300, d_model=16, n_heads=2, n_ctx=16))
+        .eval()
+        .requires_grad_(False)
+    )
+    ids = corpus.validation[:]["input_ids"]
+    assert validation_loss(model, corpus, at_once=1) == pytest.approx(
+        float(model(ids, labels=ids).loss), rel=1e-5
+    )
+
+
+def test_exactness_is_measured_in_both_precisions(tmp_path):
+    corpus = stories(str(tmp_path), 12)
+    model = random_model(vocab_size=300).float()
+    before = model.W_E.clone()
+    reading = read_direction(model, corpus, Output("girl"), eigenvectors=1, contexts=2)
+    found = exactness(model, corpus, reading)
+    assert 0 < found["float64"]["paths"] < 1e-12 < found["float32"]["paths"] < 1e-4
+    assert torch.equal(model.W_E, before)
+
+
+def oracle() -> LanguageModel:
+    """A model of the grammar's size whose logits are those of the truth wherever asked."""
+    grammar = Grammar()
+
+    class Oracle(LanguageModel):
+        def forward(self, input_ids, **rest):
+            out = super().forward(input_ids, **rest)
+            out.logits = grammar.next_distribution(input_ids).clamp_min(1e-30).log()
+            return out
+
+    size = len(grammar.vocabulary)
+    return Oracle(LanguageConfig(vocab_size=size, d_model=16, n_heads=2)).eval()
+
+
+def test_the_truth_has_no_divergence_from_itself():
+    ids = Grammar().sample(20, 16, seed=1)
+    found = divergences(oracle(), Grammar(), ids)
+    assert max(abs(value) for value in found.values()) < 1e-9
+    other = divergences(random_model(vocab_size=len(Grammar().vocabulary)), Grammar(), ids)
+    assert min(other.values()) > 0.1
+
+
+@torch.no_grad()
+def test_a_model_that_is_all_bigrams_has_them_found():
+    grammar = Grammar()
+    size = len(grammar.vocabulary)
+    model = random_model(vocab_size=size, d_model=size + size % 4, n_heads=4)
+    for parameter in model.parameters():
+        parameter.zero_()
+    model.W_E.copy_(torch.eye(*model.W_E.shape))
+    number = {word: i for i, word in enumerate(grammar.vocabulary)}
+    for first, second in grammar.bigrams[:7]:
+        model.W_U[number[first], number[second]] = 1
+    assert found_bigrams(model, grammar) >= 0.7
+    assert found_trigrams(model, grammar) < 0.5
