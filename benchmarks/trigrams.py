@@ -1,0 +1,72 @@
+"""Skip-trigrams of one head over all pairs of tokens: in blocks, and as one whole matrix."""
+
+import resource
+import subprocess
+import sys
+
+import torch
+
+from benchmarks.clock import machine, seconds
+
+VOCAB, D_MODEL, D_HIDDEN, K = 4096, 1024, 3072, 100
+WAYS = ("nothing", "blocks", "whole")
+
+
+def measure(way: str) -> None:
+    """Print the seconds of one way and the largest memory of the process, in MB."""
+    from tokenizers import Tokenizer, models  # noqa: PLC0415
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+
+    from bilens.nn.language import LanguageConfig, LanguageModel  # noqa: PLC0415
+    from bilens.read.language import (  # noqa: PLC0415
+        head_map,
+        interaction,
+        output_direction,
+        skip_trigrams,
+    )
+
+    torch.manual_seed(0)
+    config = LanguageConfig(vocab_size=VOCAB, d_model=D_MODEL, d_hidden=D_HIDDEN)
+    model = LanguageModel(config).requires_grad_(False)
+    words = models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
+    direction = output_direction(model, 7)
+
+    def whole() -> torch.Tensor:
+        past = model.W_E @ head_map(model, 0)
+        Q = interaction(model, direction).dense()
+        scores: torch.Tensor = 2 * past @ Q @ model.W_E.T
+        return scores.flatten().topk(K).values
+
+    def blocks() -> torch.Tensor:
+        frame = skip_trigrams(model, tokenizer, direction, 0, k=K)
+        return torch.tensor(frame.value.tolist())
+
+    calls = {"nothing": lambda: None, "blocks": blocks, "whole": whole}
+    found = seconds(calls[way], 3)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(found, peak)
+    if way == "blocks":
+        assert torch.allclose(blocks(), whole(), rtol=1e-3)
+
+
+def main() -> None:
+    """Measure each way in a process of its own, so that their peaks are their own."""
+    print(machine())
+    print(
+        f"vocabulary {VOCAB}, d_model {D_MODEL}, hidden {D_HIDDEN}, top {K} of {VOCAB**2:,} pairs"
+    )
+    found = {}
+    for way in WAYS:
+        command = [sys.executable, "-m", "benchmarks.trigrams", way]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found[way] = [float(number) for number in shown.split()]
+    base = found["nothing"][1]
+    for way in WAYS[1:]:
+        time, peak = found[way]
+        print(f"{way:8} {time:6.2f} s, {peak:6.0f} MB at most, {peak - base:5.0f} above the model")
+    print(f"ratio    {found['whole'][0] / found['blocks'][0]:6.2f} x")
+
+
+if __name__ == "__main__":
+    measure(sys.argv[1]) if len(sys.argv) > 1 else main()
