@@ -1,12 +1,8 @@
 """Training through the Trainer: what it saves, how it goes on, and how processes share it."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +18,6 @@ from tests.language import random_model, small_config, small_corpus, toy_tokeniz
 TRAINING = LanguageTraining(
     epochs=2, batch_size=8, learning_rate=1e-2, save_every=4, log_every=1, warmup=0.2
 )
-ROOT = Path(__file__).parents[2]
 
 
 def train(run, training=TRAINING, config=None, corpus=None, **how):
@@ -86,26 +81,6 @@ def test_accumulated_steps_are_one_step(tmp_path):
     one, four = weights(tmp_path / "one"), weights(tmp_path / "four")
     for name in one:
         torch.testing.assert_close(one[name], four[name], rtol=1e-3, atol=1e-4)
-
-
-def test_two_processes_are_one(tmp_path):
-    train(tmp_path / "one", LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2))
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    script = [str(ROOT / "tests" / "train" / "two_processes.py"), str(tmp_path / "two")]
-    paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command, *script],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-4)
 
 
 def test_the_last_checkpoint_is_the_last_whole_one(tmp_path):

@@ -1,0 +1,50 @@
+"""Under torchrun two processes do the work of one, and agree on what they found."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bilens.train.language import train_language
+from tests.language import small_config, small_corpus
+from tests.two_processes import TRAINING, contexts
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    script = [str(ROOT / "tests" / "two_processes.py"), str(folder)]
+    paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    done = subprocess.run(
+        [sys.executable, *command, *script],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def test_they_train_the_same_model(two, tmp_path):
+    train_language(small_config(), small_corpus(), TRAINING, tmp_path, use_cpu=True)
+    one, both = (load_file(folder / "model.safetensors") for folder in (tmp_path, two))
+    for name in one:
+        torch.testing.assert_close(one[name], both[name], rtol=1e-3, atol=1e-4)
+
+
+def test_they_find_the_same_contexts(two):
+    for process in (0, 1):
+        found = json.loads((two / f"contexts-{process}.json").read_text())
+        for mine, theirs in zip(contexts(), found, strict=True):
+            for a, b in zip(mine, theirs, strict=True):
+                assert a == pytest.approx(b)
