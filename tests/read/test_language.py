@@ -219,11 +219,25 @@ def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options
     active = spectrum.activations(block_inputs(model, torch.stack(texts)))
     for number, contexts in enumerate(found):
         best = active[..., number].abs().max(1)
-        order = best.values.argsort(descending=True)[:k]
-        for context, row in zip(contexts, order.tolist(), strict=True):
+        order, seen = [], set()
+        for row in best.values.argsort(descending=True, stable=True).tolist():
+            beginning = tuple(texts[row][: best.indices[row] + 1].tolist())
+            if beginning not in seen:
+                order.append(row)
+                seen.add(beginning)
+        for context, row in zip(contexts, order[:k], strict=True):
             assert torch.equal(context.ids, texts[row])
             assert context.position == best.indices[row]
             assert context.activation == pytest.approx(float(active[row, context.position, number]))
+
+
+def test_the_same_beginning_is_one_context():
+    model = random_model()
+    spectrum = interaction(model, output_direction(model, 3)).eig(1)
+    texts = [random_text(seed=seed) for seed in range(4)]
+    alone = top_contexts(model, spectrum, texts, k=3)[0]
+    again = top_contexts(model, spectrum, [*texts, *texts, *texts], k=3)[0]
+    assert [c.activation for c in again] == [c.activation for c in alone]
 
 
 def test_contexts_come_from_a_stream_too():

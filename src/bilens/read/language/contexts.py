@@ -13,7 +13,6 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageModel
 from bilens.progress import progress_bar
-from bilens.read.language.running import RunningTop
 from bilens.read.language.stream import block_inputs, read_stream
 from bilens.tensor import Spectrum
 
@@ -70,9 +69,10 @@ def top_contexts(
     layer: int = 0,
     batch_size: int = 32,
 ) -> list[list[Context]]:
-    """The k contexts of largest |activation| for every eigenvector, at most one from each text.
+    """The k contexts of largest |activation| for every eigenvector.
 
-    Texts pass in batches and only the best so far are kept. Under `torchrun` each process takes
+    At most one comes from each text, and no two have the same tokens up to their place. Texts pass
+    in batches and only the best so far are kept. Under `torchrun` each process takes
     its share of the texts, and all of them return the best of all.
 
     Args:
@@ -97,30 +97,51 @@ def top_contexts(
     if k < 1:
         raise BilensError(f"k={k}, expected at least 1")
     state = PartialState()
-    top = RunningTop(k)
+    best = [_Best(k) for _ in range(spectrum.k)]
     with progress_bar() as bar:
         task = bar.add_task("contexts", total=_length(texts), note="")
         own = islice(texts, state.process_index, None, state.num_processes)
         for batch in _batches(own, batch_size):
             ids = torch.stack(batch).to(model.device)
             active = spectrum.activations(block_inputs(model, ids, layer))
-            strength, where = active.abs().max(1)
-            labels = torch.cat([where.T[..., None], ids.expand(spectrum.k, -1, -1)], -1)
-            top.update(strength.T, labels)
+            places = active.abs().argmax(1)
+            strongest = active.gather(1, places[:, None])[:, 0]
+            for number, some in enumerate(best):
+                some.update(batch, places[:, number].tolist(), strongest[:, number].tolist())
             bar.advance(task, len(batch) * state.num_processes)
-    found = []
-    if top.scores is not None and top.labels is not None:
-        found.append((top.scores.cpu(), top.labels.cpu()))
-    merged = RunningTop(k)
-    for scores, labels in gather_object(found):
-        merged.update(scores, labels)
-    if merged.scores is None or merged.labels is None:
+    merged = [_Best(k) for _ in range(spectrum.k)]
+    for others in gather_object([best]):
+        for mine, other in zip(merged, others, strict=True):
+            for context in other.contexts():
+                mine.add(context)
+    if not merged[0].found:
         raise BilensError("texts is empty; expected token ids, one row for each text")
-    activations = (spectrum.values.sign()[:, None].to(merged.scores) * merged.scores).tolist()
-    return [
-        [Context(label[1:], int(label[0]), value) for label, value in zip(row, some, strict=True)]
-        for row, some in zip(merged.labels, activations, strict=True)
-    ]
+    return [some.contexts() for some in merged]
+
+
+class _Best:
+    """The k strongest contexts of one eigenvector, no two with the same text before them."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self.found: dict[tuple[int, ...], Context] = {}
+
+    def update(self, texts: list[Tensor], places: list[int], activations: list[float]) -> None:
+        for text, place, activation in zip(texts, places, activations, strict=True):
+            if len(self.found) < self.k or abs(activation) > self._least():
+                self.add(Context(text.cpu(), place, activation))
+
+    def add(self, context: Context) -> None:
+        text = tuple(context.ids[: context.position + 1].tolist())
+        self.found.setdefault(text, context)
+        if len(self.found) > self.k:
+            del self.found[min(self.found, key=lambda text: abs(self.found[text].activation))]
+
+    def contexts(self) -> list[Context]:
+        return sorted(self.found.values(), key=lambda context: -abs(context.activation))
+
+    def _least(self) -> float:
+        return min(abs(context.activation) for context in self.found.values())
 
 
 @torch.no_grad()
