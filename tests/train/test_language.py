@@ -119,6 +119,12 @@ def test_a_corpus_that_does_not_fit_is_refused(tmp_path, config, message):
         train(tmp_path, config=small_config(**config))
 
 
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(language, "find_spec", lambda name: None)
+    with pytest.raises(BilensError, match="report_to='wandb' needs the package wandb: pip install"):
+        train(tmp_path, replace(TRAINING, report_to="wandb"))
+
+
 def test_a_batch_is_shared_out_evenly(tmp_path):
     with pytest.raises(BilensError, match="batch_size=8 cannot be shared out evenly over 1 proc"):
         train(tmp_path, replace(TRAINING, accumulate=3))

@@ -4,6 +4,7 @@ import json
 import math
 import tempfile
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,12 @@ class _Watch(TrainerCallback):
 
 
 def _arguments(training: LanguageTraining, run: Path, use_cpu: bool) -> TrainingArguments:
+    tracker = training.report_to
+    if tracker != "none" and find_spec(tracker) is None:
+        raise BilensError(
+            f"report_to={tracker!r} needs the package {tracker}: pip install {tracker}, or leave "
+            "report_to out; the metrics are in metrics.jsonl anyway"
+        )
     arguments = TrainingArguments(
         output_dir=str(run / CHECKPOINTS),
         num_train_epochs=training.epochs,
