@@ -156,6 +156,22 @@ def test_looks_are_those_of_a_text_of_two_tokens():
     torch.testing.assert_close(looks / looks.sum(), pattern)
 
 
+@given(some=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
+def test_n_grams_among_some_tokens_are_those_of_all_without_the_rest(some):
+    model = random_model(bias=True)
+    names, u = set(TOKENS.convert_ids_to_tokens(some)), output_direction(model, 3)
+    every = bigrams(model, TOKENS, k=VOCAB**2)
+    every = every[every.input.isin(names) & every.output.isin(names)]
+    found = bigrams(model, TOKENS, k=4, among=some)
+    assert found.value.tolist() == pytest.approx(every.value.tolist()[:4])
+    assert found.input.tolist() == every.input.tolist()[:4]
+    every = skip_trigrams(model, TOKENS, u, 1, k=VOCAB**2)
+    every = every[every.virtual.isin(names) & every.direct.isin(names)]
+    found = skip_trigrams(model, TOKENS, u, 1, k=4, among=some)
+    assert found.value.tolist() == pytest.approx(every.value.tolist()[:4])
+    assert found.direct.tolist() == every.direct.tolist()[:4]
+
+
 def test_blocks_of_the_vocabulary_make_one_ranking(monkeypatch):
     model = random_model()
     whole = bigrams(model, TOKENS, k=25)
@@ -308,6 +324,8 @@ def refused(**options):
             lambda m, s: weighted_skip_trigrams(m, TOKENS, output_direction(m, 3), k=0),
             "k=0, expected at least 1",
         ),
+        (lambda m, s: bigrams(m, TOKENS, among=[]), "among: expected numbers of tokens"),
+        (lambda m, s: bigrams(m, TOKENS, among=[30]), "tokens from 0 to 29, at least one"),
         (lambda m, s: output_direction(m, 30), "token=30, expected 0 to 29"),
         (lambda m, s: output_direction(m, 3, [2, -1]), "minus=-1, expected 0 to 29"),
         (lambda m, s: top_contexts(m, s, []), "texts is empty"),

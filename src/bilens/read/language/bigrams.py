@@ -1,5 +1,6 @@
 """Bigrams from the weights: which token follows which, with no text."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import pandas as pd
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.language import LanguageModel
 from bilens.read.language.directions import interaction
-from bilens.read.language.names import token_names
+from bilens.read.language.names import chosen_tokens, token_names
 from bilens.read.language.running import RunningTop
 from bilens.tensor import BilinearTensor
 
@@ -91,10 +92,19 @@ def bigrams(
     k: int = 20,
     part: BigramPart = "both",
     layer: int = 0,
+    among: Sequence[int] | None = None,
 ) -> pd.DataFrame:
-    """The most salient bigrams of the whole vocabulary; arguments are those of `following`.
+    """The most salient bigrams of the whole vocabulary.
 
     The square of the vocabulary passes in blocks and is never held.
+
+    Args:
+        model: without norms.
+        tokenizer: for the names of the tokens.
+        k: how many.
+        part: what to rank by.
+        layer: the block whose MLP counts.
+        among: tokens to choose from, such as the most frequent ones; all by default.
 
     Returns:
         Columns input, output, direct, mlp and value, the largest value first; in logits.
@@ -104,14 +114,15 @@ def bigrams(
     """
     tensor = _tensor(model, layer)
     _check(model, k, part)
-    top = RunningTop(k)
-    for start in range(0, model.config.vocab_size, ROWS):
-        e = model.W_E[start : start + ROWS]
+    tokens, top = chosen_tokens(model, among), RunningTop(k)
+    embedded, unembedding = model.W_E[tokens], model.W_U[:, tokens]
+    for start in range(0, len(tokens), ROWS):
+        e = embedded[start : start + ROWS]
         # Both parts are read by the same unembedding, so a block costs one product with it.
         written = {"direct": e, "mlp": tensor(e), "both": e + tensor(e)}[part]
-        top.update_pairs(written @ model.W_U, start)
+        top.update_pairs(written @ unembedding, start)
     assert top.labels is not None
-    inputs, outputs = top.labels[0].T
+    inputs, outputs = tokens[top.labels[0]].T
     e, u = model.W_E[inputs], model.W_U[:, outputs].T
     direct, mlp = (e * u).sum(-1), (tensor(e) * u).sum(-1)
     names = token_names(tokenizer, inputs)

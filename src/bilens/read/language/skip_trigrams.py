@@ -1,5 +1,6 @@
 """Skip-trigrams from the weights: an earlier A, then B now, make C likely."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import pandas as pd
@@ -12,7 +13,7 @@ from bilens.errors import BilensError
 from bilens.nn.language import Attention, LanguageModel
 from bilens.read.language.bigrams import ROWS, require_no_norm
 from bilens.read.language.directions import interaction
-from bilens.read.language.names import token_names
+from bilens.read.language.names import chosen_tokens, token_names
 from bilens.read.language.running import RunningTop
 from bilens.tensor.constant import with_constant
 
@@ -32,6 +33,7 @@ def skip_trigrams(
     k: int = 20,
     part: TrigramPart = "mlp",
     layer: int = 0,
+    among: Sequence[int] | None = None,
 ) -> pd.DataFrame:
     """The pairs A ... B that raise an output most through one head, when it looks at A from B.
 
@@ -47,6 +49,7 @@ def skip_trigrams(
         k: how many pairs.
         part: what to rank by.
         layer: the block.
+        among: tokens that A and B are chosen from, such as the most frequent ones; all by default.
 
     Returns:
         Columns virtual (A), direct (B), ov, mlp and value, the largest value first; in logits for
@@ -69,11 +72,12 @@ def skip_trigrams(
     width = model.config.d_model
     # Rows of A have nothing in the constant coordinate: only B brings the biases in.
     Q = 2 * form.dense()[:width]
-    now = with_constant(model.W_E) if form.constant else model.W_E
-    ov = model.W_E @ (OV @ direction)
-    top = RunningTop(k)
-    for start in range(0, model.config.vocab_size, ROWS):
-        e = model.W_E[start : start + ROWS]
+    tokens, top = chosen_tokens(model, among), RunningTop(k)
+    embedded = model.W_E[tokens]
+    now = with_constant(embedded) if form.constant else embedded
+    ov = embedded @ (OV @ direction)
+    for start in range(0, len(tokens), ROWS):
+        e = embedded[start : start + ROWS]
         past = ov[start : start + ROWS, None].expand(-1, len(now))
         if part == "ov":
             top.update_pairs(past, start)
@@ -82,12 +86,12 @@ def skip_trigrams(
         top.update_pairs(scores + past if part == "both" else scores, start)
     assert top.labels is not None
     virtual, direct = top.labels[0].T
-    mlp = ((model.W_E[virtual] @ OV @ Q) * now[direct]).sum(-1)
+    mlp = ((embedded[virtual] @ OV @ Q) * now[direct]).sum(-1)
     value = {"ov": ov[virtual], "mlp": mlp, "both": ov[virtual] + mlp}[part]
     return pd.DataFrame(
         {
-            "virtual": token_names(tokenizer, virtual),
-            "direct": token_names(tokenizer, direct),
+            "virtual": token_names(tokenizer, tokens[virtual]),
+            "direct": token_names(tokenizer, tokens[direct]),
             "ov": ov[virtual].tolist(),
             "mlp": mlp.tolist(),
             "value": value.tolist(),
