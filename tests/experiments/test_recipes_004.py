@@ -189,10 +189,13 @@ def test_figure_4_orders_positive_eigenvectors_by_eigenvalue():
         assert torch.equal(vectors, spectra.vectors[class_, order])
 
 
-def test_figure_4_compares_models_of_either_noise_among_themselves(small):
+def test_figure_4_compares_models_of_each_noise_among_themselves(small):
     numbers = ran("fig4", "small").numbers
-    latent = ClassifierTraining(input_noise=0.0, latent_noise=0.33)
-    kinds = {"d = 300": ClassifierTraining(), "d = 300, latent noise": latent}
+    kinds = {
+        "d = 300": ClassifierTraining(),
+        "d = 300, latent noise": ClassifierTraining(input_noise=0.0, latent_noise=0.33),
+        "d = 300, no noise": ClassifierTraining(input_noise=0.0),
+    }
     for name, training in kinds.items():
         models = small.classifiers(digits(), training, 2)
         bases = {"top_five": "model", "top_five_orthonormal_in_pixels": "pixels"}
@@ -202,7 +205,7 @@ def test_figure_4_compares_models_of_either_noise_among_themselves(small):
             expected = (sum(one[:5]) + sum(other[:5])) / 10
             assert numbers[name][key]["mean"] == pytest.approx(expected)
     means = {numbers[name][key]["mean"] for name in kinds for key in bases}
-    assert len(means) == 4
+    assert len(means) == 6
 
 
 def test_figure_5_measures_the_border():
