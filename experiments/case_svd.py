@@ -14,7 +14,8 @@ the layer, folded in here, and is trained without input noise. Accuracies are th
 compared, so that they are a little too narrow there.
 
 Small: d = 300, 10 epochs, 3 initialisations: 2 minutes on one core, 10 seconds where the models are
-there already. Paper: d = 1000, 20 epochs, 5 initialisations: not run, some ten minutes a model.
+there already. Paper: d = 1000, 20 epochs, 5 initialisations: 6 to 10 minutes a model and seconds
+more; run with the first two of them.
 """
 
 from collections.abc import Sequence

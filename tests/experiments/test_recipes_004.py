@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -36,13 +36,10 @@ SAME = {("fig2", "paper"), ("fig9", "paper")}
 
 
 @cache
-def tiny_model(d_model: int, weight_decay: float, input_noise: float, seed: int) -> ImageClassifier:
+def tiny_model(d_model: int, training: ClassifierTraining) -> ImageClassifier:
     """Two epochs of a model whose size tells the sizes of the recipes apart."""
     width = {30: 12, 50: 14, 100: 16, 300: 18, 1000: 20}[d_model]
     config = ClassifierConfig(64, 10, width, image_shape=(8, 8))
-    training = ClassifierTraining(
-        epochs=2, weight_decay=weight_decay, input_noise=input_noise, seed=seed
-    )
     return train_classifier(config, digits(), training)[0].requires_grad_(False)
 
 
@@ -60,8 +57,7 @@ class TinyWorkshop(Workshop):
 
     def classifier(self, data, training, *, d_model=300, layers=1):
         assert layers == 1
-        noise = training.input_noise
-        return tiny_model(d_model, training.weight_decay, noise, training.seed)
+        return tiny_model(d_model, replace(training, epochs=2))
 
     def classifiers(self, data, training, seeds, **sizes):
         return super().classifiers(data, training, min(seeds, 2), **sizes)
@@ -191,6 +187,25 @@ def test_figure_4_orders_positive_eigenvectors_by_eigenvalue():
         values = spectra.values[class_]
         order = values.argsort(descending=True)[: int((values > 0).sum())]
         assert torch.equal(vectors, spectra.vectors[class_, order])
+
+
+def test_figure_4_compares_models_of_each_noise_among_themselves(small):
+    numbers = ran("fig4", "small").numbers
+    kinds = {
+        "d = 300": ClassifierTraining(),
+        "d = 300, latent noise": ClassifierTraining(input_noise=0.0, latent_noise=0.33),
+        "d = 300, no noise": ClassifierTraining(input_noise=0.0),
+    }
+    for name, training in kinds.items():
+        models = small.classifiers(digits(), training, 2)
+        bases = {"top_five": "model", "top_five_orthonormal_in_pixels": "pixels"}
+        for key, basis in bases.items():
+            vectors = [positive_vectors(model, basis) for model in models]
+            (one, other) = similarity_curves(vectors, vectors)
+            expected = (sum(one[:5]) + sum(other[:5])) / 10
+            assert numbers[name][key]["mean"] == pytest.approx(expected)
+    means = {numbers[name][key]["mean"] for name in kinds for key in bases}
+    assert len(means) == 6
 
 
 def test_figure_5_measures_the_border():
