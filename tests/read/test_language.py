@@ -16,14 +16,13 @@ from bilens.read.language import (
     head_map,
     interaction,
     output_direction,
+    pair_trigrams,
     preceding,
     read_stream,
     skip_trigrams,
     split_logits,
-    token_looks,
     token_names,
     top_contexts,
-    weighted_skip_trigrams,
 )
 from bilens.read.language import bigrams as bigrams_function
 from bilens.read.language.running import RunningTop
@@ -131,29 +130,23 @@ def test_skip_trigrams_are_those_of_the_whole_matrix(bias, part, head):
     assert ov[pairs].tolist() == pytest.approx(found.ov.tolist())
 
 
-@given(bias=st.booleans(), n_kv_heads=parts["n_kv_heads"])
-def test_weighted_skip_trigrams_are_what_heads_that_look_would_say(bias, n_kv_heads):
-    model = random_model(bias=bias, n_kv_heads=n_kv_heads, positions="none")
-    u = output_direction(model, 4)
-    whole, every = torch.zeros(VOCAB, VOCAB).double(), torch.arange(VOCAB)
-    for head in range(4):
-        alone = skip_trigrams(model, TOKENS, u, head, k=VOCAB**2, part="both")
-        said = torch.zeros(VOCAB, VOCAB).double()
-        said[numbers(alone.virtual), numbers(alone.direct)] = torch.tensor(alone.value)
-        whole += token_looks(model, head, every).T * said
-    found = weighted_skip_trigrams(model, TOKENS, u, k=9)
-    best = whole.flatten().topk(9)
+@given(**parts, start=st.sampled_from([None, 1]))
+def test_pair_trigrams_are_those_of_all_texts_of_two_tokens(start, **options):
+    model = random_model(n_layers=2, bos_token_id=start, **options)
+    some = [3, 8, 11, 20]
+    said = torch.zeros(4, 4, VOCAB).double()
+    for i, a in enumerate(some):
+        for j, b in enumerate(some):
+            text = [a, b] if start is None else [start, a, b]
+            said[i, j] = model(torch.tensor([text])).logits[0, -1].softmax(-1)
+    gain = said - said.mean(0)
+    best = gain.flatten().topk(6)
+    found = pair_trigrams(model, TOKENS, k=6, among=some)
     assert found.value.tolist() == pytest.approx(best.values.tolist())
-    where = zip(numbers(found.virtual), numbers(found.direct), strict=True)
-    assert [a * VOCAB + b for a, b in where] == best.indices.tolist()
-
-
-def test_looks_are_those_of_a_text_of_two_tokens():
-    model = random_model(bias=True, positions="none", n_kv_heads=2)
-    ids = torch.tensor([5, 9])
-    pattern = model.blocks[0].attn.pattern(model.W_E[ids][None])[0, 3, 1]
-    looks = token_looks(model, 3, torch.tensor([9]))[0, ids]
-    torch.testing.assert_close(looks / looks.sum(), pattern)
+    where = torch.unravel_index(best.indices, gain.shape)
+    assert numbers(found.virtual) == [some[i] for i in where[0]]
+    assert numbers(found.direct) == [some[j] for j in where[1]]
+    assert numbers(found.output) == where[2].tolist()
 
 
 @given(some=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
@@ -320,10 +313,7 @@ def refused(**options):
             lambda m, s: skip_trigrams(m, TOKENS, output_direction(m, 3), 0, k=0),
             "k=0, expected at least 1",
         ),
-        (
-            lambda m, s: weighted_skip_trigrams(m, TOKENS, output_direction(m, 3), k=0),
-            "k=0, expected at least 1",
-        ),
+        (lambda m, s: pair_trigrams(m, TOKENS, k=0), "k=0, expected at least 1"),
         (lambda m, s: bigrams(m, TOKENS, among=[]), "among: expected numbers of tokens"),
         (lambda m, s: bigrams(m, TOKENS, among=[30]), "tokens from 0 to 29, at least one"),
         (lambda m, s: output_direction(m, 30), "token=30, expected 0 to 29"),

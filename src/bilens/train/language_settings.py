@@ -73,7 +73,7 @@ class Preset:
 PRESETS = {
     "grammar": Preset(
         {"vocab_size": 72, "d_model": 64, "n_heads": 2, "d_hidden": 128, "n_ctx": 32},
-        LanguageTraining(epochs=5, batch_size=64, learning_rate=5e-3, weight_decay=0.01),
+        LanguageTraining(epochs=5, batch_size=64, learning_rate=5e-3),
     ),
     "tiny": Preset(
         {"d_model": 256, "n_heads": 4, "d_hidden": 768, "n_ctx": 128},

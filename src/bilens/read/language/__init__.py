@@ -4,8 +4,8 @@ from bilens.read.language.bigrams import BigramPart, bigrams, following, precedi
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
 from bilens.read.language.directions import interaction, output_direction
 from bilens.read.language.logits import LogitTerms, split_logits
-from bilens.read.language.looks import token_looks, weighted_skip_trigrams
 from bilens.read.language.names import token_names
+from bilens.read.language.pairs import pair_trigrams
 from bilens.read.language.reading import (
     DirectionReading,
     FoundContext,
@@ -38,15 +38,14 @@ __all__ = [
     "head_map",
     "interaction",
     "output_direction",
+    "pair_trigrams",
     "preceding",
     "read_direction",
     "read_ngrams",
     "read_stream",
     "skip_trigrams",
     "split_logits",
-    "token_looks",
     "token_names",
     "top_contexts",
-    "weighted_skip_trigrams",
     "write_on",
 ]
