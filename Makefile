@@ -20,7 +20,7 @@ docs: .venv/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build
 
 dist: .venv/installed-dev
-	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --no-isolation
 
 clean:
 	rm -rf .venv
