@@ -10,16 +10,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("src", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
+FILES = (
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CITATION.cff",
+)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """A source distribution, and the wheel that was built from it, as by `make dist`."""
     folder = tmp_path_factory.mktemp("package")
-    for name in (*PARTS, "CITATION.cff"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, folder / name)
+    # The egg-info of an earlier build would bring back files that pyproject.toml leaves out.
+    ignore = shutil.ignore_patterns("*.egg-info", "__pycache__")
+    shutil.copytree(ROOT / "src", folder / "src", ignore=ignore)
+    for name in FILES:
+        shutil.copy(ROOT / name, folder / name)
     build = [sys.executable, "-m", "build", "--no-isolation"]
     subprocess.run(build, cwd=folder, capture_output=True, check=True)
     return folder / "dist"
