@@ -2,12 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test check docs dist clean
 
 demo: .venv/installed
 	$(BIN)/bilens demo --output runs/demo
 
-test: .venv/installed-dev check
+test: .venv/installed-dev check docs
 	$(BIN)/pytest
 
 check: .venv/installed-dev
@@ -15,6 +15,12 @@ check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: .venv/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build
+
+dist: .venv/installed-dev
+	$(BIN)/python -m build --no-isolation
 
 clean:
 	rm -rf .venv
@@ -27,5 +33,5 @@ clean:
 	touch $@
 
 .venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@ .venv/installed

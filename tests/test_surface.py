@@ -1,10 +1,174 @@
 """The public names: what is promised, and nothing by accident."""
 
+import importlib
 import subprocess
 import sys
 
+import pytest
+
 import bilens
-import bilens.data
+
+ROOMS = {
+    "data": [
+        "Corpus",
+        "Grammar",
+        "ImageData",
+        "clean",
+        "load_corpus",
+        "load_images",
+        "read_texts",
+        "token_id",
+        "train_tokenizer",
+    ],
+    "nn": [
+        "AutoencoderConfig",
+        "Bilinear",
+        "ClassifierConfig",
+        "GATES",
+        "Gate",
+        "GateName",
+        "GatedLayer",
+        "ImageClassifier",
+        "MLPS",
+        "MlpName",
+        "NormName",
+        "PlainMLP",
+        "PositionName",
+        "SparseAutoencoder",
+        "make_mlp",
+        "read_config",
+    ],
+    "nn.language": [
+        "Attention",
+        "Block",
+        "LanguageConfig",
+        "LanguageModel",
+    ],
+    "read": [
+        "Attack",
+        "Basis",
+        "ClassifierReading",
+        "DeepReading",
+        "Explanation",
+        "LogitExplanation",
+        "SharedFeature",
+        "SharedFeatures",
+        "SparsityReport",
+        "TruncationCurve",
+        "Use",
+        "attack",
+        "bottleneck_curve",
+        "class_mask",
+        "class_spectra",
+        "explain",
+        "loss_recovered",
+        "path_accuracies",
+        "read_classifier",
+        "read_deep",
+        "shared_by_classes",
+        "shared_by_paths",
+        "sparsity",
+        "top_inputs",
+        "truncation_curve",
+    ],
+    "read.language": [
+        "BigramPart",
+        "Context",
+        "Contribution",
+        "DirectionReading",
+        "FoundContext",
+        "LogitTerms",
+        "NGramReading",
+        "Output",
+        "Stream",
+        "TrigramPart",
+        "bigrams",
+        "block_inputs",
+        "contribution",
+        "exciting_tokens",
+        "following",
+        "head_map",
+        "interaction",
+        "output_direction",
+        "preceding",
+        "read_direction",
+        "read_ngrams",
+        "read_stream",
+        "skip_trigrams",
+        "split_logits",
+        "token_looks",
+        "token_names",
+        "top_contexts",
+        "weighted_skip_trigrams",
+        "write_on",
+    ],
+    "report": [
+        "ContextLine",
+        "ContextList",
+        "Order",
+        "Section",
+        "Table",
+        "classifier_figures",
+        "deep_figures",
+        "eigenvector_figure",
+        "explanation_figure",
+        "path_figure",
+        "render_page",
+        "save_figure",
+        "save_figures",
+        "shared_figure",
+        "spectrum_figure",
+        "tree_figure",
+        "truncation_figure",
+        "truncation_table",
+        "write_classifier_report",
+        "write_deep_report",
+        "write_page",
+    ],
+    "tensor": [
+        "BilinearTensor",
+        "Dictionary",
+        "Extrema",
+        "Features",
+        "Paths",
+        "QuadraticForm",
+        "Reexpression",
+        "Spectrum",
+        "TensorSVD",
+        "TopPaths",
+        "affine",
+        "best_match",
+        "cluster",
+        "decompile",
+        "expected_cosine",
+        "expected_inner",
+        "form_cosines",
+        "local_extrema",
+        "reexpress",
+        "top_paths",
+        "tree_to_networkx",
+        "with_constant",
+    ],
+    "train": [
+        "AutoencoderTraining",
+        "ClassifierTraining",
+        "METRICS_NAME",
+        "STATE_NAME",
+        "Sampler",
+        "TRAINING_NAME",
+        "pair_sampler",
+        "row_sampler",
+        "similarity_penalty",
+        "train_autoencoder",
+        "train_classifier",
+    ],
+    "train.language": [
+        "LanguageTraining",
+        "last_checkpoint",
+        "save_language_model",
+        "train_language",
+    ],
+}
 
 
 def test_the_top_level_names():
@@ -33,19 +197,11 @@ def test_the_tensor_room_stands_alone():
     assert shown.stdout.strip() == "set()"
 
 
-def test_the_names_of_the_data_room():
-    assert sorted(bilens.data.__all__) == [
-        "Corpus",
-        "Grammar",
-        "ImageData",
-        "clean",
-        "load_corpus",
-        "load_images",
-        "read_texts",
-        "token_id",
-        "train_tokenizer",
-    ]
-    assert all(hasattr(bilens.data, name) for name in bilens.data.__all__)
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_names_of_a_room(room):
+    module = importlib.import_module(f"bilens.{room}")
+    assert sorted(module.__all__) == ROOMS[room]
+    assert all(hasattr(module, name) for name in module.__all__)
 
 
 def test_the_data_room_is_quick_to_import():

@@ -28,8 +28,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> "PreTrained
 
     Every character that is no letter is a token of its own, white space only separates, letters
     are lower case and without accents, and a word that is no token is cut into pieces, those after
-    the first written ##like ##this. [PAD] [UNK] [BOS] [EOS] are tokens 0 to 3; none of them is
-    added when a text is tokenized: where a text begins and ends is for the caller to say.
+    the first written ##like ##this. `[PAD]`, `[UNK]`, `[BOS]` and `[EOS]` are tokens 0 to 3; none
+    of them is added when a text is tokenized: where a text begins and ends is for the caller to
+    say.
 
     Args:
         texts: What to learn from, cleaned (`bilens.data.clean`). The same texts give the same

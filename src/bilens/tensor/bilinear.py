@@ -253,7 +253,8 @@ class BilinearTensor:
     def inner(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
         """Frobenius inner product of two symmetric tensors, without building either.
 
-        <A,B> = 1/2 sum_gh (D_A' D_B)_gh [(L_A L_B')_gh (R_A R_B')_gh + (L_A R_B')_gh (R_A L_B')_gh]
+        `<A,B>` = 1/2 sum_gh (D_A' D_B)_gh
+        [(L_A L_B')_gh (R_A R_B')_gh + (L_A R_B')_gh (R_A L_B')_gh]
 
         Computed in float64. The tensors may differ in rank, not in inputs and outputs.
 
@@ -276,7 +277,7 @@ class BilinearTensor:
         return self.inner(self).clamp_min(0).sqrt()
 
     def cosine(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
-        """Cosine between two symmetric tensors: <A,B> / (|A| |B|); 0 if either is zero."""
+        """Cosine between two symmetric tensors: `<A,B> / (|A| |B|)`; 0 if either is zero."""
         scale = self.norm() * other.norm()
         return torch.where(scale > 0, self.inner(other) / scale, torch.zeros_like(scale))
 

@@ -1,0 +1,65 @@
+"""Draw the pictures of the docs: `python -m docs.draw runs/mnist runs/two`.
+
+The runs are those of `bilens train images --data mnist --output runs/mnist` and
+`bilens train images --data mnist --layers 2 --epochs 8 --decay 0.7 --output runs/two`; Chrome or
+Chromium draws.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+import bilens
+from bilens.data import load_images
+from bilens.nn import ImageClassifier
+from bilens.read import read_classifier
+from bilens.report import (
+    eigenvector_figure,
+    save_figure,
+    spectrum_figure,
+    tree_figure,
+    truncation_figure,
+)
+from bilens.tensor import top_paths
+
+FOLDER = Path(__file__).parent / "pictures"
+SHAPE = (28, 28)
+
+
+def draw(mnist: Path, two: Path) -> None:
+    """Draw them all."""
+    data = load_images("mnist")
+    model = _classifier(mnist)
+    reading = read_classifier(model, data)
+    save_figure(
+        spectrum_figure(reading.spectrum[3], title="Spectrum of 3"),
+        FOLDER / "spectrum.svg",
+        width=640,
+    )
+    save_figure(truncation_figure(reading.curve), FOLDER / "truncation.svg", width=640)
+
+    svd = model.tensor().svd()
+    x = data.test_images
+    first = svd.components[0].eig(k=40).oriented(x)
+    title = f"Component 1 of the whole tensor, σ = {svd.values[0]:.3g}"
+    save_figure(eigenvector_figure(first, x, SHAPE, title=title), FOLDER / "component.png", scale=1)
+
+    deep = _classifier(two)
+    paths = top_paths(deep.tensors(), torch.eye(10)[3], 6)
+    save_figure(
+        tree_figure(paths.paths, SHAPE, title="Strongest paths of 3"),
+        FOLDER / "tree.png",
+        scale=1,
+    )
+
+
+def _classifier(run: Path) -> ImageClassifier:
+    model = bilens.load(run)
+    if not isinstance(model, ImageClassifier):
+        raise SystemExit(f"{run} holds no image classifier")
+    return model
+
+
+if __name__ == "__main__":
+    draw(*map(Path, sys.argv[1:]))

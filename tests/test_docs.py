@@ -1,0 +1,87 @@
+"""The docs and the README: every block of Python runs, and every command line is one."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import tyro
+
+import bilens.cli
+from bilens.data import Grammar
+from bilens.files import write_json
+from bilens.nn import ClassifierConfig
+from bilens.train import ClassifierTraining, train_classifier
+from bilens.train.language import save_language_model
+from tests.language import random_model, random_text
+from tests.models import digits
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = {
+    page: [(m[1], m[2], page.read_text()[: m.start()].count("\n")) for m in found]
+    for page in PAGES
+    if (found := list(FENCE.finditer(page.read_text())))
+}
+# Commands with one of these words in them need data, a browser or minutes: they are parsed alone.
+HEAVY = re.compile(r"mnist|tinystories|my-stories|data grammar|--figures|--order|reproduce")
+TRAINING = ClassifierTraining(epochs=6, batch_size=50, weight_decay=0.0, input_noise=0.2)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The runs that the pages speak of, made small."""
+    folder = tmp_path_factory.mktemp("docs") / "runs"
+    for name, layers in (("demo", 1), ("two", 2)):
+        config = ClassifierConfig(64, 10, 12, layers, image_shape=(8, 8))
+        train_classifier(config, digits(), TRAINING, folder / name)
+    shutil.copytree(folder / "demo", folder / "mnist")
+    grammar = Grammar()
+    for name, size in (("grammar", len(grammar.vocabulary)), ("tinystories", 2100)):
+        model = random_model(vocab_size=size).float()
+        save_language_model(folder / name, model, grammar.tokenizer())
+        write_json(folder / name / "training.json", {"data": "grammar"})
+    return folder
+
+
+@pytest.fixture
+def place(runs, tmp_path, monkeypatch):
+    """A folder with those runs, where a small grammar is made and the hub holds runs/demo."""
+    shutil.copytree(runs, tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bilens.data.corpus._GRAMMAR_SENTENCES", 400)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    fetched = "bilens.nn.checkpoint.hf_hub_download"
+    monkeypatch.setattr(fetched, lambda _, name, **hub: str(tmp_path / "runs" / "demo" / name))
+    monkeypatch.setattr("huggingface_hub.ModelHubMixin.push_to_hub", lambda *_: None)
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("page", BLOCKS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_runs(page):
+    state = {"__name__": page.stem, "x": digits().test_images, "ids": random_text()}
+    for language, code, line in BLOCKS[page]:
+        if language == "python":
+            exec(compile("\n" * (line + 1) + code, str(page), "exec"), state)
+            continue
+        for command in code.splitlines():
+            follow(command)
+
+
+def follow(command: str) -> None:
+    """Run a bilens command, or parse it where it is heavy; look a make target up."""
+    words = shlex.split(command, comments=True)
+    if "make" in words:
+        assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
+    elif "torchrun" in words:
+        parse(words[words.index("bilens") + 1 :])
+    elif "bilens" in words[:1]:
+        parse(words[1:])
+        if not HEAVY.search(command):
+            bilens.cli.main(words[1:])
+
+
+def parse(words: list[str]) -> None:
+    tyro.cli(bilens.cli.Command, args=words, config=(tyro.conf.OmitArgPrefixes,))

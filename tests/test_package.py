@@ -1,0 +1,58 @@
+"""What is shipped: the package whole, and nothing else."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = (
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CITATION.cff",
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A source distribution, and the wheel that was built from it, as by `make dist`."""
+    folder = tmp_path_factory.mktemp("package")
+    # The egg-info of an earlier build would bring back files that pyproject.toml leaves out.
+    ignore = shutil.ignore_patterns("*.egg-info", "__pycache__")
+    shutil.copytree(ROOT / "src", folder / "src", ignore=ignore)
+    for name in FILES:
+        shutil.copy(ROOT / name, folder / name)
+    build = [sys.executable, "-m", "build", "--no-isolation"]
+    subprocess.run(build, cwd=folder, capture_output=True, check=True)
+    return folder / "dist"
+
+
+def files_of_the_package() -> set[str]:
+    source = ROOT / "src"
+    found = (path for path in (source / "bilens").rglob("*") if path.is_file())
+    return {str(path.relative_to(source)) for path in found if path.suffix != ".pyc"}
+
+
+def test_the_wheel_holds_the_package_whole(built):
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        names = {name for name in file.namelist() if ".dist-info/" not in name}
+        (license_,) = (name for name in file.namelist() if name.endswith("/licenses/LICENSE"))
+        assert "MIT" in file.read(license_).decode()
+    assert names == files_of_the_package()
+    assert {"bilens/py.typed", "bilens/report/page.html", "bilens/report/page.css"} <= names
+
+
+def test_the_source_distribution_holds_what_building_and_citing_need(built):
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    assert {"CITATION.cff", "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"} <= names
+    assert not [name for name in names if name.startswith(("tests", "docs", "experiments"))]
