@@ -40,6 +40,7 @@ def test_the_names_of_the_data_room():
         "ImageData",
         "clean",
         "load_corpus",
+        "load_documents",
         "load_images",
         "read_texts",
         "token_id",

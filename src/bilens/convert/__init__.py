@@ -12,13 +12,18 @@ from bilens.convert.process import (
     fold_value_biases,
     process,
 )
+from bilens.convert.swish import Swish, find_swish, give_swish, make_bilinear
 
 __all__ = [
     "Processing",
+    "Swish",
     "center_unembed",
     "center_writing_weights",
+    "find_swish",
     "fold_norms",
     "fold_value_biases",
+    "give_swish",
+    "make_bilinear",
     "open_model",
     "open_tokenizer",
     "process",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -88,9 +88,18 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
 
 
 def save_model(
-    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+    directory: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    state: dict[str, Tensor] | None = None,
 ) -> None:
     """Write a model and its tokenizer, each file whole or not at all.
+
+    Args:
+        directory: where to.
+        model: what to write.
+        tokenizer: goes beside it.
+        state: its weights, where several processes held parts of them.
 
     Raises:
         CheckpointError: the disk is full, or refuses.
@@ -98,7 +107,7 @@ def save_model(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name, quiet():
-            model.save_pretrained(name)
+            model.save_pretrained(name, state_dict=state)
             if tokenizer is not None:
                 tokenizer.save_pretrained(name)
             # The configuration is what a model is recognised by, so it comes last.

@@ -40,11 +40,6 @@ class Swish:
         self._config, self._gate = config, gate
 
     @property
-    def start(self) -> float:
-        """The beta that stands for the model's own activation."""
-        return START[getattr(self._config, KEY)["was"]]
-
-    @property
     def beta(self) -> float:
         """The beta of every layer."""
         return self._gate.beta
@@ -58,10 +53,14 @@ class Swish:
 def give_swish(model: PreTrainedModel) -> Swish:
     """Put Swish in the place of the activation in every gated MLP, at the beta nearest to it.
 
+    A model that has Swish already keeps it, and its beta.
+
     Raises:
         BilensError: the model has no gated MLPs, or an activation that is no Swish at any beta.
     """
     mlps, key = gated_mlps(model), _activation_key(model.config)
+    if find_swish(model.config) is not None:
+        return Swish(model.config, mlps[0].sigma())
     was = getattr(model.config, key)
     if was not in START:
         raise BilensError(
