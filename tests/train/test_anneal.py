@@ -195,6 +195,14 @@ def test_a_corpus_that_does_not_fit_is_refused(tmp_path):
         run_anneal(tmp_path, texts=corpus(texts=3))
 
 
+def test_nan_weights_are_named_before_any_training(tmp_path):
+    model = fresh()
+    model.model.norm.weight.data[3] = torch.nan
+    with pytest.raises(CheckpointError, match="model.norm.weight holds NaN or infinite values"):
+        run_anneal(tmp_path, model=model)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_batch_is_shared_out_evenly(tmp_path):
     with pytest.raises(BilensError, match="batch_size=4 cannot be shared out evenly over 1 proc"):
         run_anneal(tmp_path, replace(TRAINING, accumulate=3))

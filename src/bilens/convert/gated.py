@@ -105,7 +105,8 @@ def _check(mlp: GatedMLP) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, weight.shape[1], generator=generator).to(weight)
     rounding = 100 * torch.finfo(weight.dtype).eps
-    if not torch.allclose(mlp.module(x), mlp.computes(x), rtol=rounding, atol=rounding):
+    whole, parts = mlp.module(x), mlp.computes(x)
+    if not torch.allclose(whole, parts, rtol=rounding, atol=rounding, equal_nan=True):
         raise BilensError(
             f"{mlp.name} has the parts of a gated MLP but computes something else than "
             "down(up(x) * activation(gate(x))), so it cannot be made bilinear"

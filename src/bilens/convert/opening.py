@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
 from bilens.convert.record import read_record
 from bilens.convert.swish import base_activation, find_swish, give_swish
 from bilens.errors import BilensError, CheckpointError
@@ -34,13 +35,15 @@ def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
     Swish. Nothing is unpickled, and no code of the model's own is run.
 
     Args:
-        source: a folder, or the name of a repository.
+        source: a folder, the name of a repository, or a .bin file of llama2.c.
         hub: passed to `from_pretrained`: revision, token, dtype, ...
 
     Raises:
         CheckpointError: there is no model, a file is missing or damaged, or weights and
             configuration do not fit together.
     """
+    if is_llama2c(source):
+        return llama2c_model(Path(source))
     try:
         with quiet():
             config = AutoConfig.from_pretrained(source)
@@ -70,11 +73,14 @@ def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
 
 
 def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
-    """The tokenizer that was saved with a model.
+    """The tokenizer that was saved with a model; tokN.bin beside a model of llama2.c with N tokens.
 
     Raises:
         CheckpointError: it is missing or damaged, or has more tokens than the model.
     """
+    if is_llama2c(source):
+        size = model.config.vocab_size
+        return llama2c_tokenizer(Path(source).with_name(f"tok{size}.bin"), size)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     except ERRORS as error:

@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 
 from bilens.convert.anatomy import Anatomy
 from bilens.convert.families import anatomy
+from bilens.convert.finite import check_finite
 from bilens.convert.record import write_record
 from bilens.convert.steps import STEPS, refusal
-from bilens.errors import BilensError, CheckpointError
+from bilens.errors import BilensError
 
 __all__ = [
     "Processing",
@@ -130,7 +131,7 @@ def _apply(
     if strict and reasons:
         [(step, reason)] = reasons.items()
         raise BilensError(f"{step} would change what this model computes: {reason}")
-    _check_finite(model)
+    check_finite(model)
     before = _log_probabilities(model)
     if not in_place:
         model = _sharing_memory(model)
@@ -150,15 +151,6 @@ def _maps(model: Anatomy) -> list[Any]:
         for part in (*(m for r in model.readings for m in r.maps), *model.writes, model.unembed)
     }
     return list(unique.values())
-
-
-def _check_finite(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise CheckpointError(
-                f"{name} holds NaN or infinite values, so nothing was processed. Fetch the model "
-                "again; if it was trained here, its training has diverged."
-            )
 
 
 def _sharing_memory(model: PreTrainedModel) -> PreTrainedModel:

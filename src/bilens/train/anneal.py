@@ -20,7 +20,7 @@ from transformers import (
     set_seed,
 )
 
-from bilens.convert import Swish, give_swish, save_model
+from bilens.convert import Swish, check_finite, give_swish, save_model
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.files import write_json, write_text
@@ -73,12 +73,13 @@ def anneal(
     Raises:
         BilensError: the model is not gated, the corpus does not fit it, the batch cannot be shared
             out evenly, or the loss is no longer finite.
-        CheckpointError: `resume` finds nothing it can go on from.
+        CheckpointError: a weight is NaN or infinite, or `resume` finds nothing it can go on from.
         KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
 
     Source:
         Pearce et al. 2024, section 6.3 and appendix D.
     """
+    check_finite(model)
     _check_corpus(model, corpus, training)
     settings = {"data": corpus.name, **asdict(training), "model": model.config.to_diff_dict()}
     if schedule is not None:
