@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -47,6 +47,10 @@ class Processing:
     untied: bool = False
     added_biases: tuple[str, ...] = ()
     change: float = 0.0
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
 
 
 def process(
