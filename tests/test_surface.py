@@ -15,6 +15,7 @@ ROOMS = {
         "ImageData",
         "clean",
         "load_corpus",
+        "load_documents",
         "load_images",
         "read_texts",
         "token_id",

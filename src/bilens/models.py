@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 
-from bilens.errors import BilensError, CheckpointError
+from bilens.errors import CheckpointError
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 
 if TYPE_CHECKING:
@@ -49,22 +48,6 @@ def load(
 
 def _load_language(source: str | Path, **hub: Any) -> Any:
     # transformers takes seconds to import, and classifiers do without it.
-    from bilens.nn.language import LanguageModel  # noqa: PLC0415
-    from bilens.nn.language.quiet import quiet  # noqa: PLC0415
+    from bilens.convert import open_model  # noqa: PLC0415
 
-    try:
-        with quiet():
-            found: Any = LanguageModel.from_pretrained(
-                source, output_loading_info=True, use_safetensors=True, **hub
-            )
-    except (SafetensorError, OSError, RuntimeError, ValueError, BilensError) as error:
-        raise CheckpointError(f"{source} holds no whole language model: {error}") from error
-    model, report = found
-    wrong = {name: names for name, names in report.items() if names}
-    if wrong:
-        text = "; ".join(f"{name}: {sorted(map(str, names))}" for name, names in wrong.items())
-        raise CheckpointError(
-            f"{source}: the weights do not fit config.json ({text}). Train again, or fetch the "
-            "files again."
-        )
-    return model
+    return open_model(source, **hub)

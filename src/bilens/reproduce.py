@@ -25,6 +25,7 @@ RECIPES = (
     "fig9",
     "masks",
     "search",
+    "anneal",
     "case_digits",
     "case_svd",
     "case_sae",

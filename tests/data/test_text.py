@@ -166,7 +166,11 @@ def test_the_hub_out_of_reach(monkeypatch):
         ("a.txt", b"ab\x00\x01", r"found a binary file \(it has zero bytes\); leave it out"),
         ("a.txt", "café".encode("latin-1"), "expected text in UTF-8, .* iconv"),
         ("a.txt.gz", b"plain", "expected a readable file, found BadGzipFile: .*; fetch it again"),
-        ("a.txt.gz", gzip.compress(b"cut off", mtime=0)[:-9], "expected a readable file, found EOFError"),
+        (
+            "a.txt.gz",
+            gzip.compress(b"cut off", mtime=0)[:-9],
+            "expected a readable file, found EOFError",
+        ),
         ("a.parquet", b"plain", "expected a Parquet file, found ArrowInvalid: .*; fetch it again"),
         ("a.jsonl", b'{"text": "a"}\n{', "one JSON object per line, found in line 2: Expecting"),
         ("a.jsonl", b"[1]", "one JSON object per line, found in line 1 a list$"),

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import bilens
+from bilens.convert import save_model
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import language
 from bilens.train.language import LanguageTraining, last_checkpoint, train_language
@@ -146,7 +147,7 @@ def test_bad_settings_are_named(change, message):
 
 def test_load_finds_a_language_model(tmp_path):
     model = random_model().float()
-    language.save_language_model(tmp_path, model, toy_tokenizer())
+    save_model(tmp_path, model, toy_tokenizer())
     again = bilens.load(tmp_path)
     assert torch.equal(again.W_E, model.W_E)
     assert not again.training
@@ -156,7 +157,7 @@ def test_load_finds_a_language_model(tmp_path):
 @pytest.mark.parametrize("damage", ["cut", "shape", "missing"])
 def test_a_damaged_checkpoint_is_named(tmp_path, damage):
     model = random_model().float()
-    language.save_language_model(tmp_path, model, toy_tokenizer())
+    save_model(tmp_path, model, toy_tokenizer())
     path = tmp_path / "model.safetensors"
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:200])

@@ -6,11 +6,14 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from bilens.cli.anneal import Anneal, Export
 from bilens.cli.decompose import Decompose
 from bilens.cli.demo import Demo
 from bilens.cli.ngrams import Contexts, Generate, NGrams
+from bilens.cli.process import Process
 from bilens.cli.report import Report
 from bilens.cli.reproduce import Reproduce
+from bilens.cli.spectra import Spectra
 from bilens.cli.train import Train
 from bilens.errors import BilensError
 
@@ -22,6 +25,10 @@ Command = (
     | Annotated[NGrams, tyro.conf.subcommand("ngrams")]
     | Annotated[Contexts, tyro.conf.subcommand("contexts")]
     | Annotated[Generate, tyro.conf.subcommand("generate")]
+    | Annotated[Process, tyro.conf.subcommand("process")]
+    | Annotated[Anneal, tyro.conf.subcommand("anneal")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Spectra, tyro.conf.subcommand("spectra")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
@@ -44,5 +51,5 @@ def main(args: list[str] | None = None) -> None:
         errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        errors.print("stopped; `bilens train` goes on from here with --resume", highlight=False)
+        errors.print("stopped; a training goes on from here with --resume", highlight=False)
         sys.exit(130)

@@ -11,10 +11,11 @@ from rich.console import Console
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import TRAINING_NAME
 
-__all__ = ["DataDir", "RunDir", "choose_device", "out", "read_training"]
+__all__ = ["DataDir", "ModelName", "RunDir", "choose_device", "out", "read_training"]
 
 out = Console()
 DataDir = Path | None
+ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 

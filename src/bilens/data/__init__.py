@@ -1,6 +1,7 @@
 """Data sets: images as tensors, stories as blocks of tokens; from files, the hub, or made here."""
 
 from bilens.data.corpus import Corpus, load_corpus
+from bilens.data.documents import load_documents
 from bilens.data.grammar import Grammar
 from bilens.data.images import ImageData, load_images
 from bilens.data.text import clean, read_texts
@@ -12,6 +13,7 @@ __all__ = [
     "ImageData",
     "clean",
     "load_corpus",
+    "load_documents",
     "load_images",
     "read_texts",
     "token_id",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-__all__ = ["write_blocks", "write_stories"]
+__all__ = ["write_blocks", "write_rows", "write_stories"]
 
 
 def write_stories(path: Path, batches: Iterable[list[str]]) -> None:
@@ -28,6 +28,14 @@ def write_blocks(
         pa.FixedSizeListArray.from_arrays(pa.array(batch.ravel()), n_ctx) for batch in batches
     )
     return _write(path, "input_ids", pa.list_(pa.int32(), n_ctx), arrays)
+
+
+def write_rows(path: Path, batches: Iterable[list[list[int]]]) -> int:
+    """Write a column `input_ids` of rows of any length; return how many there were."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    kind = pa.list_(pa.int32())
+    return _write(path, "input_ids", kind, (pa.array(batch, kind) for batch in batches))
 
 
 def _write(path: Path, column: str, kind: Any, arrays: Iterable[Any]) -> int:

@@ -2,16 +2,16 @@
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int, Int32
 
 from bilens.data.arrow import write_blocks, write_stories
+from bilens.data.cache import cache_folder, fingerprint, identity
 from bilens.data.grammar import Grammar
 from bilens.data.text import clean, read_texts, text_files
 from bilens.data.tokenizer import train_tokenizer
@@ -101,14 +101,14 @@ def load_corpus(
     if name == "grammar":
         return _grammar(settings, tokenizer)
     files = text_files(name, data_dir)
-    key = _fingerprint(
+    key = fingerprint(
         _CACHE_VERSION,
-        [_identity(path) for path in files] or name,
+        [identity(path) for path in files] or name,
         astuple(settings),
         None if tokenizer is None else tokenizer.backend_tokenizer.to_str(),
     )
     called = Path(name).resolve().name
-    folder = _cache_dir(cache_dir) / f"{called}-{key}"
+    folder = cache_folder(cache_dir) / f"{called}-{key}"
     if not folder.is_dir():
         with folder_written_whole(folder) as draft:
             _build(draft, str(name), read_texts(name, data_dir), settings, tokenizer)
@@ -161,24 +161,6 @@ def _grammar(
         for part in np.split(ids, [held_out])
     )
     return Corpus("grammar", own, train, validation)
-
-
-def _identity(path: Path) -> tuple[str, int, int]:
-    status = path.stat()
-    return str(path.resolve()), status.st_size, status.st_mtime_ns
-
-
-def _fingerprint(*parts: Any) -> str:
-    content = json.dumps(parts, sort_keys=True).encode()
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
-
-
-def _cache_dir(cache_dir: str | Path | None) -> Path:
-    if cache_dir is not None:
-        return Path(cache_dir)
-    from huggingface_hub import constants  # noqa: PLC0415
-
-    return Path(constants.HF_HOME) / "bilens"
 
 
 def _build(

@@ -2,39 +2,34 @@
 
 import json
 import math
-import tempfile
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import Progress, TaskID
 from transformers import (
     PreTrainedTokenizerBase,
     PrinterCallback,
     Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
     set_seed,
 )
 
+from bilens.convert import save_model
 from bilens.data import Corpus
-from bilens.errors import BilensError, CheckpointError
+from bilens.errors import BilensError
 from bilens.files import write_json, write_text
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.quiet import quiet
 from bilens.progress import progress_bar
 from bilens.train.classifier import METRICS_NAME
-from bilens.train.interrupt import Interrupt, interrupt_between_steps
+from bilens.train.interrupt import interrupt_between_steps
 from bilens.train.language_settings import LanguageTraining
 from bilens.train.state import TRAINING_NAME
+from bilens.train.trainer import CHECKPOINTS, Watch, checkpoint_to_resume, last_checkpoint
 
-__all__ = ["LanguageTraining", "last_checkpoint", "save_language_model", "train_language"]
-
-CHECKPOINTS = "checkpoints"
+__all__ = ["LanguageTraining", "last_checkpoint", "train_language"]
 
 
 def train_language(
@@ -71,11 +66,11 @@ def train_language(
     """
     _check_corpus(config, corpus)
     settings = json.loads(json.dumps(_settings(config, corpus, training)))
-    checkpoint = _checkpoint_to_resume(run, settings) if resume else None
+    checkpoint = checkpoint_to_resume(run, settings) if resume else None
     set_seed(training.seed)
     model = LanguageModel(_with_tokens(config, corpus.tokenizer))
     with interrupt_between_steps() as interrupt, progress_bar() as bar, quiet():
-        watch = _Watch(interrupt, bar)
+        watch = Watch(interrupt, bar)
         trainer = Trainer(
             model=model,
             args=_arguments(training, run, use_cpu),
@@ -95,57 +90,10 @@ def train_language(
     if interrupt.requested:
         raise KeyboardInterrupt
     if trainer.is_world_process_zero():
-        save_language_model(run, model, corpus.tokenizer)
+        save_model(run, model, corpus.tokenizer)
         lines = (json.dumps(record) + "\n" for record in history)
         write_text(run / METRICS_NAME, "".join(lines))
     return model.eval(), history  # type: ignore[no-untyped-call]
-
-
-def save_language_model(
-    directory: Path, model: LanguageModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Write the model and its tokenizer, each file whole or not at all."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name, quiet():
-        model.save_pretrained(name)
-        tokenizer.save_pretrained(name)
-        # The configuration is what a model is recognised by, so it comes last.
-        files = sorted(Path(name).iterdir(), key=lambda path: path.name == "config.json")
-        for file in files:
-            file.replace(directory / file.name)
-
-
-def last_checkpoint(run: Path) -> Path | None:
-    """The latest whole checkpoint below `run`; a half-written one has no trainer_state.json."""
-    whole = [path.parent for path in (run / CHECKPOINTS).glob("checkpoint-*/trainer_state.json")]
-    return max(whole, key=lambda path: int(path.name.split("-")[-1]), default=None)
-
-
-class _Watch(TrainerCallback):
-    """Shows how far the training is; ends it on ctrl-C and when the loss is no longer finite."""
-
-    def __init__(self, interrupt: Interrupt, bar: Progress) -> None:
-        self.interrupt, self.bar = interrupt, bar
-        self.task: TaskID = bar.add_task("training", note="")
-
-    def on_train_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
-    ) -> None:
-        self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
-
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
-    ) -> None:
-        self.bar.update(self.task, completed=state.global_step)
-        if self.interrupt.requested:
-            control.should_save = control.should_training_stop = True
-
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
-        for name in ("loss", "eval_loss"):
-            if name in rest["logs"]:
-                self.bar.update(self.task, note=f"{name} {rest['logs'][name]:.4f}")
-        if not math.isfinite(rest["logs"].get("loss", 0.0)):
-            control.should_training_stop = True
 
 
 def _arguments(training: LanguageTraining, run: Path, use_cpu: bool) -> TrainingArguments:
@@ -219,21 +167,3 @@ def _with_tokens(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) -> 
 
 def _settings(config: LanguageConfig, corpus: Corpus, training: LanguageTraining) -> dict[str, Any]:
     return {"data": corpus.name, **asdict(training), "model": config.to_diff_dict()}
-
-
-def _checkpoint_to_resume(run: Path, settings: dict[str, Any]) -> Path:
-    checkpoint = last_checkpoint(run)
-    path = run / TRAINING_NAME
-    if checkpoint is None or not path.is_file():
-        raise CheckpointError(
-            f"There is nothing to resume in {run}: no whole checkpoint below {CHECKPOINTS}. Train "
-            "without --resume."
-        )
-    before = json.loads(path.read_text(encoding="utf-8"))
-    for name in sorted(before.keys() | settings.keys()):
-        if before.get(name) != settings.get(name):
-            raise CheckpointError(
-                f"{run} was trained with {name}={before.get(name)!r}, not "
-                f"{settings.get(name)!r}. Resume with the same settings, or train elsewhere."
-            )
-    return checkpoint

@@ -87,12 +87,15 @@ def _before(
 
 
 def _attention_bias(attn: Attention, like: Tensor) -> Tensor:
-    if attn.out.bias is None:
-        return like.new_zeros(attn.out.out_features)
-    # Each row of a pattern sums to one, so the bias of the values arrives whole.
-    values = attn.value.bias.reshape(attn.n_kv_heads, -1)
-    values = values.repeat_interleave(attn.n_heads // attn.n_kv_heads, 0)
-    bias: Tensor = attn.out.bias + attn.out.weight @ values.flatten()
+    # Weight processing may have given a bias to one of the two alone.
+    bias = like.new_zeros(attn.out.out_features)
+    if attn.out.bias is not None:
+        bias = bias + attn.out.bias
+    if attn.value.bias is not None:
+        # Each row of a pattern sums to one, so the bias of the values arrives whole.
+        values = attn.value.bias.reshape(attn.n_kv_heads, -1)
+        values = values.repeat_interleave(attn.n_heads // attn.n_kv_heads, 0)
+        bias = bias + attn.out.weight @ values.flatten()
     return bias
 
 

@@ -1,0 +1,229 @@
+"""Models and tokenizers of llama2.c, as ordinary ones of transformers.
+
+Source: A. Karpathy, llama2.c, run.c: the legacy float32 export (version 0) and its tokenizer.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from bilens.errors import CheckpointError
+
+__all__ = ["is_llama2c", "llama2c_model", "llama2c_tokenizer"]
+
+HEADER = 7
+SPECIAL = ("<unk>", "<s>", "</s>")
+SPACE = "▁"
+
+
+@dataclass(frozen=True)
+class _Header:
+    d_model: int
+    d_hidden: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    vocab_size: int
+    n_ctx: int
+    tied: bool
+
+
+def is_llama2c(source: str | Path) -> bool:
+    """Whether this is a file of llama2.c, going by its name."""
+    return Path(source).suffix == ".bin" and Path(source).is_file()
+
+
+def llama2c_model(path: Path) -> LlamaForCausalLM:
+    """Read a model of llama2.c.
+
+    The file is seven int32 (widths, layers, heads, vocabulary, negative where the unembedding is a
+    matrix of its own, length) and the weights in float32, layer after layer for each kind. llama2.c
+    turns neighbouring coordinates by rotary positions and transformers those half a head apart, so
+    the rows of queries and keys change places.
+
+    Args:
+        path: the .bin file.
+
+    Raises:
+        CheckpointError: it is no such file, or cut.
+    """
+    header = _read_header(path)
+    state = dict(_read_weights(path, header))
+    config = LlamaConfig(
+        vocab_size=header.vocab_size,
+        hidden_size=header.d_model,
+        intermediate_size=header.d_hidden,
+        num_hidden_layers=header.n_layers,
+        num_attention_heads=header.n_heads,
+        num_key_value_heads=header.n_kv_heads,
+        max_position_embeddings=header.n_ctx,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=header.tied,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = LlamaForCausalLM(config)
+    if header.tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state)
+    model.eval()
+    return model
+
+
+def llama2c_tokenizer(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
+    """Read a tokenizer of llama2.c: pieces with scores, of which the best pair is merged first.
+
+    Args:
+        path: the .bin file: the longest piece's length, then score, length and bytes of each.
+        vocab_size: of the model.
+
+    Raises:
+        CheckpointError: it is missing, no such file, or of another size.
+    """
+    pieces = list(_read_pieces(path, vocab_size))
+    names = [*SPECIAL, *(piece.replace(" ", SPACE) for _, piece in pieces[len(SPECIAL) :])]
+    scores = dict(zip(names, (score for score, _ in pieces), strict=True))
+    vocabulary = {name: number for number, name in enumerate(names)}
+    bpe = models.BPE(
+        vocab=vocabulary,
+        merges=_merges(scores),
+        unk_token=SPECIAL[0],
+        byte_fallback=True,
+        fuse_unk=True,
+    )
+    tokenizer = Tokenizer(bpe)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace(SPACE, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    unk, bos, eos = SPECIAL
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token=unk, bos_token=bos, eos_token=eos
+    )
+
+
+def _read_header(path: Path) -> _Header:
+    raw = np.fromfile(path, dtype="<i4", count=HEADER)
+    if len(raw) < HEADER:
+        raise CheckpointError(f"{path} has no header of {HEADER} int32; it is no llama2.c model")
+    d_model, d_hidden, n_layers, n_heads, n_kv_heads, vocab_size, n_ctx = map(int, raw)
+    header = _Header(
+        d_model, d_hidden, n_layers, n_heads, n_kv_heads, abs(vocab_size), n_ctx, vocab_size > 0
+    )
+    sizes = (d_model, d_hidden, n_layers, n_heads, n_kv_heads, abs(vocab_size), n_ctx)
+    if min(sizes) < 1 or d_model % n_heads or n_heads % n_kv_heads:
+        raise CheckpointError(
+            f"{path} begins with {list(map(int, raw))}, which are no sizes of a llama2.c model; "
+            "expected the legacy export, version 0"
+        )
+    expected = 4 * (HEADER + sum(prod(shape) for _, shape in _layout(header)))
+    if path.stat().st_size != expected:
+        raise CheckpointError(
+            f"{path} has {path.stat().st_size:,} bytes; its header asks for {expected:,}. Fetch it "
+            "again."
+        )
+    return header
+
+
+def _layout(header: _Header) -> list[tuple[str, tuple[int, ...]]]:
+    """What stands in the file one after the other, and its shapes; {} is the number of a layer."""
+    d, h, n = header.d_model, header.d_hidden, header.n_layers
+    d_head = d // header.n_heads
+    kv, half = header.n_kv_heads * d_head, d_head // 2
+    attention, mlp = "model.layers.{}.self_attn", "model.layers.{}.mlp"
+    return [
+        ("model.embed_tokens.weight", (header.vocab_size, d)),
+        ("model.layers.{}.input_layernorm.weight", (n, d)),
+        (f"{attention}.q_proj.weight", (n, d, d)),
+        (f"{attention}.k_proj.weight", (n, kv, d)),
+        (f"{attention}.v_proj.weight", (n, kv, d)),
+        (f"{attention}.o_proj.weight", (n, d, d)),
+        ("model.layers.{}.post_attention_layernorm.weight", (n, d)),
+        (f"{mlp}.gate_proj.weight", (n, h, d)),
+        (f"{mlp}.down_proj.weight", (n, d, h)),
+        (f"{mlp}.up_proj.weight", (n, h, d)),
+        ("model.norm.weight", (d,)),
+        # Cosines and sines of rotary positions, which transformers works out itself.
+        ("", (2, header.n_ctx, half)),
+        *([] if header.tied else [("lm_head.weight", (header.vocab_size, d))]),
+    ]
+
+
+def _read_weights(path: Path, header: _Header) -> Iterator[tuple[str, Tensor]]:
+    numbers = np.memmap(path, dtype="<f4", mode="r", offset=4 * HEADER)
+    start = 0
+    for name, shape in _layout(header):
+        part = torch.from_numpy(numbers[start : start + prod(shape)].reshape(shape).copy())
+        start += prod(shape)
+        if "{}" in name:
+            for layer, weight in enumerate(part):
+                turned = "q_proj" in name or "k_proj" in name
+                d_head = header.d_model // header.n_heads
+                yield name.format(layer), _half_split(weight, d_head) if turned else weight
+        elif name:
+            yield name, part
+
+
+def _half_split(
+    weight: Float[Tensor, "n_out d_model"], d_head: int
+) -> Float[Tensor, "n_out d_model"]:
+    """Rows of neighbouring pairs in the order of pairs half a head apart."""
+    return rearrange(weight, "(h i two) d -> (h two i) d", i=d_head // 2, two=2).contiguous()
+
+
+def _read_pieces(path: Path, vocab_size: int) -> Iterator[tuple[float, str]]:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}, the tokenizer, cannot be read: {error}") from error
+    place = 4
+    for number in range(vocab_size):
+        if place + 8 > len(raw):
+            raise CheckpointError(
+                f"{path} ends after {number} pieces; the model has {vocab_size} tokens, so they do "
+                "not belong together"
+            )
+        score, length = struct.unpack_from("<fi", raw, place)
+        piece = raw[place + 8 : place + 8 + length]
+        place += 8 + length
+        yield score, piece.decode("utf-8", errors="replace")
+    if place != len(raw):
+        raise CheckpointError(
+            f"{path} has more than {vocab_size} pieces, the tokens of the model; they do not "
+            "belong together"
+        )
+
+
+def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
+    """Every pair of pieces that makes a piece, the best score first."""
+    found = []
+    for piece, score in scores.items():
+        if piece in SPECIAL or (piece.startswith("<0x") and len(piece) == 6):
+            continue
+        for cut in range(1, len(piece)):
+            first, second = piece[:cut], piece[cut:]
+            if first in scores and second in scores:
+                found.append((-score, first, second))
+    found.sort(key=lambda merge: merge[0])
+    return [(first, second) for _, first, second in found]

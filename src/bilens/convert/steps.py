@@ -1,0 +1,162 @@
+"""The mathematics of weight processing: four rewritings of weights that change no function.
+
+A LayerNorm is x -> g * c / |c| sqrt(d) + b with c = x - mean(x), and every linear map W x + e that
+reads it can take over what is linear in it:
+
+fold_norms: W g * (..) + (e + W b), and the norm keeps the centring and the scaling. What it hands
+over then has mean 0, so the mean of each row of W is without effect and is taken away too. RMSNorm
+is the same without mean and b.
+
+fold_value_biases: a row of an attention pattern sums to 1, so a bias b_V arrives whole behind the
+pattern, and W_O b_V belongs to the bias of the output.
+
+center_writing_weights: a stream that is only read through LayerNorms is read without its mean, so
+nothing has to write one, and every column of what writes is centred.
+
+center_unembed: softmax does not see what all logits share, so the rows of W_U, one for each token,
+are centred together.
+
+Source: the weight processing of TransformerLens (`fold_ln` and its companions), and Elhage et al.
+2021, "Handling Layer Normalization".
+"""
+
+from collections.abc import Callable
+
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Float
+from torch import Tensor
+
+from bilens.convert.anatomy import Anatomy, Map, Table, Values
+
+__all__ = ["STEPS", "Step", "refusal"]
+
+Step = Callable[[Anatomy], list[str]]
+"""Rewrites the weights of an anatomy and says what was folded where."""
+
+
+def _fold_norms(model: Anatomy) -> list[str]:
+    done = []
+    for reading in model.readings:
+        norm = reading.norm
+        if norm is None:
+            continue
+        plain, gain, bias = norm.is_plain(), norm.gain(), norm.bias()
+        for part in reading.maps:
+            weight = part.weight()
+            if bias is not None and bias.any():
+                had = part.bias()
+                added = weight @ bias
+                part.set_bias(added if had is None else had + added)
+            if not plain:
+                weight = weight * gain
+            moved = _take_mean(weight, 1, part) if norm.centres else weight
+            if not plain or moved is not weight:
+                part.set_weight(moved)
+                done.append(
+                    f"{norm.name} into {part.name}" if not plain else f"{part.name} centred"
+                )
+        if not plain:
+            norm.make_plain()
+    return done
+
+
+def _fold_value_biases(model: Anatomy) -> list[str]:
+    done = []
+    for values in model.values:
+        bias = values.reads.bias()
+        if bias is None or not bias[values.rows].any():
+            continue
+        arriving = values.writes.weight() @ _for_each_head(bias[values.rows], values)
+        had = values.writes.bias()
+        values.writes.set_bias(arriving if had is None else had + arriving)
+        left = bias.clone()
+        left[values.rows] = 0
+        values.reads.set_bias(left)
+        done.append(f"bias of values in {values.reads.name} into {values.writes.name}")
+    return done
+
+
+def _for_each_head(
+    bias: Float[Tensor, " values"], values: Values
+) -> Float[Tensor, " heads_d_head"]:
+    """The bias of each head, where heads share values."""
+    heads = rearrange(bias, "(h d) -> h d", d=values.d_head)
+    return repeat(heads, "h d -> (h n d)", n=values.shared)
+
+
+def _center_writing_weights(model: Anatomy) -> list[str]:
+    done = []
+    for table in model.tables:
+        rows = table.weight()
+        moved = _take_mean(rows, 1, table)
+        if moved is not rows:
+            table.set_weight(moved)
+            done.append(f"{table.name} centred")
+    for part in model.writes:
+        weight, bias = part.weight(), part.bias()
+        moved = _take_mean(weight, 0, part)
+        if moved is not weight:
+            part.set_weight(moved)
+            done.append(f"{part.name} centred")
+        if bias is not None and _take_mean(bias, 0, part) is not bias:
+            part.set_bias(_take_mean(bias, 0, part))
+            done.append(f"bias of {part.name} centred")
+    return done
+
+
+def _center_unembed(model: Anatomy) -> list[str]:
+    part, done = model.unembed, []
+    weight, bias = part.weight(), part.bias()
+    moved = _take_mean(weight, 0, part)
+    if moved is not weight:
+        part.set_weight(moved)
+        done.append(f"{part.name} centred")
+    if bias is not None and _take_mean(bias, 0, part) is not bias:
+        part.set_bias(_take_mean(bias, 0, part))
+        done.append(f"bias of {part.name} centred")
+    return done
+
+
+def _take_mean(weight: Tensor, axis: int, part: Map | Table) -> Tensor:
+    """The weights without their mean over an axis; the same tensor where it is only rounding.
+
+    What rounding to the storage dtype leaves of a mean stays, so that a second time changes
+    nothing.
+    """
+    mean = weight.mean(axis, keepdim=True)
+    rounding = 8 * torch.finfo(part.module.weight.dtype).eps  # type: ignore[arg-type]
+    if _size(mean) <= rounding * _size(weight):
+        return weight
+    return weight - mean
+
+
+def _size(weight: Tensor) -> Tensor:
+    size: Tensor = torch.linalg.vector_norm(weight) / weight.numel() ** 0.5
+    return size
+
+
+STEPS: dict[str, Step] = {
+    "fold_norms": _fold_norms,
+    "fold_value_biases": _fold_value_biases,
+    "center_writing_weights": _center_writing_weights,
+    "center_unembed": _center_unembed,
+}
+"""By name, in the order in which `process` applies them: biases move before they are centred."""
+
+
+def refusal(step: str, model: Anatomy) -> str | None:
+    """Why a step would change what a model computes; None where it would not."""
+    match step:
+        case "fold_norms":
+            apart = [r.apart for r in model.readings if r.norm is not None and r.apart is not None]
+            return apart[0] if apart else None
+        case "center_writing_weights":
+            seeing = [r for r in model.readings if r.norm is None or not r.norm.centres]
+            if seeing:
+                reader = seeing[0].maps[0].name
+                through = "no norm" if seeing[0].norm is None else "an RMSNorm"
+                return f"{reader} reads the stream through {through}, which lets its mean pass"
+        case "center_unembed" if model.softcap:
+            return "the logits go through a soft-cap, which what they share does not leave alone"
+    return None

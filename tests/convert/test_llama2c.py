@@ -1,0 +1,166 @@
+"""Files of llama2.c, against its own forward pass and its own merging, written out here."""
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from bilens.convert import open_model, open_tokenizer
+from bilens.convert.llama2c import llama2c_tokenizer
+from bilens.errors import CheckpointError
+
+D, H, N, HEADS, KV, VOCAB, TIME = 16, 20, 2, 4, 2, 30, 12
+D_HEAD = D // HEADS
+
+
+def weights(tied, seed=0):
+    generator = np.random.default_rng(seed)
+    shapes = {
+        "embed": (VOCAB, D),
+        "att_norm": (N, D),
+        "q": (N, D, D),
+        "k": (N, KV * D_HEAD, D),
+        "v": (N, KV * D_HEAD, D),
+        "o": (N, D, D),
+        "mlp_norm": (N, D),
+        "gate": (N, H, D),
+        "down": (N, D, H),
+        "up": (N, H, D),
+        "norm": (D,),
+        "freq": (2, TIME, D_HEAD // 2),
+        **({} if tied else {"unembed": (VOCAB, D)}),
+    }
+    return {
+        name: generator.standard_normal(shape).astype("<f4") / shape[-1] ** 0.5
+        for name, shape in shapes.items()
+    }
+
+
+def write(path, parts, header=None):
+    sign = -1 if "unembed" in parts else 1
+    header = header or (D, H, N, HEADS, KV, sign * VOCAB, TIME)
+    path.write_bytes(
+        struct.pack("<7i", *header)
+        + b"".join(part.astype("<f4").tobytes() for part in parts.values())
+    )
+
+
+def rms(x, gain):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain
+
+
+def turned(x):
+    """Neighbouring pairs as complex numbers, turned by their position."""
+    pairs = x.reshape(len(x), -1, D_HEAD // 2, 2)
+    numbers = pairs[..., 0] + 1j * pairs[..., 1]
+    speeds = 10_000.0 ** (-np.arange(0, D_HEAD, 2) / D_HEAD)
+    numbers = numbers * np.exp(1j * np.arange(len(x))[:, None, None] * speeds)
+    return np.stack([numbers.real, numbers.imag], -1).reshape(len(x), -1, D_HEAD)
+
+
+def logits(parts, ids):
+    w = {name: part.astype(np.float64) for name, part in parts.items()}
+    x = w["embed"][ids]
+    for layer in range(N):
+        read = rms(x, w["att_norm"][layer])
+        q, k = (turned(read @ w[name][layer].T) for name in "qk")
+        v = (read @ w["v"][layer].T).reshape(len(ids), KV, D_HEAD)
+        mixed = []
+        for head in range(HEADS):
+            group = head // (HEADS // KV)
+            scores = q[:, head] @ k[:, group].T / D_HEAD**0.5
+            scores[np.triu_indices(len(ids), 1)] = -np.inf
+            looks = np.exp(scores - scores.max(-1, keepdims=True))
+            mixed.append(looks / looks.sum(-1, keepdims=True) @ v[:, group])
+        x = x + np.concatenate(mixed, -1) @ w["o"][layer].T
+        read = rms(x, w["mlp_norm"][layer])
+        gate = read @ w["gate"][layer].T
+        hidden = gate / (1 + np.exp(-gate)) * (read @ w["up"][layer].T)
+        x = x + hidden @ w["down"][layer].T
+    return rms(x, w["norm"]) @ w.get("unembed", w["embed"]).T
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_model_computes_what_llama2c_does(tmp_path, tied):
+    parts = weights(tied)
+    write(tmp_path / "model.bin", parts)
+    model = open_model(tmp_path / "model.bin")
+    ids = np.random.default_rng(1).integers(VOCAB, size=TIME)
+    found = model(torch.from_numpy(ids)[None]).logits[0].detach().double().numpy()
+    np.testing.assert_allclose(found, logits(parts, ids), atol=1e-5)
+    assert model.config.tie_word_embeddings is tied
+
+
+PIECES = ["<unk>", "\n<s>\n", "\n</s>\n", *(f"<0x{i:02X}>" for i in range(256))]
+MERGED = [" t", "he", " the", "re", " a", "th"]
+LETTERS = [" ", "a", "e", "h", "r", "t", "é"]
+ALL_PIECES = PIECES + MERGED + LETTERS
+
+
+def write_tokenizer(path, pieces=ALL_PIECES):
+    parts = [struct.pack("<i", 9)]
+    for number, piece in enumerate(pieces):
+        raw = piece.encode()
+        score = -float(number - len(PIECES)) if number >= len(PIECES) else 0.0
+        parts.append(struct.pack("<fi", score, len(raw)) + raw)
+    path.write_bytes(b"".join(parts))
+
+
+def encode(text):
+    """As run.c does: letters, or bytes, and then again and again the best pair."""
+    ids = []
+    for letter in " " + text:
+        known = letter in ALL_PIECES
+        ids += [ALL_PIECES.index(letter)] if known else [3 + byte for byte in letter.encode()]
+    while True:
+        pairs = [
+            (ALL_PIECES.index(joined), place)
+            for place in range(len(ids) - 1)
+            if (joined := ALL_PIECES[ids[place]] + ALL_PIECES[ids[place + 1]]) in MERGED
+        ]
+        if not pairs:
+            return [1, *ids]
+        best, place = min(pairs)
+        ids[place : place + 2] = [best]
+
+
+@pytest.mark.parametrize("text", ["the ear there", "aé\nx", "hehe three  a", "<s>", "r"])
+def test_the_tokenizer_merges_what_llama2c_does(tmp_path, text):
+    write_tokenizer(tmp_path / "tok.bin")
+    tokenizer = llama2c_tokenizer(tmp_path / "tok.bin", len(ALL_PIECES))
+    ids = tokenizer(text, split_special_tokens=True)["input_ids"]
+    assert ids == encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+
+
+def test_the_tokenizer_lies_beside_the_model(tmp_path):
+    write(tmp_path / "model.bin", weights(True))
+    model = open_model(tmp_path / "model.bin")
+    with pytest.raises(CheckpointError, match=r"tok30.bin, the tokenizer, cannot be read"):
+        open_tokenizer(tmp_path / "model.bin", model)
+    write_tokenizer(tmp_path / "tok30.bin", ALL_PIECES[:30])
+    assert len(open_tokenizer(tmp_path / "model.bin", model)) == 30
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path):
+    write_tokenizer(tmp_path / "tok.bin")
+    size = len(ALL_PIECES)
+    with pytest.raises(CheckpointError, match=f"ends after {size} pieces; the model has"):
+        llama2c_tokenizer(tmp_path / "tok.bin", size + 1)
+    with pytest.raises(CheckpointError, match=f"has more than {size - 1} pieces"):
+        llama2c_tokenizer(tmp_path / "tok.bin", size - 1)
+
+
+def test_files_that_are_no_models_are_refused(tmp_path):
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"short")
+    with pytest.raises(CheckpointError, match="has no header of 7 int32; it is no llama2.c model"):
+        open_model(path)
+    write(path, weights(True), (D, H, N, 3, KV, VOCAB, TIME))
+    with pytest.raises(CheckpointError, match=r"begins with \[16, 20, 2, 3, .* no sizes of"):
+        open_model(path)
+    write(path, {"embed": weights(True)["embed"]})
+    with pytest.raises(CheckpointError, match=r"has 1,948 bytes; its header asks for"):
+        open_model(path)

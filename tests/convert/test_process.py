@@ -1,0 +1,269 @@
+"""Weight processing: the function stays, whatever the family, the step and the dtype."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+
+import bilens
+from bilens import convert
+from bilens.convert import open_model, process, save_model
+from bilens.convert.families import anatomy
+from bilens.errors import BilensError, CheckpointError
+from bilens.read.language.stream import block_inputs, read_stream
+from tests.convert.models import ALL, log_probabilities, some_text, tiny
+from tests.language import parts, random_model, random_text
+
+STEPS = ["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]
+WITH_LAYER_NORM = ["gpt2", "gpt2-untied", "neox", "neox-sequential", "neox-no-bias"]
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-5}
+
+
+@pytest.fixture(autouse=True)
+def exact_gemma(monkeypatch):
+    """Gemma's norm multiplies by its gain in float32, whatever the dtype of the model."""
+
+    def forward(self, x):
+        return self._norm(x) * (1 + self.weight)
+
+    for norm in (Gemma2RMSNorm, Gemma3RMSNorm):
+        monkeypatch.setattr(norm, "forward", forward)
+
+
+def difference(a, b):
+    return (log_probabilities(a) - log_probabilities(b)).abs().max()
+
+
+def allowed(name):
+    known = anatomy(tiny(name))
+    with_mean = any(r.norm is None or not r.norm.centres for r in known.readings)
+    return [
+        step
+        for step in STEPS
+        if not (step == "center_writing_weights" and with_mean)
+        and not (step == "center_unembed" and name == "gemma2")
+    ]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_processing_changes_no_log_probability(name, dtype):
+    model = tiny(name, dtype=dtype)
+    processed, report = process(model)
+    assert processed is not model
+    assert difference(model, processed) < TOLERANCE[dtype]
+    assert report.change < TOLERANCE[dtype]
+    assert list(report.folded) == allowed(name)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ALL)
+def test_each_step_alone_changes_no_log_probability(name, step):
+    model = tiny(name)
+    if step not in allowed(name):
+        with pytest.raises(BilensError, match=f"{step} would change what this model computes"):
+            getattr(convert, step)(model)
+        return
+    processed, report = getattr(convert, step)(model)
+    assert difference(model, processed) < 1e-9
+    assert report.refused == {}
+    assert processed.config.bilens_processing["steps"] == [step]
+
+
+@given(parts=st.fixed_dictionaries(parts), seed=st.integers(0, 99))
+def test_own_models_of_all_parts(parts, seed):
+    model = random_model(seed, n_layers=2, **parts)
+    processed, report = process(model)
+    ids = random_text(9, seed)[None]
+    before, after = (m(ids).logits.log_softmax(-1) for m in (model, processed))
+    assert torch.allclose(before, after, atol=1e-9)
+    apart = parts["positions"] == "shortformer" and parts["norm"] != "none"
+    assert ("fold_norms" in report.refused) == apart
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_norms_are_left_with_centring_and_scaling_alone(name):
+    processed, _ = process(tiny(name))
+    norms = [reading.norm for reading in anatomy(processed).readings if reading.norm]
+    assert all(norm.is_plain() for norm in norms)
+
+
+@pytest.mark.parametrize("name", WITH_LAYER_NORM)
+def test_all_is_centred_behind_layer_norms(name):
+    found = anatomy(process(tiny(name))[0])
+    for reading in found.readings:
+        for part in reading.maps:
+            assert part.weight().mean(1).abs().max() < 1e-12
+    for table in found.tables:
+        assert table.weight().mean(1).abs().max() < 1e-12
+    for part in found.writes:
+        assert part.weight().mean(0).abs().max() < 1e-12
+        assert part.bias() is None or part.bias().mean().abs() < 1e-12
+    assert found.unembed.weight().mean(0).abs().max() < 1e-12
+    assert found.unembed.bias().mean().abs() < 1e-12
+    for values in found.values:
+        bias = values.reads.bias()
+        assert bias is None or not bias[values.rows].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_a_second_time_changes_nothing(name, dtype):
+    once, first = process(tiny(name, dtype=dtype))
+    twice, second = process(once)
+    again = twice.state_dict()
+    assert all(torch.equal(tensor, again[key]) for key, tensor in once.state_dict().items())
+    assert not any(second.folded.values())
+    assert second.added_biases == ()
+    assert second.change == 0
+    assert twice.config.bilens_processing == once.config.bilens_processing
+    assert once.config.bilens_processing["steps"] == list(first.folded)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_input_is_left_alone(name):
+    model = tiny(name).train()
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    settings = json.dumps(model.config.to_dict(), default=str)
+    process(model)
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert json.dumps(model.config.to_dict(), default=str) == settings
+    assert all(module.training for module in model.modules())
+
+
+def test_what_stays_is_not_copied():
+    model = tiny("llama")
+    processed, _ = process(model)
+    kept = model.model.layers[0].mlp.down_proj.weight
+    folded = model.model.layers[0].mlp.up_proj.weight
+    assert processed.model.layers[0].mlp.down_proj.weight.data_ptr() == kept.data_ptr()
+    assert processed.model.layers[0].mlp.up_proj.weight.data_ptr() != folded.data_ptr()
+
+
+def test_in_place_the_model_itself_changes():
+    model = tiny("gpt2")
+    before = log_probabilities(model)
+    processed, report = process(model, in_place=True)
+    assert processed is model
+    assert report.untied
+    assert model.config.tie_word_embeddings is False
+    assert torch.allclose(log_probabilities(model), before, atol=1e-9)
+
+
+def test_the_report_says_what_was_folded_where():
+    _, report = process(tiny("qwen2"))
+    assert (
+        "model.layers.1.input_layernorm into model.layers.1.self_attn.k_proj"
+        in (report.folded["fold_norms"])
+    )
+    assert report.folded["center_unembed"] == ["lm_head centred"]
+    assert report.folded["fold_value_biases"][0] == (
+        "bias of values in model.layers.0.self_attn.v_proj into model.layers.0.self_attn.o_proj"
+    )
+    assert report.added_biases == tuple(f"model.layers.{i}.self_attn.o_proj" for i in range(2))
+    assert report.refused["center_writing_weights"] == (
+        "model.layers.0.self_attn.q_proj reads the stream through an RMSNorm, which lets its mean "
+        "pass"
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_processed_model_is_saved_and_opened(name, tmp_path):
+    processed, _ = process(tiny(name))
+    save_model(tmp_path, processed, None)
+    opened = open_model(tmp_path, dtype=torch.float64)
+    assert type(opened) is type(processed)
+    assert difference(processed, opened) == 0
+    assert opened.config.bilens_processing == processed.config.bilens_processing
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_bilens_loads_a_processed_model_of_its_own(tmp_path):
+    model = tiny("own-layer", dtype=torch.float32)
+    save_model(tmp_path, process(model)[0], None)
+    loaded = bilens.load(tmp_path)
+    assert difference(model, loaded) < 5e-5
+
+
+def test_a_processed_model_is_read_as_before():
+    model = random_model(norm="layer", positions="learned", n_layers=2)
+    processed, _ = process(model)
+    stream = read_stream(processed, random_text(), 5, layer=1)
+    whole = block_inputs(processed, random_text()[None], 1)[0, 5]
+    assert torch.allclose(stream.total(), whole, atol=1e-9)
+    expected = model.mlp(1)(block_inputs(model, random_text()[None], 1)[0, 5])
+    assert torch.allclose(processed.mlp(1).tensor()(whole), expected - expected.mean())
+
+
+def test_unknown_structures_are_refused_by_name():
+    settings = {"vocab_size": 30, "hidden_size": 16, "ffn_dim": 20, "num_hidden_layers": 1}
+    model = OPTForCausalLM(OPTConfig(**settings, num_attention_heads=4, word_embed_proj_dim=16))
+    with pytest.raises(
+        BilensError, match="model is a OPTForCausalLM, whose structure is not known"
+    ):
+        process(model)
+
+
+def test_parts_that_the_family_has_not_are_refused_by_name():
+    model = tiny("llama")
+    model.model.layers[1].mlp.extra = nn.LayerNorm(16)
+    message = "weights that its family has not.*: model.layers.1.mlp.extra.weight"
+    with pytest.raises(BilensError, match=message):
+        process(model)
+
+
+def test_a_norm_between_attention_and_its_output_is_refused():
+    model = tiny("llama")
+    attention = model.model.layers[0].self_attn
+    attention.o_proj = nn.Sequential(nn.LayerNorm(16), attention.o_proj)
+    with pytest.raises(
+        BilensError, match="self_attn.o_proj is a Sequential, expected a plain linear"
+    ):
+        process(model)
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "message"),
+    [
+        ("norm", nn.GroupNorm(2, 16), "model.norm is a GroupNorm, expected one of LayerNorm"),
+        ("embed_tokens", nn.Linear(3, 3), "embed_tokens is a Linear, expected an embedding"),
+    ],
+)
+def test_other_norms_and_embeddings_are_refused(part, other, message):
+    model = tiny("llama")
+    setattr(model.model, part, other)
+    with pytest.raises(BilensError, match=message):
+        process(model)
+
+
+def test_shortformer_positions_keep_the_norm():
+    model = random_model(norm="layer", positions="shortformer")
+    with pytest.raises(BilensError, match="shortformer positions are added behind the norm"):
+        convert.fold_norms(model)
+
+
+def test_nan_weights_are_named_and_nothing_changes():
+    model = tiny("llama")
+    model.model.layers[1].mlp.down_proj.weight[2, 3] = torch.nan
+    gain = model.model.norm.weight.clone()
+    message = "model.layers.1.mlp.down_proj.weight holds NaN or infinite values"
+    with pytest.raises(CheckpointError, match=message):
+        process(model, in_place=True)
+    assert torch.equal(model.model.norm.weight, gain)
+
+
+def test_plain_transformers_reads_a_model_that_needed_no_bias(tmp_path):
+    model = tiny("llama-tied", dtype=torch.float32)
+    processed, report = process(model)
+    assert report.added_biases == ()
+    save_model(tmp_path, processed, None)
+    plain = LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(plain(some_text()).logits, processed(some_text()).logits)

@@ -1,0 +1,94 @@
+"""Swish in the place of an activation, and what plain transformers reads at beta = 0."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from bilens.convert import find_swish, give_swish, make_bilinear, open_model, save_model
+from bilens.convert.gated import gated_mlps
+from bilens.errors import BilensError
+from tests.convert.models import GATED, log_probabilities, some_text, tiny
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_swish_begins_as_the_models_own_activation(name):
+    model = tiny(name)
+    before = log_probabilities(model)
+    swish = give_swish(model)
+    gelu = name.startswith("gemma")
+    assert swish.beta == find_swish(model.config) == (1.702 if gelu else 1.0)
+    assert torch.allclose(log_probabilities(model), before, atol=0.3 if gelu else 1e-9)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_every_layer_follows_beta(name):
+    model = tiny(name)
+    give_swish(model).beta = 0.25
+    z = torch.linspace(-3, 3, 20)
+    for mlp in gated_mlps(model):
+        assert torch.allclose(mlp.sigma()(z), z * torch.sigmoid(z / 4))
+    assert give_swish(model).beta == 0.25
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", GATED)
+def test_plain_transformers_reads_the_bilinear_model(name, dtype, tmp_path):
+    model = tiny(name, dtype=dtype)
+    give_swish(model).beta = 0.0
+    save_model(tmp_path / "run", model, None)
+    # What was opened keeps the speeds of rotary positions in float32.
+    model = open_model(tmp_path / "run", dtype=dtype)
+    before = model(some_text()).logits
+    make_bilinear(model)
+    save_model(tmp_path, model, None)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
+    assert "bilens" not in (tmp_path / "config.json").read_text()
+    assert "linear" in (plain.config.to_dict().get(k) for k in ("hidden_act", "hidden_activation"))
+    assert torch.allclose(plain(some_text()).logits, before, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_the_gated_mlps_are_found_in_their_parts(name):
+    for number, mlp in enumerate(gated_mlps(tiny(name))):
+        assert mlp.name == f"model.layers.{number}.mlp"
+        x = torch.randn(3, 16, dtype=torch.float64)
+        assert torch.allclose(mlp.computes(x), mlp.module(x))
+
+
+def test_only_beta_zero_is_bilinear():
+    model = tiny("llama")
+    with pytest.raises(BilensError, match="has its own activation, hidden_act='silu'"):
+        make_bilinear(model)
+    give_swish(model).beta = 0.125
+    with pytest.raises(BilensError, match="not bilinear yet: beta=0.125, expected 0"):
+        make_bilinear(model)
+
+
+def test_models_that_cannot_be_annealed_are_refused():
+    with pytest.raises(BilensError, match="GPT2LMHeadModel has 2 layers and 0 gated MLPs; expect"):
+        give_swish(tiny("gpt2"))
+    model = tiny("llama")
+    model.config.hidden_act = "relu"
+    with pytest.raises(BilensError, match="hidden_act='relu' in the model's configuration; expec"):
+        give_swish(model)
+    model = tiny("llama")
+    model.model.layers[1].mlp.forward = functional.silu
+    with pytest.raises(BilensError, match="layers.1.mlp has the parts of a gated MLP but"):
+        give_swish(model)
+    own = tiny("own-rms")
+    own.blocks = nn.ModuleList()
+    own.config.n_layers = 0
+    with pytest.raises(BilensError, match="a LanguageConfig, names no activation; expected hidden"):
+        give_swish(own)
+
+
+def test_a_model_is_saved_and_opened_in_the_middle_of_annealing(tmp_path):
+    model = tiny("phi3", dtype=torch.float32)
+    give_swish(model).beta = 0.5
+    save_model(tmp_path, model, None)
+    opened = open_model(tmp_path)
+    assert give_swish(opened).beta == 0.5
+    assert torch.equal(opened(some_text()).logits, model(some_text()).logits)

@@ -1,0 +1,56 @@
+"""The recipe of figure 8 and Table 5, on a tiny random model and stories of its letters."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from experiments.workshop import Workshop
+
+from bilens.errors import DataError
+from bilens.reproduce import RECIPES
+from experiments import anneal as recipe
+from tests.convert import test_llama2c as llama2c
+
+TOKENS = 8 * 4 * 8
+
+
+class TinyWorkshop(Workshop):
+    def choose(self, small, paper):
+        return TOKENS
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(llama2c, "VOCAB", len(llama2c.ALL_PIECES))
+    monkeypatch.setattr(recipe, "LENGTH", 8)
+    monkeypatch.setattr(recipe, "BATCH", 4)
+    for folder in ("llama2c", "tinystories"):
+        (tmp_path / folder).mkdir()
+    llama2c.write(tmp_path / recipe.MODEL, llama2c.weights(True))
+    llama2c.write_tokenizer(tmp_path / "llama2c" / f"tok{len(llama2c.ALL_PIECES)}.bin")
+    stories = [f"the {'hare ' * (1 + i % 3)}ate {'tea ' * (i // 3)}there" for i in range(60)]
+    for split, some in (("train", stories[:50]), ("valid", stories[50:])):
+        with gzip.open(tmp_path / "tinystories" / f"{split}.txt.gz", "wt") as file:
+            file.write("\n<|endoftext|>\n".join(some))
+    return tmp_path
+
+
+def test_the_recipe_runs_and_keeps_its_models(data, monkeypatch):
+    workshop = TinyWorkshop("small", data / "models", data)
+    outcome = recipe.run(workshop)
+    numbers = json.loads(json.dumps(outcome.numbers, allow_nan=False))
+    assert numbers["tokens"] == TOKENS
+    losses = numbers["validation"]
+    assert losses["base model"] > 0
+    assert set(losses["all tokens"]) == set(recipe.NAMES.values())
+    assert outcome.figures.keys() == {"loss"}
+    assert "anneal" in RECIPES
+    monkeypatch.setattr(recipe, "anneal", None)
+    assert recipe.run(workshop).numbers == outcome.numbers
+
+
+def test_the_model_has_to_be_there(tmp_path):
+    with pytest.raises(DataError, match=r"stories260K.bin is missing; this recipe needs"):
+        recipe.run(TinyWorkshop("small", Path("nowhere"), tmp_path))

@@ -1,0 +1,125 @@
+"""The commands on other people's models, from a folder to spectra."""
+
+import json
+
+import pytest
+import torch
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaForCausalLM
+
+from bilens.cli import main
+from bilens.cli.anneal import number_of_tokens
+from bilens.convert import find_swish, mlp_tensor, open_model, read_spectra, save_model
+from bilens.errors import BilensError
+from tests.convert.models import log_probabilities, some_text, tiny
+from tests.language import toy_tokenizer
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    tokenizer = toy_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+    save_model(tmp_path / "model", tiny("llama", dtype=torch.float32), tokenizer)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    lines = [" ".join(f"t{3 + (i * 7 + j) % 20}" for j in range(9)) for i in range(60)]
+    (tmp_path / "texts.txt").write_text(
+        "\n".join(f"{line} t{i % 30}" for i, line in enumerate(lines))
+    )
+    return tmp_path / "texts.txt"
+
+
+def test_process(model, tmp_path, capsys):
+    main(["process", str(model), "--output", str(tmp_path / "done")])
+    shown = capsys.readouterr().out
+    assert "fold_norms" in shown
+    assert "an RMSNorm" in shown
+    processed = open_model(tmp_path / "done")
+    difference = log_probabilities(processed) - log_probabilities(open_model(model))
+    assert difference.abs().max() < 5e-5
+    record = json.loads((tmp_path / "done" / "processing.json").read_text())
+    assert record["change"] < 5e-5
+    assert set(record["folded"]) == {"fold_norms", "fold_value_biases", "center_unembed"}
+
+
+def test_process_says_what_plain_transformers_cannot_hold(tmp_path, capsys):
+    save_model(tmp_path / "gpt2", tiny("gpt2", dtype=torch.float32), toy_tokenizer())
+    main(["process", str(tmp_path / "gpt2"), "--output", str(tmp_path / "done")])
+    shown = capsys.readouterr().out
+    assert "embedding and unembedding were one matrix and are two now" in shown
+    assert "1 maps have a bias that plain transformers has no room for" in shown
+
+
+def test_anneal_export_spectra(model, texts, tmp_path, capsys):
+    run = tmp_path / "run"
+    small = ["--length", "8", "--batch-size", "4", "--tokens", "0.256K", "--device", "cpu"]
+    main(["anneal", str(model), "--data", str(texts), "--output", str(run), *small])
+    assert "beta 0, validation loss" in capsys.readouterr().out
+    annealed = open_model(run)
+    assert find_swish(annealed.config) == 0
+    main(["export", str(run)])
+    plain = LlamaForCausalLM.from_pretrained(run / "bilinear").eval()
+    assert plain.config.hidden_act == "linear"
+    expected = annealed(some_text()).logits
+    assert torch.allclose(plain(some_text()).logits, expected, atol=1e-5)
+
+    main(
+        ["spectra", str(run / "bilinear"), "--layer", "1", "--top", "3", "--output", str(run / "s")]
+    )
+    assert "30 tokens" in capsys.readouterr().out
+    names, spectrum = read_spectra(run / "s")
+    assert names.tolist() == list(range(30))
+    whole = mlp_tensor(annealed, 1).along(annealed.lm_head.weight * annealed.model.norm.weight)
+    assert torch.allclose(spectrum.values, whole.eig(3).values, rtol=1e-3, atol=1e-4)
+
+
+def test_spectra_of_some_tokens(model, texts, tmp_path, capsys):
+    run = tmp_path / "run"
+    training = ["--length", "8", "--batch-size", "4", "--tokens", "64", "--device", "cpu"]
+    main(["anneal", str(model), "--data", str(texts), "--output", str(run), *training])
+    main(["spectra", str(run), "--tokens", "t7,12", "--output", str(tmp_path / "s")])
+    assert read_spectra(tmp_path / "s")[0].tolist() == [7, 12]
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["spectra", str(run), "--tokens", "t7,other", "--output", str(tmp_path / "s")])
+    assert "'other' is no token of the model and no number below 30" in capsys.readouterr().err
+
+
+def test_processes_share_the_spectra(model, texts, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    training = ["--length", "8", "--batch-size", "4", "--tokens", "64", "--device", "cpu"]
+    main(["anneal", str(model), "--data", str(texts), "--output", str(run), *training])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        main(["spectra", str(run), "--batch", "7", "--output", str(tmp_path / "s")])
+        assert f"the part of process {rank} is done" in capsys.readouterr().out
+    assert len(read_spectra(tmp_path / "s")[0]) == 30
+
+
+def test_export_needs_beta_zero(model, texts, tmp_path, capsys):
+    run = tmp_path / "run"
+    training = ["--length", "8", "--batch-size", "4", "--tokens", "64", "--device", "cpu"]
+    training += ["--schedule", "held"]
+    main(["anneal", str(model), "--data", str(texts), "--output", str(run), *training])
+    with pytest.raises(SystemExit):
+        main(["export", str(run)])
+    assert "not bilinear yet: beta=1, expected 0" in capsys.readouterr().err
+    assert not (run / "bilinear").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("4096", 4096), ("500K", 500_000), ("1M", 10**6), ("0.5b", 5 * 10**8)]
+)
+def test_numbers_of_tokens(text, number):
+    assert number_of_tokens(text) == number
+
+
+def test_numbers_that_are_none():
+    with pytest.raises(BilensError, match="--tokens=many, expected a number such as 1000000, 500K"):
+        number_of_tokens("many")

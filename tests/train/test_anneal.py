@@ -1,0 +1,237 @@
+"""Annealing: beta falls as it was told to, stops and goes on, and ends in a bilinear model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+
+from bilens.convert import find_swish, make_bilinear, open_model
+from bilens.data import Corpus
+from bilens.errors import BilensError, CheckpointError
+from bilens.train import anneal as module
+from bilens.train.anneal import AnnealTraining, anneal
+from tests.convert.models import GATED, VOCAB, tiny
+from tests.language import toy_tokenizer
+
+ROOT = Path(__file__).parents[2]
+TRAINING = AnnealTraining(
+    tokens=8 * 4 * 8,
+    length=8,
+    batch_size=4,
+    learning_rate=1e-3,
+    log_every=1,
+    save_every=2,
+    evaluate_every=4,
+)
+
+
+def corpus(texts=40, longest=8, shortest=8):
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(shortest, longest + 1, (texts,), generator=generator).tolist()
+    rows = [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+    parts = [datasets.Dataset.from_dict({"input_ids": part}) for part in (rows, rows[:8])]
+    train, validation = (part.with_format("torch") for part in parts)
+    return Corpus("toys", toy_tokenizer(), train, validation)
+
+
+def fresh(name="llama"):
+    return tiny(name, dtype=torch.float32).requires_grad_()
+
+
+def run_anneal(run, training=TRAINING, model=None, texts=None, **how):
+    model = fresh() if model is None else model
+    return model, anneal(model, texts or corpus(), training, run, use_cpu=True, **how)
+
+
+def betas(history):
+    return [record["beta"] for record in history if "loss" in record]
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_beta_falls_over_the_training_and_is_saved_with_the_model(name, tmp_path):
+    start = 1.702 if name.startswith("gemma") else 1.0
+    model, history = run_anneal(tmp_path, model=fresh(name))
+    assert betas(history) == pytest.approx([start * (1 - k / 8) for k in range(1, 9)])
+    assert [r["beta"] for r in history if "eval_loss" in r] == pytest.approx([start / 2, 0])
+    assert find_swish(model.config) == 0
+    opened = open_model(tmp_path)
+    ids = corpus().train[:3]["input_ids"]
+    assert torch.equal(opened(ids).logits, model(ids).logits)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == history
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("cosine", [0.8535533906, 0.5, 0.1464466094, 0]),
+        ("zero", [0, 0, 0, 0]),
+        ("held", [1, 1, 1, 1]),
+    ],
+)
+def test_the_other_schedules(schedule, expected, tmp_path):
+    training = replace(TRAINING, schedule=schedule, tokens=4 * 32)
+    _, history = run_anneal(tmp_path, training)
+    assert betas(history) == pytest.approx(expected)
+
+
+def test_zero_is_bilinear_in_the_first_step(tmp_path, monkeypatch):
+    seen, collate = [], module._collate
+    monkeypatch.setattr(module, "_collate", lambda rows: seen.append(rows) or collate(rows))
+    _, history = run_anneal(tmp_path, replace(TRAINING, schedule="zero", tokens=32))
+    plain = fresh()
+    for layer in plain.model.layers:
+        layer.mlp.act_fn = torch.nn.Identity()
+        layer.mlp.gate_proj.weight.data /= 2
+    loss = plain(**collate(seen[0])).loss.item()
+    assert history[0]["loss"] == pytest.approx(loss, abs=1e-4)
+
+
+def test_a_schedule_of_ones_own_and_training_after_the_fall(tmp_path):
+    training = replace(TRAINING, annealing=0.5)
+    _, history = run_anneal(tmp_path, training, schedule=lambda progress: (1 - progress) ** 2)
+    assert betas(history) == pytest.approx([9 / 16, 1 / 4, 1 / 16, 0, 0, 0, 0, 0])
+
+
+def test_a_stopped_annealing_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch):
+    _, whole = run_anneal(tmp_path / "whole")
+    calls, collate = [], module._collate
+
+    def press(rows):
+        calls.append(0)
+        if len(calls) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return collate(rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_collate", press)
+        with pytest.raises(KeyboardInterrupt):
+            run_anneal(tmp_path / "parts")
+    assert not (tmp_path / "parts" / "model.safetensors").exists()
+    _, parts = run_anneal(tmp_path / "parts", resume=True)
+    assert betas(parts) == betas(whole)
+    a, b = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_checkpoint_knows_its_beta_and_plain_transformers_refuses_it(tmp_path):
+    run_anneal(tmp_path)
+    settings = json.loads((tmp_path / "checkpoints" / "checkpoint-6" / "config.json").read_text())
+    assert settings["hidden_act"] == "bilens-swish"
+    assert settings["bilens_swish"] == {"was": "silu", "beta": 0.25}
+    opened = open_model(tmp_path / "checkpoints" / "checkpoint-6")
+    assert opened.model.layers[0].mlp.act_fn.beta == 0.25
+    with pytest.raises(BilensError, match=r"not bilinear yet: beta=0.25, expected 0"):
+        make_bilinear(opened)
+    with pytest.raises(KeyError, match="bilens-swish"):
+        LlamaForCausalLM.from_pretrained(tmp_path / "checkpoints" / "checkpoint-6")
+
+
+def test_further_training_stays_bilinear(tmp_path):
+    run_anneal(tmp_path / "first")
+    model = open_model(tmp_path / "first")
+    _, history = run_anneal(tmp_path / "second", model=model)
+    assert betas(history) == [0] * 8
+
+
+def test_texts_of_several_lengths_are_padded_without_loss(tmp_path):
+    _, history = run_anneal(tmp_path, texts=corpus(longest=8, shortest=4))
+    assert len(betas(history)) == 8
+    short, long = torch.tensor([5, 6]), torch.tensor([7, 8, 9])
+    made = module._collate([{"input_ids": short}, {"input_ids": long}])
+    assert made["labels"].tolist() == [[5, 6, -100], [7, 8, 9]]
+    assert made["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]]
+
+
+def test_checkpointing_and_accumulation_change_no_step(tmp_path):
+    run_anneal(tmp_path / "plain")
+    run_anneal(tmp_path / "saving", replace(TRAINING, checkpointing=True, accumulate=2))
+    a, b = (load_file(tmp_path / run / "model.safetensors") for run in ("plain", "saving"))
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-4)
+
+
+def test_two_processes_are_one(tmp_path):
+    run_anneal(tmp_path / "one", texts=corpus())
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    script = [str(ROOT / "tests" / "train" / "two_annealing.py"), str(tmp_path / "two")]
+    paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command, *script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    a, b = (load_file(tmp_path / run / "model.safetensors") for run in ("one", "two"))
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-4)
+    assert find_swish(open_model(tmp_path / "two").config) == 0
+
+
+def test_there_has_to_be_something_to_resume(tmp_path):
+    with pytest.raises(CheckpointError, match="nothing to resume in .* Train without --resume"):
+        run_anneal(tmp_path, resume=True)
+
+
+def test_a_corpus_that_does_not_fit_is_refused(tmp_path):
+    model = fresh()
+    model.config.vocab_size = 5
+    with pytest.raises(BilensError, match="tokenizer of toys has 30 tokens; the model has vocab_s"):
+        run_anneal(tmp_path, model=model)
+    with pytest.raises(BilensError, match="toys has 3 texts to train on, fewer than the batch_si"):
+        run_anneal(tmp_path, texts=corpus(texts=3))
+
+
+def test_nan_weights_are_named_before_any_training(tmp_path):
+    model = fresh()
+    model.model.norm.weight.data[3] = torch.nan
+    with pytest.raises(CheckpointError, match="model.norm.weight holds NaN or infinite values"):
+        run_anneal(tmp_path, model=model)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_is_shared_out_evenly(tmp_path):
+    with pytest.raises(BilensError, match="batch_size=4 cannot be shared out evenly over 1 proc"):
+        run_anneal(tmp_path, replace(TRAINING, accumulate=3))
+
+
+def test_a_loss_that_leaves_the_numbers_is_an_error(tmp_path):
+    with pytest.raises(BilensError, match="The loss became infinite or NaN; lower learning_rate"):
+        run_anneal(tmp_path, replace(TRAINING, learning_rate=1e30))
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schedule": "cubic"}, "schedule='cubic', expected one of linear, cosine, zero, held"),
+        ({"batch_size": 0}, "batch_size=0, expected at least 1"),
+        ({"tokens": 31}, "tokens=31, expected at least 32, one step of batch_size=4 texts"),
+        ({"learning_rate": 0}, "learning_rate=0, expected more than 0"),
+        ({"annealing": 0}, "annealing=0, expected a share above 0 and up to 1"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_bad_settings_are_named(change, message):
+    with pytest.raises(BilensError, match=message):
+        replace(TRAINING, **change)
+
+
+def test_the_defaults_are_those_of_the_paper():
+    training = AnnealTraining()
+    assert (training.learning_rate, training.batch_size, training.length) == (3e-6, 8, 512)
+    assert training.weight_decay == 0
+    assert training.steps == 105_000_000 // 4096
