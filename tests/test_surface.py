@@ -9,6 +9,28 @@ import pytest
 import bilens
 
 ROOMS = {
+    "convert": [
+        "Processing",
+        "Share",
+        "Swish",
+        "center_unembed",
+        "center_writing_weights",
+        "check_finite",
+        "find_swish",
+        "fold_norms",
+        "fold_value_biases",
+        "give_swish",
+        "make_bilinear",
+        "mlp_tensor",
+        "open_model",
+        "open_tokenizer",
+        "process",
+        "read_spectra",
+        "reading_directions",
+        "save_model",
+        "unembedding_directions",
+        "write_spectra",
+    ],
     "data": [
         "Corpus",
         "Grammar",
@@ -91,16 +113,15 @@ ROOMS = {
         "head_map",
         "interaction",
         "output_direction",
+        "pair_trigrams",
         "preceding",
         "read_direction",
         "read_ngrams",
         "read_stream",
         "skip_trigrams",
         "split_logits",
-        "token_looks",
         "token_names",
         "top_contexts",
-        "weighted_skip_trigrams",
         "write_on",
     ],
     "report": [
@@ -166,7 +187,6 @@ ROOMS = {
     "train.language": [
         "LanguageTraining",
         "last_checkpoint",
-        "save_language_model",
         "train_language",
     ],
 }
