@@ -16,7 +16,7 @@ For the bigrams the unembedding is centred over the vocabulary, which changes no
 logit says something only beside the others. Read head by head in logits (`skip_trigrams`), the
 known skip-trigrams drown among tokens that are never said: a tenth to a quarter of them is found.
 
-Small: 3 initialisations of about TIME minutes on one core each. Paper: 10.
+Small: 3 initialisations of about 2 minutes on one core each. Paper: 10.
 """
 
 from dataclasses import replace

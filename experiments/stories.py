@@ -14,7 +14,7 @@ raise the quotation mark through the MLP: among all tokens, and among the 500 mo
 since a model that has seen little gives rare tokens the largest weights.
 
 Small: the preset tiny (d = 256, two passes over a part of TinyStories that is 3.5 million tokens
-long), TIME on two cores. Paper: the preset paper, for a GPU.
+long), about 10 minutes on two cores. Paper: the preset paper, for a GPU.
 """
 
 from collections.abc import Mapping, Sequence
