@@ -9,11 +9,11 @@ import pytest
 import tyro
 
 import bilens.cli
+from bilens.convert import save_model
 from bilens.data import Grammar
 from bilens.files import write_json
 from bilens.nn import ClassifierConfig
 from bilens.train import ClassifierTraining, train_classifier
-from bilens.train.language import save_language_model
 from tests.language import random_model, random_text
 from tests.models import digits
 
@@ -41,7 +41,7 @@ def runs(tmp_path_factory):
     grammar = Grammar()
     for name, size in (("grammar", len(grammar.vocabulary)), ("tinystories", 2100)):
         model = random_model(vocab_size=size).float()
-        save_language_model(folder / name, model, grammar.tokenizer())
+        save_model(folder / name, model, grammar.tokenizer())
         write_json(folder / name / "training.json", {"data": "grammar"})
     return folder
 
