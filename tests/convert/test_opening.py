@@ -24,6 +24,19 @@ def test_what_was_saved_is_opened(saved):
     assert len(open_tokenizer(saved, model)) == 30
 
 
+def test_the_configuration_is_fetched_from_the_same_place(monkeypatch):
+    asked = []
+
+    def offline(*args, **kwargs):
+        asked.append((args, kwargs))
+        raise OSError
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
+    with pytest.raises(CheckpointError):
+        open_model("you/model", revision="old", dtype=torch.float64)
+    assert asked == [(("you/model",), {"revision": "old"})]
+
+
 def test_no_model_and_no_hub(monkeypatch):
     def offline(*args, **kwargs):
         raise OSError("We couldn't connect to the hub")

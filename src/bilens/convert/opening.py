@@ -25,6 +25,7 @@ from bilens.nn.language.quiet import quiet
 __all__ = ["open_model", "open_tokenizer", "save_model"]
 
 OWN = LanguageConfig.model_type  # importing it has made transformers know it
+PLACE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 ERRORS = (SafetensorError, OSError, RuntimeError, ValueError, KeyError, BilensError)
 
 
@@ -46,7 +47,8 @@ def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
         return llama2c_model(Path(source))
     try:
         with quiet():
-            config = AutoConfig.from_pretrained(source)
+            place = {name: value for name, value in hub.items() if name in PLACE}
+            config = AutoConfig.from_pretrained(source, **place)
             swish = find_swish(config)
             if swish is not None:
                 base_activation(config)

@@ -21,6 +21,7 @@ Source: the weight processing of TransformerLens (`fold_ln` and its companions),
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from einops import rearrange, repeat
@@ -125,7 +126,8 @@ def _take_mean(weight: Tensor, axis: int, part: Map | Table) -> Tensor:
     nothing.
     """
     mean = weight.mean(axis, keepdim=True)
-    rounding = 8 * torch.finfo(part.module.weight.dtype).eps  # type: ignore[arg-type]
+    stored: Any = part.module.weight.dtype
+    rounding = max(torch.finfo(stored).eps, 8 * torch.finfo(weight.dtype).eps)
     if _size(mean) <= rounding * _size(weight):
         return weight
     return weight - mean
