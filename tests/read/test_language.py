@@ -28,7 +28,7 @@ from bilens.read.language import bigrams as bigrams_function
 from bilens.read.language.running import RunningTop
 from tests.language import VOCAB, parts, random_model, random_text, toy_tokenizer
 
-plain = {name: parts[name] for name in ("positions", "bias", "n_kv_heads")}
+plain = {name: part for name, part in parts.items() if name != "norm"}
 TOKENS = toy_tokenizer()
 
 
@@ -130,9 +130,9 @@ def test_skip_trigrams_are_those_of_the_whole_matrix(bias, part, head):
     assert ov[pairs].tolist() == pytest.approx(found.ov.tolist())
 
 
-@given(bias=st.booleans(), n_kv_heads=parts["n_kv_heads"])
-def test_weighted_skip_trigrams_are_what_heads_that_look_would_say(bias, n_kv_heads):
-    model = random_model(bias=bias, n_kv_heads=n_kv_heads, positions="none")
+@given(**{name: part for name, part in plain.items() if name != "positions"})
+def test_weighted_skip_trigrams_are_what_heads_that_look_would_say(**options):
+    model = random_model(positions="none", **options)
     u = output_direction(model, 4)
     whole, every = torch.zeros(VOCAB, VOCAB).double(), torch.arange(VOCAB)
     for head in range(4):
@@ -147,12 +147,18 @@ def test_weighted_skip_trigrams_are_what_heads_that_look_would_say(bias, n_kv_he
     assert [a * VOCAB + b for a, b in where] == best.indices.tolist()
 
 
-def test_looks_are_those_of_a_text_of_two_tokens():
-    model = random_model(bias=True, positions="none", n_kv_heads=2)
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("attention", ["softmax", "squared", "bilinear"])
+def test_looks_are_those_of_a_text_of_two_tokens(attention, qk_norm):
+    model = random_model(
+        bias=True, positions="none", n_kv_heads=2, attention=attention, qk_norm=qk_norm
+    )
     ids = torch.tensor([5, 9])
     pattern = model.blocks[0].attn.pattern(model.W_E[ids][None])[0, 3, 1]
     looks = token_looks(model, 3, torch.tensor([9]))[0, ids]
-    torch.testing.assert_close(looks / looks.sum(), pattern)
+    if attention == "softmax":
+        looks = looks / looks.sum()
+    torch.testing.assert_close(looks, pattern)
 
 
 def test_blocks_of_the_vocabulary_make_one_ranking(monkeypatch):

@@ -23,7 +23,8 @@ def token_looks(
 ) -> Float[Tensor, "n vocab"]:
     """How a head at each of some tokens would share its look among one of every token.
 
-    softmax over A of (e_B W_Q) . (e_A W_K) / sqrt(d_head), without rotation or learned positions.
+    The pattern of the scores (e_B W_Q) . (e_A W_K), without rotation or learned positions: their
+    softmax over A, or for squared and bilinear attention their product.
 
     Raises:
         NotBilinearError: the model has a norm.
@@ -32,13 +33,8 @@ def token_looks(
     require_no_norm(model)
     head_map(model, head, layer)
     attn: Attention = model.blocks[layer].attn  # type: ignore[assignment]
-    q, k = model.W_E[tokens] @ attn.W_Q[head], model.W_E @ attn.W_K[head]
-    if attn.query.bias is not None:
-        q = q + attn.query.bias.unflatten(0, (attn.n_heads, -1))[head]
-        shared = head * attn.n_kv_heads // attn.n_heads
-        k = k + attn.key.bias.unflatten(0, (attn.n_kv_heads, -1))[shared]
-    looks: Tensor = (q @ k.T / attn.d_head**0.5).softmax(-1)
-    return looks
+    scores = attn.token_scores(head, model.W_E[tokens], model.W_E)
+    return attn.weigh(scores, None, None)
 
 
 @torch.no_grad()
