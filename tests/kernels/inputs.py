@@ -38,7 +38,7 @@ def results(y: Tensor, inputs: list[Tensor | None]) -> list[Tensor]:
     """The output, and the gradient of each input for the same random gradient of the output."""
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
     # The same numbers in every precision.
-    dy = dy.bfloat16().to(y.dtype)
+    dy = dy.bfloat16().to(y)
     given = [x for x in inputs if x is not None]
     return [y.detach(), *torch.autograd.grad(y, given, dy)]
 

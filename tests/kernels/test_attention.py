@@ -164,6 +164,21 @@ def test_auto_takes_the_whole_pattern_for_short_texts(time, limit, kernel, monke
     assert called == [kernel]
 
 
+def test_a_gpu_takes_triton_and_says_once_that_it_is_missing(monkeypatch):
+    linear = bilens.kernels.attention._linear
+    monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: name)
+    assert linear("cuda", torch.bfloat16) == "triton"
+    assert linear("cuda", torch.float64) == linear("mps", torch.float32) == "chunked"
+    monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: None)
+    bilens.kernels.attention._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="Triton is missing, .* takes the chunked kernel"):
+        assert linear("cuda", torch.float32) == "chunked"
+    # A second warning would be an error.
+    assert linear("cuda", torch.float32) == "chunked"
+    with pytest.raises(BilensError, match="kernel='triton', but Triton is missing"):
+        bilinear_attention(*random_inputs(), kernel="triton")
+
+
 def changed(place, change):
     inputs = random_inputs(sharing=2)
     inputs[place] = change(inputs[place])
@@ -185,6 +200,7 @@ def changed(place, change):
         (changed(3, lambda x: x.to("meta")), {}, "q2 is on meta and v on cpu; move one"),
         (changed(1, lambda x: x.repeat(1, 2, 1, 1)[:, :3]), {}, "q1 has 4 heads, no multiple of"),
         (changed(4, lambda x: x[..., :7]), {}, r"k2 has shape \(1, 2, 9, 7\), expected \(1, 2, 9"),
+        (random_inputs(), {"kernel": "triton"}, "not torch.float64 on cpu; take 'chunked'"),
         (random_inputs(), {"kernel": "flash"}, "kernel='flash', expected one of auto, reference"),
     ],
 )

@@ -1,5 +1,8 @@
 """Causal attention without softmax, by whichever kernel suits the inputs."""
 
+import warnings
+from functools import cache
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 import torch
@@ -13,7 +16,7 @@ from bilens.kernels.reference import reference
 
 __all__ = ["KERNELS", "KernelName", "bilinear_attention", "resume_attention"]
 
-KernelName = Literal["auto", "reference", "chunked", "recurrent"]
+KernelName = Literal["auto", "reference", "chunked", "recurrent", "triton"]
 KERNELS: tuple[str, ...] = get_args(KernelName)
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -47,10 +50,14 @@ def bilinear_attention(
         k2: second keys.
         scale: of the product of both scores; 1 / d_head^2 by default.
         kernel: reference (the whole pattern), chunked (time linear in the length), recurrent (one
-            token after another), or auto for the faster of the first two.
+            token after another), triton (chunked, on a GPU, in float32 or bfloat16), or auto: the
+            reference for short texts, and else triton on a GPU and chunked anywhere else. Where
+            they cross is measured on a CPU; the Triton kernels are tested in Triton's interpreter
+            and not timed on any GPU.
 
     Raises:
-        BilensError: shapes, dtypes or devices do not fit, or the kernel is unknown.
+        BilensError: shapes, dtypes or devices do not fit, the kernel is unknown, or Triton is
+            asked for and missing or without a GPU.
 
     Source:
         Pattern and scale: the post on tensor-transformer variants, "Replacing softmax attention".
@@ -59,11 +66,16 @@ def bilinear_attention(
     if kernel not in KERNELS:
         raise BilensError(f"kernel={kernel!r}, expected one of {', '.join(KERNELS)}")
     if kernel == "auto":
-        kernel = "reference" if _is_short(q1) else "chunked"
+        kernel = "reference" if _is_short(q1) else _linear(v.device.type, v.dtype)
     scale = q1.shape[-1] ** -2 if scale is None else scale
     with torch.autocast(v.device.type, enabled=False):
         if kernel == "reference":
             return reference(q1, k1, v, q2, k2, scale)
+        if kernel == "triton":
+            _require_triton(v.device.type, v.dtype)
+            from bilens.kernels.triton_chunked import triton_chunked  # noqa: PLC0415
+
+            return triton_chunked(q1, k1, v, q2, k2, scale)
         run = chunked if kernel == "chunked" else recurrent
         return run(q1, k1, v, q2, k2, scale, empty_state(k1, v, symmetric=q2 is None))[0]
 
@@ -115,6 +127,36 @@ def _is_short(q1: Tensor) -> bool:
     """Whether the quadratic form is the faster one and its pattern no burden on memory."""
     batch, heads, time, width = q1.shape
     return time <= SHORT * width and batch * heads * time**2 <= PATTERN
+
+
+def _linear(device: str, dtype: torch.dtype) -> KernelName:
+    if device != "cuda" or dtype == torch.float64:
+        return "chunked"
+    if find_spec("triton") is None:
+        _warn_once()
+        return "chunked"
+    return "triton"
+
+
+@cache
+def _warn_once() -> None:
+    warnings.warn(
+        "Triton is missing, so bilinear attention on the GPU takes the chunked kernel; "
+        "pip install 'bilens[gpu]' for Triton's",
+        stacklevel=4,
+    )
+
+
+def _require_triton(device: str, dtype: torch.dtype) -> None:
+    if find_spec("triton") is None:
+        raise BilensError(
+            "kernel='triton', but Triton is missing; pip install 'bilens[gpu]' or take 'chunked'"
+        )
+    if device != "cuda" or dtype == torch.float64:
+        raise BilensError(
+            f"kernel='triton' is for float32 and bfloat16 on a GPU, not {dtype} on {device}; take "
+            "'chunked' or 'auto'"
+        )
 
 
 def _check(q1: Tensor, k1: Tensor, v: Tensor, q2: Tensor | None, k2: Tensor | None) -> None:
