@@ -1,5 +1,7 @@
 """Shapes are checked against the jaxtyping annotations in every test; torch stays on one core."""
 
+import os
+
 import jaxtyping
 import pytest
 import torch
@@ -9,6 +11,9 @@ import tests.checked  # noqa: F401  the hook finds it by its name
 
 jaxtyping.install_import_hook("bilens", "tests.checked.check")
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # Triton runs its kernels in an interpreter then; it looks when it is first imported.
+    os.environ["TRITON_INTERPRET"] = "1"
 settings.register_profile(
     "bilens",
     deadline=None,

@@ -18,6 +18,8 @@ parts = {
     "positions": st.sampled_from(["rotary", "learned", "shortformer", "none"]),
     "bias": st.booleans(),
     "n_kv_heads": st.sampled_from([1, 2, 4]),
+    "attention": st.sampled_from(["softmax", "squared", "bilinear", "differential"]),
+    "qk_norm": st.booleans(),
 }
 
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from bilens.errors import BilensError, NotBilinearError
-from bilens.nn import MLPS, make_mlp
+from bilens.nn import ATTENTIONS, MLPS, make_mlp
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.norm import make_norm
 from bilens.nn.position import rotate, rotation
@@ -33,27 +34,57 @@ def naive_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
             y += attn.out.bias
         for h in range(config.n_heads):
             shared = h * config.n_kv_heads // config.n_heads
-            q, k, v = looked @ attn.W_Q[h], looked @ attn.W_K[h], read @ attn.W_V[h]
+            v, maps = read @ attn.W_V[h], [(attn.query, attn.key)]
+            pairs = [(looked @ attn.W_Q[h], looked @ attn.W_K[h])]
+            if config.attention in ("bilinear", "differential"):
+                pairs.append((looked @ attn.W_Q2[h], looked @ attn.W_K2[h]))
+                maps.append((attn.query2, attn.key2))
             if config.bias:
-                q = q + attn.query.bias.unflatten(0, (-1, width))[h]
-                k = k + attn.key.bias.unflatten(0, (-1, width))[shared]
                 v = v + attn.value.bias.unflatten(0, (-1, width))[shared]
+                pairs = [
+                    (
+                        q + query.bias.unflatten(0, (-1, width))[h],
+                        k + key.bias.unflatten(0, (-1, width))[shared],
+                    )
+                    for (q, k), (query, key) in zip(pairs, maps, strict=True)
+                ]
+            size = torch.nn.RMSNorm(width).double() if config.qk_norm else torch.nn.Identity()
+            pairs = [(size(q), size(k)) for q, k in pairs]
             for t in range(time):
-                scores = []
-                for s in range(t + 1):
-                    turned = q[t]
-                    if config.positions == "rotary":
-                        # Only the distance counts: turn the query by all of it.
-                        turned = turn_by_hand(q[t], t - s, config.rope_base)
-                    scores.append(turned @ k[s] / width**0.5)
-                looks = torch.stack(scores).softmax(0)
-                y[t] += looks @ v[: t + 1] @ attn.W_O[h]
+                scores = torch.zeros(len(pairs), t + 1).double()
+                for number, (q, k) in enumerate(pairs):
+                    for s in range(t + 1):
+                        turned = q[t]
+                        if config.positions == "rotary":
+                            # Only the distance counts: turn the query by all of it.
+                            turned = turn_by_hand(q[t], t - s, config.rope_base)
+                        scores[number, s] = turned @ k[s]
+                looks = looks_by_hand(config, attn, scores)
+                mixed = looks @ v[: t + 1]
+                if config.attention_norm == "rms":
+                    mixed = mixed / mixed.square().mean().sqrt()
+                y[t] += mixed @ attn.W_O[h]
         z, mlp = block.mlp_norm(y), block.mlp
         hidden = (z @ mlp.W_L.T) * (z @ mlp.W_R.T)
         if config.bias:
             hidden = (z @ mlp.W_L.T + mlp.left.bias) * (z @ mlp.W_R.T + mlp.right.bias)
         x = y + hidden @ mlp.W_D.T + (mlp.out.bias if config.bias else 0)
     return model.norm(x) @ model.W_U
+
+
+def looks_by_hand(config, attn, scores: torch.Tensor) -> torch.Tensor:
+    width = config.d_model // config.n_heads
+    product = config.attention in ("squared", "bilinear")
+    scale = config.attention_scale or (1 / width if product else 1 / width**0.5)
+    match config.attention:
+        case "softmax":
+            return (scale * scores[0]).softmax(0)
+        case "squared":
+            squares = (scale * scores[0]) ** 2
+            return squares / squares.sum() if config.attention_norm == "sum" else squares
+        case "bilinear":
+            return scale * scores[0] * scale * scores[1]
+    return (scale * scores[0]).softmax(0) - attn.lamb * (scale * scores[1]).softmax(0)
 
 
 def turn_by_hand(q: torch.Tensor, distance: int, base: float) -> torch.Tensor:
@@ -67,10 +98,8 @@ def turn_by_hand(q: torch.Tensor, distance: int, base: float) -> torch.Tensor:
 
 
 @given(**parts)
-def test_logits_are_those_of_the_equations(norm, positions, bias, n_kv_heads):
-    model = random_model(
-        norm=norm, positions=positions, bias=bias, n_kv_heads=n_kv_heads, n_layers=2
-    )
+def test_logits_are_those_of_the_equations(**options):
+    model = random_model(n_layers=2, **options)
     ids = random_text()
     # Rotary angles are worked out in float32.
     torch.testing.assert_close(
@@ -78,9 +107,26 @@ def test_logits_are_those_of_the_equations(norm, positions, bias, n_kv_heads):
     )
 
 
+NORMED = [
+    {"attention": "squared", "attention_norm": "sum"},
+    {"attention": "squared", "attention_norm": "rms"},
+    {"attention": "bilinear", "attention_norm": "rms"},
+]
+
+
+@pytest.mark.parametrize(
+    "options", [*NORMED, *({"attention": a, "attention_scale": 0.7} for a in ATTENTIONS)]
+)
+def test_normed_and_scaled_attention_is_that_of_the_equations(options):
+    model = random_model(bias=True, n_kv_heads=2, positions="shortformer", **options)
+    ids = random_text()
+    expected = naive_logits(model, ids)
+    torch.testing.assert_close(model(ids[None]).logits[0], expected, rtol=1e-4, atol=1e-4)
+
+
 @given(**parts)
-def test_decoding_with_a_cache_is_decoding_without(norm, positions, bias, n_kv_heads):
-    model = random_model(norm=norm, positions=positions, bias=bias, n_kv_heads=n_kv_heads)
+def test_decoding_with_a_cache_is_decoding_without(**options):
+    model = random_model(**options)
     ids = random_text()[None]
     whole = model(ids).logits
     start = model(ids[:, :4], use_cache=True)
@@ -90,15 +136,70 @@ def test_decoding_with_a_cache_is_decoding_without(norm, positions, bias, n_kv_h
     torch.testing.assert_close(torch.cat(pieces, 1), whole)
 
 
-def test_generate_gives_the_most_likely_token_each_time():
-    model, ids = random_model(), random_text(4)[None]
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_generate_gives_the_most_likely_token_each_time(attention):
+    model, ids = random_model(attention=attention), random_text(4)[None]
     written = model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=VOCAB)
     for length in range(4, 9):
         assert written[0, length] == model(written[:, :length]).logits[0, -1].argmax()
+    again = model.generate(
+        ids, max_new_tokens=5, do_sample=False, eos_token_id=VOCAB, use_cache=False
+    )
+    assert torch.equal(written, again)
 
 
-def test_padding_changes_nothing():
-    model, ids = random_model(positions="rotary"), random_text(6)[None]
+@pytest.mark.parametrize("attention", ["squared", "bilinear"])
+def test_beams_go_on_from_their_own_states(attention):
+    model, ids = random_model(attention=attention), random_text(4)[None].repeat(2, 1)
+    found = [
+        model.generate(ids, max_new_tokens=6, num_beams=3, eos_token_id=VOCAB, use_cache=cached)
+        for cached in (True, False)
+    ]
+    assert torch.equal(*found)
+
+
+def test_a_state_never_grows():
+    model = random_model(attention="bilinear", positions="none")
+    cache, sizes = model(random_text()[None], use_cache=True).past_key_values, []
+    for length in (1, 20):
+        model(random_text(length)[None], past_key_values=cache)
+        sizes.append(cache.layers[0].keys.numel())
+    assert sizes == [4 * 4 * 16] * 2
+    assert cache.get_seq_length() == 30
+    assert cache.get_max_length() == -1
+    cache.batch_repeat_interleave(2)
+    assert len(cache.layers[0].keys) == 2
+    cache.reset()
+    again = model(random_text()[None], past_key_values=cache).logits
+    torch.testing.assert_close(again, model(random_text()[None]).logits)
+
+
+def test_caches_of_the_other_kind_are_refused():
+    states = random_model(attention="squared")(random_text()[None], use_cache=True)
+    with pytest.raises(BilensError, match="attention without softmax, which keeps no keys"):
+        random_model()(random_text()[None], past_key_values=states.past_key_values)
+    keys = random_model()(random_text()[None], use_cache=True).past_key_values
+    with pytest.raises(BilensError, match="keeps a DynamicLayer for layer 0, expected a StateLay"):
+        random_model(attention="squared")(random_text()[None], past_key_values=keys)
+    mask = torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    with pytest.raises(BilensError, match="squared attention can leave out tokens, not pairs"):
+        random_model(attention="squared")(random_text()[None], attention_mask=mask)
+
+
+def test_padding_changes_nothing_of_a_state():
+    model, ids = random_model(attention="bilinear", positions="none"), random_text(6)[None]
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
+    mask = torch.tensor([[0] * 3 + [1] * 6])
+    start = model(padded[:, :7], attention_mask=mask[:, :7], use_cache=True)
+    end = model(padded[:, 7:], attention_mask=mask, past_key_values=start.past_key_values)
+    torch.testing.assert_close(end.logits, model(ids).logits[:, 4:])
+
+
+@pytest.mark.parametrize(
+    "options", [*NORMED, *({"attention": attention} for attention in ATTENTIONS)]
+)
+def test_padding_changes_nothing(options):
+    model, ids = random_model(positions="rotary", **options), random_text(6)[None]
     padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
     mask = torch.tensor([[0] * 3 + [1] * 6])
     torch.testing.assert_close(
@@ -148,15 +249,21 @@ def test_gradients_pass_checkpointing_unchanged():
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-@given(**parts)
-def test_patterns_are_what_the_heads_mix_by(norm, positions, bias, n_kv_heads):
-    model = random_model(norm=norm, positions=positions, bias=bias, n_kv_heads=n_kv_heads)
+@given(**parts, attention_norm=st.sampled_from(["none", "sum", "rms"]))
+def test_patterns_are_what_the_heads_mix_by(attention, attention_norm, n_kv_heads, **options):
+    normed = {"attention": attention, "attention_norm": attention_norm}
+    if normed not in NORMED:
+        normed["attention_norm"] = "none"
+    model = random_model(n_kv_heads=n_kv_heads, **normed, **options)
     ids = random_text()[None]
     x, places, turn = model.start(ids, torch.arange(9)[None])
     attn, read = model.blocks[0].attn, model.blocks[0].attn_norm(x)
     pattern = attn.pattern(read, places, turn)
     assert torch.equal(pattern, pattern.tril())
-    torch.testing.assert_close(pattern.sum(-1), torch.ones(1, 4, 9, dtype=torch.float64))
+    sums = {"softmax": 1.0, "differential": 1 - float(getattr(attn, "lamb", 0))}
+    total = 1.0 if normed["attention_norm"] == "sum" else sums.get(attention)
+    if total is not None:
+        torch.testing.assert_close(pattern.sum(-1), torch.full((1, 4, 9), total).double())
     values = attn._heads(attn.value(read)).repeat_interleave(4 // n_kv_heads, 1)
     mixed = attn.out((pattern @ values).transpose(1, 2).flatten(2))
     torch.testing.assert_close(attn(read, places, turn), mixed)
@@ -205,6 +312,12 @@ def test_only_the_distance_counts_for_rotary_positions(positions):
         ({"mlp": "cubic"}, "mlp='cubic', expected one of bilinear"),
         ({"norm": "batch"}, "norm='batch', expected one of none"),
         ({"positions": "alibi"}, "positions='alibi', expected one of rotary"),
+        ({"attention": "cubic"}, "attention='cubic', expected one of softmax"),
+        ({"attention_norm": "max"}, "attention_norm='max', expected one of none"),
+        (
+            {"attention": "bilinear", "attention_norm": "sum"},
+            "attention_norm='sum' is for attention=squared, not 'bilinear'",
+        ),
         ({"d_model": 0}, "d_model=0, expected a whole number of at least 1"),
         ({"d_model": 10, "n_heads": 4}, "d_model=10 is no multiple of n_heads=4"),
         ({"n_heads": 4, "n_kv_heads": 3}, "n_heads=4 is no multiple of n_kv_heads=3"),

@@ -28,7 +28,7 @@ from bilens.read.language import bigrams as bigrams_function
 from bilens.read.language.running import RunningTop
 from tests.language import VOCAB, parts, random_model, random_text, toy_tokenizer
 
-plain = {name: parts[name] for name in ("positions", "bias", "n_kv_heads")}
+plain = {name: part for name, part in parts.items() if name != "norm"}
 TOKENS = toy_tokenizer()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bilens.cli.console import DataDir, out
-from bilens.nn import MlpName, NormName, PositionName
+from bilens.nn import AttentionName, AttentionNorm, MlpName, NormName, PositionName
 from bilens.train.language_settings import PRESETS, LanguageTraining, Precision, Tracker
 
 __all__ = ["TrainLanguage"]
@@ -26,6 +26,10 @@ class Sizes:
         mlp: only bilinear is a tensor; the others are for comparison.
         norm: before attention, MLP and unembedding; n-grams can be read without one.
         positions: how the model knows them.
+        attention: only squared and bilinear are tensors; the others are for comparison.
+        attention_scale: of each score.
+        attention_norm: none leaves squared and bilinear attention the tensors that they are.
+        qk_norm: queries and keys divided by their root mean square.
         bias: biases in attention and MLP.
         tie_word_embeddings: embedding and unembedding are one matrix.
     """
@@ -40,6 +44,10 @@ class Sizes:
     mlp: MlpName | None = None
     norm: NormName | None = None
     positions: PositionName | None = None
+    attention: AttentionName | None = None
+    attention_scale: float | None = None
+    attention_norm: AttentionNorm | None = None
+    qk_norm: bool | None = None
     bias: bool | None = None
     tie_word_embeddings: bool | None = None
 

@@ -1,5 +1,6 @@
 """Torch modules whose non-linearity is a product; each hands over its tensor."""
 
+from bilens.nn.attention import ATTENTIONS, AttentionName, AttentionNorm
 from bilens.nn.autoencoder import AutoencoderConfig, SparseAutoencoder
 from bilens.nn.checkpoint import read_config
 from bilens.nn.classifier import ClassifierConfig, ImageClassifier
@@ -10,8 +11,11 @@ from bilens.nn.norm import NormName
 from bilens.nn.position import PositionName
 
 __all__ = [
+    "ATTENTIONS",
     "GATES",
     "MLPS",
+    "AttentionName",
+    "AttentionNorm",
     "AutoencoderConfig",
     "Bilinear",
     "ClassifierConfig",

@@ -1,9 +1,10 @@
-"""Causal softmax attention, with its weights under the names of the field."""
+"""Causal attention, whatever its pattern, with its weights under the names of the field."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
-from einops import rearrange, repeat
+from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,32 +12,48 @@ from transformers import Cache
 
 from bilens.nn.position import rotate
 
-__all__ = ["Attention", "Turn"]
+__all__ = ["Attention", "Reads", "Turn"]
 
 Turn = tuple[Tensor, Tensor]
 """Cosines and sines of `bilens.nn.position.rotation`."""
+Reads = list[tuple[Tensor, Tensor]]
+"""One or two pairs of queries (batch, heads, time, d_head) and keys (batch, kv_heads, ...)."""
 
 
 class Attention(nn.Module):
-    """y_t = sum_h O_h sum_s A^h_ts V_h x_s, with A^h = softmax(q_t . k_s / sqrt(d_head)), s <= t.
+    """y_t = sum_h O_h sum_s A^h_ts V_h x_s; what the pattern A is, a subclass says.
 
     Args:
         d_model: width of the input and of the output.
         n_heads: number of heads.
         n_kv_heads: number of heads of keys and values, each shared by as many heads.
-        bias: whether the four maps have biases.
+        bias: whether the maps have biases.
         layer: number of the block, which names its keys and values in a cache.
+        qk_norm: whether queries and keys are divided by their root mean square.
+        pairs: of queries and keys, one or two.
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, n_kv_heads: int, *, bias: bool, layer: int
+        self,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int,
+        *,
+        bias: bool,
+        layer: int,
+        qk_norm: bool,
+        pairs: int,
     ) -> None:
         super().__init__()
         self.n_heads, self.n_kv_heads, self.layer = n_heads, n_kv_heads, layer
-        self.d_head = d_model // n_heads
-        self.query = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.key = nn.Linear(d_model, n_kv_heads * self.d_head, bias=bias)
-        self.value = nn.Linear(d_model, n_kv_heads * self.d_head, bias=bias)
+        self.d_head, self.qk_norm, self.pairs = d_model // n_heads, qk_norm, pairs
+
+        def linear(heads: int) -> nn.Linear:
+            return nn.Linear(d_model, heads * self.d_head, bias=bias)
+
+        self.query, self.key, self.value = linear(n_heads), linear(n_kv_heads), linear(n_kv_heads)
+        if pairs == 2:
+            self.query2, self.key2 = linear(n_heads), linear(n_kv_heads)
         self.out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     if TYPE_CHECKING:
@@ -47,7 +64,7 @@ class Attention(nn.Module):
         x: Float[Tensor, "batch time d_model"],
         places: Float[Tensor, "batch time d_model"] | None = None,
         turn: Turn | None = None,
-        mask: Bool[Tensor, "batch 1 time seen"] | None = None,
+        mask: Bool[Tensor, "batch 1 rows seen"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch time d_model"]:
         """Attend to what came before.
@@ -56,22 +73,11 @@ class Attention(nn.Module):
             x: what values are read from.
             places: what shortformer positions add where queries and keys are read.
             turn: what rotary positions turn queries and keys by.
-            mask: where it is True a token may look; None for everything up to itself.
-            cache: earlier keys and values, which grows by the new ones.
+            mask: where it is True a token may be looked at; None for everything up to itself.
+            cache: what is kept of earlier tokens, which grows by the new ones.
         """
-        q, k = self._queries_keys(x, places, turn)
-        v = self._heads(self.value(x))
-        if cache is not None:
-            k, v = cache.update(k, v, self.layer)
-        mixed = functional.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            # A single token may look at everything that the cache holds.
-            is_causal=mask is None and q.shape[2] > 1,
-            enable_gqa=self.n_kv_heads != self.n_heads,
-        )
+        reads, v = self._reads(x, places, turn), self._heads(self.value(x))
+        mixed = self.mix(reads, v, mask, cache)
         y: Tensor = self.out(rearrange(mixed, "b h t d -> b t (h d)"))
         return y
 
@@ -82,19 +88,63 @@ class Attention(nn.Module):
         turn: Turn | None = None,
     ) -> Float[Tensor, "batch heads time time"]:
         """A: how much each head looks from every position at every earlier one."""
-        q, k = self._queries_keys(x, places, turn)
-        k = repeat(k, "b h t d -> b (h n) t d", n=self.n_heads // self.n_kv_heads)
-        scores = q @ k.mT / self.d_head**0.5
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
-        looks: Tensor = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        return looks
+        sharing = self.n_heads // self.n_kv_heads
+        scores = [q @ k.repeat_interleave(sharing, 1).mT for q, k in self._reads(x, places, turn)]
+        values = self._heads(self.value(x)).repeat_interleave(sharing, 1)
+        seen = torch.ones(scores[0].shape[-2:], dtype=torch.bool, device=x.device).tril()
+        return self.weigh(scores, seen, values)
 
-    def _queries_keys(
-        self, x: Tensor, places: Tensor | None, turn: Turn | None
-    ) -> tuple[Tensor, Tensor]:
+    def token_scores(
+        self, head: int, now: Float[Tensor, "n d_model"], past: Float[Tensor, "m d_model"]
+    ) -> list[Float[Tensor, "n m"]]:
+        """The scores of a head for each of its pairs of queries and keys, without positions."""
+        shared = head * self.n_kv_heads // self.n_heads
+        return [
+            self._read(query, now, head) @ self._read(key, past, shared).T
+            for query, key in self._maps()
+        ]
+
+    @abstractmethod
+    def mix(
+        self, reads: Reads, v: Tensor, mask: Tensor | None, cache: Cache | None
+    ) -> Float[Tensor, "batch heads time d_head"]:
+        """The values that each head takes in, sum_s A_ts v_s."""
+
+    @abstractmethod
+    def weigh(
+        self,
+        scores: list[Float[Tensor, "*batch time seen"]],
+        seen: Bool[Tensor, "time seen"] | None,
+        values: Float[Tensor, "*batch seen d_head"] | None,
+    ) -> Float[Tensor, "*batch time seen"]:
+        """A from the scores q . k of each pair.
+
+        Args:
+            scores: of each pair of queries and keys.
+            seen: what may be looked at; None for everything.
+            values: what is mixed, for a pattern that depends on it.
+        """
+
+    def _maps(self) -> list[tuple[nn.Linear, nn.Linear]]:
+        first = (self.query, self.key)
+        return [first, (self.query2, self.key2)] if self.pairs == 2 else [first]
+
+    def _reads(self, x: Tensor, places: Tensor | None, turn: Turn | None) -> Reads:
         read = x if places is None else x + places
-        q, k = self._heads(self.query(read)), self._heads(self.key(read))
-        return (q, k) if turn is None else (rotate(q, turn), rotate(k, turn))
+
+        def heads(linear: nn.Linear) -> Tensor:
+            found = self._normed(self._heads(linear(read)))
+            return found if turn is None else rotate(found, turn)
+
+        return [(heads(query), heads(key)) for query, key in self._maps()]
+
+    def _read(self, linear: nn.Linear, x: Tensor, head: int) -> Tensor:
+        rows = slice(head * self.d_head, (head + 1) * self.d_head)
+        bias = None if linear.bias is None else linear.bias[rows]
+        return self._normed(functional.linear(x, linear.weight[rows], bias))
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, x.shape[-1:]) if self.qk_norm else x
 
     def _heads(self, x: Tensor) -> Tensor:
         return rearrange(x, "b t (h d) -> b h t d", d=self.d_head)
@@ -108,6 +158,16 @@ class Attention(nn.Module):
     def W_K(self) -> Float[Tensor, "heads d_model d_head"]:
         """What each head reads its keys with; heads that share keys have the same."""
         return self._reading(self.key)
+
+    @property
+    def W_Q2(self) -> Float[Tensor, "heads d_model d_head"]:
+        """What each head reads its second queries with, where it has them."""
+        return self._reading(self.query2)
+
+    @property
+    def W_K2(self) -> Float[Tensor, "heads d_model d_head"]:
+        """What each head reads its second keys with, where it has them."""
+        return self._reading(self.key2)
 
     @property
     def W_V(self) -> Float[Tensor, "heads d_model d_head"]:

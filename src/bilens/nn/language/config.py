@@ -5,6 +5,12 @@ from typing import Any, no_type_check
 from transformers import PreTrainedConfig
 
 from bilens.errors import BilensError
+from bilens.nn.attention import (
+    ATTENTION_NORMS,
+    ATTENTIONS,
+    AttentionName,
+    AttentionNorm,
+)
 from bilens.nn.mlp import MLPS, MlpName
 from bilens.nn.norm import NORMS, NormName
 from bilens.nn.position import POSITIONS, PositionName
@@ -28,6 +34,12 @@ class LanguageConfig(PreTrainedConfig):
         mlp: bilinear, swiglu, geglu, reglu, relu, relu2 or gelu; only bilinear is a tensor.
         norm: none, rms or layer: before attention, before the MLP and before the unembedding.
         positions: rotary, learned, shortformer or none.
+        attention: softmax, squared, bilinear or differential; squared and bilinear are tensors.
+        attention_scale: of each score; None for 1 / d_head where scores are multiplied, and
+            1 / sqrt(d_head) under a softmax.
+        attention_norm: none; of squared attention sum, rows of the pattern divided by their sum;
+            of squared and bilinear attention rms, the output of each head divided by its size.
+        qk_norm: queries and keys divided by their root mean square, before rotary positions.
         bias: biases in attention and MLP.
         rope_base: of rotary positions.
         initializer_range: standard deviation of the initial weights, as in GPT-2; what writes to
@@ -36,7 +48,7 @@ class LanguageConfig(PreTrainedConfig):
 
     Raises:
         BilensError: a size is not positive, d_model no multiple of n_heads, n_heads none of
-            n_kv_heads, or a name unknown.
+            n_kv_heads, a name unknown, or attention_norm does not fit attention.
 
     Source:
         Pearce et al. 2024, appendix C, Table 3.
@@ -63,6 +75,10 @@ class LanguageConfig(PreTrainedConfig):
     mlp: MlpName = "bilinear"
     norm: NormName = "none"
     positions: PositionName = "rotary"
+    attention: AttentionName = "softmax"
+    attention_scale: float | None = None
+    attention_norm: AttentionNorm = "none"
+    qk_norm: bool = False
     bias: bool = False
     rope_base: float = 10_000.0
     initializer_range: float = 0.02
@@ -87,7 +103,13 @@ class LanguageConfig(PreTrainedConfig):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise BilensError(f"{name}={value!r}, expected a whole number of at least 1")
-        for name, known in (("mlp", MLPS), ("norm", NORMS), ("positions", POSITIONS)):
+        for name, known in (
+            ("mlp", MLPS),
+            ("norm", NORMS),
+            ("positions", POSITIONS),
+            ("attention", ATTENTIONS),
+            ("attention_norm", ATTENTION_NORMS),
+        ):
             if getattr(self, name) not in known:
                 raise BilensError(
                     f"{name}={getattr(self, name)!r}, expected one of {', '.join(known)}"
@@ -98,4 +120,10 @@ class LanguageConfig(PreTrainedConfig):
                     f"{name}={getattr(self, name)} is no multiple of "
                     f"{divisor}={getattr(self, divisor)}"
                 )
+        normed = {"none": ATTENTIONS, "sum": ("squared",), "rms": ("squared", "bilinear")}
+        if self.attention not in normed[self.attention_norm]:
+            raise BilensError(
+                f"attention_norm={self.attention_norm!r} is for attention="
+                f"{' or '.join(normed[self.attention_norm])}, not {self.attention!r}"
+            )
         super().__post_init__(**rest)  # type: ignore[no-untyped-call]

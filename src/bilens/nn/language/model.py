@@ -22,6 +22,9 @@ from bilens.errors import BilensError
 from bilens.nn.gated import GatedLayer
 from bilens.nn.language.attention import Attention, Turn
 from bilens.nn.language.config import LanguageConfig
+from bilens.nn.language.product import ProductAttention
+from bilens.nn.language.softmax import DifferentialAttention, SoftmaxAttention
+from bilens.nn.language.state import StateLayer
 from bilens.nn.mlp import PlainMLP, make_mlp
 from bilens.nn.norm import make_norm
 from bilens.nn.position import rotation
@@ -39,11 +42,8 @@ class Block(GradientCheckpointingLayer):
 
     def __init__(self, config: LanguageConfig, layer: int) -> None:
         super().__init__()
-        assert config.n_kv_heads is not None
         self.attn_norm = make_norm(config.norm, config.d_model)
-        self.attn = Attention(
-            config.d_model, config.n_heads, config.n_kv_heads, bias=config.bias, layer=layer
-        )
+        self.attn = _make_attention(config, layer)
         self.mlp_norm = make_norm(config.norm, config.d_model)
         self.mlp = make_mlp(config.mlp, config.d_model, config.d_hidden, bias=config.bias)
 
@@ -59,6 +59,25 @@ class Block(GradientCheckpointingLayer):
         x = x + self.attn(self.attn_norm(x), places, turn, mask, cache)
         y: Tensor = x + self.mlp(self.mlp_norm(x))
         return y
+
+
+def _make_attention(config: LanguageConfig, layer: int) -> Attention:
+    sizes = {
+        "d_model": config.d_model,
+        "n_heads": config.n_heads,
+        "n_kv_heads": config.n_kv_heads,
+        "bias": config.bias,
+        "layer": layer,
+        "qk_norm": config.qk_norm,
+        "scale": config.attention_scale,
+    }
+    match config.attention:
+        case "softmax":
+            return SoftmaxAttention(**sizes)
+        case "differential":
+            return DifferentialAttention(**sizes)
+    pairs = {"squared": 1, "bilinear": 2}[config.attention]
+    return ProductAttention(pairs=pairs, norm=config.attention_norm, **sizes)
 
 
 class LanguageModel(PreTrainedModel, GenerationMixin):
@@ -122,7 +141,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: tokens.
-            attention_mask: 0 where a token is padding.
+            attention_mask: 0 where a token is padding, of those in the cache too.
             position_ids: positions, counted from what the cache holds by default.
             past_key_values: keys and values of earlier tokens.
             labels: tokens again, -100 where the loss leaves one out; the loss compares each
@@ -132,22 +151,17 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
             loss: for the loss, such as `num_items_in_batch`.
 
         Raises:
-            BilensError: the text is longer than learned or shortformer positions reach.
+            BilensError: the text is longer than learned or shortformer positions reach, or squared
+                and bilinear attention are given a mask of pairs of tokens, or a cache of keys.
         """
         if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+            past_key_values = self._empty_cache()
         if position_ids is None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             times = torch.arange(seen, seen + input_ids.shape[1], device=input_ids.device)
             position_ids = times[None]
         x, places, turn = self.start(input_ids, position_ids)
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=x,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
+        mask = self._mask(x, attention_mask, past_key_values, position_ids)
         for block in self.blocks:
             x = block(x, places, turn, mask, past_key_values)
         logits = self.unembed(self.norm(x[:, -logits_to_keep:]))
@@ -157,6 +171,44 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss
             )
         return CausalLMOutputWithPast(loss=found, logits=logits, past_key_values=past_key_values)
+
+    def _empty_cache(self) -> Cache:
+        if not self._is_product():
+            return DynamicCache(config=self.config)
+        return Cache(layers=[StateLayer() for _ in self.blocks])
+
+    def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
+        # What `generate` asks before it makes a cache of keys; if not, `forward` makes its own.
+        return not self._is_product()
+
+    def _is_product(self) -> bool:
+        return self.config.attention in ("squared", "bilinear")
+
+    def _mask(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        cache: Cache | None,
+        position_ids: Tensor,
+    ) -> Tensor | None:
+        """Which pairs of tokens see each other; without softmax, which tokens are seen at all."""
+        if self._is_product():
+            if attention_mask is None:
+                return None
+            if attention_mask.ndim != 2:
+                raise BilensError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)}, expected (batch, "
+                    f"time): {self.config.attention} attention can leave out tokens, not pairs"
+                )
+            return attention_mask[:, None, None, -x.shape[1] :].bool()
+        mask: Tensor | None = create_causal_mask(  # type: ignore[assignment]
+            config=self.config,
+            inputs_embeds=x,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            position_ids=position_ids,
+        )
+        return mask
 
     def start(
         self, input_ids: Int[Tensor, "batch time"], position_ids: Int[Tensor, "_ time"]

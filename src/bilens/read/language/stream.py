@@ -58,7 +58,7 @@ def read_stream(
     looks = attn.pattern(read, places, turn)[0, :, position]
     values = torch.einsum("td,hde->hte", read[0], attn.W_V)
     heads = torch.einsum("ht,hte,hed->htd", looks, values, attn.W_O)
-    constant = _attention_bias(attn, x)
+    constant = _attention_bias(attn, looks)
     whole = x[0, -1] + heads.sum((0, 1)) + constant
     return _normalised(block.mlp_norm, whole, Stream(x[0, -1], heads, constant))  # type: ignore[arg-type]
 
@@ -86,16 +86,16 @@ def _before(
     return x, model.blocks[layer].attn_norm(x), places, turn  # type: ignore[operator]
 
 
-def _attention_bias(attn: Attention, like: Tensor) -> Tensor:
+def _attention_bias(attn: Attention, looks: Tensor) -> Tensor:
     # Weight processing may have given a bias to one of the two alone.
-    bias = like.new_zeros(attn.out.out_features)
+    bias = looks.new_zeros(attn.out.out_features)
     if attn.out.bias is not None:
         bias = bias + attn.out.bias
     if attn.value.bias is not None:
-        # Each row of a pattern sums to one, so the bias of the values arrives whole.
+        # The bias of the values arrives as often as a row of the pattern sums to.
         values = attn.value.bias.reshape(attn.n_kv_heads, -1)
         values = values.repeat_interleave(attn.n_heads // attn.n_kv_heads, 0)
-        bias = bias + attn.out.weight @ values.flatten()
+        bias = bias + attn.out.weight @ (values * looks.sum(-1)[:, None]).flatten()
     return bias
 
 

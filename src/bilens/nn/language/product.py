@@ -1,0 +1,88 @@
+"""Attention without softmax: a score squared, or the product of two scores."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import Cache
+
+from bilens.errors import BilensError
+from bilens.kernels import bilinear_attention, resume_attention
+from bilens.nn.attention import AttentionNorm
+from bilens.nn.language.attention import Attention, Reads
+from bilens.nn.language.state import StateLayer
+
+__all__ = ["ProductAttention"]
+
+EPS = 1e-20
+"""Keeps a division from zero, and no more: products of small scores are very small."""
+
+
+class ProductAttention(Attention):
+    """A = (scale q1_t . k1_s)(scale q2_t . k2_s), s <= t; squared attention has q2 = q1, k2 = k1.
+
+    The pattern is a polynomial of the input, so attention is a tensor, and its rows sum to
+    whatever they sum to. Time grows with the length, and decoding keeps a state of constant size.
+
+    Args:
+        pairs: of queries and keys: one for squared attention, two for bilinear attention.
+        scale: of each score; 1 / d_head by default.
+        norm: none; sum, for rows of the pattern divided by their sum; rms, for the output of each
+            head divided by its root mean square. Either makes it no tensor.
+        sizes: those of `Attention`.
+
+    Source:
+        The post on tensor-transformer variants: `pattern = (q1 k1' / d)(q2 k2' / d)`.
+    """
+
+    def __init__(
+        self, *, pairs: int, scale: float | None, norm: AttentionNorm, **sizes: Any
+    ) -> None:
+        super().__init__(pairs=pairs, **sizes)
+        self.scale = 1 / self.d_head if scale is None else scale
+        self.norm = norm
+
+    def mix(self, reads: Reads, v: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
+        """By `bilens.kernels`; a mask has one row, which is False at padding."""
+        (q1, k1), rest = reads[0], [x for pair in reads[1:] for x in pair]
+        if mask is not None:
+            # A token without a key weighs nothing in any pattern, nor in the state.
+            k1 = k1 * mask.mT
+        if self.norm == "sum":
+            v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+        inputs, scale = (q1, k1, v, *rest), self.scale**2
+        if cache is None:
+            y = bilinear_attention(*inputs, scale=scale)
+        else:
+            memory = cache.layers[self.layer]
+            if not isinstance(memory, StateLayer):
+                raise BilensError(
+                    f"past_key_values keeps a {type(memory).__name__} for layer {self.layer}, "
+                    "expected a StateLayer; pass use_cache=True without past_key_values first, "
+                    "and then what comes back"
+                )
+            y, state = resume_attention(*inputs, state=memory.keys, scale=scale)
+            memory.put(state, q1.shape[2])
+        match self.norm:
+            case "sum":
+                return y[..., :-1] / y[..., -1:].clamp_min(EPS)
+            case "rms":
+                return functional.rms_norm(y, y.shape[-1:], eps=EPS)
+        return y
+
+    def weigh(self, scores: list[Tensor], seen: Tensor | None, values: Tensor | None) -> Tensor:
+        """The product of the scores, normalised as the output of `mix` is.
+
+        Without values, as where tokens are looked at apart from a text, rms has no meaning and is
+        left out.
+        """
+        pattern = scores[0] * scores[-1] * self.scale**2
+        if seen is not None:
+            pattern = pattern.masked_fill(~seen, 0)
+        if self.norm == "sum":
+            return pattern / pattern.sum(-1, keepdim=True).clamp_min(EPS)
+        if self.norm == "rms" and values is not None:
+            power = (pattern @ values).square().mean(-1, keepdim=True)
+            return pattern * (power + EPS).rsqrt()
+        return pattern

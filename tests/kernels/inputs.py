@@ -1,0 +1,52 @@
+"""Random queries, keys and values, and a kernel's outputs with all gradients."""
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bilens.kernels.reference import reference
+
+shapes = {
+    "batch": st.integers(1, 2),
+    "kv_heads": st.integers(1, 2),
+    "sharing": st.integers(1, 3),
+    "time": st.integers(1, 40),
+    "width": st.integers(1, 20),
+    "d_value": st.integers(1, 9),
+    "squared": st.booleans(),
+}
+
+
+def random_inputs(
+    batch=1, kv_heads=2, sharing=1, time=9, width=8, d_value=8, squared=False, dtype=torch.float64
+) -> list[Tensor | None]:
+    """q1, k1, v, q2 and k2, the last two None for squared attention."""
+    generator = torch.Generator().manual_seed(time)
+
+    def random(heads: int, size: int) -> Tensor:
+        shape = batch, heads, time, size
+        return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+
+    heads = kv_heads * sharing
+    q1, k1, v = random(heads, width), random(kv_heads, width), random(kv_heads, d_value)
+    if squared:
+        return [q1, k1, v, None, None]
+    return [q1, k1, v, random(heads, width), random(kv_heads, width)]
+
+
+def results(y: Tensor, inputs: list[Tensor | None]) -> list[Tensor]:
+    """The output, and the gradient of each input for the same random gradient of the output."""
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    # The same numbers in every precision.
+    dy = dy.bfloat16().to(y)
+    given = [x for x in inputs if x is not None]
+    return [y.detach(), *torch.autograd.grad(y, given, dy)]
+
+
+def error(found: list[Tensor], inputs: list[Tensor | None], scale: float) -> float:
+    """Largest distance from the reference in float64, relative to what is compared."""
+    exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
+    expected = results(reference(*exact, scale), exact)
+    return max(
+        float((a.double() - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)
+    )

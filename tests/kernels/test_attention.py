@@ -1,0 +1,215 @@
+"""Every kernel, outputs and gradients, against the whole pattern."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bilens.kernels
+from bilens.errors import BilensError
+from bilens.kernels import bilinear_attention, resume_attention
+from bilens.kernels.features import blocks, features, state_size
+from bilens.kernels.reference import reference
+from tests.kernels.inputs import error, random_inputs, results, shapes
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_holds_nan(monkeypatch):
+    """What a kernel forgets to write would show."""
+
+    def filled(make):
+        return lambda *args, **options: make(*args, **options).fill_(torch.nan)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled(torch.Tensor.new_empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+
+
+def test_the_names_of_the_kernels_room():
+    assert sorted(bilens.kernels.__all__) == [
+        "KERNELS",
+        "KernelName",
+        "bilinear_attention",
+        "resume_attention",
+    ]
+
+
+@given(**shapes)
+def test_the_reference_is_the_equation(squared, **sizes):
+    q1, k1, v, q2, k2 = random_inputs(squared=squared, **sizes)
+    q2, k2 = (q1, k1) if squared else (q2, k2)
+    y = torch.zeros(*q1.shape[:3], v.shape[-1]).double()
+    for h in range(q1.shape[1]):
+        shared = h // sizes["sharing"]
+        for t in range(sizes["time"]):
+            for s in range(t + 1):
+                first = (q1[:, h, t] * k1[:, shared, s]).sum(-1)
+                second = (q2[:, h, t] * k2[:, shared, s]).sum(-1)
+                y[:, h, t] += (0.3 * first * second)[:, None] * v[:, shared, s]
+    inputs = (q1, k1, v, None, None) if squared else (q1, k1, v, q2, k2)
+    torch.testing.assert_close(reference(*inputs, 0.3), y)
+
+
+@given(**shapes, kernel=st.sampled_from(["auto", "chunked", "recurrent"]))
+def test_kernels_are_the_reference(kernel, **sizes):
+    inputs = random_inputs(**sizes)
+    y = bilinear_attention(*inputs, scale=0.3, kernel=kernel)
+    assert error(results(y, inputs), inputs, 0.3) < 1e-10
+
+
+@given(**shapes, chunk=st.integers(1, 50), budget=st.sampled_from([1, 300, 10_000]))
+def test_chunks_of_any_size_are_the_reference(chunk, budget, **sizes):
+    inputs = random_inputs(**sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bilens.kernels.chunked.CHUNK", chunk)
+        patch.setattr("bilens.kernels.chunked.BUDGET", budget)
+        y = bilinear_attention(*inputs, scale=0.3, kernel="chunked")
+        assert error(results(y, inputs), inputs, 0.3) < 1e-10
+
+
+# bf16 keeps 8 bits: inputs are exact, outputs and gradients are rounded once.
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 4e-3)]
+)
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize(
+    ("time", "width", "sharing"),
+    [(1, 8, 1), (255, 8, 3), (257, 16, 2), (513, 32, 1), (300, 64, 2), (301, 128, 1)],
+)
+def test_precision(time, width, sharing, squared, dtype, bound):
+    inputs = random_inputs(
+        time=time, width=width, d_value=width, sharing=sharing, squared=squared, dtype=dtype
+    )
+    for kernel in ("chunked", "reference"):
+        y = bilinear_attention(*inputs, kernel=kernel)
+        found = results(y, inputs)
+        assert {x.dtype for x in found} == {dtype}
+        assert error(found, inputs, width**-2) < bound
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_gradients_are_finite_differences(squared, monkeypatch):
+    monkeypatch.setattr("bilens.kernels.chunked.CHUNK", 2)
+    inputs = random_inputs(time=5, width=3, d_value=2, sharing=2, squared=squared)
+    state = resume_attention(*inputs)[1].detach().requires_grad_()
+
+    def resume(*inputs):
+        return resume_attention(*inputs[:-1], state=inputs[-1])
+
+    torch.autograd.gradcheck(resume, (*inputs, state))
+
+
+@given(**shapes, cut=st.integers(1, 39))
+def test_a_text_may_go_on_from_its_state(cut, **sizes):
+    inputs = random_inputs(**{**sizes, "time": 40})
+    y, state = [], None
+    # The last token alone goes through the recurrence.
+    for span in (slice(0, cut), slice(cut, 39), slice(39, 40)):
+        parts = [None if x is None else x[:, :, span] for x in inputs]
+        if parts[0].shape[2]:
+            out, state = resume_attention(*parts, state=state, scale=0.3)
+            y.append(out)
+    assert error(results(torch.cat(y, 2), inputs), inputs, 0.3) < 1e-10
+    half = state_size(sizes["width"], symmetric=sizes["squared"])
+    assert state.shape[2:] == (sizes["d_value"], half)
+
+
+@given(width=st.integers(1, 40), rows=st.integers(1, 40), symmetric=st.booleans())
+def test_features_multiply_to_products_of_scores(width, rows, symmetric):
+    a, b, c, d = torch.randn(4, 1, width, 1).double()
+    b, d = (a, c) if symmetric else (b, d)
+    plan = blocks(width, rows, symmetric=symmetric)
+    left, right = (torch.cat([features(*x, block) for block in plan], 1) for x in ((a, b), (c, d)))
+    torch.testing.assert_close((left * right).sum(), (a * c).sum() * (b * d).sum())
+    assert left.shape[1] == state_size(width, symmetric=symmetric)
+    if symmetric:
+        assert left.shape[1] <= width * (width + 8) / 2
+
+
+def test_mixed_precision_leaves_the_arithmetic_alone():
+    inputs = random_inputs(time=300, dtype=torch.float32)
+    plain = results(bilinear_attention(*inputs, kernel="chunked"), inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = results(bilinear_attention(*inputs, kernel="chunked"), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(plain, mixed, strict=True))
+
+
+def test_memory_is_that_of_inputs_and_outputs():
+    """Neither a pattern nor states of tokens: what autograd keeps is the inputs."""
+    inputs, kept = random_inputs(time=2000, width=8, dtype=torch.float32), []
+
+    def keep(x):
+        kept.append(x.untyped_storage().nbytes())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        bilinear_attention(*inputs, kernel="chunked")
+    assert sum(kept) < 1.1 * sum(x.untyped_storage().nbytes() for x in inputs)
+
+
+@pytest.mark.parametrize(
+    ("time", "limit", "kernel"),
+    [(192, 2**26, "reference"), (193, 2**26, "chunked"), (192, 2 * 192**2 - 1, "chunked")],
+)
+def test_auto_takes_the_whole_pattern_for_short_texts(time, limit, kernel, monkeypatch):
+    called = []
+
+    def noted(name):
+        kernel = getattr(bilens.kernels.attention, name)
+        return lambda *args: called.append(name) or kernel(*args)
+
+    for name in ("reference", "chunked"):
+        monkeypatch.setattr(f"bilens.kernels.attention.{name}", noted(name))
+    monkeypatch.setattr("bilens.kernels.attention.PATTERN", limit)
+    bilinear_attention(*random_inputs(time=time))
+    assert called == [kernel]
+
+
+def test_a_gpu_takes_triton_and_says_once_that_it_is_missing(monkeypatch):
+    linear = bilens.kernels.attention._linear
+    monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: name)
+    assert linear("cuda", torch.bfloat16) == "triton"
+    assert linear("cuda", torch.float64) == linear("mps", torch.float32) == "chunked"
+    monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: None)
+    bilens.kernels.attention._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="Triton is missing, .* takes the chunked kernel"):
+        assert linear("cuda", torch.float32) == "chunked"
+    # A second warning would be an error.
+    assert linear("cuda", torch.float32) == "chunked"
+    with pytest.raises(BilensError, match="kernel='triton', but Triton is missing"):
+        bilinear_attention(*random_inputs(), kernel="triton")
+
+
+def changed(place, change):
+    inputs = random_inputs(sharing=2)
+    inputs[place] = change(inputs[place])
+    return inputs
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        (changed(4, lambda x: None), {}, "q2 and k2 come together: both for bilinear"),
+        (changed(0, lambda x: x[0]), {}, r"q1 has shape \(4, 9, 8\), expected \(batch, heads"),
+        (changed(2, lambda x: x[:, :, :0]), {}, r"v has shape .* none of them zero"),
+        (changed(1, lambda x: x.float()), {}, "k1 is torch.float32 and v is torch.float64"),
+        (
+            [x.half() for x in random_inputs()],
+            {},
+            "q1 is torch.float16 .* The range of float16 is too small",
+        ),
+        (changed(3, lambda x: x.to("meta")), {}, "q2 is on meta and v on cpu; move one"),
+        (changed(1, lambda x: x.repeat(1, 2, 1, 1)[:, :3]), {}, "q1 has 4 heads, no multiple of"),
+        (changed(4, lambda x: x[..., :7]), {}, r"k2 has shape \(1, 2, 9, 7\), expected \(1, 2, 9"),
+        (random_inputs(), {"kernel": "triton"}, "not torch.float64 on cpu; take 'chunked'"),
+        (random_inputs(), {"kernel": "flash"}, "kernel='flash', expected one of auto, reference"),
+    ],
+)
+def test_bad_input_is_named(unchecked, inputs, options, message):
+    with pytest.raises(BilensError, match=message):
+        bilinear_attention(*inputs, **options)
+
+
+def test_a_state_of_another_shape_is_named(unchecked):
+    state = resume_attention(*random_inputs(width=16, squared=True))[1]
+    with pytest.raises(BilensError, match=r"state has shape .* start with state=None"):
+        resume_attention(*random_inputs(width=16), state=state)
