@@ -267,3 +267,9 @@ def test_plain_transformers_reads_a_model_that_needed_no_bias(tmp_path):
     save_model(tmp_path, processed, None)
     plain = LlamaForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(plain(some_text()).logits, processed(some_text()).logits)
+
+
+@pytest.mark.parametrize("parts", [{"attention": "squared"}, {"qk_norm": True}])
+def test_patterns_that_do_not_sum_to_one_are_refused(parts):
+    with pytest.raises(BilensError, match="weights are processed for softmax attention"):
+        process(random_model(bias=True, **parts))

@@ -96,7 +96,7 @@ def test_accuracy_counts():
         ({"d_model": 2.5}, "d_model=2.5"),
         ({"image_shape": (3, 3)}, r"image_shape=\(3, 3\) has not the n_inputs=4 pixels"),
         ({"class_names": ("a",)}, "class_names has 1 names, expected n_classes=2"),
-        ({"norm": "batch"}, "norm='batch', expected none or rms"),
+        ({"norm": "batch"}, "norm='batch', expected one of none, rms, layer"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

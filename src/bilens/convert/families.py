@@ -152,6 +152,12 @@ def _inner(attn: Any) -> Iterator[nn.Module]:
 
 
 def _own(model: Any) -> Anatomy:
+    if model.config.attention != "softmax" or model.config.qk_norm:
+        raise BilensError(
+            f"model has attention={model.config.attention!r} and qk_norm={model.config.qk_norm}; "
+            "weights are processed for softmax attention, whose patterns sum to 1, without a norm "
+            "of queries and keys"
+        )
     parts, shortformer = _Parts(model), model.config.positions == "shortformer"
     apart = "shortformer positions are added behind the norm" if shortformer else None
     readings, writes, values = [], [], []
