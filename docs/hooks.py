@@ -1,6 +1,11 @@
-"""What the site needs besides Markdown: equations as MathML, and the promise to load nothing."""
+"""What the site needs besides Markdown: equations as MathML, and two promises that a build keeps.
 
+No page loads anything from elsewhere, and the reference of a room leaves no public name out.
+"""
+
+import ast
 import re
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -8,21 +13,37 @@ from mkdocs.exceptions import PluginError
 
 __all__ = ["mathml", "on_post_page"]
 
+SOURCE = Path(__file__).parents[1] / "src"
 REMOTE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+ROOM = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
 def mathml(source: str, *_: Any, **__: Any) -> str:
     """An equation in a fence called math, for superfences; browsers draw it by themselves."""
-    lines = [convert(line, display="block") for line in source.splitlines() if line.strip()]
-    return f'<div class="math">{"".join(lines)}</div>'
+    return f'<div class="math">{convert(source, display="block")}</div>'
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
-    """Fail the build if a page would fetch a script, style or picture from another machine.
+    """Fail the build if a promise is broken.
 
     Raises:
-        PluginError: it would.
+        PluginError: the page would fetch a script, style or picture from another machine, or a
+            public name of its room has no entry.
     """
     if found := REMOTE.search(output):
         raise PluginError(f"{page.file.src_uri} loads from elsewhere: {found.group()}")
+    # What follows the room on its page are functions that a module of the same name hides.
+    if room := ROOM.search(page.markdown):
+        entries = set(re.findall(r'id="bilens[\w.]*\.(\w+)"', output))
+        if missing := _public_names(room[1]) - entries:
+            raise PluginError(f"{page.file.src_uri} has no entry for {', '.join(sorted(missing))}")
     return output
+
+
+def _public_names(room: str) -> set[str]:
+    path = SOURCE / room.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()

@@ -12,7 +12,9 @@ from bilens.errors import BilensError
 __all__ = ["GATES", "Gate", "GateName"]
 
 GateName = Literal["identity", "relu", "gelu", "silu", "swish"]
+"""Gates by their names; see `Gate`."""
 GATES: tuple[str, ...] = get_args(GateName)
+"""All of them."""
 
 
 class Gate(torch.nn.Module):

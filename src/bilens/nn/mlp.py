@@ -15,7 +15,9 @@ from bilens.tensor import BilinearTensor
 __all__ = ["MLPS", "MlpName", "PlainMLP", "make_mlp"]
 
 MlpName = Literal["bilinear", "swiglu", "geglu", "reglu", "relu", "relu2", "gelu"]
+"""MLPs of a transformer by their names; only bilinear is a tensor."""
 MLPS: tuple[str, ...] = get_args(MlpName)
+"""All of them."""
 
 _GATES: dict[str, GateName] = {
     "bilinear": "identity",

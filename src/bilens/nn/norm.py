@@ -9,6 +9,7 @@ from bilens.errors import BilensError
 __all__ = ["NORMS", "NormName", "make_norm"]
 
 NormName = Literal["none", "rms", "layer"]
+"""Norms by their names; only a model without is a polynomial of its input."""
 NORMS: tuple[str, ...] = get_args(NormName)
 
 

@@ -14,6 +14,7 @@ from bilens.tensor import Spectrum
 __all__ = ["Basis", "ClassifierReading", "class_spectra", "read_classifier"]
 
 Basis = Literal["model", "pixels"]
+"""Where eigenvectors are orthonormal; see `class_spectra`."""
 
 
 @dataclass(frozen=True, eq=False)

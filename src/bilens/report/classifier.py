@@ -19,6 +19,7 @@ from bilens.tensor import Spectrum
 __all__ = ["Order", "classifier_figures", "save_figures", "write_classifier_report"]
 
 Order = Literal["eigenvalue", "activation"]
+"""Eigenvectors by eigenvalue, or by mean activation over the data."""
 
 
 def classifier_figures(

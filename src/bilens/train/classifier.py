@@ -24,6 +24,7 @@ from bilens.train.state import TrainingState
 __all__ = ["METRICS_NAME", "ClassifierTraining", "train_classifier"]
 
 METRICS_NAME = "metrics.jsonl"
+"""The file in a run with a line of metrics for each epoch."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,10 @@ from bilens.files import write_json, write_safetensors
 __all__ = ["STATE_NAME", "TRAINING_NAME", "TrainingState"]
 
 STATE_NAME = "training_state.safetensors"
+"""The file in a run that resuming goes on from."""
+
 TRAINING_NAME = "training.json"
+"""The file in a run that says what it was trained on and with."""
 
 
 @dataclass(frozen=True, eq=False)
