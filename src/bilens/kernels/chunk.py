@@ -22,6 +22,7 @@ class Chunk:
         q2: second queries, or the first ones again.
         k2: second keys, or the first ones again.
         blocks: of features, in the order of the state's last axis.
+        seen: one where a token (row) may be seen by another (column), for at least as many tokens.
     """
 
     q1: Tensor
@@ -30,6 +31,7 @@ class Chunk:
     q2: Tensor
     k2: Tensor
     blocks: list[Block]
+    seen: Tensor
 
     def mix(self, state: Tensor) -> Tensor:
         """What the tokens read from the chunk and the state, to which they add themselves."""
@@ -88,9 +90,8 @@ class Chunk:
         state[..., block.at].baddbmm_(self.v, features(self.k1, self.k2, block).mT)
 
     def _masked(self, pattern: Tensor) -> Tensor:
-        # Rows are the tokens looked at, so what may be seen stands above the diagonal.
         tokens = pattern.shape[1]
-        pattern.unflatten(2, (-1, tokens)).transpose(1, 2).triu_()
+        pattern.unflatten(2, (-1, tokens)).mul_(self.seen[:tokens, None, :tokens])
         return pattern
 
 

@@ -158,8 +158,11 @@ class _Text:
         self.parts = (q1, k1, v, q1 if q2 is None else q2, k1 if k2 is None else k2)
         self.symmetric, self.dtype = q2 is None, dtype
         heads, sharing, time, width = q1.shape
-        tokens = sharing * min(CHUNK, time)
-        at_once = max(1, BUDGET // (width**2 * tokens))
+        length = min(CHUNK, time)
+        tokens = sharing * length
+        # Several heads are products side by side, one for each thread.
+        at_once = max(1, BUDGET // (width**2 * tokens)) * torch.get_num_threads()
+        self.seen = torch.ones(length, length, dtype=dtype, device=v.device).triu()
         self.blocks = blocks(width, max(1, BUDGET // (width * tokens)), symmetric=self.symmetric)
         self.places: list[Place] = [
             (slice(head, head + at_once), slice(None), slice(start, start + CHUNK))
@@ -170,6 +173,6 @@ class _Text:
     def __getitem__(self, place: Place) -> Chunk:
         q1, k1, v = (columns(x[place], self.dtype) for x in self.parts[:3])
         if self.symmetric:
-            return Chunk(q1, k1, v, q1, k1, self.blocks)
+            return Chunk(q1, k1, v, q1, k1, self.blocks, self.seen)
         q2, k2 = (columns(x[place], self.dtype) for x in self.parts[3:])
-        return Chunk(q1, k1, v, q2, k2, self.blocks)
+        return Chunk(q1, k1, v, q2, k2, self.blocks, self.seen)
