@@ -43,7 +43,16 @@ ROOMS = {
         "token_id",
         "train_tokenizer",
     ],
+    "kernels": [
+        "KERNELS",
+        "KernelName",
+        "bilinear_attention",
+        "resume_attention",
+    ],
     "nn": [
+        "ATTENTIONS",
+        "AttentionName",
+        "AttentionNorm",
         "AutoencoderConfig",
         "Bilinear",
         "ClassifierConfig",
