@@ -12,11 +12,12 @@ from bilens.kernels.features import blocks, state_size
 
 __all__ = ["chunked", "empty_state"]
 
-CHUNK = 256
+CHUNK = 192
 """Most tokens of a chunk. Its pattern costs 3 CHUNK / 2 and the state 2 d_head^2 multiplications a
 token and coordinate of the values."""
-BUDGET = 2**18
-"""Numbers of a block of features: a megabyte in float32, which a core's own cache can hold."""
+BUDGET = 2**20
+"""Numbers of a block of features, of one head or several: few blocks are few calls, and four
+megabytes in float32 stay near the core."""
 
 
 def empty_state(

@@ -5,7 +5,7 @@ The square of an inner product is an inner product of products of coordinates,
     (q1 . k1)(q2 . k2) = sum_ij (q1_i q2_j)(k1_i k2_j),
 
 so attention without softmax is linear in d_head^2 features, its state is their sum with values.
-They are made in blocks of rows i that stay in the processor's cache, and never all at once. When
+They are made in blocks of rows i, for a chunk of tokens, and never for a whole text. When
 both vectors are the same, the features ij and ji are too: blocks below the diagonal are left out
 and those above it weigh sqrt(2), once in queries and once in keys.
 
