@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tyro
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import bilens.cli
 from bilens.convert import save_model
@@ -27,7 +28,8 @@ BLOCKS = {
 }
 # Commands with one of these words in them need data, a browser or minutes: they are parsed alone.
 HEAVY = re.compile(
-    r"mnist|tinystories|my-stories|data grammar|--figures|--order|reproduce|bilens demo"
+    r"mnist|tinystories|my-stories|data grammar|--figures|--order|reproduce|bilens demo|pythia|"
+    r"MODEL|annealed|bilinear"
 )
 TRAINING = ClassifierTraining(epochs=6, batch_size=50, weight_decay=0.0, input_noise=0.2)
 
@@ -45,6 +47,16 @@ def runs(tmp_path_factory):
         model = random_model(vocab_size=size).float()
         save_model(folder / name, model, grammar.tokenizer())
         write_json(folder / name / "training.json", {"data": "grammar"})
+    # hidden_act linear is what an annealed model is exported with.
+    annealed = LlamaConfig(
+        vocab_size=60,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        hidden_act="linear",
+    )
+    save_model(folder / "annealed-tiny", LlamaForCausalLM(annealed), None)
     return folder
 
 

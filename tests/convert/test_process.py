@@ -76,7 +76,10 @@ def test_each_step_alone_changes_no_log_probability(name, step):
     assert processed.config.bilens_processing["steps"] == [step]
 
 
-@given(parts=st.fixed_dictionaries(parts), seed=st.integers(0, 99))
+known = {name: part for name, part in parts.items() if not name.startswith(("attention", "qk"))}
+
+
+@given(parts=st.fixed_dictionaries(known), seed=st.integers(0, 99))
 def test_own_models_of_all_parts(parts, seed):
     model = random_model(seed, n_layers=2, **parts)
     processed, report = process(model)
