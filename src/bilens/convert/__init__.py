@@ -5,7 +5,7 @@ Importing it takes as long as transformers does.
 
 from bilens.convert.finite import check_finite
 from bilens.convert.opening import open_model, open_tokenizer, save_model
-from bilens.convert.process import (
+from bilens.convert.processing import (
     Processing,
     center_unembed,
     center_writing_weights,

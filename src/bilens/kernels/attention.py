@@ -17,7 +17,9 @@ from bilens.kernels.reference import reference
 __all__ = ["KERNELS", "KernelName", "bilinear_attention", "resume_attention"]
 
 KernelName = Literal["auto", "reference", "chunked", "recurrent", "triton"]
+"""Which kernel computes attention; auto picks by device, length and head size."""
 KERNELS: tuple[str, ...] = get_args(KernelName)
+"""Their names."""
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 SHORT = 24
