@@ -1,4 +1,4 @@
-"""Timing: the median of several calls after one that does not count."""
+"""Timing: the median of several calls after one that does not count, or a single long one."""
 
 import statistics
 import time
@@ -9,9 +9,10 @@ import torch
 __all__ = ["machine", "seconds"]
 
 
-def seconds(call: Callable[[], object], repeats: int = 5) -> float:
-    """Median wall time of a call, in seconds."""
-    call()
+def seconds(call: Callable[[], object], repeats: int = 5, *, warm: bool = True) -> float:
+    """Median wall time of a call, in seconds; `warm` calls it once before."""
+    if warm:
+        call()
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
