@@ -36,6 +36,7 @@ from bilens.read.language import (
     output_direction,
     read_direction,
     read_ngrams,
+    salient_bigrams,
     skip_trigrams,
     split_logits,
     write_on,
@@ -68,7 +69,7 @@ def run(workshop: Workshop) -> Outcome:
     corpus = workshop.corpus("tinystories", config.n_ctx, config.vocab_size)
     tokenizer = corpus.tokenizer
     girl, quote = (read_ngrams(model, tokenizer, output) for output in (GIRL, QUOTE))
-    frequent = _frequent(corpus)
+    salient, frequent = salient_bigrams(model, tokenizer), _frequent(corpus)
     directions = [read_direction(model, corpus, output) for output in (SWIM, QUOTE)]
     numbers: dict[str, Any] = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -79,7 +80,7 @@ def run(workshop: Workshop) -> Outcome:
             "preceding": list(girl.preceding.token),
             "following": list(girl.following.token),
         },
-        "table_6": {name: _records(getattr(quote, name)) for name in ("direct", "mlp")},
+        "table_6": {part: _records(frame) for part, frame in salient.items()},
         "table_7": {
             f"head {head}": {
                 "talk_before_comma_or_colon_of_100": _talk(model, tokenizer, head),
@@ -94,8 +95,8 @@ def run(workshop: Workshop) -> Outcome:
     tables = [
         ngram_table(girl.preceding, "before girl"),
         ngram_table(girl.following, "after girl"),
-        ngram_table(quote.direct, "bigrams, residual"),
-        ngram_table(quote.mlp, "bigrams, MLP"),
+        ngram_table(salient["direct"], "bigrams, residual"),
+        ngram_table(salient["mlp"], "bigrams, MLP"),
         *(ngram_table(frame, f'head {head}, to "') for head, frame in enumerate(quote.heads)),
     ]
     contexts = [part for reading in directions for part in _contexts(tokenizer, reading)]

@@ -127,6 +127,7 @@ ROOMS = {
         "read_direction",
         "read_ngrams",
         "read_stream",
+        "salient_bigrams",
         "skip_trigrams",
         "split_logits",
         "token_names",

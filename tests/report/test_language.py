@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus
-from bilens.read.language import Output, read_direction, read_ngrams
+from bilens.read.language import Output, read_direction, read_ngrams, salient_bigrams
 from bilens.report.language import ngram_table, write_language_report
 from tests.language import VOCAB, random_model, random_text, toy_tokenizer
 
@@ -32,6 +32,7 @@ def page(tmp_path, unchecked) -> str:
     write_language_report(
         tmp_path / "report.html",
         tokenizer,
+        salient_bigrams(model, tokenizer, k=5),
         [read_ngrams(model, tokenizer, output, k=5)],
         [read_direction(model, corpus(tokenizer), output, eigenvectors=2, contexts=3)],
         [("data", ATTACK)],
@@ -75,7 +76,11 @@ def test_a_direction_shows_the_ends_of_its_spectrum(unchecked):
 def test_tables_hold_tokens_and_the_value():
     found = read_ngrams(random_model(), toy_tokenizer(), Output("t3"), k=4)
     assert ngram_table(found.heads[0], "head").header == ("virtual", "direct", "value")
-    assert ngram_table(found.mlp, "mlp").header == ("input", "output", "value")
+    assert ngram_table(salient_bigrams(random_model(), toy_tokenizer())["mlp"], "mlp").header == (
+        "input",
+        "output",
+        "value",
+    )
     table = ngram_table(found.following, "after")
     assert table.header == ("token", "value")
     assert table.rows[0] == (found.following.token[0], f"{found.following.value[0]:.2f}")

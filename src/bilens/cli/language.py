@@ -8,14 +8,21 @@ import torch
 from pandas.api.types import is_numeric_dtype
 from rich.table import Table
 from rich.text import Text
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from bilens.cli.console import read_training
+from bilens.convert import open_tokenizer
 from bilens.data import Corpus, load_corpus
-from bilens.errors import BilensError, CheckpointError
+from bilens.errors import BilensError
 from bilens.models import load
 from bilens.nn.language import LanguageModel
-from bilens.read.language import FoundContext, Output, read_direction, read_ngrams
+from bilens.read.language import (
+    FoundContext,
+    Output,
+    read_direction,
+    read_ngrams,
+    salient_bigrams,
+)
 from bilens.report.language import context_line, write_language_report
 
 __all__ = [
@@ -45,16 +52,7 @@ def open_language(run: Path) -> tuple[LanguageModel, PreTrainedTokenizerBase]:
     model = load(run)
     if not isinstance(model, LanguageModel):
         raise BilensError(f"{run} holds an image classifier; this command reads language models")
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(run)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{run} holds no whole tokenizer: {error}") from error
-    if len(tokenizer) > model.config.vocab_size:
-        raise CheckpointError(
-            f"The tokenizer in {run} has {len(tokenizer)} tokens, the model "
-            f"{model.config.vocab_size}; they do not belong together"
-        )
-    return model, tokenizer
+    return model, open_tokenizer(run, model)
 
 
 def open_corpus(
@@ -114,11 +112,12 @@ def report_language(
 ) -> dict[str, go.Figure]:
     """Read a run and write its page."""
     settings = read_training(run)
-    _, tokenizer = open_language(run)
+    tokenizer = open_tokenizer(run, model)
     corpus = open_corpus(model, tokenizer, run, None, data_dir)
     outputs = [output_of(token, minus)] if token else _examples(corpus)
     plain = model.config.norm == "none"
     ngrams = [read_ngrams(model, tokenizer, output) for output in outputs] if plain else []
+    salient = salient_bigrams(model, tokenizer) if plain else {}
     directions = [read_direction(model, corpus, output) for output in outputs]
     config = model.config
     facts = [
@@ -129,7 +128,7 @@ def report_language(
         ("heads", str(config.n_heads)),
         ("hidden units", str(config.d_hidden)),
     ]
-    return write_language_report(page, tokenizer, ngrams, directions, facts, title=title)
+    return write_language_report(page, tokenizer, salient, ngrams, directions, facts, title=title)
 
 
 def _examples(corpus: Corpus) -> list[Output]:

@@ -95,27 +95,27 @@ def _center_writing_weights(model: Anatomy) -> list[str]:
             table.set_weight(moved)
             done.append(f"{table.name} centred")
     for part in model.writes:
-        weight, bias = part.weight(), part.bias()
-        moved = _take_mean(weight, 0, part)
-        if moved is not weight:
-            part.set_weight(moved)
-            done.append(f"{part.name} centred")
-        if bias is not None and _take_mean(bias, 0, part) is not bias:
-            part.set_bias(_take_mean(bias, 0, part))
-            done.append(f"bias of {part.name} centred")
+        done += _center_outputs(part)
     return done
 
 
 def _center_unembed(model: Anatomy) -> list[str]:
-    part, done = model.unembed, []
+    return _center_outputs(model.unembed)
+
+
+def _center_outputs(part: Map) -> list[str]:
+    """Take from a map what all its outputs share, in its weight and in its bias."""
+    done = []
     weight, bias = part.weight(), part.bias()
     moved = _take_mean(weight, 0, part)
     if moved is not weight:
         part.set_weight(moved)
         done.append(f"{part.name} centred")
-    if bias is not None and _take_mean(bias, 0, part) is not bias:
-        part.set_bias(_take_mean(bias, 0, part))
-        done.append(f"bias of {part.name} centred")
+    if bias is not None:
+        moved = _take_mean(bias, 0, part)
+        if moved is not bias:
+            part.set_bias(moved)
+            done.append(f"bias of {part.name} centred")
     return done
 
 

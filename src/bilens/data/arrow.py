@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-__all__ = ["write_blocks", "write_rows", "write_stories"]
+__all__ = ["open_rows", "write_blocks", "write_rows", "write_stories"]
+
+
+def open_rows(path: Path) -> Any:
+    """A file of rows of token ids as a data set of tensors; read where it lies."""
+    import datasets  # noqa: PLC0415
+
+    return datasets.Dataset.from_file(str(path)).with_format("torch")
 
 
 def write_stories(path: Path, batches: Iterable[list[str]]) -> None:

@@ -1,7 +1,6 @@
 """A corpus as blocks of token ids: cleaned, without duplicates, split, tokenized and cached."""
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int, Int32
 
-from bilens.data.arrow import write_blocks, write_stories
+from bilens.data.arrow import open_rows, write_blocks, write_stories
+from bilens.data.batches import batched
 from bilens.data.cache import cache_folder, fingerprint, identity
 from bilens.data.grammar import Grammar
 from bilens.data.text import clean, read_texts, text_files
@@ -175,7 +175,7 @@ def _build(
     import datasets  # noqa: PLC0415
 
     stories_file = folder / "stories.arrow"
-    write_stories(stories_file, _batched(_distinct(texts)))
+    write_stories(stories_file, batched(_distinct(texts), _BATCH))
     stories = datasets.Dataset.from_file(str(stories_file))
     order = np.random.default_rng(settings.seed).permutation(len(stories))
     held_out = max(1, round(len(stories) * settings.validation_share))
@@ -211,12 +211,6 @@ def _distinct(texts: Iterable[str]) -> Iterator[str]:
             yield text
 
 
-def _batched(texts: Iterable[str]) -> Iterator[list[str]]:
-    remaining = iter(texts)
-    while batch := list(itertools.islice(remaining, _BATCH)):
-        yield batch
-
-
 def _chosen(stories: "datasets.Dataset", order: Int[np.ndarray, " chosen"]) -> Iterator[str]:
     for start in range(0, len(order), _BATCH):
         yield from stories[order[start : start + _BATCH]]["text"]
@@ -226,7 +220,7 @@ def _tokens(
     texts: Iterable[str], tokenizer: "transformers.PreTrainedTokenizerFast"
 ) -> Iterator[list[int]]:
     """Give [BOS] text [EOS] of all texts, joined, in pieces."""
-    for batch in _batched(texts):
+    for batch in batched(texts, _BATCH):
         joined: list[int] = []
         # A story may spell [BOS]: there it is text.
         encoded = tokenizer(
@@ -248,13 +242,11 @@ def _blocks(tokens: Iterable[list[int]], n_ctx: int) -> Iterator[Int32[np.ndarra
 
 
 def _open(folder: Path, name: str) -> Corpus:
-    import datasets  # noqa: PLC0415
     import transformers  # noqa: PLC0415
 
     try:
         train, validation = (
-            datasets.Dataset.from_file(str(folder / f"{split}.arrow")).with_format("torch")
-            for split in ("train", "validation")
+            open_rows(folder / f"{split}.arrow") for split in ("train", "validation")
         )
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     except (OSError, ValueError) as cause:

@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bilens.data.arrow import write_rows
+from bilens.data.arrow import open_rows, write_rows
+from bilens.data.batches import batched
 from bilens.data.cache import cache_folder, fingerprint, identity
 from bilens.data.corpus import Corpus
 from bilens.data.text import read_texts, text_files
@@ -83,7 +84,12 @@ def load_documents(
                         f"{name}: no text for {split} has {shortest or longest} to {longest} "
                         "tokens; give more text, or other lengths"
                     )
-    return Corpus(str(name), tokenizer, _open(folder, "train"), _open(folder, "validation"))
+    return Corpus(
+        str(name),
+        tokenizer,
+        open_rows(folder / "train.arrow"),
+        open_rows(folder / "validation.arrow"),
+    )
 
 
 def _split(texts: Iterable[str], split: str, held_out: int) -> Iterator[str]:
@@ -103,7 +109,7 @@ def _tokens(
 ) -> Iterator[list[int]]:
     bare = tokenizer("a")["input_ids"][0] != tokenizer.bos_token_id
     end = [tokenizer.eos_token_id] if bare and tokenizer.eos_token_id is not None else []
-    for batch in _batches(texts, _BATCH):
+    for batch in batched(texts, _BATCH):
         # A text may spell a special token: there it is text.
         encoded = tokenizer(batch, split_special_tokens=True, verbose=False)
         for ids in encoded["input_ids"]:
@@ -114,9 +120,9 @@ def _rows(
     texts: Iterable[list[int]], longest: int, shortest: int | None
 ) -> Iterator[list[list[int]]]:
     if shortest is None:
-        yield from _batches(_joined(texts, longest), _BATCH)
+        yield from batched(_joined(texts, longest), _BATCH)
     else:
-        yield from _batches((t for t in texts if shortest <= len(t) <= longest), _BATCH)
+        yield from batched((t for t in texts if shortest <= len(t) <= longest), _BATCH)
 
 
 def _joined(texts: Iterable[list[int]], length: int) -> Iterator[list[int]]:
@@ -127,20 +133,3 @@ def _joined(texts: Iterable[list[int]], length: int) -> Iterator[list[int]]:
         while len(left_over) >= length:
             yield left_over[:length]
             left_over = left_over[length:]
-
-
-def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    batch: list[Any] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _open(folder: Path, split: str) -> Any:
-    import datasets  # noqa: PLC0415
-
-    return datasets.Dataset.from_file(str(folder / f"{split}.arrow")).with_format("torch")

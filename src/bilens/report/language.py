@@ -1,6 +1,6 @@
 """The report of a language model: n-grams from the weights, eigenvectors with their contexts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -8,12 +8,19 @@ import plotly.graph_objects as go
 from pandas.api.types import is_numeric_dtype
 from transformers import PreTrainedTokenizerBase
 
-from bilens.read.language import DirectionReading, FoundContext, NGramReading, token_names
+from bilens.read.language import (
+    BigramPart,
+    DirectionReading,
+    FoundContext,
+    NGramReading,
+    token_names,
+)
 from bilens.report.page import ContextLine, ContextList, Section, Table, write_page
 from bilens.report.spectra import spectrum_figure
 
 __all__ = ["context_line", "language_figures", "ngram_table", "write_language_report"]
 
+CAPTIONS = {"direct": "residual stream", "mlp": "MLP"}
 BEFORE, AFTER = 28, 4
 """Tokens shown before and after the focal one."""
 
@@ -41,6 +48,7 @@ def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
 def write_language_report(
     path: Path,
     tokenizer: PreTrainedTokenizerBase,
+    salient: Mapping[BigramPart, pd.DataFrame],
     ngrams: Sequence[NGramReading],
     directions: Sequence[DirectionReading],
     facts: Sequence[tuple[str, str]],
@@ -52,13 +60,14 @@ def write_language_report(
     Args:
         path: the page.
         tokenizer: for the names of the tokens.
+        salient: see `salient_bigrams`; none for a model with norms.
         ngrams: n-grams of some outputs; none for a model with norms.
         directions: eigenvectors of some outputs.
         facts: about the model, a name and a value each.
         title: of the page.
     """
     figures = language_figures(directions)
-    sections = _ngram_sections(ngrams)
+    sections = _ngram_sections(salient, ngrams)
     for number, reading in enumerate(directions):
         lists = [
             ContextList(
@@ -86,19 +95,18 @@ def write_language_report(
     return figures
 
 
-def _ngram_sections(ngrams: Sequence[NGramReading]) -> list[Section]:
-    if not ngrams:
-        return []
-    first = ngrams[0]
-    sections = [
-        Section(
-            "The most salient bigrams",
-            "Pairs of tokens of the whole vocabulary, by what the first adds to the logit of the "
-            "second: through the residual stream, and through the MLP's diagonal, where a token "
-            "meets itself.",
-            [[ngram_table(first.direct, "residual stream"), ngram_table(first.mlp, "MLP")]],
-        )
-    ]
+def _ngram_sections(
+    salient: Mapping[BigramPart, pd.DataFrame], ngrams: Sequence[NGramReading]
+) -> list[Section]:
+    tables = [ngram_table(frame, CAPTIONS[part]) for part, frame in salient.items()]
+    salient_section = Section(
+        "The most salient bigrams",
+        "Pairs of tokens of the whole vocabulary, by what the first adds to the logit of the "
+        "second: through the residual stream, and through the MLP's diagonal, where a token "
+        "meets itself.",
+        [tables],
+    )
+    sections = [salient_section] if tables else []
     for reading in ngrams:
         heads = [ngram_table(frame, f"head {number}") for number, frame in enumerate(reading.heads)]
         neighbours = [

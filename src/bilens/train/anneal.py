@@ -16,7 +16,6 @@ from transformers import (
     TrainerCallback,
     TrainerControl,
     TrainerState,
-    TrainingArguments,
     set_seed,
 )
 
@@ -30,7 +29,12 @@ from bilens.train.anneal_settings import SCHEDULES, AnnealTraining
 from bilens.train.classifier import METRICS_NAME
 from bilens.train.interrupt import interrupt_between_steps
 from bilens.train.state import TRAINING_NAME
-from bilens.train.trainer import CHECKPOINTS, Watch, checkpoint_to_resume
+from bilens.train.trainer import (
+    Watch,
+    check_vocabulary,
+    checkpoint_to_resume,
+    trainer_arguments,
+)
 
 __all__ = ["AnnealTraining", "anneal"]
 
@@ -92,7 +96,17 @@ def anneal(
     with interrupt_between_steps() as interrupt, progress_bar() as bar, quiet():
         trainer = _Annealer(
             model=model,
-            args=_arguments(training, run, use_cpu),
+            args=trainer_arguments(
+                training,
+                run,
+                use_cpu=use_cpu,
+                max_steps=training.steps,
+                lr_scheduler_type="constant",
+                optim="adamw_torch",
+                activation_checkpointing=training.checkpointing,
+                eval_strategy="steps",
+                eval_steps=training.evaluate_every or training.steps,
+            ),
             data_collator=_collate,
             train_dataset=corpus.train,
             eval_dataset=corpus.validation,
@@ -154,43 +168,6 @@ class _Annealer(Trainer):
         super().log({**logs, "beta": self.swish.beta}, *rest, **named)
 
 
-def _arguments(training: AnnealTraining, run: Path, use_cpu: bool) -> TrainingArguments:
-    arguments = TrainingArguments(
-        output_dir=str(run / CHECKPOINTS),
-        max_steps=training.steps,
-        learning_rate=training.learning_rate,
-        lr_scheduler_type="constant",
-        weight_decay=training.weight_decay,
-        optim="adamw_torch",
-        gradient_accumulation_steps=training.accumulate,
-        activation_checkpointing=training.checkpointing,
-        bf16=training.precision == "bf16",
-        fp16=training.precision == "fp16",
-        seed=training.seed,
-        eval_strategy="steps",
-        eval_steps=training.evaluate_every or training.steps,
-        save_strategy="steps",
-        save_steps=training.save_every,
-        save_total_limit=2,
-        logging_steps=training.log_every,
-        logging_nan_inf_filter=False,
-        report_to=training.report_to,
-        use_cpu=use_cpu,
-        dataloader_drop_last=True,
-        dataloader_pin_memory=torch.cuda.is_available() and not use_cpu,
-        ddp_find_unused_parameters=False,
-        disable_tqdm=True,
-    )
-    share, rest = divmod(training.batch_size, arguments.world_size * training.accumulate)
-    if rest or not share:
-        raise BilensError(
-            f"batch_size={training.batch_size} cannot be shared out evenly over "
-            f"{arguments.world_size} processes in accumulate={training.accumulate} parts"
-        )
-    arguments.per_device_train_batch_size = arguments.per_device_eval_batch_size = share
-    return arguments
-
-
 def _collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     texts = [row["input_ids"] for row in rows]
     # Padding stands behind the text, which does not see it, and has no loss.
@@ -199,12 +176,7 @@ def _collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def _check_corpus(model: PreTrainedModel, corpus: Corpus, training: AnnealTraining) -> None:
-    size, vocab_size = len(corpus.tokenizer), model.config.vocab_size
-    if size > vocab_size:
-        raise BilensError(
-            f"The tokenizer of {corpus.name} has {size} tokens; the model has "
-            f"vocab_size={vocab_size}"
-        )
+    check_vocabulary(corpus, model.config.vocab_size)
     if len(corpus.train) < training.batch_size:
         raise BilensError(
             f"{corpus.name} has {len(corpus.train)} texts to train on, fewer than the "

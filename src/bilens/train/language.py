@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     PrinterCallback,
     Trainer,
-    TrainingArguments,
     set_seed,
 )
 
@@ -27,7 +25,13 @@ from bilens.train.classifier import METRICS_NAME
 from bilens.train.interrupt import interrupt_between_steps
 from bilens.train.language_settings import LanguageTraining
 from bilens.train.state import TRAINING_NAME
-from bilens.train.trainer import CHECKPOINTS, Watch, checkpoint_to_resume, last_checkpoint
+from bilens.train.trainer import (
+    Watch,
+    check_vocabulary,
+    checkpoint_to_resume,
+    last_checkpoint,
+    trainer_arguments,
+)
 
 __all__ = ["LanguageTraining", "last_checkpoint", "train_language"]
 
@@ -73,7 +77,16 @@ def train_language(
         watch = Watch(interrupt, bar)
         trainer = Trainer(
             model=model,
-            args=_arguments(training, run, use_cpu),
+            args=trainer_arguments(
+                training,
+                run,
+                use_cpu=use_cpu,
+                num_train_epochs=training.epochs,
+                lr_scheduler_type="linear",
+                warmup_steps=training.warmup,
+                optim=training.optimizer,
+                eval_strategy="epoch",
+            ),
             data_collator=_collate,
             train_dataset=corpus.train,
             eval_dataset=corpus.validation,
@@ -96,60 +109,13 @@ def train_language(
     return model.eval(), history  # type: ignore[no-untyped-call]
 
 
-def _arguments(training: LanguageTraining, run: Path, use_cpu: bool) -> TrainingArguments:
-    tracker = training.report_to
-    if tracker != "none" and find_spec(tracker) is None:
-        raise BilensError(
-            f"report_to={tracker!r} needs the package {tracker}: pip install {tracker}, or leave "
-            "report_to out; the metrics are in metrics.jsonl anyway"
-        )
-    arguments = TrainingArguments(
-        output_dir=str(run / CHECKPOINTS),
-        num_train_epochs=training.epochs,
-        learning_rate=training.learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=training.warmup,
-        weight_decay=training.weight_decay,
-        optim=training.optimizer,
-        gradient_accumulation_steps=training.accumulate,
-        bf16=training.precision == "bf16",
-        fp16=training.precision == "fp16",
-        seed=training.seed,
-        eval_strategy="epoch",
-        save_strategy="steps",
-        save_steps=training.save_every,
-        save_total_limit=2,
-        logging_steps=training.log_every,
-        logging_nan_inf_filter=False,
-        report_to=training.report_to,
-        use_cpu=use_cpu,
-        dataloader_drop_last=True,
-        dataloader_pin_memory=torch.cuda.is_available() and not use_cpu,
-        ddp_find_unused_parameters=False,
-        disable_tqdm=True,
-    )
-    share, rest = divmod(training.batch_size, arguments.world_size * training.accumulate)
-    if rest or not share:
-        raise BilensError(
-            f"batch_size={training.batch_size} cannot be shared out evenly over "
-            f"{arguments.world_size} processes in accumulate={training.accumulate} parts"
-        )
-    arguments.per_device_train_batch_size = arguments.per_device_eval_batch_size = share
-    return arguments
-
-
 def _collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     ids = torch.stack([row["input_ids"] for row in rows])
     return {"input_ids": ids, "labels": ids}
 
 
 def _check_corpus(config: LanguageConfig, corpus: Corpus) -> None:
-    size = len(corpus.tokenizer)
-    if size > config.vocab_size:
-        raise BilensError(
-            f"The tokenizer of {corpus.name} has {size} tokens; the model has "
-            f"vocab_size={config.vocab_size}"
-        )
+    check_vocabulary(corpus, config.vocab_size)
     length = len(corpus.train[0]["input_ids"])
     if length > config.n_ctx:
         raise BilensError(

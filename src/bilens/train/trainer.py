@@ -1,18 +1,30 @@
-"""What every training through the Hugging Face Trainer needs: its bar, ctrl-C, its checkpoints."""
+"""What trainings through the Hugging Face Trainer share: settings, bar, ctrl-C, checkpoints."""
 
 import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.progress import Progress, TaskID
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from bilens.errors import CheckpointError
+from bilens.data import Corpus
+from bilens.errors import BilensError, CheckpointError
+from bilens.train.anneal_settings import AnnealTraining
 from bilens.train.interrupt import Interrupt
+from bilens.train.language_settings import LanguageTraining
 from bilens.train.state import TRAINING_NAME
 
-__all__ = ["CHECKPOINTS", "Watch", "checkpoint_to_resume", "last_checkpoint"]
+__all__ = [
+    "CHECKPOINTS",
+    "Watch",
+    "check_vocabulary",
+    "checkpoint_to_resume",
+    "last_checkpoint",
+    "trainer_arguments",
+]
 
 CHECKPOINTS = "checkpoints"
 
@@ -45,6 +57,71 @@ class Watch(TrainerCallback):
                 self.bar.update(self.task, note=f"{name} {rest['logs'][name]:.4f}")
         if not math.isfinite(rest["logs"].get("loss", 0.0)):
             control.should_training_stop = True
+
+
+def trainer_arguments(
+    training: LanguageTraining | AnnealTraining, run: Path, *, use_cpu: bool, **own: Any
+) -> TrainingArguments:
+    """What the Trainer is told, the batch shared out over its processes.
+
+    Args:
+        training: the settings that every training has.
+        run: the directory that checkpoints go below.
+        use_cpu: leave GPUs alone.
+        own: what one kind of training has besides: its length, schedule and evaluations.
+
+    Raises:
+        BilensError: the tracker is not installed, or the batch cannot be shared out evenly.
+    """
+    tracker = training.report_to
+    if tracker != "none" and find_spec(tracker) is None:
+        raise BilensError(
+            f"report_to={tracker!r} needs the package {tracker}: pip install {tracker}, or leave "
+            "report_to out; the metrics are in metrics.jsonl anyway"
+        )
+    arguments = TrainingArguments(
+        output_dir=str(run / CHECKPOINTS),
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
+        gradient_accumulation_steps=training.accumulate,
+        bf16=training.precision == "bf16",
+        fp16=training.precision == "fp16",
+        seed=training.seed,
+        save_strategy="steps",
+        save_steps=training.save_every,
+        save_total_limit=2,
+        logging_steps=training.log_every,
+        logging_nan_inf_filter=False,
+        report_to=tracker,
+        use_cpu=use_cpu,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available() and not use_cpu,
+        ddp_find_unused_parameters=False,
+        disable_tqdm=True,
+        **own,
+    )
+    share, rest = divmod(training.batch_size, arguments.world_size * training.accumulate)
+    if rest or not share:
+        raise BilensError(
+            f"batch_size={training.batch_size} cannot be shared out evenly over "
+            f"{arguments.world_size} processes in accumulate={training.accumulate} parts"
+        )
+    arguments.per_device_train_batch_size = arguments.per_device_eval_batch_size = share
+    return arguments
+
+
+def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
+    """Raise if a corpus may hold tokens that a model has not.
+
+    Raises:
+        BilensError: its tokenizer has more tokens than the model.
+    """
+    size = len(corpus.tokenizer)
+    if size > vocab_size:
+        raise BilensError(
+            f"The tokenizer of {corpus.name} has {size} tokens; the model has "
+            f"vocab_size={vocab_size}"
+        )
 
 
 def last_checkpoint(run: Path) -> Path | None:

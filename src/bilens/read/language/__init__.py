@@ -13,6 +13,7 @@ from bilens.read.language.reading import (
     Output,
     read_direction,
     read_ngrams,
+    salient_bigrams,
 )
 from bilens.read.language.skip_trigrams import TrigramPart, head_map, skip_trigrams
 from bilens.read.language.stream import Stream, block_inputs, read_stream
@@ -43,6 +44,7 @@ __all__ = [
     "read_direction",
     "read_ngrams",
     "read_stream",
+    "salient_bigrams",
     "skip_trigrams",
     "split_logits",
     "token_names",

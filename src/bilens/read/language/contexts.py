@@ -1,6 +1,6 @@
 """Where in a corpus eigenvectors are most active, found in one pass over texts of any number."""
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,6 +10,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.data.batches import batched
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageModel
 from bilens.progress import progress_bar
@@ -101,7 +102,7 @@ def top_contexts(
     with progress_bar() as bar:
         task = bar.add_task("contexts", total=_length(texts), note="")
         own = islice(texts, state.process_index, None, state.num_processes)
-        for batch in _batches(own, batch_size):
+        for batch in batched(own, batch_size):
             ids = torch.stack(batch).to(model.device)
             active = spectrum.activations(block_inputs(model, ids, layer))
             places = active.abs().argmax(1)
@@ -171,11 +172,6 @@ def contribution(
         heads=scale * (stream.heads @ read),
         constant=float(scale * (read @ stream.constant + offset)),
     )
-
-
-def _batches(texts: Iterator[Tensor], size: int) -> Iterator[list[Tensor]]:
-    while batch := list(islice(texts, size)):
-        yield batch
 
 
 def _length(texts: Iterable[Tensor]) -> int | None:

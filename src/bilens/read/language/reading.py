@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bilens.data import Corpus, token_id
 from bilens.nn.language import LanguageModel
-from bilens.read.language.bigrams import bigrams, following, preceding
+from bilens.read.language.bigrams import BigramPart, bigrams, following, preceding
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
 from bilens.read.language.directions import interaction, output_direction
 from bilens.read.language.skip_trigrams import skip_trigrams
@@ -21,6 +21,7 @@ __all__ = [
     "Output",
     "read_direction",
     "read_ngrams",
+    "salient_bigrams",
 ]
 
 
@@ -49,16 +50,12 @@ class NGramReading:
         output: whose neighbours and skip-trigrams these are.
         preceding: tokens that make it likely.
         following: tokens that it makes likely.
-        direct: the most salient bigrams of the residual stream.
-        mlp: the most salient bigrams of the MLP's diagonal.
         heads: skip-trigrams of each head that end in the output.
     """
 
     output: Output
     preceding: pd.DataFrame
     following: pd.DataFrame
-    direct: pd.DataFrame
-    mlp: pd.DataFrame
     heads: list[pd.DataFrame]
 
 
@@ -102,13 +99,26 @@ def read_ngrams(
         output=output,
         preceding=preceding(model, tokenizer, token, k=k),
         following=following(model, tokenizer, token, k=k),
-        direct=bigrams(model, tokenizer, k=k, part="direct"),
-        mlp=bigrams(model, tokenizer, k=k, part="mlp"),
         heads=[
             skip_trigrams(model, tokenizer, direction, head, k=k)
             for head in range(model.config.n_heads)
         ],
     )
+
+
+def salient_bigrams(
+    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, k: int = 20
+) -> dict[BigramPart, pd.DataFrame]:
+    """The most salient bigrams of the residual stream (direct) and of the MLP's diagonal (mlp).
+
+    Raises:
+        NotBilinearError: the model has a norm, or an MLP that is no tensor.
+
+    Source:
+        Pearce et al. 2024, Table 6.
+    """
+    parts: tuple[BigramPart, ...] = ("direct", "mlp")
+    return {part: bigrams(model, tokenizer, k=k, part=part) for part in parts}
 
 
 def read_direction(
