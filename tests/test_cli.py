@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import bilens
-from bilens.cli import main
+from bilens.cli import COMMANDS, main
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 
 SMALL = ["--d-model", "16", "--epochs", "2", "--weight-decay", "0"]
@@ -147,3 +147,26 @@ def test_ctrl_c_and_resume_from_a_shell(tmp_path):
         main(["train", "images", *brief, "--output", str(output), *extra])
     a, b = (load_file(path / "model.safetensors") for path in (stopped, whole))
     assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: bilens {name}" in capsys.readouterr().out
+
+
+def test_the_overview_names_every_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(f"• {name} " in shown for name in COMMANDS)
+
+
+def test_an_unknown_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["trian"])
+    assert ended.value.code == 2
+    assert "trian" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tyro
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import bilens.cli
@@ -90,12 +89,8 @@ def follow(command: str) -> None:
     if "make" in words:
         assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
     elif "torchrun" in words:
-        parse(words[words.index("bilens") + 1 :])
+        bilens.cli.parse(words[words.index("bilens") + 1 :])
     elif "bilens" in words[:1]:
-        parse(words[1:])
+        bilens.cli.parse(words[1:])
         if not HEAVY.search(command):
             bilens.cli.main(words[1:])
-
-
-def parse(words: list[str]) -> None:
-    tyro.cli(bilens.cli.Command, args=words, config=(tyro.conf.OmitArgPrefixes,))

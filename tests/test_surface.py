@@ -202,6 +202,10 @@ ROOMS = {
 }
 
 
+SLOW = ["torch", "huggingface_hub", "plotly", "datasets", "sklearn", "pyarrow", "tokenizers"]
+SLOW += ["transformers"]
+
+
 def test_the_top_level_names():
     assert sorted(bilens.__all__) == [
         "BilensError",
@@ -217,15 +221,15 @@ def test_the_top_level_names():
     assert all(hasattr(bilens, name) for name in bilens.__all__)
 
 
-def test_the_tensor_room_stands_alone():
-    """The mathematics needs torch and einops, and no model, plot or data library."""
-    code = (
-        "import sys, bilens.tensor.bilinear, bilens.tensor.search, bilens.tensor.dictionary\n"
-        "loaded = {name.split('.')[0] for name in sys.modules}\n"
-        "print(loaded & {'plotly', 'datasets', 'sklearn', 'rich', 'tyro', 'transformers'})"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "set()"
+def test_an_unknown_name_is_said():
+    with pytest.raises(AttributeError, match="module 'bilens' has no attribute 'lode'"):
+        bilens.lode  # noqa: B018
+
+
+def test_the_names_come_from_their_rooms():
+    assert bilens.BilinearTensor is importlib.import_module("bilens.tensor").BilinearTensor
+    assert bilens.load is importlib.import_module("bilens.models").load
+    assert bilens.read is importlib.import_module("bilens.read")
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -235,12 +239,19 @@ def test_the_names_of_a_room(room):
     assert all(hasattr(module, name) for name in module.__all__)
 
 
-def test_the_data_room_is_quick_to_import():
-    """Each of these takes seconds, and no command needs all of them."""
-    code = (
-        "import sys, bilens.data\n"
-        "loaded = {name.split('.')[0] for name in sys.modules}\n"
-        "print(loaded & {'datasets', 'pyarrow', 'sklearn', 'tokenizers', 'transformers'})"
-    )
+@pytest.mark.parametrize(
+    ("code", "without"),
+    [
+        ("import bilens", SLOW),
+        ("from bilens.cli import main; main(['--help'])", SLOW),
+        ("from bilens import BilinearTensor; import bilens.tensor.search", SLOW[1:]),
+        ("import bilens.data", SLOW[3:]),
+    ],
+)
+def test_importing_is_lazy(code, without):
+    """Each of these takes a second or more; the mathematics needs torch and einops alone."""
+    code = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {code}"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "set()"
+    loaded = shown.stdout.split()
+    assert "bilens" in loaded
+    assert not set(without) & set(loaded)
