@@ -10,7 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bilens import convert, data, nn, read, report, tensor, train
+    from bilens import convert as convert
+    from bilens import data as data
+    from bilens import nn as nn
+    from bilens import read as read
+    from bilens import report as report
+    from bilens import tensor as tensor
+    from bilens import train as train
     from bilens.errors import BilensError, CheckpointError, DataError, NotBilinearError
     from bilens.models import load
     from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, TensorSVD

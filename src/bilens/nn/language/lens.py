@@ -1,0 +1,108 @@
+"""A language model in TransformerLens 4: its parts under the names that hooks have there."""
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from bilens.errors import BilensError
+from bilens.nn.gated import GatedLayer
+from bilens.nn.language.model import LanguageModel
+
+try:
+    from transformer_lens.config import TransformerBridgeConfig
+    from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformer_lens.model_bridge import generalized_components as parts
+    from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+except ImportError as error:
+    raise BilensError(
+        "bilens.nn.language.lens needs TransformerLens: pip install 'transformer-lens>=4'"
+    ) from error
+
+__all__ = ["to_transformer_lens"]
+
+ARCHITECTURE = "BilensLanguageModel"
+NORMS = {
+    None: GeneralizedComponent,
+    "RMS": parts.RMSNormalizationBridge,
+    "LN": parts.NormalizationBridge,
+}
+
+
+def to_transformer_lens(
+    model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> TransformerBridge:
+    """Put a model under TransformerLens's hooks: `run_with_cache`, `run_with_hooks`, `W_Q`, ...
+
+    The logits stay as they are. `attn.q`, `k`, `v`, `o` and, where there are two patterns, `q2` and
+    `k2` have hooks, so do both factors of a gated layer, `mlp.in` (left) and `mlp.gate` (right).
+    `hook_pattern` never fires: the kernels do not form the pattern; `Attention.pattern` does.
+
+    Args:
+        model: any bilens language model. TransformerLens puts its hooks into it in place, so load
+            another one for anything else.
+        tokenizer: for prompts as text.
+
+    Raises:
+        BilensError: TransformerLens is not installed; said when this module is imported.
+    """
+    ArchitectureAdapterFactory.register_adapter(ARCHITECTURE, _Adapter)
+    config = model.config
+    settings = TransformerBridgeConfig(
+        d_model=config.d_model,
+        d_head=config.d_model // config.n_heads,
+        n_heads=config.n_heads,
+        n_key_value_heads=config.n_kv_heads,
+        n_layers=config.n_layers,
+        n_ctx=config.n_ctx,
+        d_vocab=config.vocab_size,
+        d_mlp=config.d_hidden,
+        act_fn=config.mlp,
+        normalization_type={"none": None, "rms": "RMS", "layer": "LN"}[config.norm],
+        uses_rms_norm=config.norm == "rms",
+        gated_mlp=isinstance(model.mlp(0), GatedLayer),
+        use_qk_norm=config.qk_norm,
+    )
+    # What the adapter, which sees these settings alone, has to know besides.
+    settings.n_pairs = 1 + (config.attention in ("bilinear", "differential"))
+    settings.has_places = hasattr(model, "places")
+    return build_bridge_from_module(
+        model, ARCHITECTURE, tl_config=settings, tokenizer=tokenizer, model_name="bilens"
+    )
+
+
+class _Adapter(ArchitectureAdapter):
+    """Where in the model its parts are."""
+
+    def __init__(self, cfg: TransformerBridgeConfig) -> None:
+        super().__init__(cfg)
+        self.weight_processing_conversions = self._qkvo_weight_conversions()
+        self.component_mapping = {
+            "embed": parts.EmbeddingBridge(name="embed"),
+            "blocks": parts.BlockBridge(name="blocks", submodules=self._block()),
+            "ln_final": self._norm("norm"),
+            "unembed": parts.UnembeddingBridge(name="unembed", config=self.cfg),
+        }
+        if cfg.has_places:
+            self.component_mapping["pos_embed"] = parts.PosEmbedBridge(name="places")
+
+    def _block(self) -> dict[str, Any]:
+        reading = {"q": "query", "k": "key", "v": "value", "o": "out"}
+        if self.cfg.n_pairs == 2:
+            reading |= {"q2": "query2", "k2": "key2"}
+        layer = {"in": "left", "gate": "right"} if self.cfg.gated_mlp else {"in": "inner"}
+        return {
+            "ln1": self._norm("attn_norm"),
+            "ln2": self._norm("mlp_norm"),
+            "attn": parts.AttentionBridge("attn", self.cfg, _maps(reading)),
+            "mlp": parts.MLPBridge("mlp", self.cfg, _maps({**layer, "out": "out"})),
+        }
+
+    def _norm(self, name: str) -> Any:
+        return NORMS[self.cfg.normalization_type](name, self.cfg)
+
+
+def _maps(names: dict[str, str]) -> dict[str, Any]:
+    return {there: parts.LinearBridge(name=here) for there, here in names.items()}
