@@ -1,5 +1,6 @@
 """What is shipped: the package whole, and nothing else."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -56,3 +57,18 @@ def test_the_source_distribution_holds_what_building_and_citing_need(built):
         names = {name.partition("/")[2] for name in file.getnames()}
     assert {"CITATION.cff", "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"} <= names
     assert not [name for name in names if name.startswith(("tests", "docs", "experiments"))]
+
+
+def test_the_wheel_runs_the_demo(built, tmp_path):
+    """From the installed files alone, outside of the checkout."""
+    (wheel,) = built.glob("*.whl")
+    place = tmp_path / "installed"
+    install = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(place)]
+    subprocess.run([sys.executable, "-m", *install, str(wheel)], check=True)
+    demo = [sys.executable, "-m", "bilens", "demo", "--output", "demo"]
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    subprocess.run(demo, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert (tmp_path / "demo" / "report.html").is_file()
+    where = [sys.executable, "-c", "import bilens.report; print(bilens.report.__file__)"]
+    shown = subprocess.run(where, env=environment, capture_output=True, text=True, check=True)
+    assert Path(shown.stdout.strip()).is_relative_to(place)
