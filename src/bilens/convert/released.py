@@ -21,6 +21,8 @@ from bilens.nn.language import LanguageConfig, LanguageModel
 __all__ = ["released_model"]
 
 CAP = 30.0
+N_CTX = 512
+"""Not among the settings. The largest of these models is reported to fail beyond."""
 ATTENTION: dict[tuple[bool, bool], AttentionName] = {
     (False, False): "softmax",
     (True, False): "squared",
@@ -53,7 +55,7 @@ def released_model(
         n_layers=settings["n_layer"],
         n_heads=heads,
         d_hidden=(settings["expansion_factor"] if settings["bilinear"] else 4) * width,
-        n_ctx=1024,
+        n_ctx=N_CTX,
         mlp=mlp,
         mlp_bias="out",
         norm="rms",

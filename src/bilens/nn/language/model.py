@@ -263,8 +263,9 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         x, config = self.embed(input_ids), self.config
         if config.positions == "rotary":
             width = config.d_model // config.n_heads
-            like = x.bfloat16() if config.rope_bfloat16 else x
-            return x, None, rotation(position_ids, width, config.rope_base, like)
+            like = x.new_empty(0, dtype=torch.bfloat16) if config.rope_bfloat16 else x
+            cos, sin = rotation(position_ids, width, config.rope_base, like)
+            return x, None, (cos.to(x.dtype), sin.to(x.dtype))
         if config.positions == "none":
             return x, None, None
         if int(position_ids.max()) >= config.n_ctx:
