@@ -37,7 +37,7 @@ def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
     """Open a causal language model of transformers, bilens or a known layout as it was saved.
 
     That is with the biases that processing gave it and, in the middle of annealing, with its
-    Swish. Nothing is unpickled, and no code of the model's own is run.
+    Swish. Nothing but tensors is unpickled, and no code of the model's own is run.
 
     Args:
         source: a folder, the name of a repository, or a .bin file of llama2.c. A folder or
