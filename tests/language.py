@@ -20,6 +20,11 @@ parts = {
     "n_kv_heads": st.sampled_from([1, 2, 4]),
     "attention": st.sampled_from(["softmax", "squared", "bilinear", "differential"]),
     "qk_norm": st.booleans(),
+    "mlp_bias": st.sampled_from([None, "none", "out", "all"]),
+    "norm_eps": st.sampled_from([None, 0.3]),
+    "value_mix": st.booleans(),
+    "embed_mix": st.booleans(),
+    "logit_cap": st.sampled_from([None, 2.0]),
 }
 
 

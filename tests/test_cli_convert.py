@@ -11,6 +11,14 @@ from bilens.cli import main
 from bilens.cli.anneal import number_of_tokens
 from bilens.convert import find_swish, mlp_tensor, open_model, read_spectra, save_model
 from bilens.errors import BilensError
+from tests.convert.foreign import (
+    PAPER,
+    RELEASED,
+    paper_shapes,
+    random_state,
+    released_shapes,
+    write,
+)
 from tests.convert.models import log_probabilities, some_text, tiny
 from tests.language import toy_tokenizer
 
@@ -23,6 +31,13 @@ def model(tmp_path, monkeypatch):
     tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
     save_model(tmp_path / "model", tiny("llama", dtype=torch.float32), tokenizer)
     return tmp_path / "model"
+
+
+@pytest.fixture
+def released(tmp_path):
+    state = random_state(released_shapes(RELEASED), torch.float32)
+    toy_tokenizer().save_pretrained(tmp_path / "released")
+    return write(tmp_path / "released", RELEASED, state, "pytorch_model.bin")
 
 
 @pytest.fixture
@@ -111,6 +126,41 @@ def test_export_needs_beta_zero(model, texts, tmp_path, capsys):
         main(["export", str(run)])
     assert "not bilinear yet: beta=1, expected 0" in capsys.readouterr().err
     assert not (run / "bilinear").exists()
+
+
+def test_commands_on_a_released_model(released, tmp_path, capsys):
+    main(["spectra", str(released), "--layer", "2", "--output", str(tmp_path / "s")])
+    assert "30 tokens" in capsys.readouterr().out
+    names, spectrum = read_spectra(tmp_path / "s")
+    model = open_model(released)
+    whole = mlp_tensor(model, 2).along(model.W_U.T[names]).eig(8)
+    assert torch.allclose(spectrum.values, whole.values, rtol=1e-3, atol=1e-3)
+    main(["generate", str(released), "--prompt", "t3", "--tokens", "3"])
+    assert "t" in capsys.readouterr().out
+    main(["process", str(released), "--output", str(tmp_path / "processed")])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "rows of a pattern do not sum to 1" in shown
+    ids = some_text()
+    change = open_model(tmp_path / "processed")(ids).logits - model(ids).logits
+    assert change.abs().max() < 1e-4
+    with pytest.raises(SystemExit):
+        main(["ngrams", str(released), "--token", "t3"])
+    assert "norm='rms', whose scale depends on the text" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def test_commands_on_a_model_of_the_paper(texts, tmp_path, capsys):
+    settings = PAPER | {"n_layer": 1, "n_ctx": 8, "normalization": False}
+    state = random_state(paper_shapes(settings), torch.float32)
+    tokenizer = toy_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save_pretrained(tmp_path / "paper")
+    folder = write(tmp_path / "paper", settings, state, "model.safetensors")
+    main(["ngrams", str(folder), "--token", "t5", "--k", "2"])
+    assert "head-1 t5" in capsys.readouterr().out
+    main(["contexts", str(folder), "--token", "t5", "--data", str(texts), "--eigenvectors", "1"])
+    assert capsys.readouterr().out.count("eigenvalue") == 2
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ ROOMS = {
         "GatedLayer",
         "ImageClassifier",
         "MLPS",
+        "MlpBias",
         "MlpName",
         "NormName",
         "PlainMLP",

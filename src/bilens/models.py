@@ -27,27 +27,34 @@ def load(
     To train it further, thaw it with `requires_grad_()`.
 
     Args:
-        source: a directory that a training wrote, or the name of a repository.
+        source: a directory that a training wrote, or the name of a repository. Other people's
+            checkpoints in a known layout are models of bilens too, told by their config.json.
         device: where the weights go.
         hub: passed to `huggingface_hub.hf_hub_download`: revision, token, cache_dir, ...
 
     Raises:
         CheckpointError: there is no model, it is damaged, or of a kind this version cannot read.
     """
-    kind = str(read_config(source, **hub).get("model_type"))
+    settings = read_config(source, **hub)
+    kind = str(settings.get("model_type"))
     if kind in OWN:
         return OWN[kind].from_pretrained(source, device=device, **hub).requires_grad_(False)
-    if kind != LANGUAGE:
-        raise CheckpointError(
-            f"{source} holds a model of type {kind!r}; this version of bilens reads "
-            f"{', '.join([*OWN, LANGUAGE])}"
-        )
-    model: LanguageModel = _load_language(source, **hub).to(device).eval().requires_grad_(False)
+    model: LanguageModel = _open(source, settings, **hub).to(device).eval().requires_grad_(False)
     return model
 
 
-def _load_language(source: str | Path, **hub: Any) -> Any:
+def _open(source: str | Path, settings: dict[str, Any], **hub: Any) -> Any:
     # transformers takes seconds to import, and classifiers do without it.
     from bilens.convert import open_model  # noqa: PLC0415
+    from bilens.convert.layouts import find_layout  # noqa: PLC0415
 
-    return open_model(source, **hub)
+    if settings.get("model_type") == LANGUAGE:
+        return open_model(source, **hub)
+    layout = find_layout(settings)
+    if layout is None:
+        raise CheckpointError(
+            f"{source} holds a model of type {settings.get('model_type')!r}; this version of "
+            f"bilens reads {', '.join([*OWN, LANGUAGE])}, and other people's checkpoints in the "
+            "layouts that docs/convert.md lists"
+        )
+    return layout.open(source, settings, **hub)

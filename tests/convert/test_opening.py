@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import PreTrainedConfig
 
 from bilens.convert import open_model, open_tokenizer, save_model
 from bilens.errors import CheckpointError
@@ -31,7 +31,7 @@ def test_the_configuration_is_fetched_from_the_same_place(monkeypatch):
         asked.append((args, kwargs))
         raise OSError
 
-    monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", offline)
     with pytest.raises(CheckpointError):
         open_model("you/model", revision="old", dtype=torch.float64)
     assert asked == [(("you/model",), {"revision": "old"})]
@@ -41,7 +41,7 @@ def test_no_model_and_no_hub(monkeypatch):
     def offline(*args, **kwargs):
         raise OSError("We couldn't connect to the hub")
 
-    monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", offline)
     with pytest.raises(CheckpointError, match="you/model holds no whole .* We couldn't connect"):
         open_model("you/model")
 

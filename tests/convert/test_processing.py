@@ -76,10 +76,7 @@ def test_each_step_alone_changes_no_log_probability(name, step):
     assert processed.config.bilens_processing["steps"] == [step]
 
 
-known = {name: part for name, part in parts.items() if not name.startswith(("attention", "qk"))}
-
-
-@given(parts=st.fixed_dictionaries(known), seed=st.integers(0, 99))
+@given(parts=st.fixed_dictionaries(parts), seed=st.integers(0, 99))
 def test_own_models_of_all_parts(parts, seed):
     model = random_model(seed, n_layers=2, **parts)
     processed, report = process(model)
@@ -88,6 +85,9 @@ def test_own_models_of_all_parts(parts, seed):
     assert torch.allclose(before, after, atol=1e-9)
     apart = parts["positions"] == "shortformer" and parts["norm"] != "none"
     assert ("fold_norms" in report.refused) == apart
+    partly = parts["attention"] != "softmax" or parts["value_mix"]
+    assert ("fold_value_biases" in report.refused) == partly
+    assert ("center_unembed" in report.refused) == (parts["logit_cap"] is not None)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -272,7 +272,13 @@ def test_plain_transformers_reads_a_model_that_needed_no_bias(tmp_path):
     assert torch.equal(plain(some_text()).logits, processed(some_text()).logits)
 
 
-@pytest.mark.parametrize("parts", [{"attention": "squared"}, {"qk_norm": True}])
-def test_patterns_that_do_not_sum_to_one_are_refused(parts):
-    with pytest.raises(BilensError, match="weights are processed for softmax attention"):
-        process(random_model(bias=True, **parts))
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"attention": "squared"}, "do not sum to 1 with attention='squared'"),
+        ({"value_mix": True}, "the first block's values are mixed into all"),
+    ],
+)
+def test_biases_that_do_not_arrive_whole_are_refused(parts, reason):
+    with pytest.raises(BilensError, match=reason):
+        convert.fold_value_biases(random_model(bias=True, **parts))

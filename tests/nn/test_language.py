@@ -24,23 +24,29 @@ def naive_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
     """The model token by token and head by head, from the weights under their field names."""
     config, time = model.config, len(ids)
     places = model.places.weight[:time] if config.positions in ("learned", "shortformer") else 0
-    x = model.W_E[ids] + (places if config.positions == "learned" else 0)
+    x = start = model.W_E[ids] + (places if config.positions == "learned" else 0)
     width = config.d_model // config.n_heads
+    first = None
     for block in model.blocks:
-        read, attn = block.attn_norm(x), block.attn
+        if config.embed_mix:
+            x = block.shares[0] * x + block.shares[1] * start
+        read, attn = norm_by_hand(config, block.attn_norm, x), block.attn
+        values = attn.value(read)
+        first = values if first is None else first
+        if config.value_mix:
+            values = (1 - attn.value_share) * values + attn.value_share * first
         looked = read + (places if config.positions == "shortformer" else 0)
         y = x.clone()
         if config.bias:
             y += attn.out.bias
         for h in range(config.n_heads):
             shared = h * config.n_kv_heads // config.n_heads
-            v, maps = read @ attn.W_V[h], [(attn.query, attn.key)]
+            v, maps = values.unflatten(1, (-1, width))[:, shared], [(attn.query, attn.key)]
             pairs = [(looked @ attn.W_Q[h], looked @ attn.W_K[h])]
             if config.attention in ("bilinear", "differential"):
                 pairs.append((looked @ attn.W_Q2[h], looked @ attn.W_K2[h]))
                 maps.append((attn.query2, attn.key2))
             if config.bias:
-                v = v + attn.value.bias.unflatten(0, (-1, width))[shared]
                 pairs = [
                     (
                         q + query.bias.unflatten(0, (-1, width))[h],
@@ -64,12 +70,30 @@ def naive_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
                 if config.attention_norm == "rms":
                     mixed = mixed / mixed.square().mean().sqrt()
                 y[t] += mixed @ attn.W_O[h]
-        z, mlp = block.mlp_norm(y), block.mlp
-        hidden = (z @ mlp.W_L.T) * (z @ mlp.W_R.T)
-        if config.bias:
-            hidden = (z @ mlp.W_L.T + mlp.left.bias) * (z @ mlp.W_R.T + mlp.right.bias)
-        x = y + hidden @ mlp.W_D.T + (mlp.out.bias if config.bias else 0)
-    return model.norm(x) @ model.W_U
+        x = y + mlp_by_hand(config, block.mlp, norm_by_hand(config, block.mlp_norm, y))
+    logits = norm_by_hand(config, model.norm, x) @ model.W_U
+    return (
+        logits
+        if config.logit_cap is None
+        else config.logit_cap * (logits / config.logit_cap).tanh()
+    )
+
+
+def mlp_by_hand(config, mlp: torch.nn.Module, z: torch.Tensor) -> torch.Tensor:
+    hidden = (z @ mlp.W_L.T) * (z @ mlp.W_R.T)
+    if config.mlp_bias == "all":
+        hidden = (z @ mlp.W_L.T + mlp.left.bias) * (z @ mlp.W_R.T + mlp.right.bias)
+    return hidden @ mlp.W_D.T + (0 if config.mlp_bias == "none" else mlp.out.bias)
+
+
+def norm_by_hand(config, norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    if config.norm == "none":
+        return x
+    eps = {"rms": torch.finfo(x.dtype).eps, "layer": 1e-5}[config.norm]
+    eps = eps if config.norm_eps is None else config.norm_eps
+    x = x - x.mean(-1, keepdim=True) if config.norm == "layer" else x
+    y = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * norm.weight
+    return y + norm.bias if config.norm == "layer" else y
 
 
 def looks_by_hand(config, attn, scores: torch.Tensor) -> torch.Tensor:
@@ -241,12 +265,14 @@ def test_initial_weights_are_those_of_gpt2():
 def test_gradients_pass_checkpointing_unchanged():
     ids, gradients = random_text()[None], []
     for checkpointed in (False, True):
-        model = random_model().requires_grad_(True).train()
+        model = random_model(n_layers=2, value_mix=True, embed_mix=True, logit_cap=5.0)
+        model.requires_grad_(True).train()
         if checkpointed:
             model.activation_checkpointing_enable({"use_reentrant": False})
         model(ids, labels=ids).loss.backward()
-        gradients.append(model.W_E.grad)
-    torch.testing.assert_close(gradients[0], gradients[1])
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, checkpointed)
 
 
 @given(**parts, attention_norm=st.sampled_from(["none", "sum", "rms"]))
@@ -258,15 +284,16 @@ def test_patterns_are_what_the_heads_mix_by(attention, attention_norm, n_kv_head
     ids = random_text()[None]
     x, places, turn = model.start(ids, torch.arange(9)[None])
     attn, read = model.blocks[0].attn, model.blocks[0].attn_norm(x)
-    pattern = attn.pattern(read, places, turn)
+    first = torch.randn(1, n_kv_heads, 9, 4).double()
+    pattern = attn.pattern(read, places, turn, first)
     assert torch.equal(pattern, pattern.tril())
     sums = {"softmax": 1.0, "differential": 1 - float(getattr(attn, "lamb", 0))}
     total = 1.0 if normed["attention_norm"] == "sum" else sums.get(attention)
     if total is not None:
         torch.testing.assert_close(pattern.sum(-1), torch.full((1, 4, 9), total).double())
-    values = attn._heads(attn.value(read)).repeat_interleave(4 // n_kv_heads, 1)
+    values = attn.values(read, first).repeat_interleave(4 // n_kv_heads, 1)
     mixed = attn.out((pattern @ values).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attn(read, places, turn), mixed)
+    torch.testing.assert_close(attn(read, places, turn, first=first), mixed)
 
 
 @pytest.mark.parametrize("name", MLPS)
@@ -318,6 +345,9 @@ def test_only_the_distance_counts_for_rotary_positions(positions):
             {"attention": "bilinear", "attention_norm": "sum"},
             "attention_norm='sum' is for attention=squared, not 'bilinear'",
         ),
+        ({"mlp_bias": "in"}, "mlp_bias='in', expected one of none, out, all"),
+        ({"norm_eps": -1e-8}, "norm_eps=-1e-08, expected a number above 0"),
+        ({"logit_cap": 0.0}, "logit_cap=0.0, expected a number above 0"),
         ({"d_model": 0}, "d_model=0, expected a whole number of at least 1"),
         ({"d_model": 10, "n_heads": 4}, "d_model=10 is no multiple of n_heads=4"),
         ({"n_heads": 4, "n_kv_heads": 3}, "n_heads=4 is no multiple of n_kv_heads=3"),
@@ -335,6 +365,57 @@ def test_bad_parts_are_named(unchecked):
         make_mlp("cubic", 4, 4, bias=False)
     with pytest.raises(BilensError, match="heads of even width"):
         rotation(torch.arange(3)[None], 5, 100.0, torch.zeros(1))
+
+
+@pytest.mark.parametrize("positions", [3, 300, 40_000])
+def test_rounded_rotary_positions_are_rounded_to_bfloat16(positions):
+    model = random_model(rope_bfloat16=True, d_model=64, n_heads=1)
+    ids = random_text(5)[None]
+    places = torch.arange(positions, positions + 5)[None]
+    _, _, (cos, sin) = model.start(ids, places)
+    exact = random_model(d_model=64, n_heads=1).start(ids, places)[2]
+    assert torch.equal(cos.double(), exact[0].float().bfloat16().double())
+    assert torch.equal(sin.double(), exact[1].float().bfloat16().double())
+    _, _, turn = model.start(ids, places)
+    x = torch.randn(1, 1, 5, 64).double()
+    first, second = x.chunk(2, -1)
+    by_hand = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    assert by_hand.dtype == torch.float64
+    assert torch.equal(rotate(x, turn), by_hand)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_what_released_models_add_is_saved_and_decoded(tmp_path, attention):
+    model = random_model(
+        attention=attention,
+        n_layers=2,
+        value_mix=True,
+        embed_mix=True,
+        logit_cap=3.0,
+        rope_bfloat16=True,
+        mlp_bias="out",
+        norm_eps=1e-8,
+        qk_norm=True,
+        norm="rms",
+    )
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = random_text()[None]
+    whole = model(ids).logits
+    assert torch.equal(again(ids).logits, whole)
+    start = model(ids[:, :6], use_cache=True)
+    last = [model(ids[:, t : t + 1], past_key_values=start.past_key_values) for t in (6, 7, 8)]
+    pieces = [start.logits, *(out.logits for out in last)]
+    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+
+
+def test_what_is_mixed_in_has_to_be_given():
+    model = random_model(value_mix=True, embed_mix=True)
+    x = torch.randn(1, 3, 16).double()
+    with pytest.raises(BilensError, match="start=None, but with embed_mix a block reads a x"):
+        model.blocks[0](x)
+    with pytest.raises(BilensError, match="first=None, but with value_mix the values of the fir"):
+        model.blocks[0].attn(x)
 
 
 def test_learned_positions_have_an_end():

@@ -28,7 +28,8 @@ from bilens.read.language import bigrams as bigrams_function
 from bilens.read.language.running import RunningTop
 from tests.language import VOCAB, parts, random_model, random_text, toy_tokenizer
 
-plain = {name: part for name, part in parts.items() if name != "norm"}
+apart = ("norm", "value_mix", "embed_mix", "logit_cap")
+plain = {name: part for name, part in parts.items() if name not in apart}
 TOKENS = toy_tokenizer()
 
 
@@ -44,7 +45,8 @@ def test_the_parts_of_a_stream_add_up_to_it(layer, position, **options):
 
 
 def test_what_the_mlp_reads_is_what_it_is_given():
-    model, ids, seen = random_model(norm="rms", n_layers=2), random_text()[None], []
+    model = random_model(norm="rms", n_layers=2, value_mix=True, embed_mix=True)
+    ids, seen = random_text()[None], []
     model.blocks[1].mlp.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
     model(ids)
     torch.testing.assert_close(block_inputs(model, ids, 1), seen[0])
@@ -68,7 +70,7 @@ def test_the_first_position_needs_no_pattern():
 
 
 def test_paths_need_one_block_without_norms():
-    for options in ({"norm": "rms"}, {"n_layers": 2}):
+    for options in ({"norm": "rms"}, {"n_layers": 2}, {"logit_cap": 30.0}, {"embed_mix": True}):
         with pytest.raises(NotBilinearError, match="a sum over paths for one block without norms"):
             split_logits(random_model(**options), random_text())
     with pytest.raises(BilensError, match=r"position=9, expected 0 to 8"):
@@ -343,4 +345,22 @@ def test_n_grams_need_a_model_without_norms():
         lambda: exciting_tokens(model, TOKENS, spectrum, 0),
     ):
         with pytest.raises(NotBilinearError, match="has norm='layer', whose scale depends"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"logit_cap": 30.0}, "has logit_cap=30.0, which its n-grams would leave out"),
+        ({"value_mix": True, "embed_mix": True}, "has value_mix=True and embed_mix=True, which"),
+    ],
+)
+def test_n_grams_need_a_model_without_mixes_and_cap(options, named):
+    model, spectrum = refused(**options)
+    for read in (
+        lambda: following(model, TOKENS, 1),
+        lambda: skip_trigrams(model, TOKENS, output_direction(model, 3), 0),
+        lambda: exciting_tokens(model, TOKENS, spectrum, 0),
+    ):
+        with pytest.raises(NotBilinearError, match=named):
             read()

@@ -115,7 +115,7 @@ def report_language(
     tokenizer = open_tokenizer(run, model)
     corpus = open_corpus(model, tokenizer, run, None, data_dir)
     outputs = [output_of(token, minus)] if token else _examples(corpus)
-    plain = model.config.norm == "none"
+    plain = not model.config.obstacles
     ngrams = [read_ngrams(model, tokenizer, output) for output in outputs] if plain else []
     salient = salient_bigrams(model, tokenizer) if plain else {}
     directions = [read_direction(model, corpus, output) for output in outputs]

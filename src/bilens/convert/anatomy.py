@@ -168,6 +168,7 @@ class Anatomy:
         values: of each attention layer.
         inner: other modules with weights, which stay what they are.
         softcap: whether the logits go through a function before the softmax.
+        partly: why biases of values do not arrive whole behind attention; None where they do.
     """
 
     readings: Sequence[Reading]
@@ -177,6 +178,7 @@ class Anatomy:
     values: Sequence[Values]
     inner: Sequence[nn.Module] = field(default_factory=tuple)
     softcap: bool = False
+    partly: str | None = None
 
     def modules(self) -> list[nn.Module]:
         """Every module that is described."""

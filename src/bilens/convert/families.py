@@ -152,34 +152,41 @@ def _inner(attn: Any) -> Iterator[nn.Module]:
 
 
 def _own(model: Any) -> Anatomy:
-    if model.config.attention != "softmax" or model.config.qk_norm:
-        raise BilensError(
-            f"model has attention={model.config.attention!r} and qk_norm={model.config.qk_norm}; "
-            "weights are processed for softmax attention, whose patterns sum to 1, without a norm "
-            "of queries and keys"
-        )
-    parts, shortformer = _Parts(model), model.config.positions == "shortformer"
+    config = model.config
+    parts, shortformer = _Parts(model), config.positions == "shortformer"
     apart = "shortformer positions are added behind the norm" if shortformer else None
-    readings, writes, values = [], [], []
+    readings, writes, values, inner = [], [], [], []
     for block in model.blocks:
         attn, mlp = block.attn, block.mlp
-        query, key, value, out, down = parts.maps(
-            attn.query, attn.key, attn.value, attn.out, mlp.out
-        )
+        value, out, down = parts.maps(attn.value, attn.out, mlp.out)
+        pairs = parts.maps(attn.query, attn.key)
+        if attn.pairs == 2:
+            pairs += parts.maps(attn.query2, attn.key2)
         gates = [mlp.left, mlp.right] if hasattr(mlp, "left") else [mlp.inner]
         readings += [
-            Reading(parts.norm(block.attn_norm), [query, key, value], apart),
+            Reading(parts.norm(block.attn_norm), [*pairs, value], apart),
             Reading(parts.norm(block.mlp_norm), parts.maps(*gates)),
         ]
         writes += [out, down]
         rows = torch.arange(value.n_out)
         values.append(Values(value, rows, out, attn.d_head, attn.n_heads // attn.n_kv_heads))
+        # The numbers by which they mix stand in them, apart from any map.
+        inner += [block, attn]
     [unembed] = parts.maps(model.unembed)
     readings.append(Reading(parts.norm(model.norm), [unembed]))
-    places = [model.places] if model.config.positions == "learned" else []
+    places = [model.places] if config.positions == "learned" else []
     tables = [parts.table(module) for module in (model.embed, *places)]
-    inner = [model.places] if shortformer else []
-    return Anatomy(readings, writes, tables, unembed, values, inner)
+    inner += [model.places] if shortformer else []
+    softcap = config.logit_cap is not None
+    return Anatomy(readings, writes, tables, unembed, values, inner, softcap, _partly(config))
+
+
+def _partly(config: Any) -> str | None:
+    if config.attention != "softmax":
+        return f"rows of a pattern do not sum to 1 with attention={config.attention!r}"
+    if config.value_mix:
+        return "the first block's values are mixed into all, and so are their biases"
+    return None
 
 
 FAMILIES: dict[str, Callable[[Any], Anatomy]] = {

@@ -1,7 +1,8 @@
 """Open and save language models of any kind, whole or not at all."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,10 +12,13 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import cached_file
 
+from bilens.convert.layouts import Layout, find_layout
 from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
 from bilens.convert.record import read_record
 from bilens.convert.swish import base_activation, find_swish, give_swish
@@ -30,13 +34,14 @@ ERRORS = (SafetensorError, OSError, RuntimeError, ValueError, KeyError, BilensEr
 
 
 def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
-    """Open a causal language model of transformers or bilens as it was saved.
+    """Open a causal language model of transformers, bilens or a known layout as it was saved.
 
     That is with the biases that processing gave it and, in the middle of annealing, with its
-    Swish. Nothing is unpickled, and no code of the model's own is run.
+    Swish. Nothing but tensors is unpickled, and no code of the model's own is run.
 
     Args:
-        source: a folder, the name of a repository, or a .bin file of llama2.c.
+        source: a folder, the name of a repository, or a .bin file of llama2.c. A folder or
+            repository may be one of `bilens.convert.layouts`, told by its config.json.
         hub: passed to `from_pretrained`: revision, token, dtype, ...
 
     Raises:
@@ -45,22 +50,21 @@ def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
     """
     if is_llama2c(source):
         return llama2c_model(Path(source))
-    try:
-        with quiet():
-            place = {name: value for name, value in hub.items() if name in PLACE}
-            config = AutoConfig.from_pretrained(source, **place)
-            swish = find_swish(config)
-            if swish is not None:
-                base_activation(config)
-            kind = _with_biases(_class_of(config), read_record(config)["added_biases"])
-            model, report = kind.from_pretrained(
-                source, config=config, output_loading_info=True, use_safetensors=True, **hub
-            )
-    except ERRORS as error:
-        raise CheckpointError(
-            f"{source} holds no whole language model, and none could be fetched from the hub by "
-            f"this name: {error}"
-        ) from error
+    place = {name: value for name, value in hub.items() if name in PLACE}
+    with _whole(source):
+        settings: dict[str, Any] = PreTrainedConfig.get_config_dict(source, **place)[0]
+    layout = find_layout(settings)
+    if layout is not None:
+        return _open_layout(layout, source, settings, hub.get("dtype"), **place)
+    with _whole(source):
+        config = AutoConfig.from_pretrained(source, **place)
+        swish = find_swish(config)
+        if swish is not None:
+            base_activation(config)
+        kind = _with_biases(_class_of(config), read_record(config)["added_biases"])
+        model, report = kind.from_pretrained(
+            source, config=config, output_loading_info=True, use_safetensors=True, **hub
+        )
     wrong = {name: names for name, names in report.items() if names}
     if wrong:
         text = "; ".join(f"{name}: {sorted(map(str, names))}" for name, names in wrong.items())
@@ -77,6 +81,8 @@ def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
 def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
     """The tokenizer that was saved with a model; tokN.bin beside a model of llama2.c with N tokens.
 
+    Checkpoints of a known layout may name a tokenizer of the hub instead of having one.
+
     Raises:
         CheckpointError: it is missing or damaged, or has more tokens than the model.
     """
@@ -84,7 +90,8 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
         size = model.config.vocab_size
         return llama2c_tokenizer(Path(source).with_name(f"tok{size}.bin"), size)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+        name = _named_tokenizer(source) or source
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
     except ERRORS as error:
         raise CheckpointError(f"{source} holds no whole tokenizer: {error}") from error
     if len(tokenizer) > model.config.vocab_size:
@@ -124,6 +131,39 @@ def save_model(
                 file.replace(directory / file.name)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"The model could not be written to {directory}: {error}") from error
+
+
+@contextmanager
+def _whole(source: str | Path) -> Iterator[None]:
+    try:
+        with quiet():
+            yield
+    except ERRORS as error:
+        raise CheckpointError(
+            f"{source} holds no whole language model, and none could be fetched from the hub by "
+            f"this name: {error}"
+        ) from error
+
+
+def _open_layout(
+    layout: Layout, source: str | Path, settings: dict[str, Any], dtype: Any, **place: Any
+) -> PreTrainedModel:
+    model = layout.open(source, settings, **place)
+    if not isinstance(model, PreTrainedModel):
+        raise CheckpointError(
+            f"{source} holds {layout.name}, expected a language model; open it with bilens.load"
+        )
+    return model if dtype in (None, "auto") else model.to(dtype)
+
+
+def _named_tokenizer(source: str | Path) -> str | None:
+    """The tokenizer on the hub of a checkpoint that has none of its own, by its layout."""
+    own = "tokenizer_config.json"
+    if cached_file(str(source), own, _raise_exceptions_for_missing_entries=False):
+        return None
+    settings, _ = PreTrainedConfig.get_config_dict(source)
+    layout = find_layout(settings)
+    return layout.tokenizers.get(settings.get("tokenizer")) if layout is not None else None
 
 
 def _class_of(config: Any) -> type[PreTrainedModel]:

@@ -121,7 +121,8 @@ def fold_value_biases(
     """Fold the biases of attention's values into those of its output; see `process`.
 
     Raises:
-        BilensError: as in `process`.
+        BilensError: as in `process`, or rows of a pattern do not sum to 1, or values are mixed with
+            those of the first block.
     """
     return _apply(model, ["fold_value_biases"], in_place, strict=True)
 

@@ -153,6 +153,8 @@ def refusal(step: str, model: Anatomy) -> str | None:
         case "fold_norms":
             apart = [r.apart for r in model.readings if r.norm is not None and r.apart is not None]
             return apart[0] if apart else None
+        case "fold_value_biases":
+            return model.partly
         case "center_writing_weights":
             seeing = [r for r in model.readings if r.norm is None or not r.norm.centres]
             if seeing:

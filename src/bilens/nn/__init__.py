@@ -6,7 +6,7 @@ from bilens.nn.checkpoint import read_config
 from bilens.nn.classifier import ClassifierConfig, ImageClassifier
 from bilens.nn.gate import GATES, Gate, GateName
 from bilens.nn.gated import Bilinear, GatedLayer
-from bilens.nn.mlp import MLPS, MlpName, PlainMLP, make_mlp
+from bilens.nn.mlp import MLPS, MlpBias, MlpName, PlainMLP, make_mlp
 from bilens.nn.norm import NormName
 from bilens.nn.position import PositionName
 
@@ -23,6 +23,7 @@ __all__ = [
     "GateName",
     "GatedLayer",
     "ImageClassifier",
+    "MlpBias",
     "MlpName",
     "NormName",
     "PlainMLP",

@@ -24,6 +24,7 @@ class GatedLayer(nn.Module):
         gate: sigma.
         beta: of the swish gate.
         bias: whether L, R and D have biases.
+        out_bias: whether D has one; None for bias.
         residual: whether the input is added to the output.
 
     Raises:
@@ -42,6 +43,7 @@ class GatedLayer(nn.Module):
         gate: GateName = "identity",
         beta: float = 1.0,
         bias: bool = False,
+        out_bias: bool | None = None,
         residual: bool = False,
     ) -> None:
         super().__init__()
@@ -52,7 +54,8 @@ class GatedLayer(nn.Module):
         self.left = nn.Linear(d_in, d_hidden or d_out, bias=bias)
         self.right = nn.Linear(d_in, d_hidden or d_out, bias=bias)
         self.gate = Gate(gate, beta)
-        self.out = nn.Linear(d_hidden, d_out, bias=bias) if d_hidden else None
+        out_bias = bias if out_bias is None else out_bias
+        self.out = nn.Linear(d_hidden, d_out, bias=out_bias) if d_hidden else None
         self.residual = residual
 
     if TYPE_CHECKING:
@@ -102,12 +105,11 @@ class GatedLayer(nn.Module):
                 "beta goes to 0, where Swish is z/2."
             )
         tensor = BilinearTensor(self.W_L, self.gate.slope * self.W_R, self.W_D)
-        if self.left.bias is not None:
-            tensor = tensor.with_bias(
-                self.left.bias,
-                self.gate.slope * self.right.bias,
-                None if self.out is None else self.out.bias,
-            )
+        left, right = self.left.bias, self.right.bias
+        out = None if self.out is None else self.out.bias
+        if not (left is None and right is None and out is None):
+            gated = None if right is None else self.gate.slope * right
+            tensor = tensor.with_bias(left, gated, out)
         return tensor.with_residual() if self.residual else tensor
 
 

@@ -12,11 +12,16 @@ from bilens.nn.gate import GateName
 from bilens.nn.gated import GatedLayer
 from bilens.tensor import BilinearTensor
 
-__all__ = ["MLPS", "MlpName", "PlainMLP", "make_mlp"]
+__all__ = ["MLPS", "MLP_BIASES", "MlpBias", "MlpName", "PlainMLP", "make_mlp"]
 
 MlpName = Literal["bilinear", "swiglu", "geglu", "reglu", "relu", "relu2", "gelu"]
 """MLPs of a transformer by their names; only bilinear is a tensor."""
 MLPS: tuple[str, ...] = get_args(MlpName)
+"""All of them."""
+
+MlpBias = Literal["none", "out", "all"]
+"""Which maps of an MLP have biases: none, the last alone, or all."""
+MLP_BIASES: tuple[str, ...] = get_args(MlpBias)
 """All of them."""
 
 _GATES: dict[str, GateName] = {
@@ -35,12 +40,21 @@ class PlainMLP(nn.Module):
         d_hidden: number of hidden units.
         activation: sigma: relu, relu2 (its square) or gelu.
         bias: whether both maps have biases.
+        out_bias: whether D has one; None for bias.
     """
 
-    def __init__(self, d_model: int, d_hidden: int, activation: MlpName, *, bias: bool) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        activation: MlpName,
+        *,
+        bias: bool,
+        out_bias: bool | None = None,
+    ) -> None:
         super().__init__()
         self.inner = nn.Linear(d_model, d_hidden, bias=bias)
-        self.out = nn.Linear(d_hidden, d_model, bias=bias)
+        self.out = nn.Linear(d_hidden, d_model, bias=bias if out_bias is None else out_bias)
         self.activation = activation
 
     if TYPE_CHECKING:
@@ -71,7 +85,9 @@ class PlainMLP(nn.Module):
         )
 
 
-def make_mlp(name: MlpName, d_model: int, d_hidden: int, *, bias: bool) -> GatedLayer | PlainMLP:
+def make_mlp(
+    name: MlpName, d_model: int, d_hidden: int, *, bias: bool, out_bias: bool | None = None
+) -> GatedLayer | PlainMLP:
     """An MLP by its name; see `GatedLayer` and `PlainMLP`.
 
     Raises:
@@ -83,5 +99,7 @@ def make_mlp(name: MlpName, d_model: int, d_hidden: int, *, bias: bool) -> Gated
     if name not in MLPS:
         raise BilensError(f"mlp={name!r}, expected one of {', '.join(MLPS)}")
     if name in _GATES:
-        return GatedLayer(d_model, d_model, d_hidden, gate=_GATES[name], bias=bias)
-    return PlainMLP(d_model, d_hidden, name, bias=bias)
+        return GatedLayer(
+            d_model, d_model, d_hidden, gate=_GATES[name], bias=bias, out_bias=out_bias
+        )
+    return PlainMLP(d_model, d_hidden, name, bias=bias, out_bias=out_bias)

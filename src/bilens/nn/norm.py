@@ -13,8 +13,13 @@ NormName = Literal["none", "rms", "layer"]
 NORMS: tuple[str, ...] = get_args(NormName)
 
 
-def make_norm(name: NormName, width: int) -> nn.Module:
+def make_norm(name: NormName, width: int, eps: float | None = None) -> nn.Module:
     """A norm by its name: none, rms (RMSNorm with a gain), layer (LayerNorm with gain and bias).
+
+    Args:
+        name: of the norm.
+        width: of its input.
+        eps: what it adds to the mean square; None for what torch adds.
 
     Raises:
         BilensError: the name is another.
@@ -23,7 +28,7 @@ def make_norm(name: NormName, width: int) -> nn.Module:
         case "none":
             return nn.Identity()
         case "rms":
-            return nn.RMSNorm(width)
+            return nn.RMSNorm(width, eps)
         case "layer":
-            return nn.LayerNorm(width)
+            return nn.LayerNorm(width) if eps is None else nn.LayerNorm(width, eps)
     raise BilensError(f"norm={name!r}, expected one of {', '.join(NORMS)}")

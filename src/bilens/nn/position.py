@@ -36,7 +36,7 @@ def rotation(
     """
     if width % 2:
         raise BilensError(f"width={width}: rotary positions need heads of even width")
-    speeds = base ** -(torch.arange(0, width, 2, device=positions.device).float() / width)
+    speeds = 1 / base ** (torch.arange(0, width, 2, device=positions.device).float() / width)
     angles = positions[..., None].float() * speeds
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache
 
+from bilens.errors import BilensError
 from bilens.nn.position import rotate
 
 __all__ = ["Attention", "Reads", "Turn"]
@@ -30,6 +31,7 @@ class Attention(nn.Module):
         bias: whether the maps have biases.
         layer: number of the block, which names its keys and values in a cache.
         qk_norm: whether queries and keys are divided by their root mean square.
+        value_mix: whether the values of the first block are mixed into those of this one.
         pairs: of queries and keys, one or two.
     """
 
@@ -42,6 +44,7 @@ class Attention(nn.Module):
         bias: bool,
         layer: int,
         qk_norm: bool,
+        value_mix: bool,
         pairs: int,
     ) -> None:
         super().__init__()
@@ -55,6 +58,7 @@ class Attention(nn.Module):
         if pairs == 2:
             self.query2, self.key2 = linear(n_heads), linear(n_kv_heads)
         self.out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+        self.value_share = nn.Parameter(torch.tensor([0.5])) if value_mix else None
 
     if TYPE_CHECKING:
         __call__ = nn.Module.__call__
@@ -66,6 +70,7 @@ class Attention(nn.Module):
         turn: Turn | None = None,
         mask: Bool[Tensor, "batch 1 rows seen"] | None = None,
         cache: Cache | None = None,
+        first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     ) -> Float[Tensor, "batch time d_model"]:
         """Attend to what came before.
 
@@ -75,8 +80,9 @@ class Attention(nn.Module):
             turn: what rotary positions turn queries and keys by.
             mask: where it is True a token may be looked at; None for everything up to itself.
             cache: what is kept of earlier tokens, which grows by the new ones.
+            first: the values of the first block, where they are mixed in.
         """
-        reads, v = self._reads(x, places, turn), self._heads(self.value(x))
+        reads, v = self._reads(x, places, turn), self.values(x, first)
         mixed = self.mix(reads, v, mask, cache)
         y: Tensor = self.out(rearrange(mixed, "b h t d -> b t (h d)"))
         return y
@@ -86,13 +92,44 @@ class Attention(nn.Module):
         x: Float[Tensor, "batch time d_model"],
         places: Float[Tensor, "batch time d_model"] | None = None,
         turn: Turn | None = None,
+        first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     ) -> Float[Tensor, "batch heads time time"]:
         """A: how much each head looks from every position at every earlier one."""
         sharing = self.n_heads // self.n_kv_heads
         scores = [q @ k.repeat_interleave(sharing, 1).mT for q, k in self._reads(x, places, turn)]
-        values = self._heads(self.value(x)).repeat_interleave(sharing, 1)
+        values = self.values(x, first).repeat_interleave(sharing, 1)
         seen = torch.ones(scores[0].shape[-2:], dtype=torch.bool, device=x.device).tril()
         return self.weigh(scores, seen, values)
+
+    def values(
+        self,
+        x: Float[Tensor, "batch time d_model"],
+        first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
+    ) -> Float[Tensor, "batch kv_heads time d_head"]:
+        """What each token hands to those that look at it.
+
+        Args:
+            x: what values are read from.
+            first: the values of the first block, where they are mixed in.
+
+        Raises:
+            BilensError: the values of the first block are needed and not given.
+        """
+        own = self.own_values(x)
+        if self.value_share is None:
+            return own
+        if first is None:
+            raise BilensError(
+                "first=None, but with value_mix the values of the first block are mixed in; pass "
+                "model.first_values(start)"
+            )
+        return (1 - self.value_share) * own + self.value_share * first
+
+    def own_values(
+        self, x: Float[Tensor, "batch time d_model"]
+    ) -> Float[Tensor, "batch kv_heads time d_head"]:
+        """What this block reads as values, before those of the first are mixed in."""
+        return self._heads(self.value(x))
 
     def token_scores(
         self, head: int, now: Float[Tensor, "n d_model"], past: Float[Tensor, "m d_model"]

@@ -11,7 +11,7 @@ from bilens.nn.attention import (
     AttentionName,
     AttentionNorm,
 )
-from bilens.nn.mlp import MLPS, MlpName
+from bilens.nn.mlp import MLP_BIASES, MLPS, MlpBias, MlpName
 from bilens.nn.norm import NORMS, NormName
 from bilens.nn.position import POSITIONS, PositionName
 
@@ -41,14 +41,22 @@ class LanguageConfig(PreTrainedConfig):
             of squared and bilinear attention rms, the output of each head divided by its size.
         qk_norm: queries and keys divided by their root mean square, before rotary positions.
         bias: biases in attention and MLP.
+        mlp_bias: none, out (behind the last map alone) or all; None for all where bias is set.
+        norm_eps: what norms add to the mean square; None for what torch adds.
+        value_mix: every block mixes the first one's values into its own, v + share (v_1 - v), with
+            a share that is learned.
+        embed_mix: every block reads a x + b x_0, with x_0 what the first block reads, and a and b
+            learned.
+        logit_cap: logits are cap tanh(z / cap); None for z.
         rope_base: of rotary positions.
+        rope_bfloat16: cosines and sines of rotary positions are rounded to bfloat16.
         initializer_range: standard deviation of the initial weights, as in GPT-2; what writes to
             the residual stream has it divided by sqrt(2 n_layers).
         tie_word_embeddings: embedding and unembedding are one matrix.
 
     Raises:
-        BilensError: a size is not positive, d_model no multiple of n_heads, n_heads none of
-            n_kv_heads, a name unknown, or attention_norm does not fit attention.
+        BilensError: a size, norm_eps or logit_cap is not positive, d_model no multiple of n_heads,
+            n_heads none of n_kv_heads, a name unknown, or attention_norm does not fit attention.
 
     Source:
         Pearce et al. 2024, appendix C, Table 3.
@@ -80,7 +88,13 @@ class LanguageConfig(PreTrainedConfig):
     attention_norm: AttentionNorm = "none"
     qk_norm: bool = False
     bias: bool = False
+    mlp_bias: MlpBias | None = None
+    norm_eps: float | None = None
+    value_mix: bool = False
+    embed_mix: bool = False
+    logit_cap: float | None = None
     rope_base: float = 10_000.0
+    rope_bfloat16: bool = False
     initializer_range: float = 0.02
     tie_word_embeddings: bool = False
     use_cache: bool = True
@@ -91,6 +105,8 @@ class LanguageConfig(PreTrainedConfig):
     def __post_init__(self, **rest: Any) -> None:
         if self.n_kv_heads is None:
             self.n_kv_heads = self.n_heads
+        if self.mlp_bias is None:
+            self.mlp_bias = "all" if self.bias else "none"
         for name in (
             "vocab_size",
             "d_model",
@@ -105,6 +121,7 @@ class LanguageConfig(PreTrainedConfig):
                 raise BilensError(f"{name}={value!r}, expected a whole number of at least 1")
         for name, known in (
             ("mlp", MLPS),
+            ("mlp_bias", MLP_BIASES),
             ("norm", NORMS),
             ("positions", POSITIONS),
             ("attention", ATTENTIONS),
@@ -114,6 +131,10 @@ class LanguageConfig(PreTrainedConfig):
                 raise BilensError(
                     f"{name}={getattr(self, name)!r}, expected one of {', '.join(known)}"
                 )
+        for name in ("norm_eps", "logit_cap"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise BilensError(f"{name}={value!r}, expected a number above 0, or None")
         for name, divisor in (("d_model", "n_heads"), ("n_heads", "n_kv_heads")):
             if getattr(self, name) % getattr(self, divisor):
                 raise BilensError(
@@ -127,3 +148,16 @@ class LanguageConfig(PreTrainedConfig):
                 f"{' or '.join(normed[self.attention_norm])}, not {self.attention!r}"
             )
         super().__post_init__(**rest)  # type: ignore[no-untyped-call]
+
+    @property
+    def obstacles(self) -> list[str]:
+        """What keeps logits from being the sum of all that is written to the stream, read once.
+
+        Settings as name=value; empty for a model whose weights alone say what each part adds.
+        """
+        plain = {"norm": "none", "value_mix": False, "embed_mix": False, "logit_cap": None}
+        return [
+            f"{name}={found!r}"
+            for name, value in plain.items()
+            if (found := getattr(self, name)) != value
+        ]

@@ -35,6 +35,8 @@ __all__ = ["Block", "LanguageModel"]
 class Block(GradientCheckpointingLayer):
     """x + attention(norm(x)), and then y + mlp(norm(y)).
 
+    With `embed_mix` the x of both is a x + b x_0, where x_0 is what the first block reads.
+
     Args:
         config: of the model.
         layer: number of the block.
@@ -42,10 +44,17 @@ class Block(GradientCheckpointingLayer):
 
     def __init__(self, config: LanguageConfig, layer: int) -> None:
         super().__init__()
-        self.attn_norm = make_norm(config.norm, config.d_model)
+        self.shares = nn.Parameter(torch.tensor([1.0, 0.0])) if config.embed_mix else None
+        self.attn_norm = make_norm(config.norm, config.d_model, config.norm_eps)
         self.attn = _make_attention(config, layer)
-        self.mlp_norm = make_norm(config.norm, config.d_model)
-        self.mlp = make_mlp(config.mlp, config.d_model, config.d_hidden, bias=config.bias)
+        self.mlp_norm = make_norm(config.norm, config.d_model, config.norm_eps)
+        self.mlp = make_mlp(
+            config.mlp,
+            config.d_model,
+            config.d_hidden,
+            bias=config.mlp_bias == "all",
+            out_bias=config.mlp_bias != "none",
+        )
 
     def forward(
         self,
@@ -54,11 +63,36 @@ class Block(GradientCheckpointingLayer):
         turn: Turn | None = None,
         mask: Tensor | None = None,
         cache: Cache | None = None,
+        first: Tensor | None = None,
+        start: Float[Tensor, "batch time d_model"] | None = None,
     ) -> Float[Tensor, "batch time d_model"]:
-        """The residual stream after the block; the arguments are those of `Attention`."""
-        x = x + self.attn(self.attn_norm(x), places, turn, mask, cache)
+        """The residual stream after the block.
+
+        The arguments are those of `Attention`, and `start`: x_0, where it is mixed in.
+        """
+        x = self.mixed(x, start)
+        x = x + self.attn(self.attn_norm(x), places, turn, mask, cache, first)
         y: Tensor = x + self.mlp(self.mlp_norm(x))
         return y
+
+    def mixed(
+        self,
+        x: Float[Tensor, "batch time d_model"],
+        start: Float[Tensor, "batch time d_model"] | None,
+    ) -> Float[Tensor, "batch time d_model"]:
+        """The stream that the block reads: a x + b x_0, or x where nothing is mixed in.
+
+        Raises:
+            BilensError: x_0 is needed and not given.
+        """
+        if self.shares is None:
+            return x
+        if start is None:
+            raise BilensError(
+                "start=None, but with embed_mix a block reads a x + b x_0; pass what the first "
+                "block reads, as model.start() gives it"
+            )
+        return self.shares[0] * x + self.shares[1] * start
 
 
 def _make_attention(config: LanguageConfig, layer: int) -> Attention:
@@ -69,6 +103,7 @@ def _make_attention(config: LanguageConfig, layer: int) -> Attention:
         "bias": config.bias,
         "layer": layer,
         "qk_norm": config.qk_norm,
+        "value_mix": config.value_mix,
         "scale": config.attention_scale,
     }
     match config.attention:
@@ -110,7 +145,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         if config.positions in ("learned", "shortformer"):
             self.places = nn.Embedding(config.n_ctx, config.d_model)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
-        self.norm = make_norm(config.norm, config.d_model)
+        self.norm = make_norm(config.norm, config.d_model, config.norm_eps)
         self.unembed = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.loss_type = "ForCausalLM"
         self.post_init()  # type: ignore[no-untyped-call]
@@ -162,9 +197,12 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
             position_ids = times[None]
         x, places, turn = self.start(input_ids, position_ids)
         mask = self._mask(x, attention_mask, past_key_values, position_ids)
+        start, first = x, self.first_values(x)
         for block in self.blocks:
-            x = block(x, places, turn, mask, past_key_values)
+            x = block(x, places, turn, mask, past_key_values, first, start)
         logits = self.unembed(self.norm(x[:, -logits_to_keep:]))
+        if self.config.logit_cap is not None:
+            logits = self.config.logit_cap * torch.tanh(logits / self.config.logit_cap)
         found = None
         if labels is not None:
             found = self.loss_function(
@@ -225,7 +263,9 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         x, config = self.embed(input_ids), self.config
         if config.positions == "rotary":
             width = config.d_model // config.n_heads
-            return x, None, rotation(position_ids, width, config.rope_base, x)
+            like = x.new_empty(0, dtype=torch.bfloat16) if config.rope_bfloat16 else x
+            cos, sin = rotation(position_ids, width, config.rope_base, like)
+            return x, None, (cos.to(x.dtype), sin.to(x.dtype))
         if config.positions == "none":
             return x, None, None
         if int(position_ids.max()) >= config.n_ctx:
@@ -237,6 +277,20 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         if config.positions == "learned":
             return x + places, None, None
         return x, places.expand_as(x), None
+
+    def first_values(
+        self, start: Float[Tensor, "batch time d_model"]
+    ) -> Float[Tensor, "batch kv_heads time d_head"] | None:
+        """The values of the first block, which `value_mix` mixes into those of every block.
+
+        Args:
+            start: what the first block reads.
+        """
+        if not self.config.value_mix:
+            return None
+        block: Block = self.blocks[0]  # type: ignore[assignment]
+        found: Tensor = block.attn.own_values(block.attn_norm(block.mixed(start, start)))
+        return found
 
     @property
     def W_E(self) -> Float[Tensor, "vocab d_model"]:

@@ -131,11 +131,16 @@ def bigrams(
 
 
 def require_no_norm(model: LanguageModel) -> None:
-    """Raise if a norm's scale, which depends on the whole text, would be left out."""
+    """Raise if a norm's scale, which depends on the text, a mix or a cap would be left out."""
     if model.config.norm != "none":
         raise NotBilinearError(
             f"The model has norm={model.config.norm!r}, whose scale depends on the text, so its "
             "n-grams do not follow from the weights alone. Train with norm='none'."
+        )
+    if model.config.obstacles:
+        raise NotBilinearError(
+            f"The model has {' and '.join(model.config.obstacles)}, which its n-grams would leave "
+            "out. Read eigenvectors and their contexts instead."
         )
 
 

@@ -44,28 +44,30 @@ def split_logits(model: LanguageModel, ids: Int[Tensor, " time"], position: int 
     no pattern and follows from the weights alone.
 
     Args:
-        model: of one block without norms.
+        model: of one block without norms, mixes and cap.
         ids: the text.
         position: counted from the end if negative.
 
     Raises:
-        NotBilinearError: the model has several blocks, a norm, or an MLP that is no tensor.
+        NotBilinearError: the model has several blocks, a norm, a mix, a cap, or an MLP that is no
+            tensor.
         BilensError: the text has no such position.
 
     Source:
         Pearce et al. 2024, section 6.1; Elhage et al. 2021 for the paths around the MLP.
     """
-    if len(model.blocks) > 1 or model.config.norm != "none":
+    if len(model.blocks) > 1 or model.config.obstacles:
         raise NotBilinearError(
-            f"The model has {len(model.blocks)} blocks and norm={model.config.norm!r}; its logits "
-            "are a sum over paths for one block without norms"
+            f"The model has {len(model.blocks)} blocks and "
+            f"{', '.join(model.config.obstacles) or 'no norm'}; its logits are a sum over paths "
+            "for one block without norms, mixes and cap"
         )
     tensor = model.mlp(0).tensor("blocks[0].mlp")
     stream = read_stream(model, ids, position % len(ids) if position < 0 else position)
     heads = stream.heads.sum(1)
     names = ["direct", *(f"head {h}" for h in range(len(heads)))]
     sources = torch.cat([stream.direct[None], heads])
-    if model.config.bias:
+    if model.config.bias or tensor.constant:
         names.append("bias")
         sources = torch.cat([sources, stream.constant[None]])
     read = sources

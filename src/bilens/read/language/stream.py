@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bilens.errors import BilensError
-from bilens.nn.language import Attention, LanguageModel
+from bilens.nn.language import Attention, Block, LanguageModel
 
 __all__ = ["Stream", "block_inputs", "read_stream"]
 
@@ -18,8 +18,9 @@ class Stream:
 
         y_t = x_t + sum_h sum_s A^h_ts V_h O_h x_s + biases
 
-    Behind a norm, the parts are those of the normalised y_t: the norm's scale is that of the whole
-    and divides each part alike, which is linear once the scale is known.
+    Where a block mixes the first one's into its own, x_t is the mixed stream and V_h x_s the mixed
+    values. Behind a norm, the parts are those of the normalised y_t: the norm's scale is that of
+    the whole and divides each part alike, which is linear once the scale is known.
 
     Attributes:
         direct: what the token brings itself, x_t.
@@ -52,13 +53,15 @@ def read_stream(
     if not 0 <= position < len(ids):
         raise BilensError(f"position={position}, expected 0 to {len(ids) - 1}, a place in ids")
     ids = ids[: position + 1]
-    x, read, places, turn = _before(model, ids[None], layer)
+    x, read, places, turn, first = _before(model, ids[None], layer)
     block = model.blocks[layer]
     attn: Attention = block.attn  # type: ignore[assignment]
-    looks = attn.pattern(read, places, turn)[0, :, position]
-    values = torch.einsum("td,hde->hte", read[0], attn.W_V)
+    looks = attn.pattern(read, places, turn, first)[0, :, position]
+    sharing = attn.n_heads // attn.n_kv_heads
+    bias = _value_bias(model, attn).repeat_interleave(sharing, 0)
+    values = attn.values(read, first)[0].repeat_interleave(sharing, 0) - bias[:, None]
     heads = torch.einsum("ht,hte,hed->htd", looks, values, attn.W_O)
-    constant = _attention_bias(attn, looks)
+    constant = _attention_bias(attn, looks, bias)
     whole = x[0, -1] + heads.sum((0, 1)) + constant
     return _normalised(block.mlp_norm, whole, Stream(x[0, -1], heads, constant))  # type: ignore[arg-type]
 
@@ -69,34 +72,43 @@ def block_inputs(
 ) -> Float[Tensor, "batch time d_model"]:
     """What the MLP of block `layer` reads at every position, behind its norm."""
     model.mlp(layer)
-    x, read, places, turn = _before(model, ids, layer)
+    x, read, places, turn, first = _before(model, ids, layer)
     block = model.blocks[layer]
-    y: Tensor = block.mlp_norm(x + block.attn(read, places, turn))  # type: ignore[operator]
+    y: Tensor = block.mlp_norm(x + block.attn(read, places, turn, first=first))  # type: ignore[operator]
     return y
 
 
 def _before(
     model: LanguageModel, ids: Tensor, layer: int
-) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
-    """The residual stream before a block, what its attention reads, and what positions do."""
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor] | None, Tensor | None]:
+    """The residual stream before a block, and what its attention takes."""
     times = torch.arange(ids.shape[1], device=ids.device)[None]
-    x, places, turn = model.start(ids, times)
+    start, places, turn = model.start(ids, times)
+    x, first = start, model.first_values(start)
     for block in model.blocks[:layer]:
-        x = block(x, places, turn)
-    return x, model.blocks[layer].attn_norm(x), places, turn  # type: ignore[operator]
+        x = block(x, places, turn, first=first, start=start)
+    last: Block = model.blocks[layer]  # type: ignore[assignment]
+    x = last.mixed(x, start)
+    return x, last.attn_norm(x), places, turn, first
 
 
-def _attention_bias(attn: Attention, looks: Tensor) -> Tensor:
-    # Weight processing may have given a bias to one of the two alone.
-    bias = looks.new_zeros(attn.out.out_features)
-    if attn.out.bias is not None:
-        bias = bias + attn.out.bias
-    if attn.value.bias is not None:
-        # The bias of the values arrives as often as a row of the pattern sums to.
-        values = attn.value.bias.reshape(attn.n_kv_heads, -1)
-        values = values.repeat_interleave(attn.n_heads // attn.n_kv_heads, 0)
-        bias = bias + attn.out.weight @ (values * looks.sum(-1)[:, None]).flatten()
-    return bias
+def _value_bias(model: LanguageModel, attn: Attention) -> Float[Tensor, "kv_heads d_head"]:
+    """The bias of a block's values, those of the first mixed in as the values are."""
+    first: Attention = model.blocks[0].attn  # type: ignore[assignment]
+    own, other = (_bias(part.value).reshape(part.n_kv_heads, -1) for part in (attn, first))
+    if attn.value_share is None:
+        return own
+    return (1 - attn.value_share) * own + attn.value_share * other
+
+
+def _attention_bias(attn: Attention, looks: Tensor, values: Tensor) -> Tensor:
+    # The bias of the values arrives as often as a row of the pattern sums to.
+    return _bias(attn.out) + attn.out.weight @ (values * looks.sum(-1)[:, None]).flatten()
+
+
+def _bias(linear: nn.Linear) -> Tensor:
+    # Weight processing may have given a bias to one of values and output alone.
+    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
 
 
 def _normalised(norm: nn.Module, whole: Tensor, parts: Stream) -> Stream:

@@ -1,0 +1,128 @@
+"""Checkpoints in other people's layouts, with random weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+
+def random_state(
+    shapes: dict[str, tuple[int, ...]], dtype: torch.dtype = torch.float64, seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """Weights of order one over the root of what they sum over."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: (
+            torch.randn(shape, generator=generator).double()
+            / (*shape, 1)[-1 if len(shape) < 2 else 1] ** 0.5
+        ).to(dtype)
+        for name, shape in shapes.items()
+    }
+
+
+def write(
+    folder: Path, settings: dict[str, Any], state: dict[str, torch.Tensor], name: str
+) -> Path:
+    """A folder with config.json and a file of weights."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    (save_file if name.endswith(".safetensors") else torch.save)(state, folder / name)
+    return folder
+
+
+VOCAB, HEADS, WIDTH, LAYERS = 30, 2, 16, 3
+
+RELEASED = {
+    "vocab_size": VOCAB,
+    "n_layer": LAYERS,
+    "n_head": HEADS,
+    "n_embd": WIDTH,
+    "squared_mlp": False,
+    "bilinear": True,
+    "expansion_factor": 2,
+    "gated": False,
+    "squared_attn": True,
+    "bilinear_attn": True,
+    "step": 9726,
+}
+
+
+def released_shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What a model of the post's author saves."""
+    d, shapes = settings["n_embd"], {"transformer.wte.weight": (VOCAB, WIDTH)}
+    for layer in range(settings["n_layer"]):
+        name = f"transformer.h.{layer}"
+        maps = ["q", "k", "v", "proj", *(["q2", "k2"] if settings["bilinear_attn"] else [])]
+        shapes |= {f"{name}.attn.c_{part}.weight": (d, d) for part in maps}
+        shapes |= {f"{name}.attn.lamb": (), f"{name}.lambdas": (2,)}
+        if settings["bilinear_attn"] and not settings["squared_attn"]:
+            shapes[f"{name}.attn.bilinear_lamb"] = ()
+        if settings["bilinear"]:
+            hidden = settings["expansion_factor"] * d
+            shapes |= {f"{name}.mlp.{part}.weight": (hidden, d) for part in ("Left", "Right")}
+            shapes |= {f"{name}.mlp.Down.weight": (d, hidden), f"{name}.mlp.Down_bias": (d,)}
+        else:
+            shapes |= {f"{name}.mlp.c_fc.weight": (4 * d, d), f"{name}.mlp.bias": (d,)}
+            shapes[f"{name}.mlp.c_proj.weight"] = (d, 4 * d)
+    return shapes | {"lm_head.weight": (VOCAB, d)}
+
+
+PAPER = {
+    "architectures": ["Transformer"],
+    "n_layer": LAYERS,
+    "n_head": HEADS,
+    "n_ctx": 20,
+    "d_model": WIDTH,
+    "d_hidden": 24,
+    "bilinear": True,
+    "gate": None,
+    "bias": False,
+    "normalization": True,
+    "tokenizer": "ts-4096",
+    "repo": None,
+    "model_type": "",
+    "torch_dtype": "float32",
+    "transformers_version": "4.45.0",
+}
+
+
+def paper_shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What a language model of the paper's repository saves."""
+    d, hidden = settings["d_model"], settings["d_hidden"]
+    stacked = (2 if settings["bilinear"] else 1) * hidden
+    shapes = {"transformer.wte.weight": (VOCAB, d), "lm_head.weight": (VOCAB, d)}
+    for layer in range(settings["n_layer"]):
+        name = f"transformer.h.{layer}"
+        shapes |= {f"{name}.attn.qkv.weight": (3 * d, d), f"{name}.attn.o.weight": (d, d)}
+        shapes |= {f"{name}.mlp.w.weight": (stacked, d), f"{name}.mlp.p.weight": (d, hidden)}
+        if settings["bias"]:
+            shapes |= {f"{name}.mlp.w.bias": (stacked,), f"{name}.mlp.p.bias": (d,)}
+    return shapes
+
+
+IMAGES = {
+    "lr": 1e-3,
+    "wd": 0.5,
+    "epochs": 100,
+    "batch_size": 2048,
+    "seed": 42,
+    "n_layer": 2,
+    "d_input": 25,
+    "d_hidden": 8,
+    "d_output": 4,
+    "bias": False,
+    "residual": False,
+}
+
+
+def image_shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What an image classifier of the paper's repository saves."""
+    d = settings["d_hidden"]
+    shapes = {"embed.weight": (d, settings["d_input"]), "head.weight": (settings["d_output"], d)}
+    for layer in range(settings["n_layer"]):
+        shapes[f"blocks.{layer}.weight"] = (2 * d, d)
+        if settings["bias"]:
+            shapes[f"blocks.{layer}.bias"] = (2 * d,)
+    return shapes

@@ -1,0 +1,140 @@
+"""Layouts are told by their settings, and what does not fit is named."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoTokenizer
+
+import bilens
+from bilens.convert import open_model, open_tokenizer
+from bilens.convert.layouts import LAYOUTS, find_layout
+from bilens.errors import CheckpointError
+from tests.convert.foreign import (
+    IMAGES,
+    PAPER,
+    RELEASED,
+    image_shapes,
+    paper_shapes,
+    random_state,
+    released_shapes,
+    write,
+)
+from tests.convert.models import tiny
+from tests.language import random_model, toy_tokenizer
+
+KNOWN = [(RELEASED, released_shapes), (PAPER, paper_shapes), (IMAGES, image_shapes)]
+
+
+def test_each_layout_is_told_by_its_settings():
+    for (settings, _), layout in zip(KNOWN, LAYOUTS, strict=True):
+        assert find_layout(settings) is layout
+    for model in (random_model(), tiny("gpt2"), tiny("llama")):
+        assert find_layout(model.config.to_dict()) is None
+
+
+@pytest.mark.parametrize(("settings", "shapes"), KNOWN)
+def test_missing_and_unknown_weights_are_named(tmp_path, settings, shapes):
+    state = random_state(shapes(settings), torch.float32)
+    *_, gone = state
+    write(tmp_path, settings, {k: v for k, v in state.items() if k != gone}, "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=f"missing weights: {gone}. They do not fit"):
+        bilens.load(tmp_path)
+    write(tmp_path, settings, state | {"extra.weight": torch.ones(3)}, "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="unknown weights: extra.weight. They do not fit"):
+        bilens.load(tmp_path)
+    write(tmp_path, settings, state | {gone: state[gone][:-1]}, "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=f"{gone} has shape .*, expected"):
+        bilens.load(tmp_path)
+    write(tmp_path, settings, state | {gone: state[gone] * torch.nan}, "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="holds NaN or infinite values"):
+        bilens.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (RELEASED | {"softcap": 15}, "unknown settings for a model of the post .*: softcap"),
+        (PAPER | {"mlp": "blp"}, "unknown settings for a language model of the paper.*: mlp"),
+        ({k: v for k, v in RELEASED.items() if k != "gated"}, "missing settings for .*: gated"),
+        (PAPER | {"bilinear": False}, "bilinear=False with gate=None in config.json: bilens has"),
+        (
+            PAPER | {"n_head": 3},
+            "config.json cannot be used: d_model=16 is no multiple of n_heads=3",
+        ),
+        (RELEASED | {"n_embd": "wide"}, "config.json cannot be used: "),
+        (IMAGES | {"d_hidden": 0}, "config.json cannot be used: d_model=0, expected a whole"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(tmp_path, unchecked, settings, message):
+    write(tmp_path, settings, {"some.weight": torch.ones(3)}, "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=message):
+        bilens.load(tmp_path)
+
+
+def test_weights_may_be_in_several_files(tmp_path):
+    state = random_state(paper_shapes(PAPER), torch.float32)
+    names = {key: f"part-{number % 2}.safetensors" for number, key in enumerate(state)}
+    write(tmp_path, PAPER, {}, "other.bin")
+    for file in set(names.values()):
+        save_file({k: v for k, v in state.items() if names[k] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    model = bilens.load(tmp_path)
+    assert torch.equal(model.W_E, state["transformer.wte.weight"])
+    (tmp_path / "part-1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"weights are missing: .*part-1.safetensors"):
+        bilens.load(tmp_path)
+
+
+class Something:
+    """What unpickling would make an object of."""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"transformer.wte.weight": Something()}, "the weights cannot be read"),
+        (torch.ones(3), "the weights cannot be read"),
+        ({"model": {"a": torch.ones(3)}, "step": 3}, "holds more than weights: model, step"),
+    ],
+)
+def test_nothing_but_weights_is_read(tmp_path, content, message):
+    with pytest.raises(CheckpointError, match=message):
+        bilens.load(write(tmp_path, PAPER, content, "pytorch_model.bin"))
+
+
+def test_no_weights_at_all(tmp_path):
+    with pytest.raises(
+        CheckpointError, match="holds no weights; expected one of model.safetensors"
+    ):
+        bilens.load(write(tmp_path, PAPER, {}, "model.pt"))
+    (tmp_path / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(CheckpointError, match="model.safetensors: the weights cannot be read"):
+        bilens.load(tmp_path)
+
+
+def test_other_models_are_refused_by_their_type(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"n_layer": 3}))
+    with pytest.raises(CheckpointError, match="model of type None; this version of bilens reads"):
+        bilens.load(tmp_path)
+
+
+def test_a_tokenizer_beside_the_model_comes_before_the_one_of_the_layout(tmp_path, monkeypatch):
+    state = random_state(paper_shapes(PAPER), torch.float32)
+    model = open_model(write(tmp_path, PAPER, state, "model.safetensors"))
+    asked = []
+
+    def fetched(name):
+        asked.append(name)
+        return toy_tokenizer()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AutoTokenizer, "from_pretrained", fetched)
+        assert len(open_tokenizer(tmp_path, model)) == 30
+        for settings in (PAPER | {"tokenizer": "gpt2"}, RELEASED, PAPER | {"tokenizer": None}):
+            (tmp_path / "config.json").write_text(json.dumps(settings))
+            open_tokenizer(tmp_path, model)
+    assert asked == ["tdooms/ts-tokenizer-4096", *["openai-community/gpt2"] * 2, tmp_path]
+    toy_tokenizer().save_pretrained(tmp_path)
+    assert len(open_tokenizer(tmp_path, model)) == 30
