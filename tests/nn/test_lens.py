@@ -16,6 +16,7 @@ MODELS = [
     {"n_layers": 2, "attention": "bilinear", "norm": "layer", "positions": "learned"},
     {"n_layers": 2, "attention": "differential", "norm": "rms", "mlp": "relu", "n_kv_heads": 2},
     {"attention": "squared", "positions": "shortformer", "qk_norm": True, "bias": True},
+    {"n_layers": 2, "value_mix": True, "embed_mix": True, "logit_cap": 2.0},
 ]
 pytestmark = pytest.mark.usefixtures("unchecked")  # hooks stand where layers stood
 installed = pytest.mark.skipif(
