@@ -7,6 +7,7 @@ import tyro
 from rich.console import Console
 
 from bilens.cli.anneal import Anneal, Export
+from bilens.cli.compare import Compare
 from bilens.cli.decompose import Decompose
 from bilens.cli.demo import Demo
 from bilens.cli.ngrams import Contexts, Generate, NGrams
@@ -21,6 +22,7 @@ __all__ = ["main"]
 
 Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Decompose, tyro.conf.subcommand("decompose")]
     | Annotated[NGrams, tyro.conf.subcommand("ngrams")]
     | Annotated[Contexts, tyro.conf.subcommand("contexts")]
