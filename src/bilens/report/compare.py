@@ -135,7 +135,7 @@ def _row(summary: Summary) -> tuple[str, ...]:
     about = (architecture.mlp, architecture.attention, f"{architecture.parameters:,}")
     pace, best = f"{summary.seconds_per_step:.3g}", f"{summary.best:.4f}"
     if cost is None:
-        missed = f"not reached by {summary.seeds - summary.reached} of {summary.seeds}"
+        missed = f"missed by {summary.seeds - summary.reached} of {summary.seeds}"
         return (*about, missed, "", "", pace, "", "", best)
     spread = f" ± {cost.deviation:.1f}" if summary.seeds > 1 else ""
     return (

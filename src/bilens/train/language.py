@@ -87,7 +87,7 @@ def train_language(
     texts = min(training.evaluate_texts or len(corpus.validation), len(corpus.validation))
     with interrupt_between_steps() as interrupt, progress_bar() as bar, quiet():
         watch = Watch(interrupt, bar)
-        trainer = Trainer(
+        trainer = _Trainer(
             model=model,
             args=trainer_arguments(
                 training,
@@ -137,6 +137,17 @@ def finished_history(
         return None
     check_settings(run, _settings(config, corpus, training))
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+class _Trainer(Trainer):
+    """The Trainer, whose validations leave no text out, unlike its passes over the training set."""
+
+    def get_eval_dataloader(self, *which: Any) -> Any:
+        self.args.dataloader_drop_last = False
+        try:
+            return super().get_eval_dataloader(*which)
+        finally:
+            self.args.dataloader_drop_last = True
 
 
 class _Target(TrainerCallback):
