@@ -33,14 +33,14 @@ def test_the_table_gives_steps_tokens_and_seconds_with_ratios_to_the_first():
     assert list(table.rows[1]) == [
         "<b>",
         "bilinear",
-        "11,000",
+        "0.011M",
         "25 ± 0.0",
         "1.429",
         "0.2M",
         "0.5",
         "12.5",
         "1.429",
-        "2.1250",
+        "2.125",
     ]
     assert list(table.rows[2][3:9]) == ["missed by 1 of 2", "", "", "0.5", "", ""]
 

@@ -76,7 +76,9 @@ class Compare:
         page = self.output / "comparison.html"
         write_comparison_report(page, found, [*facts, ("seeds", self.seeds)])
         whole = comparison_table(found)
-        table = Table(*whole.header, title=whole.caption, box=None)
+        table = Table(title=whole.caption, box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        for name in whole.header:
+            table.add_column(name, overflow="fold")
         for row in whole.rows:
             table.add_row(*row)
         out.print(table)

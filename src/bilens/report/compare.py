@@ -27,7 +27,7 @@ def comparison_table(comparison: Comparison) -> Table:
     header = (
         "MLP",
         "attention",
-        "parameters",
+        "params",
         "steps",
         "ratio",
         "tokens",
@@ -132,8 +132,8 @@ def write_comparison_report(
 
 def _row(summary: Summary) -> tuple[str, ...]:
     architecture, cost = summary.architecture, summary.cost
-    about = (architecture.mlp, architecture.attention, f"{architecture.parameters:,}")
-    pace, best = f"{summary.seconds_per_step:.3g}", f"{summary.best:.4f}"
+    about = (architecture.mlp, architecture.attention, f"{architecture.parameters / 1e6:.4g}M")
+    pace, best = f"{summary.seconds_per_step:.3g}", f"{summary.best:.3f}"
     if cost is None:
         missed = f"missed by {summary.seeds - summary.reached} of {summary.seeds}"
         return (*about, missed, "", "", pace, "", "", best)
