@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from bilens.nn.attention import ATTENTIONS
 from bilens.nn.language import LanguageConfig, LanguageModel
 
 LENGTH, TEXTS, VOCAB, ROUNDS = 1024, 2, 4096, 7
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "d_model": 256,
     "n_layers": 4,
@@ -28,7 +29,8 @@ class Step:
     def __init__(self, attention: str) -> None:
         torch.manual_seed(0)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = LanguageModel(LanguageConfig(**SIZES, attention=attention)).to(device)
+        with torch.device(device):
+            self.model = LanguageModel(LanguageConfig(**{**SIZES, "attention": attention}))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.ids = torch.randint(VOCAB, (TEXTS, LENGTH), device=device)
 

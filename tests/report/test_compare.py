@@ -29,12 +29,12 @@ def test_the_table_gives_steps_tokens_and_seconds_with_ratios_to_the_first():
     table = comparison_table(COMPARISON)
     assert table.caption == "To a validation loss of 2.5 nats a token"
     assert list(table.header[3:5]) == ["steps", "ratio"]
-    assert list(table.rows[0][3:5]) == ["18 ± 0.0", "1.000"]
+    assert list(table.rows[0][3:5]) == ["18\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.0", "1.000"]
     assert list(table.rows[1]) == [
         "<b>",
         "bilinear",
         "0.011M",
-        "25 ± 0.0",
+        "25\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.0",
         "1.429",
         "0.2M",
         "0.5",

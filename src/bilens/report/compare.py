@@ -16,6 +16,7 @@ __all__ = ["Axis", "comparison_table", "loss_figure", "write_comparison_report"]
 Axis = Literal["steps", "tokens", "seconds"]
 """What validation losses are drawn against."""
 
+NBSP = "\N{NO-BREAK SPACE}"
 COLORS = (BLUE, RED, "#1b7837", "#b35806")
 """One for each attention."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -132,12 +133,12 @@ def write_comparison_report(
 
 def _row(summary: Summary) -> tuple[str, ...]:
     architecture, cost = summary.architecture, summary.cost
-    about = (architecture.mlp, architecture.attention, f"{architecture.parameters / 1e6:.4g}M")
+    about = (architecture.mlp, architecture.attention, f"{architecture.parameters / 1e6:.3g}M")
     pace, best = f"{summary.seconds_per_step:.3g}", f"{summary.best:.3f}"
     if cost is None:
         missed = f"missed by {summary.seeds - summary.reached} of {summary.seeds}"
         return (*about, missed, "", "", pace, "", "", best)
-    spread = f" ± {cost.deviation:.1f}" if summary.seeds > 1 else ""
+    spread = f"{NBSP}±{NBSP}{cost.deviation:.1f}" if summary.seeds > 1 else ""
     return (
         *about,
         f"{cost.steps:,.0f}{spread}",
