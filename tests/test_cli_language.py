@@ -72,6 +72,23 @@ def test_the_report_of_a_language_model(run, capsys):
     assert "Eigenvectors of dog minus cat, bird" in (run / "report.html").read_text()
 
 
+def test_architectures_are_compared(run, tmp_path, capsys):
+    data = ["--data", str(run.parent / "stories.txt"), "--evaluate-every", "5"]
+    parts = ["--mlp", "swiglu,bilinear", "--attention", "softmax,bilinear", "--seeds", "0,1"]
+    command = ["compare", "--target-loss", "4.7", *parts, *data, *SMALL, *BRIEF, "--epochs", "1"]
+    for _ in range(2):
+        main([*command, "--equal-parameters", "--output", str(tmp_path)])
+        text = shown(capsys)
+        assert text.count("validation loss 4.") == 8
+        assert "swiglu MLP, bilinear attention, seed 1: validation loss" in text
+    record = json.loads((tmp_path / "comparison.json").read_text())
+    assert (record["target"], len(record["curves"]), len(record["summaries"])) == (4.7, 8, 4)
+    sizes = [summary["architecture"]["parameters"] for summary in record["summaries"]]
+    assert max(sizes) - min(sizes) <= 3 * 16
+    assert "Architectures compared" in (tmp_path / "comparison.html").read_text()
+    assert (tmp_path / "bilinear-bilinear-seed1" / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -81,6 +98,11 @@ def test_the_report_of_a_language_model(run, capsys):
         (["decompose", "RUN"], "holds no image classifier"),
         (["train", "language", "--data", "nowhere.txt", "--device", "cpu"], "nowhere.txt"),
         (["train", "language", "--n-heads", "5", "--device", "cpu"], "no multiple of n_heads=5"),
+        (
+            ["compare", "--target-loss", "3", "--seeds", "0,x"],
+            "--seeds=0,x, expected whole numbers",
+        ),
+        (["compare", "--target-loss", "3", "--mlp", "swish"], "mlp='swish', expected one of"),
     ],
 )
 def test_a_mistake_gets_one_message(run, command, message, capsys, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import bilens
 from bilens.train.language import train_language
 from tests.language import small_config, small_corpus
 from tests.two_processes import TRAINING, contexts
@@ -40,6 +41,15 @@ def test_they_train_the_same_model(two, tmp_path):
     one, both = (load_file(folder / "model.safetensors") for folder in (tmp_path, two))
     for name in one:
         torch.testing.assert_close(one[name], both[name], rtol=1e-3, atol=1e-4)
+
+
+def test_they_train_the_large_preset_made_small(two):
+    model = bilens.load(two / "preset")
+    assert (model.config.n_heads, model.config.norm, model.config.qk_norm) == (9, "rms", True)
+    settings = json.loads((two / "preset" / "training.json").read_text())
+    assert (settings["optimizer"], settings["warmup"]) == ("muon", 0.02)
+    lines = (two / "preset" / "metrics.jsonl").read_text().splitlines()
+    assert any("eval_loss" in json.loads(line) for line in lines)
 
 
 def test_they_find_the_same_contexts(two):

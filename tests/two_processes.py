@@ -4,8 +4,10 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 from accelerate import PartialState
 
+import bilens.cli
 from bilens.read.language import interaction, output_direction, top_contexts
 from bilens.train.language import LanguageTraining, train_language
 from tests.language import random_model, random_text, small_config, small_corpus
@@ -21,8 +23,19 @@ def contexts() -> list[list[list[float]]]:
     return [[[c.position, c.activation, *c.ids.tolist()] for c in some] for some in found]
 
 
+def train_preset(folder: Path) -> None:
+    """The largest preset through the command line, cut to a size for tests."""
+    small = ["--n-layers", "2", "--d-model", "18", "--d-hidden", "20", "--n-ctx", "16"]
+    brief = ["--batch-size", "8", "--accumulate", "2", "--device", "cpu"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bilens.data.corpus._GRAMMAR_SENTENCES", 200)
+        command = ["train", "language", "--preset", "500m", "--output", str(folder)]
+        bilens.cli.main([*command, *small, *brief])
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     train_language(small_config(), small_corpus(), TRAINING, folder, use_cpu=True)
+    train_preset(folder / "preset")
     text = json.dumps(contexts())
     (folder / f"contexts-{PartialState().process_index}.json").write_text(text)

@@ -12,8 +12,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import bilens
 from bilens.convert import save_model
 from bilens.errors import BilensError, CheckpointError
+from bilens.nn.language import LanguageModel
 from bilens.train import language
-from bilens.train.language import LanguageTraining, last_checkpoint, train_language
+from bilens.train.language import (
+    LanguageTraining,
+    finished_history,
+    last_checkpoint,
+    train_language,
+)
 from tests.language import random_model, small_config, small_corpus, toy_tokenizer
 
 TRAINING = LanguageTraining(
@@ -51,6 +57,90 @@ def test_the_schedule_falls_linearly_after_the_warmup(tmp_path):
     assert rates == pytest.approx([1e-2 * rate for rate in expected])
 
 
+def test_muon_trains_by_the_same_schedule(tmp_path):
+    model, history = train(tmp_path, replace(TRAINING, optimizer="muon"))
+    losses = [record["loss"] for record in history if "loss" in record]
+    assert losses[-1] < losses[0]
+    # The first step has no learning rate yet, so one step more changes nothing.
+    start, _ = train(tmp_path / "one", replace(TRAINING, optimizer="muon", epochs=0.2, warmup=0.9))
+    torch.manual_seed(TRAINING.seed)
+    fresh = LanguageModel(start.config)
+    assert all(
+        torch.equal(a, b) for a, b in zip(start.parameters(), fresh.parameters(), strict=True)
+    )
+    assert not torch.equal(model.W_E, fresh.W_E)
+
+
+def test_validations_come_when_asked_for(tmp_path):
+    _, history = train(tmp_path, replace(TRAINING, evaluate_every=4, evaluate_texts=3))
+    assert [record["step"] for record in history if "eval_loss" in record] == [4, 8, 10]
+    model, corpus = bilens.load(tmp_path), small_corpus()
+    ids = corpus.validation[:3]["input_ids"]
+    last = [record["eval_loss"] for record in history if "eval_loss" in record][-1]
+    assert float(model(ids, labels=ids).loss) == pytest.approx(last, rel=1e-5)
+
+
+def test_a_training_ends_at_its_target(tmp_path):
+    _, whole = train(tmp_path / "whole", replace(TRAINING, evaluate_every=2))
+    losses = [record["eval_loss"] for record in whole if "eval_loss" in record]
+    training = replace(TRAINING, evaluate_every=2, target_loss=losses[2])
+    _, history = train(tmp_path / "part", training)
+    assert [r["eval_loss"] for r in history if "eval_loss" in r] == losses[:3]
+    assert (tmp_path / "part" / "model.safetensors").is_file()
+
+
+def test_the_clock_leaves_validations_out_and_counts_on(tmp_path, monkeypatch):
+    """Time stands still but for a second a batch, those of validations too."""
+    training, now, collate = replace(TRAINING, evaluate_every=2), [0], language._collate
+
+    def pass_time(rows):
+        now[0] += 1
+        if now[0] == 8:
+            signal.raise_signal(signal.SIGINT)
+        return collate(rows)
+
+    monkeypatch.setattr("bilens.train.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(language, "_collate", pass_time)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, training)
+    _, history = train(tmp_path, training, resume=True)
+    found = {record["step"]: record["seconds"] for record in history if "eval_loss" in record}
+    assert list(found) == [2, 4, 6, 8, 10]
+    # The next batch is fetched before a step: one batch ahead, and once more after the stop.
+    assert all(0 <= seconds - step <= 2 for step, seconds in found.items())
+
+
+@pytest.mark.parametrize("part", ["mlp", "attention", "n_layers"])
+def test_the_order_of_texts_depends_on_the_seed_alone(tmp_path, monkeypatch, part):
+    orders = []
+    collate = language._collate
+
+    def note(rows):
+        orders[-1].append(torch.stack([row["input_ids"] for row in rows]))
+        return collate(rows)
+
+    monkeypatch.setattr(language, "_collate", note)
+    other = {"mlp": "swiglu", "attention": "bilinear", "n_layers": 3}[part]
+    for number, config in enumerate((small_config(), small_config(**{part: other}))):
+        orders.append([])
+        train(tmp_path / str(number), replace(TRAINING, epochs=1), config)
+    first, second = orders
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    orders.append([])
+    train(tmp_path / "seed", replace(TRAINING, epochs=1, seed=1))
+    assert not torch.equal(orders[0][0], orders[2][0])
+
+
+def test_what_has_ended_is_known(tmp_path):
+    config, corpus = small_config(), small_corpus()
+    assert finished_history(config, corpus, TRAINING, tmp_path) is None
+    _, history = train(tmp_path)
+    assert finished_history(config, corpus, TRAINING, tmp_path) == history
+    other = replace(TRAINING, learning_rate=0.1)
+    with pytest.raises(CheckpointError, match="trained with learning_rate=0.01, not 0.1. Resume"):
+        finished_history(config, corpus, other, tmp_path)
+
+
 def stopped_at(step, monkeypatch):
     """Press ctrl-C while a batch is put together."""
     calls, collate = [], language._collate
@@ -64,14 +154,16 @@ def stopped_at(step, monkeypatch):
     monkeypatch.setattr(language, "_collate", press)
 
 
-def test_a_stopped_training_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch):
-    train(tmp_path / "whole")
+@pytest.mark.parametrize("optimizer", ["adamw_torch", "muon"])
+def test_a_stopped_training_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch, optimizer):
+    training = replace(TRAINING, optimizer=optimizer)
+    train(tmp_path / "whole", training)
     with monkeypatch.context() as patch:
         stopped_at(7, patch)
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "parts")
+            train(tmp_path / "parts", training)
     assert not (tmp_path / "parts" / "model.safetensors").exists()
-    train(tmp_path / "parts", resume=True)
+    train(tmp_path / "parts", training, resume=True)
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
@@ -126,6 +218,11 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
         train(tmp_path, replace(TRAINING, report_to="wandb"))
 
 
+def test_an_unknown_optimizer_is_named(tmp_path):
+    with pytest.raises(BilensError, match="optimizer='moun', expected one of muon, adamw_torch, "):
+        train(tmp_path, replace(TRAINING, optimizer="moun"))
+
+
 def test_a_batch_is_shared_out_evenly(tmp_path):
     with pytest.raises(BilensError, match="batch_size=8 cannot be shared out evenly over 1 proc"):
         train(tmp_path, replace(TRAINING, accumulate=3))
@@ -137,6 +234,8 @@ def test_a_batch_is_shared_out_evenly(tmp_path):
         ({"batch_size": 0}, "batch_size=0, expected at least 1"),
         ({"epochs": 0}, "epochs=0, expected more than 0"),
         ({"weight_decay": -1}, "weight_decay=-1, expected 0 or more"),
+        ({"evaluate_every": 0}, "evaluate_every=0, expected at least 1"),
+        ({"evaluate_texts": 0}, "evaluate_texts=0, expected at least 1"),
         ({"warmup": 1}, "warmup=1, expected a share from 0 to below 1"),
     ],
 )

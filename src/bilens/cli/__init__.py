@@ -13,6 +13,7 @@ __all__ = ["COMMANDS", "main", "parse"]
 
 COMMANDS = {
     "train": ("train", "Train", "Train an image classifier or a language model from scratch."),
+    "compare": ("compare", "Compare", "Train architectures as far as the same loss."),
     "decompose": ("decompose", "Decompose", "Take a classifier apart; how few parts does it need?"),
     "ngrams": ("ngrams", "NGrams", "The n-grams of a token, from the weights alone."),
     "contexts": ("ngrams", "Contexts", "Eigenvectors of a token, and texts where they are active."),

@@ -6,6 +6,7 @@ from bilens.report.classifier import (
     save_figures,
     write_classifier_report,
 )
+from bilens.report.compare import Axis, comparison_table, loss_figure, write_comparison_report
 from bilens.report.deep import deep_figures, path_figure, write_deep_report
 from bilens.report.explanation import explanation_figure
 from bilens.report.page import (
@@ -23,15 +24,18 @@ from bilens.report.tree import tree_figure
 from bilens.report.truncation import truncation_figure, truncation_table
 
 __all__ = [
+    "Axis",
     "ContextLine",
     "ContextList",
     "Order",
     "Section",
     "Table",
     "classifier_figures",
+    "comparison_table",
     "deep_figures",
     "eigenvector_figure",
     "explanation_figure",
+    "loss_figure",
     "path_figure",
     "render_page",
     "save_figure",
@@ -42,6 +46,7 @@ __all__ = [
     "truncation_figure",
     "truncation_table",
     "write_classifier_report",
+    "write_comparison_report",
     "write_deep_report",
     "write_page",
 ]

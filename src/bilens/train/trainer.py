@@ -20,6 +20,7 @@ from bilens.train.state import TRAINING_NAME
 __all__ = [
     "CHECKPOINTS",
     "Watch",
+    "check_settings",
     "check_vocabulary",
     "checkpoint_to_resume",
     "last_checkpoint",
@@ -137,17 +138,25 @@ def checkpoint_to_resume(run: Path, settings: dict[str, Any]) -> Path:
         CheckpointError: there is none, or the settings were others.
     """
     checkpoint = last_checkpoint(run)
-    path = run / TRAINING_NAME
-    if checkpoint is None or not path.is_file():
+    if checkpoint is None or not (run / TRAINING_NAME).is_file():
         raise CheckpointError(
             f"There is nothing to resume in {run}: no whole checkpoint below {CHECKPOINTS}. Train "
             "without --resume."
         )
-    before = json.loads(path.read_text(encoding="utf-8"))
+    check_settings(run, settings)
+    return checkpoint
+
+
+def check_settings(run: Path, settings: dict[str, Any]) -> None:
+    """Raise if a run was trained with others.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    before = json.loads((run / TRAINING_NAME).read_text(encoding="utf-8"))
     for name in sorted(before.keys() | settings.keys()):
         if before.get(name) != settings.get(name):
             raise CheckpointError(
                 f"{run} was trained with {name}={before.get(name)!r}, not "
                 f"{settings.get(name)!r}. Resume with the same settings, or train elsewhere."
             )
-    return checkpoint

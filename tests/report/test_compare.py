@@ -1,0 +1,90 @@
+"""The page of a comparison: the table, the curves, and text that stays text."""
+
+import pytest
+
+from bilens.report import comparison_table, loss_figure, write_comparison_report
+from bilens.train.compare import Architecture, Comparison, LossCurve, Point
+
+
+def curve(losses, seed, mlp="swiglu", attention="softmax", name_of_size=11_000):
+    points = [Point(10 * n, 8e4 * n, 5.0 * n, loss) for n, loss in enumerate(losses, 1)]
+    return LossCurve(Architecture(mlp, attention, 20, name_of_size), seed, tuple(points))
+
+
+COMPARISON = Comparison(
+    "<data>",
+    2.5,
+    (
+        curve([4.0, 2.0], 0),
+        curve([4.0, 2.0], 1),
+        curve([4.0, 3.0, 2.0], 0, "<b>", "bilinear"),
+        curve([4.0, 2.75, 2.25], 1, "<b>", "bilinear"),
+        curve([4.0, 3.0], 0, "swiglu", "bilinear"),
+        curve([4.0, 2.0], 1, "swiglu", "bilinear"),
+    ),
+)
+
+
+def test_the_table_gives_steps_tokens_and_seconds_with_ratios_to_the_first():
+    table = comparison_table(COMPARISON)
+    assert table.caption == "To a validation loss of 2.5 nats a token"
+    assert list(table.header[3:5]) == ["steps", "ratio"]
+    assert list(table.rows[0][3:5]) == ["18\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.0", "1.000"]
+    assert list(table.rows[1]) == [
+        "<b>",
+        "bilinear",
+        "0.011M",
+        "25\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.0",
+        "1.429",
+        "0.2M",
+        "0.5",
+        "12.5",
+        "1.429",
+        "2.125",
+    ]
+    assert list(table.rows[2][3:9]) == ["missed by 1 of 2", "", "", "0.5", "", ""]
+
+
+def test_a_single_seed_has_no_spread():
+    table = comparison_table(Comparison("data", 2.5, COMPARISON.curves[:1]))
+    assert table.rows[0][3] == "18"
+
+
+@pytest.mark.parametrize("axis", ["steps", "tokens", "seconds"])
+def test_each_seed_is_thin_and_the_mean_is_thick(axis):
+    figure = loss_figure(COMPARISON, axis)
+    thin = [line for line in figure.data if line.line.width == 1]
+    thick = [line for line in figure.data if line.line.width > 2]
+    assert (len(thin), len(thick)) == (6, 3)
+    assert [line.name for line in thick] == [
+        "swiglu MLP, softmax attention",
+        "&lt;b&gt; MLP, bilinear attention",
+        "swiglu MLP, bilinear attention",
+    ]
+    assert not any(line.showlegend for line in thin)
+    assert list(thick[1].y) == [4.0, 2.875, 2.125]
+    scale = {"steps": 10, "tokens": 8e4, "seconds": 5.0}[axis]
+    assert list(thick[1].x) == [scale, 2 * scale, 3 * scale]
+    # Colours tell attentions apart and dashes MLPs.
+    looks = [(line.line.color, line.line.dash) for line in thick]
+    assert looks[0][1] == looks[2][1] != looks[1][1]
+    assert looks[1][0] == looks[2][0] != looks[0][0]
+    assert figure.layout.shapes[0].y0 == 2.5
+    assert figure.layout.xaxis.title.text == axis
+
+
+def test_a_single_seed_is_drawn_once():
+    assert len(loss_figure(Comparison("data", 2.5, COMPARISON.curves[:1]), "steps").data) == 1
+
+
+def test_the_page(tmp_path):
+    path = tmp_path / "page.html"
+    figures = write_comparison_report(path, COMPARISON, [("batch_size", "<8>")])
+    assert list(figures) == ["steps", "tokens", "seconds"]
+    page = path.read_text()
+    body = page[page.index("<body>") :]
+    assert body.count('class="figure"') == 3
+    assert "missed by 1 of 2" in body
+    for text in ("<data>", "<b> ", "<b><", "<8>"):
+        assert text not in body.replace("<b>+", "")
+    assert "&lt;data&gt;" in body

@@ -1,0 +1,207 @@
+"""Architectures compared: equal conditions, what is kept, and what the target cost."""
+
+import json
+import signal
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError, CheckpointError
+from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.train import language
+from bilens.train.compare import (
+    Architecture,
+    Comparison,
+    LossCurve,
+    Point,
+    compare_architectures,
+    count_parameters,
+    of_equal_size,
+    variants,
+)
+from bilens.train.language import LanguageTraining
+from bilens.train.language_settings import PRESETS
+from tests.language import small_config, small_corpus
+
+TRAINING = LanguageTraining(
+    epochs=2, batch_size=8, learning_rate=1e-2, save_every=3, evaluate_every=2, target_loss=4.27
+)
+BOTH = (["swiglu", "bilinear"], ["softmax"])
+
+
+def compare(run, training=TRAINING, configs=None, seeds=(0,), **how):
+    configs = variants(small_config(), *BOTH) if configs is None else configs
+    corpus = small_corpus()
+    return compare_architectures(configs, corpus, training, run, seeds=seeds, use_cpu=True, **how)
+
+
+def curve(losses, seed=0, mlp="bilinear", pace=0.5):
+    points = [Point(10.0 * n, 80.0 * n, 10 * n * pace, x) for n, x in enumerate(losses, 1)]
+    return LossCurve(Architecture(mlp, "softmax", 20, 1000), seed, tuple(points))
+
+
+def test_each_goes_with_each():
+    config = small_config(qk_norm=True, n_ctx=9)
+    found = variants(config, ["swiglu", "bilinear"], ["softmax", "bilinear"])
+    assert [(one.mlp, one.attention) for one in found] == [
+        ("swiglu", "softmax"),
+        ("swiglu", "bilinear"),
+        ("bilinear", "softmax"),
+        ("bilinear", "bilinear"),
+    ]
+    assert all(one.qk_norm and one.n_ctx == 9 for one in found)
+    with pytest.raises(BilensError, match="mlp='swish', expected one of bilinear, swiglu"):
+        variants(config, ["swish"], ["softmax"])
+
+
+@given(
+    st.sampled_from(["bilinear", "swiglu", "relu2"]),
+    st.sampled_from(["softmax", "squared", "bilinear", "differential"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_parameters_are_counted_without_a_model(mlp, attention, bias, tied):
+    parts = {"mlp": mlp, "attention": attention, "bias": bias, "tie_word_embeddings": tied}
+    config = small_config(n_layers=2, norm="rms", **parts)
+    whole = sum(weight.numel() for weight in LanguageModel(config).parameters())
+    assert count_parameters(config) == whole
+
+
+@given(st.integers(40, 200), st.integers(1, 3), st.booleans())
+def test_equal_size_is_equal_to_half_a_hidden_unit(hidden, layers, bias):
+    config = small_config(d_hidden=hidden, n_layers=layers, bias=bias)
+    found = of_equal_size(variants(config, ["swiglu", "bilinear", "relu"], ["softmax", "bilinear"]))
+    goal = count_parameters(found[0])
+    assert found[0].d_hidden == found[2].d_hidden == hidden
+    for one in found:
+        unit = layers * (3 * 16 + 2 * bias if one.mlp != "relu" else 2 * 16 + bias)
+        assert abs(count_parameters(one) - goal) <= unit / 2
+
+
+def test_equal_size_may_be_out_of_reach():
+    config = small_config(d_hidden=2)
+    with pytest.raises(BilensError, match="equal_parameters: with bilinear MLP and bilinear atten"):
+        of_equal_size(variants(config, ["bilinear"], ["softmax", "bilinear"]))
+
+
+@pytest.mark.parametrize(
+    ("attention", "millions"), [("softmax", 498.1), ("bilinear", 545.9), ("differential", 545.9)]
+)
+def test_the_large_preset_has_half_a_billion_parameters(attention, millions):
+    config = LanguageConfig(**PRESETS["500m"].model, attention=attention)
+    assert count_parameters(config) / 1e6 == pytest.approx(millions, abs=0.1)
+    assert (config.n_layers, config.n_heads, config.d_model, config.n_ctx) == (18, 9, 1152, 1024)
+
+
+def test_a_crossing_lies_on_the_line_between_two_validations():
+    one = curve([5.0, 4.0, 3.0, 3.5, 2.0])
+    assert one.crossing(3.25) == Point(27.5, 220.0, 13.75, 3.25)
+    assert one.crossing(4.0) == Point(20.0, 160.0, 10.0, 4.0)
+    assert one.crossing(3.0) == Point(30.0, 240.0, 15.0, 3.0)
+    assert one.crossing(6.0) == one.points[0]
+    assert one.crossing(1.0) is None
+    assert one.seconds_per_step == 0.5
+
+
+def test_costs_are_means_over_seeds_and_ratios_to_the_first():
+    first = [curve([4.0, 3.0, 2.0], seed, "swiglu") for seed in (0, 1)]
+    other = [curve([4.0, 3.0, 2.5, 2.0], 0, pace=1.0), curve([4.0, 2.0], 1, pace=2.0)]
+    one, two = Comparison("data", 2.5, (*first, *other)).summaries()
+    assert (one.architecture.mlp, one.reached, one.seeds) == ("swiglu", 2, 2)
+    assert (one.cost.steps, one.cost.tokens, one.cost.seconds) == (25, 200, 12.5)
+    assert (one.cost.deviation, one.cost.steps_ratio, one.cost.seconds_ratio) == (0, 1, 1)
+    assert two.cost.steps == (30 + 17.5) / 2
+    assert two.cost.deviation == pytest.approx(12.5 / 2**0.5)
+    assert two.cost.steps_ratio == two.cost.steps / 25
+    assert two.cost.seconds_ratio == pytest.approx((30 + 35) / 2 / 12.5)
+    assert (two.seconds_per_step, two.best) == (1.5, 2.0)
+
+
+def test_a_missed_target_is_no_cost():
+    curves = (curve([4.0, 3.0], 0, "swiglu"), curve([4.0, 2.0], 1, "swiglu"), curve([4.0, 2.0]))
+    one, two = Comparison("data", 2.5, curves).summaries()
+    assert (one.reached, one.seeds, one.cost, one.best) == (1, 2, None, 2.5)
+    assert two.cost.steps == 17.5
+    assert two.cost.steps_ratio is None
+    assert two.cost.seconds_ratio is None
+
+
+def test_the_mean_ends_where_the_first_seed_ends():
+    both = (curve([4.0, 3.0, 2.0], 0), curve([5.0, 4.0], 1))
+    mean = Comparison("data", 2.5, both).mean(both[0].architecture)
+    assert [(point.steps, point.loss) for point in mean] == [(10, 4.5), (20, 3.5)]
+
+
+def test_architectures_are_trained_as_far_as_the_target(tmp_path):
+    told = []
+    found = compare(tmp_path, seeds=(0, 1), done=told.append)
+    assert told == list(found.curves)
+    assert [(c.architecture.mlp, c.seed) for c in told] == [
+        ("swiglu", 0),
+        ("bilinear", 0),
+        ("swiglu", 1),
+        ("bilinear", 1),
+    ]
+    assert (found.data, found.target) == ("grammar", 4.27)
+    for one in found.curves:
+        losses = [point.loss for point in one.points]
+        assert losses[-1] <= 4.27 < min(losses[:-1])
+        assert [p.steps for p in one.points] == [2 * n for n in range(1, len(losses) + 1)]
+        assert [p.tokens for p in one.points] == [8 * 8 * p.steps for p in one.points]
+        assert one.architecture.parameters == count_parameters(small_config())
+        folder = tmp_path / f"{one.architecture.mlp}-softmax-seed{one.seed}"
+        assert (folder / "model.safetensors").is_file()
+        assert not (folder / "checkpoints").exists()
+    assert all(summary.cost.seconds > 0 for summary in found.summaries())
+
+
+def test_what_is_finished_is_not_trained_again(tmp_path, monkeypatch):
+    once = compare(tmp_path)
+    monkeypatch.setattr("bilens.train.compare.train_language", None)
+    assert compare(tmp_path) == once
+
+
+def test_a_stopped_comparison_goes_on(tmp_path, monkeypatch):
+    whole = compare(tmp_path / "whole", replace(TRAINING, target_loss=0.1))
+    calls, collate = [], language._collate
+
+    def press(rows):
+        calls.append(0)
+        if len(calls) == 10 + 5 * 2 + 5:  # in the second training, among its validations
+            signal.raise_signal(signal.SIGINT)
+        return collate(rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(language, "_collate", press)
+        with pytest.raises(KeyboardInterrupt):
+            compare(tmp_path / "parts", replace(TRAINING, target_loss=0.1))
+    assert (tmp_path / "parts" / "swiglu-softmax-seed0" / "metrics.jsonl").is_file()
+    assert not (tmp_path / "parts" / "bilinear-softmax-seed0" / "metrics.jsonl").exists()
+    parts = compare(tmp_path / "parts", replace(TRAINING, target_loss=0.1))
+    for a, b in zip(whole.curves, parts.curves, strict=True):
+        assert [p.loss for p in a.points] == [p.loss for p in b.points]
+        assert [p.steps for p in a.points] == [p.steps for p in b.points]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"training": replace(TRAINING, target_loss=None)}, "target_loss is None, expected the"),
+        ({"configs": []}, r"configs=\[\], expected at least one and none of them twice"),
+        ({"seeds": (0, 0)}, r"seeds=\[0, 0\], expected at least one and none of them twice"),
+        ({"configs": 2 * [small_config()]}, "configs=.'bilinear-softmax', 'bilinear-softmax'., ex"),
+    ],
+)
+def test_nothing_to_compare_is_an_error(tmp_path, change, message):
+    with pytest.raises(BilensError, match=message):
+        compare(tmp_path, **change)
+
+
+def test_other_settings_need_another_folder(tmp_path):
+    compare(tmp_path)
+    with pytest.raises(CheckpointError, match="swiglu-softmax-seed0 was trained with batch_size=8"):
+        compare(tmp_path, replace(TRAINING, batch_size=4))
+    lines = (tmp_path / "swiglu-softmax-seed0" / "metrics.jsonl").read_text().splitlines()
+    assert all("seconds" in json.loads(line) for line in lines)

@@ -1,0 +1,118 @@
+"""Muon beside AdamW: which weights go where, and what a step is."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.nn.language import LanguageModel
+from bilens.train.muon import MuonWithAdamW
+from tests.language import random_text, small_config
+
+LR, DECAY = 1e-2, 0.1
+
+
+def small_model(seed=0, **parts):
+    torch.manual_seed(seed)
+    sizes = {"n_layers": 2, "norm": "rms", "positions": "learned", "bias": True}
+    return LanguageModel(small_config(**{**sizes, **parts}))
+
+
+def give_gradients(model, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        weight.grad = torch.randn(weight.shape, generator=generator)
+
+
+def copies(model):
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def inside(name, weight):
+    return name.startswith("blocks.") and weight.ndim == 2
+
+
+@given(st.integers(1, 3).map(lambda n: 8 * n), st.integers(5, 40), st.integers(0, 9))
+def test_a_step_has_one_size_in_all_directions(width, hidden, seed):
+    model = small_model(seed, d_model=width, d_hidden=hidden)
+    before = copies(model)
+    give_gradients(model, seed)
+    MuonWithAdamW(model, lr=LR, weight_decay=DECAY).step()
+    for name, weight in model.named_parameters():
+        if not inside(name, weight):
+            continue
+        step = (before[name] * (1 - LR * DECAY) - weight).double() / (0.2 * LR)
+        U, _, Vh = torch.linalg.svd(weight.grad.double(), full_matrices=False)
+        # The momentum of a first step is the gradient; five iterations leave sizes near 1.
+        sizes = (U.mT @ step @ Vh.mT).diagonal() / max(weight.shape) ** 0.5
+        flat = sizes[torch.linalg.svdvals(weight.grad.double()) > 0.05 * U.shape[-1] ** 0.5]
+        assert ((flat > 0.6) & (flat < 1.3)).all()
+
+
+def test_all_else_is_left_to_adamw():
+    mine, theirs = small_model(), small_model()
+    both = MuonWithAdamW(mine, lr=LR, weight_decay=DECAY)
+    rest = {n: w for n, w in theirs.named_parameters() if not inside(n, w)}
+    decays = [[w for w in rest.values() if (w.ndim > 1) is flag] for flag in (True, False)]
+    adamw = torch.optim.AdamW(
+        [{"params": p, "weight_decay": d} for p, d in zip(decays, (DECAY, 0.0), strict=True)],
+        lr=LR,
+    )
+    for seed in range(3):
+        for model, optimizer in ((mine, both), (theirs, adamw)):
+            give_gradients(model, seed)
+            optimizer.step()
+    for name, weight in mine.named_parameters():
+        assert torch.equal(weight, theirs.get_parameter(name)) is (name in rest)
+    kinds = {name.rpartition(".")[0].split(".")[-1] for name in rest}
+    assert kinds >= {"embed", "unembed", "places", "norm", "attn_norm", "query"}
+
+
+def test_a_shared_embedding_is_one_weight():
+    model = small_model(tie_word_embeddings=True)
+    optimizer = MuonWithAdamW(model, lr=LR, weight_decay=DECAY)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    assert len(weights) == len(set(weights)) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_groups_rule_both_parts(loaded):
+    model = small_model()
+    optimizer = MuonWithAdamW(model, lr=LR, weight_decay=DECAY)
+    if loaded:
+        give_gradients(model)
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    before = copies(model)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    give_gradients(model)
+    optimizer.step()
+    assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
+
+
+def test_a_saved_state_goes_on_to_the_bit():
+    models = [small_model(), small_model()]
+    whole, parts = (MuonWithAdamW(model, lr=LR, weight_decay=DECAY) for model in models)
+    for seed in range(4):
+        for model, optimizer in zip(models, (whole, parts), strict=True):
+            give_gradients(model, seed)
+            optimizer.step()
+        if seed == 1:
+            again = MuonWithAdamW(models[1], lr=LR, weight_decay=DECAY)
+            again.load_state_dict(parts.state_dict())
+            parts = again
+    first, second = (copies(model) for model in models)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_closure_gives_the_loss():
+    model = small_model()
+    ids = random_text()[None, :8]
+
+    def closure():
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        return loss
+
+    assert MuonWithAdamW(model, lr=LR, weight_decay=0.0).step(closure) > 0
