@@ -38,7 +38,10 @@ def test_the_parts_of_a_matrix(shape):
     assert close(matrix.T.dense(), M.mT)
     x = normal(*shape["batch"], 2, matrix.n_columns)
     assert close(matrix.apply(x), x @ M.mT)
-    rows, columns = torch.tensor([0, shape["n_rows"] - 1]), torch.tensor([shape["n_columns"] - 1, 0])
+    rows, columns = (
+        torch.tensor([0, shape["n_rows"] - 1]),
+        torch.tensor([shape["n_columns"] - 1, 0]),
+    )
     assert close(matrix.rows(rows), M[..., rows, :])
     assert close(matrix.rows(slice(0, 2)), M[..., :2, :])
     assert close(matrix.entries(rows, columns), M[..., rows, columns])

@@ -77,7 +77,9 @@ def test_gradients():
 @pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained():
     tensor = random_tensor(4, 6, 3, 0)
-    with pytest.raises(BilensError, match=r"s has shape \(5,\); its last axis should have length 4"):
+    with pytest.raises(
+        BilensError, match=r"s has shape \(5,\); its last axis should have length 4"
+    ):
         steer(tensor, normal(5), normal(4))
     with pytest.raises(BilensError, match=r"length 4, .*the constant 1 not among them"):
         steering_map(tensor.with_bias(), normal(5))

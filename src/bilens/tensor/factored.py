@@ -161,7 +161,8 @@ class FactoredMatrix:
 
     def norm(self) -> Float64[Tensor, "*batch"]:
         """Frobenius norm, in float64."""
-        return torch.linalg.matrix_norm(self._turned()[1])
+        norms: Tensor = torch.linalg.matrix_norm(self._turned()[1])
+        return norms
 
     def svd(self, k: int | None = None) -> FactoredSVD:
         """Singular value decomposition, in float64, through QR of the two factors.
@@ -204,7 +205,7 @@ class FactoredMatrix:
             )
         self._check_finite()
         A, B = self.left.double(), self.right.double()
-        found = torch.linalg.eigvals(B.mT @ A if self.rank <= self.n_rows else A @ B.mT)
+        found: Tensor = torch.linalg.eigvals(B.mT @ A if self.rank <= self.n_rows else A @ B.mT)
         return found.gather(-1, found.abs().argsort(dim=-1, descending=True))
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "*batch n_rows n_columns"]:
@@ -225,12 +226,13 @@ class FactoredMatrix:
 
     def _common_batch(self, other: "FactoredMatrix") -> torch.Size:
         try:
-            return torch.broadcast_shapes(self.batch_shape, other.batch_shape)
+            shape: torch.Size = torch.broadcast_shapes(self.batch_shape, other.batch_shape)
         except RuntimeError as error:
             raise BilensError(
                 f"Batches of shapes {tuple(self.batch_shape)} and {tuple(other.batch_shape)} do "
                 "not broadcast"
             ) from error
+        return shape
 
     def _check_finite(self) -> None:
         for name in ("left", "right"):

@@ -88,21 +88,25 @@ class Attention(nn.Module):
         turn: Turn | None = None,
     ) -> Float[Tensor, "batch heads time time"]:
         """A: how much each head looks from every position at every earlier one."""
-        sharing = self.n_heads // self.n_kv_heads
-        scores = [q @ k.repeat_interleave(sharing, 1).mT for q, k in self._reads(x, places, turn)]
-        values = self._heads(self.value(x)).repeat_interleave(sharing, 1)
+        scores = [q @ k.mT for q, k in self.reads(x, places, turn)]
         seen = torch.ones(scores[0].shape[-2:], dtype=torch.bool, device=x.device).tril()
-        return self.weigh(scores, seen, values)
+        return self.weigh(scores, seen, self.values(x))
 
-    def token_scores(
-        self, head: int, now: Float[Tensor, "n d_model"], past: Float[Tensor, "m d_model"]
-    ) -> list[Float[Tensor, "n m"]]:
-        """The scores of a head for each of its pairs of queries and keys, without positions."""
-        shared = head * self.n_kv_heads // self.n_heads
-        return [
-            self._read(query, now, head) @ self._read(key, past, shared).T
-            for query, key in self._maps()
-        ]
+    def reads(
+        self,
+        x: Float[Tensor, "batch time d_model"],
+        places: Float[Tensor, "batch time d_model"] | None = None,
+        turn: Turn | None = None,
+    ) -> Reads:
+        """The queries and keys of each pair; keys that heads share stand there for each of them."""
+        sharing = self.n_heads // self.n_kv_heads
+        return [(q, k.repeat_interleave(sharing, 1)) for q, k in self._reads(x, places, turn)]
+
+    def values(
+        self, x: Float[Tensor, "batch time d_model"]
+    ) -> Float[Tensor, "batch heads time d_head"]:
+        """The values of each head; those that heads share stand there for each of them."""
+        return self._heads(self.value(x)).repeat_interleave(self.n_heads // self.n_kv_heads, 1)
 
     @abstractmethod
     def mix(
@@ -137,11 +141,6 @@ class Attention(nn.Module):
             return found if turn is None else rotate(found, turn)
 
         return [(heads(query), heads(key)) for query, key in self._maps()]
-
-    def _read(self, linear: nn.Linear, x: Tensor, head: int) -> Tensor:
-        rows = slice(head * self.d_head, (head + 1) * self.d_head)
-        bias = None if linear.bias is None else linear.bias[rows]
-        return self._normed(functional.linear(x, linear.weight[rows], bias))
 
     def _normed(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, x.shape[-1:]) if self.qk_norm else x

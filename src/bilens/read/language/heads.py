@@ -1,0 +1,66 @@
+"""What the heads of a block do, from the weights: where they look, and what they say of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from bilens.nn.language import LanguageModel
+from bilens.read.language.head_pairs import HeadPairs, look_pairs, output_pairs
+
+__all__ = ["HeadReading", "read_heads"]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadReading:
+    """One head in pairs of tokens.
+
+    Attributes:
+        head: its number.
+        looks: from which token it looks at which.
+        outputs: which output it raises and lowers for the token that it looks at; None for a model
+            with norms, whose logits do not follow from the weights alone.
+    """
+
+    head: int
+    looks: HeadPairs
+    outputs: HeadPairs | None
+
+
+def read_heads(
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    layer: int = 0,
+    *,
+    heads: Sequence[int] | None = None,
+    k: int = 10,
+    distance: int = 1,
+    position: int | None = None,
+) -> list[HeadReading]:
+    """Read heads of a block from its weights.
+
+    Args:
+        model: with any attention but differential; without norms for blocks after the first.
+        tokenizer: for the names of the tokens.
+        layer: the block.
+        heads: their numbers; all by default.
+        k: how many pairs of each kind.
+        distance: how far back the token stands that is looked at.
+        position: of the token that looks, for learned and shortformer positions.
+
+    Raises:
+        NotBilinearError: scores of a later block depend on the text through a norm.
+        BilensError: there is no such block, head or position, k is not positive, or the attention
+            is differential.
+    """
+    plain, found = model.config.norm == "none", []
+    seen = None if position is None else position - distance
+    for head in range(model.config.n_heads) if heads is None else heads:
+        looks = look_pairs(
+            model, tokenizer, head, k=k, layer=layer, distance=distance, position=position
+        )
+        outputs = (
+            output_pairs(model, tokenizer, head, k=k, layer=layer, position=seen) if plain else None
+        )
+        found.append(HeadReading(head, looks, outputs))
+    return found
