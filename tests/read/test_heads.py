@@ -15,7 +15,7 @@ from bilens.read.language import (
     output_pairs,
     ov_maps,
     qk_maps,
-    read_heads,
+    read_attention,
     token_components,
     token_outputs,
     token_scores,
@@ -287,16 +287,23 @@ def test_what_writes_or_reads_nothing_composes_with_nothing():
 
 
 def test_heads_are_read_together():
-    found = read_heads(random_model(attention="bilinear"), TOKENS, heads=[2, 0], k=3, distance=2)
-    assert [reading.head for reading in found] == [2, 0]
-    alone = look_pairs(random_model(attention="bilinear"), TOKENS, 2, k=3, distance=2)
-    assert found[0].looks.lowest.equals(alone.lowest)
-    assert len(found[0].outputs.highest) == 3
-    assert len(read_heads(random_model(), TOKENS)) == 4
-    assert read_heads(random_model(norm="rms"), TOKENS)[0].outputs is None
-    learned = read_heads(random_model(positions="learned"), TOKENS, heads=[1], position=6)[0]
-    there = output_pairs(random_model(positions="learned"), TOKENS, 1, position=5, k=10)
-    assert learned.outputs.highest.equals(there.highest)
+    model = random_model(attention="bilinear")
+    found = read_attention(model, TOKENS, heads=[2, 0], k=3, distance=2)
+    assert [reading.head for reading in found.heads] == [2, 0]
+    assert (found.layer, found.distance) == (0, 2)
+    alone = look_pairs(model, TOKENS, 2, k=3, distance=2)
+    assert found.heads[0].looks.lowest.equals(alone.lowest)
+    assert len(found.heads[0].outputs.highest) == 3
+    assert torch.equal(found.composition.scores[:4, -2:], composition_scores(model).scores[:4, -2:])
+
+
+def test_heads_with_norms_and_positions_are_read_as_far_as_weights_go():
+    assert len(read_attention(random_model(), TOKENS).heads) == 4
+    assert read_attention(random_model(norm="rms"), TOKENS).heads[0].outputs is None
+    model = random_model(positions="learned")
+    found = read_attention(model, TOKENS, heads=[1], distance=2, position=6).heads[0]
+    there = output_pairs(model, TOKENS, 1, position=4, k=10)
+    assert found.outputs.highest.equals(there.highest)
 
 
 class Entries(nn.Module):
@@ -394,6 +401,13 @@ REFUSALS = [
         ),
         BilensError,
         "k=31, expected 1 to 30",
+    ),
+    (
+        lambda: token_components(
+            token_scores(random_model())[0][0], TOKENS, sides=("a", "b"), components=5
+        ),
+        BilensError,
+        "components=5, expected 1 to 4",
     ),
 ]
 

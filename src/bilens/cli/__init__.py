@@ -9,6 +9,7 @@ from rich.console import Console
 from bilens.cli.anneal import Anneal, Export
 from bilens.cli.decompose import Decompose
 from bilens.cli.demo import Demo
+from bilens.cli.heads import Heads
 from bilens.cli.ngrams import Contexts, Generate, NGrams
 from bilens.cli.process import Process
 from bilens.cli.report import Report
@@ -23,6 +24,7 @@ Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Decompose, tyro.conf.subcommand("decompose")]
     | Annotated[NGrams, tyro.conf.subcommand("ngrams")]
+    | Annotated[Heads, tyro.conf.subcommand("heads")]
     | Annotated[Contexts, tyro.conf.subcommand("contexts")]
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Process, tyro.conf.subcommand("process")]

@@ -8,6 +8,7 @@ from bilens.report.classifier import (
 )
 from bilens.report.deep import deep_figures, path_figure, write_deep_report
 from bilens.report.explanation import explanation_figure
+from bilens.report.heat import heat_figure
 from bilens.report.page import (
     ContextLine,
     ContextList,
@@ -32,6 +33,7 @@ __all__ = [
     "deep_figures",
     "eigenvector_figure",
     "explanation_figure",
+    "heat_figure",
     "path_figure",
     "render_page",
     "save_figure",

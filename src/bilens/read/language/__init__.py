@@ -6,7 +6,7 @@ from bilens.read.language.composition import Composition, composition_scores
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
 from bilens.read.language.directions import interaction, output_direction
 from bilens.read.language.head_pairs import HeadPairs, look_pairs, output_pairs
-from bilens.read.language.heads import HeadReading, read_heads
+from bilens.read.language.heads import AttentionReading, HeadReading, read_attention
 from bilens.read.language.logits import LogitTerms, split_logits
 from bilens.read.language.maps import ov_maps, qk_maps
 from bilens.read.language.names import token_names
@@ -27,6 +27,7 @@ from bilens.read.language.tokens import exciting_tokens
 from bilens.read.language.writing import write_on
 
 __all__ = [
+    "AttentionReading",
     "BigramPart",
     "Composition",
     "Context",
@@ -55,8 +56,8 @@ __all__ = [
     "pair_trigrams",
     "preceding",
     "qk_maps",
+    "read_attention",
     "read_direction",
-    "read_heads",
     "read_ngrams",
     "read_stream",
     "salient_bigrams",

@@ -55,6 +55,9 @@ def token_components(
         )
     if not 1 <= k <= len(tokens):
         raise BilensError(f"k={k}, expected 1 to {len(tokens)}, the number of tokens")
+    most = min(matrix.rank, len(tokens))
+    if not 1 <= components <= most:
+        raise BilensError(f"components={components}, expected 1 to {most}, all that there are")
     svd, names, frames = matrix.svd(components), token_names(tokenizer, tokens), []
     for number, (sigma, left, right) in enumerate(
         zip(svd.values, svd.left, svd.right, strict=True)

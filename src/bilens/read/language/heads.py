@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from bilens.nn.language import LanguageModel
+from bilens.read.language.composition import Composition, composition_scores
 from bilens.read.language.head_pairs import HeadPairs, look_pairs, output_pairs
 
-__all__ = ["HeadReading", "read_heads"]
+__all__ = ["AttentionReading", "HeadReading", "read_attention"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +28,24 @@ class HeadReading:
     outputs: HeadPairs | None
 
 
-def read_heads(
+@dataclass(frozen=True, eq=False)
+class AttentionReading:
+    """Heads of a block, and how those of the whole model work together.
+
+    Attributes:
+        heads: of the block.
+        layer: which block.
+        distance: how far back the tokens stand that are looked at.
+        composition: of all heads and MLPs of the model.
+    """
+
+    heads: list[HeadReading]
+    layer: int
+    distance: int
+    composition: Composition
+
+
+def read_attention(
     model: LanguageModel,
     tokenizer: PreTrainedTokenizerBase,
     layer: int = 0,
@@ -36,8 +54,8 @@ def read_heads(
     k: int = 10,
     distance: int = 1,
     position: int | None = None,
-) -> list[HeadReading]:
-    """Read heads of a block from its weights.
+) -> AttentionReading:
+    """Read the heads of a block from its weights.
 
     Args:
         model: with any attention but differential; without norms for blocks after the first.
@@ -63,4 +81,4 @@ def read_heads(
             output_pairs(model, tokenizer, head, k=k, layer=layer, position=seen) if plain else None
         )
         found.append(HeadReading(head, looks, outputs))
-    return found
+    return AttentionReading(found, layer, distance, composition_scores(model))
