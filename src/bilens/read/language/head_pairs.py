@@ -16,7 +16,7 @@ from bilens.read.language.running import RunningTop
 from bilens.read.language.scores import token_outputs, token_scores
 from bilens.tensor import FactoredMatrix
 
-__all__ = ["HeadPairs", "look_pairs", "output_pairs"]
+__all__ = ["HeadPairs", "look_pairs", "looks_of_heads", "output_pairs", "outputs_of_heads"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,6 @@ class HeadPairs:
     lowest: pd.DataFrame
 
 
-@torch.no_grad()
 def look_pairs(
     model: LanguageModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -68,19 +67,18 @@ def look_pairs(
         BilensError: there is no such head, block, position or token, k is not positive, or the
             attention is differential.
     """
-    if model.config.attention == "differential":
-        raise BilensError(
-            "attention='differential' subtracts one softmax from another, so no number of two "
-            "tokens alone orders its pattern; read each of its token_scores"
-        )
-    found = token_scores(model, layer, distance=distance, position=position, among=among)
-    scores = [_of_head(matrices, head) for matrices in found]
-    parts = {"softmax": (), "squared": ("score",), "bilinear": ("first", "second")}
-    names = token_names(tokenizer, chosen_tokens(model, among))
-    return _pairs(scores, k, names, ("query", "key"), parts[model.config.attention])
+    return looks_of_heads(
+        model,
+        tokenizer,
+        [head],
+        k=k,
+        layer=layer,
+        distance=distance,
+        position=position,
+        among=among,
+    )[0]
 
 
-@torch.no_grad()
 def output_pairs(
     model: LanguageModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -111,9 +109,59 @@ def output_pairs(
         NotBilinearError: the model has a norm.
         BilensError: there is no such head, block, position or token, or k is not positive.
     """
-    outputs = _of_head(token_outputs(model, layer, position=position, among=among), head)
+    return outputs_of_heads(
+        model, tokenizer, [head], k=k, layer=layer, position=position, among=among
+    )[0]
+
+
+@torch.no_grad()
+def looks_of_heads(
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    heads: Sequence[int],
+    *,
+    k: int,
+    layer: int,
+    distance: int,
+    position: int | None,
+    among: Sequence[int] | None = None,
+) -> list[HeadPairs]:
+    """`look_pairs` of several heads, whose queries and keys are worked out together."""
+    if model.config.attention == "differential":
+        raise BilensError(
+            "attention='differential' subtracts one softmax from another, so no number of two "
+            "tokens alone orders its pattern; read each of its token_scores"
+        )
+    scores = token_scores(model, layer, distance=distance, position=position, among=among)
+    parts = {"softmax": (), "squared": ("score",), "bilinear": ("first", "second")}
     names = token_names(tokenizer, chosen_tokens(model, among))
-    return _pairs([outputs], k, names, ("key", "output"), ())
+    return [
+        _pairs(
+            [_of_head(matrices, head) for matrices in scores],
+            k,
+            names,
+            ("query", "key"),
+            parts[model.config.attention],
+        )
+        for head in heads
+    ]
+
+
+@torch.no_grad()
+def outputs_of_heads(
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    heads: Sequence[int],
+    *,
+    k: int,
+    layer: int,
+    position: int | None,
+    among: Sequence[int] | None = None,
+) -> list[HeadPairs]:
+    """`output_pairs` of several heads, whose values are worked out together."""
+    outputs = token_outputs(model, layer, position=position, among=among)
+    names = token_names(tokenizer, chosen_tokens(model, among))
+    return [_pairs([_of_head(outputs, head)], k, names, ("key", "output"), ()) for head in heads]
 
 
 def _of_head(matrices: FactoredMatrix, head: int) -> FactoredMatrix:

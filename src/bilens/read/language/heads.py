@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bilens.nn.language import LanguageModel
 from bilens.read.language.composition import Composition, composition_scores
-from bilens.read.language.head_pairs import HeadPairs, look_pairs, output_pairs
+from bilens.read.language.head_pairs import HeadPairs, looks_of_heads, outputs_of_heads
 
 __all__ = ["AttentionReading", "HeadReading", "read_attention"]
 
@@ -71,14 +71,13 @@ def read_attention(
         BilensError: there is no such block, head or position, k is not positive, or the attention
             is differential.
     """
-    plain, found = model.config.norm == "none", []
-    seen = None if position is None else position - distance
-    for head in range(model.config.n_heads) if heads is None else heads:
-        looks = look_pairs(
-            model, tokenizer, head, k=k, layer=layer, distance=distance, position=position
-        )
-        outputs = (
-            output_pairs(model, tokenizer, head, k=k, layer=layer, position=seen) if plain else None
-        )
-        found.append(HeadReading(head, looks, outputs))
+    chosen = range(model.config.n_heads) if heads is None else heads
+    looks = looks_of_heads(
+        model, tokenizer, chosen, k=k, layer=layer, distance=distance, position=position
+    )
+    outputs: list[HeadPairs] | list[None] = [None] * len(chosen)
+    if model.config.norm == "none":
+        seen = None if position is None else position - distance
+        outputs = outputs_of_heads(model, tokenizer, chosen, k=k, layer=layer, position=seen)
+    found = [HeadReading(*parts) for parts in zip(chosen, looks, outputs, strict=True)]
     return AttentionReading(found, layer, distance, composition_scores(model))
