@@ -193,7 +193,9 @@ def test_maps_act_on_the_stream_before_the_norm(distance, norm, **options):
         )
         expected = size * (after[0][0] @ before[1][0].mT) * (size if norm == "none" else size.T)
         torch.testing.assert_close(x @ found.dense() @ x.T, expected, rtol=1e-4, atol=1e-4)
-    written = torch.einsum("htd,hde->hte", block.attn.values(read[None])[0], block.attn.W_O)
+    sharing = 4 // model.config.n_kv_heads
+    values = block.attn.values(read[None])[0].repeat_interleave(sharing, 0)
+    written = torch.einsum("htd,hde->hte", values, block.attn.W_O)
     torch.testing.assert_close(x @ ov_maps(model).dense(), size * written, rtol=1e-4, atol=1e-4)
 
 

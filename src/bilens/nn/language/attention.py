@@ -76,7 +76,7 @@ class Attention(nn.Module):
             mask: where it is True a token may be looked at; None for everything up to itself.
             cache: what is kept of earlier tokens, which grows by the new ones.
         """
-        reads, v = self._reads(x, places, turn), self._heads(self.value(x))
+        reads, v = self._reads(x, places, turn), self.values(x)
         mixed = self.mix(reads, v, mask, cache)
         y: Tensor = self.out(rearrange(mixed, "b h t d -> b t (h d)"))
         return y
@@ -89,8 +89,9 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch heads time time"]:
         """A: how much each head looks from every position at every earlier one."""
         scores = [q @ k.mT for q, k in self.reads(x, places, turn)]
+        values = self.values(x).repeat_interleave(self.n_heads // self.n_kv_heads, 1)
         seen = torch.ones(scores[0].shape[-2:], dtype=torch.bool, device=x.device).tril()
-        return self.weigh(scores, seen, self.values(x))
+        return self.weigh(scores, seen, values)
 
     def reads(
         self,
@@ -104,9 +105,9 @@ class Attention(nn.Module):
 
     def values(
         self, x: Float[Tensor, "batch time d_model"]
-    ) -> Float[Tensor, "batch heads time d_head"]:
-        """The values of each head; those that heads share stand there for each of them."""
-        return self._heads(self.value(x)).repeat_interleave(self.n_heads // self.n_kv_heads, 1)
+    ) -> Float[Tensor, "batch kv_heads time d_head"]:
+        """What each token hands to those that look at it."""
+        return self._heads(self.value(x))
 
     @abstractmethod
     def mix(

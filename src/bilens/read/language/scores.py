@@ -106,7 +106,8 @@ def token_outputs(
     tokens = chosen_tokens(model, among)
     x, _, _ = model.start(tokens[None], torch.full_like(tokens[None], position or 0))
     unembedding = model.W_U[:, tokens].T
-    return FactoredMatrix(attn.values(x)[0], unembedding @ attn.W_O.mT)
+    values = attn.values(x)[0].repeat_interleave(attn.n_heads // attn.n_kv_heads, 0)
+    return FactoredMatrix(values, unembedding @ attn.W_O.mT)
 
 
 def _reads(model: LanguageModel, layer: int, tokens: Int[Tensor, " n"], position: int) -> Reads:
