@@ -153,17 +153,20 @@ def composition_figure(composition: Composition) -> go.Figure:
 
 
 def _attention_sections(attention: AttentionReading, figure: go.Figure) -> list[Section]:
-    sections = [
-        Section(
-            f"Head {attention.layer}.{reading.head}",
-            "Left: pairs of a token that looks (query) and one that is looked at (key), "
+    sections = []
+    for reading in attention.heads:
+        text = (
+            "Most and least: pairs of a token that looks (query) and one that is looked at (key), "
             f"{attention.distance} earlier, by the head's pattern before any normalisation; under "
-            "a softmax by its exponent. Right: what the head adds to an output, past the MLP, when "
-            "it looks at a token alone, in logits.",
-            [_head_tables(reading)],
+            "a softmax by its exponent."
         )
-        for reading in attention.heads
-    ]
+        if reading.outputs is not None:
+            text += (
+                " Raises and lowers: what the head adds to an output, past the MLP, when it looks "
+                "at a token alone, in logits."
+            )
+        title = f"Head {attention.layer}.{reading.head}"
+        sections.append(Section(title, text, [_head_tables(reading)]))
     composition = Section(
         "Who reads what heads write",
         "The norm of the product of what writes and what reads, over the product of their norms, "
