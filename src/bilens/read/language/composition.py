@@ -23,9 +23,10 @@ class Composition:
     """Scores of all that writes to the residual stream with all that reads it later.
 
     Attributes:
-        writers: names such as `head 0.2`, block and head, or `mlp 0`.
+        writers: names such as `head 0.2`, block and head, or `mlp 0`; all that have readers.
         readers: names such as `head 1.2 Q`, `K` or `V`, with a number for each pair of queries and
-            keys where there are two; and `mlp 1 L` or `R`, the sides of a gated MLP.
+            keys where there are two; and `mlp 1 L` or `R`, the sides of a gated MLP. Heads of the
+            first block, which read the embedding alone, are not among them.
         scores: 0 to 1; NaN where the reader does not come after the writer.
         baseline: the root mean square of the score over all rotations of one against the other.
     """
@@ -74,7 +75,8 @@ def composition_scores(model: LanguageModel) -> Composition:
         Elhage et al. 2021, "Two-layer attention-only transformers" and its footnote on composition
         scores of random matrices.
     """
-    writers, readers = _writers(model), _readers(model)
+    # Nothing stands behind the last MLP, and before the first heads only the embedding.
+    writers, readers = _writers(model)[:-1], [group for group in _readers(model) if group[0] > 0]
     rows = []
     for written, _, W in writers:
         blocks = [
