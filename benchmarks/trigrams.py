@@ -1,12 +1,11 @@
 """Skip-trigrams of one head over all pairs of tokens: in blocks, and as one whole matrix."""
 
-import resource
-import subprocess
 import sys
 
 import torch
 
-from benchmarks.clock import machine, seconds
+from benchmarks.apart import compare, peak
+from benchmarks.clock import seconds
 
 VOCAB, D_MODEL, D_HIDDEN, K = 4096, 1024, 3072, 100
 WAYS = ("nothing", "blocks", "whole")
@@ -44,28 +43,17 @@ def measure(way: str) -> None:
 
     calls = {"nothing": lambda: None, "blocks": blocks, "whole": whole}
     found = seconds(calls[way], 3)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(found, peak)
+    print(found, peak())
     if way == "blocks":
         assert torch.allclose(blocks(), whole(), rtol=1e-3)
 
 
 def main() -> None:
-    """Measure each way in a process of its own, so that their peaks are their own."""
-    print(machine())
+    """Measure each way in a process of its own."""
     print(
         f"vocabulary {VOCAB}, d_model {D_MODEL}, hidden {D_HIDDEN}, top {K} of {VOCAB**2:,} pairs"
     )
-    found = {}
-    for way in WAYS:
-        command = [sys.executable, "-m", "benchmarks.trigrams", way]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found[way] = [float(number) for number in shown.split()]
-    base = found["nothing"][1]
-    for way in WAYS[1:]:
-        time, peak = found[way]
-        print(f"{way:8} {time:6.2f} s, {peak:6.0f} MB at most, {peak - base:5.0f} above the model")
-    print(f"ratio    {found['whole'][0] / found['blocks'][0]:6.2f} x")
+    compare("trigrams", WAYS)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Draw the pictures of the docs: `python -m docs.draw runs/mnist runs/two`.
+"""Draw the pictures of the docs: `python -m docs.draw runs/mnist runs/two runs/grammar`.
 
-The runs are those of `bilens train images --data mnist --output runs/mnist` and
-`bilens train images --data mnist --layers 2 --epochs 8 --decay 0.7 --output runs/two`; Chrome or
+The runs are those of `bilens train images --data mnist --output runs/mnist`,
+`bilens train images --data mnist --layers 2 --epochs 8 --decay 0.7 --output runs/two` and
+`bilens train language --attention bilinear --qk-norm True --output runs/grammar`; Chrome or
 Chromium draws.
 """
 
@@ -11,11 +12,14 @@ from pathlib import Path
 import torch
 
 import bilens
-from bilens.data import load_images
+from bilens.data import Grammar, load_images
 from bilens.nn import ImageClassifier
+from bilens.nn.language import LanguageModel
 from bilens.read import read_classifier
+from bilens.read.language import token_scores
 from bilens.report import (
     eigenvector_figure,
+    heat_figure,
     save_figure,
     spectrum_figure,
     tree_figure,
@@ -25,9 +29,11 @@ from bilens.tensor import top_paths
 
 FOLDER = Path(__file__).parent / "pictures"
 SHAPE = (28, 28)
+QUERIES = ("sang", "ate", "lost", "found", "ice", "once", "and", "happy")
+KEYS = ("lily", "tom", "ben", "mia", "sam", "anna", "once", "ice", "cream", "and", "red", "home")
 
 
-def draw(mnist: Path, two: Path) -> None:
+def draw(mnist: Path, two: Path, grammar: Path) -> None:
     """Draw them all."""
     data = load_images("mnist")
     model = _classifier(mnist)
@@ -52,6 +58,28 @@ def draw(mnist: Path, two: Path) -> None:
         FOLDER / "tree.png",
         scale=1,
     )
+    draw_pattern(grammar)
+
+
+def draw_pattern(run: Path) -> None:
+    """Draw where the heads of a bilinear attention look, two tokens back."""
+    model = bilens.load(run)
+    if not isinstance(model, LanguageModel):
+        raise SystemExit(f"{run} holds no language model")
+    vocabulary = Grammar().vocabulary
+    rows, columns = (
+        torch.tensor([vocabulary.index(word) for word in words]) for words in (QUERIES, KEYS)
+    )
+    first, second = token_scores(model, distance=2)
+    figure = heat_figure(
+        (first * second)[0].rows(rows)[:, columns],
+        QUERIES,
+        KEYS,
+        title="Pattern of head 0, two tokens back",
+        across="token that is looked at",
+        down="token that looks",
+    )
+    save_figure(figure, FOLDER / "pattern.svg", width=640)
 
 
 def _classifier(run: Path) -> ImageClassifier:

@@ -10,7 +10,10 @@ looked for in the weights. Measured are
 - how many of the 10 known bigrams are among the 20 most salient ones of the whole vocabulary,
   through the residual stream and the MLP's diagonal together;
 - how many of the 24 known skip-trigrams A ... B -> C are among the 48 whose A raises the
-  probability of C most, over all texts of two tokens (`pair_trigrams`).
+  probability of C most, over all texts of two tokens (`pair_trigrams`);
+- how many of the 24 pairs of a verb that looks at a name are among the 48 that a head looks at most
+  at a distance of 2, over all pairs of tokens (`look_pairs`), for the head that has the most, and
+  for all heads together.
 
 For the bigrams the unembedding is centred over the vocabulary, which changes no probability: a
 logit says something only beside the others. Read head by head in logits (`skip_trigrams`), the
@@ -27,11 +30,11 @@ from torch import Tensor
 
 from bilens.data import Grammar, load_corpus
 from bilens.nn.language import LanguageModel
-from bilens.read.language import bigrams, pair_trigrams
+from bilens.read.language import bigrams, look_pairs, pair_trigrams
 from bilens.train.language_settings import PRESETS
 from experiments.workshop import Outcome, Workshop, interval
 
-__all__ = ["divergences", "found_bigrams", "found_trigrams", "run"]
+__all__ = ["divergences", "found_bigrams", "found_looks", "found_trigrams", "run"]
 
 HELD_OUT = 1000
 
@@ -50,6 +53,7 @@ def run(workshop: Workshop) -> Outcome:
                 **divergences(model, grammar, ids),
                 "bigrams_found": found_bigrams(model, grammar),
                 "skip_trigrams_found": found_trigrams(model, grammar),
+                **found_looks(model, grammar),
             }
         )
     numbers: dict[str, Any] = {key: interval([f[key] for f in found]) for key in found[0]}
@@ -83,3 +87,16 @@ def found_trigrams(model: LanguageModel, grammar: Grammar) -> float:
     return len(known & set(zip(frame.virtual, frame.direct, frame.output, strict=True))) / len(
         known
     )
+
+
+def found_looks(model: LanguageModel, grammar: Grammar) -> dict[str, float]:
+    """Share of the known pairs, verb to name, among the twice as many strongest of a head."""
+    known = {(verb, name) for name, verb, _ in grammar.skip_trigrams}
+    tokenizer, heads = grammar.tokenizer(), []
+    for head in range(model.config.n_heads):
+        frame = look_pairs(model, tokenizer, head, k=2 * len(known), distance=2).highest
+        heads.append(known & set(zip(frame["query"], frame.key, strict=True)))
+    return {
+        "looks_found_by_one_head": max(map(len, heads)) / len(known),
+        "looks_found": len(set().union(*heads)) / len(known),
+    }

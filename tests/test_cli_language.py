@@ -47,6 +47,20 @@ def test_ngrams_are_printed_and_saved(run, tmp_path, capsys):
     assert frame.token[0] in text
 
 
+def test_heads_are_printed_and_saved(run, tmp_path, capsys):
+    options = ["--head", "1", "--distance", "2", "--k", "3", "--components", "1"]
+    main(["heads", str(run), *options, "--output", str(tmp_path)])
+    text = shown(capsys)
+    for title in ("looks most", "looks least", "raises", "lowers", "components"):
+        assert f"head 0.1 {title}" in text
+    assert "head 0.0 looks" not in text
+    assert "mlp 0 L" in text
+    frame = pd.read_csv(tmp_path / "head-0.1-looks-most.csv")
+    assert len(frame) == 3
+    assert frame["query"][0] in text
+    assert len(pd.read_csv(tmp_path / "head-0.1-components.csv")) == 3
+
+
 def test_contexts_are_printed(run, capsys):
     options = ["--minus", "dog,cat", "--eigenvectors", "1", "--k", "2"]
     main(["contexts", str(run), "--token", "girl", *options])
@@ -67,6 +81,7 @@ def test_the_report_of_a_language_model(run, capsys):
     # The tokenizer knows girl and the quotation mark, but not swim.
     assert "Eigenvectors of girl" in page
     assert "N-grams of &#34;" in page
+    assert "<h2>Head 0.1</h2>" in page
     assert "swim" not in page[page.index("<body>") :]
     main(["report", str(run), "--token", "dog", "--minus", "cat,bird"])
     assert "Eigenvectors of dog minus cat, bird" in (run / "report.html").read_text()
@@ -93,6 +108,8 @@ def test_architectures_are_compared(run, tmp_path, capsys):
     ("command", "message"),
     [
         (["ngrams", "RUN", "--token", "grl"], "the nearest are girl"),
+        (["heads", "RUN", "--head", "2"], "head=2, expected 0 to 1"),
+        (["heads", "RUN", "--layer", "1"], "layer=1, expected 0 to 0"),
         (["contexts", "RUN", "--token", "girl", "--minus", "dgo"], "the nearest are dog"),
         (["generate", "RUN", "--tokens", "0"], "--tokens=0 and --temperature=0.7: expected"),
         (["decompose", "RUN"], "holds no image classifier"),

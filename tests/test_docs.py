@@ -42,8 +42,13 @@ def runs(tmp_path_factory):
         train_classifier(config, digits(), TRAINING, folder / name)
     shutil.copytree(folder / "demo", folder / "mnist")
     grammar = Grammar()
-    for name, size in (("grammar", len(grammar.vocabulary)), ("tinystories", 2100)):
-        model = random_model(vocab_size=size).float()
+    words = len(grammar.vocabulary)
+    for name, size, attention in (
+        ("grammar", words, "softmax"),
+        ("grammar-bilinear", words, "bilinear"),
+        ("tinystories", 2100, "softmax"),
+    ):
+        model = random_model(vocab_size=size, attention=attention).float()
         save_model(folder / name, model, grammar.tokenizer())
         write_json(folder / name / "training.json", {"data": "grammar"})
     # hidden_act linear is what an annealed model is exported with.

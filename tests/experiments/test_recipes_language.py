@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from experiments.grammar import divergences, found_bigrams, found_trigrams
+from experiments.grammar import divergences, found_bigrams, found_looks, found_trigrams
 from experiments.stories import PROMPT, VERBS, exactness, talk_share, validation_loss
 from experiments.workshop import Workshop
 
@@ -134,3 +134,20 @@ def test_a_model_that_is_all_bigrams_has_them_found():
         model.W_U[number[first], number[second]] = 1
     assert found_bigrams(model, grammar) >= 0.7
     assert found_trigrams(model, grammar) < 0.5
+
+
+@torch.no_grad()
+def test_verbs_that_look_at_names_are_found():
+    grammar = Grammar()
+    size = len(grammar.vocabulary)
+    model = random_model(vocab_size=size, d_model=size, n_heads=4, positions="none")
+    for parameter in model.parameters():
+        parameter.zero_()
+    model.W_E.copy_(torch.eye(size))
+    number = {word: i for i, word in enumerate(grammar.vocabulary)}
+    for head, verbs in ((1, ("sang", "ate", "lost")), (3, ("lost", "found"))):
+        unit, attn = head * model.blocks[0].attn.d_head, model.blocks[0].attn
+        attn.query.weight[unit, [number[verb] for verb in verbs]] = 1
+        attn.key.weight[unit, [number[name] for name, _, _ in grammar.skip_trigrams]] = 1
+    found = found_looks(model, grammar)
+    assert found == {"looks_found_by_one_head": 0.75, "looks_found": 1.0}

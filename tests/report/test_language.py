@@ -7,7 +7,13 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus
-from bilens.read.language import Output, read_direction, read_ngrams, salient_bigrams
+from bilens.read.language import (
+    Output,
+    read_attention,
+    read_direction,
+    read_ngrams,
+    salient_bigrams,
+)
 from bilens.report.language import ngram_table, write_language_report
 from tests.language import VOCAB, random_model, random_text, toy_tokenizer
 
@@ -37,6 +43,7 @@ def page(tmp_path, unchecked) -> str:
         [read_direction(model, corpus(tokenizer), output, eigenvectors=2, contexts=3)],
         [("data", ATTACK)],
         title=ATTACK,
+        attention=read_attention(model, tokenizer, k=3),
     )
     return (tmp_path / "report.html").read_text()
 
@@ -52,8 +59,10 @@ def test_the_page_shows_everything(page):
     body = page[page.index("<body>") :]
     assert body.count('class="contexts"') == 4
     assert body.count("<b>") == 4 * 3
-    assert body.count("<caption>") == 2 + 2 + 4
-    assert body.count('class="figure"') == 1
+    assert body.count("<caption>") == 2 + 2 + 4 + 4 * 4
+    assert body.count('class="figure"') == 1 + 1
+    assert body.count("<h2>Head 0.") == 4
+    assert "looks least" in body
     assert len(re.findall(r">\[", body)) == 4 * 3
 
 

@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": ("compare", "Compare", "Train architectures as far as the same loss."),
     "decompose": ("decompose", "Decompose", "Take a classifier apart; how few parts does it need?"),
     "ngrams": ("ngrams", "NGrams", "The n-grams of a token, from the weights alone."),
+    "heads": ("heads", "Heads", "What the heads of a model look at and say, from the weights."),
     "contexts": ("ngrams", "Contexts", "Eigenvectors of a token, and texts where they are active."),
     "generate": ("ngrams", "Generate", "Let a language model go on with a text."),
     "process": ("process", "Process", "Fold norms and biases of a model into its weights."),

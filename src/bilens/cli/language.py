@@ -17,8 +17,10 @@ from bilens.errors import BilensError
 from bilens.models import load
 from bilens.nn.language import LanguageModel
 from bilens.read.language import (
+    AttentionReading,
     FoundContext,
     Output,
+    read_attention,
     read_direction,
     read_ngrams,
     salient_bigrams,
@@ -128,7 +130,24 @@ def report_language(
         ("heads", str(config.n_heads)),
         ("hidden units", str(config.d_hidden)),
     ]
-    return write_language_report(page, tokenizer, salient, ngrams, directions, facts, title=title)
+    return write_language_report(
+        page,
+        tokenizer,
+        salient,
+        ngrams,
+        directions,
+        facts,
+        title=title,
+        attention=_attention(model, tokenizer),
+    )
+
+
+def _attention(model: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> AttentionReading | None:
+    """The heads of the first block, where two tokens alone say how much one looks at the other."""
+    if model.config.attention == "differential":
+        return None
+    absolute = model.config.positions in ("learned", "shortformer")
+    return read_attention(model, tokenizer, position=1 if absolute else None)
 
 
 def _examples(corpus: Corpus) -> list[Output]:

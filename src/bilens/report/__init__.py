@@ -9,6 +9,7 @@ from bilens.report.classifier import (
 from bilens.report.compare import Axis, comparison_table, loss_figure, write_comparison_report
 from bilens.report.deep import deep_figures, path_figure, write_deep_report
 from bilens.report.explanation import explanation_figure
+from bilens.report.heat import heat_figure
 from bilens.report.page import (
     ContextLine,
     ContextList,
@@ -35,6 +36,7 @@ __all__ = [
     "deep_figures",
     "eigenvector_figure",
     "explanation_figure",
+    "heat_figure",
     "loss_figure",
     "path_figure",
     "render_page",

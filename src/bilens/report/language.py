@@ -9,16 +9,26 @@ from pandas.api.types import is_numeric_dtype
 from transformers import PreTrainedTokenizerBase
 
 from bilens.read.language import (
+    AttentionReading,
     BigramPart,
+    Composition,
     DirectionReading,
     FoundContext,
+    HeadReading,
     NGramReading,
     token_names,
 )
+from bilens.report.heat import heat_figure
 from bilens.report.page import ContextLine, ContextList, Section, Table, write_page
 from bilens.report.spectra import spectrum_figure
 
-__all__ = ["context_line", "language_figures", "ngram_table", "write_language_report"]
+__all__ = [
+    "composition_figure",
+    "context_line",
+    "language_figures",
+    "ngram_table",
+    "write_language_report",
+]
 
 CAPTIONS = {"direct": "residual stream", "mlp": "MLP"}
 BEFORE, AFTER = 28, 4
@@ -54,6 +64,7 @@ def write_language_report(
     facts: Sequence[tuple[str, str]],
     *,
     title: str,
+    attention: AttentionReading | None = None,
 ) -> dict[str, go.Figure]:
     """Write the report page and give back its figures.
 
@@ -65,9 +76,13 @@ def write_language_report(
         directions: eigenvectors of some outputs.
         facts: about the model, a name and a value each.
         title: of the page.
+        attention: heads of a block; none where their pairs of tokens cannot be read.
     """
     figures = language_figures(directions)
     sections = _ngram_sections(salient, ngrams)
+    if attention is not None:
+        figures["composition"] = composition_figure(attention.composition)
+        sections += _attention_sections(attention, figures["composition"])
     for number, reading in enumerate(directions):
         lists = [
             ContextList(
@@ -123,6 +138,54 @@ def _ngram_sections(
             )
         )
     return sections
+
+
+def composition_figure(composition: Composition) -> go.Figure:
+    """How much of what each head and MLP writes each later one reads, beyond chance."""
+    return heat_figure(
+        composition.scores - composition.baseline,
+        composition.writers,
+        composition.readers,
+        title="Composition beyond chance",
+        across="reads",
+        down="writes",
+    )
+
+
+def _attention_sections(attention: AttentionReading, figure: go.Figure) -> list[Section]:
+    sections = []
+    for reading in attention.heads:
+        text = (
+            "Most and least: pairs of a token that looks (query) and one that is looked at (key), "
+            f"{attention.distance} earlier, by the head's pattern before any normalisation; under "
+            "a softmax by its exponent."
+        )
+        if reading.outputs is not None:
+            text += (
+                " Raises and lowers: what the head adds to an output, past the MLP, when it looks "
+                "at a token alone, in logits."
+            )
+        title = f"Head {attention.layer}.{reading.head}"
+        sections.append(Section(title, text, [_head_tables(reading)]))
+    composition = Section(
+        "Who reads what heads write",
+        "The norm of the product of what writes and what reads, over the product of their norms, "
+        "less what two random ones have. Q, K and V are what a head looks with, is looked at with "
+        "and takes in; L and R are the two sides of a bilinear layer.",
+        [[figure]],
+    )
+    return [*sections, composition]
+
+
+def _head_tables(reading: HeadReading) -> list[Table]:
+    tables = [
+        ngram_table(reading.looks.highest, "looks most"),
+        ngram_table(reading.looks.lowest, "looks least"),
+    ]
+    if reading.outputs is not None:
+        tables.append(ngram_table(reading.outputs.highest, "raises"))
+        tables.append(ngram_table(reading.outputs.lowest, "lowers"))
+    return tables
 
 
 def _rank(reading: DirectionReading, number: int) -> int:

@@ -5,12 +5,14 @@ from bilens.tensor.clusters import Features, cluster
 from bilens.tensor.constant import affine, with_constant
 from bilens.tensor.dictionary import Dictionary, Reexpression, reexpress
 from bilens.tensor.extrema import Extrema, local_extrema
+from bilens.tensor.factored import FactoredMatrix, FactoredSVD
 from bilens.tensor.graph import tree_to_networkx
 from bilens.tensor.paths import Paths
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.search import TopPaths, top_paths
 from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, form_cosines
 from bilens.tensor.spectrum import Spectrum
+from bilens.tensor.steering import Steering, steer, steering_map
 from bilens.tensor.svd import TensorSVD
 from bilens.tensor.tree import decompile
 
@@ -18,11 +20,14 @@ __all__ = [
     "BilinearTensor",
     "Dictionary",
     "Extrema",
+    "FactoredMatrix",
+    "FactoredSVD",
     "Features",
     "Paths",
     "QuadraticForm",
     "Reexpression",
     "Spectrum",
+    "Steering",
     "TensorSVD",
     "TopPaths",
     "affine",
@@ -34,6 +39,8 @@ __all__ = [
     "form_cosines",
     "local_extrema",
     "reexpress",
+    "steer",
+    "steering_map",
     "top_paths",
     "tree_to_networkx",
     "with_constant",

@@ -95,11 +95,20 @@ class Attention(nn.Module):
         first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     ) -> Float[Tensor, "batch heads time time"]:
         """A: how much each head looks from every position at every earlier one."""
-        sharing = self.n_heads // self.n_kv_heads
-        scores = [q @ k.repeat_interleave(sharing, 1).mT for q, k in self._reads(x, places, turn)]
-        values = self.values(x, first).repeat_interleave(sharing, 1)
+        scores = [q @ k.mT for q, k in self.reads(x, places, turn)]
+        values = self.values(x, first).repeat_interleave(self.n_heads // self.n_kv_heads, 1)
         seen = torch.ones(scores[0].shape[-2:], dtype=torch.bool, device=x.device).tril()
         return self.weigh(scores, seen, values)
+
+    def reads(
+        self,
+        x: Float[Tensor, "batch time d_model"],
+        places: Float[Tensor, "batch time d_model"] | None = None,
+        turn: Turn | None = None,
+    ) -> Reads:
+        """The queries and keys of each pair; keys that heads share stand there for each of them."""
+        sharing = self.n_heads // self.n_kv_heads
+        return [(q, k.repeat_interleave(sharing, 1)) for q, k in self._reads(x, places, turn)]
 
     def values(
         self,
@@ -130,16 +139,6 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch kv_heads time d_head"]:
         """What this block reads as values, before those of the first are mixed in."""
         return self._heads(self.value(x))
-
-    def token_scores(
-        self, head: int, now: Float[Tensor, "n d_model"], past: Float[Tensor, "m d_model"]
-    ) -> list[Float[Tensor, "n m"]]:
-        """The scores of a head for each of its pairs of queries and keys, without positions."""
-        shared = head * self.n_kv_heads // self.n_heads
-        return [
-            self._read(query, now, head) @ self._read(key, past, shared).T
-            for query, key in self._maps()
-        ]
 
     @abstractmethod
     def mix(
@@ -174,11 +173,6 @@ class Attention(nn.Module):
             return found if turn is None else rotate(found, turn)
 
         return [(heads(query), heads(key)) for query, key in self._maps()]
-
-    def _read(self, linear: nn.Linear, x: Tensor, head: int) -> Tensor:
-        rows = slice(head * self.d_head, (head + 1) * self.d_head)
-        bias = None if linear.bias is None else linear.bias[rows]
-        return self._normed(functional.linear(x, linear.weight[rows], bias))
 
     def _normed(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, x.shape[-1:]) if self.qk_norm else x

@@ -1,0 +1,81 @@
+"""A table of numbers with names on both sides, as colours."""
+
+from collections.abc import Sequence
+from html import escape
+
+import plotly.graph_objects as go
+from jaxtyping import Float
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.report.style import DIVERGING, dress
+
+__all__ = ["heat_figure"]
+
+CELL, NARROW = 22, 10
+"""Pixels of height of a row: where each has its name, and where there are too many for that."""
+NAMED = 40
+
+
+def heat_figure(
+    values: Float[Tensor, "n_rows n_columns"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    title: str,
+    across: str = "",
+    down: str = "",
+) -> go.Figure:
+    """Positive numbers in blue, negative ones in red, NaN left blank; the first row on top.
+
+    Args:
+        values: the table, such as a pattern of tokens, or composition above the baseline.
+        rows: a name for each row.
+        columns: a name for each column.
+        title: above the figure.
+        across: what the columns are.
+        down: what the rows are.
+
+    Raises:
+        BilensError: there is not one name for each row and column.
+    """
+    if values.shape != (len(rows), len(columns)):
+        raise BilensError(
+            f"values has shape {tuple(values.shape)}, with {len(rows)} names of rows and "
+            f"{len(columns)} of columns; expected one for each"
+        )
+    numbers = values.detach().cpu().double()
+    top = float(numbers.nan_to_num(0).abs().max()) or 1.0
+    figure = go.Figure(
+        go.Heatmap(
+            z=numbers.tolist(),
+            zmin=-top,
+            zmax=top,
+            colorscale=[[i / (len(DIVERGING) - 1), color] for i, color in enumerate(DIVERGING)],
+            # Names may repeat, so that they are labels and no coordinates.
+            text=[[f"{escape(row)} · {escape(column)}" for column in columns] for row in rows],
+            hovertemplate="%{text}: %{z:.3g}<extra></extra>",
+            hoverongaps=False,
+            xgap=1,
+            ygap=1,
+            colorbar={"thickness": 10, "outlinewidth": 0, "len": 1},
+        )
+    )
+    for axis, names, what in (("xaxis", columns, across), ("yaxis", rows, down)):
+        shown = len(names) <= NAMED
+        figure.update_layout(
+            {
+                axis: {
+                    "title": escape(what),
+                    "tickvals": list(range(len(names))) if shown else [],
+                    "ticktext": [escape(name) for name in names] if shown else [],
+                    "ticks": "",
+                    "showline": False,
+                    "fixedrange": True,
+                }
+            }
+        )
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_xaxes(automargin=True)
+    height = 130 + len(rows) * (CELL if len(rows) <= NAMED else NARROW)
+    return dress(figure, height=height, title=escape(title))

@@ -1,0 +1,242 @@
+"""A matrix kept as the product of two thin ones, and its singular value decomposition."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Complex, Float, Float64, Int
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.tensor.memory import DENSE_LIMIT, check_dense_size
+
+__all__ = ["FactoredMatrix", "FactoredSVD"]
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredSVD:
+    """M = sum_s sigma_s l_s r_s', the largest singular values first.
+
+    The sign of each pair (l_s, r_s) is arbitrary.
+
+    Attributes:
+        values: sigma_s.
+        left: l_s, orthonormal rows.
+        right: r_s, orthonormal rows.
+        norm: Frobenius norm of the whole matrix; norm^2 - sum(values^2) is what was cut off.
+    """
+
+    values: Float[Tensor, "*batch k"]
+    left: Float[Tensor, "*batch k n_rows"]
+    right: Float[Tensor, "*batch k n_columns"]
+    norm: Float[Tensor, "*batch"]
+
+    def dense(self) -> Float[Tensor, "*batch n_rows n_columns"]:
+        """The matrix that the kept components make."""
+        return (self.left * self.values[..., None]).mT @ self.right
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredMatrix:
+    """M = A B', or a batch of such matrices, of which only the thin A and B are held.
+
+    What a head of attention computes is of this form, between tens of thousands of tokens too. All
+    but `dense` costs O(n rank^2); all is differentiable where the factors have full rank, singular
+    vectors where the singular values differ.
+
+    Attributes:
+        left: A.
+        right: B.
+
+    Raises:
+        BilensError: the factors' shapes, dtypes or devices do not fit together.
+    """
+
+    left: Float[Tensor, "*batch n_rows rank"]
+    right: Float[Tensor, "*batch n_columns rank"]
+
+    def __post_init__(self) -> None:
+        A, B = self.left, self.right
+        if (
+            min(A.ndim, B.ndim) < 2
+            or (A.shape[:-2], A.shape[-1]) != (B.shape[:-2], B.shape[-1])
+            or 0 in (*A.shape[-2:], *B.shape[-2:])
+        ):
+            raise BilensError(
+                f"left has shape {tuple(A.shape)} and right {tuple(B.shape)}; expected (..., "
+                "n_rows, rank) and (..., n_columns, rank), nothing of them empty"
+            )
+        if (A.dtype, A.device) != (B.dtype, B.device):
+            raise BilensError(
+                f"left is {A.dtype} on {A.device} and right {B.dtype} on {B.device}. Move them to "
+                "one dtype and device first."
+            )
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of M."""
+        return self.left.shape[-2]
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns of M."""
+        return self.right.shape[-2]
+
+    @property
+    def rank(self) -> int:
+        """Width of the factors, which bounds the rank of M."""
+        return self.left.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of the batch of matrices; empty for a single one."""
+        return self.left.shape[:-2]
+
+    @property
+    def T(self) -> "FactoredMatrix":
+        """The transpose."""
+        return replace(self, left=self.right, right=self.left)
+
+    def __getitem__(self, index: int | slice) -> "FactoredMatrix":
+        """One matrix, or some of them, along the first batch axis."""
+        if not self.batch_shape:
+            raise BilensError("This matrix is a single one; there is no batch to index")
+        return replace(self, left=self.left[index], right=self.right[index])
+
+    def apply(self, x: Float[Tensor, "*batch k n_columns"]) -> Float[Tensor, "*batch k n_rows"]:
+        """M x for k vectors x of each matrix, one in each row."""
+        return x @ self.right @ self.left.mT
+
+    def rows(self, index: slice | Int[Tensor, " chosen"]) -> Float[Tensor, "*batch chosen columns"]:
+        """Some rows of M."""
+        return self.left[..., index, :] @ self.right.mT
+
+    def entries(
+        self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]
+    ) -> Float[Tensor, "*batch n"]:
+        """M[row, column] for n pairs of a row and a column."""
+        return (self.left[..., rows, :] * self.right[..., columns, :]).sum(-1)
+
+    def __matmul__(self, other: "FactoredMatrix") -> "FactoredMatrix":
+        """The product of two matrices, of the smaller rank of both; batches broadcast.
+
+        Raises:
+            BilensError: the matrices or their batches do not fit.
+        """
+        batch = self._common_batch(other)
+        if self.n_columns != other.n_rows:
+            raise BilensError(
+                f"A matrix of {self.n_columns} columns cannot be multiplied with one of "
+                f"{other.n_rows} rows"
+            )
+        left, right = self.left, other.right
+        between = self.right.mT @ other.left
+        if self.rank <= other.rank:
+            right = right @ between.mT
+        else:
+            left = left @ between
+        return FactoredMatrix(left.expand(*batch, -1, -1), right.expand(*batch, -1, -1))
+
+    def __mul__(self, other: "FactoredMatrix") -> "FactoredMatrix":
+        """The product entry by entry, whose rank is the product of the ranks; batches broadcast.
+
+        (A B') * (C D') = (A (*) C)(B (*) D)', where (*) multiplies rows as Kronecker does.
+
+        Raises:
+            BilensError: the matrices or their batches do not fit.
+
+        Source:
+            The post on tensor-transformer variants, appendix B (row-wise Khatri-Rao product).
+        """
+        batch = self._common_batch(other)
+        mine, others = (self.n_rows, self.n_columns), (other.n_rows, other.n_columns)
+        if mine != others:
+            raise BilensError(
+                f"Matrices of shapes {mine} and {others} have no product entry by entry"
+            )
+        left, right = (
+            (a[..., :, None] * b[..., None, :]).flatten(-2)
+            for a, b in ((self.left, other.left), (self.right, other.right))
+        )
+        return FactoredMatrix(left.expand(*batch, -1, -1), right.expand(*batch, -1, -1))
+
+    def norm(self) -> Float64[Tensor, "*batch"]:
+        """Frobenius norm, in float64."""
+        norms: Tensor = torch.linalg.matrix_norm(self._turned()[1])
+        return norms
+
+    def svd(self, k: int | None = None) -> FactoredSVD:
+        """Singular value decomposition, in float64, through QR of the two factors.
+
+        A = Q_A R_A and B = Q_B R_B, so M = Q_A (R_A R_B') Q_B' and only a small core is decomposed.
+
+        Args:
+            k: how many components to keep, the largest first; all of them by default.
+
+        Raises:
+            BilensError: k is out of range, or a factor is not finite.
+        """
+        most = min(self.rank, self.n_rows, self.n_columns)
+        k = most if k is None else k
+        if not 1 <= k <= most:
+            raise BilensError(f"k={k}, expected 1 to {most}, the number of components")
+        self._check_finite()
+        Q_A, core, Q_B = self._turned()
+        U, values, Vh = torch.linalg.svd(core, full_matrices=False)
+        like = self.left.dtype
+        return FactoredSVD(
+            values=values[..., :k].to(like),
+            left=(Q_A @ U[..., :k]).mT.to(like),
+            right=(Vh[..., :k, :] @ Q_B.mT).to(like),
+            norm=torch.linalg.vector_norm(values, dim=-1).to(like),
+        )
+
+    def eigenvalues(self) -> Complex[Tensor, "*batch k"]:
+        """The eigenvalues of a square M that can differ from zero, the largest magnitude first.
+
+        A B' and B' A have the same ones. In double precision.
+
+        Raises:
+            BilensError: M is not square, or a factor is not finite.
+        """
+        if self.n_rows != self.n_columns:
+            raise BilensError(
+                f"eigenvalues() needs as many rows as columns; this matrix has {self.n_rows} and "
+                f"{self.n_columns}"
+            )
+        self._check_finite()
+        A, B = self.left.double(), self.right.double()
+        found: Tensor = torch.linalg.eigvals(B.mT @ A if self.rank <= self.n_rows else A @ B.mT)
+        return found.gather(-1, found.abs().argsort(dim=-1, descending=True))
+
+    def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "*batch n_rows n_columns"]:
+        """The matrices themselves.
+
+        Raises:
+            BilensError: they would need more than `max_bytes`.
+        """
+        shape = (*self.batch_shape, self.n_rows, self.n_columns)
+        check_dense_size(shape, self.left, max_bytes)
+        return self.left @ self.right.mT
+
+    def _turned(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Q_A, R_A R_B' and Q_B, in float64."""
+        Q_A, R_A = torch.linalg.qr(self.left.double())
+        Q_B, R_B = torch.linalg.qr(self.right.double())
+        return Q_A, R_A @ R_B.mT, Q_B
+
+    def _common_batch(self, other: "FactoredMatrix") -> torch.Size:
+        try:
+            shape: torch.Size = torch.broadcast_shapes(self.batch_shape, other.batch_shape)
+        except RuntimeError as error:
+            raise BilensError(
+                f"Batches of shapes {tuple(self.batch_shape)} and {tuple(other.batch_shape)} do "
+                "not broadcast"
+            ) from error
+        return shape
+
+    def _check_finite(self) -> None:
+        for name in ("left", "right"):
+            if not torch.isfinite(getattr(self, name)).all():
+                raise BilensError(
+                    f"{name} holds NaN or infinite values; the model's training may have diverged"
+                )

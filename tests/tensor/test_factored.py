@@ -1,0 +1,157 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError
+from bilens.tensor import FactoredMatrix
+from tests.tensor.factors import close, normal
+
+shapes = st.fixed_dictionaries(
+    {
+        "n_rows": st.integers(1, 8),
+        "n_columns": st.integers(1, 8),
+        "rank": st.integers(1, 6),
+        "batch": st.sampled_from([(), (3,), (2, 3)]),
+        "seed": st.integers(0, 10_000),
+    }
+)
+
+
+def random_matrix(n_rows, n_columns, rank, batch=(), seed=0) -> FactoredMatrix:
+    left = normal(*batch, n_rows, rank, seed=seed)
+    return FactoredMatrix(left, normal(*batch, n_columns, rank, seed=seed + 1))
+
+
+def dense(matrix: FactoredMatrix) -> torch.Tensor:
+    """M[i,j] by its definition, one term after another."""
+    terms = matrix.left[..., :, None, :] * matrix.right[..., None, :, :]
+    return sum(terms.unbind(-1))
+
+
+@given(shapes)
+def test_the_parts_of_a_matrix(shape):
+    matrix = random_matrix(**shape)
+    M = dense(matrix)
+    assert matrix.batch_shape == shape["batch"]
+    assert close(matrix.dense(), M)
+    assert close(matrix.T.dense(), M.mT)
+    x = normal(*shape["batch"], 2, matrix.n_columns)
+    assert close(matrix.apply(x), x @ M.mT)
+    rows, columns = (
+        torch.tensor([0, shape["n_rows"] - 1]),
+        torch.tensor([shape["n_columns"] - 1, 0]),
+    )
+    assert close(matrix.rows(rows), M[..., rows, :])
+    assert close(matrix.rows(slice(0, 2)), M[..., :2, :])
+    assert close(matrix.entries(rows, columns), M[..., rows, columns])
+    assert close(matrix.norm(), M.flatten(-2).norm(dim=-1))
+    if shape["batch"]:
+        assert close(matrix[1].dense(), M[1])
+        assert close(matrix[1:].dense(), M[1:])
+
+
+@given(shapes, st.data())
+def test_singular_values_and_vectors(shape, data):
+    matrix = random_matrix(**shape)
+    M, svd = dense(matrix), matrix.svd()
+    most = min(shape["n_rows"], shape["n_columns"], shape["rank"])
+    expected = torch.linalg.svdvals(M)
+    assert close(svd.values, expected[..., :most])
+    assert close(svd.dense(), M)
+    eye = torch.eye(most, dtype=torch.float64).expand(*shape["batch"], most, most)
+    assert close(svd.left @ svd.left.mT, eye)
+    assert close(svd.right @ svd.right.mT, eye)
+    k = data.draw(st.integers(1, most))
+    cut = matrix.svd(k)
+    lost = torch.linalg.matrix_norm(M - cut.dense())
+    scale = cut.norm.max()
+    assert torch.allclose(lost, expected[..., k:].norm(dim=-1), atol=1e-10 * scale)
+    assert torch.allclose(cut.norm**2 - (cut.values**2).sum(-1), lost**2, atol=1e-10 * scale**2)
+
+
+@given(shapes)
+def test_eigenvalues(shape):
+    matrix = random_matrix(**{**shape, "n_columns": shape["n_rows"]})
+    found, M = matrix.eigenvalues(), dense(matrix)
+    assert found.shape[-1] == min(shape["rank"], shape["n_rows"])
+    assert bool((found.abs().diff(dim=-1) <= 1e-12).all())
+    # Power sums say which eigenvalues there are, whatever their order.
+    power = M
+    for exponent in range(1, shape["n_rows"] + 1):
+        trace = power.diagonal(dim1=-2, dim2=-1).sum(-1).to(found.dtype)
+        size = torch.linalg.matrix_norm(M).max() ** exponent
+        assert torch.allclose((found**exponent).sum(-1), trace, rtol=0, atol=1e-9 * size)
+        power = power @ M
+
+
+@given(shapes, st.integers(1, 6), st.integers(1, 7), st.sampled_from(["same", "none", "other"]))
+def test_products(shape, rank, n_columns, batches):
+    a = random_matrix(**shape)
+    batch = {"same": shape["batch"], "none": (), "other": (2, 1)}[batches]
+    b = random_matrix(a.n_columns, n_columns, rank, batch, 5)
+    product = a @ b
+    assert close(product.dense(), dense(a) @ dense(b))
+    assert product.rank == min(a.rank, rank)
+    other = random_matrix(a.n_rows, a.n_columns, rank, batch, 7)
+    assert close((a * other).dense(), dense(a) * dense(other))
+
+
+def test_a_product_of_nothing_has_no_norm():
+    left = torch.eye(6, dtype=torch.float64)
+    a = FactoredMatrix(normal(5, 3), left[:, :3])
+    assert (a @ FactoredMatrix(left[:, 3:], normal(4, 3))).norm() < 1e-14
+
+
+def test_float32_and_bfloat16_are_decomposed_in_float64():
+    matrix = random_matrix(30, 20, 4)
+    single = FactoredMatrix(matrix.left.float(), matrix.right.float())
+    assert single.svd().values.dtype == torch.float32
+    assert close(single.svd().values.double(), matrix.svd().values, 1e-6)
+    assert single.norm().dtype == torch.float64
+    half = FactoredMatrix(matrix.left.bfloat16(), matrix.right.bfloat16())
+    assert close(half.svd().values.double(), matrix.svd().values, 2e-2)
+
+
+def test_gradients():
+    left, right = normal(4, 2).requires_grad_(), normal(5, 2, seed=1).requires_grad_()
+    some = torch.tensor([1, 3])
+
+    def everything(left, right):
+        matrix = FactoredMatrix(left, right)
+        square = matrix @ matrix.T
+        return (
+            matrix.norm(),
+            matrix.svd().values,
+            matrix.svd(1).dense(),
+            (matrix * matrix).entries(some, some),
+            square.rows(some),
+            square.eigenvalues().real,
+        )
+
+    assert torch.autograd.gradcheck(everything, (left, right))
+
+
+MISFITS = [
+    (lambda m: FactoredMatrix(m.left, m.right[:, :1]), r"left has shape \(4, 2\) and right \(5, 1"),
+    (lambda m: FactoredMatrix(m.left[0], m.right[0]), "nothing of them empty"),
+    (lambda m: FactoredMatrix(m.left, m.right.float()), "float64 on cpu and right torch.float32"),
+    (lambda m: m[0], "no batch to index"),
+    (lambda m: m @ m, "A matrix of 5 columns cannot be multiplied with one of 4 rows"),
+    (lambda m: m * m.T, r"shapes \(4, 5\) and \(5, 4\) have no product entry by entry"),
+    (
+        lambda m: random_matrix(4, 5, 2, (2,)) @ random_matrix(5, 4, 2, (3,)),
+        r"shapes \(2,\) and \(3,\) do not broadcast",
+    ),
+    (lambda m: m.svd(3), "k=3, expected 1 to 2"),
+    (lambda m: FactoredMatrix(m.left / 0, m.right).svd(), "left holds NaN or infinite"),
+    (lambda m: m.eigenvalues(), "this matrix has 4 and 5"),
+    (lambda m: m.dense(max_bytes=100), "160 bytes; the limit is max_bytes=100"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "message"), MISFITS)
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained(misuse, message):
+    with pytest.raises(BilensError, match=message):
+        misuse(random_matrix(4, 5, 2))
