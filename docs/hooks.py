@@ -11,16 +11,22 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
-__all__ = ["mathml", "on_post_page"]
+__all__ = ["mathml", "on_page_markdown", "on_post_page"]
 
 SOURCE = Path(__file__).parents[1] / "src"
 REMOTE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+DISPLAY = re.compile(r"^\$\$\n(.*?)^\$\$$", re.MULTILINE | re.DOTALL)
 ROOM = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
 def mathml(source: str, *_: Any, **__: Any) -> str:
     """An equation in a fence called math, for superfences; browsers draw it by themselves."""
     return f'<div class="math">{convert(source, display="block")}</div>'
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put the equations of tutorials, which notebooks want between $$, into fences."""
+    return DISPLAY.sub(r"```math\n\1```", markdown)
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
