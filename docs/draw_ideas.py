@@ -27,10 +27,10 @@ FOOD = ("soup", "bread", "rice", "corn", "fish", "jam")
 def draw() -> None:
     """Draw them all."""
     save_figure(swish_figure(), FOLDER / "swish.svg", width=640)
-    save_figure(folding_figure(), FOLDER / "folding.svg", width=640)
+    save_figure(folding_figure(), FOLDER / "folding.svg", width=520)
     model = trained()
-    save_figure(bigram_figure(model), FOLDER / "bigrams.svg", width=640)
-    save_figure(context_figure(model), FOLDER / "contexts.svg", width=640)
+    save_figure(bigram_figure(model), FOLDER / "bigrams.svg", width=560)
+    save_figure(context_figure(model), FOLDER / "contexts.svg", width=460)
 
 
 def trained() -> LanguageModel:
