@@ -41,7 +41,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
     def with_output(cell: re.Match[str]) -> str:
         text = next(below)
-        return f"{cell[0]}\n\n```text\n{text}\n```" if text else cell[0]
+        return f"{cell[0]}\n\n```{{.text .output}}\n{text}\n```" if text else cell[0]
 
     return CELL.sub(with_output, DISPLAY.sub(r"```math\n\1```", markdown))
 
