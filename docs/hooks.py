@@ -1,9 +1,10 @@
-"""What the site needs besides Markdown: equations as MathML, and two promises that a build keeps.
+"""What the site needs besides Markdown: equations, outputs of tutorials, and two promises.
 
 No page loads anything from elsewhere, and the reference of a room leaves no public name out.
 """
 
 import ast
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,38 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
-__all__ = ["mathml", "on_post_page"]
+__all__ = ["mathml", "on_page_markdown", "on_post_page"]
 
 SOURCE = Path(__file__).parents[1] / "src"
 REMOTE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+CELL = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
+DISPLAY = re.compile(r"^\$\$\n(.*?)^\$\$$", re.MULTILINE | re.DOTALL)
 ROOM = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
 def mathml(source: str, *_: Any, **__: Any) -> str:
     """An equation in a fence called math, for superfences; browsers draw it by themselves."""
     return f'<div class="math">{convert(source, display="block")}</div>'
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Equations of tutorials, which notebooks want between $$, into fences; outputs below cells.
+
+    Raises:
+        PluginError: a tutorial has other cells than when it was run for its outputs.
+    """
+    if not page.file.src_uri.startswith("tutorials/"):
+        return markdown
+    outputs = json.loads(Path(page.file.abs_src_path).with_suffix(".json").read_text("utf-8"))
+    if len(outputs) != len(CELL.findall(markdown)):
+        raise PluginError(f"{page.file.src_uri} has changed: run `python -m docs.draw_tutorials`")
+    below = iter(outputs)
+
+    def with_output(cell: re.Match[str]) -> str:
+        text = next(below)
+        return f"{cell[0]}\n\n```{{.text .output}}\n{text}\n```" if text else cell[0]
+
+    return CELL.sub(with_output, DISPLAY.sub(r"```math\n\1```", markdown))
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:

@@ -18,7 +18,10 @@ from tests.language import random_model, random_text
 from tests.models import digits
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# The tutorials run as notebooks, in test_tutorials.
+TUTORIALS = ROOT / "docs" / "tutorials"
+DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent != TUTORIALS]
+PAGES = [ROOT / "README.md", *DOCS]
 FENCE = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = {
     page: [(m[1], m[2], page.read_text()[: m.start()].count("\n")) for m in found]

@@ -176,7 +176,7 @@ def test_a_pattern_is_a_factored_matrix_too():
 
 @given(**plain, norm=st.sampled_from(["none", "rms", "layer"]), distance=st.integers(0, 3))
 def test_maps_act_on_the_stream_before_the_norm(distance, norm, **options):
-    left_out = {"bias": False, "qk_norm": False, "value_mix": False}
+    left_out = {"bias": False, "qk_norm": False, "value_mix": False, "norm_eps": None}
     model = random_model(norm=norm, **(options | left_out))
     x, block = torch.randn(5, 16).double(), model.blocks[0]
     if norm == "layer":

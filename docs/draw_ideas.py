@@ -1,0 +1,133 @@
+"""Draw those pictures of the ideas that need no run: `python -m docs.draw_ideas`.
+
+A language model is trained on the grammar for them, which takes a minute.
+"""
+
+import tempfile
+from pathlib import Path
+
+import plotly.graph_objects as go
+import torch
+from torch import Tensor
+
+from bilens.data import Grammar, load_corpus, token_id
+from bilens.nn import Gate
+from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.read.language import contribution, interaction, output_direction, top_contexts
+from bilens.report import save_figure
+from bilens.report.style import BLUE, DIVERGING, GREY, RED, dress
+from bilens.train.language import LanguageTraining, train_language
+
+FOLDER = Path(__file__).parent / "pictures"
+COLORS = [[place / 6, color] for place, color in enumerate(DIVERGING)]
+GRAMMAR = Grammar()
+FOOD = ("soup", "bread", "rice", "corn", "fish", "jam")
+
+
+def draw() -> None:
+    """Draw them all."""
+    save_figure(swish_figure(), FOLDER / "swish.svg", width=640)
+    save_figure(folding_figure(), FOLDER / "folding.svg", width=520)
+    model = trained()
+    save_figure(bigram_figure(model), FOLDER / "bigrams.svg", width=560)
+    save_figure(context_figure(model), FOLDER / "contexts.svg", width=460)
+
+
+def trained() -> LanguageModel:
+    """The model of the third tutorial, its unembedding centred."""
+    corpus = load_corpus("grammar", n_ctx=16)
+    size = len(corpus.tokenizer)
+    config = LanguageConfig(vocab_size=size, d_model=64, n_heads=2, d_hidden=128, n_ctx=16)
+    training = LanguageTraining(epochs=2, batch_size=64, learning_rate=5e-3)
+    with tempfile.TemporaryDirectory() as run:
+        model, _ = train_language(config, corpus, training, Path(run), use_cpu=True)
+    model.requires_grad_(False)
+    model.unembed.weight -= model.unembed.weight.mean(0)
+    return model
+
+
+def swish_figure() -> go.Figure:
+    """Swish for several beta, from SiLU to a straight line."""
+    z, figure = torch.linspace(-6, 6, 121), go.Figure()
+    shades = {1.702: "#053061", 1.0: BLUE, 0.5: "#4393c3", 0.2: "#92c5de", 0.0: RED}
+    names = {1.702: "β = 1.702, nearly GELU", 1.0: "β = 1, SiLU", 0.0: "β = 0, z/2"}
+    for beta, color in shades.items():
+        y = Gate("swish", beta)(z)
+        name = names.get(beta, f"β = {beta}")
+        figure.add_scatter(x=z.tolist(), y=y.tolist(), name=name, line={"color": color, "width": 2})
+    figure.update_xaxes(title="z")
+    figure.update_yaxes(title="z sigmoid(β z)")
+    return dress(figure, height=340).update_layout(legend={"x": 0.02, "y": 0.98})
+
+
+def folding_figure() -> go.Figure:
+    """What stands between the stream and a map, before and after its norm is folded in."""
+    figure = go.Figure(go.Scatter(x=[0], y=[0], mode="markers", marker={"opacity": 0}))
+    norm = {0: "stream", 1: "take the<br>mean away", 2: "divide by<br>the length"}
+    before = {**norm, 3: "times g<br>plus b", 4: "times W<br>plus e"}
+    after = {**norm, 4: "times W diag(g)<br>plus e + W b"}
+    for y, name, cells in ((1, "before", before), (0, "after", after)):
+        figure.add_annotation(x=-0.5, y=y + 0.42, text=f"<b>{name}</b>", showarrow=False)
+        line = {"color": GREY, "width": 1.5}
+        figure.add_shape(x0=0, x1=4, y0=y, y1=y, type="line", layer="below", line=line, opacity=1)
+        for x, text in cells.items():
+            figure.add_annotation(
+                x=x,
+                y=y,
+                text=text,
+                showarrow=False,
+                bordercolor={2: RED}.get(x, BLUE),
+                borderpad=6,
+                bgcolor="white",
+            )
+    figure.update_xaxes(visible=False, range=[-0.75, 4.7])
+    figure.update_yaxes(visible=False, range=[-0.5, 1.6])
+    return dress(figure, height=260).update_layout(margin={"l": 4, "r": 4, "b": 4})
+
+
+def bigram_figure(model: LanguageModel) -> go.Figure:
+    """What each first word of the grammar's bigrams adds to the logit of each second word."""
+    tokenizer = GRAMMAR.tokenizer()
+    firsts, seconds = (list(words) for words in zip(*GRAMMAR.bigrams, strict=True))
+    embedded = model.W_E[[token_id(tokenizer, word) for word in firsts]]
+    written = embedded + model.mlp(0).tensor("mlp")(embedded)
+    logits = written @ model.W_U[:, [token_id(tokenizer, word) for word in seconds]]
+    figure = _map(logits, seconds, firsts)
+    figure.update_xaxes(title="then")
+    figure.update_yaxes(title="first", autorange="reversed")
+    return dress(figure, height=420).update_layout(margin={"l": 90})
+
+
+def context_figure(model: LanguageModel) -> go.Figure:
+    """Texts in which two eigenvectors of rice are most active, and what each token did for it."""
+    tokenizer = GRAMMAR.tokenizer()
+    ids = {word: token_id(tokenizer, word) for word in FOOD}
+    others = [number for word, number in ids.items() if word != "rice"]
+    spectrum = interaction(model, output_direction(model, ids["rice"], minus=others)).eig(k=2)
+    texts = GRAMMAR.sample(500, 9, seed=2)
+    found = [c for contexts in top_contexts(model, spectrum, texts, k=3) for c in contexts]
+    width = 1 + max(context.position for context in found)
+    rows, words = [], []
+    for place, context in enumerate(found):
+        before = width - 1 - context.position
+        parts = contribution(model, spectrum, place // 3, context).tokens()
+        rows.append(torch.nn.functional.pad(parts, (before, 0)))
+        seen = [GRAMMAR.vocabulary[number] for number in context.ids[: context.position + 1]]
+        words.append([""] * before + seen)
+    figure = _map(torch.stack(rows), list(map(str, range(width))), list(map(str, range(len(rows)))))
+    figure.update_traces(text=words, texttemplate="%{text}", showscale=False)
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False, autorange="reversed")
+    return dress(figure, height=220).update_layout(margin={"l": 4, "r": 4, "b": 4})
+
+
+def _map(values: Tensor, x: list[str], y: list[str]) -> go.Figure:
+    reach = float(values.abs().max())
+    heat = go.Heatmap(
+        z=values.tolist(), x=x, y=y, zmin=-reach, zmax=reach, colorscale=COLORS, xgap=1, ygap=1
+    )
+    return go.Figure(heat)
+
+
+if __name__ == "__main__":
+    draw()

@@ -1,0 +1,54 @@
+"""Run the tutorials and keep what their cells show: `python -m docs.draw_tutorials [NAME ...]`.
+
+A figure becomes a picture by the name of its variable, and what is printed goes to NAME.json, from
+where docs/hooks.py puts it on the page. A notebook that is run has its own.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import plotly.graph_objects as go
+from nbclient import NotebookClient
+
+from bilens.report import save_figure
+
+TUTORIALS = Path(__file__).parent / "tutorials"
+FOLDER = Path(__file__).parent / "pictures" / "tutorials"
+FIGURE = "application/vnd.plotly.v1+json"
+
+
+def draw(names: Sequence[str]) -> None:
+    """Draw some of them, or all."""
+    for name in names or sorted(page.stem for page in TUTORIALS.glob("*.md")):
+        notebook = jupytext.read(TUTORIALS / f"{name}.md")
+        with tempfile.TemporaryDirectory() as folder:
+            place = {"metadata": {"path": folder}}
+            NotebookClient(notebook, kernel_name="python3", resources=place).execute()
+        printed = []
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                text = "".join(map(_text, cell.outputs))
+                printed.append(text.strip("\n"))
+                for shown in (o.data[FIGURE] for o in cell.outputs if FIGURE in o.get("data", {})):
+                    path = FOLDER / f"{name}-{cell.source.splitlines()[-1]}.png"
+                    save_figure(go.Figure(shown), path, scale=1)
+        text = json.dumps(printed, indent=1, ensure_ascii=False)
+        (TUTORIALS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _text(output: Any) -> str:
+    """What a cell prints or hands on; no warnings, no figures."""
+    if output.output_type == "stream":
+        return str(output.text) if output.name == "stdout" else ""
+    if output.output_type == "execute_result" and FIGURE not in output.data:
+        return str(output.data["text/plain"]) + "\n"
+    return ""
+
+
+if __name__ == "__main__":
+    draw(sys.argv[1:])
