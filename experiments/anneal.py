@@ -14,7 +14,9 @@ Table 5 of the source: base model 2.559, bilinear after 105M tokens 2.450, after
 fine-tuned with 105M 2.294. There the fine-tuning meets a new kind of text, and every row gains;
 here the model knows the text already.
 
-Small: 1.2 million tokens each, some 15 minutes on one core. Paper: 105 million.
+The learning rate falls linearly to 0, which a small budget of tokens asks for; the source's stays.
+
+Small: 4.8 million tokens each, some 35 minutes on one core. Paper: 105 million.
 """
 
 import json
@@ -53,7 +55,7 @@ SOURCE = {
 def run(workshop: Workshop) -> Outcome:
     """Train in three ways and compare."""
     path, corpus = _open(workshop)
-    tokens = workshop.choose(1_200_000, 105_000_000)
+    tokens = workshop.choose(4_800_000, 105_000_000)
     base = open_model(path)
     before = mean_loss(base, corpus)
     give_swish(base).beta = 0.0
@@ -124,7 +126,9 @@ def _train(
         length=LENGTH,
         batch_size=BATCH,
         # 3e-6 is for 1.1 billion parameters; a model of 260,000 takes larger steps.
-        learning_rate=5e-4,
+        learning_rate=2e-3,
+        decay="linear",
+        warmup=0.02,
         log_every=max(1, steps // 24),
         evaluate_every=max(1, steps // 2),
         save_every=100,

@@ -1,6 +1,7 @@
 """Annealing: beta falls as it was told to, stops and goes on, and ends in a bilinear model."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -203,6 +204,21 @@ def test_nan_weights_are_named_before_any_training(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({}, [1] * 8),
+        ({"warmup": 0.25, "decay": "linear"}, [0, 0.5, *(1 - i / 6 for i in range(6))]),
+        ({"decay": "cosine"}, [(1 + math.cos(math.pi * i / 8)) / 2 for i in range(8)]),
+    ],
+    ids=["constant", "linear", "cosine"],
+)
+def test_the_learning_rate(how, expected, tmp_path):
+    _, history = run_anneal(tmp_path, replace(TRAINING, **how))
+    rates = [record["learning_rate"] for record in history if "loss" in record]
+    assert rates == pytest.approx([1e-3 * rate for rate in expected])
+
+
 def test_a_batch_is_shared_out_evenly(tmp_path):
     with pytest.raises(BilensError, match="batch_size=4 cannot be shared out evenly over 1 proc"):
         run_anneal(tmp_path, replace(TRAINING, accumulate=3))
@@ -218,6 +234,8 @@ def test_a_loss_that_leaves_the_numbers_is_an_error(tmp_path):
     ("change", "message"),
     [
         ({"schedule": "cubic"}, "schedule='cubic', expected one of linear, cosine, zero, held"),
+        ({"decay": "cubic"}, "decay='cubic', expected one of none, linear, cosine"),
+        ({"warmup": 1}, "warmup=1, expected a share from 0 to below 1"),
         ({"batch_size": 0}, "batch_size=0, expected at least 1"),
         ({"tokens": 31}, "tokens=31, expected at least 32, one step of batch_size=4 texts"),
         ({"learning_rate": 0}, "learning_rate=0, expected more than 0"),
@@ -233,5 +251,5 @@ def test_bad_settings_are_named(change, message):
 def test_the_defaults_are_those_of_the_paper():
     training = AnnealTraining()
     assert (training.learning_rate, training.batch_size, training.length) == (3e-6, 8, 512)
-    assert training.weight_decay == 0
+    assert (training.weight_decay, training.decay) == (0, "none")
     assert training.steps == 105_000_000 // 4096

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from bilens.cli.console import DataDir, ModelName, RunDir, out
 from bilens.errors import BilensError
-from bilens.train.anneal_settings import AnnealTraining, ScheduleName
+from bilens.train.anneal_settings import AnnealTraining, DecayName, ScheduleName
 from bilens.train.language_settings import Precision, Tracker
 
 __all__ = ["Anneal", "Export", "number_of_tokens"]
@@ -37,7 +37,9 @@ class Anneal:
         shortest: of texts with so many tokens to length, each stands alone, and others are left
             out (384 in the paper); by default all are joined and cut.
         batch_size: texts in a step, over all processes and accumulated parts.
-        learning_rate: the same throughout.
+        learning_rate: of AdamW.
+        decay: how the learning rate falls to zero by the end; none, as in the paper: not at all.
+        warmup: share of the steps in which the learning rate rises from zero.
         weight_decay: of AdamW.
         accumulate: parts that each process does its share of a batch in.
         precision: bf16 or fp16 for mixed precision.
@@ -62,6 +64,8 @@ class Anneal:
     shortest: int | None = None
     batch_size: int = 8
     learning_rate: float = 3e-6
+    decay: DecayName = "none"
+    warmup: float = 0.0
     weight_decay: float = 0.0
     accumulate: int = 1
     precision: Precision = "float32"

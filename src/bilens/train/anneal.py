@@ -39,6 +39,7 @@ from bilens.train.trainer import (
 __all__ = ["AnnealTraining", "anneal"]
 
 IGNORED = -100
+DECAYS = {"none": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
 def anneal(
@@ -101,7 +102,8 @@ def anneal(
                 run,
                 use_cpu=use_cpu,
                 max_steps=training.steps,
-                lr_scheduler_type="constant",
+                lr_scheduler_type=DECAYS[training.decay],
+                warmup_steps=training.warmup,
                 optim="adamw_torch",
                 activation_checkpointing=training.checkpointing,
                 eval_strategy="steps",

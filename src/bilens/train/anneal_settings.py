@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from bilens.errors import BilensError
 from bilens.train.language_settings import Precision, Tracker
 
-__all__ = ["SCHEDULES", "AnnealTraining", "ScheduleName"]
+__all__ = ["SCHEDULES", "AnnealTraining", "DecayName", "ScheduleName"]
 
 ScheduleName = Literal["linear", "cosine", "zero", "held"]
 
@@ -20,6 +20,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 """The share of the first beta that is left, by the share of the annealing that is done: falling
 evenly or along half a cosine; none from the start; or all, which trains the model as it is."""
+DecayName = Literal["none", "linear", "cosine"]
+"""How a learning rate falls to zero, if it does."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class AnnealTraining:
         annealing: share of the training in which beta falls; for the rest it stays at the end.
         length: tokens of a text.
         batch_size: texts in a step of the optimizer, over all processes and accumulated steps.
-        learning_rate: of AdamW, the same throughout.
+        learning_rate: of AdamW.
+        decay: how the learning rate falls to zero by the end: none (it does not), linear or cosine.
+        warmup: share of the steps in which the learning rate rises from zero.
         weight_decay: of AdamW.
         accumulate: parts that each process does its share of a batch in, one after another.
         precision: float32, or bf16 or fp16 for mixed precision.
@@ -51,6 +55,8 @@ class AnnealTraining:
     length: int = 512
     batch_size: int = 8
     learning_rate: float = 3e-6
+    decay: DecayName = "none"
+    warmup: float = 0.0
     weight_decay: float = 0.0
     accumulate: int = 1
     precision: Precision = "float32"
@@ -62,9 +68,10 @@ class AnnealTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.schedule not in get_args(ScheduleName):
-            known = ", ".join(get_args(ScheduleName))
-            raise BilensError(f"schedule={self.schedule!r}, expected one of {known}")
+        for name, names in (("schedule", ScheduleName), ("decay", DecayName)):
+            if getattr(self, name) not in get_args(names):
+                known = ", ".join(get_args(names))
+                raise BilensError(f"{name}={getattr(self, name)!r}, expected one of {known}")
         for name in ("batch_size", "accumulate", "log_every", "save_every"):
             if getattr(self, name) < 1:
                 raise BilensError(f"{name}={getattr(self, name)}, expected at least 1")
@@ -75,6 +82,8 @@ class AnnealTraining:
             )
         if not self.learning_rate > 0:
             raise BilensError(f"learning_rate={self.learning_rate}, expected more than 0")
+        if not 0 <= self.warmup < 1:
+            raise BilensError(f"warmup={self.warmup}, expected a share from 0 to below 1")
         if not 0 < self.annealing <= 1:
             raise BilensError(f"annealing={self.annealing}, expected a share above 0 and up to 1")
 
