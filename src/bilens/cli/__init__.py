@@ -9,6 +9,7 @@ from rich.console import Console
 from bilens.cli.anneal import Anneal, Export
 from bilens.cli.decompose import Decompose
 from bilens.cli.demo import Demo
+from bilens.cli.explore import Explore
 from bilens.cli.ngrams import Contexts, Generate, NGrams
 from bilens.cli.process import Process
 from bilens.cli.report import Report
@@ -30,6 +31,7 @@ Command = (
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Spectra, tyro.conf.subcommand("spectra")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Explore, tyro.conf.subcommand("explore")]
     | Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
 )

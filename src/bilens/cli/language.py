@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from bilens.cli.console import read_training
 from bilens.convert import open_tokenizer
 from bilens.data import Corpus, load_corpus
 from bilens.errors import BilensError
@@ -24,6 +23,7 @@ from bilens.read.language import (
     salient_bigrams,
 )
 from bilens.report.language import context_line, write_language_report
+from bilens.train import read_training
 
 __all__ = [
     "coloured",

@@ -8,6 +8,7 @@ from bilens.report.classifier import (
 )
 from bilens.report.deep import deep_figures, path_figure, write_deep_report
 from bilens.report.explanation import explanation_figure
+from bilens.report.logits import direction_figure, logits_figure
 from bilens.report.page import (
     ContextLine,
     ContextList,
@@ -20,7 +21,7 @@ from bilens.report.save import save_figure
 from bilens.report.shared import shared_figure
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
 from bilens.report.tree import tree_figure
-from bilens.report.truncation import truncation_figure, truncation_table
+from bilens.report.truncation import kept_figure, truncation_figure, truncation_table
 
 __all__ = [
     "ContextLine",
@@ -30,8 +31,11 @@ __all__ = [
     "Table",
     "classifier_figures",
     "deep_figures",
+    "direction_figure",
     "eigenvector_figure",
     "explanation_figure",
+    "kept_figure",
+    "logits_figure",
     "path_figure",
     "render_page",
     "save_figure",

@@ -1,0 +1,33 @@
+"""Browsers and servers are started once; the warnings of Gradio's own parts are not ours."""
+
+from pathlib import Path
+
+import pytest
+
+from bilens.explore import explorer
+from bilens.files import write_json
+from tests.explore.browser import chromium, served
+from tests.models import digit_model
+
+
+def saved_run(folder: Path, n_layers: int) -> Path:
+    digit_model(n_layers).save_files(folder)
+    write_json(folder / "training.json", {"data": "digits"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def image_run(tmp_path_factory):
+    return saved_run(tmp_path_factory.mktemp("explore") / "digits", 1)
+
+
+@pytest.fixture(scope="session")
+def image_site(image_run):
+    with served(explorer(image_run)) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with chromium() as found:
+        yield found
