@@ -4,6 +4,7 @@ What is timed is all that happens between a click and the answer that is sent, J
 runs are those of `bilens demo` and of `bilens train`.
 """
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import bilens
 from benchmarks.clock import machine, seconds
 from bilens.data import load_images
+from bilens.explore.deep import DeepView
 from bilens.explore.images import ImageState, ImageView
 from bilens.explore.plots import plot_of
 from bilens.nn import ImageClassifier
@@ -35,6 +37,8 @@ def clicks(run: Path) -> dict[str, Callable[[], object]]:
     model, data = bilens.load(run), read_training(run)["data"]
     if not isinstance(model, ImageClassifier):
         raise SystemExit(f"{run} holds no classifier")
+    if len(model.layers) > 1:
+        return deep_clicks(DeepView(model, load_images(data)))
     return image_clicks(ImageView(model, load_images(data)))
 
 
@@ -57,6 +61,25 @@ def image_clicks(view: ImageView) -> dict[str, Callable[[], object]]:
         "a component": lambda: direction(replace(start, by="component")),
         "eigenvectors kept": lambda: slider(start),
         "an image": lambda: apart(replace(start, input="test-3")),
+    }
+
+
+def deep_clicks(view: DeepView) -> dict[str, Callable[[], object]]:
+    """Clicks on the screen of a classifier of several layers."""
+    start, far = view.start, itertools.count(view.tree.branches((0,)).k - 1, -1)
+
+    def node() -> object:
+        # Each time another one: what was opened once is kept.
+        return view.tree_html(view.toggled(start, str(next(far))))
+
+    return {
+        "another class": lambda: [
+            view.tree_html(replace(start, output=1)),
+            [plot_of(figure, "") for figure in [view.tree_picture(start)] if figure],
+        ],
+        "a node": node,
+        "paths kept": lambda: plot_of(view.input_figure(start), ""),
+        "an image": lambda: plot_of(view.input_figure(replace(start, input="test-3")), ""),
     }
 
 

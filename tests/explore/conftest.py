@@ -28,6 +28,12 @@ def image_site(image_run):
 
 
 @pytest.fixture(scope="session")
+def deep_site(tmp_path_factory):
+    with served(explorer(saved_run(tmp_path_factory.mktemp("explore") / "deep", 2))) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def browser():
     with chromium() as found:
         yield found

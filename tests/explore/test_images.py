@@ -10,10 +10,16 @@ import pytest
 import torch
 from PIL import Image
 
-from bilens.data import fit_drawing
+from bilens.data import fit_drawing, ink_of
 from bilens.errors import BilensError
 from bilens.explore.images import ImageState, ImageView
-from bilens.explore.ink import pack_drawing, read_data_address, read_picture, unpack_input
+from bilens.explore.ink import (
+    drawn_input,
+    pack_drawing,
+    read_data_address,
+    read_picture,
+    unpack_input,
+)
 from bilens.explore.plots import plot_of
 from bilens.nn import ClassifierConfig, ImageClassifier
 from tests.models import digit_model, digits
@@ -68,12 +74,13 @@ def test_the_slider_moves_the_mark(view):
 
 
 def test_a_drawing_has_an_address(view):
-    ink = np.zeros((50, 50))
-    ink[10:40, 20:25] = 1
-    state = view.checked(view.with_drawing(view.start, ink))
-    x = unpack_input(state.input, digits())
-    assert torch.allclose(x, fit_drawing(ink, digits()), atol=1 / 255)
-    assert len(state.input) < 120
+    picture = Image.new("L", (50, 50), 255)
+    picture.paste(0, (20, 10, 25, 40))
+    text = drawn_input(picture, digits())
+    x = unpack_input(text, digits())
+    assert torch.allclose(x, fit_drawing(ink_of(picture), digits()), atol=1 / 255)
+    assert view.checked(ImageState(input=text)).input == text
+    assert len(text) < 120
 
 
 @pytest.mark.parametrize(

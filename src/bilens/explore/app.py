@@ -6,6 +6,8 @@ from pathlib import Path
 
 from bilens.data import load_images
 from bilens.errors import BilensError
+from bilens.explore.deep import DeepView
+from bilens.explore.deep_screen import DeepScreen
 from bilens.explore.framework import gradio as gr
 from bilens.explore.image_screen import ImageScreen
 from bilens.explore.images import ImageView
@@ -113,5 +115,9 @@ def explorer(
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         gr.Markdown(f"# {escape(title)}")
         if isinstance(model, ImageClassifier):
-            ImageScreen(ImageView(model, load_images(name, data_dir)))
+            images = load_images(name, data_dir)
+            if len(model.layers) > 1:
+                DeepScreen(DeepView(model, images))
+            else:
+                ImageScreen(ImageView(model, images))
     return Explorer(blocks)

@@ -3,14 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from PIL import Image
-
-from bilens.data import ink_of
 from bilens.explore.address import write_address
 from bilens.explore.framework import gradio as gr
 from bilens.explore.images import BY, ImageState, ImageView
-from bilens.explore.ink import read_data_address, read_picture, test_number
-from bilens.explore.paper import paper
+from bilens.explore.ink import test_number
+from bilens.explore.input_panel import InputPanel
 from bilens.explore.plots import plot_of
 from bilens.explore.wiring import QUIET, address_bar, facts_html, guarded, picture, restored
 
@@ -32,14 +29,14 @@ class ImageScreen:
 
     def __init__(self, view: ImageView) -> None:
         self.view = view
-        gr.HTML(facts_html(view.facts))
+        gr.HTML(facts_html(view.facts), apply_default_css=False)
         self._lay_out_direction()
         self._lay_out_kept()
         self._lay_out_input()
         self.query = address_bar()
         self.controls = [
             *(self.by, self.output, self.minus, self.component),
-            *(self.kept, self.source),
+            *(self.kept, self.panel.source),
         ]
         self._connect()
 
@@ -86,21 +83,9 @@ class ImageScreen:
 
     def _lay_out_input(self) -> None:
         gr.Markdown("## One image, taken apart")
-        self.source = gr.State(self.view.start.input)
         with gr.Row():
             with gr.Column(scale=2, min_width=280):
-                self.paper = paper()
-                self.upload = gr.UploadButton(
-                    "Upload an image", file_types=["image"], type="binary", size="sm"
-                )
-                self.number = gr.Slider(
-                    0,
-                    len(self.view.data.test_images) - 1,
-                    value=0,
-                    step=1,
-                    label="or take an image of the test set",
-                    elem_id="test-image",
-                )
+                self.panel = InputPanel(self.view.data, self.view.start.input)
             with gr.Column(scale=5, min_width=320):
                 self.logits, self.explanation = picture("logits"), picture("explanation")
 
@@ -117,27 +102,9 @@ class ImageScreen:
             **QUIET,
         )
         self.kept.input(guarded(self.on_kept), self.controls, [*cut, *apart, self.query], **QUIET)
-        for event, given, handler in (
-            (self.paper.input, [], self.on_paper),
-            (self.upload.upload, [self.upload], self.on_upload),
-            (self.number.input, [self.number], self.on_number),
-        ):
-            event(
-                guarded(handler),
-                [*given, *self.controls],
-                [*apart, self.source, self.query],
-                **QUIET,
-            )
-        everything = [
-            *choice,
-            *figures,
-            self.kept,
-            *cut,
-            *apart,
-            self.source,
-            self.number,
-            self.query,
-        ]
+        self.panel.connect(self.on_input, self.controls, [*apart, self.panel.source, self.query])
+        everything = [*choice, *figures, self.kept, *cut, *apart, self.panel.source]
+        everything += [self.panel.number, self.query]
         gr.on(None, self.on_load, None, everything, **QUIET)
 
     def on_direction(self, *values: Any) -> list[Any]:
@@ -150,17 +117,9 @@ class ImageScreen:
         state = self._asked(values)
         return [*self._cut(state), *self._apart(state), self._address(state)]
 
-    def on_paper(self, event: gr.EventData, *values: Any) -> list[Any]:
-        """A stroke on the paper."""
-        return self._drawn(read_data_address(event.drawing), values)
-
-    def on_upload(self, content: bytes, *values: Any) -> list[Any]:
-        """A picture from a file."""
-        return self._drawn(read_picture(content), values)
-
-    def on_number(self, number: int, *values: Any) -> list[Any]:
-        """An image of the test set."""
-        state = self.view.checked(replace(self._asked(values), input=f"test-{number}"))
+    def on_input(self, source: str, *values: Any) -> list[Any]:
+        """Another input: logits, what makes them, the address."""
+        state = self.view.checked(replace(self._asked(values), input=source))
         return [*self._apart(state), state.input, self._address(state)]
 
     def on_load(self, request: gr.Request) -> list[Any]:
@@ -176,10 +135,6 @@ class ImageScreen:
             test_number(state.input) or 0,
             self._address(state),
         ]
-
-    def _drawn(self, picture: Image.Image, values: tuple[Any, ...]) -> list[Any]:
-        state = self.view.with_drawing(self._asked(values), ink_of(picture))
-        return [*self._apart(state), state.input, self._address(state)]
 
     def _asked(self, values: tuple[Any, ...]) -> ImageState:
         return self.view.checked(ImageState(*values))

@@ -1,16 +1,15 @@
 """What the explorer shows of a classifier of one layer: functions from a state to figures."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.data import ImageData, fit_drawing
+from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.explore.ink import pack_drawing, unpack_input
+from bilens.explore.ink import unpack_input
 from bilens.nn import ImageClassifier
 from bilens.read import explain, logit_spectra, read_classifier
 from bilens.report import (
@@ -160,11 +159,3 @@ class ImageView:
                 explanation, self.shape, self.names, title="What makes the highest logits"
             ),
         )
-
-    def with_drawing(self, state: ImageState, ink: Float[np.ndarray, "h w"]) -> ImageState:
-        """The state with a drawing as its input, made to look like the data set's images.
-
-        Raises:
-            BilensError: nothing is drawn.
-        """
-        return replace(state, input=pack_drawing(fit_drawing(ink, self.data)))

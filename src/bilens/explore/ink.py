@@ -11,10 +11,11 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from bilens.data import ImageData
+from bilens.data import ImageData, fit_drawing, ink_of
 from bilens.errors import BilensError
 
 __all__ = [
+    "drawn_input",
     "pack_drawing",
     "read_data_address",
     "read_picture",
@@ -32,6 +33,15 @@ def pack_drawing(x: Float[Tensor, " pixels"]) -> str:
     """A drawing in 255 levels of grey, compressed."""
     levels = (255 * x.clamp(0, 1)).round().byte().cpu().numpy()
     return DRAWN + base64.urlsafe_b64encode(zlib.compress(levels.tobytes(), 9)).decode().rstrip("=")
+
+
+def drawn_input(picture: Image.Image, data: ImageData) -> str:
+    """A picture as an input: framed as the images of the data set are.
+
+    Raises:
+        BilensError: nothing is drawn on it.
+    """
+    return pack_drawing(fit_drawing(ink_of(picture), data))
 
 
 def test_number(text: str) -> int | None:

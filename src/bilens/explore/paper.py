@@ -29,6 +29,7 @@ def paper() -> gr.HTML:
         js_on_load=Path(__file__).with_name("paper.js").read_text(encoding="utf-8"),
         label="Draw here",
         show_label=True,
+        apply_default_css=False,
         container=True,
         padding=True,
         elem_id="paper",

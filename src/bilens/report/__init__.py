@@ -1,5 +1,6 @@
 """From findings to pictures and pages."""
 
+from bilens.report.branches import Branch, branches_html
 from bilens.report.classifier import (
     Order,
     classifier_figures,
@@ -24,11 +25,13 @@ from bilens.report.tree import tree_figure
 from bilens.report.truncation import kept_figure, truncation_figure, truncation_table
 
 __all__ = [
+    "Branch",
     "ContextLine",
     "ContextList",
     "Order",
     "Section",
     "Table",
+    "branches_html",
     "classifier_figures",
     "deep_figures",
     "direction_figure",

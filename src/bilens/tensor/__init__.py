@@ -6,6 +6,7 @@ from bilens.tensor.constant import affine, with_constant
 from bilens.tensor.dictionary import Dictionary, Reexpression, reexpress
 from bilens.tensor.extrema import Extrema, local_extrema
 from bilens.tensor.graph import tree_to_networkx
+from bilens.tensor.opened import OpenedTree
 from bilens.tensor.paths import Paths
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.search import TopPaths, top_paths
@@ -19,6 +20,7 @@ __all__ = [
     "Dictionary",
     "Extrema",
     "Features",
+    "OpenedTree",
     "Paths",
     "QuadraticForm",
     "Reexpression",
