@@ -9,14 +9,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import bilens
 from benchmarks.clock import machine, seconds
-from bilens.data import load_images
+from bilens.convert import open_tokenizer
+from bilens.data import load_corpus, load_images
 from bilens.explore.deep import DeepView
 from bilens.explore.images import ImageState, ImageView
+from bilens.explore.language import LanguageView
 from bilens.explore.plots import plot_of
-from bilens.nn import ImageClassifier
+from bilens.nn import SparseAutoencoder
+from bilens.nn.language import LanguageModel
 from bilens.train import read_training
 
 LIMIT = 0.5
@@ -35,8 +39,15 @@ def main() -> None:
 def clicks(run: Path) -> dict[str, Callable[[], object]]:
     """Every kind of click on a run's screen."""
     model, data = bilens.load(run), read_training(run)["data"]
-    if not isinstance(model, ImageClassifier):
-        raise SystemExit(f"{run} holds no classifier")
+    if isinstance(model, SparseAutoencoder):
+        raise SystemExit(f"{run} holds a sparse autoencoder")
+    if isinstance(model, LanguageModel):
+        config = model.config
+        tokenizer: Any = open_tokenizer(run, model)
+        corpus = load_corpus(
+            data, n_ctx=config.n_ctx, vocab_size=config.vocab_size, tokenizer=tokenizer
+        )
+        return language_clicks(LanguageView(model, corpus))
     if len(model.layers) > 1:
         return deep_clicks(DeepView(model, load_images(data)))
     return image_clicks(ImageView(model, load_images(data)))
@@ -47,7 +58,8 @@ def image_clicks(view: ImageView) -> dict[str, Callable[[], object]]:
     start = view.start
 
     def direction(state: ImageState) -> object:
-        return [plot_of(figure, "") for figure in view.direction_figures(state)]
+        figures = [*view.direction_figures(state), view.weights_figure(state)]
+        return [plot_of(figure, "") for figure in figures if figure]
 
     def apart(state: ImageState) -> object:
         return [plot_of(figure, "") for figure in view.input_figures(state)]
@@ -80,6 +92,27 @@ def deep_clicks(view: DeepView) -> dict[str, Callable[[], object]]:
         "a node": node,
         "paths kept": lambda: plot_of(view.input_figure(start), ""),
         "an image": lambda: plot_of(view.input_figure(replace(start, input="test-3")), ""),
+    }
+
+
+def language_clicks(view: LanguageView) -> dict[str, Callable[[], object]]:
+    """Clicks on the screen of a language model."""
+    start, tokens = view.start, iter(view.frequent)
+
+    def direction() -> object:
+        # Each time another one: what was decomposed lately is kept.
+        state = replace(start, token=view.names[next(tokens)])
+        figure = plot_of(view.spectrum_picture(state), "")
+        return [figure, view.contexts_page(state), view.ngram_page(state)]
+
+    def prompt() -> object:
+        table, _, figure = view.prediction(start)
+        return [table, figure and plot_of(figure, "")]
+
+    return {
+        "a direction": direction,
+        "an eigenvector": lambda: view.contexts_page(replace(start, number=1)),
+        "a letter of the prompt": prompt,
     }
 
 

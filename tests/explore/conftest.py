@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from bilens.convert import save_model
+from bilens.data import Grammar
 from bilens.explore import explorer
 from bilens.files import write_json
 from tests.explore.browser import chromium, served
+from tests.language import random_model
 from tests.models import digit_model
 
 
@@ -30,6 +33,28 @@ def image_site(image_run):
 @pytest.fixture(scope="session")
 def deep_site(tmp_path_factory):
     with served(explorer(saved_run(tmp_path_factory.mktemp("explore") / "deep", 2))) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def language_run(tmp_path_factory):
+    """A model with random weights, in the words of the grammar."""
+    folder = tmp_path_factory.mktemp("explore") / "grammar"
+    grammar = Grammar()
+    model = random_model(vocab_size=len(grammar.vocabulary)).float()
+    save_model(folder, model, grammar.tokenizer())
+    write_json(folder / "training.json", {"data": "grammar"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def language_site(language_run, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bilens.data.corpus._GRAMMAR_SENTENCES", 400)
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setattr("huggingface_hub.constants.HF_HOME", str(cache))
+        app = explorer(language_run)
+    with served(app) as address:
         yield address
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
-import torch
 from pandas.api.types import is_numeric_dtype
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +17,7 @@ from bilens.nn.language import LanguageModel
 from bilens.read.language import (
     FoundContext,
     Output,
+    example_outputs,
     read_direction,
     read_ngrams,
     salient_bigrams,
@@ -33,13 +33,6 @@ __all__ = [
     "output_of",
     "report_language",
 ]
-
-EXAMPLES = (
-    Output("swim", ("run", "climb", "eat", "see", "smell", "walk", "fly", "sit", "sleep")),
-    Output('"'),
-    Output("girl"),
-)
-"""What Pearce et al. 2024 explain: figure 7, Table 7 and Table 1."""
 
 
 def open_language(run: Path) -> tuple[LanguageModel, PreTrainedTokenizerBase]:
@@ -114,7 +107,7 @@ def report_language(
     settings = read_training(run)
     tokenizer = open_tokenizer(run, model)
     corpus = open_corpus(model, tokenizer, run, None, data_dir)
-    outputs = [output_of(token, minus)] if token else _examples(corpus)
+    outputs = [output_of(token, minus)] if token else example_outputs(corpus)
     plain = model.config.norm == "none"
     ngrams = [read_ngrams(model, tokenizer, output) for output in outputs] if plain else []
     salient = salient_bigrams(model, tokenizer) if plain else {}
@@ -129,15 +122,3 @@ def report_language(
         ("hidden units", str(config.d_hidden)),
     ]
     return write_language_report(page, tokenizer, salient, ngrams, directions, facts, title=title)
-
-
-def _examples(corpus: Corpus) -> list[Output]:
-    """The papers' examples as far as the tokenizer knows them, or else the most frequent word."""
-    known = corpus.tokenizer.get_vocab()
-    found = [o for o in EXAMPLES if all(name in known for name in (o.token, *o.minus))]
-    if found:
-        return found
-    counts = torch.bincount(corpus.validation[:200]["input_ids"].flatten(), minlength=len(known))
-    order = counts.argsort(descending=True).tolist()
-    names = corpus.tokenizer.convert_ids_to_tokens(order)
-    return [Output(next(name for name in names if name.isalpha()))]

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from bilens.data import load_images
+from bilens.data import load_corpus, load_images
 from bilens.errors import BilensError
 from bilens.explore.deep import DeepView
 from bilens.explore.deep_screen import DeepScreen
@@ -120,4 +121,25 @@ def explorer(
                 DeepScreen(DeepView(model, images))
             else:
                 ImageScreen(ImageView(model, images))
+        else:
+            _language_screen(model, source, name, data_dir)
     return Explorer(blocks)
+
+
+def _language_screen(
+    model: Any, source: str | Path, name: str, data_dir: str | Path | None
+) -> None:
+    # transformers takes seconds to import, and classifiers do without it.
+    from bilens.convert import open_tokenizer  # noqa: PLC0415
+    from bilens.explore.language import LanguageView  # noqa: PLC0415
+    from bilens.explore.language_screen import LanguageScreen  # noqa: PLC0415
+
+    config = model.config
+    corpus = load_corpus(
+        name,
+        n_ctx=config.n_ctx,
+        vocab_size=config.vocab_size,
+        tokenizer=open_tokenizer(source, model),  # type: ignore[arg-type]
+        data_dir=data_dir,
+    )
+    LanguageScreen(LanguageView(model, corpus))

@@ -152,11 +152,12 @@ class ImageScreen:
         ]
 
     def _figures(self, state: ImageState) -> list[Any]:
-        spectrum, vectors, direction = self.view.direction_figures(state)
+        spectrum, vectors = self.view.direction_figures(state)
+        weights = self.view.weights_figure(state)
         return [
             plot_of(spectrum, "spectrum"),
             plot_of(vectors, "eigenvectors"),
-            gr.update(value=plot_of(direction, "direction"), visible=state.by == "component"),
+            gr.update(value=weights and plot_of(weights, "direction"), visible=weights is not None),
         ]
 
     def _cut(self, state: ImageState) -> list[Any]:

@@ -120,17 +120,21 @@ class ImageView:
         direction, title = self.direction(state)
         return logit_spectra(self.model, direction), title
 
-    def direction_figures(self, state: ImageState) -> tuple[go.Figure, go.Figure, go.Figure]:
-        """The spectrum, the outermost eigenvectors with their top inputs, and the direction."""
+    def direction_figures(self, state: ImageState) -> tuple[go.Figure, go.Figure]:
+        """The spectrum, and the outermost eigenvectors with their top inputs."""
         spectrum, title = self.spectrum(state)
         x = self.data.test_images
         outermost = spectrum.outermost(SHOWN).oriented(x)
-        direction, _ = self.direction(state)
         return (
             spectrum_figure(spectrum, title="Spectrum"),
             eigenvector_figure(outermost, x, self.shape, title=f"Eigenvectors of {title}", k=SHOWN),
-            direction_figure(direction, self.names, title="Weights of the logits"),
         )
+
+    def weights_figure(self, state: ImageState) -> go.Figure | None:
+        """How much of each logit the direction has; None where its name says it."""
+        if state.by != "component":
+            return None
+        return direction_figure(self.direction(state)[0], self.names, title="Weights of the logits")
 
     def curve_figure(self, state: ImageState) -> go.Figure:
         """Accuracy against the number of eigenvectors, with a mark at the number kept."""

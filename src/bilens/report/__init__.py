@@ -18,9 +18,11 @@ from bilens.report.page import (
     render_page,
     write_page,
 )
+from bilens.report.parts import contexts_html, table_html
 from bilens.report.save import save_figure
 from bilens.report.shared import shared_figure
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
+from bilens.report.summands import summands_figure
 from bilens.report.tree import tree_figure
 from bilens.report.truncation import kept_figure, truncation_figure, truncation_table
 
@@ -33,6 +35,7 @@ __all__ = [
     "Table",
     "branches_html",
     "classifier_figures",
+    "contexts_html",
     "deep_figures",
     "direction_figure",
     "eigenvector_figure",
@@ -45,6 +48,8 @@ __all__ = [
     "save_figures",
     "shared_figure",
     "spectrum_figure",
+    "summands_figure",
+    "table_html",
     "tree_figure",
     "truncation_figure",
     "truncation_table",

@@ -3,9 +3,12 @@
 from bilens.read.language.bigrams import BigramPart, bigrams, following, preceding
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
 from bilens.read.language.directions import interaction, output_direction
+from bilens.read.language.examples import example_outputs
+from bilens.read.language.index import ContextIndex
 from bilens.read.language.logits import LogitTerms, split_logits
 from bilens.read.language.names import token_names
 from bilens.read.language.pairs import pair_trigrams
+from bilens.read.language.prediction import LogitParts, split_by_eigenvectors
 from bilens.read.language.reading import (
     DirectionReading,
     FoundContext,
@@ -23,9 +26,11 @@ from bilens.read.language.writing import write_on
 __all__ = [
     "BigramPart",
     "Context",
+    "ContextIndex",
     "Contribution",
     "DirectionReading",
     "FoundContext",
+    "LogitParts",
     "LogitTerms",
     "NGramReading",
     "Output",
@@ -34,6 +39,7 @@ __all__ = [
     "bigrams",
     "block_inputs",
     "contribution",
+    "example_outputs",
     "exciting_tokens",
     "following",
     "head_map",
@@ -46,6 +52,7 @@ __all__ = [
     "read_stream",
     "salient_bigrams",
     "skip_trigrams",
+    "split_by_eigenvectors",
     "split_logits",
     "token_names",
     "top_contexts",
