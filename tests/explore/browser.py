@@ -1,6 +1,7 @@
 """One server for each kind of run, and a browser that notes what leaves this machine."""
 
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,8 +68,11 @@ def chromium() -> Iterator[Any]:
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
-    """The address of an explorer while it is served."""
+    """The address of an explorer while it is served, on a port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     try:
-        yield app.launch(wait=False)
+        yield app.launch(port=port, wait=False)
     finally:
         app.close()

@@ -20,6 +20,7 @@ __all__ = ["Explorer", "explorer"]
 
 FOLDER = Path(__file__).parent
 FONTS = ["Inter", "Helvetica Neue", "Arial", "sans-serif"]
+MONOSPACED = ["ui-monospace", "monospace"]
 LARGEST_UPLOAD = "10mb"
 
 
@@ -72,9 +73,7 @@ class Explorer:
                 pwa=False,
                 mcp_server=False,
                 max_file_size=LARGEST_UPLOAD,
-                theme=gr.themes.Default(
-                    primary_hue="blue", font=FONTS, font_mono=["ui-monospace", "monospace"]
-                ),
+                theme=_theme(),
                 css_paths=FOLDER / "style.css",
                 js=(FOLDER / "script.js").read_text(encoding="utf-8"),
             )
@@ -124,6 +123,12 @@ def explorer(
         else:
             _language_screen(model, source, name, data_dir)
     return Explorer(blocks)
+
+
+def _theme() -> gr.Theme:
+    # No font is fetched; and the grey of small print is too pale for it.
+    theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONOSPACED)
+    return theme.set(body_text_color_subdued="*neutral_500")
 
 
 def _language_screen(

@@ -128,7 +128,7 @@ class DeepView:
         with torch.no_grad():
             whole = self.model(x)
         kept = self.reading.search.paths.truncate(state.kept)(x)
-        title = f"Logits with {state.kept} paths and with all"
+        title = f"Logits: {state.kept} paths, and all"
         return logits_figure(whole, kept, self.names, title=title)
 
     def _numbers(self, node: str) -> tuple[int, ...]:

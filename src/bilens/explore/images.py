@@ -155,7 +155,7 @@ class ImageView:
         kept = self.reading.spectrum.truncate(state.kept)
         with torch.no_grad():
             whole = self.model(x)
-        title = f"Logits with {state.kept} and with all eigenvectors"
+        title = f"Logits: {state.kept} kept, and all"
         explanation = explain(kept, x)
         return (
             logits_figure(whole, explanation.logits, self.names, title=title),
