@@ -5,8 +5,11 @@ import urllib.error
 import urllib.request
 
 import pytest
+from PIL import Image
 
+from bilens.explore.ink import drawn_input
 from tests.explore.browser import needs_chrome, visiting
+from tests.models import digits
 
 
 def status(address: str) -> int:
@@ -59,7 +62,7 @@ def test_an_address_that_makes_no_sense_warns_and_starts_anew(image_site, browse
 
 
 @needs_chrome
-def test_a_drawn_digit_is_taken_apart_live(image_site, browser):
+def test_what_is_drawn_or_uploaded_is_taken_apart_live(image_site, browser, tmp_path):
     with visiting(browser) as visit:
         page = visit.open(image_site, "#explanation .main-svg")
         page.locator("#paper canvas").scroll_into_view_if_needed()
@@ -76,6 +79,12 @@ def test_a_drawn_digit_is_taken_apart_live(image_site, browser):
         visit.wait("document.querySelector('#accuracy-text').textContent.includes('With 1 of')")
         visit.wait("location.search.startsWith('?kept=1&input=drawn-')")
         assert address.split("input=")[1] in page.url
+        picture = Image.new("L", (60, 60), 255)
+        picture.paste(0, (10, 10, 50, 20))
+        picture.save(tmp_path / "seven.png")
+        page.locator("input[type=file]").set_input_files(tmp_path / "seven.png")
+        text = drawn_input(picture, digits())
+        visit.wait(f"location.search.endsWith('input={text}')")
 
 
 @needs_chrome
