@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -104,8 +105,12 @@ def test_a_state_that_the_model_has_not(view, changes, message):
 
 def test_an_address_cannot_fill_the_memory():
     bomb = base64.urlsafe_b64encode(zlib.compress(bytes(10**8), 9)).decode()
+    tracemalloc.start()
     with pytest.raises(BilensError, match="or a drawing of 64 pixels"):
         unpack_input("drawn-" + bomb, digits())
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 10**6
 
 
 def test_pictures_from_outside_are_checked():
