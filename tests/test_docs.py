@@ -77,6 +77,7 @@ def place(runs, tmp_path, monkeypatch):
     fetched = "bilens.nn.checkpoint.hf_hub_download"
     monkeypatch.setattr(fetched, lambda _, name, **hub: str(tmp_path / "runs" / "demo" / name))
     monkeypatch.setattr("huggingface_hub.ModelHubMixin.push_to_hub", lambda *_: None)
+    monkeypatch.setattr("bilens.explore.Explorer.launch", lambda *_, **settings: None)
 
 
 @pytest.mark.usefixtures("place")

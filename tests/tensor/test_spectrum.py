@@ -117,3 +117,21 @@ def test_a_bad_k_or_damaged_weights_are_explained():
     form.left[2, 1] = float("nan")
     with pytest.raises(BilensError, match="left holds NaN"):
         form.eig()
+
+
+@given(shapes, st.integers(1, 4))
+def test_outermost_takes_from_both_ends(shape, k):
+    tensor = random_tensor(**shape)
+    spectrum = tensor.along(normal(2, tensor.n_out, seed=1)).eig()
+    chosen = spectrum.outermost(k)
+    ordered = spectrum.values.sort(-1, descending=True).values
+    lowest = min(k, max(0, spectrum.k - k))
+    expected = torch.cat([ordered[:, :k], ordered.flip(-1)[:, :lowest]], 1)
+    assert close(chosen.values, expected)
+    Q = tensor.along(normal(2, tensor.n_out, seed=1)).dense()
+    assert close(chosen.vectors @ Q, chosen.values[..., None] * chosen.vectors)
+
+
+def test_outermost_needs_a_number():
+    with pytest.raises(BilensError, match="k=0, expected at least 1"):
+        random_tensor(7, 6, 2, 0).along(class_=0).eig().outermost(0)

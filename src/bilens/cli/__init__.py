@@ -24,6 +24,7 @@ COMMANDS = {
     "export": ("anneal", "Export", "Save an annealed model for plain transformers."),
     "spectra": ("spectra", "Spectra", "Top eigenpairs of a layer along the logit of every token."),
     "report": ("report", "Report", "Write the report of a trained model as one HTML file."),
+    "explore": ("explore", "Explore", "Look into a trained model in the browser."),
     "demo": ("demo", "Demo", "See it work on the bundled digits: train, decompose, report."),
     "reproduce": ("reproduce", "Reproduce", "Reproduce a figure or table of the papers."),
 }

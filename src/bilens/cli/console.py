@@ -1,17 +1,15 @@
-"""What several commands share: where they print, the device, and the run they open."""
+"""What several commands share: where they print, and the device."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import tyro
 from rich.console import Console
 
-from bilens.errors import BilensError, CheckpointError
-from bilens.train import TRAINING_NAME
+from bilens.errors import BilensError
 
-__all__ = ["DataDir", "ModelName", "RunDir", "choose_device", "out", "read_training"]
+__all__ = ["DataDir", "ModelName", "RunDir", "choose_device", "out"]
 
 out = Console()
 DataDir = Path | None
@@ -34,22 +32,3 @@ def choose_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise BilensError(f"--device={name} cannot be used here: {reason}") from error
     return device
-
-
-def read_training(run: Path) -> dict[str, Any]:
-    """What a run was trained on and with.
-
-    Raises:
-        CheckpointError: it does not say.
-    """
-    path = run / TRAINING_NAME
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        settings["data"]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} is missing or damaged, so the data that {run} was trained on is unknown; "
-            "expected a directory that `bilens train` wrote"
-        ) from error
-    found: dict[str, Any] = settings
-    return found

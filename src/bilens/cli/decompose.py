@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bilens.cli.console import DataDir, RunDir, out, read_training
+from bilens.cli.console import DataDir, RunDir, out
 from bilens.data import load_images
 from bilens.errors import BilensError
 from bilens.files import write_json, write_safetensors
@@ -13,6 +13,7 @@ from bilens.models import load
 from bilens.nn import ImageClassifier
 from bilens.read import Basis, ClassifierReading, DeepReading, read_classifier, read_deep
 from bilens.report import truncation_table
+from bilens.train import read_training
 
 __all__ = ["Decompose", "read_images"]
 

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
-import torch
 from pandas.api.types import is_numeric_dtype
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from bilens.cli.console import read_training
 from bilens.convert import open_tokenizer
 from bilens.data import Corpus, load_corpus
 from bilens.errors import BilensError
@@ -20,12 +18,14 @@ from bilens.read.language import (
     AttentionReading,
     FoundContext,
     Output,
+    example_outputs,
     read_attention,
     read_direction,
     read_ngrams,
     salient_bigrams,
 )
 from bilens.report.language import context_line, write_language_report
+from bilens.train import read_training
 
 __all__ = [
     "coloured",
@@ -35,13 +35,6 @@ __all__ = [
     "output_of",
     "report_language",
 ]
-
-EXAMPLES = (
-    Output("swim", ("run", "climb", "eat", "see", "smell", "walk", "fly", "sit", "sleep")),
-    Output('"'),
-    Output("girl"),
-)
-"""What Pearce et al. 2024 explain: figure 7, Table 7 and Table 1."""
 
 
 def open_language(run: Path) -> tuple[LanguageModel, PreTrainedTokenizerBase]:
@@ -116,7 +109,7 @@ def report_language(
     settings = read_training(run)
     tokenizer = open_tokenizer(run, model)
     corpus = open_corpus(model, tokenizer, run, None, data_dir)
-    outputs = [output_of(token, minus)] if token else _examples(corpus)
+    outputs = [output_of(token, minus)] if token else example_outputs(corpus)
     plain = not model.config.obstacles
     ngrams = [read_ngrams(model, tokenizer, output) for output in outputs] if plain else []
     salient = salient_bigrams(model, tokenizer) if plain else {}
@@ -148,15 +141,3 @@ def _attention(model: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> Atte
         return None
     absolute = model.config.positions in ("learned", "shortformer")
     return read_attention(model, tokenizer, position=1 if absolute else None)
-
-
-def _examples(corpus: Corpus) -> list[Output]:
-    """The papers' examples as far as the tokenizer knows them, or else the most frequent word."""
-    known = corpus.tokenizer.get_vocab()
-    found = [o for o in EXAMPLES if all(name in known for name in (o.token, *o.minus))]
-    if found:
-        return found
-    counts = torch.bincount(corpus.validation[:200]["input_ids"].flatten(), minlength=len(known))
-    order = counts.argsort(descending=True).tolist()
-    names = corpus.tokenizer.convert_ids_to_tokens(order)
-    return [Output(next(name for name in names if name.isalpha()))]

@@ -2,6 +2,7 @@
 
 from bilens.data.corpus import Corpus, load_corpus
 from bilens.data.documents import load_documents
+from bilens.data.drawing import fit_drawing, ink_of
 from bilens.data.grammar import Grammar
 from bilens.data.images import ImageData, load_images
 from bilens.data.text import clean, read_texts
@@ -12,6 +13,8 @@ __all__ = [
     "Grammar",
     "ImageData",
     "clean",
+    "fit_drawing",
+    "ink_of",
     "load_corpus",
     "load_documents",
     "load_images",

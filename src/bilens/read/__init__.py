@@ -2,7 +2,13 @@
 
 from bilens.read.adversarial import Attack, attack, class_mask
 from bilens.read.bottleneck import bottleneck_curve
-from bilens.read.classifier import Basis, ClassifierReading, class_spectra, read_classifier
+from bilens.read.classifier import (
+    Basis,
+    ClassifierReading,
+    class_spectra,
+    logit_spectra,
+    read_classifier,
+)
 from bilens.read.deep import DeepReading, path_accuracies, read_deep
 from bilens.read.explanation import Explanation, LogitExplanation, explain
 from bilens.read.inputs import top_inputs
@@ -33,6 +39,7 @@ __all__ = [
     "class_mask",
     "class_spectra",
     "explain",
+    "logit_spectra",
     "loss_recovered",
     "path_accuracies",
     "read_classifier",

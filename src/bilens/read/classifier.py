@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
@@ -11,7 +13,7 @@ from bilens.read.shared import SharedFeatures, shared_by_classes
 from bilens.read.truncation import TruncationCurve, truncation_curve
 from bilens.tensor import Spectrum
 
-__all__ = ["Basis", "ClassifierReading", "class_spectra", "read_classifier"]
+__all__ = ["Basis", "ClassifierReading", "class_spectra", "logit_spectra", "read_classifier"]
 
 Basis = Literal["model", "pixels"]
 """Where eigenvectors are orthonormal; see `class_spectra`."""
@@ -69,11 +71,33 @@ def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
     Source:
         Pearce et al. 2024, section 4.2 and figure 4.
     """
+    return logit_spectra(model, torch.eye(model.config.n_classes), basis)
+
+
+@torch.no_grad()
+def logit_spectra(
+    model: ImageClassifier,
+    directions: Float[Tensor, "*batch n_classes"],
+    basis: Basis = "model",
+) -> Spectrum:
+    """All eigenvectors along directions in the logits, such as the logit of 3 minus that of 8.
+
+    Args:
+        model: a single-layer classifier.
+        directions: u, one vector or a batch of them in the last axis.
+        basis: where the eigenvectors are orthonormal; see `class_spectra`.
+
+    Raises:
+        NotBilinearError: the model is not one tensor.
+        BilensError: the directions do not fit the logits.
+
+    Source:
+        Pearce et al. 2024, section 4.1.
+    """
     model.require_single_layer()
-    classes = range(model.config.n_classes)
     if basis == "pixels":
-        return model.tensor().along(class_=classes).eig()
-    spectrum = model.layer_tensors()[0].along(class_=classes).eig()
+        return model.tensor().along(directions).eig()
+    spectrum = model.layer_tensors()[0].along(directions).eig()
     return spectrum.through(model.embed.weight, model.embed.bias)
 
 

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.errors import BilensError
+from bilens.progress import progress_bar
 from bilens.tensor import Spectrum
 
 __all__ = ["TruncationCurve", "truncation_curve"]
@@ -64,8 +65,12 @@ def truncation_curve(
     if len(x) == 0 or len(x) != len(labels):
         raise BilensError(f"x has {len(x)} samples and labels {len(labels)}; expected equally many")
     right = torch.zeros(spectrum.k, dtype=torch.long, device=x.device)
-    for some, wanted in zip(torch.split(x, at_once), torch.split(labels, at_once), strict=True):
-        logits = spectrum.activations(some).cumsum(-1)
-        right += (logits.argmax(1) == wanted[:, None]).sum(0)
+    blocks = zip(torch.split(x, at_once), torch.split(labels, at_once), strict=True)
+    with progress_bar() as bar:
+        task = bar.add_task("accuracy by eigenvectors", total=len(x), note="")
+        for some, wanted in blocks:
+            logits = spectrum.activations(some).cumsum(-1)
+            right += (logits.argmax(1) == wanted[:, None]).sum(0)
+            bar.advance(task, len(some))
     accuracy = (right.double() / len(x)).tolist()
     return TruncationCurve(tuple(accuracy), accuracy[-1])

@@ -1,5 +1,6 @@
 """From findings to pictures and pages."""
 
+from bilens.report.branches import Branch, branches_html
 from bilens.report.classifier import (
     Order,
     classifier_figures,
@@ -10,6 +11,7 @@ from bilens.report.compare import Axis, comparison_table, loss_figure, write_com
 from bilens.report.deep import deep_figures, path_figure, write_deep_report
 from bilens.report.explanation import explanation_figure
 from bilens.report.heat import heat_figure
+from bilens.report.logits import direction_figure, logits_figure
 from bilens.report.page import (
     ContextLine,
     ContextList,
@@ -18,25 +20,33 @@ from bilens.report.page import (
     render_page,
     write_page,
 )
+from bilens.report.parts import contexts_html, table_html
 from bilens.report.save import save_figure
 from bilens.report.shared import shared_figure
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
+from bilens.report.summands import summands_figure
 from bilens.report.tree import tree_figure
-from bilens.report.truncation import truncation_figure, truncation_table
+from bilens.report.truncation import kept_figure, truncation_figure, truncation_table
 
 __all__ = [
     "Axis",
+    "Branch",
     "ContextLine",
     "ContextList",
     "Order",
     "Section",
     "Table",
+    "branches_html",
     "classifier_figures",
     "comparison_table",
+    "contexts_html",
     "deep_figures",
+    "direction_figure",
     "eigenvector_figure",
     "explanation_figure",
     "heat_figure",
+    "kept_figure",
+    "logits_figure",
     "loss_figure",
     "path_figure",
     "render_page",
@@ -44,6 +54,8 @@ __all__ = [
     "save_figures",
     "shared_figure",
     "spectrum_figure",
+    "summands_figure",
+    "table_html",
     "tree_figure",
     "truncation_figure",
     "truncation_table",

@@ -34,7 +34,7 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure
         annotation_text=f"the model: {full:.2%}",
         annotation_position="top left",
     )
-    figure.update_xaxes(title="paths kept over all classes", type="log", fixedrange=True)
+    figure.update_xaxes(title="paths kept over all classes", type="log", dtick=1, fixedrange=True)
     figure.update_yaxes(title="test accuracy (%)", fixedrange=True)
     return dress(figure, height=340).update_layout(showlegend=False)
 

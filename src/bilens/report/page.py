@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,15 @@ from plotly.offline import get_plotlyjs
 
 from bilens.files import write_text
 
-__all__ = ["ContextLine", "ContextList", "Section", "Table", "render_page", "write_page"]
+__all__ = [
+    "ContextLine",
+    "ContextList",
+    "Section",
+    "Table",
+    "page_templates",
+    "render_page",
+    "write_page",
+]
 
 CONFIG = {
     "displaylogo": False,
@@ -85,10 +94,9 @@ class Section:
     rows: Sequence[Sequence[go.Figure | Table | ContextList]] = field(default=())
 
 
-def render_page(
-    title: str, summary: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section]
-) -> str:
-    """The page as text. Everything but the figures is escaped; figures escape their own text."""
+@cache
+def page_templates() -> Environment:
+    """The templates of pages and of their parts, which escape all text."""
     environment = Environment(
         loader=PackageLoader("bilens", "report"), autoescape=True, undefined=StrictUndefined
     )
@@ -96,14 +104,25 @@ def render_page(
         "figure": lambda part: isinstance(part, go.Figure),
         "table": lambda part: isinstance(part, Table),
     }
-    return environment.get_template("page.html").render(
-        title=title,
-        summary=summary,
-        facts=facts,
-        sections=sections,
-        draw=lambda figure: _safe_json(figure.to_plotly_json()),
-        config=_safe_json(CONFIG),
-        plotly_js=Markup(get_plotlyjs()),
+    return environment
+
+
+def render_page(
+    title: str, summary: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section]
+) -> str:
+    """The page as text. Everything but the figures is escaped; figures escape their own text."""
+    return (
+        page_templates()
+        .get_template("page.html")
+        .render(
+            title=title,
+            summary=summary,
+            facts=facts,
+            sections=sections,
+            draw=lambda figure: _safe_json(figure.to_plotly_json()),
+            config=_safe_json(CONFIG),
+            plotly_js=Markup(get_plotlyjs()),
+        )
     )
 
 

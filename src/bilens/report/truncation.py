@@ -3,9 +3,9 @@
 import plotly.graph_objects as go
 
 from bilens.read import TruncationCurve
-from bilens.report.style import BLUE, GREY, dress
+from bilens.report.style import BLUE, GREY, RED, dress
 
-__all__ = ["truncation_figure", "truncation_table"]
+__all__ = ["kept_figure", "truncation_figure", "truncation_table"]
 
 STOPS = (1, 2, 3, 5, 10, 20, 50, 100)
 
@@ -44,3 +44,22 @@ def truncation_figure(curve: TruncationCurve) -> go.Figure:
     )
     figure.update_yaxes(title="test accuracy (%)", fixedrange=True)
     return dress(figure, height=340).update_layout(showlegend=False)
+
+
+def kept_figure(curve: TruncationCurve, k: int) -> go.Figure:
+    """The curve of `truncation_figure` with a mark where k eigenvectors of each class are kept.
+
+    Raises:
+        BilensError: the curve has no such k.
+    """
+    lost = 100 * curve.drop(k)
+    shown = f"{k} kept: {curve.accuracy[k - 1]:.2%}, {lost:.2f} points lost"
+    figure = truncation_figure(curve)
+    figure.add_scatter(
+        x=[k],
+        y=[100 * curve.accuracy[k - 1]],
+        mode="markers",
+        marker={"size": 13, "color": RED, "symbol": "diamond"},
+        hovertemplate=f"{shown}<extra></extra>",
+    )
+    return figure

@@ -7,6 +7,7 @@ from bilens.tensor.dictionary import Dictionary, Reexpression, reexpress
 from bilens.tensor.extrema import Extrema, local_extrema
 from bilens.tensor.factored import FactoredMatrix, FactoredSVD
 from bilens.tensor.graph import tree_to_networkx
+from bilens.tensor.opened import OpenedTree
 from bilens.tensor.paths import Paths
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.search import TopPaths, top_paths
@@ -23,6 +24,7 @@ __all__ = [
     "FactoredMatrix",
     "FactoredSVD",
     "Features",
+    "OpenedTree",
     "Paths",
     "QuadraticForm",
     "Reexpression",

@@ -112,6 +112,21 @@ class Spectrum:
             )
         return self._take(scores.argsort(dim=-1, descending=True, stable=True))
 
+    def outermost(self, k: int) -> "Spectrum":
+        """The k largest eigenvalues from the top down, then the k lowest from the bottom up.
+
+        Fewer of either where there are not 2k.
+
+        Raises:
+            BilensError: k is not positive.
+        """
+        if k < 1:
+            raise BilensError(f"k={k}, expected at least 1")
+        order = self.values.argsort(dim=-1, descending=True)
+        lowest = min(k, self.k - min(k, self.k))
+        top, bottom = order[..., :k], order.flip(-1)[..., :lowest]
+        return self._take(torch.cat([top, bottom], -1))
+
     def oriented(self, x: Float[Tensor, "samples n_in"], top: int = 3) -> "Spectrum":
         """Choose each eigenvector's sign so that it resembles the inputs it reacts to most.
 

@@ -13,7 +13,7 @@ from bilens.train.classifier import (
     ClassifierTraining,
     train_classifier,
 )
-from bilens.train.state import STATE_NAME, TRAINING_NAME
+from bilens.train.state import STATE_NAME, TRAINING_NAME, read_training
 
 __all__ = [
     "METRICS_NAME",
@@ -23,6 +23,7 @@ __all__ = [
     "ClassifierTraining",
     "Sampler",
     "pair_sampler",
+    "read_training",
     "row_sampler",
     "similarity_penalty",
     "train_autoencoder",

@@ -11,14 +11,37 @@ from torch import Tensor, nn
 
 from bilens.errors import CheckpointError
 from bilens.files import write_json, write_safetensors
+from bilens.nn.checkpoint import fetch
 
-__all__ = ["STATE_NAME", "TRAINING_NAME", "TrainingState"]
+__all__ = ["STATE_NAME", "TRAINING_NAME", "TrainingState", "read_training"]
 
 STATE_NAME = "training_state.safetensors"
 """The file in a run that resuming goes on from."""
 
 TRAINING_NAME = "training.json"
 """The file in a run that says what it was trained on and with."""
+
+
+def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
+    """What a run was trained on and with.
+
+    Args:
+        source: its directory, or a repository that holds all of it.
+        hub: passed to `huggingface_hub.hf_hub_download`: revision, token, cache_dir, ...
+
+    Raises:
+        CheckpointError: it does not say.
+    """
+    try:
+        settings = json.loads(fetch(source, TRAINING_NAME, **hub).read_text(encoding="utf-8"))
+        settings["data"]
+    except (OSError, json.JSONDecodeError, KeyError, TypeError, CheckpointError) as error:
+        raise CheckpointError(
+            f"{Path(source) / TRAINING_NAME} is missing or damaged, so the data that {source} was "
+            "trained on is unknown; expected a directory that `bilens train` wrote"
+        ) from error
+    found: dict[str, Any] = settings
+    return found
 
 
 @dataclass(frozen=True, eq=False)

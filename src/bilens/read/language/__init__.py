@@ -5,12 +5,15 @@ from bilens.read.language.components import token_components
 from bilens.read.language.composition import Composition, composition_scores
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
 from bilens.read.language.directions import interaction, output_direction
+from bilens.read.language.examples import example_outputs
 from bilens.read.language.head_pairs import HeadPairs, look_pairs, output_pairs
 from bilens.read.language.heads import AttentionReading, HeadReading, read_attention
+from bilens.read.language.index import ContextIndex
 from bilens.read.language.logits import LogitTerms, split_logits
 from bilens.read.language.maps import ov_maps, qk_maps
 from bilens.read.language.names import token_names
 from bilens.read.language.pairs import pair_trigrams
+from bilens.read.language.prediction import LogitParts, split_by_eigenvectors
 from bilens.read.language.reading import (
     DirectionReading,
     FoundContext,
@@ -31,11 +34,13 @@ __all__ = [
     "BigramPart",
     "Composition",
     "Context",
+    "ContextIndex",
     "Contribution",
     "DirectionReading",
     "FoundContext",
     "HeadPairs",
     "HeadReading",
+    "LogitParts",
     "LogitTerms",
     "NGramReading",
     "Output",
@@ -45,6 +50,7 @@ __all__ = [
     "block_inputs",
     "composition_scores",
     "contribution",
+    "example_outputs",
     "exciting_tokens",
     "following",
     "head_map",
@@ -62,6 +68,7 @@ __all__ = [
     "read_stream",
     "salient_bigrams",
     "skip_trigrams",
+    "split_by_eigenvectors",
     "split_logits",
     "token_components",
     "token_names",

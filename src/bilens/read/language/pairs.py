@@ -51,13 +51,15 @@ def pair_trigrams(
         raise BilensError(f"k={k}, expected at least 1")
     tokens, top = chosen_tokens(model, among), RunningTop(k)
     with progress_bar() as bar:
-        for number in bar.track(range(len(tokens)), description="texts of two tokens"):
+        task = bar.add_task("texts of two tokens", total=len(tokens), note="")
+        for number in range(len(tokens)):
             said = _after_pairs(model, tokens, tokens[number])
             gain = said - said.mean(0)
             best = gain.flatten().topk(min(k, gain.numel()))
             first, output = best.indices // gain.shape[1], best.indices % gain.shape[1]
             labels = torch.stack([first, torch.full_like(first, number), output], -1)
             top.update(best.values[None], labels[None])
+            bar.advance(task)
     assert top.scores is not None
     assert top.labels is not None
     virtual, direct, output = top.labels[0].T

@@ -149,7 +149,7 @@ def read_direction(
     """
     form = interaction(model, _direction(model, corpus.tokenizer, output), layer)
     whole = form.eig()
-    spectrum = whole.ordered_by(_rank_from_outside(whole, eigenvectors)).truncate(2 * eigenvectors)
+    spectrum = whole.outermost(eigenvectors)
     texts = (row["input_ids"] for row in corpus.validation)
     found = top_contexts(model, spectrum, texts, k=contexts, layer=layer)
     return DirectionReading(
@@ -168,12 +168,3 @@ def _direction(
 ) -> torch.Tensor:
     minus = [token_id(tokenizer, name) for name in output.minus]
     return output_direction(model, token_id(tokenizer, output.token), minus)
-
-
-def _rank_from_outside(spectrum: Spectrum, k: int) -> torch.Tensor:
-    """Scores that put the k largest eigenvalues first and the k most negative ones after them."""
-    order = spectrum.values.argsort(descending=True)
-    chosen = torch.cat([order[:k], order.flip(0)[:k]])
-    scores = torch.zeros_like(spectrum.values)
-    scores[chosen] = torch.arange(len(chosen), 0, -1, dtype=scores.dtype, device=scores.device)
-    return scores

@@ -1,0 +1,41 @@
+"""`bilens explore`: a model in the browser."""
+
+from dataclasses import dataclass
+
+from bilens.cli.console import DataDir, ModelName
+
+__all__ = ["Explore"]
+
+
+@dataclass(frozen=True)
+class Explore:
+    """Look into a trained model in the browser: directions, eigenvectors, your own inputs.
+
+    Serves a page to this machine alone, from which nothing is sent elsewhere. Each view has an
+    address of its own; each picture and table can be saved.
+
+    Attributes:
+        model: run directory, or the name of a repository on the hub.
+        data: name of the data; by default what the model was trained on.
+        data_dir: where the data is; see `bilens train images --help` and `train language --help`.
+        host: where to listen; 0.0.0.0 lets other machines in.
+        port: by default the first free one from 7860.
+        share: also give it a public address, through a server of Gradio's, for a week.
+        open_browser: open the page in the default browser.
+    """
+
+    model: ModelName
+    data: str | None = None
+    data_dir: DataDir = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    share: bool = False
+    open_browser: bool = False
+
+    def run(self) -> None:
+        """Read the model and serve until ctrl-C."""
+        # Gradio is an extra, and takes seconds to import.
+        from bilens.explore import explorer  # noqa: PLC0415
+
+        app = explorer(self.model, data=self.data, data_dir=self.data_dir)
+        app.launch(host=self.host, port=self.port, share=self.share, open_browser=self.open_browser)

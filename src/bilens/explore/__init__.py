@@ -1,0 +1,5 @@
+"""The explorer: a local web app on one model, which runs as a Hugging Face Space too."""
+
+from bilens.explore.app import Explorer, explorer
+
+__all__ = ["Explorer", "explorer"]

@@ -1,0 +1,150 @@
+"""Open a model, choose its screen, and serve it."""
+
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from bilens.data import load_corpus, load_images
+from bilens.errors import BilensError
+from bilens.explore.deep import DeepView
+from bilens.explore.deep_screen import DeepScreen
+from bilens.explore.framework import gradio as gr
+from bilens.explore.image_screen import ImageScreen
+from bilens.explore.images import ImageView
+from bilens.models import load
+from bilens.nn import ImageClassifier, SparseAutoencoder
+from bilens.train import read_training
+
+__all__ = ["Explorer", "explorer"]
+
+FOLDER = Path(__file__).parent
+FONTS = ["Inter", "Helvetica Neue", "Arial", "sans-serif"]
+MONOSPACED = ["ui-monospace", "monospace"]
+LARGEST_UPLOAD = "10mb"
+
+
+@dataclass(frozen=True, eq=False)
+class Explorer:
+    """An app on one model, ready to be launched.
+
+    Attributes:
+        blocks: the app, of Gradio.
+    """
+
+    blocks: gr.Blocks
+
+    def launch(
+        self,
+        *,
+        host: str | None = None,
+        port: int | None = None,
+        share: bool = False,
+        open_browser: bool = False,
+        wait: bool = True,
+    ) -> str:
+        """Serve the app: for this machine alone, unless something else is asked for.
+
+        Args:
+            host: where to listen; by default 127.0.0.1, or what a Space asks for.
+            port: by default the first free one from 7860.
+            share: also give it a public address, through a server of Gradio's, for a week.
+            open_browser: open it in the default browser.
+            wait: until ctrl-C; otherwise serve in the background, until `close`.
+
+        Returns:
+            The address.
+
+        Raises:
+            BilensError: the port is taken.
+        """
+        try:
+            _, local, public = self.blocks.launch(
+                server_name=host,
+                server_port=port,
+                share=share,
+                inbrowser=open_browser,
+                prevent_thread_lock=True,
+                quiet=True,
+                ssr_mode=False,
+                run_history=False,
+                enable_monitoring=False,
+                footer_links=[],
+                pwa=False,
+                mcp_server=False,
+                max_file_size=LARGEST_UPLOAD,
+                theme=_theme(),
+                css_paths=FOLDER / "style.css",
+                js=(FOLDER / "script.js").read_text(encoding="utf-8"),
+            )
+        except OSError as error:
+            raise BilensError(f"port={port} cannot be listened on: {error}") from error
+        address = public or local
+        if wait:
+            print(f"explorer: {address}  (ctrl-C stops it)")  # noqa: T201
+            self.blocks.block_thread()
+        return str(address)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.blocks.close(verbose=False)
+
+
+def explorer(
+    source: str | Path, *, data: str | None = None, data_dir: str | Path | None = None
+) -> Explorer:
+    """An app to look into a model: its directions, eigenvectors, and what they make of an input.
+
+    What is heavy is read here, once; a click is then answered at once.
+
+    Args:
+        source: a run directory, or the name of a repository on the hub.
+        data: name of the data; by default what the model was trained on.
+        data_dir: where the data is; see `bilens.data.load_images`.
+
+    Raises:
+        BilensError: Gradio is not installed, or there is no explorer for this kind of model.
+        NotBilinearError: the model is no tensor.
+        CheckpointError: the model is missing or damaged, or does not say what its data is.
+    """
+    model = load(source)
+    if isinstance(model, SparseAutoencoder):
+        raise BilensError(f"{source} holds a sparse autoencoder, which has no explorer")
+    name = data or str(read_training(source)["data"])
+    title = f"What {Path(source).name} computes"
+    with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
+        gr.Markdown(f"# {escape(title)}")
+        if isinstance(model, ImageClassifier):
+            images = load_images(name, data_dir)
+            if len(model.layers) > 1:
+                DeepScreen(DeepView(model, images))
+            else:
+                ImageScreen(ImageView(model, images))
+        else:
+            _language_screen(model, source, name, data_dir)
+    return Explorer(blocks)
+
+
+def _theme() -> gr.Theme:
+    # No font is fetched; and the grey of small print is too pale for it.
+    theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONOSPACED)
+    return theme.set(body_text_color_subdued="*neutral_500")
+
+
+def _language_screen(
+    model: Any, source: str | Path, name: str, data_dir: str | Path | None
+) -> None:
+    # transformers takes seconds to import, and classifiers do without it.
+    from bilens.convert import open_tokenizer  # noqa: PLC0415
+    from bilens.explore.language import LanguageView  # noqa: PLC0415
+    from bilens.explore.language_screen import LanguageScreen  # noqa: PLC0415
+
+    config = model.config
+    corpus = load_corpus(
+        name,
+        n_ctx=config.n_ctx,
+        vocab_size=config.vocab_size,
+        tokenizer=open_tokenizer(source, model),  # type: ignore[arg-type]
+        data_dir=data_dir,
+    )
+    LanguageScreen(LanguageView(model, corpus))

@@ -1,0 +1,170 @@
+"""What the explorer shows of a classifier of several layers: functions from a state to figures."""
+
+from dataclasses import dataclass, replace
+
+import plotly.graph_objects as go
+import torch
+
+from bilens.data import ImageData
+from bilens.errors import BilensError
+from bilens.explore.ink import unpack_input
+from bilens.nn import ImageClassifier
+from bilens.read import read_deep
+from bilens.report import Branch, branches_html, logits_figure, path_figure, tree_figure
+from bilens.report.picture import as_image, diverging
+from bilens.tensor import OpenedTree
+from bilens.tensor.paths import effective_eigenvalues
+
+__all__ = ["DeepState", "DeepView"]
+
+PATHS, DRAWN, BRANCHES = 300, 6, 5
+MOST_OPEN = 40
+"""Nodes that are shown opened at once."""
+
+
+@dataclass(frozen=True)
+class DeepState:
+    """What the screen shows.
+
+    Attributes:
+        output: number of the class.
+        opened: nodes of its tree that are open, such as 0.2: the third eigenvector below the first.
+        kept: paths kept over all classes.
+        input: the image that is explained.
+    """
+
+    output: int = 0
+    opened: tuple[str, ...] = ("0",)
+    kept: int = 100
+    input: str = "test-0"
+
+
+class DeepView:
+    """A classifier of several layers read once, and what each state shows of it.
+
+    Args:
+        model: its inputs are images.
+        data: what it is measured on.
+
+    Raises:
+        NotBilinearError: a gate is not linear, or there is a norm.
+        BilensError: its inputs have no image shape, or the data does not fit it.
+    """
+
+    def __init__(self, model: ImageClassifier, data: ImageData) -> None:
+        if model.config.image_shape is None:
+            raise BilensError("The model has no image_shape, so there are no pictures to explore")
+        self.model, self.data, self.shape = model, data, model.config.image_shape
+        self.names = data.class_names
+        self.reading = read_deep(model, data, PATHS)
+        self.tree = OpenedTree(model.tensors(), torch.eye(data.n_classes))
+        self.found = len(self.reading.search.paths)
+        self.start = DeepState(kept=min(100, self.found))
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """A name and a value each."""
+        search = self.reading.search
+        return [
+            ("data", self.data.name),
+            ("test accuracy", f"{self.reading.accuracy:.2%}"),
+            ("layers", str(self.tree.depth)),
+            ("width", str(self.model.config.d_model)),
+            ("nodes decomposed", f"{search.expanded:,} of {search.total:,}"),
+        ]
+
+    def checked(self, state: DeepState) -> DeepState:
+        """The state, if the model has it.
+
+        Raises:
+            BilensError: it has no such class, node, number of paths or input.
+        """
+        for name, lowest, highest in (
+            ("output", 0, len(self.names) - 1),
+            ("kept", 1, self.found),
+        ):
+            value = getattr(state, name)
+            if not lowest <= value <= highest:
+                raise BilensError(f"{name}={value}, expected {lowest} to {highest}")
+        if len(state.opened) > MOST_OPEN:
+            raise BilensError(f"{len(state.opened)} nodes are open; expected up to {MOST_OPEN}")
+        for node in state.opened:
+            self._numbers(node)
+        unpack_input(state.input, self.data)
+        return state
+
+    def toggled(self, state: DeepState, node: str) -> DeepState:
+        """The state with a node opened, or closed together with all below it.
+
+        Raises:
+            BilensError: there is no such node, or too many are open.
+        """
+        below = f"{node}."
+        if node in state.opened:
+            kept = tuple(n for n in state.opened if n != node and not n.startswith(below))
+            return replace(state, opened=kept)
+        return self.checked(replace(state, opened=(*state.opened, node)))
+
+    def tree_html(self, state: DeepState) -> str:
+        """The tree of the class with the opened nodes, each with its strongest branches."""
+        root = self._branch((state.output,), (), set(state.opened))
+        return branches_html(root, f"The logit of {self.names[state.output]}")
+
+    def tree_picture(self, state: DeepState) -> go.Figure | None:
+        """The strongest paths of the class, drawn; None where none is among those found."""
+        paths = self.reading.search.paths.of(state.output)
+        if not len(paths):
+            return None
+        title = f"Strongest paths of {self.names[state.output]}"
+        return tree_figure(paths.truncate(min(DRAWN, len(paths))), self.shape, title=title)
+
+    def paths_picture(self) -> go.Figure:
+        """Accuracy of the model cut to its strongest paths."""
+        return path_figure(self.reading.by_paths, self.reading.accuracy)
+
+    def input_figure(self, state: DeepState) -> go.Figure:
+        """Logits of the input: the model's, and those of the paths kept."""
+        x = unpack_input(state.input, self.data)
+        with torch.no_grad():
+            whole = self.model(x)
+        kept = self.reading.search.paths.truncate(state.kept)(x)
+        title = f"Logits: {state.kept} paths, and all"
+        return logits_figure(whole, kept, self.names, title=title)
+
+    def _numbers(self, node: str) -> tuple[int, ...]:
+        parts = node.split(".")
+        width = self.tree.branches((0,)).k
+        if len(parts) >= self.tree.depth or not all(
+            part.isascii() and part.isdigit() and len(part) < 6 and int(part) < width
+            for part in parts
+        ):
+            raise BilensError(
+                f"opened={node[:40]!r}, expected up to {self.tree.depth - 1} numbers below {width} "
+                "with dots between them"
+            )
+        return tuple(int(part) for part in parts)
+
+    def _branch(self, node: tuple[int, ...], above: tuple[float, ...], opened: set[str]) -> Branch:
+        """A node with what it branches into, where it is open; the root always is."""
+        name = ".".join(map(str, node[1:]))
+        value = above[-1] if above else 1.0
+        if name and name not in opened:
+            return Branch(name, value)
+        spectrum = self.tree.branches(node)
+        shown = list(range(min(BRANCHES, spectrum.k)))
+        values = spectrum.values[: len(shown)].tolist()
+        is_last = len(node) == self.tree.depth
+        branches = [
+            self._leaf(
+                (*node, i), (*above, value), diverging(as_image(spectrum.vectors[i], self.shape))
+            )
+            if is_last
+            else self._branch((*node, i), (*above, value), opened)
+            for i, value in zip(shown, values, strict=True)
+        ]
+        return Branch(name, value, opened=True, branches=branches, more=spectrum.k - len(shown))
+
+    def _leaf(self, node: tuple[int, ...], values: tuple[float, ...], picture: str) -> Branch:
+        effective = float(effective_eigenvalues(torch.tensor([values]))[0])
+        name = ".".join(map(str, node[1:]))
+        return Branch(name, values[-1], text=f"effective {effective:+.3g}", picture=picture)

@@ -1,0 +1,28 @@
+"""Figures as Gradio's plots: drawn by its own copy of plotly, saved by a button in their corner."""
+
+import re
+from typing import Any
+
+import plotly.graph_objects as go
+from gradio.components.plot import PlotData
+from plotly.io.json import to_json_plotly
+
+from bilens.report.page import CONFIG
+
+__all__ = ["plot_of"]
+
+
+def plot_of(figure: go.Figure, name: str) -> PlotData:
+    """A figure for `gr.Plot`, with the page's own settings instead of plotly's.
+
+    Args:
+        figure: what is drawn.
+        name: what a saved picture is called.
+    """
+    shown: dict[str, Any] = figure.to_plotly_json()
+    layout = shown["layout"]
+    # script.js keeps a figure of pictures in proportion, and needs to know its full height.
+    layout["meta"] = {**layout.get("meta", {}), "height": layout["height"]}
+    saving = {**CONFIG["toImageButtonOptions"], "filename": re.sub(r"\W+", "-", name)}  # type: ignore[dict-item]
+    shown["config"] = {**CONFIG, "displayModeBar": True, "toImageButtonOptions": saving}
+    return PlotData(type="plotly", plot=to_json_plotly(shown))

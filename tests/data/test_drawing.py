@@ -1,0 +1,66 @@
+"""Drawings are framed as the data set's own images are."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from tests.models import digit_model, digits
+
+from bilens.data import fit_drawing, ink_of
+from bilens.errors import BilensError
+
+
+def stroke(paper: str = "white", pen: str = "black") -> Image.Image:
+    picture = Image.new("RGBA", (200, 160), paper)
+    ImageDraw.Draw(picture).line((30, 20, 30, 90), fill=pen, width=12)
+    return picture
+
+
+def test_ink_is_what_differs_from_the_paper():
+    dark = ink_of(stroke())
+    assert dark[50, 30] == 1
+    assert dark[0, 0] == 0
+    assert np.allclose(ink_of(stroke("black", "white")), dark)
+    assert np.allclose(ink_of(stroke("#ffffff00")), dark)
+
+
+def test_a_drawing_is_as_large_as_a_digit_and_where_one_is():
+    x = fit_drawing(ink_of(stroke()), digits()).reshape(8, 8)
+    assert x.max() == 1
+    rows, columns = torch.where(x > 0.25)
+    assert (rows.max() - rows.min() + 1, columns.max() - columns.min() + 1) == (8, 1)
+    assert set(columns.tolist()) <= {3, 4}
+
+
+def test_a_digit_stays_what_it_is_however_large_it_is_drawn():
+    """The model takes a magnified test image for the same digit, wherever it stands."""
+    model, data = digit_model(), digits()
+    same = 0
+    for number in range(20):
+        image = data.test_images[number].reshape(8, 8).numpy()
+        paper = np.zeros((300, 260))
+        paper[40:200, 70:230] = image.repeat(20, 0).repeat(20, 1)
+        x = fit_drawing(paper, data)
+        same += int(model(x).argmax() == model(data.test_images[number]).argmax())
+    assert same >= 18
+
+
+def test_mnist_is_framed_by_its_own_rule():
+    """20 of 28 pixels, the centre of mass in the middle."""
+    images = torch.zeros(5, 28, 28)
+    images[:, 4:24, 10:18] = 1
+    pixels, labels = images.flatten(1), torch.zeros(5).long()
+    same = {"train_images": pixels, "test_images": pixels, "train_labels": labels}
+    data = replace(digits(), test_labels=labels, shape=(28, 28), **same)
+    x = fit_drawing(ink_of(stroke()), data).reshape(28, 28)
+    rows, columns = torch.where(x > 0.25)
+    assert rows.max() - rows.min() + 1 == 20
+    assert abs(float(rows.double().mean()) - 13.5) <= 1
+    assert abs(float(columns.double().mean()) - 13.5) <= 1
+
+
+def test_an_empty_drawing_is_refused():
+    with pytest.raises(BilensError, match="ink is empty: expected a drawing"):
+        fit_drawing(np.zeros((9, 9)), digits())

@@ -1,0 +1,78 @@
+"""One server for each kind of run, and a browser that notes what leaves this machine."""
+
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+CHROME = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+needs_chrome = pytest.mark.skipif(CHROME is None, reason="neither Chrome nor Chromium is installed")
+
+DRAWN = ".js-plotly-plot .main-svg"
+
+
+class Visit:
+    """A page, what it asked of other machines, and what went wrong on it."""
+
+    def __init__(self, browser: Any, width: int) -> None:
+        # Pages of one context share their cache: a page of Gradio's is several megabytes of script.
+        self.page = browser.new_page()
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.outside: list[str] = []
+        self.failures: list[str] = []
+        self.page.on("request", self._note)
+        self.page.on("pageerror", lambda error: self.failures.append(str(error)))
+
+    def _note(self, request: Any) -> None:
+        if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
+            self.outside.append(request.url)
+
+    def open(self, address: str, ready: str = DRAWN) -> Any:
+        self.page.goto(address)
+        self.page.wait_for_selector(ready, timeout=30_000)
+        return self.page
+
+    def overflow(self) -> int:
+        return int(self.page.evaluate("document.documentElement.scrollWidth - innerWidth"))
+
+    def wait(self, condition: str) -> None:
+        self.page.wait_for_function(condition, timeout=15_000)
+
+
+@contextmanager
+def visiting(browser: Any, width: int = 1200) -> Iterator[Visit]:
+    """A visit on which nothing may fail and nothing may be asked of another machine."""
+    visit = Visit(browser, width)
+    try:
+        yield visit
+        assert visit.outside == []
+        assert visit.failures == []
+    finally:
+        visit.page.close()
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROME, args=["--no-sandbox"])
+        try:
+            yield browser.new_context()
+        finally:
+            browser.close()
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """The address of an explorer while it is served, on a port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    try:
+        yield app.launch(port=port, wait=False)
+    finally:
+        app.close()

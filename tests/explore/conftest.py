@@ -1,0 +1,64 @@
+"""Browsers and servers are started once; the warnings of Gradio's own parts are not ours."""
+
+from pathlib import Path
+
+import pytest
+
+from bilens.convert import save_model
+from bilens.data import Grammar
+from bilens.explore import explorer
+from bilens.files import write_json
+from tests.explore.browser import chromium, served
+from tests.language import random_model
+from tests.models import digit_model
+
+
+def saved_run(folder: Path, n_layers: int) -> Path:
+    digit_model(n_layers).save_files(folder)
+    write_json(folder / "training.json", {"data": "digits"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def image_run(tmp_path_factory):
+    return saved_run(tmp_path_factory.mktemp("explore") / "digits", 1)
+
+
+@pytest.fixture(scope="session")
+def image_site(image_run):
+    with served(explorer(image_run)) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def deep_site(tmp_path_factory):
+    with served(explorer(saved_run(tmp_path_factory.mktemp("explore") / "deep", 2))) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def language_run(tmp_path_factory):
+    """A model with random weights, in the words of the grammar."""
+    folder = tmp_path_factory.mktemp("explore") / "grammar"
+    grammar = Grammar()
+    model = random_model(vocab_size=len(grammar.vocabulary)).float()
+    save_model(folder, model, grammar.tokenizer())
+    write_json(folder / "training.json", {"data": "grammar"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def language_site(language_run, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bilens.data.corpus._GRAMMAR_SENTENCES", 400)
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setattr("huggingface_hub.constants.HF_HOME", str(cache))
+        app = explorer(language_run)
+    with served(app) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with chromium() as found:
+        yield found

@@ -1,0 +1,145 @@
+"""What the explorer shows of a classifier of one layer, without a browser."""
+
+import base64
+import io
+import json
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bilens.data import fit_drawing, ink_of
+from bilens.errors import BilensError
+from bilens.explore.images import ImageState, ImageView
+from bilens.explore.ink import (
+    drawn_input,
+    pack_drawing,
+    read_data_address,
+    read_picture,
+    unpack_input,
+)
+from bilens.explore.plots import plot_of
+from bilens.nn import ClassifierConfig, ImageClassifier
+from tests.models import digit_model, digits
+
+
+@pytest.fixture(scope="module")
+def view() -> ImageView:
+    return ImageView(digit_model(), digits())
+
+
+def png(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_a_spectrum_rebuilds_its_direction(view):
+    """Class, difference and component: the eigenvectors add up to what the model says along it."""
+    x = digits().test_images[:20]
+    logits = digit_model()(x)
+    svd = digit_model().tensor().svd()
+    for state, expected in (
+        (ImageState(output=3), logits[:, 3]),
+        (ImageState("difference", output=3, minus=8), logits[:, 3] - logits[:, 8]),
+        (ImageState("component", component=2), logits @ svd.outputs[2]),
+    ):
+        spectrum, _ = view.spectrum(state)
+        assert torch.allclose(spectrum(x), expected, atol=1e-3)
+
+
+def test_titles_say_what_is_shown(view):
+    assert view.direction(ImageState(output=3))[1] == "3"
+    assert view.direction(ImageState("difference", 3, 8))[1] == "3 minus 8"
+    assert view.direction(ImageState("component", component=1))[1].startswith("component 2, σ = ")
+
+
+def test_keeping_all_eigenvectors_gives_the_models_logits(view):
+    figure, explanation = view.input_figures(ImageState(kept=view.reading.spectrum.k))
+    kept, whole = (np.array(trace.y) for trace in figure.data)
+    assert np.allclose(kept, whole, atol=1e-3)
+    figure, _ = view.input_figures(ImageState(kept=1))
+    kept, whole = (np.array(trace.y) for trace in figure.data)
+    assert not np.allclose(kept, whole, atol=1e-1)
+    assert len(explanation.layout.images) == 1 + 3 * 5
+
+
+def test_the_slider_moves_the_mark(view):
+    figure = view.curve_figure(ImageState(kept=3))
+    assert figure.data[-1].x == (3,)
+    assert figure.data[-1].y == (100 * view.reading.curve.accuracy[2],)
+    assert "With 3 of 24 eigenvectors" in view.accuracy_text(ImageState(kept=3))
+
+
+def test_a_drawing_has_an_address(view):
+    picture = Image.new("L", (50, 50), 255)
+    picture.paste(0, (20, 10, 25, 40))
+    text = drawn_input(picture, digits())
+    x = unpack_input(text, digits())
+    assert torch.allclose(x, fit_drawing(ink_of(picture), digits()), atol=1 / 255)
+    assert view.checked(ImageState(input=text)).input == text
+    assert len(text) < 120
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"by": "magic"}, "by='magic', expected class, difference, component"),
+        ({"output": 10}, "output=10, expected 0 to 9"),
+        ({"minus": 99}, "minus=99, expected 0 to 9"),
+        ({"component": 10}, "component=10, expected 0 to 9"),
+        ({"kept": 0}, "kept=0, expected 1 to 24"),
+        ({"input": "test-360"}, "expected test-0 to test-359, or a drawing of 64 pixels"),
+        ({"input": "../../etc/passwd"}, "expected test-0"),
+        ({"input": "drawn-!!!"}, "expected test-0"),
+        ({"input": "drawn-AAAA"}, "expected test-0"),
+    ],
+)
+def test_a_state_that_the_model_has_not(view, changes, message):
+    with pytest.raises(BilensError, match=message):
+        view.checked(ImageState(**changes))
+
+
+def test_an_address_cannot_fill_the_memory():
+    bomb = base64.urlsafe_b64encode(zlib.compress(bytes(10**8), 9)).decode()
+    tracemalloc.start()
+    with pytest.raises(BilensError, match="or a drawing of 64 pixels"):
+        unpack_input("drawn-" + bomb, digits())
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 10**6
+
+
+def test_pictures_from_outside_are_checked():
+    picture = Image.new("L", (20, 20), 255)
+    assert read_picture(png(picture)).size == (20, 20)
+    address = "data:image/png;base64," + base64.b64encode(png(picture)).decode()
+    assert read_data_address(address).size == (20, 20)
+    with pytest.raises(BilensError, match="no picture that can be read"):
+        read_picture(b"<svg onload=alert(1)>")
+    with pytest.raises(BilensError, match="no picture that can be read; draw again"):
+        read_data_address("data:image/png;base64,A")
+    with pytest.raises(BilensError, match="5000 x 1 pixels; expected up to 4096"):
+        read_picture(png(Image.new("L", (5000, 1))))
+
+
+def test_figures_come_with_their_own_settings(view):
+    plot = plot_of(view.curve_figure(view.start), "accuracy of <b>")
+    shown = json.loads(plot.plot)
+    assert plot.type == "plotly"
+    assert shown["config"]["modeBarButtons"] == [["toImage"]]
+    assert shown["config"]["toImageButtonOptions"]["filename"] == "accuracy-of-b-"
+    assert shown["layout"]["meta"]["height"] == shown["layout"]["height"]
+
+
+def test_a_model_without_images_has_no_explorer():
+    with pytest.raises(BilensError, match="no image_shape, so there are no pictures to explore"):
+        ImageView(ImageClassifier(ClassifierConfig(64, 10, 4)), digits())
+
+
+def test_a_packed_drawing_is_exact_to_a_level():
+    x = torch.arange(64) / 63
+    assert torch.allclose(unpack_input(pack_drawing(x), digits()), x, atol=0.5 / 255 + 1e-6)

@@ -1,0 +1,169 @@
+"""What the explorer shows of a language model, without a browser and in one."""
+
+import base64
+import io
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from bilens.data import token_id
+from bilens.errors import BilensError, NotBilinearError
+from bilens.explore.language import LanguageState, LanguageView
+from bilens.read.language import split_by_eigenvectors, split_logits
+from tests.explore.browser import needs_chrome, visiting
+from tests.language import random_model, small_corpus
+
+
+def make(**parts) -> LanguageView:
+    corpus = small_corpus()
+    return LanguageView(random_model(vocab_size=len(corpus.tokenizer), **parts), corpus)
+
+
+@pytest.fixture(scope="module")
+def view() -> LanguageView:
+    return make()
+
+
+STATE = LanguageState("lily", ("tom", "ben"), prompt="once lily ate")
+
+
+def test_a_logit_is_the_sum_of_its_bars(view):
+    state = view.checked(replace(STATE, chosen="soup"))
+    _, likely, figure = view.prediction(state)
+    *parts, whole = figure.data[0].x
+    logits = view.model(view.ids(state)[None]).logits[0, -1]
+    assert np.isclose(sum(parts), float(logits[token_id(view.tokenizer, "soup")]))
+    assert np.isclose(whole, sum(parts))
+    best = logits.topk(8).indices
+    assert likely == view.tokenizer.convert_ids_to_tokens(best.tolist())
+
+
+def test_paths_of_the_table_add_up(view):
+    page, _, _ = view.prediction(STATE)
+    packed = re.search(r'href="data:text/csv;base64,([^"]+)"', page).group(1)
+    frame = pd.read_csv(io.BytesIO(base64.b64decode(packed)))
+    paths = frame[[name for name in frame.columns if name not in ("token", "probability", "logit")]]
+    assert np.allclose(paths.sum(axis=1), frame.logit)
+    assert (frame.probability.diff().dropna() <= 0).all()
+
+
+def test_the_spectrum_is_that_of_the_direction(view):
+    W_U, vocabulary = view.model.W_U, view.tokenizer.get_vocab()
+    minus = W_U[:, [vocabulary["tom"], vocabulary["ben"]]].mean(1)
+    direction = W_U[:, vocabulary["lily"]] - minus
+    Q = view.model.mlp(0).tensor("mlp").along(direction).dense()
+    found = view.spectrum(STATE).values.sort().values
+    assert torch.allclose(found, torch.linalg.eigvalsh(Q))
+    assert view.title(STATE) == "lily minus tom, ben"
+
+
+def test_eigenvectors_are_named_from_the_outside_in(view):
+    names = view.eigenvectors(STATE)
+    assert len(names) == 8
+    assert names[0].startswith("P1  λ = +")
+    assert names[4].startswith("N1  λ = -")
+
+
+def test_contexts_are_of_the_chosen_eigenvector(view):
+    first, last = (view.contexts_page(replace(STATE, number=n)) for n in (0, 4))
+    assert first != last
+    assert first.count("<p>") > 4
+    assert all(value > 0 for value in map(float, re.findall(r"<b>([^<]+)</b>", first)))
+    assert all(value < 0 for value in map(float, re.findall(r"<b>([^<]+)</b>", last)))
+
+
+def test_tables_of_ngrams(view):
+    page = view.ngram_page(STATE)
+    assert page.count("<table>") == 2 + 4
+    assert "before lily" in page
+    assert "A … B → lily minus tom, ben, head 3" in page
+
+
+def test_a_model_with_norms_says_what_cannot_be_read():
+    view = make(norm="rms")
+    assert "n-grams do not follow from the weights alone" in view.ngram_page(STATE)
+    page, likely, figure = view.prediction(STATE)
+    assert "one block without norms" in page
+    assert (likely, figure) == ([], None)
+    assert view.contexts_page(STATE).count("<p>") > 4
+
+
+def test_an_mlp_without_a_gate_has_no_explorer():
+    with pytest.raises(NotBilinearError, match="which is not a tensor"):
+        make(mlp="relu")
+
+
+def test_later_blocks_are_read_when_they_are_asked_for():
+    view = make(n_layers=2)
+    assert list(view._index_of) == [0]
+    assert view.contexts_page(replace(STATE, layer=1)) != view.contexts_page(STATE)
+    assert list(view._index_of) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token": "lilly"}, "the nearest are lily"),
+        ({"minus": ("<script>",)}, "expected a single token of the vocabulary"),
+        ({"chosen": "nothing at all"}, "expected a single token"),
+        ({"layer": 1}, "layer=1, expected 0 to 0"),
+        ({"number": 8}, "number=8, expected 0 to 7"),
+        ({"prompt": "a" * 2001}, "prompt has 2001 letters, expected up to 2000"),
+    ],
+)
+def test_a_state_that_the_model_has_not(view, changes, message):
+    with pytest.raises(BilensError, match=message):
+        view.checked(replace(STATE, **changes))
+
+
+def test_an_empty_prompt_is_refused_where_texts_have_no_beginning(view):
+    view.model.config.bos_token_id, before = None, view.model.config.bos_token_id
+    with pytest.raises(BilensError, match="prompt is empty; expected some text"):
+        view.ids(replace(STATE, prompt="  "))
+    view.model.config.bos_token_id = before
+
+
+def test_a_long_prompt_loses_its_beginning(view):
+    ids = view.ids(replace(STATE, prompt="once " * 30 + "lily"))
+    assert len(ids) == view.model.config.n_ctx
+    assert ids[-1] == token_id(view.tokenizer, "lily")
+
+
+def test_k_of_a_split(view):
+    ids = view.ids(STATE)
+    with pytest.raises(BilensError, match="k=0, expected at least 1"):
+        split_by_eigenvectors(view.model, ids, split_logits(view.model, ids), 3, 0)
+
+
+@needs_chrome
+def test_a_language_model_in_the_browser(language_site, browser):
+    with visiting(browser) as visit:
+        page = visit.open(language_site, "#parts .main-svg")
+        token = page.get_by_label("The next token")
+        token.fill("kit")
+        page.get_by_role("option", name="kite").click()
+        title = "document.querySelector('#spectrum .gtitle').textContent"
+        visit.wait(f"{title} === 'Spectrum of kite'")
+        minus = page.get_by_label("minus the mean of")
+        minus.fill("dol")
+        page.get_by_role("option", name="doll").click()
+        visit.wait(f"{title} === 'Spectrum of kite minus doll'")
+        visit.wait("location.search.includes('token=kite&minus=doll')")
+        page.locator("#eigenvector label").nth(4).click()
+        visit.wait("document.querySelector('#contexts h3').textContent.startsWith('N1')")
+        page.locator("#prompt textarea").fill("<b>lily</b> ate")
+        visit.wait("location.search.includes('prompt=%3Cb')")
+        with page.expect_download(timeout=15_000) as download:
+            page.locator("#ngrams .save").first.click()
+        assert download.value.suggested_filename == "n-grams-0.csv"
+        page.reload()
+        page.wait_for_selector("#spectrum .gtitle", timeout=30_000)
+        visit.wait(f"{title} === 'Spectrum of kite minus doll'")
+        assert page.locator("#prompt textarea").input_value() == "<b>lily</b> ate"
+        page.set_viewport_size({"width": 390, "height": 900})
+        page.wait_for_timeout(300)
+        assert visit.overflow() <= 0

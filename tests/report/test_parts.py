@@ -1,0 +1,73 @@
+"""Parts of pages and figures of logits: what they say, and that text from outside stays text."""
+
+import base64
+import io
+import re
+
+import pandas as pd
+import pytest
+import torch
+
+from bilens.errors import BilensError
+from bilens.read import TruncationCurve
+from bilens.report import (
+    ContextLine,
+    ContextList,
+    Table,
+    contexts_html,
+    direction_figure,
+    kept_figure,
+    logits_figure,
+    summands_figure,
+    table_html,
+)
+
+EVIL = '<img src=x onerror="alert(1)">'
+
+
+def test_a_table_comes_with_all_its_numbers():
+    frame = pd.DataFrame({"token": [EVIL, "b"], "value": [1 / 3, -2.0]})
+    page = table_html(Table(("token", "value"), [(EVIL, "0.33"), ("b", "-2.00")]), frame, "pairs")
+    assert EVIL not in page
+    assert "&lt;img" in page
+    assert 'download="pairs.csv"' in page
+    packed = re.search(r"base64,([^\"]+)", page).group(1)
+    pd.testing.assert_frame_equal(pd.read_csv(io.BytesIO(base64.b64decode(packed))), frame)
+
+
+def test_contexts_are_escaped_and_coloured():
+    line = ContextLine(0.5, [(EVIL, 0.5), ("b", -0.25)], focal=0)
+    page = contexts_html(ContextList(EVIL, [line]))
+    assert EVIL not in page
+    assert re.findall(r'class="(up|down)" style="--share: ([\d.]+)"', page) == [
+        ("up", "1.000"),
+        ("down", "0.500"),
+    ]
+
+
+def test_bars_of_logits():
+    whole, kept = torch.tensor([1.0, -2.0]), torch.tensor([0.5, -1.0])
+    figure = logits_figure(whole, kept, [EVIL, "b"], title=EVIL)
+    assert [list(trace.y) for trace in figure.data] == [kept.tolist(), whole.tolist()]
+    assert EVIL not in figure.to_json()
+    figure = direction_figure(whole, [EVIL, "b"], title=EVIL)
+    assert list(figure.data[0].y) == whole.tolist()
+    assert len(set(figure.data[0].marker.color)) == 2
+    assert EVIL not in figure.to_json()
+
+
+def test_summands_end_in_their_sum():
+    figure = summands_figure([EVIL, "b"], [1.5, -2.0], title=EVIL)
+    assert list(figure.data[0].x) == [1.5, -2.0, -0.5]
+    assert EVIL not in figure.to_json()
+    lowest, highest = figure.layout.xaxis.range
+    assert lowest < -2
+    assert highest > 1.5
+
+
+def test_the_mark_stands_on_the_curve():
+    curve = TruncationCurve((0.5, 0.9, 1.0), 1.0)
+    mark = kept_figure(curve, 2).data[-1]
+    assert (mark.x, mark.y) == ((2,), (90.0,))
+    with pytest.raises(BilensError, match="k=4, expected 1 to 3"):
+        kept_figure(curve, 4)
