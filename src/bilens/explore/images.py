@@ -107,9 +107,7 @@ class ImageView:
         """The chosen direction in the logits, and what to call it."""
         unit = torch.eye(len(self.names))
         if state.by == "component":
-            sigma = self.svd.values[state.component]
-            title = f"component {state.component + 1}, σ = {sigma:.3g}"
-            return self.svd.outputs[state.component], title
+            return self.svd.outputs[state.component], f"component {state.component + 1}"
         name = self.names[state.output]
         if state.by == "difference":
             return unit[state.output] - unit[state.minus], f"{name} minus {self.names[state.minus]}"
