@@ -26,6 +26,8 @@ parts = {
     "embed_mix": st.booleans(),
     "logit_cap": st.sampled_from([None, 2.0]),
 }
+apart = ("norm", "value_mix", "embed_mix", "logit_cap")
+plain = {name: part for name, part in parts.items() if name not in apart}
 
 
 def random_model(seed: int = 0, **parts: Any) -> LanguageModel:

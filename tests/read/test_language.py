@@ -26,10 +26,8 @@ from bilens.read.language import (
 )
 from bilens.read.language import bigrams as bigrams_function
 from bilens.read.language.running import RunningTop
-from tests.language import VOCAB, parts, random_model, random_text, toy_tokenizer
+from tests.language import VOCAB, parts, plain, random_model, random_text, toy_tokenizer
 
-apart = ("norm", "value_mix", "embed_mix", "logit_cap")
-plain = {name: part for name, part in parts.items() if name not in apart}
 TOKENS = toy_tokenizer()
 
 

@@ -15,12 +15,10 @@ from bilens.read.language import (
     split_logits,
     top_contexts,
 )
-from tests.language import parts, random_model, random_text
-
-unnormed = st.fixed_dictionaries({name: parts[name] for name in parts if name != "norm"})
+from tests.language import parts, plain, random_model, random_text
 
 
-@given(unnormed, st.integers(0, 29), st.integers(1, 40), st.integers(0, 100))
+@given(st.fixed_dictionaries(plain), st.integers(0, 29), st.integers(1, 40), st.integers(0, 100))
 def test_a_logit_by_eigenvectors_is_the_models(settings, token, k, seed):
     model, ids = random_model(seed, **settings), random_text(seed=seed)
     terms = split_logits(model, ids)
