@@ -5,7 +5,8 @@ Reproduces the fine-tuning of Pearce et al. 2024, section 6.3 and appendix D, on
 TinyStories, where the source has TinyLlama 1.1B on FineWeb. Three trainings see the same texts in
 the same order: beta held at 1, which fine-tunes the model as it is; beta = 0 from the start; and
 beta falling linearly to 0 in the first quarter, where it stays: in the source too the line takes a
-fifth of all tokens, and the rest is further training. All are validated in the middle and at the end.
+fifth of all tokens, and the rest is further training. All are validated in the middle and at the
+end.
 
 The validation losses are in nats a token of this model's 512 tokens. The stories may have been
 among those that the model was trained on, held out ones too.
