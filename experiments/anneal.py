@@ -17,7 +17,7 @@ here the model knows the text already.
 
 The learning rate falls linearly to 0, which a small budget of tokens asks for; the source's stays.
 
-Small: 4.8 million tokens each, some 35 minutes on one core. Paper: 105 million.
+Small: 4.8 million tokens each, half an hour on one core. Paper: 105 million.
 """
 
 import json
