@@ -11,6 +11,7 @@ from bilens.read import (
     TruncationCurve,
     class_spectra,
     explain,
+    logit_spectra,
     read_classifier,
     top_inputs,
     truncation_curve,
@@ -96,6 +97,21 @@ def test_class_spectra_rebuild_the_logits_exactly(basis, bias):
     x = normal(6, 9)
     rebuilt = class_spectra(model, basis)(x)
     assert torch.allclose(rebuilt, model(x), rtol=1e-10, atol=1e-12)
+
+
+@given(
+    st.booleans(),
+    st.sampled_from(["model", "pixels"]),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.integers(0, 99),
+)
+def test_logit_spectra_rebuild_any_sum_of_logits(bias, basis, batch, seed):
+    torch.manual_seed(seed)
+    model = ImageClassifier(ClassifierConfig(9, 4, 5, bias=bias)).double()
+    directions, x = normal(*batch, 4), normal(6, 9)
+    rebuilt = logit_spectra(model, directions, basis)(x)
+    expected = torch.einsum("sc,...c->s...", model(x), directions)
+    assert torch.allclose(rebuilt, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.usefixtures("unchecked")
