@@ -72,9 +72,10 @@ class Compare:
             return
         record = asdict(found) | {"summaries": [asdict(summary) for summary in found.summaries()]}
         write_json(self.output / "comparison.json", record)
-        facts = [(name, str(value)) for name, value in asdict(training).items() if name != "seed"]
+        settings = {**asdict(training), "target_loss": self.target_loss, "seed": self.seeds}
+        facts = [(name, str(value)) for name, value in settings.items()]
         page = self.output / "comparison.html"
-        write_comparison_report(page, found, [*facts, ("seeds", self.seeds)])
+        write_comparison_report(page, found, facts)
         whole = comparison_table(found)
         table = Table(title=whole.caption, box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for name in whole.header:
