@@ -6,19 +6,27 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["machine", "seconds"]
+__all__ = ["machine", "seconds", "wait"]
 
 
 def seconds(call: Callable[[], object], repeats: int = 5, *, warm: bool = True) -> float:
-    """Median wall time of a call, in seconds; `warm` calls it once before."""
+    """Median wall time of a call, in seconds, a GPU waited for; `warm` calls it once before."""
     if warm:
         call()
+    wait()
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
         call()
+        wait()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def wait() -> None:
+    """Until a GPU has done all that it was given, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def machine() -> str:

@@ -10,9 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.benchmark import Timer
 
-from benchmarks.clock import machine
+from benchmarks.clock import machine, seconds
 from bilens.kernels import KernelName, bilinear_attention
 
 HEADS = 8
@@ -37,13 +36,6 @@ def floor(length: int, width: int, rate: float, *, squared: bool, backward: bool
     return 2 * HEADS * length * (state + chunk) / rate
 
 
-def time(call: Callable[[], object]) -> float:
-    """Seconds of a call, the device waited for."""
-    call()
-    timer = Timer("call()", globals={"call": call})
-    return float(timer.blocked_autorange(min_run_time=0.2).median)
-
-
 def both_ways(attend: Callable[..., Tensor], given: list[Tensor]) -> None:
     """Forward and backward."""
     torch.autograd.grad(attend(*given).sum(), given)
@@ -52,7 +44,7 @@ def both_ways(attend: Callable[..., Tensor], given: list[Tensor]) -> None:
 def rate(device: str) -> float:
     """Floating-point operations a second of a large product."""
     square = torch.randn(RATE, RATE, device=device, dtype=torch.bfloat16)
-    return 2 * RATE**3 / time(lambda: square @ square)
+    return 2 * RATE**3 / seconds(lambda: square @ square)
 
 
 def row(length: int, width: int, speed: float, device: str, kernel: KernelName) -> None:
@@ -69,9 +61,9 @@ def row(length: int, width: int, speed: float, device: str, kernel: KernelName) 
 
         def took(call: Callable[..., Tensor], *given: Tensor, back: bool = backward) -> float:
             if back:
-                return time(lambda: both_ways(call, list(given)))
+                return seconds(lambda: both_ways(call, list(given)))
             with torch.no_grad():
-                return time(lambda: call(*given))
+                return seconds(lambda: call(*given))
 
         soft = took(softmax, q1, k1, v)
         found = {"squared": took(attend, q1, k1, v), "bilinear": took(attend, q1, k1, v, q2, k2)}

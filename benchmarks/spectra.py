@@ -34,14 +34,14 @@ def main(directions: int = SAMPLE) -> None:
         for number in range(SAMPLE):
             values = torch.linalg.eigh(form[number].dense()).eigenvalues
             tops.append(values[values.abs().argsort(descending=True)[:K]])
-        return torch.stack(tops).cpu()
+        return torch.stack(tops)
 
     found: list[torch.Tensor] = []
 
     def at_once() -> None:
         spectrum = form.eig(K, tolerance=TOLERANCE)
         assert spectrum.residuals.max() <= TOLERANCE
-        found[:] = [spectrum.values.cpu()]
+        found[:] = [spectrum.values]
 
     print(machine())
     print(f"random layer, d_model {D_MODEL}, hidden {D_HIDDEN}, {directions} directions, top {K}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.clock import machine
+from benchmarks.clock import machine, wait
 from bilens.nn.attention import ATTENTIONS
 from bilens.nn.language import LanguageConfig, LanguageModel
 
@@ -40,8 +40,7 @@ class Step:
         self.optimizer.zero_grad()
         self.model(self.ids, labels=self.ids).loss.backward()
         self.optimizer.step()
-        if self.ids.is_cuda:
-            torch.cuda.synchronize()
+        wait()
         return time.perf_counter() - start
 
 

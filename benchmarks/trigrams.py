@@ -4,18 +4,13 @@ import sys
 
 import torch
 
-from benchmarks.apart import compare, peak
-from benchmarks.clock import seconds
+from benchmarks.apart import compare, measure, numbered_tokenizer
 
 VOCAB, D_MODEL, D_HIDDEN, K = 4096, 1024, 3072, 100
-WAYS = ("nothing", "blocks", "whole")
 
 
-def measure(way: str) -> None:
-    """Print the seconds of one way and the largest memory of the process, in MB."""
-    from tokenizers import Tokenizer, models  # noqa: PLC0415
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
-
+def run(way: str) -> None:
+    """Measure one way in this process."""
     from bilens.nn.language import LanguageConfig, LanguageModel  # noqa: PLC0415
     from bilens.read.language import (  # noqa: PLC0415
         head_map,
@@ -27,8 +22,7 @@ def measure(way: str) -> None:
     torch.manual_seed(0)
     config = LanguageConfig(vocab_size=VOCAB, d_model=D_MODEL, d_hidden=D_HIDDEN)
     model = LanguageModel(config).requires_grad_(False)
-    words = models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
+    tokenizer = numbered_tokenizer(VOCAB)
     direction = output_direction(model, 7)
 
     def whole() -> torch.Tensor:
@@ -41,11 +35,7 @@ def measure(way: str) -> None:
         frame = skip_trigrams(model, tokenizer, direction, 0, k=K)
         return torch.tensor(frame.value.tolist())
 
-    calls = {"nothing": lambda: None, "blocks": blocks, "whole": whole}
-    found = seconds(calls[way], 3)
-    print(found, peak())
-    if way == "blocks":
-        assert torch.allclose(blocks(), whole(), rtol=1e-3)
+    measure(way, blocks, whole)
 
 
 def main() -> None:
@@ -53,8 +43,8 @@ def main() -> None:
     print(
         f"vocabulary {VOCAB}, d_model {D_MODEL}, hidden {D_HIDDEN}, top {K} of {VOCAB**2:,} pairs"
     )
-    compare("trigrams", WAYS)
+    compare("trigrams")
 
 
 if __name__ == "__main__":
-    measure(sys.argv[1]) if len(sys.argv) > 1 else main()
+    run(sys.argv[1]) if len(sys.argv) > 1 else main()

@@ -7,6 +7,7 @@ import torch
 
 from bilens.data import ImageData
 from bilens.errors import BilensError
+from bilens.explore.checks import check_ranges, image_shape_of
 from bilens.explore.ink import unpack_input
 from bilens.nn import ImageClassifier
 from bilens.read import read_deep
@@ -52,9 +53,7 @@ class DeepView:
     """
 
     def __init__(self, model: ImageClassifier, data: ImageData) -> None:
-        if model.config.image_shape is None:
-            raise BilensError("The model has no image_shape, so there are no pictures to explore")
-        self.model, self.data, self.shape = model, data, model.config.image_shape
+        self.model, self.data, self.shape = model, data, image_shape_of(model)
         self.names = data.class_names
         self.reading = read_deep(model, data, PATHS)
         self.tree = OpenedTree(model.tensors(), torch.eye(data.n_classes))
@@ -79,13 +78,7 @@ class DeepView:
         Raises:
             BilensError: it has no such class, node, number of paths or input.
         """
-        for name, lowest, highest in (
-            ("output", 0, len(self.names) - 1),
-            ("kept", 1, self.found),
-        ):
-            value = getattr(state, name)
-            if not lowest <= value <= highest:
-                raise BilensError(f"{name}={value}, expected {lowest} to {highest}")
+        check_ranges(state, output=(0, len(self.names) - 1), kept=(1, self.found))
         if len(state.opened) > MOST_OPEN:
             raise BilensError(f"{len(state.opened)} nodes are open; expected up to {MOST_OPEN}")
         for node in state.opened:

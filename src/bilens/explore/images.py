@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.errors import BilensError
+from bilens.explore.checks import check_ranges, image_shape_of
 from bilens.explore.ink import unpack_input
 from bilens.nn import ImageClassifier
 from bilens.read import explain, logit_spectra, read_classifier
@@ -64,9 +65,7 @@ class ImageView:
     """
 
     def __init__(self, model: ImageClassifier, data: ImageData) -> None:
-        if model.config.image_shape is None:
-            raise BilensError("The model has no image_shape, so there are no pictures to explore")
-        self.model, self.data, self.shape = model, data, model.config.image_shape
+        self.model, self.data, self.shape = model, data, image_shape_of(model)
         self.names = data.class_names
         self.reading = read_classifier(model, data)
         self.svd = model.tensor().svd()
@@ -90,16 +89,14 @@ class ImageView:
         """
         if state.by not in BY:
             raise BilensError(f"by={state.by!r}, expected {', '.join(BY)}")
-        n_classes = len(self.names)
-        for name, lowest, highest in (
-            ("output", 0, n_classes - 1),
-            ("minus", 0, n_classes - 1),
-            ("component", 0, len(self.svd) - 1),
-            ("kept", 1, self.reading.spectrum.k),
-        ):
-            value = getattr(state, name)
-            if not lowest <= value <= highest:
-                raise BilensError(f"{name}={value}, expected {lowest} to {highest}")
+        classes = (0, len(self.names) - 1)
+        check_ranges(
+            state,
+            output=classes,
+            minus=classes,
+            component=(0, len(self.svd) - 1),
+            kept=(1, self.reading.spectrum.k),
+        )
         unpack_input(state.input, self.data)
         return state
 

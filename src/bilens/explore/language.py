@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bilens.data import Corpus, clean, token_id
 from bilens.errors import BilensError, NotBilinearError
+from bilens.explore.checks import check_ranges
 from bilens.nn.language import LanguageModel
 from bilens.read.language import (
     ContextIndex,
@@ -109,13 +110,9 @@ class LanguageView:
         """
         for name in (state.token, *state.minus, *filter(None, [state.chosen])):
             token_id(self.tokenizer, name)
-        for name, highest in (
-            ("layer", self.model.config.n_layers - 1),
-            ("number", min(2 * OUTERMOST, self.model.config.d_model) - 1),
-        ):
-            value = getattr(state, name)
-            if not 0 <= value <= highest:
-                raise BilensError(f"{name}={value}, expected 0 to {highest}")
+        config = self.model.config
+        eigenvectors = min(2 * OUTERMOST, config.d_model)
+        check_ranges(state, layer=(0, config.n_layers - 1), number=(0, eigenvectors - 1))
         if len(state.prompt) > LONGEST_PROMPT:
             raise BilensError(
                 f"prompt has {len(state.prompt)} letters, expected up to {LONGEST_PROMPT}"

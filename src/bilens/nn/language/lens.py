@@ -6,6 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bilens.errors import BilensError
 from bilens.nn.gated import GatedLayer
+from bilens.nn.language.attention import Attention
 from bilens.nn.language.model import LanguageModel
 
 try:
@@ -66,7 +67,8 @@ def to_transformer_lens(
         use_qk_norm=config.qk_norm,
     )
     # What the adapter, which sees these settings alone, has to know besides.
-    settings.n_pairs = 1 + (config.attention in ("bilinear", "differential"))
+    attn: Attention = model.blocks[0].attn  # type: ignore[assignment]
+    settings.n_pairs = attn.pairs
     settings.has_places = hasattr(model, "places")
     return build_bridge_from_module(
         model, ARCHITECTURE, tl_config=settings, tokenizer=tokenizer, model_name="bilens"

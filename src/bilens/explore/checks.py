@@ -1,0 +1,31 @@
+"""What every screen asks of a model and of a state before it shows anything."""
+
+from typing import Any
+
+from bilens.errors import BilensError
+from bilens.nn import ImageClassifier
+
+__all__ = ["check_ranges", "image_shape_of"]
+
+
+def check_ranges(state: Any, **ranges: tuple[int, int]) -> None:
+    """Raise if a number of a state lies outside of its lowest and highest.
+
+    Raises:
+        BilensError: it does.
+    """
+    for name, (lowest, highest) in ranges.items():
+        value = getattr(state, name)
+        if not lowest <= value <= highest:
+            raise BilensError(f"{name}={value}, expected {lowest} to {highest}")
+
+
+def image_shape_of(model: ImageClassifier) -> tuple[int, int]:
+    """The shape of a model's inputs as pictures.
+
+    Raises:
+        BilensError: they have none.
+    """
+    if model.config.image_shape is None:
+        raise BilensError("The model has no image_shape, so there are no pictures to explore")
+    return model.config.image_shape
