@@ -47,7 +47,7 @@ def draw(mnist: Path, two: Path, grammar: Path) -> None:
 
     svd = model.tensor().svd()
     x = data.test_images
-    first = svd.components[0].eig(k=40).oriented(x)
+    first = svd.components[0].eigh(k=40).oriented(x)
     title = f"Component 1 of the whole tensor, σ = {svd.values[0]:.3g}"
     save_figure(eigenvector_figure(first, x, SHAPE, title=title), FOLDER / "component.png", scale=1)
 

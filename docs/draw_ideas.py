@@ -103,7 +103,7 @@ def context_figure(model: LanguageModel) -> go.Figure:
     tokenizer = GRAMMAR.tokenizer()
     ids = {word: token_id(tokenizer, word) for word in FOOD}
     others = [number for word, number in ids.items() if word != "rice"]
-    spectrum = interaction(model, output_direction(model, ids["rice"], minus=others)).eig(k=2)
+    spectrum = interaction(model, output_direction(model, ids["rice"], minus=others)).eigh(k=2)
     texts = GRAMMAR.sample(500, 9, seed=2)
     found = [c for contexts in top_contexts(model, spectrum, texts, k=3) for c in contexts]
     width = 1 + max(context.position for context in found)

@@ -84,4 +84,4 @@ def pair_activations(
     """Activations of some features for the vectors r_ij of all pairs, from the factors."""
     encoder = autoencoder.encoder[chosen]
     bias = autoencoder.encoder_bias[chosen] - encoder @ autoencoder.decoder_bias
-    return torch.relu(layer.along(encoder).dense() + bias[:, None, None])
+    return torch.relu(layer.interaction(encoder).dense() + bias[:, None, None])

@@ -111,10 +111,10 @@ def run(workshop: Workshop) -> Outcome:
     }
     first, model = found[0], models[0]
     chosen = first.relu.mean(0).argsort(descending=True)[:SHOWN].tolist()
-    forms = first.dictionary.features_tensor(layer_tensor(model)).along(class_=chosen)
+    forms = first.dictionary.features_tensor(layer_tensor(model)).interaction(output=chosen)
     names = direction_names(first.dictionary.features.T[chosen], model, data)
     title = "Features of largest mean activation, through the pseudoinverse"
-    ends = outermost(forms.eig(), data.test_images)
+    ends = outermost(forms.eigh(), data.test_images)
     return Outcome(
         numbers,
         {

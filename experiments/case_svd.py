@@ -68,7 +68,7 @@ def run(workshop: Workshop) -> Outcome:
         "source": {"drop_at_20": 0.01, "drop_at_50": 0.0, "reproducible_components": 5},
     }
     names = direction_names(svds[0].outputs[:SHOWN], models[0], data)
-    ends = outermost(svds[0].components[:SHOWN].eig(), data.test_images)
+    ends = outermost(svds[0].components[:SHOWN].eigh(), data.test_images)
     return Outcome(
         numbers,
         {

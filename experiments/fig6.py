@@ -49,7 +49,7 @@ def run(workshop: Workshop) -> Outcome:
     data = workshop.mnist
     model = workshop.classifier(data, TRAINING, layers=2)
     first, last = model.tensors()
-    spectra = last.along(class_=range(data.n_classes)).eig()
+    spectra = last.interaction(output=range(data.n_classes)).eigh()
     figures: dict[str, go.Figure] = {}
     digits: dict[str, Any] = {}
     for class_, name in enumerate(data.class_names):
@@ -89,7 +89,7 @@ def branches(
     for name, sign in (("P", 1), ("N", -1)):
         outer = int((sign * turned.values).argmax())
         if sign * turned.values[outer] > 0:
-            below = first.along(turned.vectors[outer]).eig().oriented(x)
+            below = first.interaction(turned.vectors[outer]).eigh().oriented(x)
             found[name] = (float(turned.values[outer]), below)
     return found
 

@@ -116,7 +116,7 @@ def success(
 
 
 def _masks(model: ImageClassifier) -> Float[Tensor, "classes n_pixels"]:
-    return class_mask(model.tensor().along(class_=range(model.config.n_classes)).eig())
+    return class_mask(model.tensor().interaction(output=range(model.config.n_classes)).eigh())
 
 
 @torch.no_grad()

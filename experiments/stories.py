@@ -139,7 +139,7 @@ def exactness(
         tokenizer, output = corpus.tokenizer, reading.output
         minus = [token_id(tokenizer, name) for name in output.minus]
         u = output_direction(exact, token_id(tokenizer, output.token), minus)
-        spectrum = interaction(exact, u).eig()
+        spectrum = interaction(exact, u).eigh()
         spectrum = spectrum.ordered_by(spectrum.values).truncate(1)
         errors = []
         for context in (one.context for one in reading.contexts[0]):

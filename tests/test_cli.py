@@ -46,7 +46,7 @@ def test_train_decompose_report(run, capsys):
 def test_the_readme_block(run):
     x = torch.rand(5, 64)
     model = bilens.load(run)
-    spectrum = model.tensor().along(class_=3).eig(k=10)
+    spectrum = model.tensor().interaction(output=3).eigh(k=10)
     assert spectrum.vectors.shape == (10, 64)
     assert spectrum.activations(x).shape == (5, 10)
 

@@ -89,8 +89,10 @@ def test_anneal_export_spectra(model, texts, tmp_path, capsys):
     assert "30 tokens" in capsys.readouterr().out
     names, spectrum = read_spectra(run / "s")
     assert names.tolist() == list(range(30))
-    whole = mlp_tensor(annealed, 1).along(annealed.lm_head.weight * annealed.model.norm.weight)
-    assert torch.allclose(spectrum.values, whole.eig(3).values, rtol=1e-3, atol=1e-4)
+    whole = mlp_tensor(annealed, 1).interaction(
+        annealed.lm_head.weight * annealed.model.norm.weight
+    )
+    assert torch.allclose(spectrum.values, whole.eigh(3).values, rtol=1e-3, atol=1e-4)
 
 
 def test_spectra_of_some_tokens(model, texts, tmp_path, capsys):
@@ -133,7 +135,7 @@ def test_commands_on_a_released_model(released, tmp_path, capsys):
     assert "30 tokens" in capsys.readouterr().out
     names, spectrum = read_spectra(tmp_path / "s")
     model = open_model(released)
-    whole = mlp_tensor(model, 2).along(model.W_U.T[names]).eig(8)
+    whole = mlp_tensor(model, 2).interaction(model.W_U.T[names]).eigh(8)
     assert torch.allclose(spectrum.values, whole.values, rtol=1e-3, atol=1e-3)
     main(["generate", str(released), "--prompt", "t3", "--tokens", "3"])
     assert "t" in capsys.readouterr().out

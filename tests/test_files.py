@@ -1,6 +1,13 @@
+"""Files and folders are whole or not there, and one process at a time writes a run."""
+
+import os
+import subprocess
+import sys
+
 import pytest
 
-from bilens.files import folder_written_whole
+from bilens.errors import CheckpointError
+from bilens.files import file_errors, folder_written_whole, only_process_in, write_json, write_text
 
 
 def test_a_folder_appears_whole(tmp_path):
@@ -34,6 +41,62 @@ def test_the_folder_of_another_process_stays(tmp_path):
 
 def test_a_folder_that_cannot_be_put_in_place(tmp_path):
     (tmp_path / "a").write_text("a file")
-    with pytest.raises(NotADirectoryError), folder_written_whole(tmp_path / "a"):
+    with (
+        pytest.raises(CheckpointError, match=r"a could not be written: Not a directory. Check"),
+        folder_written_whole(tmp_path / "a"),
+    ):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_file_appears_whole_and_with_the_permissions_of_its_owner(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_json(tmp_path / "new" / "a.json", {"b": 1})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new" / "a.json").read_text() == '{\n  "b": 1\n}\n'
+    assert (tmp_path / "new" / "a.json").stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("folder", "Is a directory"), ("file/a", "File exists"), ("x" * 5000, "File name too long")],
+)
+def test_what_the_system_refuses_is_said_in_one_way(tmp_path, name, reason):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match=f"could not be written: {reason}. Check the path"):
+        write_text(tmp_path / name, "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_errors_of_reading_say_so(tmp_path):
+    with (
+        pytest.raises(CheckpointError, match=r"a could not be read: No such file"),
+        file_errors(tmp_path / "a", "read"),
+    ):
+        (tmp_path / "a").read_text()
+
+
+def test_one_process_at_a_time(tmp_path):
+    code = f"""
+from pathlib import Path
+from bilens.errors import CheckpointError
+from bilens.files import only_process_in
+try:
+    with only_process_in(Path({str(tmp_path)!r})):
+        print("free")
+except CheckpointError as error:
+    print(error)
+"""
+
+    def other() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+
+    with only_process_in(tmp_path):
+        assert other().startswith(f"Another process is at work in {tmp_path}. Wait until")
+    assert other() == "free\n"

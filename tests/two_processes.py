@@ -17,7 +17,7 @@ TRAINING = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2)
 
 def contexts() -> list[list[list[float]]]:
     model = random_model()
-    spectrum = interaction(model, output_direction(model, 3)).eig(2)
+    spectrum = interaction(model, output_direction(model, 3)).eigh(2)
     texts = [random_text(seed=seed) for seed in range(9)]
     found = top_contexts(model, spectrum, texts, k=4, batch_size=2)
     return [[[c.position, c.activation, *c.ids.tolist()] for c in some] for some in found]

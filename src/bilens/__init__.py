@@ -1,7 +1,7 @@
 """bilens reads neural networks from their weights.
 
 model = bilens.load("runs/mnist")
-spectrum = model.tensor().along(class_=3).eig(k=10)
+spectrum = model.tensor().interaction(output=3).eigh(k=10)
 spectrum.vectors        # ten pictures
 spectrum.activations(x) # what each adds to the logit of 3, for each image
 """

@@ -3,31 +3,70 @@
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-__all__ = ["folder_written_whole", "write_json", "write_safetensors", "write_text", "written_whole"]
+from bilens.errors import CheckpointError
+
+__all__ = [
+    "file_errors",
+    "folder_written_whole",
+    "only_process_in",
+    "write_json",
+    "write_safetensors",
+    "write_text",
+    "written_whole",
+]
+
+LOCK = ".lock"
+
+
+@contextmanager
+def file_errors(path: Path | str, doing: str = "written") -> Iterator[None]:
+    """Say in one way what the system refuses: a full or read-only disk, a folder in the way, ...
+
+    Args:
+        path: of the file or folder.
+        doing: what could not be done with it, as in "could not be written".
+
+    Raises:
+        CheckpointError: in the place of an OSError, or of what safetensors makes of one.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(
+            f"{_short(path)} could not be {doing}: {reason}. Check the path, the space on its disk "
+            "and whether you may write there."
+        ) from error
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; move it there when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Give a temporary path beside `path`; move it there when the block ends without an error.
+
+    Raises:
+        CheckpointError: the system refuses.
+    """
+    with file_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Short and of its own: the name itself may be as long as names can be. Made by the one who
+        # writes, with the permissions that the user's umask leaves.
+        temporary = path.with_name(f".{uuid4().hex}{path.suffix}")
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -35,19 +74,48 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
     """Give a temporary folder beside `folder`; rename it when the block ends without an error.
 
     Where another process has made `folder` in the meantime, that one stays.
+
+    Raises:
+        CheckpointError: the system refuses.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
-        yield temporary
-        temporary.chmod(0o755)
+    with file_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = folder.with_name(f".{uuid4().hex}")
+        temporary.mkdir()
         try:
-            temporary.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
+            yield temporary
+            try:
+                temporary.rename(folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def only_process_in(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run directory as long as the block runs.
+
+    The lock is the system's, so it ends with the process, however that ends.
+
+    Raises:
+        CheckpointError: another process works there, or the system refuses.
+    """
+    with file_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise CheckpointError(
+                f"Another process is at work in {_short(folder)}. Wait until it has ended, or "
+                "choose another folder."
+            ) from error
+    try:
+        yield
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        lock.release()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -68,3 +136,8 @@ def write_safetensors(
     whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with written_whole(path) as temporary:
         save_file(whole, temporary, metadata=dict(metadata) if metadata else None)
+
+
+def _short(path: Path | str) -> str:
+    text = os.fspath(path)
+    return text if len(text) <= 200 else f"{text[:100]}...{text[-60:]}"

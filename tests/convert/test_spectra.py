@@ -30,11 +30,11 @@ def files(folder):
 
 def check(folder, names=None):
     found, spectrum = read_spectra(folder)
-    whole = layer().along(along()).eig()
+    whole = layer().interaction(along()).eigh()
     assert found.tolist() == list(range(N) if names is None else names)
     assert torch.allclose(spectrum.values, whole.values[:, :4])
     assert spectrum.residuals.max() < 1e-4
-    q = layer().along(along()).dense()
+    q = layer().interaction(along()).dense()
     vectors = spectrum.vectors
     assert torch.allclose(vectors @ q, spectrum.values[..., None] * vectors, atol=1e-9)
 

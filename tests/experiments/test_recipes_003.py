@@ -111,7 +111,7 @@ def test_the_digit_basis_is_cut_to_its_ends():
 
 def test_both_ends_are_in_order_and_turned_like_the_inputs():
     x = normal(20, 5).abs()
-    largest, smallest = outermost(random_tensor(5, 8, 2, 0).along(normal(2, 2)).eig(), x, 2)
+    largest, smallest = outermost(random_tensor(5, 8, 2, 0).interaction(normal(2, 2)).eigh(), x, 2)
     assert (largest.values.diff(dim=-1) <= 0).all()
     assert (smallest.values.diff(dim=-1) >= 0).all()
     assert (largest.values[:, 0] > smallest.values[:, 0]).all()

@@ -90,7 +90,7 @@ def test_recipes_are_listed():
 def test_figure_6_follows_the_outermost_eigenvectors():
     x = digits().test_images
     first, last = tiny_model(10, 2, ClassifierTraining()).tensors()
-    spectrum = last.along(class_=6).eig()
+    spectrum = last.interaction(output=6).eigh()
     found = branches(spectrum, first, x)
     activations = spectrum.activations(first(x))
     for name, sign in (("P", 1), ("N", -1)):
@@ -162,7 +162,7 @@ def test_masks_are_compared_at_equal_norm(monkeypatch):
     model, data = digit_model(), digits()
     x, labels = data.test_images, data.test_labels
     curves = success(model, x, labels, seed=0)
-    masks = class_mask(model.tensor().along(class_=range(10)).eig())
+    masks = class_mask(model.tensor().interaction(output=range(10)).eigh())
     found = [
         attack(model, x, labels, mask, class_=class_, norm=2.0) for class_, mask in enumerate(masks)
     ]

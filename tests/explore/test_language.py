@@ -55,7 +55,7 @@ def test_the_spectrum_is_that_of_the_direction(view):
     W_U, vocabulary = view.model.W_U, view.tokenizer.get_vocab()
     minus = W_U[:, [vocabulary["tom"], vocabulary["ben"]]].mean(1)
     direction = W_U[:, vocabulary["lily"]] - minus
-    Q = view.model.mlp(0).tensor("mlp").along(direction).dense()
+    Q = view.model.mlp(0).tensor("mlp").interaction(direction).dense()
     found = view.spectrum(STATE).values.sort().values
     assert torch.allclose(found, torch.linalg.eigvalsh(Q))
     assert view.title(STATE) == "lily minus tom, ben"

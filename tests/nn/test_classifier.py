@@ -43,7 +43,7 @@ def test_the_chain_of_tensors_is_the_model(settings):
 def test_all_eigenvectors_rebuild_the_logits(settings):
     model = build(ClassifierConfig(**{**settings, "n_layers": 1})).double()
     x = torch.randn(5, 12, dtype=torch.float64)
-    spectrum = model.tensor().along(class_=range(settings["n_classes"])).eig()
+    spectrum = model.tensor().interaction(output=range(settings["n_classes"])).eigh()
     assert torch.allclose(spectrum(x), model(x), rtol=1e-10, atol=1e-11)
 
 

@@ -23,18 +23,18 @@ def test_paper_preset_has_the_size_of_table_3():
 def naive_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
     """The model token by token and head by head, from the weights under their field names."""
     config, time = model.config, len(ids)
-    places = model.places.weight[:time] if config.positions in ("learned", "shortformer") else 0
+    places = model.pos_embed.weight[:time] if config.positions in ("learned", "shortformer") else 0
     x = start = model.W_E[ids] + (places if config.positions == "learned" else 0)
     width = config.d_model // config.n_heads
     first = None
     for block in model.blocks:
         if config.embed_mix:
-            x = block.shares[0] * x + block.shares[1] * start
+            x = block.residual_mix[0] * x + block.residual_mix[1] * start
         read, attn = norm_by_hand(config, block.attn_norm, x), block.attn
         values = attn.value(read)
         first = values if first is None else first
         if config.value_mix:
-            values = (1 - attn.value_share) * values + attn.value_share * first
+            values = (1 - attn.value_mix_share) * values + attn.value_mix_share * first
         looked = read + (places if config.positions == "shortformer" else 0)
         y = x.clone()
         if config.bias:
@@ -108,7 +108,7 @@ def looks_by_hand(config, attn, scores: torch.Tensor) -> torch.Tensor:
             return squares / squares.sum() if config.attention_norm == "sum" else squares
         case "bilinear":
             return scale * scores[0] * scale * scores[1]
-    return (scale * scores[0]).softmax(0) - attn.lamb * (scale * scores[1]).softmax(0)
+    return (scale * scores[0]).softmax(0) - attn.diff_lambda * (scale * scores[1]).softmax(0)
 
 
 def turn_by_hand(q: torch.Tensor, distance: int, base: float) -> torch.Tensor:
@@ -282,18 +282,18 @@ def test_patterns_are_what_the_heads_mix_by(attention, attention_norm, n_kv_head
         normed["attention_norm"] = "none"
     model = random_model(n_kv_heads=n_kv_heads, **normed, **options)
     ids = random_text()[None]
-    x, places, turn = model.start(ids, torch.arange(9)[None])
+    x, pos_embed, rope = model.embed_text(ids, torch.arange(9)[None])
     attn, read = model.blocks[0].attn, model.blocks[0].attn_norm(x)
-    first = torch.randn(1, n_kv_heads, 9, 4).double()
-    pattern = attn.pattern(read, places, turn, first)
+    v_first = torch.randn(1, n_kv_heads, 9, 4).double()
+    pattern = attn.attention_pattern(read, pos_embed, rope, v_first)
     assert torch.equal(pattern, pattern.tril())
-    sums = {"softmax": 1.0, "differential": 1 - float(getattr(attn, "lamb", 0))}
+    sums = {"softmax": 1.0, "differential": 1 - float(getattr(attn, "diff_lambda", 0))}
     total = 1.0 if normed["attention_norm"] == "sum" else sums.get(attention)
     if total is not None:
         torch.testing.assert_close(pattern.sum(-1), torch.full((1, 4, 9), total).double())
-    values = attn.values(read, first).repeat_interleave(4 // n_kv_heads, 1)
+    values = attn.values(read, v_first).repeat_interleave(4 // n_kv_heads, 1)
     mixed = attn.out((pattern @ values).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attn(read, places, turn, first=first), mixed)
+    torch.testing.assert_close(attn(read, pos_embed, rope, v_first=v_first), mixed)
 
 
 @pytest.mark.parametrize("name", MLPS)
@@ -372,11 +372,11 @@ def test_rounded_rotary_positions_are_rounded_to_bfloat16(positions):
     model = random_model(rope_bfloat16=True, d_model=64, n_heads=1)
     ids = random_text(5)[None]
     places = torch.arange(positions, positions + 5)[None]
-    _, _, (cos, sin) = model.start(ids, places)
-    exact = random_model(d_model=64, n_heads=1).start(ids, places)[2]
+    _, _, (cos, sin) = model.embed_text(ids, places)
+    exact = random_model(d_model=64, n_heads=1).embed_text(ids, places)[2]
     assert torch.equal(cos.double(), exact[0].float().bfloat16().double())
     assert torch.equal(sin.double(), exact[1].float().bfloat16().double())
-    _, _, turn = model.start(ids, places)
+    _, _, turn = model.embed_text(ids, places)
     x = torch.randn(1, 1, 5, 64).double()
     first, second = x.chunk(2, -1)
     by_hand = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -412,9 +412,9 @@ def test_what_released_models_add_is_saved_and_decoded(tmp_path, attention):
 def test_what_is_mixed_in_has_to_be_given():
     model = random_model(value_mix=True, embed_mix=True)
     x = torch.randn(1, 3, 16).double()
-    with pytest.raises(BilensError, match="start=None, but with embed_mix a block reads a x"):
+    with pytest.raises(BilensError, match="x0=None, but with embed_mix a block reads a x"):
         model.blocks[0](x)
-    with pytest.raises(BilensError, match="first=None, but with value_mix the values of the fir"):
+    with pytest.raises(BilensError, match="v_first=None, but with value_mix the values of the fir"):
         model.blocks[0].attn(x)
 
 

@@ -15,11 +15,11 @@ def test_a_mask_is_two_steps_uphill_in_the_positive_part(n_in, constant, seed):
     tensor = random_tensor(n_in, 4, 2, seed)
     if constant:
         tensor = tensor.with_bias(normal(4, seed=seed), normal(4, seed=seed + 1))
-    form = tensor.along(torch.eye(2, dtype=torch.float64))
+    form = tensor.interaction(torch.eye(2, dtype=torch.float64))
     values, vectors = torch.linalg.eigh(form.dense())
     positive = vectors @ (values.clamp_min(0)[..., None] * vectors.mT)
     expected = (positive @ positive).sum(-1)[..., :n_in]
-    spectrum = form.eig()
+    spectrum = form.eigh()
     if (expected.norm(dim=-1) < 1e-6).any():
         return
     masks = class_mask(spectrum)
@@ -32,7 +32,7 @@ def test_a_mask_is_two_steps_uphill_in_the_positive_part(n_in, constant, seed):
 def test_an_attack_by_hand():
     model, data = digit_model(), digits()
     x, labels = data.test_images, data.test_labels
-    mask = class_mask(model.tensor().along(class_=3).eig())
+    mask = class_mask(model.tensor().interaction(output=3).eigh())
     found = attack(model, x, labels, 7 * mask, class_=3, norm=2.0, at_once=50)
     targeted, fooled, others = 0, 0, 0
     for image, label in zip(x, labels.tolist(), strict=True):
@@ -48,7 +48,7 @@ def test_an_attack_by_hand():
 def test_masks_beat_random_ones_of_equal_norm():
     model, data = digit_model(), digits()
     x, labels = data.test_images, data.test_labels
-    masks = class_mask(model.tensor().along(class_=range(10)).eig())
+    masks = class_mask(model.tensor().interaction(output=range(10)).eigh())
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(10, 64, generator=generator)
     wins = 0

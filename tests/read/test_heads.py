@@ -45,17 +45,17 @@ def weighed(model, scores):
     soft = [score.softmax(-1) for score in scores]
     if model.config.attention == "softmax":
         return soft[0]
-    return soft[0] - model.blocks[0].attn.lamb * soft[1]
+    return soft[0] - model.blocks[0].attn.diff_lambda * soft[1]
 
 
 @given(**parts, length=st.integers(1, 6))
 def test_scores_make_the_pattern_of_the_model(length, **options):
     model, ids = random_model(**options), random_text(length)
     last = length - 1
-    x, places, turn = model.start(ids[None], torch.arange(length)[None])
+    x, pos_embed, rope = model.embed_text(ids[None], torch.arange(length)[None])
     block = model.blocks[0]
-    read, first = block.attn_norm(block.mixed(x, x)), model.first_values(x)
-    expected = block.attn.pattern(read, places, turn, first)[0, :, last]
+    read, v_first = block.attn_norm(block.mixed(x, x)), model.first_block_values(x)
+    expected = block.attn.attention_pattern(read, pos_embed, rope, v_first)[0, :, last]
     columns = [
         [
             matrix.entries(ids[-1:], ids[last - distance : length - distance])
@@ -81,9 +81,9 @@ def test_later_blocks_are_read_on_the_embeddings(distance, **options):
     times = torch.tensor(
         [4 if place(model, 4) else distance, 4 - distance if place(model, 4) else 0]
     )
-    x, places, turn = model.start(torch.tensor([some]).T.expand(3, 2), times.expand(3, 2))
-    reads = attn.reads(x, places, turn)
-    for matrix, (q, k) in zip(found, reads, strict=True):
+    x, pos_embed, rope = model.embed_text(torch.tensor([some]).T.expand(3, 2), times.expand(3, 2))
+    found_qk = attn.queries_keys(x, pos_embed, rope)
+    for matrix, (q, k) in zip(found, found_qk, strict=True):
         expected = attn.scale * torch.einsum("ahd,bhd->hab", q[:, :, 0], k[:, :, 1])
         torch.testing.assert_close(matrix.dense(), expected)
 
@@ -95,7 +95,9 @@ def test_outputs_are_what_heads_send_to_the_logits(bias, n_kv_heads, n_layers):
     found, attn = token_outputs(model, layer), model.blocks[layer].attn
     # Under a softmax a token that stands alone is looked at with weight 1, by all heads.
     alone = attn(
-        model.W_E[:, None], None, model.start(torch.zeros(1, 1).long(), torch.zeros(1, 1).long())[2]
+        model.W_E[:, None],
+        None,
+        model.embed_text(torch.zeros(1, 1).long(), torch.zeros(1, 1).long())[2],
     )
     expected = alone[:, 0] - (attn.out.bias if bias else 0)
     torch.testing.assert_close(found.dense().sum(0), expected @ model.W_U)
@@ -103,7 +105,7 @@ def test_outputs_are_what_heads_send_to_the_logits(bias, n_kv_heads, n_layers):
 
 def test_learned_positions_are_values_too():
     model = random_model(positions="learned")
-    values = model.W_E + model.places.weight[5]
+    values = model.W_E + model.pos_embed.weight[5]
     expected = values @ model.blocks[0].attn.W_V @ model.blocks[0].attn.W_O @ model.W_U
     torch.testing.assert_close(token_outputs(model, position=5).dense(), expected)
 
@@ -185,10 +187,10 @@ def test_maps_act_on_the_stream_before_the_norm(distance, norm, **options):
     centred = x - x.mean(-1, keepdim=True) if norm == "layer" else x
     size = 1 if norm == "none" else centred.square().mean(-1, keepdim=True).sqrt()
     times = torch.tensor([[0, distance]])
-    turns = model.start(torch.zeros(1, 2).long(), times)[2]
+    turns = model.embed_text(torch.zeros(1, 2).long(), times)[2]
     for number, found in enumerate(qk_maps(model, distance=distance)):
         after, before = (
-            block.attn.reads(
+            block.attn.queries_keys(
                 read[None], None, turns and tuple(t[:, [i]].expand(1, 5, -1) for t in turns)
             )[number]
             for i in (1, 0)

@@ -209,7 +209,7 @@ def test_a_direction_is_a_difference_of_unembeddings():
 @given(**parts, layer=st.integers(0, 1), number=st.integers(0, 3))
 def test_contributions_add_up_to_the_activation(layer, number, **options):
     model, ids = random_model(n_layers=2, **options), random_text()
-    spectrum = interaction(model, output_direction(model, 3), layer).eig(4)
+    spectrum = interaction(model, output_direction(model, 3), layer).eigh(4)
     activation = spectrum.activations(block_inputs(model, ids[None], layer))[0, 6, number]
     found = contribution(model, spectrum, number, Context(ids, 6, float(activation)), layer)
     assert found.heads.shape == (4, 7)
@@ -223,7 +223,7 @@ def test_contributions_add_up_to_the_activation(layer, number, **options):
 def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options):
     model = random_model(**options)
     texts = [random_text(seed=seed) for seed in range(10)]
-    spectrum = interaction(model, output_direction(model, 3)).eig(3)
+    spectrum = interaction(model, output_direction(model, 3)).eigh(3)
     found = top_contexts(model, spectrum, texts, k=k, batch_size=batch_size)
     active = spectrum.activations(block_inputs(model, torch.stack(texts)))
     for number, contexts in enumerate(found):
@@ -242,7 +242,7 @@ def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options
 
 def test_the_same_beginning_is_one_context():
     model = random_model()
-    spectrum = interaction(model, output_direction(model, 3)).eig(1)
+    spectrum = interaction(model, output_direction(model, 3)).eigh(1)
     texts = [random_text(seed=seed) for seed in range(4)]
     alone = top_contexts(model, spectrum, texts, k=3)[0]
     again = top_contexts(model, spectrum, [*texts, *texts, *texts], k=3)[0]
@@ -251,7 +251,7 @@ def test_the_same_beginning_is_one_context():
 
 def test_contexts_come_from_a_stream_too():
     model = random_model()
-    spectrum = interaction(model, output_direction(model, 3)).eig(1)
+    spectrum = interaction(model, output_direction(model, 3)).eigh(1)
     texts = [random_text(seed=seed) for seed in range(5)]
     found = top_contexts(model, spectrum, iter(texts), k=2)
     assert [c.position for c in found[0]] == [
@@ -262,7 +262,7 @@ def test_contexts_come_from_a_stream_too():
 @pytest.mark.parametrize("head", [None, 2])
 def test_exciting_tokens_are_those_of_the_embedding(head):
     model = random_model(bias=True)
-    spectrum = interaction(model, output_direction(model, 3)).eig(2)
+    spectrum = interaction(model, output_direction(model, 3)).eigh(2)
     x = model.W_E if head is None else model.W_E @ head_map(model, head)
     overlap = x @ spectrum.vectors[1, :16]
     found = exciting_tokens(model, TOKENS, spectrum, 1, head=head, k=5)
@@ -276,7 +276,7 @@ def test_exciting_tokens_are_those_of_the_embedding(head):
 def test_reading_never_changes_the_model():
     model = random_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    spectrum = interaction(model, output_direction(model, 3)).eig(2)
+    spectrum = interaction(model, output_direction(model, 3)).eigh(2)
     following(model, TOKENS, 1)
     bigrams(model, TOKENS)
     skip_trigrams(model, TOKENS, output_direction(model, 3), 0)
@@ -290,7 +290,7 @@ def test_rows_without_a_token_have_a_number():
 
 def refused(**options):
     model = random_model(**options)
-    spectrum = interaction(random_model(), output_direction(random_model(), 3)).eig(2)
+    spectrum = interaction(random_model(), output_direction(random_model(), 3)).eigh(2)
     return model, spectrum
 
 
@@ -330,7 +330,7 @@ def test_bad_input_is_named(unchecked, read, message):
 
 def test_a_batch_of_spectra_has_no_contexts():
     model = random_model()
-    batch = interaction(model, model.W_U[:, :2].T).eig(2)
+    batch = interaction(model, model.W_U[:, :2].T).eigh(2)
     with pytest.raises(BilensError, match="reads a single form"):
         top_contexts(model, batch, [random_text()])
 

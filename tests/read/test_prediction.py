@@ -34,7 +34,7 @@ def test_a_logit_by_eigenvectors_is_the_models(settings, token, k, seed):
 def test_the_index_finds_what_a_pass_finds(settings, k):
     model = random_model(**settings)
     texts = [random_text(10, seed) for seed in (*range(8), 3, 5)]
-    spectrum = interaction(model, torch.eye(16).double()[2]).eig().outermost(2)
+    spectrum = interaction(model, torch.eye(16).double()[2]).eigh().outermost(2)
     expected = top_contexts(model, spectrum, texts, k=k)
     for mine, other in zip(
         ContextIndex(model, texts).top_contexts(spectrum, k), expected, strict=True
@@ -50,7 +50,7 @@ def test_an_index_that_cannot_be_used():
     with pytest.raises(BilensError, match="texts is empty"):
         ContextIndex(model, [])
     index = ContextIndex(model, [random_text()])
-    spectrum = interaction(model, torch.eye(16).double()[:2]).eig()
+    spectrum = interaction(model, torch.eye(16).double()[:2]).eigh()
     with pytest.raises(BilensError, match="reads a single form"):
         index.top_contexts(spectrum)
     with pytest.raises(BilensError, match="k=0, expected at least 1"):

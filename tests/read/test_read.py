@@ -22,7 +22,7 @@ from tests.tensor.factors import normal, random_tensor
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 50))
 def test_top_inputs_in_blocks_are_top_inputs(samples, n, at_once):
-    spectrum = random_tensor(5, 6, 3, samples).along(class_=[0, 2]).eig()
+    spectrum = random_tensor(5, 6, 3, samples).interaction(output=[0, 2]).eigh()
     x, n = normal(samples, 5), min(n, samples)
     found = top_inputs(spectrum, x, n, at_once)
     strength = torch.einsum("bki,si->bks", spectrum.vectors, x).abs()
@@ -31,7 +31,7 @@ def test_top_inputs_in_blocks_are_top_inputs(samples, n, at_once):
 
 
 def test_top_inputs_of_a_single_form():
-    spectrum = random_tensor(5, 6, 3, 0).along(class_=1).eig()
+    spectrum = random_tensor(5, 6, 3, 0).interaction(output=1).eigh()
     assert top_inputs(spectrum, normal(9, 5), 2).shape == (5, 2)
     with pytest.raises(BilensError, match="n=10, expected 1 to 9"):
         top_inputs(spectrum, normal(9, 5), 10)
@@ -40,7 +40,7 @@ def test_top_inputs_of_a_single_form():
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_curve_is_the_accuracy_of_cut_models(bias):
     model, data = digit_model(bias=bias), digits()
-    spectrum = model.tensor().along(class_=range(10)).eig()
+    spectrum = model.tensor().interaction(output=range(10)).eigh()
     curve = truncation_curve(spectrum, data.test_images, data.test_labels, at_once=50)
     for k in (1, 4, spectrum.k):
         predicted = spectrum.truncate(k)(data.test_images).argmax(-1)
@@ -61,7 +61,7 @@ def test_drops_and_needs():
 
 def test_an_explanation_adds_up():
     model, data = digit_model(), digits()
-    spectrum = model.tensor().along(class_=range(10)).eig()
+    spectrum = model.tensor().interaction(output=range(10)).eigh()
     x = data.test_images[3]
     found = explain(spectrum, x, n_classes=3, k=4)
     logits = model(x)
@@ -71,7 +71,7 @@ def test_an_explanation_adds_up():
         assert math.isclose(float(part.activations.sum()) + part.rest, part.logit, abs_tol=1e-4)
         assert (part.activations.abs().diff() <= 0).all()
         assert (part.vectors @ x >= 0).all()
-        Q = model.tensor().along(class_=part.class_).dense()
+        Q = model.tensor().interaction(output=part.class_).dense()
         values = part.activations / (part.vectors @ x) ** 2
         assert torch.allclose(Q.detach() @ part.vectors.T, part.vectors.T * values, atol=1e-3)
 
@@ -117,10 +117,10 @@ def test_logit_spectra_rebuild_any_sum_of_logits(bias, basis, batch, seed):
 @pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained():
     data = digits()
-    spectrum = random_tensor(64, 6, 10, 0).to(torch.float32).along(class_=0).eig()
+    spectrum = random_tensor(64, 6, 10, 0).to(torch.float32).interaction(output=0).eigh()
     with pytest.raises(BilensError, match=r"batch shape \(\), expected one axis, the classes"):
         truncation_curve(spectrum, data.test_images, data.test_labels)
-    batch = random_tensor(64, 6, 10, 0).to(torch.float32).along(class_=range(10)).eig()
+    batch = random_tensor(64, 6, 10, 0).to(torch.float32).interaction(output=range(10)).eigh()
     with pytest.raises(BilensError, match="360 samples and labels 3"):
         truncation_curve(batch, data.test_images, data.test_labels[:3])
     with pytest.raises(BilensError, match=r"x shape \(2, 64\)"):

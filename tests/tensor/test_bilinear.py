@@ -24,7 +24,7 @@ def test_evaluation(shape):
     x = normal(4, tensor.n_in)
     assert close(tensor(x), quadratic(dense(tensor), x))
     assert close(tensor(x[0]), tensor(x)[0])
-    assert close(tensor.along(class_=0)(x[0]), tensor(x)[0, 0])
+    assert close(tensor.interaction(output=0)(x[0]), tensor(x)[0, 0])
     assert close(tensor(x.reshape(2, 2, -1)), tensor(x).reshape(2, 2, -1))
 
 
@@ -32,7 +32,7 @@ def test_evaluation(shape):
 def test_directions(shape, batch):
     tensor = random_tensor(**shape)
     u = normal(*batch, tensor.n_out, seed=1)
-    form = tensor.along(u)
+    form = tensor.interaction(u)
     expected = torch.einsum("...o,oij->...ij", u, dense(tensor))
     assert form.batch_shape == batch
     assert close(form.dense(), expected)
@@ -46,9 +46,13 @@ def test_directions(shape, batch):
 def test_classes_are_unit_directions():
     tensor = random_tensor(4, 6, 5, 0)
     unit = torch.eye(5, dtype=torch.float64)
-    assert close(tensor.along(class_=3).dense(), tensor.along(unit[3]).dense())
-    assert close(tensor.along(class_=[4, 1]).dense(), tensor.along(unit[[4, 1]]).dense())
-    assert close(tensor.along(class_=range(5))[2].dense(), tensor.along(class_=2).dense())
+    assert close(tensor.interaction(output=3).dense(), tensor.interaction(unit[3]).dense())
+    assert close(
+        tensor.interaction(output=[4, 1]).dense(), tensor.interaction(unit[[4, 1]]).dense()
+    )
+    assert close(
+        tensor.interaction(output=range(5))[2].dense(), tensor.interaction(output=2).dense()
+    )
 
 
 @given(shapes)
@@ -132,7 +136,7 @@ def test_gradients():
     def everything(left, right, out, x):
         t = BilinearTensor(left, right, out)
         lifted = t.with_bias(left[:, 0], right[:, 1], out[:, 0])
-        form = t.along(out[:, 0])
+        form = t.interaction(out[:, 0])
         return t(x), lifted(x), form(x), t.inner(t), form.dense(), t.input_gram(), form.norm()
 
     assert torch.autograd.gradcheck(everything, (*factors, x))
@@ -144,12 +148,12 @@ MISFITS = [
     (lambda t: BilinearTensor(t.left[:, :0], t.right[:, :0], t.out), "empty"),
     (lambda t: t(torch.zeros(3, dtype=torch.float64)), r"x has shape \(3,\).*length 4"),
     (lambda t: t.with_bias()(torch.zeros(3, dtype=torch.float64)), r"length 4 \(or 5"),
-    (lambda t: t.along(), "either a direction or class_"),
-    (lambda t: t.along(normal(3), class_=1), "exactly one"),
-    (lambda t: t.along(normal(2)), r"direction has shape \(2,\).*length 3"),
-    (lambda t: t.along(class_=3), "class_=3, but the tensor's outputs are 0 to 2"),
-    (lambda t: t.along(class_=[0, -1]), "class_=-1"),
-    (lambda t: t.along(class_=0)[0], "no batch to index"),
+    (lambda t: t.interaction(), "either a direction or output"),
+    (lambda t: t.interaction(normal(3), output=1), "exactly one"),
+    (lambda t: t.interaction(normal(2)), r"direction has shape \(2,\).*length 3"),
+    (lambda t: t.interaction(output=3), "output=3, but the tensor's outputs are 0 to 2"),
+    (lambda t: t.interaction(output=[0, -1]), "output=-1"),
+    (lambda t: t.interaction(output=0)[0], "no batch to index"),
     (
         lambda t: t.change_basis(inputs=normal(3, 4)),
         r"inputs has shape \(3, 4\); expected \(4, k\)",
@@ -158,7 +162,7 @@ MISFITS = [
     (lambda t: t.with_residual(), "4 inputs and 3 outputs"),
     (lambda t: t.inner(random_tensor(5, 5, 3, 0)), "other has 3 outputs and 5 inputs"),
     (lambda t: t.dense(max_bytes=100), r"\(3, 4, 4\) and 384 bytes; the limit is max_bytes=100"),
-    (lambda t: t.along(class_=0).dense(max_bytes=100), "128 bytes"),
+    (lambda t: t.interaction(output=0).dense(max_bytes=100), "128 bytes"),
     (lambda t: t.svd(4), "k=4, expected 1 to 3"),
     (lambda t: t.svd(2).truncate(3), "k=3, expected 1 to 2"),
 ]

@@ -133,7 +133,7 @@ def test_truncated_spectra_approximate_the_layer():
         cut = whole.truncate(k)
         expected = torch.zeros(4, 3, dtype=torch.float64)
         for direction, back in zip(U, torch.linalg.pinv(U).T, strict=True):
-            spectrum = tensor.along(direction).eig().truncate(k)
+            spectrum = tensor.interaction(direction).eigh().truncate(k)
             expected += spectrum(x)[:, None] * back
         assert close(cut(x), expected)
         assert close(reexpress(tensor, U, k)(x), expected)

@@ -39,7 +39,7 @@ SPECTRA = {
 @pytest.mark.parametrize("name", SPECTRA)
 def test_against_the_whole_decomposition(name):
     form = form_with(SPECTRA[name])
-    found, whole = form.eig(K, tolerance=1e-7), form.eig()
+    found, whole = form.eigh(K, tolerance=1e-7), form.eigh()
     assert (found.residuals <= 1e-7).all()
     scale = whole.values.abs().max().clamp_min(1e-300)
     expected = whole.values[..., :K].abs()
@@ -51,14 +51,14 @@ def test_against_the_whole_decomposition(name):
 def test_projectors_where_there_is_a_gap():
     values = torch.cat([torch.linspace(10, 5, K), torch.linspace(1, 0.1, 300)]).double()[None]
     form = form_with(values)
-    found, exact = form.eig(K, tolerance=1e-9), form.eig().truncate(K)
+    found, exact = form.eigh(K, tolerance=1e-9), form.eigh().truncate(K)
     difference = found.vectors.mT @ found.vectors - exact.vectors.mT @ exact.vectors
     assert difference.abs().max() < 1e-7
 
 
 def test_residuals_are_what_they_say():
     form = random_form()
-    spectrum = form.eig(K)
+    spectrum = form.eigh(K)
     error = form.dense() @ spectrum.vectors.mT - (spectrum.values[..., None] * spectrum.vectors).mT
     measured = error.norm(dim=-2) / spectrum.values[:, :1].abs()
     assert torch.allclose(measured, spectrum.residuals, atol=1e-12)
@@ -68,7 +68,7 @@ def test_residuals_are_what_they_say():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_random_factors(dtype):
     form = random_form(dtype)
-    found, whole = form.eig(K), form.eig()
+    found, whole = form.eigh(K), form.eigh()
     assert found.values.dtype == dtype
     assert torch.allclose(found.values, whole.values[:, :K], rtol=1e-4)
 
@@ -78,15 +78,15 @@ def test_the_iteration_is_used_and_the_fallback_is_not(monkeypatch):
         raise AssertionError("decomposed whole")
 
     monkeypatch.setattr(eigen, "dense_eigenpairs", forbidden)
-    random_form().eig(K)
+    random_form().eigh(K)
     with pytest.raises(AssertionError, match="decomposed whole"):
-        random_form().eig(200)
+        random_form().eigh(200)
 
 
 def test_what_does_not_converge_is_decomposed_whole():
     """A tolerance under the rounding of float32 can not be met; the answer is still the best."""
     form = random_form(torch.float32)
-    found, whole = form.eig(K, tolerance=1e-12), form.eig().truncate(K)
+    found, whole = form.eigh(K, tolerance=1e-12), form.eigh().truncate(K)
     assert torch.equal(found.values, whole.values)
 
 
@@ -94,8 +94,8 @@ def test_an_overlooked_copy_is_noticed():
     """One start vector meets one direction of a repeated eigenvalue; the probe meets the others."""
     rest = torch.linspace(0.01, 1.0, 400).double()[None]
     form = form_with(torch.cat([torch.tensor([[5.0, 5.0, 5.0]]).double(), rest], 1))
-    assert torch.allclose(form.eig(K).values[0, :3], torch.full((3,), 5.0).double())
-    exact = form.eig()
+    assert torch.allclose(form.eigh(K).values[0, :3], torch.full((3,), 5.0).double())
+    exact = form.eigh()
     kept = [0, 3, 4, 5, 6, 7]
     factors = (form.left, form.right, form.weights)
     for chosen, expected in ((kept, True), (range(K), False)):
@@ -109,13 +109,13 @@ def test_an_overlooked_copy_is_noticed():
 
 def test_the_seed_decides():
     form = random_form()
-    assert torch.equal(form.eig(K, seed=3).vectors, form.eig(K, seed=3).vectors)
-    assert not torch.equal(form.eig(K, seed=3).vectors, form.eig(K, seed=4).vectors)
+    assert torch.equal(form.eigh(K, seed=3).vectors, form.eigh(K, seed=3).vectors)
+    assert not torch.equal(form.eigh(K, seed=3).vectors, form.eigh(K, seed=4).vectors)
 
 
 def test_forms_are_done_in_turns_when_memory_is_short(monkeypatch):
     form = random_form()
-    together = form.eig(K)
+    together = form.eigh(K)
     monkeypatch.setattr(eigen, "WORKING_BYTES", 1)
-    assert torch.allclose(form.eig(K).values, together.values, rtol=1e-6)
-    assert torch.allclose(form.eig().values[:, :K], together.values, rtol=1e-6)
+    assert torch.allclose(form.eigh(K).values, together.values, rtol=1e-6)
+    assert torch.allclose(form.eigh().values[:, :K], together.values, rtol=1e-6)

@@ -115,7 +115,7 @@ def test_on_the_whole_sphere_only_the_end_of_the_spectrum_is_left(n, seed, sign)
 @pytest.mark.parametrize("nonnegative", [True, False])
 def test_no_step_goes_down(nonnegative):
     for seed in range(5):
-        form = random_tensor(20, 15, 1, seed).along(class_=0)
+        form = random_tensor(20, 15, 1, seed).interaction(output=0)
         values = [
             local_extrema(form, nonnegative=nonnegative, n_starts=1, steps=steps, seed=seed).values
             for steps in (*range(1, 12), 100, 2000)
@@ -126,7 +126,7 @@ def test_no_step_goes_down(nonnegative):
 
 
 def test_a_larger_form():
-    form = random_tensor(60, 40, 1, 3).along(class_=0)
+    form = random_tensor(60, 40, 1, 3).interaction(output=0)
     Q = form.dense()
     found = local_extrema(form, seed=1)
     assert found.converged.all()
@@ -165,14 +165,14 @@ def test_small_basins_are_found_beside_a_broad_one():
 
 
 def test_single_precision_climbs_in_double():
-    form = random_tensor(20, 15, 1, 0).to(torch.float32).along(class_=0)
+    form = random_tensor(20, 15, 1, 0).to(torch.float32).interaction(output=0)
     found = local_extrema(form, tolerance=1e-10)
     assert found.converged.all()
     assert found.points.dtype == found.residuals.dtype == torch.float32
 
 
 def test_running_out_of_steps_is_told():
-    form = random_tensor(30, 20, 1, 0).along(class_=0)
+    form = random_tensor(30, 20, 1, 0).interaction(output=0)
     found = local_extrema(form, steps=1, n_starts=4)
     assert not found.converged.any()
     assert (found.residuals > 1e-6).all()
@@ -181,14 +181,14 @@ def test_running_out_of_steps_is_told():
 
 NAN = BilinearTensor(torch.full((1, 2), torch.nan), torch.ones(1, 2), torch.ones(1, 1))
 MISUSES = [
-    (lambda t: local_extrema(t.along(class_=[0, 1])), r"batch of shape \(2,\).*form\[0\]"),
-    (lambda t: local_extrema(t.with_bias().along(class_=0)), "constant coordinate"),
-    (lambda t: local_extrema(t.along(class_=0), sign=2), "sign=2, expected 1"),
-    (lambda t: local_extrema(t.along(class_=0), n_starts=0), "n_starts=0"),
-    (lambda t: local_extrema(t.along(class_=0), steps=0), "steps=0"),
-    (lambda t: local_extrema(t.along(class_=0), tolerance=0.0), "tolerance=0.0"),
-    (lambda t: local_extrema(t.along(torch.zeros(3).double())), "form is zero"),
-    (lambda t: local_extrema(NAN.along(class_=0)), "form.left holds NaN"),
+    (lambda t: local_extrema(t.interaction(output=[0, 1])), r"batch of shape \(2,\).*form\[0\]"),
+    (lambda t: local_extrema(t.with_bias().interaction(output=0)), "constant coordinate"),
+    (lambda t: local_extrema(t.interaction(output=0), sign=2), "sign=2, expected 1"),
+    (lambda t: local_extrema(t.interaction(output=0), n_starts=0), "n_starts=0"),
+    (lambda t: local_extrema(t.interaction(output=0), steps=0), "steps=0"),
+    (lambda t: local_extrema(t.interaction(output=0), tolerance=0.0), "tolerance=0.0"),
+    (lambda t: local_extrema(t.interaction(torch.zeros(3).double())), "form is zero"),
+    (lambda t: local_extrema(NAN.interaction(output=0)), "form.left holds NaN"),
 ]
 
 

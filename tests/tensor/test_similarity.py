@@ -244,7 +244,7 @@ def test_misuse_is_explained(misuse, message):
 @given(shapes, st.integers(1, 6), st.integers(1, 6))
 def test_form_cosines_are_those_of_the_matrices(shape, rank, k):
     a = random_tensor(**shape).svd().components
-    b = random_tensor(shape["n_in"], rank, k, shape["seed"] + 1).along(normal(k, k))
+    b = random_tensor(shape["n_in"], rank, k, shape["seed"] + 1).interaction(normal(k, k))
     Q, other = (unit_rows(form.dense().flatten(1)) for form in (a, b))
     assert close(form_cosines(a, b), Q @ other.T, 1e-7)
 

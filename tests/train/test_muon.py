@@ -65,7 +65,7 @@ def test_all_else_is_left_to_adamw():
     for name, weight in mine.named_parameters():
         assert torch.equal(weight, theirs.get_parameter(name)) is (name in rest)
     kinds = {name.rpartition(".")[0].split(".")[-1] for name in rest}
-    assert kinds >= {"embed", "unembed", "places", "norm", "attn_norm", "query"}
+    assert kinds >= {"embed", "unembed", "pos_embed", "norm", "attn_norm", "query"}
 
 
 def test_a_shared_embedding_is_one_weight():

@@ -3,7 +3,6 @@
 Importing it takes as long as transformers does.
 """
 
-from bilens.convert.finite import check_finite
 from bilens.convert.opening import open_model, open_tokenizer, save_model
 from bilens.convert.processing import (
     Processing,
@@ -23,7 +22,6 @@ __all__ = [
     "Swish",
     "center_unembed",
     "center_writing_weights",
-    "check_finite",
     "find_swish",
     "fold_norms",
     "fold_value_biases",

@@ -174,9 +174,9 @@ def _own(model: Any) -> Anatomy:
         inner += [block, attn]
     [unembed] = parts.maps(model.unembed)
     readings.append(Reading(parts.norm(model.norm), [unembed]))
-    places = [model.places] if config.positions == "learned" else []
+    places = [model.pos_embed] if config.positions == "learned" else []
     tables = [parts.table(module) for module in (model.embed, *places)]
-    inner += [model.places] if shortformer else []
+    inner += [model.pos_embed] if shortformer else []
     softcap = config.logit_cap is not None
     return Anatomy(readings, writes, tables, unembed, values, inner, softcap, _partly(config))
 

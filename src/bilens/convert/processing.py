@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from bilens.checks import check_weights
 from bilens.convert.anatomy import Anatomy
 from bilens.convert.families import anatomy
-from bilens.convert.finite import check_finite
 from bilens.convert.record import write_record
 from bilens.convert.steps import STEPS, refusal
 from bilens.errors import BilensError
@@ -136,7 +136,7 @@ def _apply(
     if strict and reasons:
         [(step, reason)] = reasons.items()
         raise BilensError(f"{step} would change what this model computes: {reason}")
-    check_finite(model)
+    check_weights(model)
     before = _log_probabilities(model)
     if not in_place:
         model = _sharing_memory(model)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import LinearActivation
 
+from bilens.checks import check_weights
 from bilens.convert.anatomy import Anatomy, Map, Reading
 from bilens.convert.families import anatomy
-from bilens.convert.finite import check_finite
 from bilens.convert.gated import GatedMLP, gated_mlps
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
@@ -41,7 +41,7 @@ def mlp_tensor(model: PreTrainedModel, layer: int) -> BilinearTensor:
         Pearce et al. 2024, sections 3.2 and 6.3.
     """
     mlp = _layer(model, layer)
-    check_finite(mlp.module, mlp.name)
+    check_weights(mlp.module, mlp.name)
     slope = _slope(mlp.sigma())
     if slope is None:
         raise NotBilinearError(

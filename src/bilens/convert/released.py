@@ -83,8 +83,8 @@ def _attention(
     layer: int, attention: AttentionName, swapped: Callable[[Tensor], Tensor]
 ) -> Iterator[Row]:
     theirs, ours = f"transformer.h.{layer}", f"blocks.{layer}"
-    yield Row(f"{theirs}.lambdas", (f"{ours}.shares",))
-    yield Row(f"{theirs}.attn.lamb", (f"{ours}.attn.value_share",))
+    yield Row(f"{theirs}.lambdas", (f"{ours}.residual_mix",))
+    yield Row(f"{theirs}.attn.lamb", (f"{ours}.attn.value_mix_share",))
     yield Row(f"{theirs}.attn.c_v.weight", (f"{ours}.attn.value.weight",))
     yield Row(f"{theirs}.attn.c_proj.weight", (f"{ours}.attn.out.weight",))
     for number in ("", "2") if attention in ("bilinear", "differential") else ("",):
@@ -95,7 +95,7 @@ def _attention(
                 swapped,
             )
     if attention == "differential":
-        yield Row(f"{theirs}.attn.bilinear_lamb", (f"{ours}.attn.lamb",))
+        yield Row(f"{theirs}.attn.bilinear_lamb", (f"{ours}.attn.diff_lambda",))
 
 
 def _mlp(layer: int, settings: Mapping[str, Any]) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bilens.convert.finite import check_finite
+from bilens.checks import check_weights
 from bilens.errors import CheckpointError
 
 __all__ = ["Row", "fill"]
@@ -72,7 +72,7 @@ def fill(
             value = 0.0 if name.endswith("bias") else 1.0
             state[name] = torch.full(shapes[name], value, dtype=dtype)
     model.load_state_dict(state, assign=True)
-    check_finite(model)
+    check_weights(model)
 
 
 def _parts(

@@ -54,7 +54,7 @@ def write_spectra(
         names: what each direction is called in the files; by default its number.
         top: eigenpairs of each.
         batch: directions in a file.
-        tolerance: largest residual of a pair; see `QuadraticForm.eig`.
+        tolerance: largest residual of a pair; see `QuadraticForm.eigh`.
         share: the part of this process, where several work at once.
 
     Raises:
@@ -90,7 +90,7 @@ def write_spectra(
             path = folder / f"spectra-{start // batch:05}.safetensors"
             if not path.is_file():
                 some = directions[start : start + batch].to(tensor.out)
-                found = tensor.along(some).eig(top, tolerance=tolerance)
+                found = tensor.interaction(some).eigh(top, tolerance=tolerance)
                 _write(path, found, torch.tensor(names[start : start + batch]))
             bar.advance(task)
 

@@ -13,7 +13,7 @@ from bilens.nn import ImageClassifier
 from bilens.read import read_deep
 from bilens.report import Branch, branches_html, logits_figure, path_figure, tree_figure
 from bilens.report.picture import as_image, diverging
-from bilens.tensor import OpenedTree
+from bilens.tensor import LazyTree
 from bilens.tensor.paths import effective_eigenvalues
 
 __all__ = ["DeepState", "DeepView"]
@@ -56,7 +56,7 @@ class DeepView:
         self.model, self.data, self.shape = model, data, image_shape_of(model)
         self.names = data.class_names
         self.reading = read_deep(model, data, PATHS)
-        self.tree = OpenedTree(model.tensors(), torch.eye(data.n_classes))
+        self.tree = LazyTree(model.tensors(), torch.eye(data.n_classes))
         self.found = len(self.reading.search.paths)
         self.start = DeepState(kept=min(100, self.found))
 

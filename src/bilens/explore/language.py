@@ -145,7 +145,7 @@ class LanguageView:
     @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
     def _spectrum(self, token: str, minus: tuple[str, ...], layer: int) -> Spectrum:
         direction = self._direction(token, minus)
-        return interaction(self.model, direction, layer).eig()
+        return interaction(self.model, direction, layer).eigh()
 
     def _direction(self, token: str, minus: tuple[str, ...]) -> Tensor:
         numbers = [token_id(self.tokenizer, name) for name in minus]

@@ -43,9 +43,9 @@ def rotation(
 
 def rotate(
     x: Float[Tensor, "batch heads time width"],
-    turn: tuple[Float[Tensor, "_ time half"], Float[Tensor, "_ time half"]],
+    rope: tuple[Float[Tensor, "_ time half"], Float[Tensor, "_ time half"]],
 ) -> Float[Tensor, "batch heads time width"]:
     """Turn each pair of coordinates (i, i + width/2) by its angle, alike in all heads."""
-    cos, sin = (part[..., None, :, :] for part in turn)
+    cos, sin = (part[..., None, :, :] for part in rope)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -38,8 +38,8 @@ def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
 
     Args:
         spectrum: all eigenvectors of the class in pixels, or a batch over classes:
-            `model.tensor().along(class_=3).eig()`. A constant coordinate counts, and is left out of
-            the mask.
+            `model.tensor().interaction(output=3).eigh()`. A constant coordinate counts, and is left
+            out of the mask.
 
     Raises:
         BilensError: no positive eigenvector has anything in common with an even image.

@@ -96,9 +96,9 @@ def logit_spectra(
     """
     model.require_single_layer()
     if basis == "pixels":
-        return model.tensor().along(directions).eig()
-    spectrum = model.layer_tensors()[0].along(directions).eig()
-    return spectrum.through(model.embed.weight, model.embed.bias)
+        return model.tensor().interaction(directions).eigh()
+    spectrum = model.layer_tensors()[0].interaction(directions).eigh()
+    return spectrum.pullback(model.embed.weight, model.embed.bias)
 
 
 @torch.no_grad()

@@ -60,7 +60,7 @@ def truncation_curve(
     if len(spectrum.batch_shape) != 1:
         raise BilensError(
             f"spectrum has batch shape {tuple(spectrum.batch_shape)}, expected one axis, the "
-            "classes: model.tensor().along(class_=range(n_classes)).eig()"
+            "classes: model.tensor().interaction(output=range(n_classes)).eigh()"
         )
     if len(x) == 0 or len(x) != len(labels):
         raise BilensError(f"x has {len(x)} samples and labels {len(labels)}; expected equally many")

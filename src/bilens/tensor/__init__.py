@@ -7,7 +7,7 @@ from bilens.tensor.dictionary import Dictionary, Reexpression, reexpress
 from bilens.tensor.extrema import Extrema, local_extrema
 from bilens.tensor.factored import FactoredMatrix, FactoredSVD
 from bilens.tensor.graph import tree_to_networkx
-from bilens.tensor.opened import OpenedTree
+from bilens.tensor.lazy_tree import LazyTree
 from bilens.tensor.paths import Paths
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.search import TopPaths, top_paths
@@ -24,7 +24,7 @@ __all__ = [
     "FactoredMatrix",
     "FactoredSVD",
     "Features",
-    "OpenedTree",
+    "LazyTree",
     "Paths",
     "QuadraticForm",
     "Reexpression",

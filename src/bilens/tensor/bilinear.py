@@ -101,11 +101,11 @@ class BilinearTensor:
         x = fit_input(x, self.n_in, self.constant)
         return ((x @ self.left.T) * (x @ self.right.T)) @ self.out.T
 
-    def along(
+    def interaction(
         self,
         direction: Float[Tensor, "*batch n_out"] | None = None,
         *,
-        class_: int | Sequence[int] | None = None,
+        output: int | Sequence[int] | None = None,
     ) -> QuadraticForm:
         """The interaction matrix along an output direction, as a quadratic form.
 
@@ -113,7 +113,7 @@ class BilinearTensor:
 
         Args:
             direction: u, one vector or a batch of them in the last axis.
-            class_: instead of a direction, the number of one output, or several for a batch.
+            output: instead of a direction, the number of one output, or several for a batch.
 
         Raises:
             BilensError: neither or both are given, or they do not fit the outputs.
@@ -121,10 +121,12 @@ class BilinearTensor:
         Source:
             Pearce et al. 2024, section 4.1.
         """
-        if (direction is None) == (class_ is None):
-            raise BilensError("along() takes either a direction or class_, and exactly one of them")
-        if class_ is not None:
-            weights = self.out[self._output_index(class_)]
+        if (direction is None) == (output is None):
+            raise BilensError(
+                "interaction() takes either a direction or output, and exactly one of them"
+            )
+        if output is not None:
+            weights = self.out[self._output_index(output)]
         else:
             assert direction is not None
             if direction.ndim == 0 or direction.shape[-1] != self.n_out:
@@ -135,14 +137,14 @@ class BilinearTensor:
             weights = direction.to(self.out) @ self.out
         return QuadraticForm(self.left, self.right, weights, self.constant)
 
-    def _output_index(self, class_: int | Sequence[int]) -> int | list[int]:
-        chosen = [class_] if isinstance(class_, int) else list(class_)
+    def _output_index(self, output: int | Sequence[int]) -> int | list[int]:
+        chosen = [output] if isinstance(output, int) else list(output)
         for number in chosen:
             if not 0 <= number < self.n_out:
                 raise BilensError(
-                    f"class_={number}, but the tensor's outputs are 0 to {self.n_out - 1}"
+                    f"output={number}, but the tensor's outputs are 0 to {self.n_out - 1}"
                 )
-        return class_ if isinstance(class_, int) else chosen
+        return output if isinstance(output, int) else chosen
 
     def change_basis(
         self,

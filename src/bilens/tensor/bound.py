@@ -57,7 +57,7 @@ class LayerBound:
 
     def tight(self, direction: Float[Tensor, " n_out"]) -> float:
         """From the matrix itself, at a fraction of what its eigenvectors cost."""
-        norm = spectral_norm_bound(self.weighted.along(direction).dense())
+        norm = spectral_norm_bound(self.weighted.interaction(direction).dense())
         return float(self._scaled(norm.double(), direction.double()))
 
     def _scaled(

@@ -221,7 +221,7 @@ def reexpress(
     complete = rank == tensor.n_out
     if require_complete:
         _check_complete("directions", rank, tensor.n_out)
-    spectra = tensor.along(directions).eig(k)
+    spectra = tensor.interaction(directions).eigh(k)
     return Reexpression(spectra, inverse.T.to(spectra.values), rank, complete)
 
 

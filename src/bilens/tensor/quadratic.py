@@ -21,8 +21,8 @@ __all__ = ["QuadraticForm"]
 class QuadraticForm:
     """Symmetric matrices Q = 1/2 (L' diag(w) R + R' diag(w) L), one for each row w of weights.
 
-    Get one from `BilinearTensor.along`. Batch axes come first everywhere; all forms of a batch
-    share L and R, which is what makes batches cheap.
+    Get one from `BilinearTensor.interaction`. Batch axes come first everywhere; all forms of a
+    batch share L and R, which is what makes batches cheap.
 
     Attributes:
         left: L; one row for each hidden unit.
@@ -82,7 +82,7 @@ class QuadraticForm:
         half = (self.left * self.weights[..., None]).mT @ self.right
         return (half + half.mT) / 2
 
-    def eig(self, k: int | None = None, *, tolerance: float = 1e-4, seed: int = 0) -> Spectrum:
+    def eigh(self, k: int | None = None, *, tolerance: float = 1e-4, seed: int = 0) -> Spectrum:
         """Eigenvalues and eigenvectors of each form, the largest magnitude first.
 
         Q = sum_i lambda_i v_i v_i',  so  x'Qx = sum_i lambda_i (v_i . x)^2

@@ -131,7 +131,7 @@ class _Search:
 
     def _expand(self, node: _Node) -> None:
         layer = self._layer(node)
-        spectrum = self.chain.tensors[layer].along(node.vector).eig()
+        spectrum = self.chain.tensors[layer].interaction(node.vector).eigh()
         self.expanded += 1
         children = [
             _Node(

@@ -72,7 +72,7 @@ def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b
         if len(form.batch_shape) != 1:
             raise BilensError(
                 f"{name} has batch shape {tuple(form.batch_shape)}, expected one axis: the "
-                "components of an SVD, or tensor.along(...) of several directions"
+                "components of an SVD, or tensor.interaction(...) of several directions"
             )
     if (a.n_in, a.constant) != (b.n_in, b.constant):
         raise BilensError(

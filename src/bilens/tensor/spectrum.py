@@ -147,7 +147,7 @@ class Spectrum:
         sign = torch.where(overlaps.gather(0, best).sum(0) < 0, -1, 1).to(self.values)
         return replace(self, vectors=sign[..., None] * self.vectors)
 
-    def through(
+    def pullback(
         self, weight: Float[Tensor, "n_in n_features"], bias: Float[Tensor, " n_in"] | None = None
     ) -> "Spectrum":
         """The same eigenvectors read in the features z that feed them: v.x = (W'v).z for x = W z.

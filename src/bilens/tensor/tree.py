@@ -57,7 +57,7 @@ def decompile(
     names = torch.arange(len(vectors), device=vectors.device)[:, None]
     eigenvalues = vectors.new_empty(len(vectors), 0)
     for tensor in reversed(chain.tensors):
-        spectrum = tensor.along(vectors).eig()
+        spectrum = tensor.interaction(vectors).eigh()
         k = spectrum.k
         numbers = torch.arange(k, device=vectors.device).repeat(len(vectors))
         names = torch.cat([names.repeat_interleave(k, 0), numbers[:, None]], 1)

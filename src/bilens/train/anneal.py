@@ -19,7 +19,8 @@ from transformers import (
     set_seed,
 )
 
-from bilens.convert import Swish, check_finite, give_swish, save_model
+from bilens.checks import check_weights
+from bilens.convert import Swish, give_swish, save_model
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.files import write_json, write_text
@@ -84,7 +85,7 @@ def anneal(
     Source:
         Pearce et al. 2024, section 6.3 and appendix D.
     """
-    check_finite(model)
+    check_weights(model)
     _check_corpus(model, corpus, training)
     settings = {"data": corpus.name, **asdict(training), "model": model.config.to_diff_dict()}
     if schedule is not None:

@@ -13,11 +13,11 @@ from transformers import Cache
 from bilens.errors import BilensError
 from bilens.nn.position import rotate
 
-__all__ = ["Attention", "Reads", "Turn"]
+__all__ = ["Attention", "QueriesKeys", "Rope"]
 
-Turn = tuple[Tensor, Tensor]
+Rope = tuple[Tensor, Tensor]
 """Cosines and sines of `bilens.nn.position.rotation`."""
-Reads = list[tuple[Tensor, Tensor]]
+QueriesKeys = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries (batch, heads, time, d_head) and keys (batch, kv_heads, ...)."""
 
 
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         if pairs == 2:
             self.query2, self.key2 = linear(n_heads), linear(n_kv_heads)
         self.out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
-        self.value_share = nn.Parameter(torch.tensor([0.5])) if value_mix else None
+        self.value_mix_share = nn.Parameter(torch.tensor([0.5])) if value_mix else None
 
     if TYPE_CHECKING:
         __call__ = nn.Module.__call__
@@ -66,73 +66,75 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch time d_model"],
-        places: Float[Tensor, "batch time d_model"] | None = None,
-        turn: Turn | None = None,
+        pos_embed: Float[Tensor, "batch time d_model"] | None = None,
+        rope: Rope | None = None,
         mask: Bool[Tensor, "batch 1 rows seen"] | None = None,
         cache: Cache | None = None,
-        first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
+        v_first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     ) -> Float[Tensor, "batch time d_model"]:
         """Attend to what came before.
 
         Args:
             x: what values are read from.
-            places: what shortformer positions add where queries and keys are read.
-            turn: what rotary positions turn queries and keys by.
+            pos_embed: what shortformer positions add where queries and keys are read.
+            rope: what rotary positions turn queries and keys by.
             mask: where it is True a token may be looked at; None for everything up to itself.
             cache: what is kept of earlier tokens, which grows by the new ones.
-            first: the values of the first block, where they are mixed in.
+            v_first: the values of the first block, where they are mixed in.
         """
-        reads, v = self._reads(x, places, turn), self.values(x, first)
-        mixed = self.mix(reads, v, mask, cache)
+        qk, v = self._queries_keys(x, pos_embed, rope), self.values(x, v_first)
+        mixed = self.attend(qk, v, mask, cache)
         y: Tensor = self.out(rearrange(mixed, "b h t d -> b t (h d)"))
         return y
 
-    def pattern(
+    def attention_pattern(
         self,
         x: Float[Tensor, "batch time d_model"],
-        places: Float[Tensor, "batch time d_model"] | None = None,
-        turn: Turn | None = None,
-        first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
+        pos_embed: Float[Tensor, "batch time d_model"] | None = None,
+        rope: Rope | None = None,
+        v_first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     ) -> Float[Tensor, "batch heads time time"]:
         """A: how much each head looks from every position at every earlier one."""
-        scores = [q @ k.mT for q, k in self.reads(x, places, turn)]
-        values = self.values(x, first).repeat_interleave(self.n_heads // self.n_kv_heads, 1)
+        scores = [q @ k.mT for q, k in self.queries_keys(x, pos_embed, rope)]
+        values = self.values(x, v_first).repeat_interleave(self.n_heads // self.n_kv_heads, 1)
         seen = torch.ones(scores[0].shape[-2:], dtype=torch.bool, device=x.device).tril()
-        return self.weigh(scores, seen, values)
+        return self.pattern(scores, seen, values)
 
-    def reads(
+    def queries_keys(
         self,
         x: Float[Tensor, "batch time d_model"],
-        places: Float[Tensor, "batch time d_model"] | None = None,
-        turn: Turn | None = None,
-    ) -> Reads:
+        pos_embed: Float[Tensor, "batch time d_model"] | None = None,
+        rope: Rope | None = None,
+    ) -> QueriesKeys:
         """The queries and keys of each pair; keys that heads share stand there for each of them."""
         sharing = self.n_heads // self.n_kv_heads
-        return [(q, k.repeat_interleave(sharing, 1)) for q, k in self._reads(x, places, turn)]
+        return [
+            (q, k.repeat_interleave(sharing, 1)) for q, k in self._queries_keys(x, pos_embed, rope)
+        ]
 
     def values(
         self,
         x: Float[Tensor, "batch time d_model"],
-        first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
+        v_first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     ) -> Float[Tensor, "batch kv_heads time d_head"]:
         """What each token hands to those that look at it.
 
         Args:
             x: what values are read from.
-            first: the values of the first block, where they are mixed in.
+            v_first: the values of the first block, where they are mixed in.
 
         Raises:
             BilensError: the values of the first block are needed and not given.
         """
         own = self.own_values(x)
-        if self.value_share is None:
+        if self.value_mix_share is None:
             return own
-        if first is None:
+        if v_first is None:
             raise BilensError(
-                "first=None, but with value_mix the values of the first block are mixed in; pass "
-                "model.first_values(start)"
+                "v_first=None, but with value_mix the values of the first block are mixed in; pass "
+                "model.first_block_values(x0)"
             )
-        return (1 - self.value_share) * own + self.value_share * first
+        return (1 - self.value_mix_share) * own + self.value_mix_share * v_first
 
     def own_values(
         self, x: Float[Tensor, "batch time d_model"]
@@ -141,13 +143,13 @@ class Attention(nn.Module):
         return self._heads(self.value(x))
 
     @abstractmethod
-    def mix(
-        self, reads: Reads, v: Tensor, mask: Tensor | None, cache: Cache | None
+    def attend(
+        self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
     ) -> Float[Tensor, "batch heads time d_head"]:
         """The values that each head takes in, sum_s A_ts v_s."""
 
     @abstractmethod
-    def weigh(
+    def pattern(
         self,
         scores: list[Float[Tensor, "*batch time seen"]],
         seen: Bool[Tensor, "time seen"] | None,
@@ -165,12 +167,12 @@ class Attention(nn.Module):
         first = (self.query, self.key)
         return [first, (self.query2, self.key2)] if self.pairs == 2 else [first]
 
-    def _reads(self, x: Tensor, places: Tensor | None, turn: Turn | None) -> Reads:
-        read = x if places is None else x + places
+    def _queries_keys(self, x: Tensor, pos_embed: Tensor | None, rope: Rope | None) -> QueriesKeys:
+        read = x if pos_embed is None else x + pos_embed
 
         def heads(linear: nn.Linear) -> Tensor:
             found = self._normed(self._heads(linear(read)))
-            return found if turn is None else rotate(found, turn)
+            return found if rope is None else rotate(found, rope)
 
         return [(heads(query), heads(key)) for query, key in self._maps()]
 

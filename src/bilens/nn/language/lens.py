@@ -39,7 +39,8 @@ def to_transformer_lens(
 
     The logits stay as they are. `attn.q`, `k`, `v`, `o` and, where there are two patterns, `q2` and
     `k2` have hooks, so do both factors of a gated layer, `mlp.in` (left) and `mlp.gate` (right).
-    `hook_pattern` never fires: the kernels do not form the pattern; `Attention.pattern` does.
+    `hook_pattern` never fires: the kernels do not form the pattern; `Attention.attention_pattern`
+    does.
 
     Args:
         model: any bilens language model. TransformerLens puts its hooks into it in place, so load
@@ -69,7 +70,7 @@ def to_transformer_lens(
     # What the adapter, which sees these settings alone, has to know besides.
     attn: Attention = model.blocks[0].attn  # type: ignore[assignment]
     settings.n_pairs = attn.pairs
-    settings.has_places = hasattr(model, "places")
+    settings.has_pos_embed = hasattr(model, "pos_embed")
     return build_bridge_from_module(
         model, ARCHITECTURE, tl_config=settings, tokenizer=tokenizer, model_name="bilens"
     )
@@ -87,8 +88,8 @@ class _Adapter(ArchitectureAdapter):
             "ln_final": self._norm("norm"),
             "unembed": parts.UnembeddingBridge(name="unembed", config=self.cfg),
         }
-        if cfg.has_places:
-            self.component_mapping["pos_embed"] = parts.PosEmbedBridge(name="places")
+        if cfg.has_pos_embed:
+            self.component_mapping["pos_embed"] = parts.PosEmbedBridge(name="pos_embed")
 
     def _block(self) -> dict[str, Any]:
         reading = {"q": "query", "k": "key", "v": "value", "o": "out"}

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from bilens.errors import BilensError
 from bilens.nn.gated import GatedLayer
-from bilens.nn.language.attention import Attention, Turn
+from bilens.nn.language.attention import Attention, Rope
 from bilens.nn.language.config import LanguageConfig
 from bilens.nn.language.product import ProductAttention
 from bilens.nn.language.softmax import DifferentialAttention, SoftmaxAttention
@@ -44,7 +44,7 @@ class Block(GradientCheckpointingLayer):
 
     def __init__(self, config: LanguageConfig, layer: int) -> None:
         super().__init__()
-        self.shares = nn.Parameter(torch.tensor([1.0, 0.0])) if config.embed_mix else None
+        self.residual_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if config.embed_mix else None
         self.attn_norm = make_norm(config.norm, config.d_model, config.norm_eps)
         self.attn = _make_attention(config, layer)
         self.mlp_norm = make_norm(config.norm, config.d_model, config.norm_eps)
@@ -59,40 +59,40 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self,
         x: Float[Tensor, "batch time d_model"],
-        places: Float[Tensor, "batch time d_model"] | None = None,
-        turn: Turn | None = None,
+        pos_embed: Float[Tensor, "batch time d_model"] | None = None,
+        rope: Rope | None = None,
         mask: Tensor | None = None,
         cache: Cache | None = None,
-        first: Tensor | None = None,
-        start: Float[Tensor, "batch time d_model"] | None = None,
+        v_first: Tensor | None = None,
+        x0: Float[Tensor, "batch time d_model"] | None = None,
     ) -> Float[Tensor, "batch time d_model"]:
         """The residual stream after the block.
 
-        The arguments are those of `Attention`, and `start`: x_0, where it is mixed in.
+        The arguments are those of `Attention`, and `x0`, where it is mixed in.
         """
-        x = self.mixed(x, start)
-        x = x + self.attn(self.attn_norm(x), places, turn, mask, cache, first)
+        x = self.mixed(x, x0)
+        x = x + self.attn(self.attn_norm(x), pos_embed, rope, mask, cache, v_first)
         y: Tensor = x + self.mlp(self.mlp_norm(x))
         return y
 
     def mixed(
         self,
         x: Float[Tensor, "batch time d_model"],
-        start: Float[Tensor, "batch time d_model"] | None,
+        x0: Float[Tensor, "batch time d_model"] | None,
     ) -> Float[Tensor, "batch time d_model"]:
         """The stream that the block reads: a x + b x_0, or x where nothing is mixed in.
 
         Raises:
             BilensError: x_0 is needed and not given.
         """
-        if self.shares is None:
+        if self.residual_mix is None:
             return x
-        if start is None:
+        if x0 is None:
             raise BilensError(
-                "start=None, but with embed_mix a block reads a x + b x_0; pass what the first "
-                "block reads, as model.start() gives it"
+                "x0=None, but with embed_mix a block reads a x + b x_0; pass what the first "
+                "block reads, as model.embed_text() gives it"
             )
-        return self.shares[0] * x + self.shares[1] * start
+        return self.residual_mix[0] * x + self.residual_mix[1] * x0
 
 
 def _make_attention(config: LanguageConfig, layer: int) -> Attention:
@@ -143,7 +143,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
         if config.positions in ("learned", "shortformer"):
-            self.places = nn.Embedding(config.n_ctx, config.d_model)
+            self.pos_embed = nn.Embedding(config.n_ctx, config.d_model)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.norm = make_norm(config.norm, config.d_model, config.norm_eps)
         self.unembed = nn.Linear(config.d_model, config.vocab_size, bias=False)
@@ -195,11 +195,11 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             times = torch.arange(seen, seen + input_ids.shape[1], device=input_ids.device)
             position_ids = times[None]
-        x, places, turn = self.start(input_ids, position_ids)
+        x, pos_embed, rope = self.embed_text(input_ids, position_ids)
         mask = self._mask(x, attention_mask, past_key_values, position_ids)
-        start, first = x, self.first_values(x)
+        x0, v_first = x, self.first_block_values(x)
         for block in self.blocks:
-            x = block(x, places, turn, mask, past_key_values, first, start)
+            x = block(x, pos_embed, rope, mask, past_key_values, v_first, x0)
         logits = self.unembed(self.norm(x[:, -logits_to_keep:]))
         if self.config.logit_cap is not None:
             logits = self.config.logit_cap * torch.tanh(logits / self.config.logit_cap)
@@ -248,9 +248,9 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         )
         return mask
 
-    def start(
+    def embed_text(
         self, input_ids: Int[Tensor, "batch time"], position_ids: Int[Tensor, "_ time"]
-    ) -> tuple[Float[Tensor, "batch time d_model"], Tensor | None, Turn | None]:
+    ) -> tuple[Float[Tensor, "batch time d_model"], Tensor | None, Rope | None]:
         """What the first block reads, and what positions do in the blocks.
 
         Returns:
@@ -273,23 +273,23 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
                 f"input_ids reaches position {int(position_ids.max())}; {config.positions} "
                 f"positions end at n_ctx={config.n_ctx}"
             )
-        places = self.places(position_ids)
+        pos_embed = self.pos_embed(position_ids)
         if config.positions == "learned":
-            return x + places, None, None
-        return x, places.expand_as(x), None
+            return x + pos_embed, None, None
+        return x, pos_embed.expand_as(x), None
 
-    def first_values(
-        self, start: Float[Tensor, "batch time d_model"]
+    def first_block_values(
+        self, x0: Float[Tensor, "batch time d_model"]
     ) -> Float[Tensor, "batch kv_heads time d_head"] | None:
         """The values of the first block, which `value_mix` mixes into those of every block.
 
         Args:
-            start: what the first block reads.
+            x0: what the first block reads.
         """
         if not self.config.value_mix:
             return None
         block: Block = self.blocks[0]  # type: ignore[assignment]
-        found: Tensor = block.attn.own_values(block.attn_norm(block.mixed(start, start)))
+        found: Tensor = block.attn.own_values(block.attn_norm(block.mixed(x0, x0)))
         return found
 
     @property

@@ -10,7 +10,7 @@ from transformers import Cache
 from bilens.errors import BilensError
 from bilens.kernels import bilinear_attention, resume_attention
 from bilens.nn.attention import AttentionNorm
-from bilens.nn.language.attention import Attention, Reads
+from bilens.nn.language.attention import Attention, QueriesKeys
 from bilens.nn.language.state import StateLayer
 
 __all__ = ["ProductAttention"]
@@ -43,9 +43,11 @@ class ProductAttention(Attention):
         self.scale = 1 / self.d_head if scale is None else scale
         self.norm = norm
 
-    def mix(self, reads: Reads, v: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
+    def attend(
+        self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
         """By `bilens.kernels`; a mask has one row, which is False at padding."""
-        (q1, k1), rest = reads[0], [x for pair in reads[1:] for x in pair]
+        (q1, k1), rest = qk[0], [x for pair in qk[1:] for x in pair]
         if mask is not None:
             # A token without a key weighs nothing in any pattern, nor in the state.
             k1 = k1 * mask.mT
@@ -71,8 +73,8 @@ class ProductAttention(Attention):
                 return functional.rms_norm(y, y.shape[-1:], eps=EPS)
         return y
 
-    def weigh(self, scores: list[Tensor], seen: Tensor | None, values: Tensor | None) -> Tensor:
-        """The product of the scores, normalised as the output of `mix` is.
+    def pattern(self, scores: list[Tensor], seen: Tensor | None, values: Tensor | None) -> Tensor:
+        """The product of the scores, normalised as the output of `attend` is.
 
         Without values, as where tokens are looked at apart from a text, rms has no meaning and is
         left out.

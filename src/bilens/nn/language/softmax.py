@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache
 
-from bilens.nn.language.attention import Attention, Reads
+from bilens.nn.language.attention import Attention, QueriesKeys
 
 __all__ = ["DifferentialAttention", "SoftmaxAttention"]
 
@@ -25,22 +25,24 @@ class SoftmaxAttention(Attention):
         super().__init__(pairs=1, **sizes)
         self.scale = self.d_head**-0.5 if scale is None else scale
 
-    def mix(self, reads: Reads, v: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
+    def attend(
+        self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
         """By torch's fused kernels."""
-        q, k = reads[0]
+        q, k = qk[0]
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
         return _mixed(q, k, v, mask, self.scale)
 
-    def weigh(self, scores: list[Tensor], seen: Tensor | None, values: Tensor | None) -> Tensor:
+    def pattern(self, scores: list[Tensor], seen: Tensor | None, values: Tensor | None) -> Tensor:
         """The softmax over what is seen."""
         return _softmax(scores[0] * self.scale, seen)
 
 
 class DifferentialAttention(Attention):
-    """A = softmax(scale q1_t . k1_s) - lamb softmax(scale q2_t . k2_s), s <= t.
+    """A = softmax(scale q1_t . k1_s) - lambda softmax(scale q2_t . k2_s), s <= t.
 
-    lamb is a number of each layer that is learned. Two softmaxes share values of the width of one
+    lambda is a number of each layer that is learned. Two softmaxes share values of the width of one
     head, and the outputs of heads are not normalised.
 
     Args:
@@ -48,27 +50,29 @@ class DifferentialAttention(Attention):
         sizes: those of `Attention`.
 
     Source:
-        Ye et al. 2024, "Differential Transformer", equation 1; where lamb starts: equation 3.
+        Ye et al. 2024, "Differential Transformer", equation 1; where lambda starts: equation 3.
     """
 
     def __init__(self, *, scale: float | None, **sizes: Any) -> None:
         super().__init__(pairs=2, **sizes)
         self.scale = self.d_head**-0.5 if scale is None else scale
-        self.lamb = nn.Parameter(torch.tensor([0.8 - 0.6 * exp(-0.3 * self.layer)]))
+        self.diff_lambda = nn.Parameter(torch.tensor([0.8 - 0.6 * exp(-0.3 * self.layer)]))
 
-    def mix(self, reads: Reads, v: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
+    def attend(
+        self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
         """By torch's fused kernels, one softmax after the other."""
-        (q1, k1), (q2, k2) = reads
+        (q1, k1), (q2, k2) = qk
         if cache is not None:
             both, v = cache.update(torch.cat([k1, k2], -1), v, self.layer)
             k1, k2 = both.chunk(2, -1)
         first, second = (_mixed(q, k, v, mask, self.scale) for q, k in ((q1, k1), (q2, k2)))
-        return first - self.lamb * second
+        return first - self.diff_lambda * second
 
-    def weigh(self, scores: list[Tensor], seen: Tensor | None, values: Tensor | None) -> Tensor:
+    def pattern(self, scores: list[Tensor], seen: Tensor | None, values: Tensor | None) -> Tensor:
         """The difference of the softmaxes over what is seen."""
         first, second = (_softmax(score * self.scale, seen) for score in scores)
-        return first - self.lamb * second
+        return first - self.diff_lambda * second
 
 
 def _mixed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:

@@ -59,4 +59,4 @@ def interaction(
         BilensError: there is no such block, or the direction does not fit.
     """
     tensor: BilinearTensor = model.mlp(layer).tensor(f"blocks[{layer}].mlp")
-    return tensor.along(direction)
+    return tensor.interaction(direction)

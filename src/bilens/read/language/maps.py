@@ -42,9 +42,9 @@ def qk_maps(
     queries, keys = ([read_through(norm, W) for W in side] for side in (queries, keys))
     if model.config.positions == "rotary":
         first = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-        _, _, turn = model.start(first, first + distance)
-        assert turn is not None
-        cos, sin = (part.expand(1, model.config.d_model, -1) for part in turn)
+        _, _, rope = model.embed_text(first, first + distance)
+        assert rope is not None
+        cos, sin = (part.expand(1, model.config.d_model, -1) for part in rope)
         queries = [rotate(W[None], (cos, sin))[0] for W in queries]
     return tuple(FactoredMatrix(Q, K) for Q, K in zip(queries, keys, strict=True))
 

@@ -64,7 +64,7 @@ def split_by_eigenvectors(
     """
     if k < 1:
         raise BilensError(f"k={k}, expected at least 1")
-    spectrum = interaction(model, output_direction(model, token)).eig()
+    spectrum = interaction(model, output_direction(model, token)).eigh()
     active = spectrum.activations(read_stream(model, ids, len(ids) - 1).total())
     strongest = active.abs().topk(min(k, spectrum.k)).indices
     return LogitParts(

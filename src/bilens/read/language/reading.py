@@ -148,7 +148,7 @@ def read_direction(
         Pearce et al. 2024, section 6.2 and appendix G.
     """
     form = interaction(model, _direction(model, corpus.tokenizer, output), layer)
-    whole = form.eig()
+    whole = form.eigh()
     spectrum = whole.outermost(eigenvectors)
     texts = (row["input_ids"] for row in corpus.validation)
     found = top_contexts(model, spectrum, texts, k=contexts, layer=layer)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.language import Block, LanguageModel
-from bilens.nn.language.attention import Reads
+from bilens.nn.language.attention import QueriesKeys
 from bilens.read.language.bigrams import require_no_norm
 from bilens.read.language.maps import find_attention
 from bilens.read.language.names import chosen_tokens
@@ -34,7 +34,7 @@ def token_scores(
         first * second       bilinear attention, entry by entry
         score * score        squared attention
         softmax of score     over the keys that there are
-        softmax of first - lamb softmax of second      differential attention
+        softmax of first - lambda softmax of second      differential attention
 
     before what `attention_norm` divides it by, which depends on the text. In later blocks this is
     the part of the scores that the tokens' own embeddings make. Differentiable.
@@ -110,17 +110,19 @@ def token_outputs(
     if model.config.positions == "learned":
         position = _query_position(model, 0, position)
     tokens = chosen_tokens(model, among)
-    x, _, _ = model.start(tokens[None], torch.full_like(tokens[None], position or 0))
+    x, _, _ = model.embed_text(tokens[None], torch.full_like(tokens[None], position or 0))
     unembedding = model.W_U[:, tokens].T
     values = attn.values(x)[0].repeat_interleave(attn.n_heads // attn.n_kv_heads, 0)
     return FactoredMatrix(values, unembedding @ attn.W_O.mT)
 
 
-def _reads(model: LanguageModel, layer: int, tokens: Int[Tensor, " n"], position: int) -> Reads:
+def _reads(
+    model: LanguageModel, layer: int, tokens: Int[Tensor, " n"], position: int
+) -> QueriesKeys:
     """Queries and keys of tokens that all stand at one position."""
-    x, places, turn = model.start(tokens[None], torch.full_like(tokens[None], position))
+    x, pos_embed, rope = model.embed_text(tokens[None], torch.full_like(tokens[None], position))
     block: Block = model.blocks[layer]  # type: ignore[assignment]
-    return block.attn.reads(block.attn_norm(block.mixed(x, x)), places, turn)
+    return block.attn.queries_keys(block.attn_norm(block.mixed(x, x)), pos_embed, rope)
 
 
 def _query_position(model: LanguageModel, distance: int, position: int | None) -> int:

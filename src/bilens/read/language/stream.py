@@ -53,13 +53,13 @@ def read_stream(
     if not 0 <= position < len(ids):
         raise BilensError(f"position={position}, expected 0 to {len(ids) - 1}, a place in ids")
     ids = ids[: position + 1]
-    x, read, places, turn, first = _before(model, ids[None], layer)
+    x, read, pos_embed, rope, v_first = _before(model, ids[None], layer)
     block = model.blocks[layer]
     attn: Attention = block.attn  # type: ignore[assignment]
-    looks = attn.pattern(read, places, turn, first)[0, :, position]
+    looks = attn.attention_pattern(read, pos_embed, rope, v_first)[0, :, position]
     sharing = attn.n_heads // attn.n_kv_heads
     bias = _value_bias(model, attn).repeat_interleave(sharing, 0)
-    values = attn.values(read, first)[0].repeat_interleave(sharing, 0) - bias[:, None]
+    values = attn.values(read, v_first)[0].repeat_interleave(sharing, 0) - bias[:, None]
     heads = torch.einsum("ht,hte,hed->htd", looks, values, attn.W_O)
     constant = _attention_bias(attn, looks, bias)
     whole = x[0, -1] + heads.sum((0, 1)) + constant
@@ -72,9 +72,9 @@ def block_inputs(
 ) -> Float[Tensor, "batch time d_model"]:
     """What the MLP of block `layer` reads at every position, behind its norm."""
     model.mlp(layer)
-    x, read, places, turn, first = _before(model, ids, layer)
+    x, read, pos_embed, rope, v_first = _before(model, ids, layer)
     block = model.blocks[layer]
-    y: Tensor = block.mlp_norm(x + block.attn(read, places, turn, first=first))  # type: ignore[operator]
+    y: Tensor = block.mlp_norm(x + block.attn(read, pos_embed, rope, v_first=v_first))  # type: ignore[operator]
     return y
 
 
@@ -83,22 +83,22 @@ def _before(
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor] | None, Tensor | None]:
     """The residual stream before a block, and what its attention takes."""
     times = torch.arange(ids.shape[1], device=ids.device)[None]
-    start, places, turn = model.start(ids, times)
-    x, first = start, model.first_values(start)
+    x0, pos_embed, rope = model.embed_text(ids, times)
+    x, v_first = x0, model.first_block_values(x0)
     for block in model.blocks[:layer]:
-        x = block(x, places, turn, first=first, start=start)
+        x = block(x, pos_embed, rope, v_first=v_first, x0=x0)
     last: Block = model.blocks[layer]  # type: ignore[assignment]
-    x = last.mixed(x, start)
-    return x, last.attn_norm(x), places, turn, first
+    x = last.mixed(x, x0)
+    return x, last.attn_norm(x), pos_embed, rope, v_first
 
 
 def _value_bias(model: LanguageModel, attn: Attention) -> Float[Tensor, "kv_heads d_head"]:
     """The bias of a block's values, those of the first mixed in as the values are."""
     first: Attention = model.blocks[0].attn  # type: ignore[assignment]
     own, other = (_bias(part.value).reshape(part.n_kv_heads, -1) for part in (attn, first))
-    if attn.value_share is None:
+    if attn.value_mix_share is None:
         return own
-    return (1 - attn.value_share) * own + attn.value_share * other
+    return (1 - attn.value_mix_share) * own + attn.value_mix_share * other
 
 
 def _attention_bias(attn: Attention, looks: Tensor, values: Tensor) -> Tensor:

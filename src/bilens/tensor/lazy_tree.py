@@ -12,10 +12,10 @@ from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import make_chain
 from bilens.tensor.spectrum import Spectrum
 
-__all__ = ["OpenedTree"]
+__all__ = ["LazyTree"]
 
 
-class OpenedTree:
+class LazyTree:
     """The tree that `decompile` makes whole, of which only what is asked for is decomposed.
 
     A node is known by the number of its direction, then of each eigenvector, as in `Paths`: (6,) is
@@ -84,5 +84,5 @@ class OpenedTree:
                     )
                 vector = above.vectors[name[-1]]
             tensor = self._chain.tensors[self.depth - len(name)]
-            self._opened[name] = tensor.along(vector).eig()
+            self._opened[name] = tensor.interaction(vector).eigh()
         return self._opened[name]

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.tensor import OpenedTree, decompile
+from bilens.tensor import LazyTree, decompile
 from tests.tensor.deep import chains, forward, random_chain
 from tests.tensor.factors import close, normal
 
 
-def value(tree: OpenedTree, node: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
+def value(tree: LazyTree, node: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
     """v . h of a node, from everything below it."""
     spectrum = tree.branches(node)
     if len(node) == tree.depth:
@@ -23,13 +23,13 @@ def value(tree: OpenedTree, node: tuple[int, ...], x: torch.Tensor) -> torch.Ten
 @given(chains, st.integers(0, 1))
 def test_all_branches_together_are_the_model(shape, number):
     chain, u, x = random_chain(**shape), normal(2, 4, seed=1), normal(3, 5, seed=2)
-    tree = OpenedTree(chain, u)
+    tree = LazyTree(chain, u)
     assert close(value(tree, (number,), x), forward(chain, x) @ u[number], 1e-9)
 
 
 def test_nodes_have_the_names_that_paths_have():
     chain, u = random_chain(3, "bias", 3), normal(2, 4, seed=1)
-    tree, paths = OpenedTree(chain, u), decompile(chain, u)
+    tree, paths = LazyTree(chain, u), decompile(chain, u)
     for row in range(20):
         name = (int(paths.roots[row]), *paths.indices[row].tolist())
         found = tree.branches(name[:-1])
@@ -40,12 +40,12 @@ def test_nodes_have_the_names_that_paths_have():
 
 @pytest.mark.parametrize("node", [(), (2,), (-1,), (0, 0, 0, 0)])
 def test_nodes_that_are_none(node):
-    tree = OpenedTree(random_chain(3, "plain"), normal(2, 4, seed=1))
+    tree = LazyTree(random_chain(3, "plain"), normal(2, 4, seed=1))
     with pytest.raises(BilensError, match="expected the number of one of 2 directions, then of up"):
         tree.branches(node)
 
 
 def test_an_eigenvector_that_is_none():
-    tree = OpenedTree(random_chain(3, "plain"), normal(2, 4, seed=1))
+    tree = LazyTree(random_chain(3, "plain"), normal(2, 4, seed=1))
     with pytest.raises(BilensError, match="node=.0, 7.: its 1. eigenvector is none of 0 to 2"):
         tree.branches((0, 7))

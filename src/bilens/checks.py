@@ -1,0 +1,116 @@
+"""Checks of what callers hand over: arrays by their annotations, numbers by their limits."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar, get_type_hints
+
+import torch
+from jaxtyping import AbstractArray, jaxtyped
+from torch import Tensor, nn
+
+from bilens.errors import BilensError, CheckpointError
+
+__all__ = ["check_count", "check_finite", "check_weights", "checked"]
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Hold the arrays that a public function is given to its jaxtyping annotations.
+
+    Kinds, numbers of axes and sizes that several arguments share are checked before the function
+    runs, at about 20 microseconds a call. Everything else is left to the function.
+
+    Raises:
+        BilensError: (by the function) an array does not fit; names the argument, what came, and
+            what was expected beside the other arrays.
+    """
+    signature = inspect.signature(function)
+
+    @cache
+    def arrays() -> dict[str, Any]:
+        # Looked up on the first call: annotations may name what is defined further down.
+        hints = get_type_hints(function)
+        return {name: hint for name, hint in hints.items() if name != "return" and _is_array(hint)}
+
+    @wraps(function)
+    def wrapper(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        given = signature.bind(*args, **kwargs).arguments
+        with jaxtyped("context"):
+            for name, hint in arrays().items():
+                if name in given and not isinstance(given[name], hint):
+                    raise BilensError(
+                        f"{name} is {_described(given[name])}, expected {_said(hint)}"
+                        f"{_beside(name, given)}"
+                    )
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def check_finite(**arrays: Tensor) -> None:
+    """See that no array, called by its keyword, holds NaN or infinite values.
+
+    Raises:
+        BilensError: one does.
+    """
+    for name, array in arrays.items():
+        if not torch.isfinite(array).all():
+            raise BilensError(
+                f"{name} holds NaN or infinite values, expected finite numbers; if it comes from a "
+                "model, its training may have diverged"
+            )
+
+
+def check_weights(model: nn.Module, name: str = "") -> None:
+    """See that every weight of a model, or of a part called `name`, is a finite number.
+
+    Raises:
+        CheckpointError: one is not.
+    """
+    for part, parameter in model.named_parameters(prefix=name):
+        if not torch.isfinite(parameter).all():
+            raise CheckpointError(
+                f"{part} holds NaN or infinite values. Fetch the model again; if it was trained "
+                "here, its training has diverged."
+            )
+
+
+def check_count(name: str, value: object, most: float = math.inf, what: str = "") -> None:
+    """See that a whole number is from 1 to `most`, which is the number of `what`.
+
+    Raises:
+        BilensError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        limit = "at least 1" if most == math.inf else f"1 to {most}"
+        raise BilensError(
+            f"{name}={value!r}, expected a whole number, {limit}" + (f", {what}" if what else "")
+        )
+
+
+def _is_array(hint: Any) -> bool:
+    kinds: Iterable[Any] = getattr(hint, "__args__", ()) or (hint,)
+    return any(isinstance(kind, type) and issubclass(kind, AbstractArray) for kind in kinds)
+
+
+def _said(hint: Any) -> str:
+    return str(getattr(hint, "__name__", hint)).replace("jaxtyping.", "")
+
+
+def _beside(name: str, given: dict[str, Any]) -> str:
+    others = [
+        f"{other} {tuple(value.shape)}"
+        for other, value in given.items()
+        if other != name and isinstance(value, Tensor)
+    ]
+    return f" beside {', '.join(others)}" if others else ""
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

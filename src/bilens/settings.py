@@ -1,0 +1,142 @@
+"""Settings are frozen dataclasses whose annotations say what each may be; read here in one way."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from bilens.errors import BilensError
+
+__all__ = ["Between", "Count", "Share", "Size", "check_settings", "read_settings"]
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class Between:
+    """The limits of a number, to be written into its annotation: `Annotated[int, Between(1, 8)]`.
+
+    Attributes:
+        least: smallest value.
+        most: largest value.
+        above: `least` itself is not allowed.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether a number lies within; NaN and infinite numbers never do."""
+        over = value > self.least if self.above else value >= self.least
+        return math.isfinite(value) and over and value <= self.most
+
+    def __str__(self) -> str:
+        """As an error says it."""
+        lower = f"above {self.least:g}" if self.above else f"at least {self.least:g}"
+        if self.most == math.inf:
+            return lower if self.least > -math.inf else "finite"
+        return (
+            f"{lower} and at most {self.most:,.0f}"
+            if self.most >= 1e4
+            else (f"{lower} and at most {self.most:g}")
+        )
+
+
+Size = Annotated[int, Between(1, 2**20)]
+"""A width, or a number of layers, heads or classes: more than a million is a mistake."""
+Count = Annotated[int, Between(1)]
+"""How many, without an upper limit."""
+Share = Annotated[float, Between(0, 1)]
+"""A part of a whole."""
+
+
+def check_settings(settings: Any) -> None:
+    """Hold every field of a dataclass to its annotation; meant for `__post_init__`.
+
+    Knows int, float, bool, str, `Literal`, tuples, None, unions of these, and `Between` inside
+    `Annotated`. An int passes for a float, a bool never for an int; a float has to be finite.
+
+    Raises:
+        BilensError: names the field, what it holds and what was expected.
+    """
+    for name, hint in _hints(type(settings)).items():  # type: ignore[arg-type]
+        value = getattr(settings, name)
+        if not _fits(value, hint):
+            raise BilensError(f"{name}={value!r}, expected {_say(hint)}")
+
+
+def read_settings(kind: type[Settings], given: Mapping[str, Any], source: object) -> Settings:
+    """Make settings of what a file holds; JSON's lists become tuples.
+
+    Args:
+        kind: a dataclass that checks itself.
+        given: its fields by name, all of them and nothing else.
+        source: the file, for errors.
+
+    Raises:
+        BilensError: a field is missing, unknown or out of range.
+    """
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    for complaint, names in (("unknown", given.keys() - known), ("missing", known - given.keys())):
+        if names:
+            raise BilensError(
+                f"{source}: {complaint} settings: {', '.join(sorted(names))}. It was written by "
+                "another version of bilens, or edited."
+            )
+    tupled = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+    try:
+        return kind(**tupled)
+    except BilensError as error:
+        raise BilensError(f"{source} cannot be used: {error}") from error
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _fits(value: Any, hint: Any) -> bool:  # noqa: PLR0911
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        limits = [extra for extra in parts[1:] if isinstance(extra, Between)]
+        return _fits(value, parts[0]) and all(limit.holds(value) for limit in limits)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if parts[-1] is Ellipsis:
+            return all(_fits(item, parts[0]) for item in value)
+        return len(value) == len(parts) and all(map(_fits, value, parts))
+    if hint is float:
+        return (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and (math.isfinite(value))
+        )
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, NoneType if hint is None else hint)
+
+
+def _say(hint: Any) -> str:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        limits = [str(extra) for extra in parts[1:] if isinstance(extra, Between)]
+        return ", ".join([_say(parts[0]), *limits])
+    if origin in (Union, UnionType):
+        return " or ".join(_say(part) for part in parts)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, parts)) if len(parts) > 1 else repr(parts[0])
+    if origin is tuple:
+        if parts[-1] is Ellipsis:
+            return f"a list, each {_say(parts[0])}"
+        return f"{len(parts)} values, each {_say(parts[0])}"
+    names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
+    return "none" if hint in (None, NoneType) else names.get(hint, str(hint))

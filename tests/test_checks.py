@@ -1,0 +1,87 @@
+"""What callers hand over is checked in one way, with messages that name it."""
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bilens.checks import check_count, check_finite, check_weights, checked
+from bilens.errors import BilensError, CheckpointError
+
+
+@checked
+def accuracy(
+    x: Float[Tensor, "samples n"],
+    labels: Int[Tensor, " samples"],
+    weights: Float[Tensor, "*batch n"] | None = None,
+    k: int = 1,
+) -> float:
+    """Any function."""
+    return float(len(x) + len(labels) + k)
+
+
+class Model:
+    @checked
+    def read(self, x: Float[Tensor, "samples n"]) -> int:
+        return len(x)
+
+
+def test_what_fits_passes():
+    x, labels = torch.zeros(3, 4), torch.tensor([1, 2, 3])
+    assert accuracy(x, labels) == accuracy(x, labels, torch.zeros(7, 2, 4), k=1) == 7
+    assert Model().read(x) == Model().read(x=x) == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            (torch.zeros(3, 4), torch.tensor([[1], [2], [3]])),
+            r"labels is a tensor of shape \(3, 1\) and torch.int64, expected Int\[Tensor, "
+            r"'samples'\] beside x \(3, 4\)",
+        ),
+        ((torch.zeros(3, 4), torch.tensor([1, 2])), r"labels is .* \(2,\)"),
+        ((torch.zeros(3, 4), torch.zeros(3)), r"labels is .* torch.float32, expected Int"),
+        ((np.zeros((3, 4)), torch.tensor([1])), "x is numpy.ndarray, expected Float"),
+        ((3, torch.tensor([1])), "x is int, expected Float"),
+        (
+            (torch.zeros(3, 4), torch.tensor([1, 2, 3]), torch.zeros(2, 5)),
+            r"weights is .* \(2, 5\).*expected Float\[Tensor, '\*batch n'\] \| None beside x",
+        ),
+    ],
+)
+def test_an_array_that_does_not_fit_is_named(args, message):
+    with pytest.raises(BilensError, match=message):
+        accuracy(*args)
+
+
+def test_python_says_itself_what_is_missing():
+    with pytest.raises(TypeError, match="missing a required argument: 'labels'"):
+        accuracy(torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_numbers_have_to_be_finite(value):
+    check_finite(left=torch.ones(3), labels=torch.ones(3).long())
+    with pytest.raises(BilensError, match="right holds NaN or infinite values, expected finite"):
+        check_finite(left=torch.ones(3), right=torch.tensor([1.0, value]))
+    layer = nn.Linear(2, 2).requires_grad_(False)
+    layer.weight[0, 0] = value
+    with pytest.raises(CheckpointError, match="mlp.weight holds NaN or infinite values. Fetch"):
+        check_weights(layer, "mlp")
+
+
+@pytest.mark.parametrize("value", [0, -1, 6, 2.5, True, None, torch.nan])
+def test_counts_have_limits(value):
+    check_count("k", 5, 5, "the number of inputs")
+    with pytest.raises(
+        BilensError, match=r"k=.*, expected a whole number, 1 to 5, the number of inputs"
+    ):
+        check_count("k", value, 5, "the number of inputs")
+
+
+def test_counts_without_an_upper_limit():
+    check_count("k", 10**9)
+    with pytest.raises(BilensError, match="k=0, expected a whole number, at least 1$"):
+        check_count("k", 0)
