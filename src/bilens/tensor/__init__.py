@@ -15,6 +15,7 @@ from bilens.tensor.similarity import best_match, expected_cosine, expected_inner
 from bilens.tensor.spectrum import Spectrum
 from bilens.tensor.steering import Steering, steer, steering_map
 from bilens.tensor.svd import TensorSVD
+from bilens.tensor.top_entries import TopEntries, top_entries
 from bilens.tensor.tree import decompile
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Spectrum",
     "Steering",
     "TensorSVD",
+    "TopEntries",
     "TopPaths",
     "affine",
     "best_match",
@@ -43,6 +45,7 @@ __all__ = [
     "reexpress",
     "steer",
     "steering_map",
+    "top_entries",
     "top_paths",
     "tree_to_networkx",
     "with_constant",

@@ -1,15 +1,23 @@
 """A matrix kept as the product of two thin ones, and its singular value decomposition."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import mul
 
 import torch
 from jaxtyping import Complex, Float, Float64, Int
 from torch import Tensor
 
+from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
 from bilens.tensor.memory import DENSE_LIMIT, check_dense_size
+from bilens.tensor.top_entries import TopEntries, top_entries
 
 __all__ = ["FactoredMatrix", "FactoredSVD"]
+
+BLOCK_BYTES = 16 * 1024**2
+"""Bytes of the blocks of rows in which a matrix too large to hold passes by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,17 +155,54 @@ class FactoredMatrix:
         Source:
             The post on tensor-transformer variants, appendix B (row-wise Khatri-Rao product).
         """
-        batch = self._common_batch(other)
-        mine, others = (self.n_rows, self.n_columns), (other.n_rows, other.n_columns)
-        if mine != others:
-            raise BilensError(
-                f"Matrices of shapes {mine} and {others} have no product entry by entry"
-            )
+        batch = self._entrywise_batch(other)
         left, right = (
             (a[..., :, None] * b[..., None, :]).flatten(-2)
             for a, b in ((self.left, other.left), (self.right, other.right))
         )
         return FactoredMatrix(left.expand(*batch, -1, -1), right.expand(*batch, -1, -1))
+
+    def top_entries(
+        self,
+        k: int,
+        *,
+        times: "Sequence[FactoredMatrix]" = (),
+        largest: bool = True,
+        batch_size: int | None = None,
+    ) -> TopEntries:
+        """The k largest entries, or the smallest, of each matrix, never holding a whole one.
+
+        Costs O(n_rows n_columns rank), in blocks of rows. With `times` the entries are those of
+        M * N * ..., entry by entry: the product's factors, whose rank is the product of the
+        ranks, are not formed. `entries` gives what each matrix has at the places found, and
+        gradients. Which of equal entries are taken is not said.
+
+        Args:
+            k: how many entries; all of them where there are fewer.
+            times: matrices of the same shape that this one is multiplied with entry by entry.
+            largest: the largest, or else the smallest.
+            batch_size: rows that are worked out at once; by default what 16 MiB hold.
+
+        Raises:
+            BilensError: k or batch_size is not positive, the matrices or their batches do not fit,
+                or a factor or an entry found is not finite.
+        """
+        matrices = (self, *times)
+        batch = self.batch_shape
+        for matrix in matrices:
+            batch = torch.broadcast_shapes(batch, self._entrywise_batch(matrix))
+            matrix._check_finite()
+        if batch_size is None:
+            row_bytes = batch.numel() * self.n_columns * self.left.element_size()
+            batch_size = max(1, BLOCK_BYTES // row_bytes)
+        check_count("batch_size", batch_size)
+
+        def blocks() -> Iterator[Tensor]:
+            for start in range(0, self.n_rows, batch_size):
+                some = slice(start, start + batch_size)
+                yield reduce(mul, [matrix.rows(some) for matrix in matrices])
+
+        return top_entries(blocks(), k, largest=largest)
 
     def norm(self) -> Float64[Tensor, "*batch"]:
         """Frobenius norm, in float64."""
@@ -177,8 +222,7 @@ class FactoredMatrix:
         """
         most = min(self.rank, self.n_rows, self.n_columns)
         k = most if k is None else k
-        if not 1 <= k <= most:
-            raise BilensError(f"k={k}, expected 1 to {most}, the number of components")
+        check_count("k", k, most, "the number of components")
         self._check_finite()
         Q_A, core, Q_B = self._turned()
         U, values, Vh = torch.linalg.svd(core, full_matrices=False)
@@ -234,9 +278,13 @@ class FactoredMatrix:
             ) from error
         return shape
 
+    def _entrywise_batch(self, other: "FactoredMatrix") -> torch.Size:
+        mine, others = (self.n_rows, self.n_columns), (other.n_rows, other.n_columns)
+        if mine != others:
+            raise BilensError(
+                f"Matrices of shapes {mine} and {others} have no product entry by entry"
+            )
+        return self._common_batch(other)
+
     def _check_finite(self) -> None:
-        for name in ("left", "right"):
-            if not torch.isfinite(getattr(self, name)).all():
-                raise BilensError(
-                    f"{name} holds NaN or infinite values; the model's training may have diverged"
-                )
+        check_finite(left=self.left, right=self.right)

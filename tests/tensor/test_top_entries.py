@@ -1,0 +1,90 @@
+"""The top entries of matrices that pass in blocks, against sorting them whole."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError
+from bilens.tensor import top_entries
+from tests.tensor.factors import close, normal
+from tests.tensor.test_factored import dense, random_matrix
+
+shapes = st.fixed_dictionaries(
+    {
+        "n_rows": st.integers(1, 8),
+        "n_columns": st.integers(1, 8),
+        "rank": st.integers(1, 4),
+        "batch": st.sampled_from([(), (3,), (2, 3)]),
+        "seed": st.integers(0, 10_000),
+    }
+)
+
+
+@given(
+    shapes,
+    st.integers(1, 70),
+    st.booleans(),
+    st.sampled_from([None, 1, 3, 100]),
+    st.sampled_from([(), ((),), ((), (3,)), ("itself",)]),
+)
+def test_against_sorting_the_whole_matrix(shape, k, largest, batch_size, others):
+    matrix = random_matrix(**shape)
+    times = [
+        matrix if batch == "itself" else random_matrix(**{**shape, "batch": batch, "seed": 5})
+        for batch in others
+    ]
+    M = dense(matrix)
+    for other in times:
+        M = M * dense(other)
+    found = matrix.top_entries(k, times=times, largest=largest, batch_size=batch_size)
+    expected = M.flatten(-2).sort(-1, descending=largest).values[..., :k]
+    assert close(found.values, expected)
+    assert close(
+        M.flatten(-2).gather(-1, found.rows * shape["n_columns"] + found.columns), expected
+    )
+    places = (found.rows * shape["n_columns"] + found.columns).sort(-1).values
+    assert (places.diff(dim=-1) > 0).all()
+
+
+def test_blocks_of_any_kind():
+    M = normal(7, 5)
+    found = top_entries(iter([M[:1], M[1:5], M[5:]]), 4)
+    assert torch.equal(found.values, M.flatten().sort(descending=True).values[:4])
+    assert torch.equal(M[found.rows, found.columns], found.values)
+
+
+def test_the_whole_matrix_is_never_there(monkeypatch):
+    sizes = []
+    matrix = random_matrix(1000, 2000, 3)
+    monkeypatch.setattr("bilens.tensor.factored.BLOCK_BYTES", 200_000)
+    original = type(matrix).rows
+
+    def rows(self, index):
+        block = original(self, index)
+        sizes.append(block.nbytes)
+        return block
+
+    monkeypatch.setattr(type(matrix), "rows", rows)
+    assert matrix.top_entries(3, times=[matrix]).values.shape == (3,)
+    assert max(sizes) <= 200_000
+
+
+MISUSES = [
+    (lambda m: m.top_entries(0), "k=0, expected a whole number, at least 1"),
+    (lambda m: m.top_entries(1, batch_size=0), "batch_size=0, expected a whole number"),
+    (lambda m: m.top_entries(1, times=[m.T]), r"shapes \(4, 5\) and \(5, 4\)"),
+    (lambda m: replace(m, left=m.left / 0).top_entries(1), "left holds NaN or infinite"),
+    (lambda m: top_entries([], 1), "blocks is empty"),
+    (lambda m: top_entries([torch.tensor([[1, torch.nan]])], 1), "blocks holds NaN"),
+    (lambda m: top_entries([torch.tensor([[1, torch.nan]])], 1, largest=False), "blocks holds NaN"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "message"), MISUSES)
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained(misuse, message):
+    with pytest.raises(BilensError, match=message):
+        misuse(random_matrix(4, 5, 2))
