@@ -62,16 +62,17 @@ class PlainMLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Apply the layer to rows of x."""
-        hidden: Tensor = self.inner(x)
+        y: Tensor = self.out(self.activate(self.inner(x)))
+        return y
+
+    def activate(self, z: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
+        """sigma(z)."""
         match self.activation:
             case "gelu":
-                hidden = functional.gelu(hidden)
+                return functional.gelu(z)
             case "relu2":
-                hidden = torch.relu(hidden).square()
-            case _:
-                hidden = torch.relu(hidden)
-        y: Tensor = self.out(hidden)
-        return y
+                return torch.relu(z).square()
+        return torch.relu(z)
 
     def tensor(self, name: str = "this layer") -> BilinearTensor:
         """There is none.

@@ -105,12 +105,20 @@ class Attention(nn.Module):
         x: Float[Tensor, "batch time d_model"],
         pos_embed: Float[Tensor, "batch time d_model"] | None = None,
         rope: Rope | None = None,
+        *,
+        normed: bool = True,
     ) -> QueriesKeys:
-        """The queries and keys of each pair; keys that heads share stand there for each of them."""
+        """The queries and keys of each pair; keys that heads share stand there for each of them.
+
+        Args:
+            x: what queries and keys are read from.
+            pos_embed: what shortformer positions add to it.
+            rope: what rotary positions turn queries and keys by.
+            normed: whether QK-norm acts, where the model has it.
+        """
         sharing = self.n_heads // self.n_kv_heads
-        return [
-            (q, k.repeat_interleave(sharing, 1)) for q, k in self._queries_keys(x, pos_embed, rope)
-        ]
+        found = self._queries_keys(x, pos_embed, rope, normed=normed)
+        return [(q, k.repeat_interleave(sharing, 1)) for q, k in found]
 
     def values(
         self,
@@ -167,11 +175,14 @@ class Attention(nn.Module):
         first = (self.query, self.key)
         return [first, (self.query2, self.key2)] if self.pairs == 2 else [first]
 
-    def _queries_keys(self, x: Tensor, pos_embed: Tensor | None, rope: Rope | None) -> QueriesKeys:
+    def _queries_keys(
+        self, x: Tensor, pos_embed: Tensor | None, rope: Rope | None, *, normed: bool = True
+    ) -> QueriesKeys:
         read = x if pos_embed is None else x + pos_embed
 
         def heads(linear: nn.Linear) -> Tensor:
-            found = self._normed(self._heads(linear(read)))
+            found = self._heads(linear(read))
+            found = self._normed(found) if normed else found
             return found if rope is None else rotate(found, rope)
 
         return [(heads(query), heads(key)) for query, key in self._maps()]

@@ -1,0 +1,122 @@
+"""Queries, keys and patterns of attention as the model itself computes them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from threading import RLock
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from bilens.residual.layers import Heads
+from bilens.residual.parts import Norm
+
+__all__ = ["QueriesKeys", "StopForwardError", "attends_by", "queries_keys"]
+
+QueriesKeys = list[tuple[Tensor, Tensor]]
+"""One or two pairs of queries and keys (n, heads, d_head), whose inner products are the scores."""
+
+RECORDING = "bilens-recording"
+_LOCK = RLock()
+_recorded: ContextVar[tuple[Tensor, Tensor, float]] = ContextVar("recorded")
+
+
+class StopForwardError(Exception):
+    """Ends a forward pass where enough of it is known."""
+
+
+@contextmanager
+def attends_by(model: Any, kind: str) -> Iterator[None]:
+    """Let a model of transformers attend by another of its functions as long as this runs.
+
+    The choice stands in the configuration, so that one thread at a time makes it.
+    """
+    before = getattr(model.config, "_attn_implementation", None)
+    with _LOCK:
+        model.config._attn_implementation = kind
+        try:
+            yield
+        finally:
+            model.config._attn_implementation = before
+
+
+@torch.no_grad()
+def queries_keys(
+    model: Any, heads: Heads, x: Float[Tensor, "n d_model"], position: int, *, linear: bool = False
+) -> QueriesKeys:
+    """What the heads of a layer ask and answer for rows that all stand at one position.
+
+    The rows go through the layer's own maps, norms and rotation. The scores' scale is in the
+    queries, and keys that heads share stand there for each of them.
+
+    Args:
+        model: the whole model.
+        heads: of the layer.
+        x: what the heads read, behind their norm and its gain, one row for each token.
+        position: of the tokens.
+        linear: norms of queries and keys give their gain alone, so that rows may be added up.
+    """
+    if hasattr(heads.module, "queries_keys"):
+        return _own(model, heads, x, position, linear=linear)
+    with attends_by(model, RECORDING), _gains_alone(heads.inner if linear else ()):
+        arguments = _arguments(model, heads.module, position)
+        heads.module(hidden_states=x[:, None].to(heads.out.module.weight.dtype), **arguments)  # type: ignore[arg-type]
+    query, key, scale = _recorded.get()
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    return [(scale * query[:, :, 0].to(x), key[:, :, 0].to(x))]
+
+
+def _own(model: Any, heads: Heads, x: Tensor, position: int, *, linear: bool) -> QueriesKeys:
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=x.device)
+    _, pos_embed, rope = model.embed_text(ids, torch.full_like(ids, position))
+    found = heads.module.queries_keys(  # type: ignore[operator]
+        x[:, None].to(heads.out.module.weight.dtype),  # type: ignore[arg-type]
+        None if pos_embed is None or linear else pos_embed.expand(len(x), 1, -1),
+        rope,
+        normed=not linear,
+    )
+    scale: Any = heads.module.scale
+    return [(scale * q[:, :, 0].to(x), k[:, :, 0].to(x)) for q, k in found]
+
+
+def _arguments(model: Any, module: nn.Module, position: int) -> dict[str, Any]:
+    """What a model hands to an attention besides what it reads, at a position."""
+    found: dict[str, Any] = {}
+
+    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.update(kwargs)
+        raise StopForwardError
+
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=next(module.parameters()).device)
+    with module.register_forward_pre_hook(record, with_kwargs=True), ExitStack() as stopped:
+        stopped.push(lambda kind, *_: kind is StopForwardError)
+        model(ids, position_ids=torch.full_like(ids, position), use_cache=False)
+    positions = {name: found[name] for name in ("position_embeddings",) if name in found}
+    return {**positions, "attention_mask": None}
+
+
+def _record(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """In the place of attention: keep queries and keys, and hand on what has the right shape."""
+    scale = options.get("scaling")
+    _recorded.set((query, key, query.shape[-1] ** -0.5 if scale is None else scale))
+    shared = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+    return shared.transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(RECORDING, _record)
+
+
+@contextmanager
+def _gains_alone(norms: Sequence[Norm]) -> Iterator[None]:
+    with ExitStack() as hooks:
+        for norm in norms:
+            gain = norm.gain()
+            hooks.enter_context(
+                norm.module.register_forward_hook(lambda _, args, __, g=gain: args[0] * g)
+            )
+        yield

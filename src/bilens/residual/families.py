@@ -1,0 +1,458 @@
+"""The architectures whose parts are known, each a table of names; users add theirs in one call."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from bilens.errors import BilensError
+from bilens.residual.layers import MLP, Heads, Layer, Parts
+from bilens.residual.parts import Embedding, LinearMap, Norm
+
+__all__ = ["Family", "families", "parts_of", "register_family"]
+
+Number = Callable[[Any], float | None]
+"""A number by a model's configuration."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where a model of some architecture has its parts; the defaults are Llama's.
+
+    Names are those of modules, below the model for the first five and below a layer for the rest.
+    Where one module holds queries, keys and values, or gate and up, all have its name.
+
+    Attributes:
+        layers: the list of layers.
+        embed: embedding of tokens.
+        norm: before the unembedding.
+        unembed: the map to the logits.
+        positions: embedding of positions that is added to that of tokens; None for none.
+        hidden_positions: embedding of positions that queries and keys alone read.
+        attn: the attention.
+        query: the map of queries.
+        key: the map of keys.
+        value: the map of values.
+        pair: the maps of a second pair of queries and keys, where the model has them.
+        fused: how one map holds queries, keys and values: all queries, then all keys, then all
+            values; or so for each head.
+        out: the map of the heads' values to the stream.
+        attn_norm: what the heads read through.
+        attn_out_norm: between what the heads write and the stream.
+        head_norms: norms of queries and keys, where the model has them.
+        mlp: the MLP.
+        gate: the map under the activation; None for an MLP without a gate.
+        up: the other factor.
+        down: the map back to the stream.
+        activation: the attribute of the MLP that is its activation.
+        mlp_norm: what the MLP reads through.
+        mlp_out_norm: between what the MLP writes and the stream.
+        residual_mix: numbers by which a layer mixes the embedding in, where it has them.
+        v_first_share: the number by which the first layer's values are mixed in, where there is.
+        numbers: other numbers of a layer that are known, where it has them.
+        parallel: whether attention and MLP of a layer read the same stream, by the configuration.
+        embed_scale: what token embeddings are multiplied by, by the configuration.
+        residual_scale: what attention and MLPs write is multiplied by.
+        logit_scale: what logits are multiplied by.
+        softcap: c where logits are c tanh(z / c), or None.
+        partial_values: why biases of values do not arrive whole behind attention, or None.
+        queries_keys: for attention that is not built on transformers' interface: a function of the
+            attention module, what it reads (n, d_model) and a position, that gives scaled queries
+            and keys, pairs of (n, heads, d_head).
+    """
+
+    layers: str = "model.layers"
+    embed: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    unembed: str = "lm_head"
+    positions: str | None = None
+    hidden_positions: str | None = None
+    attn: str = "self_attn"
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    pair: tuple[str, str] | None = None
+    fused: Literal["in order", "by head"] = "in order"
+    out: str = "self_attn.o_proj"
+    attn_norm: str | None = "input_layernorm"
+    attn_out_norm: str | None = None
+    head_norms: tuple[str, ...] = ("self_attn.q_norm", "self_attn.k_norm")
+    mlp: str = "mlp"
+    gate: str | None = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    activation: str = "act_fn"
+    mlp_norm: str | None = "post_attention_layernorm"
+    mlp_out_norm: str | None = None
+    residual_mix: str | None = None
+    v_first_share: str | None = None
+    numbers: tuple[str, ...] = ()
+    parallel: Callable[[Any], bool] = lambda _: False
+    embed_scale: Number = lambda _: 1.0
+    residual_scale: Number = lambda _: 1.0
+    logit_scale: Number = lambda _: 1.0
+    softcap: Number = lambda config: getattr(config, "final_logit_softcapping", None)
+    partial_values: Callable[[Any], str | None] = lambda _: None
+    queries_keys: Callable[[Any, Tensor, int], list[tuple[Tensor, Tensor]]] | None = None
+
+
+LLAMA = Family()
+GEMMA = replace(LLAMA, embed_scale=lambda config: config.hidden_size**0.5)
+FUSED_MLP = replace(
+    LLAMA, gate="mlp.gate_up_proj", up="mlp.gate_up_proj", activation="activation_fn"
+)
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": LLAMA,
+    "Qwen2ForCausalLM": LLAMA,
+    "Qwen3ForCausalLM": LLAMA,
+    "HeliumForCausalLM": LLAMA,
+    "GlmForCausalLM": FUSED_MLP,
+    "Phi3ForCausalLM": replace(
+        FUSED_MLP,
+        query="self_attn.qkv_proj",
+        key="self_attn.qkv_proj",
+        value="self_attn.qkv_proj",
+    ),
+    "GraniteForCausalLM": replace(
+        LLAMA,
+        embed_scale=lambda config: config.embedding_multiplier,
+        residual_scale=lambda config: config.residual_multiplier,
+        logit_scale=lambda config: 1 / config.logits_scaling,
+    ),
+    "Cohere2ForCausalLM": replace(
+        LLAMA,
+        mlp_norm="input_layernorm",
+        parallel=lambda _: True,
+        logit_scale=lambda config: config.logit_scale,
+    ),
+    "Olmo2ForCausalLM": replace(
+        LLAMA,
+        attn_norm=None,
+        attn_out_norm="post_attention_layernorm",
+        mlp_norm=None,
+        mlp_out_norm="post_feedforward_layernorm",
+    ),
+    "GemmaForCausalLM": GEMMA,
+    **dict.fromkeys(
+        ("Gemma2ForCausalLM", "Gemma3ForCausalLM"),
+        replace(
+            GEMMA,
+            attn_out_norm="post_attention_layernorm",
+            mlp_norm="pre_feedforward_layernorm",
+            mlp_out_norm="post_feedforward_layernorm",
+        ),
+    ),
+    "GPT2LMHeadModel": Family(
+        layers="transformer.h",
+        embed="transformer.wte",
+        positions="transformer.wpe",
+        norm="transformer.ln_f",
+        attn="attn",
+        query="attn.c_attn",
+        key="attn.c_attn",
+        value="attn.c_attn",
+        out="attn.c_proj",
+        attn_norm="ln_1",
+        gate=None,
+        up="mlp.c_fc",
+        down="mlp.c_proj",
+        activation="act",
+        mlp_norm="ln_2",
+    ),
+    "GPTNeoXForCausalLM": Family(
+        layers="gpt_neox.layers",
+        embed="gpt_neox.embed_in",
+        norm="gpt_neox.final_layer_norm",
+        attn="attention",
+        query="attention.query_key_value",
+        key="attention.query_key_value",
+        value="attention.query_key_value",
+        fused="by head",
+        out="attention.dense",
+        gate=None,
+        up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+        activation="act",
+        parallel=lambda config: config.use_parallel_residual,
+    ),
+}
+
+
+def own_family(config: Any) -> Family:
+    """The parts of bilens's own `LanguageModel`, which its configuration chooses."""
+    gated = config.mlp in ("bilinear", "swiglu", "geglu", "reglu")
+    second = config.attention in ("bilinear", "differential")
+    return Family(
+        layers="blocks",
+        embed="embed",
+        norm="norm",
+        unembed="unembed",
+        positions="pos_embed" if config.positions == "learned" else None,
+        hidden_positions="pos_embed" if config.positions == "shortformer" else None,
+        attn="attn",
+        query="attn.query",
+        key="attn.key",
+        value="attn.value",
+        pair=("attn.query2", "attn.key2") if second else None,
+        out="attn.out",
+        attn_norm="attn_norm",
+        gate="mlp.right" if gated else None,
+        up="mlp.left" if gated else "mlp.inner",
+        down="mlp.out",
+        activation="gate" if gated else "activate",
+        mlp_norm="mlp_norm",
+        residual_mix="residual_mix" if config.embed_mix else None,
+        v_first_share="attn.value_mix_share" if config.value_mix else None,
+        numbers=("attn.diff_lambda",) if config.attention == "differential" else (),
+        softcap=lambda config: config.logit_cap,
+        partial_values=_own_partial_values,
+    )
+
+
+def _own_partial_values(config: Any) -> str | None:
+    if config.attention != "softmax":
+        return f"rows of a pattern do not sum to 1 with attention={config.attention!r}"
+    if config.value_mix:
+        return "the first block's values are mixed into all, and so are their biases"
+    return None
+
+
+def register_family(architecture: str, family: Family) -> None:
+    """Let bilens read and process models of an architecture that it does not know.
+
+    Args:
+        architecture: name of the models' class.
+        family: where its parts are; what it says is held against the first model that is read.
+
+    Raises:
+        BilensError: the architecture is known already.
+    """
+    if architecture in families():
+        raise BilensError(f"architecture={architecture!r} is known already; expected a new name")
+    FAMILIES[architecture] = family
+
+
+def families() -> list[str]:
+    """The names of the architectures that are known."""
+    return [*FAMILIES, "LanguageModel"]
+
+
+def parts_of(model: nn.Module) -> Parts:
+    """The parts of a model of a known family.
+
+    Raises:
+        BilensError: the family is unknown, or the model lacks parts that its family names, has
+            others, or a norm computes something else.
+    """
+    kind = type(model).__name__
+    if kind not in families():
+        raise BilensError(
+            f"model is a {kind}, whose structure is not known; expected {', '.join(families())}. "
+            "bilens.register_family() adds an architecture."
+        )
+    family = own_family(model.config) if kind == "LanguageModel" else FAMILIES[kind]
+    found = _Finder(model, family).parts()
+    known = {id(parameter) for parameter in found.parameters()}
+    strange = [name for name, part in model.named_parameters() if id(part) not in known]
+    if strange:
+        raise BilensError(
+            f"This {kind} has weights that its family has not, so what they do is not known: "
+            f"{', '.join(strange[:5])}"
+        )
+    return found
+
+
+class _Finder:
+    """Looks up what a family names, and sees that each part is of a kind that is understood."""
+
+    def __init__(self, model: nn.Module, family: Family) -> None:
+        self.model, self.family = model, family
+        self.config: Any = model.config
+        self.layers = [
+            f"{family.layers}.{number}"
+            for number in range(len(self._module(family.layers)))  # type: ignore[arg-type]
+        ]
+        self._require_all()
+
+    def parts(self) -> Parts:
+        family, config = self.family, self.config
+        embed = self._embedding(family.embed, float(family.embed_scale(config) or 1))
+        return Parts(
+            layers=[self._layer(name) for name in self.layers],
+            embed=embed,
+            positions=self._embedding(family.positions) if family.positions else None,
+            hidden_positions=(
+                self._embedding(family.hidden_positions) if family.hidden_positions else None
+            ),
+            norm=self._norm(family.norm),
+            unembed=self._map(family.unembed),
+            parallel=bool(family.parallel(config)),
+            residual_scale=float(family.residual_scale(config) or 1),
+            logit_scale=float(family.logit_scale(config) or 1),
+            softcap=family.softcap(config),
+            partial_values=family.partial_values(config),
+            queries_keys=family.queries_keys,
+        )
+
+    def _require_all(self) -> None:
+        """See that whatever the family names is there, and say all at once what is not."""
+        family = self.family
+        whole = [family.embed, family.norm, family.unembed]
+        whole += [name for name in (family.positions, family.hidden_positions) if name]
+        inner = [family.attn, family.query, family.key, family.value, family.out, family.mlp]
+        inner += [family.up, family.down, f"{family.mlp}.{family.activation}", *(family.pair or ())]
+        optional = [family.gate, family.attn_norm, family.attn_out_norm, family.mlp_norm]
+        optional += [family.mlp_out_norm, family.residual_mix, family.v_first_share]
+        inner += [name for name in optional if name]
+        names = [*whole, *(f"{layer}.{name}" for layer in self.layers[:1] for name in inner)]
+        missing = [name for name in names if self._get(name) is None]
+        settings = [] if hasattr(self.config, "num_attention_heads") else ["num_attention_heads"]
+        if missing or settings:
+            listed = [*missing, *(f"config.{name}" for name in settings)]
+            raise BilensError(
+                f"{type(self.model).__name__} has no {', '.join(listed)}; say in its Family where "
+                "these are, and give None for what the architecture does not have"
+            )
+
+    def _layer(self, name: str) -> Layer:
+        family = self.family
+        return Layer(
+            name=name,
+            module=self._module(name),
+            heads=self._heads(name),
+            mlp=self._mlp(name),
+            residual_mix=self._get(f"{name}.{family.residual_mix}")
+            if family.residual_mix
+            else None,
+            numbers=tuple(self._get(f"{name}.{number}") for number in family.numbers),
+        )
+
+    def _heads(self, layer: str) -> Heads:
+        family, config = self.family, self.config
+        n_heads = config.num_attention_heads
+        n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
+        if family.query == family.key == family.value:
+            query, key, value = self._fused(f"{layer}.{family.query}", n_heads, n_kv_heads)
+        else:
+            query, key, value = (
+                self._map(f"{layer}.{name}") for name in (family.query, family.key, family.value)
+            )
+        pairs = [(query, key)]
+        if family.pair is not None:
+            second = tuple(self._map(f"{layer}.{name}") for name in family.pair)
+            pairs.append(second)  # type: ignore[arg-type]
+        share = f"{layer}.{family.v_first_share}"
+        return Heads(
+            module=self._module(f"{layer}.{family.attn}"),
+            norm=self._norm(f"{layer}.{family.attn_norm}") if family.attn_norm else None,
+            pairs=tuple(pairs),
+            value=value,
+            out=self._map(f"{layer}.{family.out}"),
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            out_norm=self._norm(f"{layer}.{family.attn_out_norm}")
+            if family.attn_out_norm
+            else None,
+            inner=tuple(
+                known_norm(f"{layer}.{name}", module)
+                for name in family.head_norms
+                if (module := self._get(f"{layer}.{name}")) is not None
+            ),
+            v_first_share=self._get(share) if family.v_first_share else None,
+        )
+
+    def _fused(self, name: str, n_heads: int, n_kv_heads: int) -> list[LinearMap]:
+        whole = self._map(name)
+        rows = torch.arange(whole.n_out)
+        if self.family.fused == "by head":
+            parts = [part.flatten() for part in rows.reshape(n_heads, 3, -1).unbind(1)]
+        else:
+            d_head = whole.n_out // (n_heads + 2 * n_kv_heads)
+            sizes = [n * d_head for n in (n_heads, n_kv_heads, n_kv_heads)]
+            parts = list(rows.split(sizes))
+        return [replace(whole, rows=part) for part in parts]
+
+    def _mlp(self, layer: str) -> MLP:
+        family = self.family
+        up, down = self._map(f"{layer}.{family.up}"), self._map(f"{layer}.{family.down}")
+        gate = self._map(f"{layer}.{family.gate}") if family.gate else None
+        if gate is not None and gate.module is up.module:
+            rows = torch.arange(up.n_out)
+            gate, up = (replace(up, rows=half) for half in rows.chunk(2))
+        return MLP(
+            name=f"{layer}.{family.mlp}",
+            module=self._module(f"{layer}.{family.mlp}"),
+            up=up,
+            gate=gate,
+            down=down,
+            activation=family.activation,
+            norm=self._norm(f"{layer}.{family.mlp_norm}") if family.mlp_norm else None,
+            out_norm=self._norm(f"{layer}.{family.mlp_out_norm}") if family.mlp_out_norm else None,
+        )
+
+    def _map(self, name: str) -> LinearMap:
+        module = self._module(name)
+        if type(module) not in (nn.Linear, Conv1D):
+            raise self._unknown(name, "a plain linear map; merge adapters and dequantize")
+        return LinearMap(name, module)
+
+    def _embedding(self, name: str, scale: float = 1.0) -> Embedding:
+        module = self._module(name)
+        if not isinstance(module, nn.Embedding):
+            raise self._unknown(name, "an embedding")
+        return Embedding(name, module, scale)
+
+    def _norm(self, name: str) -> Norm | None:
+        module = self._module(name)
+        if isinstance(module, nn.Identity):
+            return None
+        if not isinstance(getattr(module, "weight", None), nn.Parameter):
+            raise self._unknown(name, "a norm with a gain, or nn.Identity for none")
+        return known_norm(name, module)
+
+    def _module(self, name: str) -> nn.Module:
+        found = self._get(name)
+        if not isinstance(found, nn.Module):
+            raise BilensError(f"{type(self.model).__name__} has no module {name}")
+        return found
+
+    def _get(self, name: str) -> Any:
+        found: Any = self.model
+        for part in name.split("."):
+            found = getattr(found, part, None) if found is not None else None
+        return found
+
+    def _unknown(self, name: str, expected: str) -> BilensError:
+        kind = type(self._get(name)).__name__
+        return BilensError(f"{name} is a {kind}, expected {expected} first")
+
+
+def known_norm(name: str, module: nn.Module) -> Norm:
+    """A norm, recognised by what it computes: with or without centring, weight or 1 + weight.
+
+    Raises:
+        BilensError: it computes something else.
+    """
+    weight: Any = module.weight
+    eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
+    eps = torch.finfo(weight.dtype).eps if eps is None else float(eps)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, len(weight), generator=generator).to(weight) + 1
+    with torch.no_grad():
+        expected = module(x)
+        for centres in (False, True):
+            for offset in (0.0, 1.0):
+                norm = Norm(name, module, centres, offset, eps)
+                y = norm.normalised(x.to(norm.gain())) * norm.gain()
+                bias = norm.bias()
+                y = y if bias is None else y + bias
+                if torch.allclose(y.to(expected), expected, rtol=0.02, atol=1e-4):
+                    return norm
+    raise BilensError(
+        f"{name} is a {type(module).__name__} and computes something else than gain * x / |x| + "
+        "bias, centred or not, so it cannot be folded"
+    )

@@ -1,0 +1,258 @@
+"""What a transformer is made of, layer by layer, whatever its family."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bilens.residual.parts import Embedding, LinearMap, Norm
+
+__all__ = ["MLP", "Heads", "Layer", "Parts", "Readers"]
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """The attention of a layer.
+
+    Attributes:
+        module: it.
+        norm: between the stream and what the heads read; None where there is none.
+        pairs: the maps of queries and keys, two pairs where two patterns are multiplied or
+            subtracted.
+        value: the map of values.
+        out: the map of the mixed values to the stream.
+        n_heads: number of heads.
+        n_kv_heads: number of heads of keys and values, each shared by as many heads.
+        out_norm: between the output and the stream; None where there is none.
+        inner: norms of queries and keys.
+        v_first_share: by which the first layer's values are mixed into these, where they are.
+    """
+
+    module: nn.Module
+    norm: Norm | None
+    pairs: tuple[tuple[LinearMap, LinearMap], ...]
+    value: LinearMap
+    out: LinearMap
+    n_heads: int
+    n_kv_heads: int
+    out_norm: Norm | None = None
+    inner: tuple[Norm, ...] = ()
+    v_first_share: nn.Parameter | None = None
+
+    @property
+    def d_head(self) -> int:
+        """Width of a head's values."""
+        return self.value.n_out // self.n_kv_heads
+
+    @property
+    def sharing(self) -> int:
+        """How many heads share keys and values."""
+        return self.n_heads // self.n_kv_heads
+
+    @property
+    def norm_or_module(self) -> nn.Module:
+        """What the stream is handed to first."""
+        return self.module if self.norm is None else self.norm.module
+
+    @property
+    def reads(self) -> tuple[LinearMap, ...]:
+        """All maps that read the stream."""
+        return (*(part for pair in self.pairs for part in pair), self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class MLP:
+    """D(up(x) * act(gate(x))), or D act(up(x)) where there is no gate.
+
+    Attributes:
+        name: of the module in the model.
+        module: it.
+        up: the map of the factor without the activation, or the only one.
+        gate: the map that the activation is applied to; None for an MLP without a gate.
+        down: the map back to the stream.
+        activation: the module's attribute that holds the activation, or the function itself.
+        norm: between the stream and the maps; None where there is none.
+        out_norm: between the output and the stream; None where there is none.
+    """
+
+    name: str
+    module: nn.Module
+    up: LinearMap
+    gate: LinearMap | None
+    down: LinearMap
+    activation: str | Callable[[Tensor], Tensor]
+    norm: Norm | None = None
+    out_norm: Norm | None = None
+
+    @property
+    def norm_or_module(self) -> nn.Module:
+        """What the stream is handed to first."""
+        return self.module if self.norm is None else self.norm.module
+
+    @property
+    def reads(self) -> tuple[LinearMap, ...]:
+        """All maps that read the stream, the one under the activation first."""
+        return (self.up,) if self.gate is None else (self.gate, self.up)
+
+    def act(self, z: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
+        """The activation."""
+        found: Tensor = self.activation_function()(z)
+        return found
+
+    def activation_function(self) -> Any:
+        """The function or module that the activation is."""
+        if isinstance(self.activation, str):
+            return getattr(self.module, self.activation)
+        return self.activation
+
+    def computes(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows d_model"]:
+        """What such an MLP makes of what it reads, out of its parts."""
+        up = self.up.chosen(self.up.module(x).mT).mT
+        if self.gate is None:
+            hidden = self.act(up)
+        else:
+            hidden = up * self.act(self.gate.chosen(self.gate.module(x).mT).mT)
+        y: Tensor = self.down.module(hidden)
+        return y
+
+    def scale_gate(self, factor: float) -> None:
+        """Multiply the gate's weights, and its biases where it has some, by a factor."""
+        assert self.gate is not None
+        whole, rows = self.gate.whole, self.gate.rows
+        chosen = slice(None) if rows is None else rows
+        weight, bias = whole.weight().clone(), whole.bias()
+        weight[chosen] *= factor
+        whole.set_weight(weight)
+        if bias is not None:
+            bias = bias.clone()
+            bias[chosen] *= factor
+            whole.set_bias(bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer: y = x + heads(x), then y + mlp(y); side by side, both read x.
+
+    Attributes:
+        name: of the module in the model.
+        module: it.
+        heads: its attention.
+        mlp: its MLP.
+        residual_mix: a and b where the layer reads a x + b x_0 instead of x; None where it reads x.
+        numbers: other parameters of the layer that are no weights of a map or norm.
+    """
+
+    name: str
+    module: nn.Module
+    heads: Heads
+    mlp: MLP
+    residual_mix: nn.Parameter | None = None
+    numbers: tuple[nn.Parameter, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Readers:
+    """All linear maps that read the stream behind one norm.
+
+    Attributes:
+        norm: between the stream and the maps; None for nothing.
+        maps: whole ones, so that fused queries, keys and values are one.
+        obstacle: why the norm cannot be folded into the maps; None where it can.
+    """
+
+    norm: Norm | None
+    maps: Sequence[LinearMap]
+    obstacle: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A transformer as what reads its residual stream and what writes to it.
+
+    Attributes:
+        layers: in their order.
+        embed: the embedding of tokens.
+        positions: the embedding of positions that is added to it; None where there is none.
+        hidden_positions: an embedding of positions that queries and keys alone read.
+        norm: before the unembedding; None where there is none.
+        unembed: the map to the logits.
+        parallel: whether the MLP reads what attention reads, instead of what it wrote.
+        residual_scale: by which all that attention and MLPs write is multiplied.
+        logit_scale: by which the logits are multiplied.
+        softcap: c where logits are c tanh(z / c); None where they are z.
+        partial_values: why biases of values do not arrive whole behind attention; None where they
+            do.
+        queries_keys: how to ask attention for queries and keys, where the model is not built on
+            transformers' interface; see `Family`.
+    """
+
+    layers: Sequence[Layer]
+    embed: Embedding
+    positions: Embedding | None
+    hidden_positions: Embedding | None
+    norm: Norm | None
+    unembed: LinearMap
+    parallel: bool = False
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    partial_values: str | None = None
+    queries_keys: Callable[[Any, Tensor, int], list[tuple[Tensor, Tensor]]] | None = None
+
+    @property
+    def tables(self) -> list[Embedding]:
+        """The embeddings that add to the stream."""
+        return [table for table in (self.embed, self.positions) if table is not None]
+
+    @property
+    def writes(self) -> list[LinearMap]:
+        """The maps that add to the stream."""
+        return [part for layer in self.layers for part in (layer.heads.out, layer.mlp.down)]
+
+    @property
+    def out_norms(self) -> list[Norm]:
+        """The norms between an output and the stream."""
+        found = [part.out_norm for layer in self.layers for part in (layer.heads, layer.mlp)]
+        return [norm for norm in found if norm is not None]
+
+    def readers(self) -> list[Readers]:
+        """All that reads the stream, in the order of the model, those behind one norm together."""
+        found: list[Readers] = []
+        hidden = (
+            None
+            if self.hidden_positions is None
+            else "positions are added between the norm and queries and keys"
+        )
+        for layer in self.layers:
+            heads, mlp = layer.heads, layer.mlp
+            parts: list[tuple[Norm | None, tuple[LinearMap, ...], str | None]]
+            parts = [(heads.norm, heads.reads, hidden), (mlp.norm, mlp.reads, None)]
+            if heads.norm and mlp.norm and heads.norm.module is mlp.norm.module:
+                parts = [(heads.norm, (*heads.reads, *mlp.reads), hidden)]
+            found += [Readers(norm, _whole(maps), why) for norm, maps, why in parts]
+        return [*found, Readers(self.norm, [self.unembed])]
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Every parameter whose part in the model is known."""
+        tables = [*self.tables, *([self.hidden_positions] if self.hidden_positions else [])]
+        readers = self.readers()
+        modules: list[nn.Module] = [
+            *(reader.norm.module for reader in readers if reader.norm is not None),
+            *(part.module for reader in readers for part in reader.maps),
+            *(part.module for part in self.writes),
+            *(table.module for table in tables),
+            *(norm.module for norm in self.out_norms),
+            *(norm.module for layer in self.layers for norm in layer.heads.inner),
+        ]
+        for module in modules:
+            yield from module.parameters(recurse=False)
+        for layer in self.layers:
+            mixes = (layer.residual_mix, layer.heads.v_first_share)
+            yield from (part for part in (*mixes, *layer.numbers) if part is not None)
+
+
+def _whole(maps: Sequence[LinearMap]) -> list[LinearMap]:
+    """Each module once."""
+    return list({id(part.module): part.whole for part in maps}.values())

@@ -1,0 +1,438 @@
+"""One view of any transformer that adds to a residual stream, for everything that reads one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+from transformers.activations import LinearActivation
+
+from bilens.checks import check_weights, checked
+from bilens.errors import BilensError, NotBilinearError
+from bilens.nn import Gate
+from bilens.residual.attention import QueriesKeys, queries_keys
+from bilens.residual.families import parts_of
+from bilens.residual.layers import Layer
+from bilens.residual.parts import working_dtype
+from bilens.residual.trace import Trace, mlp_inputs, trace
+from bilens.tensor import BilinearTensor, FactoredMatrix, QuadraticForm
+
+__all__ = ["HeadWeights", "ResidualModel"]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadWeights:
+    """The way of values through the heads of a layer, its norms and scales folded in.
+
+    A row n that is looked at arrives as (n V + v_bias) O, behind the weight that the pattern gives
+    it; out_bias is added once.
+
+    Attributes:
+        value: V.
+        value_bias: v_bias.
+        out: O.
+        out_bias: what belongs to no head.
+    """
+
+    value: Float[Tensor, "heads d_model d_head"]
+    value_bias: Float[Tensor, "heads d_head"]
+    out: Float[Tensor, "heads d_head d_model"]
+    out_bias: Float[Tensor, " d_model"]
+
+
+class ResidualModel:
+    """Embedding, unembedding and, for each layer, what reads the stream and what writes to it.
+
+    Everything lives in one basis: what reads does so in the normalised stream
+
+        n = x / |x| sqrt(d_model)      (after centring where the model has LayerNorms)
+
+    before the norm's gain, which is folded into the maps, as are all constants by which a model
+    multiplies. Without norms n = x. What writes does so into the stream x itself. Weights are given
+    in float32, or in float64 where they are stored so; the model is left alone.
+
+    Args:
+        model: a causal language model of bilens, of a family that `bilens.residual.families` knows,
+            or of one that `bilens.register_family` has added.
+        tokenizer: for tokens by name.
+
+    Attributes:
+        model: the model itself.
+        tokenizer: its tokenizer, or None.
+        parts: where in the model everything stands.
+
+    Raises:
+        BilensError: the family is not known, or the model is not what its family says.
+        CheckpointError: a weight is NaN or infinite.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        check_weights(model)
+        self.model: Any = model.eval()
+        self.tokenizer = tokenizer
+        self.parts = parts_of(model)
+
+    # What it is.
+
+    @property
+    def config(self) -> Any:
+        """The model's configuration."""
+        return self.model.config
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers."""
+        return len(self.parts.layers)
+
+    @property
+    def n_heads(self) -> int:
+        """Attention heads of each layer."""
+        return self.parts.layers[0].heads.n_heads
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.parts.embed.module.embedding_dim
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that have an embedding."""
+        return self.parts.embed.module.num_embeddings
+
+    @property
+    def device(self) -> torch.device:
+        """Where the embedding is."""
+        return self.parts.embed.module.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What weights are given in."""
+        return working_dtype(self.parts.embed.module.weight.dtype)
+
+    @property
+    def has_norms(self) -> bool:
+        """Whether a norm stands before the unembedding, whose scale a text decides."""
+        return self.parts.norm is not None
+
+    def to(self, device: torch.device | str) -> "ResidualModel":
+        """The same view of the model on another device; the model itself moves."""
+        self.model.to(device)
+        return self
+
+    # Tokens.
+
+    @property
+    def W_E(self) -> Float[Tensor, "vocab d_model"]:
+        """What each token adds to the stream, positions aside."""
+        return self.parts.embed.weight() * self.parts.embed.scale
+
+    @property
+    def W_U(self) -> Float[Tensor, "vocab d_model"]:
+        """What each logit reads of the normalised stream behind the last layer."""
+        return self._unembedding()[0]
+
+    @property
+    def b_U(self) -> Float[Tensor, " vocab"]:
+        """What each logit has of no stream: biases of the last norm and of the unembedding."""
+        weight, bias = self._unembedding()
+        return weight.new_zeros(len(weight)) if bias is None else bias
+
+    def _unembedding(self) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self._read(self.parts.unembed, self.parts.norm)
+        scale = self.parts.logit_scale
+        return scale * weight, None if bias is None else scale * bias
+
+    def embedded(
+        self, tokens: Int[Tensor, " n"], position: int | None = None
+    ) -> Float[Tensor, "n d_model"]:
+        """The stream before the first layer, for tokens that all stand at one position.
+
+        Args:
+            tokens: their numbers.
+            position: where they stand; learned positions ask for it, for others it plays no part.
+
+        Raises:
+            BilensError: the model has learned positions and none is given, or it is out of range.
+        """
+        x = self.W_E[tokens]
+        table = self.parts.positions
+        if table is None:
+            return x
+        if position is None:
+            raise BilensError(
+                "position=None, and the model has learned positions, which add a vector of their "
+                "own to every token; give a place in the text"
+            )
+        if not 0 <= position < table.module.num_embeddings:
+            raise BilensError(
+                f"position={position}, expected 0 to {table.module.num_embeddings - 1}, the "
+                "positions that the model has learned"
+            )
+        return x + table.weight()[position]
+
+    # Directions and layers.
+
+    def direction(self, token: int, minus: Sequence[int] = ()) -> Float[Tensor, " d_model"]:
+        """W_U of a token, less the mean of W_U of others: what their logits differ by reads.
+
+        Args:
+            token: its number.
+            minus: numbers of tokens to subtract; none for the token alone.
+
+        Raises:
+            BilensError: a number is not that of a token.
+
+        Source:
+            Pearce et al. 2024, figure 7.
+        """
+        rows = self.parts.unembed.n_out
+        for name, numbers in (("token", [token]), ("minus", list(minus))):
+            for number in numbers:
+                if not 0 <= number < rows:
+                    raise BilensError(
+                        f"{name}={number}, expected 0 to {rows - 1}, the number of a token"
+                    )
+        W_U = self.W_U
+        return W_U[token] - W_U[list(minus)].mean(0) if minus else W_U[token]
+
+    def layer(self, layer: int) -> Layer:
+        """The parts of a layer.
+
+        Raises:
+            BilensError: there is no such layer.
+        """
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.n_layers:
+            raise BilensError(f"layer={layer!r}, expected 0 to {self.n_layers - 1}")
+        return self.parts.layers[layer]
+
+    @torch.no_grad()
+    def mlp(self, layer: int) -> BilinearTensor:
+        """The MLP of a layer as a tensor, from the normalised stream to what it adds to the stream.
+
+        Biases become the constant coordinate. Where a norm stands behind the MLP, its gain is
+        folded in and its scale, which a text decides, is left out.
+
+        Raises:
+            NotBilinearError: the MLP has no gate, or an activation that is not linear.
+            BilensError: there is no such layer.
+
+        Source:
+            Pearce et al. 2024, sections 3.2 and 6.3.
+        """
+        mlp = self.layer(layer).mlp
+        if mlp.gate is None:
+            raise NotBilinearError(
+                f"{mlp.name} has no gate, so that there is no product in it, and it is not a "
+                "tensor. Read heads and n-grams of the stream, or a model with gated MLPs."
+            )
+        slope = _slope(mlp.activation_function())
+        if slope is None:
+            raise NotBilinearError(
+                f"{mlp.name} has an activation that is not linear, {mlp.activation_function()}, so "
+                "it is not a tensor. `bilens anneal` trains the model until it is one."
+            )
+        return self.mlp_factors(layer, slope)
+
+    @torch.no_grad()
+    def mlp_factors(self, layer: int, slope: float = 1.0) -> BilinearTensor:
+        """D, up and gate of a layer as the tensor that they are where act(z) = slope z.
+
+        With the ratios act(z) / z of a `Trace` as weights of its hidden units the same factors are
+        the MLP on a text, exactly.
+
+        Raises:
+            NotBilinearError: the MLP has no gate.
+            BilensError: there is no such layer.
+        """
+        mlp = self.layer(layer).mlp
+        if mlp.gate is None:
+            raise NotBilinearError(f"{mlp.name} has no gate, so that there is no product in it")
+        left, left_bias = self._read(mlp.up, mlp.norm)
+        right, right_bias = self._read(mlp.gate, mlp.norm)
+        out, out_bias = self._write(mlp.down, mlp.out_norm)
+        tensor = BilinearTensor(left, slope * right, out)
+        if left_bias is None and right_bias is None and out_bias is None:
+            return tensor
+        right_bias = None if right_bias is None else slope * right_bias
+        return tensor.with_bias(left_bias, right_bias, out_bias)
+
+    def interaction(self, direction: Float[Tensor, "*batch d_model"], layer: int) -> QuadraticForm:
+        """What the MLP of a layer adds along a direction, a quadratic form of what it reads.
+
+        Raises:
+            NotBilinearError: the MLP is not a tensor.
+            BilensError: there is no such layer, or the direction does not fit.
+        """
+        return self.mlp(layer).interaction(direction)
+
+    @torch.no_grad()
+    def heads(self, layer: int) -> HeadWeights:
+        """Values and outputs of the heads of a layer.
+
+        With `value_mix` these are the layer's own values, by the share that they have.
+
+        Raises:
+            BilensError: there is no such layer.
+        """
+        heads = self.layer(layer).heads
+        value, value_bias = self._read(heads.value, heads.norm)
+        out, out_bias = self._write(heads.out, heads.out_norm)
+        if heads.v_first_share is not None:
+            share = 1 - heads.v_first_share.detach().to(value)
+            value, value_bias = share * value, None if value_bias is None else share * value_bias
+        bias = value.new_zeros(len(value)) if value_bias is None else value_bias
+
+        def each(values: Tensor) -> Tensor:
+            split = values.unflatten(0, (heads.n_kv_heads, heads.d_head))
+            shared: Tensor = split.repeat_interleave(heads.sharing, 0)
+            return shared
+
+        return HeadWeights(
+            value=each(value).mT,
+            value_bias=each(bias),
+            out=out.T.unflatten(0, (heads.n_heads, heads.d_head)),
+            out_bias=out.new_zeros(len(out)) if out_bias is None else out_bias,
+        )
+
+    def ov(self, layer: int) -> FactoredMatrix:
+        """W_V W_O of every head: a row n that is looked at arrives as n OV; biases are left out.
+
+        Raises:
+            BilensError: there is no such layer.
+
+        Source:
+            Elhage et al. 2021, "Splitting attention heads into query-key and output-value
+            circuits".
+        """
+        weights = self.heads(layer)
+        return FactoredMatrix(weights.value, weights.out.mT)
+
+    @torch.no_grad()
+    def qk(self, layer: int, distance: int = 0) -> tuple[FactoredMatrix, ...]:
+        """W_Q R W_K' of every head, one batch for each pair of queries and keys.
+
+        The score of row n for a row m that stands `distance` places earlier is n QK m', where R
+        turns rotary queries by the distance. Norms of queries and keys give their gain, not their
+        scale; biases and positions that are vectors are left out.
+
+        Returns:
+            Two batches for bilinear and differential attention, or else one; their axis is the
+            heads.
+
+        Raises:
+            BilensError: there is no such layer, or the distance is negative.
+
+        Source:
+            Elhage et al. 2021, as for `ov`.
+        """
+        if distance < 0:
+            raise BilensError(f"distance={distance}, expected 0 or more: tokens see nothing later")
+        heads = self.layer(layer).heads
+        basis = torch.eye(self.d_model, dtype=self.dtype, device=self.device)
+        if heads.norm is not None:
+            basis = heads.norm.folded(basis, None)[0].T
+        # The last row asks for what biases give alone.
+        rows = torch.cat([basis, torch.zeros_like(basis[:1])])
+
+        def maps(position: int, side: int) -> list[Tensor]:
+            found = self._queries_keys(layer, rows, position, linear=True)
+            return [(pair[side][:-1] - pair[side][-1:]).transpose(0, 1) for pair in found]
+
+        return tuple(map(FactoredMatrix, maps(distance, 0), maps(0, 1)))
+
+    @torch.no_grad()
+    def queries_keys(
+        self, layer: int, n: Float[Tensor, "rows d_model"], position: int
+    ) -> QueriesKeys:
+        """Queries and keys of normalised rows that all stand at one position.
+
+        Biases, norms of queries and keys, rotation and the scores' scale are in them.
+
+        Returns:
+            One or two pairs of (rows, heads, d_head), whose inner products are the scores.
+
+        Raises:
+            BilensError: there is no such layer.
+        """
+        norm = self.layer(layer).heads.norm
+        x = n if norm is None else norm.applied(n)
+        return self._queries_keys(layer, x, position, linear=False)
+
+    # Texts.
+
+    @checked
+    def trace(self, ids: Int[Tensor, " time"]) -> Trace:
+        """Run the model on a text: its streams, norm scales, patterns and gate ratios.
+
+        Raises:
+            BilensError: the text is empty, or holds a number that is not a token.
+        """
+        self._check_ids(ids)
+        return trace(self.model, self.parts, ids.to(self.device))
+
+    @checked
+    def mlp_inputs(
+        self, ids: Int[Tensor, "batch time"], layer: int
+    ) -> Float[Tensor, "batch time d_model"]:
+        """What the MLP of a layer reads at every position of some texts: the normalised stream.
+
+        Raises:
+            BilensError: a text is empty, holds a number that is not a token, or there is no such
+                layer.
+        """
+        self._check_ids(ids)
+        mlp = self.layer(layer).mlp
+        x = mlp_inputs(self.model, mlp, ids.to(self.device))
+        return x if mlp.norm is None else mlp.norm.normalised(x)
+
+    @checked
+    @torch.no_grad()
+    def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
+        """The model's logits, in float32 or float64.
+
+        Raises:
+            BilensError: a text is empty, or holds a number that is not a token.
+        """
+        self._check_ids(ids)
+        found = self.model(ids.to(self.device), use_cache=False)
+        return getattr(found, "logits", found).to(self.dtype)  # type: ignore[no-any-return]
+
+    def _check_ids(self, ids: Tensor) -> None:
+        if ids.numel() == 0:
+            raise BilensError(f"ids has shape {tuple(ids.shape)}, expected at least one token")
+        least, most = int(ids.min()), int(ids.max())
+        if least < 0 or most >= self.vocab_size:
+            raise BilensError(
+                f"ids holds the number {least if least < 0 else most}, expected 0 to "
+                f"{self.vocab_size - 1}, those of the model's tokens"
+            )
+
+    # How norms and constants come into maps, here and nowhere else.
+
+    def _read(self, part: Any, norm: Any) -> tuple[Tensor, Tensor | None]:
+        weight, bias = part.weight(), part.bias()
+        return (weight, bias) if norm is None else norm.folded(weight, bias)
+
+    def _write(self, part: Any, norm: Any) -> tuple[Tensor, Tensor | None]:
+        scale, weight, bias = self.parts.residual_scale, part.weight(), part.bias()
+        if norm is not None:
+            weight = norm.folded_behind(weight)
+            bias = None if bias is None else norm.folded_behind(bias)
+        return scale * weight, None if bias is None else scale * bias
+
+    def _queries_keys(
+        self, layer: int, x: Tensor, position: int, *, linear: bool
+    ) -> list[tuple[Tensor, Tensor]]:
+        heads = self.parts.layers[layer].heads
+        if self.parts.queries_keys is not None:
+            return self.parts.queries_keys(heads.module, x, position)
+        return queries_keys(self.model, heads, x, position, linear=linear)
+
+
+def _slope(activation: Any) -> float | None:
+    if isinstance(activation, Gate):
+        return activation.slope
+    return 1.0 if isinstance(activation, (LinearActivation, nn.Identity)) else None

@@ -1,0 +1,193 @@
+"""The pieces of a transformer that touch its residual stream: linear maps, embeddings, norms."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+__all__ = ["Embedding", "LinearMap", "Norm", "working_dtype"]
+
+
+def working_dtype(stored: torch.dtype) -> torch.dtype:
+    """What weights of a storage dtype are computed in: float64 for itself, else float32."""
+    return torch.float64 if stored == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """A linear map x -> W x + b: an `nn.Linear`, GPT-2's Conv1D, or some rows of one.
+
+    Attributes:
+        name: of the module in the model.
+        module: it.
+        rows: which of its outputs these are, where several maps are fused into one; None for all.
+    """
+
+    name: str
+    module: nn.Module
+    rows: Int[Tensor, " n_out"] | None = None
+
+    @property
+    def whole(self) -> "LinearMap":
+        """The map with all its outputs."""
+        return replace(self, rows=None)
+
+    @property
+    def n_out(self) -> int:
+        """Number of outputs."""
+        if self.rows is not None:
+            return len(self.rows)
+        return _weight(self.module).shape[1 if isinstance(self.module, Conv1D) else 0]
+
+    def weight(self) -> Float[Tensor, "n_out n_in"]:
+        """W, for computing: in float32 or float64."""
+        stored = _weight(self.module).detach()
+        stored = stored.T if isinstance(self.module, Conv1D) else stored
+        return self.chosen(stored).to(working_dtype(stored.dtype))
+
+    def bias(self) -> Float[Tensor, " n_out"] | None:
+        """The bias b, for computing; None where the module has none."""
+        stored = self.module.bias
+        if stored is None:
+            return None
+        assert isinstance(stored, Tensor)
+        return self.chosen(stored.detach()).to(working_dtype(stored.dtype))
+
+    def chosen(self, outputs: Float[Tensor, "n_all *rest"]) -> Float[Tensor, "n_out *rest"]:
+        """These rows of what belongs to all outputs of the module."""
+        return outputs if self.rows is None else outputs[self.rows.to(outputs.device)]
+
+    def set_weight(self, weight: Float[Tensor, "n_out n_in"]) -> None:
+        """Put a new W in the place of the old, in the storage dtype; for whole maps."""
+        weight = weight.T.contiguous() if isinstance(self.module, Conv1D) else weight
+        _put(_weight(self.module), weight)
+
+    def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
+        """Put a new b in the place of the old, or where there was none; for whole maps."""
+        weight = _weight(self.module)
+        if self.module.bias is None:
+            self.module.bias = nn.Parameter(bias.to(weight.dtype), weight.requires_grad)
+        else:
+            _put(self.module.bias, bias)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """A table whose rows are added to the residual stream.
+
+    Attributes:
+        name: of the module in the model.
+        module: it.
+        scale: by which the model multiplies the rows.
+    """
+
+    name: str
+    module: nn.Embedding
+    scale: float = 1.0
+
+    def weight(self) -> Float[Tensor, "n_rows d_model"]:
+        """The rows as they are stored, for computing: in float32 or float64."""
+        stored = self.module.weight.detach()
+        return stored.to(working_dtype(stored.dtype))
+
+    def set_weight(self, weight: Float[Tensor, "n_rows d_model"]) -> None:
+        """Put new rows in the place of the old, in the storage dtype."""
+        _put(_weight(self.module), weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """g * n + b with n = c / sqrt(mean(c^2) + eps), and c = x, or x without its mean.
+
+    n is the normalised stream, in which all directions of bilens live; g and b belong to the maps
+    that read behind the norm.
+
+    Attributes:
+        name: of the module in the model.
+        module: it.
+        centres: whether the mean is taken away: LayerNorm does, RMSNorm does not.
+        offset: what the module adds to its weight to have the gain g; 1 in Gemma.
+        eps: what it adds to the mean square.
+    """
+
+    name: str
+    module: nn.Module
+    centres: bool
+    offset: float
+    eps: float
+
+    def gain(self) -> Float[Tensor, " d_model"]:
+        """The gain g."""
+        stored = _weight(self.module).detach()
+        return self.offset + stored.to(working_dtype(stored.dtype))
+
+    def bias(self) -> Float[Tensor, " d_model"] | None:
+        """The bias b; None where the norm has none."""
+        stored = getattr(self.module, "bias", None)
+        return None if stored is None else stored.detach().to(working_dtype(stored.dtype))
+
+    def centred(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """c: x, or x without its mean."""
+        return x - x.mean(-1, keepdim=True) if self.centres else x
+
+    def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
+        """1 / sqrt(mean(c^2) + eps), by which the norm multiplies c."""
+        return (self.centred(x).square().mean(-1) + self.eps).rsqrt()
+
+    def normalised(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """n, what the norm makes of x before its gain."""
+        return self.centred(x) * self.scale(x)[..., None]
+
+    def applied(self, n: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """G n + b: what the norm hands on, of what it has normalised."""
+        y, bias = self.centred(n) * self.gain(), self.bias()
+        return y if bias is None else y + bias
+
+    def folded(
+        self, weight: Float[Tensor, "n_out d_model"], bias: Float[Tensor, " n_out"] | None
+    ) -> tuple[Float[Tensor, "n_out d_model"], Float[Tensor, " n_out"] | None]:
+        """W and e of a map that reads behind the norm, as a map that reads n: W g and e + W b.
+
+        n has no mean behind a LayerNorm, so that the mean of each row of W meets nothing, and is
+        taken away.
+
+        Source:
+            Elhage et al. 2021, "Handling Layer Normalization".
+        """
+        before = self.bias()
+        if before is not None and before.any():
+            added = weight @ before
+            bias = added if bias is None else bias + added
+        return self.centred(weight * self.gain()), bias
+
+    def folded_behind(self, out: Float[Tensor, "d_model *n"]) -> Float[Tensor, "d_model *n"]:
+        """What writes before the norm, as what writes behind it, but for the norm's scale: g D.
+
+        For norms between an output and the stream, as in Gemma 2; D may be a bias too.
+        """
+        return (self.centred(out.T) * self.gain()).T
+
+    def is_plain(self) -> bool:
+        """Whether it centres and scales, and does nothing else."""
+        bias = self.bias()
+        return bool((self.gain() == 1).all()) and (bias is None or not bias.any())
+
+    def make_plain(self) -> None:
+        """Set the gain to 1 and the bias to 0."""
+        weight = _weight(self.module)
+        _put(weight, torch.full_like(weight, 1 - self.offset))
+        if getattr(self.module, "bias", None) is not None:
+            _put(self.module.bias, torch.zeros_like(self.module.bias))  # type: ignore[arg-type]
+
+
+def _weight(module: nn.Module) -> nn.Parameter:
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    return weight
+
+
+def _put(parameter: nn.Parameter, value: Tensor) -> None:
+    # A new tensor behind the same parameter: whoever shares the old one keeps it as it was.
+    parameter.data = value.to(parameter.dtype)

@@ -1,0 +1,181 @@
+"""What a model does on a text: its streams, and what the text decides by division or softmax."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bilens.residual.attention import StopForwardError, attends_by
+from bilens.residual.layers import MLP, Layer, Parts
+from bilens.residual.parts import Norm
+
+__all__ = ["LayerTrace", "Trace", "mlp_inputs", "trace"]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTrace:
+    """One layer on a text.
+
+    With these numbers held fixed all that it does is linear, but a gated MLP, which is bilinear in
+    what it reads.
+
+    Attributes:
+        stream: before the layer.
+        attn_input: what attention reads before its norm; the stream, but where the layer mixes the
+            embedding into it.
+        attn_scale: of attention's norm; 1 without one.
+        pattern: how much each head looks from every position (rows) at every earlier one.
+        attn_out_scale: of the norm behind attention; 1 without one.
+        mlp_input: what the MLP reads before its norm.
+        mlp_scale: of the MLP's norm.
+        gate_ratio: act(z) / z of each hidden unit, by which the MLP is bilinear on this text.
+        mlp_out_scale: of the norm behind the MLP.
+    """
+
+    stream: Float[Tensor, "time d_model"]
+    attn_input: Float[Tensor, "time d_model"]
+    attn_scale: Float[Tensor, " time"]
+    pattern: Float[Tensor, "heads time time"]
+    attn_out_scale: Float[Tensor, " time"]
+    mlp_input: Float[Tensor, "time d_model"]
+    mlp_scale: Float[Tensor, " time"]
+    gate_ratio: Float[Tensor, "time hidden"]
+    mlp_out_scale: Float[Tensor, " time"]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A model on a text.
+
+    Attributes:
+        ids: the text.
+        layers: in their order.
+        stream: behind the last layer.
+        scale: of the last norm; 1 without one.
+        logits: as the model gives them.
+    """
+
+    ids: Int[Tensor, " time"]
+    layers: tuple[LayerTrace, ...]
+    stream: Float[Tensor, "time d_model"]
+    scale: Float[Tensor, " time"]
+    logits: Float[Tensor, "time vocab"]
+
+
+@torch.no_grad()
+def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
+    """Run a model on a text and keep what `Trace` says, in float32 or float64.
+
+    Args:
+        model: the whole model.
+        parts: it.
+        ids: the text.
+    """
+    seen = _Recorder()
+    with attends_by(model, "eager"), ExitStack() as hooks:
+        for layer in parts.layers:
+            heads, mlp = layer.heads, layer.mlp
+            for module in (layer.module, heads.norm_or_module, mlp.norm_or_module):
+                seen.inputs_of(module, hooks)
+            for module in (heads.out.module, mlp.down.module, *(m.module for m in mlp.reads)):
+                seen.outputs_of(module, hooks)
+            seen.pattern_of(heads.module, hooks)
+        last = parts.unembed.module if parts.norm is None else parts.norm.module
+        seen.inputs_of(last, hooks)
+        found = model(ids[None], use_cache=False)
+    stream = seen.inputs[last]
+    return Trace(
+        ids=ids,
+        layers=tuple(seen.layer(layer) for layer in parts.layers),
+        stream=stream,
+        scale=_scale(parts.norm, stream),
+        logits=_wide(getattr(found, "logits", found)[0]),
+    )
+
+
+@torch.no_grad()
+def mlp_inputs(
+    model: Any, mlp: MLP, ids: Int[Tensor, "batch time"]
+) -> Float[Tensor, "batch time d_model"]:
+    """What an MLP reads at every position of some texts, before its norm; nothing above it runs."""
+    found: list[Tensor] = []
+
+    def record(_: nn.Module, args: tuple[Any, ...]) -> None:
+        found.append(_wide(args[0]))
+        raise StopForwardError
+
+    with mlp.norm_or_module.register_forward_pre_hook(record), ExitStack() as stopped:
+        stopped.push(lambda kind, *_: kind is StopForwardError)
+        model(ids, use_cache=False)
+    return found[0]
+
+
+class _Recorder:
+    """What modules were given and gave in one forward pass of one text."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[nn.Module, Tensor] = {}
+        self.outputs: dict[nn.Module, Tensor] = {}
+        self.patterns: dict[nn.Module, Tensor] = {}
+
+    def inputs_of(self, module: nn.Module, hooks: ExitStack) -> None:
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.inputs[module] = _wide((args[0] if args else kwargs["hidden_states"])[0])
+
+        hooks.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
+
+    def outputs_of(self, module: nn.Module, hooks: ExitStack) -> None:
+        def record(module: nn.Module, _: Any, output: Tensor) -> None:
+            self.outputs[module] = _wide(output[0])
+
+        hooks.enter_context(module.register_forward_hook(record))
+
+    def pattern_of(self, module: Any, hooks: ExitStack) -> None:
+        ask: Callable[..., Tensor] | None = getattr(module, "attention_pattern", None)
+
+        def record(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            # Attention of transformers hands its pattern over beside its output.
+            if ask is None:
+                found = output[1]
+            else:
+                x, pos_embed, rope, _, _, v_first = args
+                found = ask(x, pos_embed, rope, v_first)
+            self.patterns[module] = _wide(found[0])
+
+        hooks.enter_context(module.register_forward_hook(record, with_kwargs=True))
+
+    def layer(self, layer: Layer) -> LayerTrace:
+        heads, mlp = layer.heads, layer.mlp
+        attn_input = self.inputs[heads.norm_or_module]
+        mlp_input = self.inputs[mlp.norm_or_module]
+        acted = mlp.reads[0]
+        z = acted.chosen(self.outputs[acted.module].mT).mT
+        return LayerTrace(
+            stream=self.inputs[layer.module],
+            attn_input=attn_input,
+            attn_scale=_scale(heads.norm, attn_input),
+            pattern=self.patterns[heads.module],
+            attn_out_scale=_scale(heads.out_norm, self.outputs[heads.out.module]),
+            mlp_input=mlp_input,
+            mlp_scale=_scale(mlp.norm, mlp_input),
+            gate_ratio=_ratio(mlp, z),
+            mlp_out_scale=_scale(mlp.out_norm, self.outputs[mlp.down.module]),
+        )
+
+
+def _ratio(mlp: MLP, z: Tensor) -> Tensor:
+    # At zero the unit adds nothing, whatever its ratio, so that any finite one will do.
+    z = torch.where(z == 0, torch.full_like(z, 1e-6), z)
+    return mlp.act(z) / z
+
+
+def _scale(norm: Norm | None, x: Tensor) -> Tensor:
+    return torch.ones_like(x[..., 0]) if norm is None else norm.scale(x)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
