@@ -5,56 +5,71 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bilens.errors import CheckpointError
+from bilens.checks import check_weights
+from bilens.errors import BilensError
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 
 if TYPE_CHECKING:
-    from bilens.nn.language import LanguageModel
+    from bilens.residual import ResidualModel
 
 __all__ = ["load"]
 
-LANGUAGE = "bilens-language"
 OWN: dict[str, type[ImageClassifier] | type[SparseAutoencoder]] = {
     kind.model_type: kind for kind in (ImageClassifier, SparseAutoencoder)
 }
+FILES = (".bin", ".gguf")
+"""Models that are one file have no config.json: those of llama2.c, and GGUF."""
 
 
 def load(
     source: str | Path, *, device: torch.device | str = "cpu", **hub: Any
-) -> "ImageClassifier | SparseAutoencoder | LanguageModel":
+) -> "ImageClassifier | SparseAutoencoder | ResidualModel":
     """Load a saved model for reading: in evaluation mode, its weights frozen.
 
-    To train it further, thaw it with `requires_grad_()`.
+    A transformer comes as a `ResidualModel`, with the tokenizer that stands beside it; its `model`
+    is the ordinary torch module, to train or to run. Thaw it with `requires_grad_()` for that.
 
     Args:
-        source: a directory that a training wrote, or the name of a repository. Other people's
-            checkpoints in a known layout are models of bilens too, told by their config.json.
+        source: a directory that a training wrote, or the name of a repository on the hub, of
+            bilens, of a known family of transformers, or of another known layout; a .gguf file, or
+            a .bin file of llama2.c.
         device: where the weights go.
-        hub: passed to `huggingface_hub.hf_hub_download`: revision, token, cache_dir, ...
+        hub: passed to `from_pretrained`: revision, token, cache_dir, dtype, ...
 
     Raises:
-        CheckpointError: there is no model, it is damaged, or of a kind this version cannot read.
+        CheckpointError: there is no model, it is damaged, or a weight is NaN.
+        BilensError: the structure of the model is not known, or there is no such device.
     """
-    settings = read_config(source, **hub)
-    kind = str(settings.get("model_type"))
-    if kind in OWN:
-        return OWN[kind].from_pretrained(source, device=device, **hub).requires_grad_(False)
-    model: LanguageModel = _open(source, settings, **hub).to(device).eval().requires_grad_(False)
-    return model
-
-
-def _open(source: str | Path, settings: dict[str, Any], **hub: Any) -> Any:
+    _check_device(device)
+    settings = {} if Path(source).suffix in FILES else read_config(source, **_place(hub))
+    kind = OWN.get(str(settings.get("model_type")))
+    model: Any
+    if kind is not None:
+        model = kind.from_pretrained(source, device=device, **hub)
+        check_weights(model)
+        own: ImageClassifier | SparseAutoencoder = model.requires_grad_(False)
+        return own
     # transformers takes seconds to import, and classifiers do without it.
-    from bilens.convert import open_model  # noqa: PLC0415
-    from bilens.convert.layouts import find_layout  # noqa: PLC0415
+    from bilens.convert.loading import find_tokenizer, open_any  # noqa: PLC0415
+    from bilens.residual import ResidualModel  # noqa: PLC0415
 
-    if settings.get("model_type") == LANGUAGE:
-        return open_model(source, **hub)
-    layout = find_layout(settings)
-    if layout is None:
-        raise CheckpointError(
-            f"{source} holds a model of type {settings.get('model_type')!r}; this version of "
-            f"bilens reads {', '.join([*OWN, LANGUAGE])}, and other people's checkpoints in the "
-            "layouts that docs/convert.md lists"
-        )
-    return layout.open(source, settings, **hub)
+    model = open_any(source, **hub).requires_grad_(False).to(device)
+    found: ImageClassifier | ResidualModel
+    found = (
+        model
+        if isinstance(model, ImageClassifier)
+        else ResidualModel(model, find_tokenizer(source, model))
+    )
+    return found
+
+
+def _place(hub: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in hub.items() if name != "dtype"}
+
+
+def _check_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise BilensError(f"device={str(device)!r} cannot be used here: {reason}") from error

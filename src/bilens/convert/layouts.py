@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from bilens.convert.key_table import Row, fill
 from bilens.convert.paper import paper_classifier, paper_model
-from bilens.convert.released import released_model
-from bilens.convert.rows import Row, fill
+from bilens.convert.tensor_transformers import tensor_transformer
 from bilens.convert.weights import read_weights
 from bilens.errors import BilensError, CheckpointError
 
@@ -81,7 +81,7 @@ LAYOUTS = (
             | {"squared_mlp", "squared_attn", "bilinear_attn"}
         ),
         others=frozenset({"step"}),
-        build=released_model,
+        build=tensor_transformer,
         tokenizers={None: "openai-community/gpt2"},
     ),
     Layout(

@@ -1,6 +1,7 @@
 """Weight processing of a whole model: what can be folded is folded, and the function stays."""
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,22 +12,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bilens.checks import check_weights
-from bilens.convert.anatomy import Anatomy
-from bilens.convert.families import anatomy
-from bilens.convert.record import write_record
-from bilens.convert.steps import STEPS, refusal
+from bilens.convert.config_record import write_record
+from bilens.convert.steps import STEPS, StepName, refusal
 from bilens.errors import BilensError
+from bilens.residual.families import parts_of
+from bilens.residual.layers import Parts
+from bilens.residual.parts import LinearMap
 
-__all__ = [
-    "Processing",
-    "center_unembed",
-    "center_writing_weights",
-    "fold_norms",
-    "fold_value_biases",
-    "process",
-]
+__all__ = ["Processing", "process"]
 
 TEXTS, LENGTH = 2, 16
+ROUNDING = {torch.float64: 1e-4, torch.float32: 2e-3}
+"""Changes of a log-probability that rounding explains; models round inside, whatever they store."""
+COARSE = 1.0
+"""The same for weights of 16 bits and less."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Processing:
         refused: why a step was left out, for each that was.
         untied: whether embedding and unembedding were one matrix and are two now.
         added_biases: maps that had no bias and have one now. Plain transformers has no room for
-            these when it loads the model again; `bilens.convert.open_model` has.
+            these when it loads the model again; `bilens.load` has.
         change: the largest change of a log-probability on random tokens, through rounding.
     """
 
@@ -48,24 +47,30 @@ class Processing:
     added_biases: tuple[str, ...] = ()
     change: float = 0.0
 
+    @property
+    def loads_in_transformers(self) -> bool:
+        """Whether plain transformers can load the model once it is saved."""
+        return not self.added_biases
+
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {**asdict(self), "loads_in_transformers": self.loads_in_transformers}
 
 
+@torch.no_grad()
 def process(
-    model: PreTrainedModel, *, in_place: bool = False
+    model: PreTrainedModel, steps: Sequence[StepName] | None = None, *, in_place: bool = False
 ) -> tuple[PreTrainedModel, Processing]:
-    """Apply every step of weight processing that leaves the function of this model unchanged.
+    """Rewrite the weights of a model so that they are easier to read, and its function stays.
 
-    In the order of `fold_norms`, `fold_value_biases`, `center_writing_weights`, `center_unembed`.
-    Each weight is computed in float32, or in float64 where it is stored so, and put back in the
-    dtype of its storage. A second time changes nothing. The model's config says in
-    `bilens_processing` what was applied.
+    The steps are fold_norms, fold_value_biases, center_writing_weights and center_unembed, in this
+    order; `bilens.convert.steps` gives their mathematics. Each weight is computed in float32, or in
+    float64 where it is stored so, and put back in the dtype of its storage. A second time changes
+    nothing. The model's config says in `bilens_processing` what was applied.
 
     Args:
-        model: a bilens transformer, or GPT-2, GPT-NeoX, Llama, Mistral, Qwen 2 or 3, Gemma 2 or 3,
-            or Phi-3 of transformers.
+        model: of a family that `bilens.residual.families` knows, or one that was registered.
+        steps: which to apply; by default all that leave the function of this model unchanged.
         in_place: change the model itself. Otherwise the result is another one, which shares with
             the model the memory of the weights that stay what they are.
 
@@ -73,89 +78,65 @@ def process(
         The processed model, and what was done to it.
 
     Raises:
-        BilensError: the structure of the model is not known.
+        BilensError: the structure of the model is not known, layers share a module, an unknown
+            step is asked for or one that would change this model, or a log-probability changed by
+            more than rounding explains.
         CheckpointError: a weight is NaN or infinite.
 
     Source:
         The weight processing of TransformerLens; see `bilens.convert.steps`.
     """
-    return _apply(model, list(STEPS), in_place, strict=False)
-
-
-def fold_norms(
-    model: PreTrainedModel, *, in_place: bool = False
-) -> tuple[PreTrainedModel, Processing]:
-    """Fold gains and biases of norms into the maps that read them; see `process`.
-
-    Raises:
-        BilensError: as in `process`, or something is added between a norm and a map.
-    """
-    return _apply(model, ["fold_norms"], in_place, strict=True)
-
-
-def center_writing_weights(
-    model: PreTrainedModel, *, in_place: bool = False
-) -> tuple[PreTrainedModel, Processing]:
-    """Take the mean away from all that is written to the residual stream; see `process`.
-
-    Raises:
-        BilensError: as in `process`, or something reads the stream through no LayerNorm.
-    """
-    return _apply(model, ["center_writing_weights"], in_place, strict=True)
-
-
-def center_unembed(
-    model: PreTrainedModel, *, in_place: bool = False
-) -> tuple[PreTrainedModel, Processing]:
-    """Take the mean over all tokens away from the unembedding; see `process`.
-
-    Raises:
-        BilensError: as in `process`, or the logits go through a soft-cap.
-    """
-    return _apply(model, ["center_unembed"], in_place, strict=True)
-
-
-def fold_value_biases(
-    model: PreTrainedModel, *, in_place: bool = False
-) -> tuple[PreTrainedModel, Processing]:
-    """Fold the biases of attention's values into those of its output; see `process`.
-
-    Raises:
-        BilensError: as in `process`, or rows of a pattern do not sum to 1, or values are mixed with
-            those of the first block.
-    """
-    return _apply(model, ["fold_value_biases"], in_place, strict=True)
-
-
-@torch.no_grad()
-def _apply(
-    model: PreTrainedModel, steps: Sequence[str], in_place: bool, *, strict: bool
-) -> tuple[PreTrainedModel, Processing]:
-    found = anatomy(model)
-    reasons = {step: reason for step in steps if (reason := refusal(step, found)) is not None}
-    if strict and reasons:
-        [(step, reason)] = reasons.items()
+    unknown = set(steps or ()) - STEPS.keys()
+    if unknown:
+        raise BilensError(f"steps={list(steps or ())}, expected some of {', '.join(STEPS)}")
+    parts = parts_of(model)
+    chosen = [step for step in STEPS if steps is None or step in steps]
+    reasons = {step: reason for step in chosen if (reason := refusal(step, parts)) is not None}
+    if steps is not None and reasons:
+        step, reason = next(iter(reasons.items()))
         raise BilensError(f"{step} would change what this model computes: {reason}")
     check_weights(model)
+    _check_unshared(parts)
     before = _log_probabilities(model)
     if not in_place:
         model = _sharing_memory(model)
-        found = anatomy(model)
-    untied = any(step != "fold_value_biases" for step in steps) and _untie(model, found)
-    bare = [part for part in _maps(found) if part.module.bias is None]
-    folded = {step: STEPS[step](found) for step in steps if step not in reasons}
+        parts = parts_of(model)
+    untied = any(step != "fold_value_biases" for step in chosen) and _untie(model, parts)
+    bare = [part for part in _maps(parts) if part.module.bias is None]
+    folded = {step: STEPS[step](parts) for step in chosen if step not in reasons}
     added = tuple(part.name for part in bare if part.module.bias is not None)
     write_record(model.config, list(folded), added)
     change = float((_log_probabilities(model) - before).abs().max())
+    allowed = ROUNDING.get(parts.embed.module.weight.dtype, COARSE)
+    if not change <= allowed:
+        raise BilensError(
+            f"Processing changed a log-probability by {change:.2g} nats, where rounding explains "
+            f"{allowed:g}; the model does something that its modules do not show"
+            + (", and has been changed: open it again." if in_place else ". It is as it was.")
+        )
     return model, Processing(folded, reasons, untied, added, change)
 
 
-def _maps(model: Anatomy) -> list[Any]:
-    unique = {
-        part.name: part
-        for part in (*(m for r in model.readings for m in r.maps), *model.writes, model.unembed)
-    }
-    return list(unique.values())
+def _check_unshared(parts: Parts) -> None:
+    """See that no module stands in two places, where one folding would undo the other."""
+    readers = parts.readers()
+    modules = [
+        *((part.name, part.module) for reader in readers for part in reader.maps),
+        *((part.name, part.module) for part in parts.writes),
+        *((r.norm.name, r.norm.module) for r in readers if r.norm is not None),
+    ]
+    counts = Counter(id(module) for _, module in modules)
+    shared = sorted({name for name, module in modules if counts[id(module)] > 1})
+    if shared:
+        raise BilensError(
+            f"{', '.join(shared[:5])}: one module stands in several places of the model, so that "
+            "what is folded for one would change the others. Copy it for each place first."
+        )
+
+
+def _maps(parts: Parts) -> list[LinearMap]:
+    readers = (part for reader in parts.readers() for part in reader.maps)
+    return list({part.name: part for part in (*readers, *parts.writes)}.values())
 
 
 def _sharing_memory(model: PreTrainedModel) -> PreTrainedModel:
@@ -164,9 +145,9 @@ def _sharing_memory(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, shared)
 
 
-def _untie(model: PreTrainedModel, found: Anatomy) -> bool:
-    unembed = found.unembed.module
-    shared = next((t.module for t in found.tables if t.module.weight is unembed.weight), None)
+def _untie(model: PreTrainedModel, parts: Parts) -> bool:
+    unembed = parts.unembed.module
+    shared = next((t.module for t in parts.tables if t.module.weight is unembed.weight), None)
     if shared is None:
         return False
     unembed.weight = nn.Parameter(shared.weight.detach().clone(), shared.weight.requires_grad)

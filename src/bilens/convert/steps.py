@@ -21,38 +21,39 @@ Source: the weight processing of TransformerLens (`fold_ln` and its companions),
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.convert.anatomy import Anatomy, Map, Table, Values
+from bilens.residual.layers import Heads, Parts
+from bilens.residual.parts import Embedding, LinearMap
 
-__all__ = ["STEPS", "Step", "refusal"]
+__all__ = ["STEPS", "Step", "StepName", "refusal"]
 
-Step = Callable[[Anatomy], list[str]]
-"""Rewrites the weights of an anatomy and says what was folded where."""
+StepName = Literal["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]
+"""The steps by their names."""
+
+Step = Callable[[Parts], list[str]]
+"""Rewrites the weights of a model and says what was folded where."""
 
 
-def _fold_norms(model: Anatomy) -> list[str]:
+def _fold_norms(model: Parts) -> list[str]:
     done = []
-    for reading in model.readings:
-        norm = reading.norm
+    for reader in model.readers():
+        norm = reader.norm
         if norm is None:
             continue
-        plain, gain, bias = norm.is_plain(), norm.gain(), norm.bias()
-        for part in reading.maps:
-            weight = part.weight()
-            if bias is not None and bias.any():
-                had = part.bias()
-                added = weight @ bias
-                part.set_bias(added if had is None else had + added)
-            if not plain:
-                weight = weight * gain
-            moved = _take_mean(weight, 1, part) if norm.centres else weight
-            if not plain or moved is not weight:
+        plain = norm.is_plain()
+        for part in reader.maps:
+            weight, bias = part.weight(), part.bias()
+            moved, added = norm.folded(weight, bias)
+            if added is not bias and added is not None:
+                part.set_bias(added)
+            # What rounding leaves of a mean stays, so that a second time changes nothing.
+            if not plain or (norm.centres and _take_mean(weight, 1, part) is not weight):
                 part.set_weight(moved)
                 done.append(
                     f"{norm.name} into {part.name}" if not plain else f"{part.name} centred"
@@ -62,31 +63,32 @@ def _fold_norms(model: Anatomy) -> list[str]:
     return done
 
 
-def _fold_value_biases(model: Anatomy) -> list[str]:
+def _fold_value_biases(model: Parts) -> list[str]:
     done = []
-    for values in model.values:
-        bias = values.reads.bias()
-        if bias is None or not bias[values.rows].any():
+    for heads in (layer.heads for layer in model.layers):
+        bias = heads.value.bias()
+        if bias is None or not bias.any():
             continue
-        arriving = values.writes.weight() @ _for_each_head(bias[values.rows], values)
-        had = values.writes.bias()
-        values.writes.set_bias(arriving if had is None else had + arriving)
-        left = bias.clone()
-        left[values.rows] = 0
-        values.reads.set_bias(left)
-        done.append(f"bias of values in {values.reads.name} into {values.writes.name}")
+        arriving = heads.out.weight() @ _for_each_head(bias, heads)
+        had = heads.out.bias()
+        heads.out.set_bias(arriving if had is None else had + arriving)
+        whole = heads.value.whole
+        left = whole.bias()
+        assert left is not None
+        left = left.clone()
+        left[slice(None) if heads.value.rows is None else heads.value.rows] = 0
+        whole.set_bias(left)
+        done.append(f"bias of values in {whole.name} into {heads.out.name}")
     return done
 
 
-def _for_each_head(
-    bias: Float[Tensor, " values"], values: Values
-) -> Float[Tensor, " heads_d_head"]:
+def _for_each_head(bias: Float[Tensor, " values"], heads: Heads) -> Float[Tensor, " heads_d_head"]:
     """The bias of each head, where heads share values."""
-    heads = rearrange(bias, "(h d) -> h d", d=values.d_head)
-    return repeat(heads, "h d -> (h n d)", n=values.shared)
+    shared = rearrange(bias, "(h d) -> h d", d=heads.d_head)
+    return repeat(shared, "h d -> (h n d)", n=heads.sharing)
 
 
-def _center_writing_weights(model: Anatomy) -> list[str]:
+def _center_writing_weights(model: Parts) -> list[str]:
     done = []
     for table in model.tables:
         rows = table.weight()
@@ -99,11 +101,11 @@ def _center_writing_weights(model: Anatomy) -> list[str]:
     return done
 
 
-def _center_unembed(model: Anatomy) -> list[str]:
+def _center_unembed(model: Parts) -> list[str]:
     return _center_outputs(model.unembed)
 
 
-def _center_outputs(part: Map) -> list[str]:
+def _center_outputs(part: LinearMap) -> list[str]:
     """Take from a map what all its outputs share, in its weight and in its bias."""
     done = []
     weight, bias = part.weight(), part.bias()
@@ -119,7 +121,7 @@ def _center_outputs(part: Map) -> list[str]:
     return done
 
 
-def _take_mean(weight: Tensor, axis: int, part: Map | Table) -> Tensor:
+def _take_mean(weight: Tensor, axis: int, part: LinearMap | Embedding) -> Tensor:
     """The weights without their mean over an axis; the same tensor where it is only rounding.
 
     What rounding to the storage dtype leaves of a mean stays, so that a second time changes
@@ -147,20 +149,21 @@ STEPS: dict[str, Step] = {
 """By name, in the order in which `process` applies them: biases move before they are centred."""
 
 
-def refusal(step: str, model: Anatomy) -> str | None:
+def refusal(step: str, model: Parts) -> str | None:
     """Why a step would change what a model computes; None where it would not."""
+    readers = model.readers()
     match step:
         case "fold_norms":
-            apart = [r.apart for r in model.readings if r.norm is not None and r.apart is not None]
-            return apart[0] if apart else None
+            found = [r.obstacle for r in readers if r.norm is not None and r.obstacle is not None]
+            return found[0] if found else None
         case "fold_value_biases":
-            return model.partly
+            return model.partial_values
         case "center_writing_weights":
-            seeing = [r for r in model.readings if r.norm is None or not r.norm.centres]
+            seeing = [r for r in readers if r.norm is None or not r.norm.centres]
             if seeing:
                 reader = seeing[0].maps[0].name
                 through = "no norm" if seeing[0].norm is None else "an RMSNorm"
                 return f"{reader} reads the stream through {through}, which lets its mean pass"
-        case "center_unembed" if model.softcap:
+        case "center_unembed" if model.softcap is not None:
             return "the logits go through a soft-cap, which what they share does not leave alone"
     return None

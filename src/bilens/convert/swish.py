@@ -60,7 +60,7 @@ def give_swish(model: PreTrainedModel) -> Swish:
     """
     mlps, key = gated_mlps(model), _activation_key(model.config)
     if find_swish(model.config) is not None:
-        return Swish(model.config, mlps[0].sigma())
+        return Swish(model.config, mlps[0].activation_function())
     was = getattr(model.config, key)
     if was not in START:
         raise BilensError(

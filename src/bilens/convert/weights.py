@@ -13,7 +13,7 @@ from transformers.utils.hub import cached_file
 
 from bilens.errors import CheckpointError
 
-__all__ = ["WEIGHT_FILES", "read_weights"]
+__all__ = ["WEIGHT_FILES", "read_weights", "shard_names"]
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -47,9 +47,7 @@ def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
     """
     path = _first(source, **place)
     try:
-        names = [path.name]
-        if path.suffix == ".json":
-            names = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+        names = shard_names(path) if path.suffix == ".json" else [path.name]
         found: dict[Any, Any] = {}
         for name in names:
             found |= _read(_fetch(source, name, **place))
@@ -64,6 +62,24 @@ def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
             "state_dict() alone."
         )
     return found
+
+
+def shard_names(index: Path) -> list[str]:
+    """The files that an index names, which stand beside it.
+
+    Raises:
+        CheckpointError: it names a file elsewhere, or is damaged.
+    """
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        elsewhere = [name for name in names if Path(name).name != name or name in ("", "..")]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is damaged and names no files: {error!r}") from error
+    if elsewhere:
+        raise CheckpointError(
+            f"{index} names {elsewhere[0]!r}, expected files beside itself and none elsewhere"
+        )
+    return names
 
 
 def _first(source: str | Path, **place: Any) -> Path:

@@ -256,6 +256,8 @@ def parts_of(model: nn.Module) -> Parts:
         )
     family = own_family(model.config) if kind == "LanguageModel" else FAMILIES[kind]
     found = _Finder(model, family).parts()
+    for layer in found.layers:
+        layer.mlp.check()
     known = {id(parameter) for parameter in found.parameters()}
     strange = [name for name, part in model.named_parameters() if id(part) not in known]
     if strange:

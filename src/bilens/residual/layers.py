@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
+from bilens.errors import BilensError
 from bilens.residual.parts import Embedding, LinearMap, Norm
 
 __all__ = ["MLP", "Heads", "Layer", "Parts", "Readers"]
@@ -72,7 +75,7 @@ class MLP:
         up: the map of the factor without the activation, or the only one.
         gate: the map that the activation is applied to; None for an MLP without a gate.
         down: the map back to the stream.
-        activation: the module's attribute that holds the activation, or the function itself.
+        activation: the module's attribute that is the activation.
         norm: between the stream and the maps; None where there is none.
         out_norm: between the output and the stream; None where there is none.
     """
@@ -82,7 +85,7 @@ class MLP:
     up: LinearMap
     gate: LinearMap | None
     down: LinearMap
-    activation: str | Callable[[Tensor], Tensor]
+    activation: str
     norm: Norm | None = None
     out_norm: Norm | None = None
 
@@ -103,9 +106,7 @@ class MLP:
 
     def activation_function(self) -> Any:
         """The function or module that the activation is."""
-        if isinstance(self.activation, str):
-            return getattr(self.module, self.activation)
-        return self.activation
+        return getattr(self.module, self.activation)
 
     def computes(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows d_model"]:
         """What such an MLP makes of what it reads, out of its parts."""
@@ -116,6 +117,26 @@ class MLP:
             hidden = up * self.act(self.gate.chosen(self.gate.module(x).mT).mT)
         y: Tensor = self.down.module(hidden)
         return y
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """See on random numbers that the module computes what its parts do.
+
+        Raises:
+            BilensError: it computes something else.
+        """
+        weight: Any = self.up.module.weight
+        generator = torch.Generator().manual_seed(0)
+        width = weight.shape[0 if isinstance(self.up.module, Conv1D) else 1]
+        x = torch.randn(4, width, generator=generator).to(weight)
+        rounding = 100 * torch.finfo(weight.dtype).eps
+        whole, parts = self.module(x), self.computes(x)
+        if not torch.allclose(whole, parts, rtol=rounding, atol=rounding, equal_nan=True):
+            form = "up(x)" if self.gate is None else "up(x) * activation(gate(x))"
+            raise BilensError(
+                f"{self.name} has the parts of an MLP but computes something else than "
+                f"down({form}), so it can be neither read nor made bilinear"
+            )
 
     def scale_gate(self, factor: float) -> None:
         """Multiply the gate's weights, and its biases where it has some, by a factor."""

@@ -24,7 +24,7 @@ from bilens.convert import Swish, give_swish, save_model
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.files import write_json, write_text
-from bilens.nn.language.quiet import quiet
+from bilens.nn.language.no_progress import no_progress
 from bilens.progress import progress_bar
 from bilens.train.anneal_settings import SCHEDULES, AnnealTraining
 from bilens.train.classifier import METRICS_NAME
@@ -95,7 +95,7 @@ def anneal(
     set_seed(training.seed)
     fall = _Fall(give_swish(model), schedule or SCHEDULES[training.schedule], training)
     model.config.use_cache = False
-    with interrupt_between_steps() as interrupt, progress_bar() as bar, quiet():
+    with interrupt_between_steps() as interrupt, progress_bar() as bar, no_progress():
         trainer = _Annealer(
             model=model,
             args=trainer_arguments(

@@ -23,7 +23,7 @@ from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.files import write_json, write_text
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.nn.language.quiet import quiet
+from bilens.nn.language.no_progress import no_progress
 from bilens.progress import progress_bar
 from bilens.train.classifier import METRICS_NAME
 from bilens.train.clock import Clock
@@ -85,7 +85,7 @@ def train_language(
     set_seed(training.seed)
     model = LanguageModel(_with_tokens(config, corpus.tokenizer))
     texts = min(training.evaluate_texts or len(corpus.validation), len(corpus.validation))
-    with interrupt_between_steps() as interrupt, progress_bar() as bar, quiet():
+    with interrupt_between_steps() as interrupt, progress_bar() as bar, no_progress():
         watch = Watch(interrupt, bar)
         trainer = _Trainer(
             model=model,

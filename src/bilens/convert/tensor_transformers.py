@@ -14,11 +14,11 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.convert.rows import Row
+from bilens.convert.key_table import Row
 from bilens.nn import AttentionName, MlpName
 from bilens.nn.language import LanguageConfig, LanguageModel
 
-__all__ = ["released_model"]
+__all__ = ["tensor_transformer"]
 
 CAP = 30.0
 N_CTX = 512
@@ -32,7 +32,7 @@ ATTENTION: dict[tuple[bool, bool], AttentionName] = {
 """By `squared_attn` and `bilinear_attn`."""
 
 
-def released_model(
+def tensor_transformer(
     settings: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> tuple[LanguageModel, list[Row]]:
     """An empty model by its settings, and the key table of its weights.

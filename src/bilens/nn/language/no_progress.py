@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 from transformers.utils import logging
 
-__all__ = ["quiet"]
+__all__ = ["no_progress"]
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def no_progress() -> Iterator[None]:
     """Leave out the bars that transformers shows for reading and writing a model's files."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -1,0 +1,283 @@
+"""Open and save language models of any kind, whole or not at all."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils.hub import cached_file
+
+from bilens.checks import check_weights
+from bilens.convert.config_record import read_record
+from bilens.convert.layouts import find_layout
+from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
+from bilens.convert.swish import base_activation, find_swish, give_swish
+from bilens.convert.weights import WEIGHT_FILES, shard_names
+from bilens.errors import BilensError, CheckpointError
+from bilens.files import file_errors
+from bilens.nn import read_config
+from bilens.nn.language import LanguageConfig
+from bilens.nn.language.no_progress import no_progress
+
+__all__ = ["find_tokenizer", "open_any", "open_model", "open_tokenizer", "save_model"]
+
+OWN = LanguageConfig.model_type  # importing it has made transformers know it
+PLACE = ("revision", "token", "cache_dir", "local_files_only")
+ERRORS = (SafetensorError, OSError, RuntimeError, ValueError, KeyError, TypeError, ImportError)
+HARMLESS = {"trust_remote_code": False}
+"""No file of Python that a model brings is ever run, and nobody is asked whether it may."""
+
+
+def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
+    """Open a causal language model as it was saved; see `open_any`.
+
+    Raises:
+        CheckpointError: as there, or it is a model of another kind.
+    """
+    model = open_any(source, **hub)
+    if not isinstance(model, PreTrainedModel):
+        raise CheckpointError(
+            f"{source} holds {type(model).__name__}, expected a language model; bilens.load opens "
+            "it"
+        )
+    return model
+
+
+def open_any(source: str | Path, **hub: Any) -> nn.Module:
+    """Open a model that transformers, or a layout that bilens knows, has saved.
+
+    That is with the biases that processing gave it and, in the middle of annealing, with its
+    Swish. Nothing but tensors is unpickled, and no code of the model's own is run.
+
+    Args:
+        source: a folder or the name of a repository, of transformers, bilens or a layout of
+            `bilens.convert.layouts`; a .gguf file, whose weights become float32; or a .bin file of
+            llama2.c.
+        hub: passed to `from_pretrained`: revision, token, dtype, ...
+
+    Raises:
+        CheckpointError: there is no model, a file is missing or damaged, weights and configuration
+            do not fit together, a weight is NaN, or the model is quantised.
+    """
+    if is_llama2c(source):
+        return _finite(llama2c_model(Path(source)))
+    if Path(source).suffix == ".gguf":
+        return _finite(_open_gguf(Path(source), **hub))
+    place = {name: value for name, value in hub.items() if name in PLACE}
+    settings = read_config(source, **place)
+    layout = find_layout(settings)
+    if layout is not None:
+        model, dtype = layout.open(source, settings, **place), hub.get("dtype")
+        return model if dtype in (None, "auto") else model.to(dtype)
+    if "quantization_config" in settings:
+        method = dict(settings["quantization_config"]).get("quant_method", "some method")
+        raise CheckpointError(
+            f"{source} is quantised by {method}, and what its layers compute is not in plain "
+            "weights; open the model that it was made from, or dequantise it first"
+        )
+    with _whole(source):
+        config = AutoConfig.from_pretrained(source, **HARMLESS, **place)
+        swish = find_swish(config)
+        if swish is not None:
+            base_activation(config)
+        _check_shards(source, **place)
+        model: Any
+        model, report = _class_of(config).from_pretrained(
+            source, config=config, output_loading_info=True, use_safetensors=True, **hub
+        )
+        added = [f"{name}.bias" for name in read_record(config)["added_biases"]]
+        _add_biases(model, source, added, **place)
+    wrong = {kind: sorted(set(map(str, names)) - set(added)) for kind, names in report.items()}
+    wrong = {kind: names for kind, names in wrong.items() if names}
+    if wrong:
+        text = "; ".join(f"{kind}: {names}" for kind, names in wrong.items())
+        raise CheckpointError(
+            f"{source}: the weights do not fit config.json ({text}). Train again, or fetch the "
+            "files again."
+        )
+    if swish is not None:
+        give_swish(model).beta = swish
+    return _finite(model)
+
+
+def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    """The tokenizer that was saved with a model; tokN.bin beside a model of llama2.c with N tokens.
+
+    Checkpoints of a known layout may name a tokenizer of the hub instead of having one.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or has more tokens than the model.
+    """
+    size = model.config.vocab_size
+    if is_llama2c(source):
+        return llama2c_tokenizer(Path(source).with_name(f"tok{size}.bin"), size)
+    try:
+        if Path(source).suffix == ".gguf":
+            place, name = Path(source).parent, {"gguf_file": Path(source).name}
+        else:
+            place, name = _named_tokenizer(source) or source, {}
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            place, **HARMLESS, **name
+        )
+    except (*ERRORS, AttributeError) as error:
+        raise CheckpointError(f"{source} holds no whole tokenizer: {error}") from error
+    if len(tokenizer) > size:
+        raise CheckpointError(
+            f"The tokenizer in {source} has {len(tokenizer)} tokens, the model {size}; they do not "
+            "belong together"
+        )
+    return tokenizer
+
+
+def find_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model; None where none was saved with it.
+
+    Raises:
+        CheckpointError: it is damaged, or has more tokens than the model.
+    """
+    try:
+        return open_tokenizer(source, model)
+    except CheckpointError:
+        folder = Path(source) if Path(source).is_dir() else Path(source).parent
+        if any(folder.glob("tok*")):
+            raise
+        return None
+
+
+def save_model(
+    directory: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    state: dict[str, Tensor] | None = None,
+) -> None:
+    """Write a model and its tokenizer, each file whole or not at all.
+
+    Args:
+        directory: where to.
+        model: what to write.
+        tokenizer: goes beside it.
+        state: its weights, where several processes held parts of them.
+
+    Raises:
+        CheckpointError: the disk is full, or refuses.
+    """
+    with file_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        draft = directory / f".{uuid4().hex}"
+        draft.mkdir()
+        try:
+            with no_progress():
+                model.save_pretrained(draft, state_dict=state)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(draft)
+            # The configuration is what a model is recognised by, so it comes last.
+            for file in sorted(draft.iterdir(), key=lambda path: path.name == "config.json"):
+                file.replace(directory / file.name)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _whole(source: str | Path) -> Iterator[None]:
+    try:
+        with no_progress():
+            yield
+    except ERRORS as error:
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise
+        raise CheckpointError(
+            f"{source} holds no whole language model, and none could be fetched from the hub by "
+            f"this name: {error}"
+        ) from error
+
+
+def _finite(model: PreTrainedModel) -> PreTrainedModel:
+    check_weights(model)
+    return model.eval()
+
+
+def _open_gguf(path: Path, **hub: Any) -> PreTrainedModel:
+    if find_spec("gguf") is None:
+        raise CheckpointError(
+            f"{path} is a GGUF file, which takes the package gguf: pip install gguf"
+        )
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not there; expected a GGUF file")
+    name = {"gguf_file": path.name}
+    with _whole(path):
+        config = AutoConfig.from_pretrained(path.parent, **HARMLESS, **name)
+        model: Any = _class_of(config).from_pretrained(
+            path.parent, **{"dtype": torch.float32, **name, **hub}
+        )
+    # The weights are ordinary now, and may be saved as such.
+    model.hf_quantizer, model.is_quantized = None, False
+    for name_of_old in ("quantization_config", "quantization_method"):
+        for holder in (model, model.config):
+            holder.__dict__.pop(name_of_old, None)
+    return model  # type: ignore[no-any-return]
+
+
+def _named_tokenizer(source: str | Path) -> str | None:
+    """The tokenizer on the hub of a checkpoint that has none of its own, by its layout."""
+    own = "tokenizer_config.json"
+    if cached_file(str(source), own, _raise_exceptions_for_missing_entries=False):
+        return None
+    settings = read_config(source)
+    layout = find_layout(settings)
+    return layout.tokenizers.get(settings.get("tokenizer")) if layout is not None else None
+
+
+def _class_of(config: Any) -> type[PreTrainedModel]:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise BilensError(
+            f"its configuration is a {type(config).__name__}, which is not that of a causal "
+            "language model of transformers"
+        )
+    return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+
+
+def _check_shards(source: str | Path, **place: Any) -> None:
+    """See that an index names files beside itself, and none elsewhere."""
+    for name in WEIGHT_FILES:
+        if name.endswith(".index.json"):
+            index = cached_file(
+                str(source), name, _raise_exceptions_for_missing_entries=False, **place
+            )
+            if index is not None:
+                shard_names(Path(index))
+
+
+def _add_biases(model: nn.Module, source: str | Path, names: list[str], **place: Any) -> None:
+    """Give a model the biases that processing added, for which its class has no room."""
+    if not names:
+        return
+    paths = [cached_file(str(source), name, **place) for name in _weight_files(source, **place)]
+    for path in paths:
+        with safe_open(path, "pt") as file:
+            for name in set(file.keys()) & set(names):
+                module: Any = model.get_submodule(name.removesuffix(".bias"))
+                bias = file.get_tensor(name).to(module.weight)
+                module.bias = nn.Parameter(bias, module.weight.requires_grad)
+
+
+def _weight_files(source: str | Path, **place: Any) -> list[str]:
+    index = cached_file(
+        str(source),
+        "model.safetensors.index.json",
+        _raise_exceptions_for_missing_entries=False,
+        **place,
+    )
+    return ["model.safetensors"] if index is None else shard_names(Path(index))
