@@ -19,7 +19,7 @@ from tests.convert.foreign import (
     released_shapes,
     write,
 )
-from tests.convert.models import log_probabilities, some_text, tiny
+from tests.families import log_probabilities, some_text, tiny
 from tests.language import toy_tokenizer
 
 

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bilens import convert as convert
     from bilens import data as data
+    from bilens import explore as explore
     from bilens import nn as nn
     from bilens import read as read
     from bilens import report as report
+    from bilens import residual as residual
     from bilens import tensor as tensor
     from bilens import train as train
     from bilens.errors import BilensError, CheckpointError, DataError, NotBilinearError
     from bilens.models import load
+    from bilens.residual import Family, ResidualModel, register_family
     from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, TensorSVD
 
 __all__ = [
@@ -26,24 +29,39 @@ __all__ = [
     "BilinearTensor",
     "CheckpointError",
     "DataError",
+    "Family",
     "NotBilinearError",
     "QuadraticForm",
+    "ResidualModel",
     "Spectrum",
     "TensorSVD",
+    "__version__",
     "load",
+    "register_family",
 ]
 
-_ROOMS = ("convert", "data", "nn", "read", "report", "tensor", "train")
+__version__ = "0.2.0"
+_ROOMS = (
+    *("convert", "data", "explore", "nn", "read", "report"),
+    *("residual", "tensor", "train"),
+)
+_HOMES = {
+    **dict.fromkeys(
+        ("BilensError", "CheckpointError", "DataError", "NotBilinearError"), "bilens.errors"
+    ),
+    **dict.fromkeys(("BilinearTensor", "QuadraticForm", "Spectrum", "TensorSVD"), "bilens.tensor"),
+    **dict.fromkeys(("Family", "ResidualModel", "register_family"), "bilens.residual"),
+    "load": "bilens.models",
+}
 
 
 def __getattr__(name: str) -> Any:
     # On first use: torch takes a second to import, transformers and plotly some more.
     if name in _ROOMS:
         return import_module(f"bilens.{name}")
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    homes = (import_module(f"bilens.{room}") for room in ("errors", "tensor", "models"))
-    return next(getattr(home, name) for home in homes if name in home.__all__)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ from tests.convert.foreign import (
     released_shapes,
     write,
 )
-from tests.convert.models import tiny
+from tests.families import tiny
 from tests.language import random_model, toy_tokenizer
 
 KNOWN = [(RELEASED, released_shapes), (PAPER, paper_shapes), (IMAGES, image_shapes)]

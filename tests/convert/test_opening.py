@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig
 
 from bilens.convert import open_model, open_tokenizer, save_model
 from bilens.errors import CheckpointError
-from tests.convert.models import tiny
+from tests.families import tiny
 from tests.language import toy_tokenizer
 
 

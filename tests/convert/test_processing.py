@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from bilens.convert.families import anatomy
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -14,10 +15,9 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 import bilens
 from bilens import convert
 from bilens.convert import open_model, process, save_model
-from bilens.convert.families import anatomy
 from bilens.errors import BilensError, CheckpointError
 from bilens.read.language.stream import block_inputs, read_stream
-from tests.convert.models import ALL, log_probabilities, some_text, tiny
+from tests.families import ALL, log_probabilities, some_text, tiny
 from tests.language import parts, random_model, random_text
 
 STEPS = ["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]

@@ -13,7 +13,7 @@ from bilens.convert import (
     unembedding_directions,
 )
 from bilens.errors import BilensError, CheckpointError, NotBilinearError
-from tests.convert.models import GATED, WIDTH, tiny
+from tests.families import GATED, WIDTH, tiny
 from tests.language import random_model
 
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from bilens.convert import find_swish, give_swish, make_bilinear, open_model, save_model
 from bilens.convert.gated import gated_mlps
 from bilens.errors import BilensError
-from tests.convert.models import GATED, log_probabilities, some_text, tiny
+from tests.families import GATED, log_probabilities, some_text, tiny
 
 
 @pytest.mark.parametrize("name", GATED)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from bilens.read.language.running import RunningTop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from bilens.read.language import (
     top_contexts,
 )
 from bilens.read.language import bigrams as bigrams_function
-from bilens.read.language.running import RunningTop
 from tests.language import VOCAB, parts, plain, random_model, random_text, toy_tokenizer
 
 TOKENS = toy_tokenizer()

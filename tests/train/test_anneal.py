@@ -20,7 +20,7 @@ from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import anneal as module
 from bilens.train.anneal import AnnealTraining, anneal
-from tests.convert.models import GATED, VOCAB, tiny
+from tests.families import GATED, VOCAB, tiny
 from tests.language import toy_tokenizer
 
 ROOT = Path(__file__).parents[2]

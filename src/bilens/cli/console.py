@@ -1,5 +1,6 @@
 """What several commands share: where they print, and the device."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +10,13 @@ from rich.console import Console
 
 from bilens.errors import BilensError
 
-__all__ = ["DataDir", "ModelName", "RunDir", "choose_device", "out"]
+__all__ = ["DataDir", "Device", "ModelName", "RunDir", "choose_device", "out"]
 
 out = Console()
 DataDir = Path | None
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Device = Annotated[str, tyro.conf.arg(help="auto takes a GPU where there is one; cpu, cuda:1, ...")]
 
 
 def choose_device(name: str) -> torch.device:
@@ -24,7 +26,11 @@ def choose_device(name: str) -> torch.device:
         BilensError: there is no such device here.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        # Under torchrun each process has a device of its own.
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if torch.cuda.is_available():
+            return torch.device("cuda", local % torch.cuda.device_count())
+        return torch.device("cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

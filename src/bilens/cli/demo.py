@@ -28,4 +28,4 @@ class Demo:
         architecture = Architecture(d_model=100)
         TrainImages(output=self.output, architecture=architecture, training=TRAINING).run()
         Decompose(self.output).run()
-        Report(self.output).run()
+        Report(str(self.output)).run()

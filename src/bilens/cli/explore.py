@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bilens.cli.console import DataDir, ModelName
+from bilens.cli.console import DataDir, Device, ModelName, choose_device
 from bilens.lazy_imports import lazy_import
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Explore:
     address of its own; each picture and table can be saved.
 
     Attributes:
-        model: run directory, or the name of a repository on the hub.
+        model: run directory, or folder or name of a model of a known family.
         data: name of the data; by default what the model was trained on.
         data_dir: where the data is; see `bilens train images --help` and `train language --help`.
         host: where to listen; 0.0.0.0 lets other machines in.
@@ -38,8 +38,10 @@ class Explore:
     port: int | None = None
     share: bool = False
     open_browser: bool = False
+    device: Device = "auto"
 
     def run(self) -> None:
         """Read the model and serve until ctrl-C."""
-        app = explore.explorer(self.model, data=self.data, data_dir=self.data_dir)
+        device = str(choose_device(self.device))
+        app = explore.explorer(self.model, data=self.data, data_dir=self.data_dir, device=device)
         app.launch(host=self.host, port=self.port, share=self.share, open_browser=self.open_browser)

@@ -1,143 +1,272 @@
-"""What the commands on language models share; importing it takes as long as transformers does."""
+"""`bilens ngrams`, `heads`, `contexts` and `generate`: what one asks of a language model."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-import plotly.graph_objects as go
-from pandas.api.types import is_numeric_dtype
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
 
-from bilens.convert import open_tokenizer
-from bilens.data import Corpus, load_corpus
+from bilens.cli.console import DataDir, Device, ModelName, choose_device, out
 from bilens.errors import BilensError
+from bilens.files import written_whole
+from bilens.lazy_imports import lazy_import
 from bilens.models import load
-from bilens.nn.language import LanguageModel
-from bilens.read.language import (
-    AttentionReading,
-    FoundContext,
-    Output,
-    example_outputs,
-    read_attention,
-    read_direction,
-    read_ngrams,
-    salient_bigrams,
-)
-from bilens.report.language import context_line, write_language_report
 from bilens.train import read_training
 
-__all__ = [
-    "coloured",
-    "frame_table",
-    "open_corpus",
-    "open_language",
-    "output_of",
-    "report_language",
-]
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bilens.read import language
+    from bilens.report import language as pages
+    from bilens.report.page import ContextLine
+    from bilens.residual import ResidualModel
+else:  # transformers takes seconds to import, and `--help` does without it.
+    language = lazy_import("bilens.read.language")
+    pages = lazy_import("bilens.report.language")
+
+__all__ = ["Contexts", "Generate", "Heads", "NGrams", "load_language", "trained_on"]
 
 
-def open_language(run: Path) -> tuple[LanguageModel, PreTrainedTokenizerBase]:
-    """The model of a run and its tokenizer.
+@dataclass(frozen=True)
+class NGrams:
+    """Print the n-grams of a token from the weights: no text is read.
+
+    Which tokens it follows and which follow it, through the residual stream and through the MLP;
+    and the skip-trigrams of each head that end in it, where the MLP is bilinear.
+
+    Attributes:
+        model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
+        token: the token, as the tokenizer spells it.
+        minus: tokens to take the mean of away from it, separated by commas, in skip-trigrams.
+        layer: number of the layer whose heads and MLP count, from 0.
+        position: where the tokens stand; only learned and shortformer positions ask for it.
+        k: how many of each.
+        output: folder to write the tables to as CSV.
+    """
+
+    model: ModelName
+    token: str
+    minus: str = ""
+    layer: int = 0
+    position: int | None = None
+    k: int = 10
+    output: Path | None = None
+    device: Device = "auto"
+
+    def run(self) -> None:
+        """Read and print."""
+        model = load_language(self.model, self.device)
+        found = language.read_ngrams(
+            model,
+            direction_of(self.token, self.minus),
+            self.layer,
+            k=self.k,
+            position=self.position,
+        )
+        frames = {"preceding": found.preceding, "following": found.following}
+        frames |= {f"head-{number}": frame for number, frame in enumerate(found.heads)}
+        show_frames(frames, self.output)
+        if found.left_out:
+            out.print(Text(found.left_out))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Print what the heads of a layer do, from the weights: no text is read.
+
+    For each head the pairs of tokens of which one attends to the other most and least, at a
+    distance; the outputs that it raises and lowers when it looks at a token; and the singular
+    components of the latter. At the end, how much of what heads and MLPs write is read by later
+    ones.
+
+    Attributes:
+        model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
+        layer: number of the layer, from 0.
+        head: number of the head; all of the layer by default.
+        distance: how far back the token stands that is looked at.
+        position: of the token that looks; only learned and shortformer positions ask for it.
+        k: how many of each.
+        components: how many singular components.
+        among: only the first so many tokens of the vocabulary, which tokenizers often order by
+            frequency; all pairs of 50,000 tokens take a minute a head on two cores.
+        output: folder to write the tables to as CSV.
+    """
+
+    model: ModelName
+    layer: int = 0
+    head: int | None = None
+    distance: int = 1
+    position: int | None = None
+    k: int = 10
+    components: int = 2
+    among: int | None = None
+    output: Path | None = None
+    device: Device = "auto"
+
+    def run(self) -> None:
+        """Read and print."""
+        model = load_language(self.model, self.device)
+        found = language.read_attention(
+            model,
+            self.layer,
+            heads=None if self.head is None else [self.head],
+            k=self.k,
+            components=self.components,
+            distance=self.distance,
+            position=self.position,
+            among=None if self.among is None else range(min(self.among, model.vocab_size)),
+        )
+        frames = {}
+        for reading in found.heads:
+            name = f"head {self.layer}.{reading.head}"
+            if reading.attends is not None:
+                frames[f"{name} attends most"] = reading.attends.highest
+                frames[f"{name} attends least"] = reading.attends.lowest
+            frames[f"{name} raises"] = reading.outputs.highest
+            frames[f"{name} lowers"] = reading.outputs.lowest
+            frames[f"{name} components"] = reading.components
+        frames["composition"] = found.composition.frame(self.k)
+        show_frames(frames, self.output)
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Print the eigenvectors of a token and the texts in which they are most active.
+
+    The token whose successor is predicted stands in brackets. Colours say what each token
+    contributes to the activation: blue where positive, red where negative.
+
+    Attributes:
+        model: run directory, or folder or name of a bilinear model of a known family.
+        token: the output, as the tokenizer spells it.
+        minus: tokens to take the mean of away from it, separated by commas.
+        layer: number of the layer, from 0.
+        data: texts to look in; by default those of the training's validation set.
+        data_dir: where the data is; see `bilens train language --help`.
+        eigenvectors: how many of either sign.
+        k: contexts of each.
+    """
+
+    model: ModelName
+    token: str
+    minus: str = ""
+    layer: int = 0
+    data: str | None = None
+    data_dir: DataDir = None
+    eigenvectors: int = 3
+    k: int = 5
+    device: Device = "auto"
+
+    def run(self) -> None:
+        """Read and print."""
+        model = load_language(self.model, self.device)
+        corpus = language.corpus_for(model, self.data or trained_on(self.model), self.data_dir)
+        reading = language.read_direction(
+            model,
+            corpus,
+            direction_of(self.token, self.minus),
+            self.layer,
+            eigenvectors=self.eigenvectors,
+            k=self.k,
+        )
+        for number, value in enumerate(reading.spectrum.values.tolist()):
+            out.print(f"\neigenvalue {value:+.4g}", style="bold", highlight=False)
+            for found in reading.contexts[number]:
+                out.print(coloured(pages.context_line(model, found)))
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Let a language model go on with a text.
+
+    Attributes:
+        model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
+        prompt: how the text begins.
+        tokens: at most how many to add.
+        temperature: 0 takes the most likely token each time; 1 draws from what the model says.
+        seed: of the drawing.
+    """
+
+    model: ModelName
+    prompt: str = "once upon a time"
+    tokens: int = 120
+    temperature: float = 0.7
+    seed: int = 0
+    device: Device = "auto"
+
+    def run(self) -> None:
+        """Write and print."""
+        text = language.generate_text(
+            load_language(self.model, self.device),
+            self.prompt,
+            tokens=self.tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+        )
+        out.print(text, highlight=False, markup=False)
+
+
+def load_language(source: str, device: str) -> "ResidualModel":
+    """A language model and its tokenizer.
 
     Raises:
         CheckpointError: one of them is missing or damaged.
-        BilensError: the run is of another kind.
+        BilensError: the model is of another kind, or there is no such device.
     """
-    model = load(run)
-    if not isinstance(model, LanguageModel):
-        raise BilensError(f"{run} holds an image classifier; this command reads language models")
-    return model, open_tokenizer(run, model)
+    model: Any = load(source, device=choose_device(device))
+    if not hasattr(model, "parts"):
+        raise BilensError(
+            f"{source} holds {type(model).__name__}, and this command reads language models; "
+            "`bilens decompose` and `bilens report` read classifiers"
+        )
+    return model  # type: ignore[no-any-return]
 
 
-def open_corpus(
-    model: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase,
-    run: Path,
-    data: str | None,
-    data_dir: Path | None,
-) -> Corpus:
-    """Texts in the model's tokens: those it was trained on, or others."""
-    return load_corpus(
-        data or read_training(run)["data"],
-        n_ctx=model.config.n_ctx,
-        vocab_size=model.config.vocab_size,
-        tokenizer=tokenizer,  # type: ignore[arg-type]
-        data_dir=data_dir,
-    )
+def trained_on(source: str) -> str:
+    """The data that a run was trained on.
+
+    Raises:
+        BilensError: the model does not say.
+    """
+    if not (Path(source) / "training.json").is_file():
+        raise BilensError(
+            f"{source} does not say what it was trained on; name texts with --data, such as "
+            "--data tinystories or --data FILE.txt"
+        )
+    return str(read_training(source)["data"])
 
 
-def output_of(token: str, minus: str) -> Output:
-    """An output from a token and others separated by commas."""
-    return Output(token, tuple(name for name in minus.split(",") if name))
+def direction_of(token: str, minus: str) -> "language.TokenDirection":
+    """A direction from a token and others separated by commas."""
+    return language.TokenDirection(token, tuple(name for name in minus.split(",") if name))
 
 
-def frame_table(frame: pd.DataFrame, title: str) -> Table:
-    """A frame for the terminal."""
-    table = Table(title=Text(title), title_justify="left")
-    for name in frame.columns:
-        table.add_column(name, justify="right" if is_numeric_dtype(frame[name]) else "left")
-    for row in frame.itertuples(index=False):
-        table.add_row(*(Text(f"{v:.2f}" if isinstance(v, float) else str(v)) for v in row))
-    return table
+def show_frames(frames: "dict[str, pd.DataFrame]", folder: Path | None) -> None:
+    """Print frames, each under its name, and write them as CSV where a folder is given."""
+    for name, frame in frames.items():
+        table = Table(title=Text(name), title_justify="left")
+        for column in frame.columns:
+            number = frame[column].dtype.kind in "fi"
+            table.add_column(column, justify="right" if number else "left")
+        for row in frame.itertuples(index=False):
+            table.add_row(*(Text(f"{v:.2f}" if isinstance(v, float) else str(v)) for v in row))
+        out.print(table)
+        if folder is not None:
+            with written_whole(folder / f"{name.replace(' ', '-')}.csv") as path:
+                frame.to_csv(path, index=False)
 
 
-def coloured(tokenizer: PreTrainedTokenizerBase, found: FoundContext) -> Text:
+def coloured(line: "ContextLine") -> Text:
     """A context for the terminal, coloured by contributions."""
-    line = context_line(tokenizer, found)
     text = Text(f"{line.value:+8.2f} ")
     for number, (name, share) in enumerate(line.tokens):
         strength = abs(share) / line.strongest
         style = "" if strength < 0.1 else f"{'blue' if share > 0 else 'red'}"
-        piece = name.removeprefix("##") or name
-        text.append("" if name.startswith("##") and piece != name else " ")
+        # Pieces of words join; marks of a space before a word are spaces.
+        joined, piece = name.startswith("##") and name != "##", name.removeprefix("##")
+        piece = piece.lstrip("▁Ġ") or piece
+        text.append("" if joined else " ")
         shown = f"[{piece}]" if number == line.focal else piece
         text.append(shown, style=f"bold {style}" if strength > 0.5 else style)
     return text
-
-
-def report_language(
-    model: LanguageModel,
-    run: Path,
-    data_dir: Path | None,
-    token: str | None,
-    minus: str,
-    page: Path,
-    title: str,
-) -> dict[str, go.Figure]:
-    """Read a run and write its page."""
-    settings = read_training(run)
-    tokenizer = open_tokenizer(run, model)
-    corpus = open_corpus(model, tokenizer, run, None, data_dir)
-    outputs = [output_of(token, minus)] if token else example_outputs(corpus)
-    plain = not model.config.obstacles
-    ngrams = [read_ngrams(model, tokenizer, output) for output in outputs] if plain else []
-    salient = salient_bigrams(model, tokenizer) if plain else {}
-    directions = [read_direction(model, corpus, output) for output in outputs]
-    config = model.config
-    facts = [
-        ("data", str(settings["data"])),
-        ("parameters", f"{sum(p.numel() for p in model.parameters()):,}"),
-        ("blocks", str(config.n_layers)),
-        ("width", str(config.d_model)),
-        ("heads", str(config.n_heads)),
-        ("hidden units", str(config.d_hidden)),
-    ]
-    return write_language_report(
-        page,
-        tokenizer,
-        salient,
-        ngrams,
-        directions,
-        facts,
-        title=title,
-        attention=_attention(model, tokenizer),
-    )
-
-
-def _attention(model: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> AttentionReading | None:
-    """The heads of the first block, where two tokens alone say how much one looks at the other."""
-    if model.config.attention == "differential":
-        return None
-    absolute = model.config.positions in ("learned", "shortformer")
-    return read_attention(model, tokenizer, position=1 if absolute else None)

@@ -2,12 +2,22 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
-from bilens.cli.console import ModelName, out
+from bilens.cli.console import Device, ModelName, choose_device, out
+from bilens.files import write_json
+from bilens.lazy_imports import lazy_import
+
+if TYPE_CHECKING:
+    from bilens import convert
+else:  # transformers takes seconds to import, and `--help` does without it.
+    convert = lazy_import("bilens.convert")
 
 __all__ = ["Process"]
+
+STEP_NAMES = ("fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed")
 
 
 @dataclass(frozen=True)
@@ -16,29 +26,28 @@ class Process:
 
     What the model computes stays the same; the largest change of a log-probability on random
     tokens is measured and printed. For bilens transformers, GPT-2, GPT-NeoX (Pythia), Llama,
-    Mistral, Qwen 2 and 3, Gemma 2 and 3, and Phi-3.
+    Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3, Granite, OLMo 2, Helium, GLM and Cohere 2.
 
     Attributes:
         model: folder of a Hugging Face or bilens model, the name of a repository, or a .bin file of
             llama2.c.
+        steps: which to apply; by default all that leave what the model computes unchanged.
         output: folder for the processed model and processing.json; by default
             runs/processed-NAME.
     """
 
     model: ModelName
+    steps: tuple[Literal[STEP_NAMES], ...] = ()  # type: ignore[valid-type]
     output: Path | None = None
+    device: Device = "auto"
 
     def run(self) -> None:
         """Process and save."""
-        # transformers takes seconds to import, and other commands do without it.
-        from bilens.convert import open_model, open_tokenizer, process, save_model  # noqa: PLC0415
-        from bilens.files import write_json  # noqa: PLC0415
-
-        model = open_model(self.model)
-        tokenizer = open_tokenizer(self.model, model)
-        model, report = process(model, in_place=True)
+        model: Any = convert.open_model(self.model).to(choose_device(self.device))  # type: ignore[arg-type]
+        tokenizer = convert.find_tokenizer(self.model, model)
+        model, report = convert.process(model, self.steps or None, in_place=True)
         output = self.output or Path("runs") / f"processed-{Path(self.model).stem}"
-        save_model(output, model, tokenizer)
+        convert.save_model(output, model, tokenizer)
         write_json(output / "processing.json", report.record())
         table = Table("step", "applied")
         for step, folded in report.folded.items():
@@ -48,10 +57,10 @@ class Process:
         out.print(table)
         if report.untied:
             out.print("embedding and unembedding were one matrix and are two now")
-        if report.added_biases:
+        if not report.loads_in_transformers:
             out.print(
                 f"{len(report.added_biases)} maps have a bias that plain transformers has no room "
-                "for; open the model with bilens.convert.open_model",
+                "for; open the model with bilens.load, or choose other --steps",
                 soft_wrap=True,
             )
         out.print(

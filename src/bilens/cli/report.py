@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 import plotly.graph_objects as go
 
-from bilens.cli.console import DataDir, RunDir, out
+from bilens.cli.console import DataDir, Device, ModelName, choose_device, out
 from bilens.cli.decompose import read_images
+from bilens.cli.language import trained_on
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
@@ -16,9 +17,12 @@ from bilens.read import Basis, DeepReading
 from bilens.report import Order, save_figures, write_classifier_report, write_deep_report
 
 if TYPE_CHECKING:
-    from bilens.cli import language
+    from bilens.read import language
+    from bilens.report import language as pages
+    from bilens.residual import ResidualModel
 else:  # transformers takes seconds to import, and classifiers do without it.
-    language = lazy_import("bilens.cli.language")
+    language = lazy_import("bilens.read.language")
+    pages = lazy_import("bilens.report.language")
 
 __all__ = ["Report"]
 
@@ -28,9 +32,10 @@ class Report:
     """Write the report of a trained model: one HTML file that works offline.
 
     Attributes:
-        run_dir: directory that `bilens train` wrote.
+        model: run directory, or folder or name of a model of a known family.
+        data: name of the data; by default what the model was trained on.
         data_dir: where the data is; see `bilens train images --help` and `train language --help`.
-        output: the page; by default report.html in the run directory.
+        output: the page; by default report.html in the run directory, or runs/report-NAME.html.
         figures: also save every figure in this format into the folder figures beside the page;
             needs Chrome or Chromium.
         basis: (images) eigenvectors orthonormal behind the embedding, as in the paper, or in
@@ -40,9 +45,12 @@ class Report:
         token: (language) the output to explain; by default one that the paper explains, or else
             the most frequent word.
         minus: (language) tokens to take the mean of away from it, separated by commas.
+        layer: (language) number of the layer whose heads and MLP are read, from 0.
+        among: (language) read heads and bigrams of the first so many tokens of the vocabulary.
     """
 
-    run_dir: RunDir
+    model: ModelName
+    data: str | None = None
     data_dir: DataDir = None
     output: Path | None = None
     figures: Literal["png", "svg", "pdf"] | None = None
@@ -51,27 +59,42 @@ class Report:
     order: Order = "eigenvalue"
     token: str | None = None
     minus: str = ""
+    layer: int = 0
+    among: int | None = 5000
+    device: Device = "auto"
 
     def run(self) -> None:
-        """Read the run and write its page."""
-        model = load(self.run_dir)
-        page = self.output or self.run_dir / "report.html"
-        title = f"What {self.run_dir.name} computes"
+        """Read the model and write its page."""
+        if self.minus and not self.token:
+            raise BilensError(f"--minus={self.minus} takes the mean of tokens away from --token")
+        device = choose_device(self.device)
+        model = load(self.model, device=device)
+        folder = Path(self.model)
+        page = self.output or (
+            folder / "report.html"
+            if folder.is_dir()
+            else Path("runs") / f"report-{folder.stem}.html"
+        )
+        title = f"What {folder.name} computes"
         if isinstance(model, SparseAutoencoder):
-            raise BilensError(f"{self.run_dir} holds a sparse autoencoder, which has no report")
+            raise BilensError(f"{self.model} holds a sparse autoencoder, which has no report")
         if isinstance(model, ImageClassifier):
             drawn = self._images(model, page, title)
         else:
-            drawn = language.report_language(
-                model, self.run_dir, self.data_dir, self.token, self.minus, page, title
-            )
+            drawn = pages.write_language_report(page, self._language(model), title=title)
         out.print(f"report: {page}", highlight=False)
         if self.figures:
             save_figures(drawn, page.parent / "figures", self.figures)
             out.print(f"figures: {page.parent / 'figures'}", highlight=False)
 
     def _images(self, model: ImageClassifier, page: Path, title: str) -> dict[str, go.Figure]:
-        reading = read_images(model, self.run_dir, self.data_dir, self.basis, self.paths)
+        reading = read_images(model, Path(self.model), self.data_dir, self.basis, self.paths)
         if isinstance(reading, DeepReading):
             return write_deep_report(page, reading, title=title)
         return write_classifier_report(page, reading, title=title, order=self.order)
+
+    def _language(self, model: "ResidualModel") -> "language.LanguageReading":
+        corpus = language.corpus_for(model, self.data or trained_on(self.model), self.data_dir)
+        minus = tuple(name for name in self.minus.split(",") if name)
+        chosen = [language.TokenDirection(self.token, minus)] if self.token else []
+        return language.read_language(model, corpus, chosen, self.layer, among=self.among)

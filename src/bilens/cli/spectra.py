@@ -3,13 +3,22 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from rich.table import Table
 from rich.text import Text
 
-from bilens.cli.console import ModelName, choose_device, out
-from bilens.errors import BilensError
+from bilens.cli.console import Device, ModelName, out
+from bilens.cli.language import load_language
+from bilens.lazy_imports import lazy_import
+
+if TYPE_CHECKING:
+    from bilens import convert
+    from bilens.read import language
+    from bilens.residual import ResidualModel
+else:  # transformers takes seconds to import, and `--help` does without it.
+    convert = lazy_import("bilens.convert")
+    language = lazy_import("bilens.read.language")
 
 __all__ = ["Spectra"]
 
@@ -32,7 +41,6 @@ class Spectra:
         batch: tokens in a file.
         tolerance: largest residual of a pair.
         output: folder; by default runs/spectra-NAME-LAYER.
-        device: auto takes a GPU where there is one.
     """
 
     model: ModelName
@@ -42,30 +50,19 @@ class Spectra:
     batch: int = 256
     tolerance: float = 1e-4
     output: Path | None = None
-    device: str = "auto"
+    device: Device = "auto"
 
     def run(self) -> None:
         """Decompose and save."""
-        # transformers takes seconds to import, and other commands do without it.
-        from bilens.convert import (  # noqa: PLC0415
-            Share,
-            mlp_tensor,
-            open_model,
-            open_tokenizer,
-            read_spectra,
-            unembedding_directions,
-            write_spectra,
-        )
-
-        share = Share(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-        model = open_model(self.model)
-        tokenizer = open_tokenizer(self.model, model)
-        vocabulary = tokenizer.get_vocab()
-        numbers = self._numbers(vocabulary, model.config.vocab_size)
+        model = load_language(self.model, self.device)
+        numbers = self._numbers(model)
         output = self.output or Path("runs") / f"spectra-{Path(self.model).stem}-{self.layer}"
-        write_spectra(
-            mlp_tensor(model, self.layer).to(self._device()),
-            unembedding_directions(model)[numbers],
+        share = convert.Share(
+            int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        )
+        convert.write_spectra(
+            model.mlp(self.layer),
+            model.W_U[numbers],
             output,
             names=numbers,
             top=self.top,
@@ -80,31 +77,22 @@ class Spectra:
                 soft_wrap=True,
             )
             return
-        names, spectrum = read_spectra(output)
+        names, spectrum = convert.read_spectra(output)
         table = Table("token", "eigenvalues", "largest residual")
-        for row in range(min(SHOWN, len(names))):
+        shown = language.token_names(model, names[:SHOWN])
+        for row, name in enumerate(shown):
             values = "  ".join(f"{value:+.3g}" for value in spectrum.values[row].tolist())
-            shown = str(tokenizer.convert_ids_to_tokens(int(names[row])))
-            table.add_row(Text(shown), values, f"{spectrum.residuals[row].max():.1e}")
+            table.add_row(Text(name), values, f"{spectrum.residuals[row].max():.1e}")
         out.print(table)
         out.print(f"{len(names):,} tokens: {output}", highlight=False, soft_wrap=True)
 
-    def _numbers(self, vocabulary: dict[str, int], size: int) -> list[int]:
+    def _numbers(self, model: "ResidualModel") -> list[int]:
+        """The tokens' numbers: all, or each by its name or as a number."""
         if self.tokens == "all":
-            return list(range(size))
-        found = []
-        for name in self.tokens.split(","):
-            number = vocabulary.get(name, int(name) if name.isdecimal() else -1)
-            if not 0 <= number < size:
-                raise BilensError(
-                    f"--tokens={self.tokens}: {name!r} is no token of the model and no number "
-                    f"below {size}"
-                )
-            found.append(number)
-        return found
-
-    def _device(self) -> torch.device:
-        local = os.environ.get("LOCAL_RANK")
-        if self.device == "auto" and torch.cuda.is_available() and local is not None:
-            return torch.device("cuda", int(local) % torch.cuda.device_count())
-        return choose_device(self.device)
+            return list(range(model.parts.unembed.n_out))
+        chosen = self.tokens.split(",")
+        known = model.tokenizer.get_vocab() if model.tokenizer is not None else {}
+        return [
+            int(name) if name.isdecimal() and name not in known else model.token(name)
+            for name in chosen
+        ]

@@ -80,8 +80,8 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
     settings = read_config(source, **place)
     layout = find_layout(settings)
     if layout is not None:
-        model, dtype = layout.open(source, settings, **place), hub.get("dtype")
-        return model if dtype in (None, "auto") else model.to(dtype)
+        opened, dtype = layout.open(source, settings, **place), hub.get("dtype")
+        return opened if dtype in (None, "auto") else opened.to(dtype)
     if "quantization_config" in settings:
         method = dict(settings["quantization_config"]).get("quant_method", "some method")
         raise CheckpointError(
@@ -94,8 +94,8 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
         if swish is not None:
             base_activation(config)
         _check_shards(source, **place)
-        model: Any
-        model, report = _class_of(config).from_pretrained(
+        kind: Any = _class_of(config)
+        model, report = kind.from_pretrained(
             source, config=config, output_loading_info=True, use_safetensors=True, **hub
         )
         added = [f"{name}.bias" for name in read_record(config)["added_biases"]]
@@ -204,12 +204,12 @@ def _whole(source: str | Path) -> Iterator[None]:
         ) from error
 
 
-def _finite(model: PreTrainedModel) -> PreTrainedModel:
+def _finite(model: nn.Module) -> nn.Module:
     check_weights(model)
     return model.eval()
 
 
-def _open_gguf(path: Path, **hub: Any) -> PreTrainedModel:
+def _open_gguf(path: Path, **hub: Any) -> Any:
     if find_spec("gguf") is None:
         raise CheckpointError(
             f"{path} is a GGUF file, which takes the package gguf: pip install gguf"
@@ -219,15 +219,14 @@ def _open_gguf(path: Path, **hub: Any) -> PreTrainedModel:
     name = {"gguf_file": path.name}
     with _whole(path):
         config = AutoConfig.from_pretrained(path.parent, **HARMLESS, **name)
-        model: Any = _class_of(config).from_pretrained(
-            path.parent, **{"dtype": torch.float32, **name, **hub}
-        )
+        kind: Any = _class_of(config)
+        model = kind.from_pretrained(path.parent, **{"dtype": torch.float32, **name, **hub})
     # The weights are ordinary now, and may be saved as such.
     model.hf_quantizer, model.is_quantized = None, False
     for name_of_old in ("quantization_config", "quantization_method"):
         for holder in (model, model.config):
             holder.__dict__.pop(name_of_old, None)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _named_tokenizer(source: str | Path) -> str | None:

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bilens.data import load_corpus, load_images
+from bilens.data import load_images
 from bilens.errors import BilensError
 from bilens.explore.deep import DeepView
 from bilens.explore.deep_screen import DeepScreen
@@ -18,12 +18,12 @@ from bilens.nn import ImageClassifier, SparseAutoencoder
 from bilens.train import read_training
 
 if TYPE_CHECKING:
-    from bilens import convert
     from bilens.explore import language, language_screen
+    from bilens.read.language import texts
 else:  # transformers takes seconds to import, and classifiers do without it.
-    convert = lazy_import("bilens.convert")
     language = lazy_import("bilens.explore.language")
     language_screen = lazy_import("bilens.explore.language_screen")
+    texts = lazy_import("bilens.read.language.texts")
 
 __all__ = ["Explorer", "explorer"]
 
@@ -100,7 +100,11 @@ class Explorer:
 
 
 def explorer(
-    source: str | Path, *, data: str | None = None, data_dir: str | Path | None = None
+    source: str | Path,
+    *,
+    data: str | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "cpu",
 ) -> Explorer:
     """An app to look into a model: its directions, eigenvectors, and what they make of an input.
 
@@ -110,13 +114,14 @@ def explorer(
         source: a run directory, or the name of a repository on the hub.
         data: name of the data; by default what the model was trained on.
         data_dir: where the data is; see `bilens.data.load_images`.
+        device: where the model runs.
 
     Raises:
         BilensError: Gradio is not installed, or there is no explorer for this kind of model.
         NotBilinearError: the model is no tensor.
         CheckpointError: the model is missing or damaged, or does not say what its data is.
     """
-    model = load(source)
+    model = load(source, device=device)
     if isinstance(model, SparseAutoencoder):
         raise BilensError(f"{source} holds a sparse autoencoder, which has no explorer")
     name = data or str(read_training(source)["data"])
@@ -124,13 +129,13 @@ def explorer(
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         gr.Markdown(f"# {escape(title)}")
         if isinstance(model, ImageClassifier):
-            images = load_images(name, data_dir)
+            images = load_images(name, data_dir).to(device)
             if len(model.layers) > 1:
                 DeepScreen(DeepView(model, images))
             else:
                 ImageScreen(ImageView(model, images))
         else:
-            _language_screen(model, source, name, data_dir)
+            _language_screen(model, name, data_dir)
     return Explorer(blocks)
 
 
@@ -140,15 +145,6 @@ def _theme() -> gr.Theme:
     return theme.set(body_text_color_subdued="*neutral_500")
 
 
-def _language_screen(
-    model: Any, source: str | Path, name: str, data_dir: str | Path | None
-) -> None:
-    config = model.config
-    corpus = load_corpus(
-        name,
-        n_ctx=config.n_ctx,
-        vocab_size=config.vocab_size,
-        tokenizer=convert.open_tokenizer(source, model),  # type: ignore[arg-type]
-        data_dir=data_dir,
-    )
+def _language_screen(model: Any, name: str, data_dir: str | Path | None) -> None:
+    corpus = texts.corpus_for(model, name, data_dir)
     language_screen.LanguageScreen(language.LanguageView(model, corpus))

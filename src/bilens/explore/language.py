@@ -11,22 +11,19 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bilens.data import Corpus, clean, token_id
+from bilens.data import Corpus
 from bilens.errors import BilensError, NotBilinearError
 from bilens.explore.checks import check_ranges
-from bilens.nn.language import LanguageModel
 from bilens.read.language import (
     ContextIndex,
     FoundContext,
     LogitTerms,
-    Output,
+    TokenDirection,
     contribution,
-    example_outputs,
-    following,
-    interaction,
-    output_direction,
-    preceding,
-    skip_trigrams,
+    example_directions,
+    model_facts,
+    prompt_ids,
+    read_ngrams,
     split_by_eigenvectors,
     split_logits,
     token_names,
@@ -34,6 +31,7 @@ from bilens.read.language import (
 from bilens.report import ContextList, contexts_html, spectrum_figure, summands_figure, table_html
 from bilens.report.language import context_line, ngram_table
 from bilens.report.page import Table
+from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
 
 __all__ = ["LanguageState", "LanguageView"]
@@ -73,46 +71,32 @@ class LanguageView:
     """A language model read once, and what each state shows of it.
 
     Args:
-        model: with bilinear MLPs.
+        model: any; eigenvectors and logits by path take bilinear MLPs.
         corpus: texts in its tokens.
-
-    Raises:
-        NotBilinearError: an MLP is no tensor.
     """
 
-    def __init__(self, model: LanguageModel, corpus: Corpus) -> None:
-        self.model, self.corpus, self.tokenizer = model, corpus, corpus.tokenizer
-        model.mlp(0).tensor("blocks[0].mlp")
-        self.names = token_names(self.tokenizer, torch.arange(model.config.vocab_size))
-        self.index(0)
-        output = example_outputs(corpus)[0]
-        first = self.tokenizer.decode(self._index_of[0].ids[0][:8], skip_special_tokens=True)
-        self.start = LanguageState(output.token, output.minus, prompt=str(first))
+    def __init__(self, model: ResidualModel, corpus: Corpus) -> None:
+        self.model, self.corpus = model, corpus
+        self.names = token_names(model, torch.arange(model.vocab_size))
+        direction = example_directions(model, corpus)[0]
+        first = corpus.tokenizer.decode(corpus.validation[0]["input_ids"][:8], True)
+        self.start = LanguageState(direction.token, direction.minus, prompt=str(first))
 
     @property
-    def facts(self) -> list[tuple[str, str]]:
+    def facts(self) -> tuple[tuple[str, str], ...]:
         """A name and a value each."""
-        config = self.model.config
-        return [
-            ("data", self.corpus.name),
-            ("parameters", f"{sum(p.numel() for p in self.model.parameters()):,}"),
-            ("blocks", str(config.n_layers)),
-            ("width", str(config.d_model)),
-            ("heads", str(config.n_heads)),
-            ("vocabulary", f"{config.vocab_size:,}"),
-        ]
+        return model_facts(self.model, self.corpus)
 
     def checked(self, state: LanguageState) -> LanguageState:
         """The state, if the model has it.
 
         Raises:
-            BilensError: it has no such token, block or eigenvector, or the prompt is too long.
+            BilensError: it has no such token, layer or eigenvector, or the prompt is too long.
         """
         for name in (state.token, *state.minus, *filter(None, [state.chosen])):
-            token_id(self.tokenizer, name)
-        config = self.model.config
-        eigenvectors = min(2 * OUTERMOST, config.d_model)
-        check_ranges(state, layer=(0, config.n_layers - 1), number=(0, eigenvectors - 1))
+            self.model.token(name)
+        eigenvectors = min(2 * OUTERMOST, self.model.d_model)
+        check_ranges(state, layer=(0, self.model.n_layers - 1), number=(0, eigenvectors - 1))
         if len(state.prompt) > LONGEST_PROMPT:
             raise BilensError(
                 f"prompt has {len(state.prompt)} letters, expected up to {LONGEST_PROMPT}"
@@ -120,12 +104,12 @@ class LanguageView:
         return state
 
     def index(self, layer: int) -> ContextIndex:
-        """Texts with what the block's MLP reads, run once."""
+        """Texts with what the layer's MLP reads, run once."""
         if layer not in self._index_of:
-            n_ctx = self.model.config.n_ctx
             rows = (row["input_ids"] for row in self.corpus.validation)
-            texts = islice(rows, max(1, PLACES // n_ctx))
-            self._index_of[layer] = ContextIndex(self.model, texts, layer=layer)
+            length = len(self.corpus.validation[0]["input_ids"])
+            texts = islice(rows, max(1, PLACES // length))
+            self._index_of[layer] = ContextIndex(self.model, texts, layer)
         return self._index_of[layer]
 
     @cached_property
@@ -135,33 +119,40 @@ class LanguageView:
     @cached_property
     def frequent(self) -> list[int]:
         """The most frequent tokens of the texts, the most frequent first."""
-        counts = torch.bincount(self.index(0).ids.flatten(), minlength=len(self.names))
+        ids = self.corpus.validation[:200]["input_ids"].flatten()
+        counts = torch.bincount(ids, minlength=len(self.names))
         return counts.argsort(descending=True)[:FREQUENT].tolist()
 
     def spectrum(self, state: LanguageState) -> Spectrum:
-        """All eigenvectors of the direction."""
+        """All eigenvectors of the direction.
+
+        Raises:
+            NotBilinearError: the layer's MLP is not a tensor.
+        """
         return self._spectrum(state.token, state.minus, state.layer)
 
     @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
     def _spectrum(self, token: str, minus: tuple[str, ...], layer: int) -> Spectrum:
-        direction = self._direction(token, minus)
-        return interaction(self.model, direction, layer).eigh()
-
-    def _direction(self, token: str, minus: tuple[str, ...]) -> Tensor:
-        numbers = [token_id(self.tokenizer, name) for name in minus]
-        return output_direction(self.model, token_id(self.tokenizer, token), numbers)
+        direction = TokenDirection(token, minus).vector(self.model)
+        return self.model.interaction(direction, layer).eigh()
 
     def title(self, state: LanguageState) -> str:
         """What the direction is called."""
-        return str(Output(state.token, state.minus))
+        return str(TokenDirection(state.token, state.minus))
 
-    def spectrum_picture(self, state: LanguageState) -> go.Figure:
-        """The eigenvalues of the direction."""
-        return spectrum_figure(self.spectrum(state), title=f"Spectrum of {self.title(state)}")
+    def spectrum_picture(self, state: LanguageState) -> go.Figure | None:
+        """The eigenvalues of the direction; None where the MLP is not a tensor."""
+        try:
+            return spectrum_figure(self.spectrum(state), title=f"Spectrum of {self.title(state)}")
+        except NotBilinearError:
+            return None
 
     def eigenvectors(self, state: LanguageState) -> list[str]:
-        """What the outermost eigenvectors are called."""
-        values = self.spectrum(state).outermost(OUTERMOST).values.tolist()
+        """What the outermost eigenvectors are called; none where the MLP is not a tensor."""
+        try:
+            values = self.spectrum(state).outermost(OUTERMOST).values.tolist()
+        except NotBilinearError:
+            return []
         signs = ["P" if value > 0 else "N" for value in values]
         return [
             f"{sign}{signs[: i + 1].count(sign)}  λ = {value:+.3g}"
@@ -170,7 +161,10 @@ class LanguageView:
 
     def contexts_page(self, state: LanguageState) -> str:
         """The texts in which the chosen eigenvector is most active, coloured by contribution."""
-        spectrum = self.spectrum(state).outermost(OUTERMOST)
+        try:
+            spectrum = self.spectrum(state).outermost(OUTERMOST)
+        except NotBilinearError as error:
+            return _note(str(error))
         one = Spectrum(
             spectrum.values[state.number, None],
             spectrum.vectors[state.number, None],
@@ -180,51 +174,40 @@ class LanguageView:
         (found,) = self.index(state.layer).top_contexts(one, CONTEXTS)
         lines = [
             context_line(
-                self.tokenizer,
-                FoundContext(c, contribution(self.model, one, 0, c, state.layer)),
+                self.model, FoundContext(c, contribution(self.model, one, 0, c, state.layer))
             )
             for c in found
         ]
         return contexts_html(ContextList(self.eigenvectors(state)[state.number], lines))
 
     def ngram_page(self, state: LanguageState) -> str:
-        """What precedes and follows the token, and skip-trigrams; or why there is none."""
-        token = token_id(self.tokenizer, state.token)
-        try:
-            frames = {
-                f"before {state.token}": preceding(self.model, self.tokenizer, token, k=NGRAMS),
-                f"after {state.token}": following(self.model, self.tokenizer, token, k=NGRAMS),
-            }
-            direction = self._direction(state.token, state.minus)
-            for head in range(self.model.config.n_heads):
-                frames[f"A … B → {self.title(state)}, head {head}"] = skip_trigrams(
-                    self.model, self.tokenizer, direction, head, k=NGRAMS, among=self.frequent
-                )
-        except NotBilinearError as error:
-            return _note(str(error))
+        """What precedes and follows the token, and skip-trigrams where the MLP is a tensor."""
+        direction = TokenDirection(state.token, state.minus)
+        positions = self.model.parts.positions or self.model.parts.hidden_positions
+        reading = read_ngrams(
+            self.model,
+            direction,
+            state.layer,
+            k=NGRAMS,
+            position=1 if positions else None,
+            among=self.frequent,
+        )
+        frames = {
+            f"before {state.token}": reading.preceding,
+            f"after {state.token}": reading.following,
+        }
+        for head, frame in enumerate(reading.heads):
+            frames[f"A … B → {self.title(state)}, head {head}"] = frame
         tables = [
             table_html(ngram_table(frame, caption), frame, f"n-grams-{number}")
             for number, (caption, frame) in enumerate(frames.items())
         ]
-        return f'<div class="tables">{"".join(tables)}</div>'
-
-    def ids(self, state: LanguageState) -> Int[Tensor, " time"]:
-        """The tokens of the prompt, the last ones where there are too many.
-
-        Raises:
-            BilensError: there are none.
-        """
-        config = self.model.config
-        ids = self.tokenizer(clean(state.prompt), add_special_tokens=False)["input_ids"]
-        start = [] if config.bos_token_id is None else [config.bos_token_id]
-        whole = [*start, *ids][-config.n_ctx :]
-        if not whole:
-            raise BilensError("prompt is empty; expected some text")
-        return torch.tensor(whole, device=self.model.device)
+        note = _note(reading.left_out) if reading.left_out else ""
+        return f'<div class="tables">{"".join(tables)}</div>{note}'
 
     def prediction(self, state: LanguageState) -> tuple[str, list[str], go.Figure | None]:
         """The most likely next tokens by path, their names, and one of them by eigenvectors."""
-        ids = self.ids(state)
+        ids = prompt_ids(self.model, state.prompt)
         try:
             terms = split_logits(self.model, ids)
         except NotBilinearError as error:
@@ -232,11 +215,9 @@ class LanguageView:
         logits = terms.total()
         best = logits.topk(min(NEXT, len(logits))).indices
         frame = self._by_path(terms, logits, best)
-        likely = token_names(self.tokenizer, best)
+        likely = token_names(self.model, best)
         chosen = state.chosen or likely[0]
-        parts = split_by_eigenvectors(
-            self.model, ids, terms, token_id(self.tokenizer, chosen), NAMED
-        )
+        parts = split_by_eigenvectors(self.model, terms, self.model.token(chosen), k=NAMED)
         summands = [
             *zip(parts.sources, parts.residual.tolist(), strict=True),
             *(
@@ -258,7 +239,7 @@ class LanguageView:
         paths = {name: terms.residual[row, best].tolist() for row, name in enumerate(terms.sources)}
         return pd.DataFrame(
             {
-                "token": token_names(self.tokenizer, best),
+                "token": token_names(self.model, best),
                 "probability": logits.softmax(0)[best].tolist(),
                 "logit": logits[best].tolist(),
                 **paths,

@@ -47,11 +47,11 @@ class LanguageScreen:
             )
             self.layer = gr.Slider(
                 0,
-                max(1, view.model.config.n_layers - 1),
+                max(1, view.model.n_layers - 1),
                 value=0,
                 step=1,
-                label="Block",
-                visible=view.model.config.n_layers > 1,
+                label="Layer",
+                visible=view.model.n_layers > 1,
             )
         with gr.Row():
             with gr.Column(scale=2, min_width=280):
@@ -152,9 +152,10 @@ class LanguageScreen:
 
     def _about(self, state: LanguageState) -> list[Any]:
         choices = [(name, i) for i, name in enumerate(self.view.eigenvectors(state))]
+        figure = self.view.spectrum_picture(state)
         return [
-            plot_of(self.view.spectrum_picture(state), "spectrum"),
-            gr.update(choices=choices, value=state.number),
+            gr.update(value=figure and plot_of(figure, "spectrum"), visible=figure is not None),
+            gr.update(choices=choices, value=state.number, visible=bool(choices)),
             self.view.contexts_page(state),
             self.view.ngram_page(state),
         ]

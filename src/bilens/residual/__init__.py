@@ -3,7 +3,7 @@
 Importing it takes as long as transformers does.
 """
 
-from bilens.residual.families import Family, families, register_family
+from bilens.residual.families import Family, known_families, register_family
 from bilens.residual.layers import Parts
 from bilens.residual.model import HeadWeights, ResidualModel
 from bilens.residual.trace import LayerTrace, Trace
@@ -15,6 +15,6 @@ __all__ = [
     "Parts",
     "ResidualModel",
     "Trace",
-    "families",
+    "known_families",
     "register_family",
 ]

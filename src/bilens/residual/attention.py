@@ -20,6 +20,8 @@ QueriesKeys = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries and keys (n, heads, d_head), whose inner products are the scores."""
 
 RECORDING = "bilens-recording"
+ROWS = 8192
+"""Rows that go through a layer at once."""
 _LOCK = RLock()
 _recorded: ContextVar[tuple[Tensor, Tensor, float]] = ContextVar("recorded")
 
@@ -32,9 +34,13 @@ class StopForwardError(Exception):
 def attends_by(model: Any, kind: str) -> Iterator[None]:
     """Let a model of transformers attend by another of its functions as long as this runs.
 
-    The choice stands in the configuration, so that one thread at a time makes it.
+    The choice stands in the configuration, so that one thread at a time makes it. Attention of
+    bilens's own, and of models that were registered, has no such choice.
     """
     before = getattr(model.config, "_attn_implementation", None)
+    if before is None or hasattr(model, "embed_text"):
+        yield
+        return
     with _LOCK:
         model.config._attn_implementation = kind
         try:
@@ -59,6 +65,14 @@ def queries_keys(
         position: of the tokens.
         linear: norms of queries and keys give their gain alone, so that rows may be added up.
     """
+    if len(x) > ROWS:
+        parts = [
+            queries_keys(model, heads, some, position, linear=linear) for some in x.split(ROWS)
+        ]
+        return [
+            (torch.cat([q for q, _ in pair]), torch.cat([k for _, k in pair]))
+            for pair in zip(*parts, strict=True)
+        ]
     if hasattr(heads.module, "queries_keys"):
         return _own(model, heads, x, position, linear=linear)
     with attends_by(model, RECORDING), _gains_alone(heads.inner if linear else ()):

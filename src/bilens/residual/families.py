@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bilens.errors import BilensError
+from bilens.nn import AttentionName
 from bilens.residual.layers import MLP, Heads, Layer, Parts
 from bilens.residual.parts import Embedding, LinearMap, Norm
 
-__all__ = ["Family", "families", "parts_of", "register_family"]
+__all__ = ["Family", "known_families", "parts_of", "register_family"]
 
 Number = Callable[[Any], float | None]
 """A number by a model's configuration."""
@@ -59,6 +60,7 @@ class Family:
         logit_scale: what logits are multiplied by.
         softcap: c where logits are c tanh(z / c), or None.
         partial_values: why biases of values do not arrive whole behind attention, or None.
+        attention: softmax, squared, bilinear or differential, by the configuration.
         queries_keys: for attention that is not built on transformers' interface: a function of the
             attention module, what it reads (n, d_model) and a position, that gives scaled queries
             and keys, pairs of (n, heads, d_head).
@@ -96,6 +98,7 @@ class Family:
     logit_scale: Number = lambda _: 1.0
     softcap: Number = lambda config: getattr(config, "final_logit_softcapping", None)
     partial_values: Callable[[Any], str | None] = lambda _: None
+    attention: Callable[[Any], AttentionName] = lambda _: "softmax"
     queries_keys: Callable[[Any, Tensor, int], list[tuple[Tensor, Tensor]]] | None = None
 
 
@@ -209,6 +212,7 @@ def own_family(config: Any) -> Family:
         v_first_share="attn.value_mix_share" if config.value_mix else None,
         numbers=("attn.diff_lambda",) if config.attention == "differential" else (),
         softcap=lambda config: config.logit_cap,
+        attention=lambda config: config.attention,
         partial_values=_own_partial_values,
     )
 
@@ -231,12 +235,12 @@ def register_family(architecture: str, family: Family) -> None:
     Raises:
         BilensError: the architecture is known already.
     """
-    if architecture in families():
+    if architecture in known_families():
         raise BilensError(f"architecture={architecture!r} is known already; expected a new name")
     FAMILIES[architecture] = family
 
 
-def families() -> list[str]:
+def known_families() -> list[str]:
     """The names of the architectures that are known."""
     return [*FAMILIES, "LanguageModel"]
 
@@ -249,10 +253,10 @@ def parts_of(model: nn.Module) -> Parts:
             others, or a norm computes something else.
     """
     kind = type(model).__name__
-    if kind not in families():
+    if kind not in known_families():
         raise BilensError(
-            f"model is a {kind}, whose structure is not known; expected {', '.join(families())}. "
-            "bilens.register_family() adds an architecture."
+            f"model is a {kind}, whose structure is not known; expected "
+            f"{', '.join(known_families())}. bilens.register_family() adds an architecture."
         )
     family = own_family(model.config) if kind == "LanguageModel" else FAMILIES[kind]
     found = _Finder(model, family).parts()
@@ -297,6 +301,7 @@ class _Finder:
             logit_scale=float(family.logit_scale(config) or 1),
             softcap=family.softcap(config),
             partial_values=family.partial_values(config),
+            attention=family.attention(config),
             queries_keys=family.queries_keys,
         )
 

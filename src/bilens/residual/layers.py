@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bilens.errors import BilensError
+from bilens.nn import AttentionName
 from bilens.residual.parts import Embedding, LinearMap, Norm
 
 __all__ = ["MLP", "Heads", "Layer", "Parts", "Readers"]
@@ -130,8 +131,12 @@ class MLP:
         width = weight.shape[0 if isinstance(self.up.module, Conv1D) else 1]
         x = torch.randn(4, width, generator=generator).to(weight)
         rounding = 100 * torch.finfo(weight.dtype).eps
-        whole, parts = self.module(x), self.computes(x)
-        if not torch.allclose(whole, parts, rtol=rounding, atol=rounding, equal_nan=True):
+        try:
+            whole, parts = self.module(x), self.computes(x)
+            same = torch.allclose(whole, parts, rtol=rounding, atol=rounding, equal_nan=True)
+        except RuntimeError:  # the maps do not even fit together
+            same = False
+        if not same:
             form = "up(x)" if self.gate is None else "up(x) * activation(gate(x))"
             raise BilensError(
                 f"{self.name} has the parts of an MLP but computes something else than "
@@ -205,6 +210,7 @@ class Parts:
         softcap: c where logits are c tanh(z / c); None where they are z.
         partial_values: why biases of values do not arrive whole behind attention; None where they
             do.
+        attention: how patterns come from scores.
         queries_keys: how to ask attention for queries and keys, where the model is not built on
             transformers' interface; see `Family`.
     """
@@ -220,6 +226,7 @@ class Parts:
     logit_scale: float = 1.0
     softcap: float | None = None
     partial_values: str | None = None
+    attention: AttentionName = "softmax"
     queries_keys: Callable[[Any, Tensor, int], list[tuple[Tensor, Tensor]]] | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -173,6 +174,33 @@ class ResidualModel:
             )
         return x + table.weight()[position]
 
+    def token(self, name: str) -> int:
+        """The number of a token by its name, which the vocabulary or the tokenizer knows as one.
+
+        Raises:
+            BilensError: there is no tokenizer, or the name is not a single token.
+        """
+        if self.tokenizer is None:
+            raise BilensError(
+                f"token={name!r}, but the model came without a tokenizer; give the number of the "
+                "token, or ResidualModel(model, tokenizer)"
+            )
+        vocabulary = self.tokenizer.get_vocab()
+        if name in vocabulary:
+            return int(vocabulary[name])
+        pieces = self.tokenizer(name, add_special_tokens=False)["input_ids"]
+        # A tokenizer makes one piece of what it does not know, too.
+        same = str(self.tokenizer.decode(pieces)).strip().casefold() == name.strip().casefold()
+        if len(pieces) == 1 and same:
+            return int(pieces[0])
+        shown = " ".join(self.tokenizer.convert_ids_to_tokens(pieces))
+        nearest = get_close_matches(name.lower(), vocabulary, n=5, cutoff=0.5)
+        raise BilensError(
+            f"token={name!r}, expected a single token of the vocabulary"
+            + (f"; it is cut into {shown}" if shown else "")
+            + (f"; the nearest are {', '.join(nearest)}" if nearest else "")
+        )
+
     # Directions and layers.
 
     def direction(self, token: int, minus: Sequence[int] = ()) -> Float[Tensor, " d_model"]:
@@ -258,6 +286,27 @@ class ResidualModel:
             return tensor
         right_bias = None if right_bias is None else slope * right_bias
         return tensor.with_bias(left_bias, right_bias, out_bias)
+
+    @torch.no_grad()
+    def mlp_reads(self, layer: int) -> dict[str, Float[Tensor, "hidden d_model"]]:
+        """What the MLP of a layer reads with: L and R where it has a gate, or else in.
+
+        Raises:
+            BilensError: there is no such layer.
+        """
+        mlp = self.layer(layer).mlp
+        names = {"in": mlp.up} if mlp.gate is None else {"L": mlp.up, "R": mlp.gate}
+        return {name: self._read(part, mlp.norm)[0] for name, part in names.items()}
+
+    @torch.no_grad()
+    def mlp_writes(self, layer: int) -> Float[Tensor, "d_model hidden"]:
+        """What the MLP of a layer writes with, D.
+
+        Raises:
+            BilensError: there is no such layer.
+        """
+        mlp = self.layer(layer).mlp
+        return self._write(mlp.down, mlp.out_norm)[0]
 
     def interaction(self, direction: Float[Tensor, "*batch d_model"], layer: int) -> QuadraticForm:
         """What the MLP of a layer adds along a direction, a quadratic form of what it reads.
@@ -360,6 +409,23 @@ class ResidualModel:
         norm = self.layer(layer).heads.norm
         x = n if norm is None else norm.applied(n)
         return self._queries_keys(layer, x, position, linear=False)
+
+    @torch.no_grad()
+    def mlp_output(
+        self, layer: int, x: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch d_model"]:
+        """What the MLP of a layer adds to streams x, whatever its activation.
+
+        Raises:
+            BilensError: there is no such layer.
+        """
+        mlp = self.layer(layer).mlp
+        stored: Any = mlp.up.module.weight
+        y = x.to(stored.dtype)
+        y = mlp.module(y if mlp.norm is None else mlp.norm.module(y))
+        y = y if mlp.out_norm is None else mlp.out_norm.module(y)
+        added: Tensor = self.parts.residual_scale * y.to(x.dtype)
+        return added
 
     # Texts.
 

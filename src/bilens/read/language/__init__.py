@@ -1,33 +1,57 @@
-"""Readings of language models: n-grams, directions, contexts and paths to the logits."""
+"""Readings of language models: n-grams, heads, directions and their contexts, logits by path."""
 
-from bilens.read.language.bigrams import BigramPart, bigrams, following, preceding
-from bilens.read.language.components import token_components
 from bilens.read.language.composition import Composition, composition_scores
-from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
-from bilens.read.language.directions import interaction, output_direction
-from bilens.read.language.examples import example_outputs
-from bilens.read.language.head_pairs import HeadPairs, look_pairs, output_pairs
-from bilens.read.language.heads import AttentionReading, HeadReading, read_attention
-from bilens.read.language.index import ContextIndex
-from bilens.read.language.logits import LogitTerms, split_logits
-from bilens.read.language.maps import ov_maps, qk_maps
-from bilens.read.language.names import token_names
-from bilens.read.language.pairs import pair_trigrams
-from bilens.read.language.prediction import LogitParts, split_by_eigenvectors
+from bilens.read.language.contexts import (
+    Context,
+    ContextIndex,
+    Contribution,
+    contribution,
+    exciting_tokens,
+    top_contexts,
+)
+from bilens.read.language.heads import (
+    AttentionReading,
+    HeadPairs,
+    HeadReading,
+    attention_pairs,
+    output_pairs,
+    read_attention,
+    token_components,
+)
+from bilens.read.language.logits import (
+    LogitParts,
+    LogitTerms,
+    split_by_eigenvectors,
+    split_logits,
+)
+from bilens.read.language.names import TokenDirection, token_names
+from bilens.read.language.ngrams import (
+    NGramReading,
+    bigrams,
+    following,
+    pair_trigrams,
+    preceding,
+    read_ngrams,
+    skip_trigrams,
+)
 from bilens.read.language.reading import (
     DirectionReading,
     FoundContext,
-    NGramReading,
-    Output,
+    LanguageReading,
+    model_facts,
     read_direction,
-    read_ngrams,
-    salient_bigrams,
+    read_language,
 )
-from bilens.read.language.scores import token_outputs, token_scores
-from bilens.read.language.skip_trigrams import TrigramPart, head_map, skip_trigrams
-from bilens.read.language.stream import Stream, block_inputs, read_stream
-from bilens.read.language.tokens import exciting_tokens
-from bilens.read.language.writing import write_on
+from bilens.read.language.stream import Stream, read_stream
+from bilens.read.language.texts import corpus_for, example_directions, generate_text, prompt_ids
+from bilens.read.language.token_matrices import (
+    BigramPart,
+    TrigramPart,
+    attention_scores,
+    bigram_matrix,
+    head_outputs,
+    skip_trigram_matrix,
+)
 
 __all__ = [
     "AttentionReading",
@@ -40,40 +64,40 @@ __all__ = [
     "FoundContext",
     "HeadPairs",
     "HeadReading",
+    "LanguageReading",
     "LogitParts",
     "LogitTerms",
     "NGramReading",
-    "Output",
     "Stream",
+    "TokenDirection",
     "TrigramPart",
+    "attention_pairs",
+    "attention_scores",
+    "bigram_matrix",
     "bigrams",
-    "block_inputs",
     "composition_scores",
     "contribution",
-    "example_outputs",
+    "corpus_for",
+    "example_directions",
     "exciting_tokens",
     "following",
-    "head_map",
-    "interaction",
-    "look_pairs",
-    "output_direction",
+    "generate_text",
+    "head_outputs",
+    "model_facts",
     "output_pairs",
-    "ov_maps",
     "pair_trigrams",
     "preceding",
-    "qk_maps",
+    "prompt_ids",
     "read_attention",
     "read_direction",
+    "read_language",
     "read_ngrams",
     "read_stream",
-    "salient_bigrams",
+    "skip_trigram_matrix",
     "skip_trigrams",
     "split_by_eigenvectors",
     "split_logits",
     "token_components",
     "token_names",
-    "token_outputs",
-    "token_scores",
     "top_contexts",
-    "write_on",
 ]

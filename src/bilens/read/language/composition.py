@@ -7,15 +7,13 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bilens.nn import GatedLayer
-from bilens.nn.language import LanguageModel
-from bilens.read.language.maps import ov_maps, qk_maps, read_through
+from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
 
 __all__ = ["Composition", "composition_scores"]
 
 Group = tuple[int, list[str], Tensor]
-"""Heads of a block or its MLP: when they read or write, their names, and their maps' cores."""
+"""Heads of a layer or its MLP: when they read or write, their names, and their maps' cores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,10 +21,10 @@ class Composition:
     """Scores of all that writes to the residual stream with all that reads it later.
 
     Attributes:
-        writers: names such as `head 0.2`, block and head, or `mlp 0`; all that have readers.
+        writers: names such as `head 0.2`, layer and head, or `mlp 0`; all that have readers.
         readers: names such as `head 1.2 Q`, `K` or `V`, with a number for each pair of queries and
-            keys where there are two; and `mlp 1 L` or `R`, the sides of a gated MLP. Heads of the
-            first block, which read the embedding alone, are not among them.
+            keys where there are two; and `mlp 1 L` or `R`, the sides of a gated MLP, or `in`. Heads
+            of the first layer, which read the embedding alone, are not among them.
         scores: 0 to 1; NaN where the reader does not come after the writer.
         baseline: the root mean square of the score over all rotations of one against the other.
     """
@@ -57,7 +55,7 @@ class Composition:
 
 
 @torch.no_grad()
-def composition_scores(model: LanguageModel) -> Composition:
+def composition_scores(model: ResidualModel) -> Composition:
     """|W R|_F / (|W|_F |R|_F) for all that writes W and all that reads R after it.
 
     What writes is W_V W_O of a head, or D of an MLP. What reads is W_Q W_K' and its transpose (Q-
@@ -87,47 +85,50 @@ def composition_scores(model: LanguageModel) -> Composition:
     return Composition(
         writers=tuple(name for _, names, _ in writers for name in names),
         readers=tuple(name for _, names, _ in readers for name in names),
-        scores=torch.cat(rows).cpu(),
-        baseline=model.config.d_model**-0.5,
+        scores=torch.cat(rows).cpu() if readers else torch.zeros(0, 0, dtype=torch.float64),
+        baseline=model.d_model**-0.5,
     )
 
 
-def _writers(model: LanguageModel) -> list[Group]:
+def _writers(model: ResidualModel) -> list[Group]:
     found: list[Group] = []
-    for layer, heads in enumerate(_heads(model)):
-        OV = ov_maps(model, layer)
-        found.append((2 * layer, heads, _core(OV.left) @ OV.right.mT.double()))
-        mlp = model.mlp(layer)
-        D = mlp.W_D if isinstance(mlp, GatedLayer) else mlp.out.weight
-        found.append((2 * layer + 1, [f"mlp {layer}"], _core(D.T)[None]))
+    for layer in range(model.n_layers):
+        OV = model.ov(layer)
+        found.append((_time(model, layer, 0), _names(model, layer), _core(OV.left) @ _t(OV.right)))
+        D = model.mlp_writes(layer)
+        found.append((_time(model, layer, 1), [f"mlp {layer}"], _core(D.T)[None]))
     return found
 
 
-def _readers(model: LanguageModel) -> list[Group]:
+def _readers(model: ResidualModel) -> list[Group]:
     found: list[Group] = []
-    for layer, heads in enumerate(_heads(model)):
-        QK = qk_maps(model, layer)
+    for layer in range(model.n_layers):
+        QK = model.qk(layer)
         sides: dict[str, FactoredMatrix] = {}
         for number, matrices in enumerate(QK, start=1):
             which = number if len(QK) > 1 else ""
             sides |= {f"Q{which}": matrices, f"K{which}": matrices.T}
-        for side, matrices in (sides | {"V": ov_maps(model, layer)}).items():
+        for side, matrices in (sides | {"V": model.ov(layer)}).items():
             R = matrices.left.double() @ _core(matrices.right).mT
-            found.append((2 * layer, [f"{head} {side}" for head in heads], R))
-        mlp, norm = model.mlp(layer), model.blocks[layer].mlp_norm
-        if isinstance(mlp, GatedLayer):
-            weights = {"L": mlp.W_L, "R": mlp.W_R}
-        else:
-            weights = {"in": mlp.inner.weight}
-        for side, weight in weights.items():
-            read = read_through(norm, weight.T)  # type: ignore[arg-type]
-            found.append((2 * layer + 1, [f"mlp {layer} {side}"], _core(read.T).T[None]))
+            heads = [f"{head} {side}" for head in _names(model, layer)]
+            found.append((_time(model, layer, 0), heads, R))
+        for side, weight in model.mlp_reads(layer).items():
+            time = _time(model, layer, 1)
+            found.append((time, [f"mlp {layer} {side}"], _core(weight).T[None]))
     return found
 
 
-def _heads(model: LanguageModel) -> list[list[str]]:
-    heads, blocks = range(model.config.n_heads), range(len(model.blocks))
-    return [[f"head {layer}.{head}" for head in heads] for layer in blocks]
+def _time(model: ResidualModel, layer: int, place: int) -> int:
+    """When a part reads and writes; those side by side do so at once."""
+    return 2 * layer if model.parts.parallel else 2 * layer + place
+
+
+def _names(model: ResidualModel, layer: int) -> list[str]:
+    return [f"head {layer}.{head}" for head in range(model.n_heads)]
+
+
+def _t(matrix: Tensor) -> Float64[Tensor, "*batch n m"]:
+    return matrix.mT.double()
 
 
 def _core(matrix: Tensor) -> Float64[Tensor, "*batch small n"]:

@@ -1,23 +1,34 @@
-"""Where in a corpus eigenvectors are most active, found in one pass over texts of any number."""
+"""Where in a corpus eigenvectors are most active, in one pass over texts or from kept inputs."""
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import islice
 
+import pandas as pd
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.checks import check_count
 from bilens.data.batches import batched
 from bilens.errors import BilensError
-from bilens.nn.language import LanguageModel
 from bilens.progress import progress_bar
-from bilens.read.language.stream import block_inputs, read_stream
+from bilens.read.language.names import token_names
+from bilens.read.language.stream import read_stream
+from bilens.read.language.token_matrices import alone, check_head, head_writes
+from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
 
-__all__ = ["Context", "Contribution", "contribution", "top_contexts"]
+__all__ = [
+    "Context",
+    "ContextIndex",
+    "Contribution",
+    "contribution",
+    "exciting_tokens",
+    "top_contexts",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +38,7 @@ class Context:
     Attributes:
         ids: the whole text.
         position: the token whose prediction is at stake; what comes later cannot matter.
-        activation: lambda (v . y)^2 there.
+        activation: lambda (v . n)^2 there.
     """
 
     ids: Int[Tensor, " time"]
@@ -37,10 +48,10 @@ class Context:
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """An activation lambda (v . y)^2 split by where y came from: lambda (v . y) (v . part).
+    """An activation lambda (v . n)^2 split by where n came from: lambda (v . n) (v . part).
 
     Attributes:
-        direct: through the residual stream, from the token itself.
+        direct: from what was in the stream before the layer.
         heads: through each head, from each token up to it.
         constant: of no token: biases.
     """
@@ -62,12 +73,12 @@ class Contribution:
 
 @torch.no_grad()
 def top_contexts(
-    model: LanguageModel,
+    model: ResidualModel,
     spectrum: Spectrum,
     texts: Iterable[Int[Tensor, " time"]],
+    layer: int = 0,
     *,
     k: int = 8,
-    layer: int = 0,
     batch_size: int = 32,
 ) -> list[list[Context]]:
     """The k contexts of largest |activation| for every eigenvector.
@@ -78,38 +89,33 @@ def top_contexts(
 
     Args:
         model: the model that the spectrum is of.
-        spectrum: of a single form of block `layer`.
+        spectrum: of a single form of the layer.
         texts: token ids, all of one length.
+        layer: number of the layer.
         k: contexts for each eigenvector.
-        layer: the block.
         batch_size: texts at a time.
 
     Returns:
         One list for each eigenvector, the strongest context first.
 
     Raises:
-        BilensError: there are no texts, or the spectrum is a batch.
+        BilensError: there are no texts or no such layer, the spectrum is a batch, or k is not
+            positive.
 
     Source:
         Pearce et al. 2024, figure 7 and appendix G.
     """
-    if spectrum.batch_shape:
-        raise BilensError("top_contexts() reads a single form: index the spectrum's batch")
-    if k < 1:
-        raise BilensError(f"k={k}, expected at least 1")
+    _check(spectrum, k)
     state = PartialState()
     best = [_Best(k) for _ in range(spectrum.k)]
-    with progress_bar() as bar:
-        task = bar.add_task("contexts", total=_length(texts), note="")
-        own = islice(texts, state.process_index, None, state.num_processes)
-        for batch in batched(own, batch_size):
-            ids = torch.stack(batch).to(model.device)
-            active = spectrum.activations(block_inputs(model, ids, layer))
-            places = active.abs().argmax(1)
-            strongest = active.gather(1, places[:, None])[:, 0]
-            for number, some in enumerate(best):
-                some.update(batch, places[:, number].tolist(), strongest[:, number].tolist())
-            bar.advance(task, len(batch) * state.num_processes)
+    own = islice(texts, state.process_index, None, state.num_processes)
+    total = len(texts) if isinstance(texts, Sized) else None
+    for ids, inputs in _read(model, own, layer, batch_size, total, state.num_processes):
+        active = spectrum.activations(inputs)
+        places = active.abs().argmax(1)
+        strongest = active.gather(1, places[:, None])[:, 0]
+        for number, some in enumerate(best):
+            some.update(ids, places[:, number].tolist(), strongest[:, number].tolist())
     merged = [_Best(k) for _ in range(spectrum.k)]
     for others in gather_object([best]):
         for mine, other in zip(merged, others, strict=True):
@@ -120,6 +126,68 @@ def top_contexts(
     return [some.contexts() for some in merged]
 
 
+class ContextIndex:
+    """Texts with what an MLP reads at each place, so that a direction is looked up at once.
+
+    The model runs once; a direction then costs a product. `d_model` numbers for each place of each
+    text stay in memory.
+
+    Args:
+        model: what runs.
+        texts: token ids, all of one length.
+        layer: number of the layer whose MLP reads.
+        batch_size: texts at a time.
+
+    Attributes:
+        ids: the texts.
+        inputs: what the MLP reads at each place, normalised.
+
+    Raises:
+        BilensError: there are no texts, or there is no such layer.
+    """
+
+    ids: Int[Tensor, "texts time"]
+    inputs: Float[Tensor, "texts time d_model"]
+
+    def __init__(
+        self,
+        model: ResidualModel,
+        texts: Iterable[Int[Tensor, " time"]],
+        layer: int = 0,
+        *,
+        batch_size: int = 32,
+    ) -> None:
+        parts = list(_read(model, texts, layer, batch_size, None, 1))
+        if not parts:
+            raise BilensError("texts is empty; expected token ids, one row for each text")
+        self.ids, self.inputs = (torch.cat(some) for some in zip(*parts, strict=True))
+
+    @torch.no_grad()
+    def top_contexts(self, spectrum: Spectrum, k: int = 8) -> list[list[Context]]:
+        """The k contexts of largest |activation| for every eigenvector, as `top_contexts` has them.
+
+        Raises:
+            BilensError: the spectrum is a batch, or k is not positive.
+        """
+        _check(spectrum, k)
+        active = spectrum.activations(self.inputs)
+        places = active.abs().argmax(1)
+        strongest = active.gather(1, places[:, None])[:, 0]
+        best = [_Best(k) for _ in range(spectrum.k)]
+        for number, some in enumerate(best):
+            # The first of equal texts stays, so the strongest come first.
+            order = strongest[:, number].abs().argsort(descending=True, stable=True)
+            for row in order.tolist():
+                some.add(
+                    Context(
+                        self.ids[row].cpu(), int(places[row, number]), float(strongest[row, number])
+                    )
+                )
+                if len(some.found) == k:
+                    break
+        return [some.contexts() for some in best]
+
+
 class _Best:
     """The k strongest contexts of one eigenvector, no two with the same text before them."""
 
@@ -127,7 +195,7 @@ class _Best:
         self.k = k
         self.found: dict[tuple[int, ...], Context] = {}
 
-    def update(self, texts: list[Tensor], places: list[int], activations: list[float]) -> None:
+    def update(self, texts: Tensor, places: list[int], activations: list[float]) -> None:
         for text, place, activation in zip(texts, places, activations, strict=True):
             if len(self.found) < self.k or abs(activation) > self._least():
                 self.add(Context(text.cpu(), place, activation))
@@ -147,23 +215,22 @@ class _Best:
 
 @torch.no_grad()
 def contribution(
-    model: LanguageModel, spectrum: Spectrum, number: int, context: Context, layer: int = 0
+    model: ResidualModel, spectrum: Spectrum, number: int, context: Context, layer: int = 0
 ) -> Contribution:
     """What each token of a context contributes to the activation, exactly.
 
     Args:
         model: the model that the spectrum is of.
-        spectrum: of a single form of block `layer`.
+        spectrum: of a single form of the layer.
         number: which of its eigenvectors.
         context: a place in a text.
-        layer: the block.
+        layer: number of the layer.
 
     Source:
         Pearce et al. 2024, figure 7.
     """
-    ids = context.ids.to(model.device)
-    stream = read_stream(model, ids, context.position, layer)
-    vector = spectrum.vectors[number]
+    stream = read_stream(model, context.ids.to(model.device), context.position, layer)
+    vector = spectrum.vectors[number].to(stream.direct)
     width = len(stream.direct)
     read, offset = vector[:width], vector[width:].sum()
     scale = spectrum.values[number] * (read @ stream.total() + offset)
@@ -174,5 +241,79 @@ def contribution(
     )
 
 
-def _length(texts: Iterable[Tensor]) -> int | None:
-    return len(texts) if isinstance(texts, Sized) else None
+@torch.no_grad()
+def exciting_tokens(
+    model: ResidualModel,
+    spectrum: Spectrum,
+    number: int,
+    layer: int = 0,
+    *,
+    head: int | None = None,
+    k: int = 10,
+    position: int | None = None,
+) -> pd.DataFrame:
+    """The tokens that excite an eigenvector most: alone, or what a head makes of them.
+
+    Norms divide by the size of the token alone, as in `bilens.read.language.token_matrices`.
+
+    Args:
+        model: any.
+        spectrum: of a single form of the layer.
+        number: which of its eigenvectors.
+        layer: number of the layer.
+        head: of the layer, when the token is looked at from later; None for the token itself.
+        k: how many.
+        position: where the token stands; learned positions ask for it.
+
+    Returns:
+        Columns token, overlap (v . x) and activation, lambda (v . x)^2, of largest |activation|.
+
+    Raises:
+        BilensError: there is no such eigenvector, head, layer or position, or k is not positive.
+    """
+    _check(spectrum, k)
+    if not 0 <= number < spectrum.k:
+        raise BilensError(f"number={number}, expected 0 to {spectrum.k - 1}, an eigenvector")
+    e = model.embedded(torch.arange(model.vocab_size, device=model.device), position)
+    x, norm = alone(model, e, layer), model.layer(layer).mlp.norm
+    n = x if norm is None else norm.normalised(x)
+    if head is not None:
+        check_head(model, head)
+        n = head_writes(model, layer, e)[head]
+        n = n if norm is None else n * norm.scale(x)[:, None]
+    overlap = n @ spectrum.vectors[number][: n.shape[1]].to(n)
+    activation = spectrum.values[number] * overlap.square()
+    best = activation.abs().topk(min(k, len(activation))).indices
+    return pd.DataFrame(
+        {
+            "token": token_names(model, best),
+            "overlap": overlap[best].tolist(),
+            "activation": activation[best].tolist(),
+        }
+    )
+
+
+def _check(spectrum: Spectrum, k: int) -> None:
+    if spectrum.batch_shape:
+        raise BilensError(
+            f"spectrum is a batch of shape {tuple(spectrum.batch_shape)}, expected that of a single "
+            "form: index it"
+        )
+    check_count("k", k)
+
+
+def _read(
+    model: ResidualModel,
+    texts: Iterable[Tensor],
+    layer: int,
+    batch_size: int,
+    total: int | None,
+    processes: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The texts in batches, with what the MLP of a layer reads of them."""
+    with progress_bar() as bar:
+        task = bar.add_task("texts", total=total, note="")
+        for batch in batched(texts, batch_size):
+            ids = torch.stack(batch).to(model.device)
+            yield ids, model.mlp_inputs(ids, layer)
+            bar.advance(task, len(batch) * processes)

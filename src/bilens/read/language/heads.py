@@ -1,15 +1,41 @@
-"""What the heads of a block do, from the weights: where they look, and what they say of it."""
+"""What heads do, from the weights: which tokens attend to which, and what they say of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedTokenizerBase
+import pandas as pd
+import torch
 
-from bilens.nn.language import LanguageModel
+from bilens.checks import check_count
+from bilens.errors import BilensError
 from bilens.read.language.composition import Composition, composition_scores
-from bilens.read.language.head_pairs import HeadPairs, looks_of_heads, outputs_of_heads
+from bilens.read.language.names import chosen_tokens, token_names
+from bilens.read.language.token_matrices import attention_scores, check_head, head_outputs
+from bilens.residual import ResidualModel
+from bilens.tensor import FactoredMatrix
 
-__all__ = ["AttentionReading", "HeadReading", "read_attention"]
+__all__ = [
+    "AttentionReading",
+    "HeadPairs",
+    "HeadReading",
+    "attention_pairs",
+    "output_pairs",
+    "read_attention",
+    "token_components",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadPairs:
+    """The pairs of tokens with the largest values, and those with the smallest.
+
+    Attributes:
+        highest: the largest value first.
+        lowest: the smallest value first, the most negative one where there is any.
+    """
+
+    highest: pd.DataFrame
+    lowest: pd.DataFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,23 +44,25 @@ class HeadReading:
 
     Attributes:
         head: its number.
-        looks: from which token it looks at which.
-        outputs: which output it raises and lowers for the token that it looks at; None for a model
-            with norms, whose logits do not follow from the weights alone.
+        attends: from which token it looks at which; None for differential attention, whose pattern
+            no number of two tokens alone orders.
+        outputs: which output it raises and lowers for the token that it looks at.
+        components: the strongest singular components of these outputs.
     """
 
     head: int
-    looks: HeadPairs
-    outputs: HeadPairs | None
+    attends: HeadPairs | None
+    outputs: HeadPairs
+    components: pd.DataFrame
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionReading:
-    """Heads of a block, and how those of the whole model work together.
+    """Heads of a layer, and how those of the whole model work together.
 
     Attributes:
-        heads: of the block.
-        layer: which block.
+        heads: of the layer.
+        layer: which one.
         distance: how far back the tokens stand that are looked at.
         composition: of all heads and MLPs of the model.
     """
@@ -46,38 +74,187 @@ class AttentionReading:
 
 
 def read_attention(
-    model: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase,
+    model: ResidualModel,
     layer: int = 0,
     *,
     heads: Sequence[int] | None = None,
     k: int = 10,
+    components: int = 2,
     distance: int = 1,
     position: int | None = None,
+    among: Sequence[int] | None = None,
 ) -> AttentionReading:
-    """Read the heads of a block from its weights.
+    """Read the heads of a layer from the weights.
 
     Args:
-        model: with any attention but differential; without norms for blocks after the first.
-        tokenizer: for the names of the tokens.
-        layer: the block.
+        model: any.
+        layer: number of the layer.
         heads: their numbers; all by default.
         k: how many pairs of each kind.
+        components: how many singular components.
         distance: how far back the token stands that is looked at.
-        position: of the token that looks, for learned and shortformer positions.
+        position: of the token that looks; positions that are vectors ask for it.
+        among: tokens to choose from, such as the most frequent ones; all by default.
 
     Raises:
-        NotBilinearError: scores of a later block depend on the text through a norm.
-        BilensError: there is no such block, head or position, k is not positive, or the attention
-            is differential.
+        BilensError: there is no such layer, head, position or token, or k is not positive.
     """
-    chosen = range(model.config.n_heads) if heads is None else heads
-    looks = looks_of_heads(
-        model, tokenizer, chosen, k=k, layer=layer, distance=distance, position=position
-    )
-    outputs: list[HeadPairs] | list[None] = [None] * len(chosen)
-    if model.config.norm == "none":
-        seen = None if position is None else position - distance
-        outputs = outputs_of_heads(model, tokenizer, chosen, k=k, layer=layer, position=seen)
-    found = [HeadReading(*parts) for parts in zip(chosen, looks, outputs, strict=True)]
+    chosen = range(model.n_heads) if heads is None else heads
+    seen = None if position is None else position - distance
+    pairs: list[HeadPairs] | list[None] = [None] * len(chosen)
+    if model.parts.attention != "differential":
+        pairs = attention_pairs(
+            model, chosen, layer, k=k, distance=distance, position=position, among=among
+        )
+    outputs = head_outputs(model, layer, position=seen, among=among)
+    said = output_pairs(model, chosen, layer, k=k, position=seen, among=among)
+    singular = [
+        token_components(
+            model, outputs[head], sides=("key", "output"), components=components, k=k, among=among
+        )
+        for head in chosen
+    ]
+    found = [HeadReading(*parts) for parts in zip(chosen, pairs, said, singular, strict=True)]
     return AttentionReading(found, layer, distance, composition_scores(model))
+
+
+def attention_pairs(
+    model: ResidualModel,
+    heads: Sequence[int],
+    layer: int = 0,
+    *,
+    k: int = 20,
+    distance: int = 1,
+    position: int | None = None,
+    among: Sequence[int] | None = None,
+) -> list[HeadPairs]:
+    """Which token each head looks at from which, most and least; see `attention_scores`.
+
+    The value is the pattern before any normalisation: the product of both scores in bilinear
+    attention, which has a sign, the square of the score in squared attention; under a softmax it
+    is the score, an exponent. The square of the vocabulary passes in blocks and is never held.
+
+    Returns:
+        For each head frames with columns query, key, the scores where they are multiplied, and
+        value.
+
+    Raises:
+        BilensError: there is no such head, layer, position or token, k is not positive, or the
+            attention is differential.
+    """
+    if model.parts.attention == "differential":
+        raise BilensError(
+            "attention='differential' subtracts one softmax from another, so no number of two "
+            "tokens alone orders its pattern; read each of its attention_scores"
+        )
+    scores = attention_scores(model, layer, distance=distance, position=position, among=among)
+    parts = {"squared": ["score"], "bilinear": ["first", "second"]}.get(model.parts.attention, [])
+    # Squared attention has one score, which is multiplied with itself.
+    factors = (*scores, *scores) if model.parts.attention == "squared" else scores
+    sides = ("query", "key")
+    return [
+        _ends(model, [_of_head(M, head) for M in factors], k, sides, parts, among) for head in heads
+    ]
+
+
+def output_pairs(
+    model: ResidualModel,
+    heads: Sequence[int],
+    layer: int = 0,
+    *,
+    k: int = 20,
+    position: int | None = None,
+    among: Sequence[int] | None = None,
+) -> list[HeadPairs]:
+    """Which output each head raises and lowers most when it looks at a token; see `head_outputs`.
+
+    The square of the vocabulary passes in blocks and is never held.
+
+    Returns:
+        For each head frames with columns key, output and value, in logits.
+
+    Raises:
+        BilensError: there is no such head, layer, position or token, or k is not positive.
+    """
+    outputs = head_outputs(model, layer, position=position, among=among)
+    sides = ("key", "output")
+    for head in heads:
+        check_head(model, head)
+    return [_ends(model, [outputs[head]], k, sides, [], among) for head in heads]
+
+
+@torch.no_grad()
+def token_components(
+    model: ResidualModel,
+    matrix: FactoredMatrix,
+    *,
+    sides: tuple[str, str],
+    components: int = 4,
+    k: int = 10,
+    among: Sequence[int] | None = None,
+) -> pd.DataFrame:
+    """The strongest singular components of a matrix of tokens, with the tokens on both sides.
+
+    M[A, B] = sum_s sigma_s l_s[A] r_s[B], so that two tokens of equal sign raise the entry and two
+    of opposite sign lower it. Signs are chosen so that the first token on the left is positive.
+
+    Args:
+        model: for the names of the tokens.
+        matrix: of `token_matrices`, one head of it, or a product of such.
+        sides: what rows and columns are, such as query and key, or key and output.
+        components: how many.
+        k: tokens on either side of each, those of largest |weight|.
+        among: the tokens that rows and columns stand for; all by default.
+
+    Returns:
+        Columns component, sigma, and for either side its token and the weight of that.
+
+    Raises:
+        BilensError: the matrix is a batch or of other tokens, or a number is out of range.
+    """
+    tokens = chosen_tokens(model, among)
+    if matrix.batch_shape or (matrix.n_rows, matrix.n_columns) != (len(tokens), len(tokens)):
+        raise BilensError(
+            f"matrix is of shape {(*matrix.batch_shape, matrix.n_rows, matrix.n_columns)}, "
+            f"expected one table of {len(tokens)} tokens against {len(tokens)}; choose a head of "
+            "it, as in matrix[0], and the tokens that it was made with"
+        )
+    check_count("k", k, len(tokens), "the number of tokens")
+    most = min(matrix.rank, len(tokens))
+    check_count("components", components, most, "all that there are")
+    svd, names, frames = matrix.svd(components), token_names(model, tokens), []
+    for number, (sigma, left, right) in enumerate(
+        zip(svd.values, svd.left, svd.right, strict=True)
+    ):
+        sign = torch.where(left[left.abs().argmax()] < 0, -1, 1).to(left)
+        columns = {"component": [number] * k, "sigma": [float(sigma)] * k}
+        for side, vector in zip(sides, (sign * left, sign * right), strict=True):
+            best = vector.abs().topk(k).indices
+            columns[side] = [names[i] for i in best.tolist()]
+            columns[f"{side} weight"] = vector[best].tolist()
+        frames.append(pd.DataFrame(columns))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _ends(
+    model: ResidualModel,
+    factors: list[FactoredMatrix],
+    k: int,
+    sides: tuple[str, str],
+    parts: list[str],
+    among: Sequence[int] | None,
+) -> HeadPairs:
+    """Both ends of a matrix, or of a product entry by entry whose parts have these names."""
+    tokens = chosen_tokens(model, among)
+
+    def frame(*, largest: bool) -> pd.DataFrame:
+        top = factors[0].top_entries(k, times=factors[1:], largest=largest)
+        found = {
+            side: token_names(model, tokens[places])
+            for side, places in zip(sides, (top.rows, top.columns), strict=True)
+        }
+        for name, factor in zip(parts, factors, strict=False):
+            found[name] = factor.entries(top.rows, top.columns).tolist()
+        return pd.DataFrame({**found, "value": top.values.tolist()})
+
+    return HeadPairs(frame(largest=True), frame(largest=False))

@@ -1,4 +1,4 @@
-"""One prediction, split exactly: every path to the logits, and every pair of them in the MLP."""
+"""One prediction, split exactly at the last layer: paths past its MLP, and what is in it."""
 
 from dataclasses import dataclass
 
@@ -6,79 +6,145 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.errors import NotBilinearError
-from bilens.nn.language import LanguageModel
-from bilens.read.language.stream import read_stream
+from bilens.checks import check_count
+from bilens.errors import BilensError
+from bilens.read.language.stream import head_outputs_at
+from bilens.residual import ResidualModel
+from bilens.tensor.constant import with_constant
 
-__all__ = ["LogitTerms", "split_logits"]
+__all__ = ["LogitParts", "LogitTerms", "split_by_eigenvectors", "split_logits"]
 
 
 @dataclass(frozen=True, eq=False)
 class LogitTerms:
-    """The logits of the next token as a sum over paths.
+    """The logits of the next token as a sum over paths through the last layer.
 
-    With sources p_a of what the MLP reads (the token itself, each head, biases),
+    With sources p_a of the stream (what was there before the layer, each of its heads, biases), and
+    with the scales M and N that the norms before its MLP and before the unembedding have there,
 
-        logits = sum_a W_U p_a + sum_ab W_U B(p_a, p_b)
+        logits = sum_a W_U N p_a + sum_ab W_U N B(M p_a, M p_b) + b_U
 
     Attributes:
         sources: names of the p_a.
-        residual: W_U p_a, what each source says past the MLP.
-        pairs: W_U B(p_a, p_b), symmetric in a and b.
+        residual: what each source says past the MLP; that of biases has b_U.
+        pairs: W_U N B(M p_a, M p_b), symmetric in a and b.
+        inputs: M p_a, of which the MLP reads the sum.
+        scale: N, times the scale of a norm behind the MLP where there is one.
     """
 
     sources: tuple[str, ...]
     residual: Float[Tensor, "sources vocab"]
     pairs: Float[Tensor, "sources sources vocab"]
+    inputs: Float[Tensor, "sources n_in"]
+    scale: float
 
     def total(self) -> Float[Tensor, " vocab"]:
-        """The model's logits."""
+        """The model's logits, before a soft-cap where it has one."""
         return self.residual.sum(0) + self.pairs.sum((0, 1))
 
 
-@torch.no_grad()
-def split_logits(model: LanguageModel, ids: Int[Tensor, " time"], position: int = -1) -> LogitTerms:
-    """Split the logits at one position of a text by path.
+@dataclass(frozen=True, eq=False)
+class LogitParts:
+    """What adds up to the logit of one token.
 
-    At the first position all heads look at the one token there is, so that for it the split needs
-    no pattern and follows from the weights alone.
+        logit = sum_a u . N p_a + sum_i N lambda_i (v_i . M y)^2
+
+    Attributes:
+        token: its number.
+        sources: names of the p_a.
+        residual: u . N p_a, what each says past the MLP.
+        eigenvalues: lambda_i of the eigenvectors that move it most, by |activation|.
+        activations: N lambda_i (v_i . M y)^2 of those.
+        rest: what all other eigenvectors add.
+    """
+
+    token: int
+    sources: tuple[str, ...]
+    residual: Float[Tensor, " sources"]
+    eigenvalues: Float[Tensor, " k"]
+    activations: Float[Tensor, " k"]
+    rest: float
+
+    def total(self) -> float:
+        """The model's logit."""
+        return float(self.residual.sum() + self.activations.sum()) + self.rest
+
+
+@torch.no_grad()
+def split_logits(model: ResidualModel, ids: Int[Tensor, " time"], position: int = -1) -> LogitTerms:
+    """Split the logits at one position of a text by path through the last layer.
+
+    In a model of one layer the first source is the token itself. At the first position all heads
+    look at the one token there is, so that without norms the split needs no text.
 
     Args:
-        model: of one block without norms, mixes and cap.
+        model: with a bilinear MLP in its last layer.
         ids: the text.
         position: counted from the end if negative.
 
     Raises:
-        NotBilinearError: the model has several blocks, a norm, a mix, a cap, or an MLP that is no
-            tensor.
+        NotBilinearError: the MLP is not a tensor.
         BilensError: the text has no such position.
 
     Source:
         Pearce et al. 2024, section 6.1; Elhage et al. 2021 for the paths around the MLP.
     """
-    if len(model.blocks) > 1 or model.config.obstacles:
-        raise NotBilinearError(
-            f"The model has {len(model.blocks)} blocks and "
-            f"{', '.join(model.config.obstacles) or 'no norm'}; its logits are a sum over paths "
-            "for one block without norms, mixes and cap"
-        )
-    tensor = model.mlp(0).tensor("blocks[0].mlp")
-    stream = read_stream(model, ids, position % len(ids) if position < 0 else position)
-    heads = stream.heads.sum(1)
-    names = ["direct", *(f"head {h}" for h in range(len(heads)))]
-    sources = torch.cat([stream.direct[None], heads])
-    if model.config.bias or tensor.constant:
-        names.append("bias")
-        sources = torch.cat([sources, stream.constant[None]])
-    read = sources
+    if not -len(ids) <= position < len(ids):
+        raise BilensError(f"position={position}, expected {-len(ids)} to {len(ids) - 1}")
+    position %= len(ids)
+    layer = model.n_layers - 1
+    tensor, parts = model.mlp(layer), model.layer(layer).mlp
+    trace = model.trace(ids[: position + 1])
+    found = trace.layers[layer]
+    heads, constant = head_outputs_at(model, trace, layer, position)
+    sources = torch.cat([found.attn_input[position][None], heads.sum(1), constant[None]])
+    read = sources.clone()
+    if model.parts.parallel:
+        read[1:] = 0
+    if parts.norm is not None:
+        read = parts.norm.centred(read) * found.mlp_scale[position]
     if tensor.constant:
-        one = torch.zeros(len(sources), 1, dtype=sources.dtype, device=sources.device)
-        one[-1] = 1
-        read = torch.cat([sources, one], 1)
+        read = with_constant(read)
+        read[:-1, -1] = 0
+    last = float(trace.scale[position])
+    scale = last * float(found.mlp_out_scale[position])
     left, right = read @ tensor.left.T, read @ tensor.right.T
     hidden = (left[:, None] * right[None] + left[None] * right[:, None]) / 2
-    return LogitTerms(
-        sources=tuple(names),
-        residual=sources @ model.W_U,
-        pairs=hidden @ tensor.out.T @ model.W_U,
+    residual = last * sources @ model.W_U.T
+    residual[-1] += model.b_U
+    names = ("direct", *(f"head {h}" for h in range(model.n_heads)), "biases")
+    pairs = scale * hidden @ tensor.out.T @ model.W_U.T
+    return LogitTerms(names, residual, pairs, read, scale)
+
+
+@torch.no_grad()
+def split_by_eigenvectors(
+    model: ResidualModel, terms: LogitTerms, token: int, *, k: int = 8
+) -> LogitParts:
+    """Split the logit of one token by the eigenvectors of the last MLP.
+
+    Args:
+        model: with a bilinear MLP in its last layer.
+        terms: its logits by path, as `split_logits(model, ids)` gives them.
+        token: whose logit.
+        k: how many eigenvectors to name.
+
+    Raises:
+        NotBilinearError: the MLP is not a tensor.
+        BilensError: there is no such token, or k is not positive.
+
+    Source:
+        Pearce et al. 2024, sections 4.1 and 6.1.
+    """
+    check_count("k", k)
+    spectrum = model.interaction(model.direction(token), model.n_layers - 1).eigh()
+    active = terms.scale * spectrum.activations(terms.inputs.sum(0))
+    strongest = active.abs().topk(min(k, spectrum.k)).indices
+    return LogitParts(
+        token=token,
+        sources=terms.sources,
+        residual=terms.residual[:, token],
+        eigenvalues=spectrum.values[strongest],
+        activations=active[strongest],
+        rest=float(active.sum() - active[strongest].sum()),
     )

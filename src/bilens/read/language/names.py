@@ -1,36 +1,72 @@
-"""Tokens by number and by name."""
+"""Tokens by name: single ones, and directions in the logits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from bilens.errors import BilensError
-from bilens.nn.language import LanguageModel
+from bilens.residual import ResidualModel
 
-__all__ = ["chosen_tokens", "token_names"]
+__all__ = ["TokenDirection", "chosen_tokens", "token_names"]
 
 
-def token_names(tokenizer: PreTrainedTokenizerBase, ids: Int[Tensor, " n"]) -> list[str]:
-    """What the tokenizer calls each token; a row of the model that is none of them, its number."""
-    numbers = ids.tolist()
-    names = tokenizer.convert_ids_to_tokens([min(i, len(tokenizer) - 1) for i in numbers])
+@dataclass(frozen=True)
+class TokenDirection:
+    """An output direction by the names of its tokens: a logit, less the mean of others.
+
+    Subtracting other words of the same kind takes away what speaks for all of them, such as
+    grammar.
+
+    Attributes:
+        token: what is predicted.
+        minus: tokens whose mean is taken away.
+
+    Source:
+        Pearce et al. 2024, figure 7.
+    """
+
+    token: str
+    minus: tuple[str, ...] = ()
+
+    def vector(self, model: ResidualModel) -> Float[Tensor, " d_model"]:
+        """The direction in the normalised stream behind the last layer.
+
+        Raises:
+            BilensError: a name is not that of a token.
+        """
+        return model.direction(model.token(self.token), [model.token(name) for name in self.minus])
+
+    def __str__(self) -> str:
+        """As one would say it."""
+        return f"{self.token} minus {', '.join(self.minus)}" if self.minus else self.token
+
+
+def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
+    """What the tokenizer calls each token; [7] for one that it does not know."""
+    numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    if model.tokenizer is None:
+        return [f"[{number}]" for number in numbers]
+    size = len(model.tokenizer)
+    names = model.tokenizer.convert_ids_to_tokens([min(i, size - 1) for i in numbers])
     return [
-        name if i < len(tokenizer) else f"[{i}]" for i, name in zip(numbers, names, strict=True)
+        name if i < size and name is not None else f"[{i}]"
+        for i, name in zip(numbers, names, strict=True)
     ]
 
 
-def chosen_tokens(model: LanguageModel, among: Sequence[int] | None) -> Int[Tensor, " n"]:
+def chosen_tokens(model: ResidualModel, among: Sequence[int] | None) -> Int[Tensor, " n"]:
     """The numbers of some tokens, or of all.
 
     Raises:
         BilensError: there are none, or one is not of the vocabulary.
     """
-    size = model.config.vocab_size
     if among is None:
-        return torch.arange(size, device=model.device)
-    if not among or min(among) < 0 or max(among) >= size:
-        raise BilensError(f"among: expected numbers of tokens from 0 to {size - 1}, at least one")
+        return torch.arange(model.vocab_size, device=model.device)
+    if not among or min(among) < 0 or max(among) >= model.vocab_size:
+        raise BilensError(
+            f"among: expected numbers of tokens from 0 to {model.vocab_size - 1}, at least one"
+        )
     return torch.tensor(among, device=model.device)

@@ -1,62 +1,31 @@
-"""Everything a report says of a language model: n-grams, and what one output is made of."""
+"""Everything a report says of a language model, and what one output is made of."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pandas as pd
-import torch
-from transformers import PreTrainedTokenizerBase
 
-from bilens.data import Corpus, token_id
-from bilens.nn.language import LanguageModel
-from bilens.read.language.bigrams import BigramPart, bigrams, following, preceding
+from bilens.data import Corpus
+from bilens.errors import NotBilinearError
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
-from bilens.read.language.directions import interaction, output_direction
-from bilens.read.language.skip_trigrams import skip_trigrams
+from bilens.read.language.heads import AttentionReading, read_attention
+from bilens.read.language.names import TokenDirection
+from bilens.read.language.ngrams import NGramReading, bigrams, read_ngrams
+from bilens.read.language.texts import example_directions
+from bilens.read.language.token_matrices import BigramPart
+from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
 
 __all__ = [
     "DirectionReading",
     "FoundContext",
-    "NGramReading",
-    "Output",
+    "LanguageReading",
     "read_direction",
-    "read_ngrams",
-    "salient_bigrams",
+    "read_language",
 ]
 
-
-@dataclass(frozen=True)
-class Output:
-    """An output direction by the names of its tokens.
-
-    Attributes:
-        token: what is predicted.
-        minus: tokens whose mean is taken away.
-    """
-
-    token: str
-    minus: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        """As one would say it."""
-        return f"{self.token} minus {', '.join(self.minus)}" if self.minus else self.token
-
-
-@dataclass(frozen=True, eq=False)
-class NGramReading:
-    """N-grams from the weights.
-
-    Attributes:
-        output: whose neighbours and skip-trigrams these are.
-        preceding: tokens that make it likely.
-        following: tokens that it makes likely.
-        heads: skip-trigrams of each head that end in the output.
-    """
-
-    output: Output
-    preceding: pd.DataFrame
-    following: pd.DataFrame
-    heads: list[pd.DataFrame]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,88 +41,128 @@ class DirectionReading:
     """The eigenvectors of an output direction, the largest |eigenvalue| of either sign first.
 
     Attributes:
-        output: the direction.
+        direction: the output.
+        layer: whose MLP this is of.
         whole: all eigenvectors.
         spectrum: those with contexts, positive ones first.
         contexts: of each of them.
     """
 
-    output: Output
+    direction: TokenDirection
+    layer: int
     whole: Spectrum
     spectrum: Spectrum
     contexts: list[list[FoundContext]]
 
 
-def read_ngrams(
-    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, output: Output, *, k: int = 20
-) -> NGramReading:
-    """Read the n-grams of the first block from its weights.
+@dataclass(frozen=True, eq=False)
+class LanguageReading:
+    """What a report says of a language model.
+
+    Attributes:
+        model: for the names of its tokens.
+        facts: about it, a name and a value each.
+        salient: the most salient bigrams, by part.
+        ngrams: of some outputs.
+        directions: eigenvectors of some outputs; empty where the MLP is not a tensor.
+        attention: the heads of the layer.
+        left_out: what could not be read, and why.
+    """
+
+    model: ResidualModel
+    facts: tuple[tuple[str, str], ...]
+    salient: dict[BigramPart, pd.DataFrame]
+    ngrams: list[NGramReading]
+    directions: list[DirectionReading]
+    attention: AttentionReading
+    left_out: tuple[str, ...]
+
+
+def read_language(
+    model: ResidualModel,
+    corpus: Corpus,
+    directions: Sequence[TokenDirection] = (),
+    layer: int = 0,
+    *,
+    k: int = 20,
+    among: int | None = None,
+) -> LanguageReading:
+    """Read a language model: n-grams, heads, and eigenvectors with their contexts.
+
+    Args:
+        model: any; eigenvectors take a bilinear MLP.
+        corpus: texts in the model's tokens.
+        directions: outputs to explain; by default some that the corpus has often.
+        layer: whose heads and MLP are read.
+        k: how many of each n-gram.
+        among: heads and salient bigrams are read for the first so many tokens of the vocabulary,
+            where all pairs of a large one would take minutes; all by default.
 
     Raises:
-        NotBilinearError: the model has a norm, or an MLP that is no tensor.
-        BilensError: an unknown token.
+        BilensError: an unknown token, or no such layer.
     """
-    token = token_id(tokenizer, output.token)
-    direction = _direction(model, tokenizer, output)
-    return NGramReading(
-        output=output,
-        preceding=preceding(model, tokenizer, token, k=k),
-        following=following(model, tokenizer, token, k=k),
-        heads=[
-            skip_trigrams(model, tokenizer, direction, head, k=k)
-            for head in range(model.config.n_heads)
-        ],
+    chosen = list(directions) or example_directions(model, corpus)
+    position = 1 if model.parts.positions or model.parts.hidden_positions else None
+    tokens = None if among is None else range(min(among, model.vocab_size))
+    left_out: list[str] = []
+
+    def tried(read: Callable[[], list[Found]]) -> list[Found]:
+        try:
+            return read()
+        except NotBilinearError as error:
+            left_out.append(str(error))
+            return []
+
+    parts: tuple[BigramPart, ...] = ("direct", "mlp")
+    ngrams = [read_ngrams(model, d, layer, k=k, position=position) for d in chosen]
+    found = tried(lambda: [read_direction(model, corpus, d, layer) for d in chosen])
+    return LanguageReading(
+        model=model,
+        facts=model_facts(model, corpus),
+        salient={
+            part: bigrams(model, part=part, layer=layer, k=k, position=position, among=tokens)
+            for part in parts
+        },
+        ngrams=ngrams,
+        directions=found,
+        attention=read_attention(model, layer, position=position, among=tokens),
+        left_out=tuple(left_out),
     )
 
 
-def salient_bigrams(
-    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, k: int = 20
-) -> dict[BigramPart, pd.DataFrame]:
-    """The most salient bigrams of the residual stream (direct) and of the MLP's diagonal (mlp).
-
-    Raises:
-        NotBilinearError: the model has a norm, or an MLP that is no tensor.
-
-    Source:
-        Pearce et al. 2024, Table 6.
-    """
-    parts: tuple[BigramPart, ...] = ("direct", "mlp")
-    return {part: bigrams(model, tokenizer, k=k, part=part) for part in parts}
-
-
 def read_direction(
-    model: LanguageModel,
+    model: ResidualModel,
     corpus: Corpus,
-    output: Output,
+    direction: TokenDirection,
+    layer: int = 0,
     *,
     eigenvectors: int = 4,
-    contexts: int = 8,
-    layer: int = 0,
+    k: int = 8,
 ) -> DirectionReading:
     """Find the eigenvectors of an output and where in a corpus's validation set they are active.
 
     Args:
-        model: with a bilinear MLP.
+        model: with a bilinear MLP in the layer.
         corpus: texts in the model's tokens.
-        output: the direction.
+        direction: the output.
+        layer: number of the layer.
         eigenvectors: how many of either sign.
-        contexts: how many for each.
-        layer: the block.
+        k: how many contexts for each.
 
     Raises:
-        NotBilinearError: the MLP is no tensor.
-        BilensError: an unknown token, or no such block.
+        NotBilinearError: the MLP is not a tensor.
+        BilensError: an unknown token, or no such layer.
 
     Source:
         Pearce et al. 2024, section 6.2 and appendix G.
     """
-    form = interaction(model, _direction(model, corpus.tokenizer, output), layer)
-    whole = form.eigh()
+    whole = model.interaction(direction.vector(model), layer).eigh()
     spectrum = whole.outermost(eigenvectors)
     texts = (row["input_ids"] for row in corpus.validation)
-    found = top_contexts(model, spectrum, texts, k=contexts, layer=layer)
+    found = top_contexts(model, spectrum, texts, layer, k=k)
     return DirectionReading(
-        output=output,
+        direction=direction,
+        layer=layer,
         whole=whole,
         spectrum=spectrum,
         contexts=[
@@ -163,8 +172,14 @@ def read_direction(
     )
 
 
-def _direction(
-    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, output: Output
-) -> torch.Tensor:
-    minus = [token_id(tokenizer, name) for name in output.minus]
-    return output_direction(model, token_id(tokenizer, output.token), minus)
+def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[tuple[str, str], ...]:
+    """A name and a value each."""
+    return (
+        ("data", corpus.name),
+        ("parameters", f"{sum(p.numel() for p in model.model.parameters()):,}"),
+        ("layers", str(model.n_layers)),
+        ("width", str(model.d_model)),
+        ("heads", str(model.n_heads)),
+        ("hidden units", f"{model.mlp_writes(0).shape[1]:,}"),
+        ("vocabulary", f"{model.vocab_size:,}"),
+    )

@@ -1,7 +1,11 @@
 """Tiny models of every family with random weights, norms and biases among them."""
 
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
@@ -50,13 +54,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2-uncapped": ("Gemma2", {**GEMMA, "final_logit_softcapping": None}),
     "gemma3": ("Gemma3", GEMMA),
     "phi3": ("Phi3", LIKE_LLAMA),
+    "gemma": ("Gemma", {**LIKE_LLAMA, "head_dim": 4}),
+    "granite": (
+        "Granite",
+        {
+            **LIKE_LLAMA,
+            "embedding_multiplier": 2.0,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 1.7,
+            "attention_multiplier": 0.4,
+        },
+    ),
+    "olmo2": ("Olmo2", LIKE_LLAMA),
+    "helium": ("Helium", {**LIKE_LLAMA, "head_dim": 4}),
+    "glm": ("Glm", {**LIKE_LLAMA, "head_dim": 8, "attention_bias": True}),
+    "cohere2": (
+        "Cohere2",
+        {
+            **LIKE_LLAMA,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
 }
-GATED = ["llama", "llama-biases", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+PLAIN = ["gpt2", "gpt2-untied", "neox", "neox-sequential", "neox-no-bias"]
+GATED = [name for name in FAMILIES if name not in PLAIN]
 OWN = {
     "own-layer": {"norm": "layer", "positions": "learned"},
     "own-layer-bias": {"norm": "layer", "bias": True, "n_kv_heads": 2},
     "own-rms": {"norm": "rms", "bias": True, "mlp": "gelu"},
     "own-none": {"norm": "none", "positions": "shortformer", "tie_word_embeddings": True},
+    "own-mixed": {"norm": "rms", "attention": "bilinear", "value_mix": True, "embed_mix": True},
 }
 ALL = [*FAMILIES, *OWN]
 
@@ -75,6 +103,28 @@ def tiny(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTra
         values = torch.randn(parameter.shape, generator=generator).double()
         parameter.data = values / (parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 2)
     return model.to(dtype).eval().requires_grad_(False)
+
+
+@contextmanager
+def exact_norms() -> Iterator[None]:
+    """Norms of transformers round to float32 inside; in here they keep the dtype of the model."""
+
+    def forward(offset: float, centres: bool) -> Any:
+        def norm(self: Any, x: torch.Tensor) -> torch.Tensor:
+            eps = getattr(self, "variance_epsilon", getattr(self, "eps", 0.0))
+            x = x - x.mean(-1, keepdim=True) if centres else x
+            return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * (offset + self.weight)
+
+        return norm
+
+    with pytest.MonkeyPatch.context() as patch:
+        for family in {family.lower() for family, _ in FAMILIES.values()} - {"gpt2", "gptneox"}:
+            module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+            for name, kind in vars(module).items():
+                if name.endswith(("RMSNorm", "Cohere2LayerNorm")):
+                    offset = 1.0 if name.startswith("Gemma") else 0.0
+                    patch.setattr(kind, "forward", forward(offset, name.endswith("LayerNorm")))
+        yield
 
 
 def some_text(texts: int = 3, seed: int = 1) -> torch.Tensor:

@@ -1,0 +1,293 @@
+"""N-grams from the weights: which tokens follow which, and which two make a third likely."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bilens.checks import check_count
+from bilens.errors import NotBilinearError
+from bilens.progress import progress_bar
+from bilens.read.language.names import TokenDirection, chosen_tokens, token_names
+from bilens.read.language.token_matrices import (
+    BigramPart,
+    TrigramPart,
+    bigram_matrix,
+    skip_trigram_matrix,
+)
+from bilens.residual import ResidualModel
+from bilens.tensor import FactoredMatrix, top_entries
+
+__all__ = [
+    "NGramReading",
+    "bigrams",
+    "following",
+    "pair_trigrams",
+    "preceding",
+    "read_ngrams",
+    "skip_trigrams",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class NGramReading:
+    """The n-grams of a token, from the weights.
+
+    Attributes:
+        direction: whose neighbours and skip-trigrams these are.
+        layer: whose heads and MLP count.
+        preceding: tokens that make it likely.
+        following: tokens that it makes likely.
+        heads: skip-trigrams of each head that end in it; empty where the MLP is not a tensor.
+        left_out: why there are no skip-trigrams; empty where there are.
+    """
+
+    direction: TokenDirection
+    layer: int
+    preceding: pd.DataFrame
+    following: pd.DataFrame
+    heads: list[pd.DataFrame]
+    left_out: str = ""
+
+
+def read_ngrams(
+    model: ResidualModel,
+    direction: TokenDirection,
+    layer: int = 0,
+    *,
+    k: int = 20,
+    position: int | None = None,
+    among: Sequence[int] | None = None,
+) -> NGramReading:
+    """Read the n-grams of a token: what precedes it, what follows it, and skip-trigrams.
+
+    Args:
+        model: any; skip-trigrams take a bilinear MLP in the layer.
+        direction: the token; what is subtracted counts in skip-trigrams.
+        layer: whose heads and MLP count.
+        k: how many of each.
+        position: where tokens stand; learned positions ask for it.
+        among: tokens that skip-trigrams are made of; all by default.
+
+    Raises:
+        BilensError: an unknown token, no such layer or position, or k is not positive.
+    """
+    token, u = model.token(direction.token), direction.vector(model)
+    options: dict[str, Any] = {"layer": layer, "k": k, "position": position}
+    heads: list[pd.DataFrame] = []
+    left_out = ""
+    try:
+        heads = [
+            skip_trigrams(model, u, head, among=among, **options) for head in range(model.n_heads)
+        ]
+    except NotBilinearError as error:
+        left_out = str(error)
+    return NGramReading(
+        direction=direction,
+        layer=layer,
+        preceding=preceding(model, token, **options),
+        following=following(model, token, **options),
+        heads=heads,
+        left_out=left_out,
+    )
+
+
+def following(
+    model: ResidualModel,
+    token: int,
+    *,
+    part: BigramPart = "both",
+    layer: int = 0,
+    k: int = 10,
+    position: int | None = None,
+) -> pd.DataFrame:
+    """The tokens that a token makes most likely to come next; see `bigram_matrix`.
+
+    Returns:
+        Columns token, direct, mlp and value, the largest value first; in logits.
+
+    Raises:
+        BilensError: no such token, layer or position, an unknown part, or k is not positive.
+
+    Source:
+        Pearce et al. 2024, section 6.1 and Table 1.
+    """
+    check_count("k", k)
+    matrices = _bigram_parts(model, layer, position)
+    columns = {name: M.rows(torch.tensor([token]))[0] for name, M in matrices.items()}
+    return _ranked(model, columns, part, k)
+
+
+def preceding(
+    model: ResidualModel,
+    token: int,
+    *,
+    part: BigramPart = "both",
+    layer: int = 0,
+    k: int = 10,
+    position: int | None = None,
+) -> pd.DataFrame:
+    """The tokens that make a token most likely to come next; as `following`."""
+    check_count("k", k)
+    matrices = _bigram_parts(model, layer, position)
+    columns = {name: M.T.rows(torch.tensor([token]))[0] for name, M in matrices.items()}
+    return _ranked(model, columns, part, k)
+
+
+def bigrams(
+    model: ResidualModel,
+    *,
+    part: BigramPart = "both",
+    layer: int = 0,
+    k: int = 20,
+    position: int | None = None,
+    among: Sequence[int] | None = None,
+) -> pd.DataFrame:
+    """The most salient bigrams of the whole vocabulary; see `bigram_matrix`.
+
+    The square of the vocabulary passes in blocks and is never held.
+
+    Returns:
+        Columns input, output, direct, mlp and value, the largest value first; in logits.
+
+    Raises:
+        BilensError: no such layer, position or token, an unknown part, or k is not positive.
+
+    Source:
+        Pearce et al. 2024, Table 6.
+    """
+    matrix = bigram_matrix(model, part, layer, position=position, among=among)
+    top = matrix.top_entries(k)
+    tokens = chosen_tokens(model, among)
+    frame = _pairs(model, {"input": tokens[top.rows], "output": tokens[top.columns]})
+    for name, M in _bigram_parts(model, layer, position, among).items():
+        frame[name] = M.entries(top.rows, top.columns).tolist()
+    return frame.assign(value=top.values.tolist())
+
+
+def skip_trigrams(
+    model: ResidualModel,
+    direction: Float[Tensor, " d_model"],
+    head: int,
+    *,
+    part: TrigramPart = "mlp",
+    layer: int = 0,
+    k: int = 20,
+    position: int | None = None,
+    among: Sequence[int] | None = None,
+) -> pd.DataFrame:
+    """The pairs A ... B that raise an output most through one head; see `skip_trigram_matrix`.
+
+    Returns:
+        Columns virtual (A), direct (B), ov, mlp and value, the largest value first; in logits for
+        a head that looks at A alone.
+
+    Raises:
+        NotBilinearError: the MLP is not a tensor.
+        BilensError: no such head, layer, position or token, an unknown part, or k is not positive.
+
+    Source:
+        Pearce et al. 2024, section 6.1 and Table 7.
+    """
+
+    def matrix(part: TrigramPart) -> FactoredMatrix:
+        return skip_trigram_matrix(
+            model, direction, head, part, layer, position=position, among=among
+        )
+
+    top, tokens = matrix(part).top_entries(k), chosen_tokens(model, among)
+    frame = _pairs(model, {"virtual": tokens[top.rows], "direct": tokens[top.columns]})
+    for name in ("ov", "mlp"):
+        frame[name] = matrix(name).entries(top.rows, top.columns).tolist()
+    return frame.assign(value=top.values.tolist())
+
+
+@torch.no_grad()
+def pair_trigrams(
+    model: ResidualModel, *, k: int = 20, among: Sequence[int] | None = None
+) -> pd.DataFrame:
+    """The triples A, B -> C in which A raises the probability of C after B the most.
+
+        value(A, B, C) = p(C | A B) - mean over A' of p(C | A' B)
+
+    Every text of two tokens is tried, behind the token that texts begin with if there is one. So
+    all heads and layers count, with the patterns that they have there, and a norm is no hindrance.
+    `skip_trigrams` reads single heads in logits, where tokens that are never said can have the
+    largest numbers; here only what is said counts.
+
+    Args:
+        model: any.
+        k: how many triples.
+        among: tokens that A and B are chosen from; all by default, which takes a GPU for thousands
+            of tokens: time grows with their square.
+
+    Returns:
+        Columns virtual (A), direct (B), output (C) and value, the largest value first.
+
+    Raises:
+        BilensError: k is not positive, or a token is not of the vocabulary.
+    """
+    tokens = chosen_tokens(model, among)
+    with progress_bar() as bar:
+        task = bar.add_task("texts of two tokens", total=len(tokens), note="")
+
+        def gains() -> Iterator[Tensor]:
+            for second in tokens:
+                said = torch.cat(
+                    [_after(model, some, second) for some in tokens.split(PAIRS_AT_ONCE)]
+                )
+                bar.advance(task)
+                yield said - said.mean(0)
+
+        top = top_entries(gains(), k)
+    # Block after block of rows: those of the first B, then of the second, ...
+    second, first = top.rows // len(tokens), top.rows % len(tokens)
+    frame = _pairs(
+        model, {"virtual": tokens[first], "direct": tokens[second], "output": top.columns}
+    )
+    return frame.assign(value=top.values.tolist())
+
+
+PAIRS_AT_ONCE = 1024
+"""Texts of two tokens that run at once; each has the probability of every token."""
+
+
+def _after(
+    model: ResidualModel, firsts: Int[Tensor, " n"], second: Int[Tensor, ""]
+) -> Float[Tensor, "n vocab"]:
+    texts = torch.stack([firsts, second.expand_as(firsts)], 1)
+    begin = getattr(model.config, "bos_token_id", None)
+    if begin is not None:
+        texts = torch.cat([torch.full_like(texts[:, :1], begin), texts], 1)
+    return model.logits(texts)[:, -1].softmax(-1)
+
+
+def _bigram_parts(
+    model: ResidualModel,
+    layer: int,
+    position: int | None,
+    among: Sequence[int] | None = None,
+) -> dict[str, FactoredMatrix]:
+    parts: tuple[BigramPart, ...] = ("direct", "mlp")
+    return {
+        part: bigram_matrix(model, part, layer, position=position, among=among) for part in parts
+    }
+
+
+def _ranked(
+    model: ResidualModel, columns: dict[str, Tensor], part: BigramPart, k: int
+) -> pd.DataFrame:
+    value = {**columns, "both": columns["direct"] + columns["mlp"]}[part]
+    best = value.topk(min(k, len(value))).indices
+    frame = _pairs(model, {"token": best})
+    for name, numbers in {**columns, "value": value}.items():
+        frame[name] = numbers[best].tolist()
+    return frame
+
+
+def _pairs(model: ResidualModel, columns: dict[str, Tensor]) -> pd.DataFrame:
+    return pd.DataFrame({name: token_names(model, ids) for name, ids in columns.items()})

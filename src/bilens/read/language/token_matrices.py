@@ -1,0 +1,285 @@
+"""What a model makes of pairs of tokens, from its weights: matrices of tokens against tokens.
+
+A token alone in the stream is its embedding e, with the vector of its position where positions are
+learned. What a norm makes of it alone is n(e) = e / |e| sqrt(d), and s(e) = sqrt(d) / |e| is the
+norm's scale. With W_U the unembedding, m_l the MLP of layer l, O_h V_h the way of values through a
+head and Q(u) the interaction matrix of an output u:
+
+    bigrams        value(A, C) = W_U_C . n(e_A) + s(e_A) W_U_C . m_l(e_A)
+    attention      score(A, B) = q(n(e_A)) . k(n(e_B)), positions and biases in q and k
+    outputs        value(A, C) = W_U_C . O_h V_h n(e_A)
+    skip-trigrams  value(A, B) = s(e_B) [u . w + 2 s(e_B) n(e_B)' Q(u) w],  w = O_h V_h n(e_A)
+
+For one layer without norms these are exact parts of the logits. In any other model they leave out
+what later layers make of what is written, and the scales of norms are those of the token alone.
+
+Source: Pearce et al. 2024, section 6.1; Elhage et al. 2021 for heads.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.read.language.names import chosen_tokens
+from bilens.residual import ResidualModel
+from bilens.tensor import FactoredMatrix
+from bilens.tensor.constant import with_constant
+
+__all__ = [
+    "BigramPart",
+    "TrigramPart",
+    "alone",
+    "attention_scores",
+    "bigram_matrix",
+    "check_head",
+    "head_outputs",
+    "head_writes",
+    "skip_trigram_matrix",
+]
+
+BigramPart = Literal["direct", "mlp", "both"]
+"""Through the residual stream, through the MLP of a layer, or their sum."""
+TrigramPart = Literal["ov", "mlp", "both"]
+"""Past the MLP, the same for every B but for scales; in the MLP together with B; or both."""
+
+
+@torch.no_grad()
+def bigram_matrix(
+    model: ResidualModel,
+    part: BigramPart = "both",
+    layer: int = 0,
+    *,
+    position: int | None = None,
+    among: Sequence[int] | None = None,
+) -> FactoredMatrix:
+    """How much each token (rows) raises the logit of each as its successor (columns).
+
+    Args:
+        model: any.
+        part: of the value.
+        layer: whose MLP counts.
+        position: of the first token; learned positions ask for it.
+        among: tokens that rows and columns are chosen from; all by default.
+
+    Raises:
+        BilensError: no such layer, position or token, or an unknown part.
+    """
+    _check_part(part, ("direct", "mlp", "both"))
+    tokens = chosen_tokens(model, among)
+    e = model.embedded(tokens, position)
+    norm, last = model.parts.norm, alone(model, e, model.n_layers)
+    direct = last if norm is None else norm.normalised(last)
+    if part == "direct":
+        return FactoredMatrix(direct, model.W_U[tokens])
+    mlp = model.mlp_output(layer, alone(model, e, layer)) * _last_scale(model, e)
+    return FactoredMatrix(mlp if part == "mlp" else direct + mlp, model.W_U[tokens])
+
+
+@torch.no_grad()
+def attention_scores(
+    model: ResidualModel,
+    layer: int = 0,
+    *,
+    distance: int = 1,
+    position: int | None = None,
+    among: Sequence[int] | None = None,
+) -> tuple[FactoredMatrix, ...]:
+    """The scores that every token as a query has for every token as a key.
+
+    Rows are the tokens that look, columns those that are looked at, `distance` places earlier; the
+    batch axis is the heads. Biases, norms of queries and keys and positions are all in it. The
+    pattern is
+
+        first * second       bilinear attention, entry by entry
+        score * score        squared attention
+        softmax of score     over the keys that there are
+        softmax of first - lambda softmax of second      differential attention
+
+    before what `attention_norm` divides it by, which depends on the text. In the first layer the
+    scores are the model's own; in later ones they are the part that the tokens' own embeddings
+    make, as the head of this file says.
+
+    Args:
+        model: any.
+        layer: number of the layer.
+        distance: how far back the token stands that is looked at; 0 for the token itself.
+        position: of the token that looks; positions that are vectors ask for it, for others the
+            distance is enough.
+        among: tokens that rows and columns are chosen from; all by default.
+
+    Returns:
+        Two batches of matrices for bilinear and differential attention, or else one.
+
+    Raises:
+        BilensError: there is no such layer, position or token.
+    """
+    position = _query_position(model, distance, position)
+    tokens = chosen_tokens(model, among)
+    queries = _queries_keys(model, layer, tokens, position)
+    keys = _queries_keys(model, layer, tokens, position - distance)
+    return tuple(
+        FactoredMatrix(q.transpose(0, 1), k.transpose(0, 1))
+        for (q, _), (_, k) in zip(queries, keys, strict=True)
+    )
+
+
+@torch.no_grad()
+def head_outputs(
+    model: ResidualModel,
+    layer: int = 0,
+    *,
+    position: int | None = None,
+    among: Sequence[int] | None = None,
+) -> FactoredMatrix:
+    """The logits that every token sends past the MLPs where a head looks at it with weight 1.
+
+    Rows are tokens that are looked at, columns outputs; the batch axis is the heads. The scale of
+    the last norm, which is that of the token that looks, is left out.
+
+    Args:
+        model: any.
+        layer: number of the layer.
+        position: of the token that is looked at; learned positions ask for it.
+        among: tokens that rows and columns are chosen from; all by default.
+
+    Raises:
+        BilensError: there is no such layer, position or token.
+    """
+    tokens = chosen_tokens(model, among)
+    values = _values(model, layer, model.embedded(tokens, position))
+    return FactoredMatrix(values, model.W_U[tokens] @ model.heads(layer).out.mT)
+
+
+@torch.no_grad()
+def skip_trigram_matrix(
+    model: ResidualModel,
+    direction: Float[Tensor, " d_model"],
+    head: int,
+    part: TrigramPart = "mlp",
+    layer: int = 0,
+    *,
+    position: int | None = None,
+    among: Sequence[int] | None = None,
+) -> FactoredMatrix:
+    """How much A ... B raises an output through one head that looks at A (rows) from B (columns).
+
+    Args:
+        model: with a bilinear MLP in the layer, but for part="ov".
+        direction: u, the output; see `TokenDirection`.
+        head: that A passes through.
+        part: of the value.
+        layer: of the head and the MLP.
+        position: of both tokens; learned positions ask for it.
+        among: tokens that A and B are chosen from; all by default.
+
+    Raises:
+        NotBilinearError: the MLP is not a tensor.
+        BilensError: no such head, layer, position or token, or an unknown part.
+    """
+    _check_part(part, ("ov", "mlp", "both"))
+    check_head(model, head)
+    e = model.embedded(chosen_tokens(model, among), position)
+    written = head_writes(model, layer, e)[head]
+    last = _last_scale(model, e)
+    ov = FactoredMatrix((written @ direction)[:, None], last)
+    if part == "ov":
+        return ov
+    form, norm = model.interaction(direction, layer), model.layer(layer).mlp.norm
+    x = alone(model, e, layer)
+    n = x if norm is None else norm.normalised(x)
+    # What the head brings has nothing in the constant coordinate: only B brings the biases in.
+    now = (with_constant(n) if form.constant else n) * last
+    now = now if norm is None else now * norm.scale(x)[:, None]
+    mlp = FactoredMatrix(2 * written @ form.dense()[: model.d_model], now)
+    if part == "mlp":
+        return mlp
+    return FactoredMatrix(*(torch.cat(pair, 1) for pair in ((mlp.left, ov.left), (now, last))))
+
+
+def head_writes(
+    model: ResidualModel, layer: int, e: Float[Tensor, "n d_model"]
+) -> Float[Tensor, "heads n d_model"]:
+    """What each head adds where it looks at a token alone, whose embedding is e, with weight 1."""
+    return _values(model, layer, e) @ model.heads(layer).out
+
+
+def check_head(model: ResidualModel, head: int) -> None:
+    """See that the model has a head of this number.
+
+    Raises:
+        BilensError: it has not.
+    """
+    if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < model.n_heads:
+        raise BilensError(f"head={head!r}, expected 0 to {model.n_heads - 1}")
+
+
+def _values(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "heads n d_head"]:
+    """The values of tokens alone, those of the first layer mixed in where the model mixes them."""
+    heads, parts = model.heads(layer), model.layer(layer).heads
+    values = _attn_input(model, layer, e) @ heads.value + heads.value_bias[:, None]
+    if parts.v_first_share is None:
+        return values
+    share, first = parts.v_first_share.detach().to(e), model.heads(0)
+    own = model.layer(0).heads.v_first_share
+    assert own is not None
+    of_first = _attn_input(model, 0, e) @ first.value + first.value_bias[:, None]
+    return values + share / (1 - own.detach().to(e)) * of_first
+
+
+def _queries_keys(
+    model: ResidualModel, layer: int, tokens: Int[Tensor, " n"], position: int
+) -> list[tuple[Tensor, Tensor]]:
+    e = model.embedded(tokens, position)
+    return model.queries_keys(layer, _attn_input(model, layer, e), position)
+
+
+def alone(model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int) -> Tensor:
+    """The stream that a layer reads of tokens alone, or what is left behind the last layer.
+
+    It is the embedding, but where layers read a x + b x_0.
+    """
+    share: Tensor | float = 1.0
+    for found in model.parts.layers[: layer + 1]:
+        if found.residual_mix is not None:
+            a, b = found.residual_mix.detach().to(e)
+            share = a * share + b
+    return share * e
+
+
+def _attn_input(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "n d_model"]:
+    """What attention reads of tokens alone in the stream, normalised."""
+    norm, x = model.layer(layer).heads.norm, alone(model, e, layer)
+    return x if norm is None else norm.normalised(x)
+
+
+def _last_scale(model: ResidualModel, e: Tensor) -> Float[Tensor, "n 1"]:
+    norm = model.parts.norm
+    if norm is None:
+        return torch.ones_like(e[:, :1])
+    return norm.scale(alone(model, e, model.n_layers))[:, None]
+
+
+def _query_position(model: ResidualModel, distance: int, position: int | None) -> int:
+    if distance < 0:
+        raise BilensError(f"distance={distance}, expected 0 or more: tokens see nothing later")
+    table = model.parts.positions or model.parts.hidden_positions
+    if position is None:
+        if table is not None:
+            raise BilensError(
+                "position=None, and the model has positions that are vectors, where more counts "
+                "than the distance of two tokens; give a place in the text"
+            )
+        return distance
+    if position < distance or (table is not None and position >= table.module.num_embeddings):
+        end = " or more" if table is None else f" to {table.module.num_embeddings - 1}"
+        raise BilensError(f"position={position}, expected {distance}{end}")
+    return position
+
+
+def _check_part(part: str, known: tuple[str, ...]) -> None:
+    if part not in known:
+        raise BilensError(f"part={part!r}, expected {', '.join(known)}")

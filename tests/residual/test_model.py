@@ -1,0 +1,232 @@
+"""One view of every transformer: what it says of the parts is what the model does."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.convert import give_swish
+from bilens.errors import BilensError, CheckpointError, NotBilinearError
+from bilens.residual import ResidualModel
+from bilens.tensor import with_constant
+from tests.families import ALL, FAMILIES, GATED, PLAIN, exact_norms, some_text, tiny
+from tests.language import parts, random_model, random_text, toy_tokenizer
+from tests.residual.sum_of_parts import normalised, sum_of_parts
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_parts_add_up_to_the_logits(name):
+    with exact_norms():
+        found, logits = sum_of_parts(ResidualModel(tiny(name)), some_text()[0])
+    assert (found - logits).abs().max() < 1e-12 * logits.abs().max()
+
+
+@given(st.fixed_dictionaries(parts), st.sampled_from(["bilinear", "swiglu", "relu2"]))
+def test_own_models_of_all_parts_add_up(settings, mlp):
+    view = ResidualModel(random_model(n_layers=2, mlp=mlp, **settings))
+    found, logits = sum_of_parts(view, random_text())
+    assert (found - logits).abs().max() < 1e-10 * logits.abs().max()
+
+
+def pattern_of(view, layer, ids):
+    """Scores of all pairs of positions, by `queries_keys`."""
+    trace, heads = view.trace(ids), view.layer(layer).heads
+    n = normalised(heads.norm, trace.layers[layer].attn_input, trace.layers[layer].attn_scale)
+    asked = [view.queries_keys(layer, n[[i]], i) for i in range(len(ids))]
+    scores = []
+    for pair in range(len(asked[0])):
+        q, k = (torch.cat([found[pair][side] for found in asked]) for side in (0, 1))
+        scores.append(torch.einsum("thd,shd->hts", q, k))
+    return scores, trace.layers[layer].pattern
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_queries_and_keys_make_the_pattern(name):
+    view, ids = ResidualModel(tiny(name)), some_text()[0][:6]
+    cap = getattr(view.config, "attn_logit_softcapping", None)
+    unseen = torch.ones(6, 6).triu(1).bool()
+    for layer in range(2):
+        scores, pattern = pattern_of(view, layer, ids)
+        if view.parts.attention == "bilinear":
+            expected = (scores[0] * scores[1]).masked_fill(unseen, 0)
+        else:
+            score = cap * torch.tanh(scores[0] / cap) if cap else scores[0]
+            expected = score.masked_fill(unseen, -torch.inf).softmax(-1)
+        # transformers works the softmax out in float32, whatever the dtype of the model.
+        assert (expected - pattern).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("qwen3", "gemma3", "olmo2")])
+def test_qk_is_the_score_of_two_normalised_rows(name):
+    view = ResidualModel(tiny(name))
+    a, b = torch.randn(2, 1, view.d_model, generator=torch.Generator().manual_seed(0)).double()
+    for layer, distance in ((0, 3), (1, 0)):
+        norm = view.layer(layer).heads.norm
+        a, b = (x if norm is None else norm.centred(x) for x in (a, b))
+
+        def without_bias(x, position, layer=layer):
+            pairs = zip(
+                view.queries_keys(layer, x, position),
+                view.queries_keys(layer, 0 * x, position),
+                strict=True,
+            )
+            return [(q - q0, k - k0) for (q, k), (q0, k0) in pairs]
+
+        asked, answered = without_bias(a, distance), without_bias(b, 0)
+        for M, (q, _), (_, k) in zip(view.qk(layer, distance), asked, answered, strict=True):
+            expected = (q * k).sum(-1)[0]
+            torch.testing.assert_close((a @ M.left @ M.right.mT @ b.T)[:, 0, 0], expected)
+
+
+def test_norms_of_queries_and_keys_give_their_gain_to_qk():
+    view = ResidualModel(tiny("qwen3"))
+    attn = view.layer(0).heads.module
+    before = view.qk(0)[0].dense()
+    attn.q_norm.weight.mul_(2)
+    attn.k_norm.weight.mul_(3)
+    torch.testing.assert_close(view.qk(0)[0].dense(), 6 * before)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ov_is_what_a_head_makes_of_a_row(name):
+    view, ids = ResidualModel(tiny(name)), some_text()[0][:1]
+    with exact_norms():
+        found, weights = view.trace(ids).layers[0], view.heads(0)
+    n = normalised(view.layer(0).heads.norm, found.attn_input, found.attn_scale)
+    expected = torch.einsum("td,hde,hef->htf", n, weights.value, weights.out)
+    torch.testing.assert_close(n @ view.ov(0).dense(), expected)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_the_mlp_is_a_tensor_once_its_gate_is_linear(name):
+    model = tiny(name)
+    with pytest.raises(NotBilinearError, match=r"layers.1.mlp has an activation that is not linea"):
+        ResidualModel(model).mlp(1)
+    give_swish(model).beta = 0.0
+    view = ResidualModel(model)
+    with exact_norms():
+        n, norm = view.mlp_inputs(some_text(), 1), view.layer(1).mlp.norm
+        tensor, mlp = view.mlp(1), view.layer(1).mlp.module
+        expected = view.parts.residual_scale * mlp(n if norm is None else norm.applied(n))
+    if view.layer(1).mlp.out_norm is not None:
+        expected = expected * view.layer(1).mlp.out_norm.gain()
+    torch.testing.assert_close(tensor(n), expected)
+    u = view.direction(3, [7, 8])
+    z = with_constant(n) if tensor.constant else n
+    torch.testing.assert_close(view.interaction(u, 1)(z), tensor(n) @ u)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_an_mlp_adds_to_any_stream(name):
+    with exact_norms():
+        view, ids = ResidualModel(tiny(name)), some_text()[0]
+        seen = []
+        view.layer(1).module.register_forward_hook(lambda _, __, out: seen.append(out[0]))
+        trace = view.trace(ids)
+        x, after = trace.layers[1].mlp_input, seen[0][0] if seen[0].ndim == 3 else seen[0]
+        added = view.mlp_output(1, x)
+        if not view.parts.parallel:
+            torch.testing.assert_close(x + added, after)
+        n = view.mlp_inputs(ids[None], 1)[0]
+    norm = view.layer(1).mlp.norm
+    expected = x if norm is None else norm.normalised(x)
+    # Between the two runs is a softmax in float32.
+    torch.testing.assert_close(n, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "own-layer", "own-none"])
+def test_directions_are_differences_of_logits(name):
+    with exact_norms():
+        view, ids = ResidualModel(tiny(name)), some_text()[:1]
+        trace, logits = view.trace(ids[0]), view.logits(ids)[0]
+    n = normalised(view.parts.norm, trace.stream, trace.scale)
+    u, b = view.direction(3, [7, 8]), view.b_U
+    expected = logits[:, 3] - logits[:, [7, 8]].mean(-1)
+    torch.testing.assert_close(n @ u + b[3] - b[[7, 8]].mean(), expected)
+    assert view.parts.norm is None or not view.parts.norm.centres or abs(float(u.sum())) < 1e-10
+
+
+def test_learned_positions_are_embedded():
+    view = ResidualModel(tiny("gpt2"))
+    model = view.model.transformer
+    expected = model.wte.weight[[3, 4]] + model.wpe.weight[5]
+    torch.testing.assert_close(view.embedded(torch.tensor([3, 4]), 5), expected)
+    with pytest.raises(BilensError, match="position=None, and the model has learned positions"):
+        view.embedded(torch.tensor([3]))
+    with pytest.raises(BilensError, match="position=12, expected 0 to 11"):
+        view.embedded(torch.tensor([3]), 12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_small_weights_are_read_in_float32(dtype):
+    model = tiny("llama", dtype=dtype)
+    give_swish(model).beta = 0.0
+    view = ResidualModel(model)
+    assert view.mlp(0).out.dtype == view.W_U.dtype == view.qk(0)[0].left.dtype == torch.float32
+    assert view.trace(some_text()[0]).layers[0].pattern.dtype == torch.float32
+    assert view.interaction(view.direction(3), 0).eigh(3).values.isfinite().all()
+
+
+def test_reading_leaves_the_model_alone():
+    view = ResidualModel(tiny("qwen3"))
+    attends = view.config._attn_implementation
+    before = {name: value.clone() for name, value in view.model.state_dict().items()}
+    view.trace(some_text()[0])
+    view.qk(0, 2)
+    view.mlp_inputs(some_text(), 1)
+    after = view.model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert view.config._attn_implementation == attends
+    assert not any(module._forward_hooks for module in view.model.modules())
+
+
+def test_tokens_by_name():
+    view = ResidualModel(random_model(), toy_tokenizer())
+    assert view.token("t7") == 7
+    with pytest.raises(BilensError, match="token='tt7', expected a single token .* nearest are t7"):
+        view.token("tt7")
+    with pytest.raises(BilensError, match="token='t7', but the model came without a tokenizer"):
+        ResidualModel(random_model()).token("t7")
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda v: v.mlp(2), "layer=2, expected 0 to 1"),
+        (lambda v: v.qk(-1), "layer=-1, expected 0 to 1"),
+        (lambda v: v.heads(True), "layer=True, expected 0 to 1"),
+        (lambda v: v.qk(0, -1), "distance=-1, expected 0 or more"),
+        (lambda v: v.direction(30), "token=30, expected 0 to 29"),
+        (lambda v: v.direction(3, [2, -1]), "minus=-1, expected 0 to 29"),
+        (lambda v: v.trace(torch.tensor([3, 30])), "ids holds the number 30, expected 0 to 29"),
+        (lambda v: v.trace(torch.tensor([3, -1])), "ids holds the number -1, expected 0 to 29"),
+        (lambda v: v.trace(torch.zeros(0).long()), r"ids has shape \(0,\), expected at least one"),
+        (lambda v: v.trace(torch.zeros(3)), "ids is a tensor of shape .* expected Int"),
+        (lambda v: v.logits(torch.zeros(3).long()), "ids is a tensor of shape .* expected Int"),
+    ],
+)
+def test_bad_input_is_named(read, message):
+    with pytest.raises(BilensError, match=message):
+        read(ResidualModel(tiny("llama")))
+
+
+def test_what_is_not_a_number_is_not_read():
+    model = tiny("llama")
+    model.model.layers[1].mlp.up_proj.weight[3, 4] = torch.nan
+    with pytest.raises(CheckpointError, match=r"model.layers.1.mlp.up_proj.weight holds NaN"):
+        ResidualModel(model)
+
+
+def test_plain_mlps_have_no_tensor():
+    for name in PLAIN[:1]:
+        with pytest.raises(NotBilinearError, match="has no gate, so that there is no product in"):
+            ResidualModel(tiny(name)).mlp(0)
+        with pytest.raises(NotBilinearError, match="has no gate"):
+            ResidualModel(tiny(name)).mlp_factors(0)
+
+
+def test_every_family_is_tested():
+    from bilens.residual.families import known_families  # noqa: PLC0415
+
+    tested = {type(tiny(name)).__name__ for name in (*FAMILIES, "own-none")}
+    assert tested == {name for name in known_families() if not name.startswith("Made")}

@@ -1,0 +1,159 @@
+"""A family of the user's own, in one call."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from bilens.errors import BilensError
+from bilens.residual import Family, ResidualModel, register_family
+from bilens.residual.families import FAMILIES
+from tests.families import tiny
+from tests.residual.sum_of_parts import sum_of_parts
+
+
+class MadeAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (
+            part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
+        unseen = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+        pattern = (q @ k.mT).masked_fill(unseen, -torch.inf).softmax(-1)
+        return self.o((pattern @ v).transpose(1, 2).flatten(2)), pattern
+
+
+class MadeMLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 8)
+        self.act = nn.Identity()
+
+    def forward(self, x):
+        return self.c(self.a(x) * self.act(self.b(x)))
+
+
+class MadeLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn, self.mlp = MadeAttention(), MadeMLP()
+        self.n1, self.n2 = nn.RMSNorm(8, 1e-5), nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = x + self.attn(self.n1(x))[0]
+        return x + self.mlp(self.n2(x))
+
+
+class MadeUp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(num_attention_heads=2)
+        self.tokens, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+        self.stack, self.last = nn.ModuleList([MadeLayer(), MadeLayer()]), nn.LayerNorm(8)
+
+    def forward(self, ids, **_):
+        x = self.tokens(ids)
+        for layer in self.stack:
+            x = layer(x)
+        return self.head(self.last(x))
+
+
+FAMILY = Family(
+    layers="stack",
+    embed="tokens",
+    norm="last",
+    unembed="head",
+    attn="attn",
+    query="attn.q",
+    key="attn.k",
+    value="attn.v",
+    out="attn.o",
+    attn_norm="n1",
+    gate="mlp.b",
+    up="mlp.a",
+    down="mlp.c",
+    activation="act",
+    mlp_norm="n2",
+)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    monkeypatch.setattr("bilens.residual.families.FAMILIES", dict(FAMILIES))
+    torch.manual_seed(0)
+    model = MadeUp().double().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.normal_()
+    return model
+
+
+def test_an_architecture_of_ones_own_is_read_like_any_other(made):
+    with pytest.raises(BilensError, match=r"a MadeUp, whose structure is not known.*register_fam"):
+        ResidualModel(made)
+    register_family("MadeUp", FAMILY)
+    view = ResidualModel(made)
+    found, logits = sum_of_parts(view, torch.tensor([3, 1, 4, 1, 5]))
+    torch.testing.assert_close(found, logits)
+    assert view.mlp(1).constant
+    with pytest.raises(BilensError, match="architecture='MadeUp' is known already"):
+        register_family("MadeUp", FAMILY)
+
+
+def test_what_is_missing_is_listed_at_once(made):
+    register_family("MadeUp", Family(layers="stack", attn="attn"))
+    del made.config.num_attention_heads
+    with pytest.raises(BilensError, match=r"MadeUp has no model.embed_tokens, model.norm, lm_head"):
+        ResidualModel(made)
+    with pytest.raises(BilensError, match=r"stack.0.self_attn.q_proj, .*config.num_attention_head"):
+        ResidualModel(made)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"up": "mlp.c"}, r"stack.0.mlp has the parts of an MLP but computes something else"),
+        ({"mlp_norm": "mlp"}, "stack.0.mlp is a MadeMLP, expected a norm with a gain"),
+        ({"query": "n1"}, "stack.0.n1 is a RMSNorm, expected a plain linear map"),
+        ({"embed": "head"}, "head is a Linear, expected an embedding"),
+        ({"gate": None, "up": "mlp.a"}, "has the parts of an MLP but computes something else"),
+    ],
+)
+def test_a_part_of_another_kind_is_named(made, changes, message):
+    register_family("MadeUp", replace(FAMILY, **changes))
+    with pytest.raises(BilensError, match=message):
+        ResidualModel(made)
+
+
+def test_a_norm_that_computes_something_else_is_named():
+    model = tiny("llama")
+    model.model.norm.register_forward_hook(lambda _, __, out: out + 1)
+    with pytest.raises(
+        BilensError, match=r"model.norm is a LlamaRMSNorm and computes something el"
+    ):
+        ResidualModel(model)
+
+
+def test_weights_that_a_family_has_not_are_named():
+    model = tiny("llama")
+    model.extra = nn.Linear(2, 2)
+    with pytest.raises(BilensError, match=r"weights that its family has not, .*: extra.weight"):
+        ResidualModel(model)
+
+
+def test_queries_and_keys_of_ones_own(made):
+    def queries_keys(attn, x, position):
+        split = [part(x).unflatten(-1, (2, 4)) for part in (attn.q, attn.k)]
+        return [tuple(split)]
+
+    register_family("MadeUp", replace(FAMILY, queries_keys=queries_keys))
+    view, ids = ResidualModel(made), torch.tensor([3, 1, 4])
+    found = view.trace(ids).layers[0]
+    n = view.layer(0).heads.norm.normalised(found.attn_input)
+    [(q, k)] = view.queries_keys(0, n, 0)
+    scores = torch.einsum("thd,shd->hts", q, k).masked_fill(torch.ones(3, 3).triu(1).bool(), -1e9)
+    torch.testing.assert_close(scores.softmax(-1), found.pattern)
