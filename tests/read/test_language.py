@@ -1,128 +1,211 @@
-"""Readings of language models against the model itself and against whole matrices."""
+"""N-grams, directions, contexts and streams against the model itself and against whole matrices."""
 
 import pytest
 import torch
-from bilens.read.language.running import RunningTop
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError, NotBilinearError
 from bilens.read.language import (
     Context,
+    ContextIndex,
+    TokenDirection,
     bigrams,
-    block_inputs,
     contribution,
     exciting_tokens,
     following,
-    head_map,
-    interaction,
-    output_direction,
     pair_trigrams,
     preceding,
+    read_ngrams,
     read_stream,
     skip_trigrams,
+    split_by_eigenvectors,
     split_logits,
     token_names,
     top_contexts,
 )
-from bilens.read.language import bigrams as bigrams_function
-from tests.language import VOCAB, parts, plain, random_model, random_text, toy_tokenizer
+from bilens.residual import ResidualModel
+from tests.families import ALL, GATED, exact_norms, some_text, tiny
+from tests.language import VOCAB, apart, parts, random_model, random_text, toy_tokenizer
 
 TOKENS = toy_tokenizer()
+part_of_bigram = st.sampled_from(["direct", "mlp", "both"])
+part_of_trigram = st.sampled_from(["ov", "mlp", "both"])
+PLAIN = {name: part for name, part in parts.items() if name not in apart}
 
 
 def numbers(names) -> list[int]:
     return TOKENS.convert_tokens_to_ids(list(names))
 
 
+def view_of(**options) -> ResidualModel:
+    return ResidualModel(random_model(**options), TOKENS)
+
+
+def place(view, position=3):
+    """Where a token stands, for models that ask for it."""
+    asks = view.parts.positions is not None or view.parts.hidden_positions is not None
+    return position if asks else None
+
+
 @given(**parts, layer=st.integers(0, 1), position=st.integers(0, 8))
 def test_the_parts_of_a_stream_add_up_to_it(layer, position, **options):
-    model, ids = random_model(n_layers=2, **options), random_text()
-    stream = read_stream(model, ids, position, layer)
-    torch.testing.assert_close(stream.total(), block_inputs(model, ids[None], layer)[0, position])
+    view, ids = view_of(n_layers=2, **options), random_text()
+    stream = read_stream(view, ids, position, layer)
+    torch.testing.assert_close(stream.total(), view.mlp_inputs(ids[None], layer)[0, position])
+    if not options["bias"] and options["norm"] != "layer":
+        assert not stream.constant.any()
 
 
-def test_what_the_mlp_reads_is_what_it_is_given():
-    model = random_model(norm="rms", n_layers=2, value_mix=True, embed_mix=True)
-    ids, seen = random_text()[None], []
-    model.blocks[1].mlp.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-    model(ids)
-    torch.testing.assert_close(block_inputs(model, ids, 1), seen[0])
+@pytest.mark.parametrize("name", ALL)
+def test_streams_of_every_family_add_up(name):
+    with exact_norms():
+        view, ids = ResidualModel(tiny(name)), some_text()[0]
+        stream = read_stream(view, ids, 5, 1)
+        expected = view.mlp_inputs(ids[None], 1)[0, 5]
+    torch.testing.assert_close(stream.total(), expected, rtol=1e-5, atol=1e-5)
+    assert stream.heads.shape == (4, 6, view.d_model)
+    assert bool(stream.heads.any()) != view.parts.parallel
 
 
-@given(**plain, position=st.integers(-9, 8))
-def test_all_paths_add_up_to_the_logits(position, **options):
-    model, ids = random_model(**options), random_text()
-    terms = split_logits(model, ids, position)
-    logits = model(ids[None]).logits[0, position]
+@given(**parts, position=st.integers(-9, 8), n_layers=st.integers(1, 2))
+def test_all_paths_add_up_to_the_logits(position, n_layers, **options):
+    view, ids = view_of(n_layers=n_layers, **{**options, "logit_cap": None}), random_text()
+    terms = split_logits(view, ids, position)
+    logits = view.logits(ids[None])[0, position]
     assert (terms.total() - logits).abs().max() < 1e-10 * logits.abs().max()
-    assert terms.sources[:2] == ("direct", "head 0")
+    assert terms.sources == ("direct", *(f"head {h}" for h in range(4)), "biases")
     torch.testing.assert_close(terms.pairs, terms.pairs.transpose(0, 1))
 
 
-def test_the_first_position_needs_no_pattern():
-    model = random_model()
-    terms = split_logits(model, random_text(), 0)
-    e = model.W_E[random_text()[0]]
-    torch.testing.assert_close(terms.residual[3], e @ head_map(model, 2) @ model.W_U)
+@given(**parts, token=st.integers(0, 29), k=st.integers(1, 40), seed=st.integers(0, 100))
+def test_a_logit_by_eigenvectors_is_the_models(token, k, seed, **options):
+    view = view_of(seed=seed, n_layers=2, **{**options, "logit_cap": None})
+    ids = random_text(seed=seed)
+    terms = split_logits(view, ids)
+    found = split_by_eigenvectors(view, terms, token, k=k)
+    logits = view.logits(ids[None])[0, -1]
+    assert abs(found.total() - float(logits[token])) < 1e-8 * float(logits.abs().max())
+    mlp = float(found.activations.sum()) + found.rest
+    assert mlp == pytest.approx(float(terms.pairs.sum((0, 1))[token]), rel=1e-6, abs=1e-8)
+    assert (found.activations.abs().diff() <= 1e-12).all()
 
 
-def test_paths_need_one_block_without_norms():
-    for options in ({"norm": "rms"}, {"n_layers": 2}, {"logit_cap": 30.0}, {"embed_mix": True}):
-        with pytest.raises(NotBilinearError, match="a sum over paths for one block without norms"):
-            split_logits(random_model(**options), random_text())
-    with pytest.raises(BilensError, match=r"position=9, expected 0 to 8"):
-        read_stream(random_model(), random_text(), 9)
+@pytest.mark.parametrize("name", GATED)
+def test_logits_of_every_bilinear_family_are_split(name):
+    from bilens.convert import give_swish  # noqa: PLC0415
+
+    model, ids = tiny(name), some_text()[0]
+    give_swish(model).beta = 0.0
+    with exact_norms():
+        view = ResidualModel(model)
+        terms, logits = split_logits(view, ids), view.trace(ids).logits[-1]
+    if view.parts.softcap is not None:
+        logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
+    torch.testing.assert_close(terms.total(), logits)
+    found = split_by_eigenvectors(view, terms, 3, k=4)
+    assert found.total() == pytest.approx(float(logits[3]), rel=1e-6)
+
+
+def token_alone(view, token, layer):
+    """Bigrams by their definition, with the modules of a model that mixes nothing."""
+    model, at = view.model, place(view)
+    e = model.W_E + (model.pos_embed.weight[at] if model.config.positions == "learned" else 0)
+    e = e[token]
+    block = model.blocks[layer]
+    scale = 1.0 if view.parts.norm is None else view.parts.norm.scale(e)[:, None]
+    direct = model.unembed(model.norm(e)) - view.b_U
+    return direct, scale * block.mlp(block.mlp_norm(e)) @ view.W_U.T
 
 
 @given(
-    bias=st.booleans(), part=st.sampled_from(["direct", "mlp", "both"]), token=st.integers(0, 29)
+    part=part_of_bigram,
+    token=st.integers(0, 29),
+    layer=st.integers(0, 1),
+    mlp=st.sampled_from(["bilinear", "swiglu", "gelu"]),
+    norm=parts["norm"],
+    positions=parts["positions"],
+    bias=st.booleans(),
 )
-def test_bigrams_are_those_of_the_whole_matrix(bias, part, token):
-    model = random_model(bias=bias)
-    direct = model.W_E @ model.W_U
-    mlp = model.blocks[0].mlp(model.W_E) @ model.W_U
+def test_bigrams_are_those_of_the_whole_matrix(part, token, layer, **options):
+    view = view_of(n_layers=2, **options)
+    direct, mlp = token_alone(view, torch.arange(VOCAB), layer)
     whole = {"direct": direct, "mlp": mlp, "both": direct + mlp}[part]
+    given_ = {"part": part, "layer": layer, "position": place(view)}
 
-    found = following(model, TOKENS, token, k=7, part=part)
+    found = following(view, token, k=7, **given_)
     best = whole[token].topk(7)
     assert numbers(found.token) == best.indices.tolist()
     assert found.value.tolist() == pytest.approx(best.values.tolist())
     assert (found.direct + found.mlp).tolist() == pytest.approx(
         (direct + mlp)[token, best.indices].tolist()
     )
-
-    found = preceding(model, TOKENS, token, k=7, part=part)
+    found = preceding(view, token, k=7, **given_)
     assert numbers(found.token) == whole[:, token].topk(7).indices.tolist()
     assert found.value.tolist() == pytest.approx(whole[:, token].topk(7).values.tolist())
-
-    found = bigrams(model, TOKENS, k=9, part=part)
+    found = bigrams(view, k=9, **given_)
     best = whole.flatten().topk(9)
     assert [
         a * VOCAB + b for a, b in zip(numbers(found.input), numbers(found.output), strict=True)
-    ] == (best.indices.tolist())
+    ] == best.indices.tolist()
     assert found.value.tolist() == pytest.approx(best.values.tolist())
 
 
-@given(bias=st.booleans(), part=st.sampled_from(["ov", "mlp", "both"]), head=st.integers(0, 3))
-def test_skip_trigrams_are_those_of_the_whole_matrix(bias, part, head):
-    model = random_model(bias=bias, n_kv_heads=2)
-    u = output_direction(model, 4, [5, 6])
-    attn, mlp = model.blocks[0].attn, model.blocks[0].mlp
-    past = model.W_E @ attn.W_V[head] @ attn.W_O[head]
-    # What both tokens together make of the MLP, less what each makes alone.
-    together = mlp(model.W_E + past[:, None])
-    alone = mlp(model.W_E) + mlp(past)[:, None]
-    zero = mlp(torch.zeros(16).double())
-    Q = interaction(model, u).dense()[:16, :16]
-    both = 2 * past @ Q @ model.W_E.T
-    torch.testing.assert_close((together - alone + zero) @ u, both)
-    if bias:
-        # A also meets the biases, whatever B is.
-        both += ((mlp(past) - zero) @ u - ((past @ Q) * past).sum(-1))[:, None]
-    ov = (past @ u)[:, None].expand(-1, VOCAB)
+def test_bigrams_of_one_layer_are_exact_parts_of_the_logits():
+    """A text of one token, whose heads are silent, says nothing but its bigrams."""
+    view = view_of(positions="learned")
+    view.model.blocks[0].attn.out.weight.zero_()
+    logits = view.logits(torch.tensor([[4]]))[0, 0]
+    found = following(view, 4, k=VOCAB, position=0)
+    assert found.value.tolist() == pytest.approx(logits[numbers(found.token)].tolist())
+
+
+def test_learned_positions_are_asked_for():
+    view = view_of(positions="learned")
+    for read in (lambda: following(view, 3), lambda: skip_trigrams(view, view.direction(3), 0)):
+        with pytest.raises(BilensError, match="position=None, and the model has learned positions"):
+            read()
+
+
+@given(
+    part=part_of_trigram,
+    head=st.integers(0, 3),
+    norm=parts["norm"],
+    positions=parts["positions"],
+    bias=st.booleans(),
+)
+def test_skip_trigrams_are_those_of_the_whole_matrix(part, head, **options):
+    view = view_of(n_kv_heads=2, **options)
+    model, at = view.model, place(view)
+    u, block = view.direction(4, [5, 6]), model.blocks[0]
+    e = model.W_E + (model.pos_embed.weight[at] if model.config.positions == "learned" else 0)
+    attn = block.attn
+    values = block.attn_norm(e) @ attn.W_V[head]
+    if options["bias"]:
+        values = values + attn.value.bias.reshape(2, 4)[head // 2]
+    written = values @ attn.W_O[head]
+    last = torch.ones(VOCAB) if view.parts.norm is None else view.parts.norm.scale(e)
+    before = view.layer(0).mlp.norm
+    M = torch.ones(VOCAB) if before is None else before.scale(e)
+    n = e if before is None else before.normalised(e)
+    centred = written if before is None else before.centred(written)
+    tensor = view.mlp(0)
+
+    def B(x):
+        return tensor(x)
+
+    # What both together make of the MLP, less what each makes alone: twice the mixed product.
+    both = torch.zeros(VOCAB, VOCAB).double()
+    zero = B(torch.zeros(16).double())
+    for b in range(VOCAB):
+        past = centred * M[b]
+        mixed = B(n[b] + past) - B(past) - B(n[b]) + zero
+        # Biases count as a part of B, so that A meets them too.
+        meets = B(past) - B(-past)
+        both[:, b] = last[b] * (mixed + meets / 2) @ u
+    ov = (written @ u)[:, None] * last
     whole = {"ov": ov, "mlp": both, "both": ov + both}[part]
-    found = skip_trigrams(model, TOKENS, u, head, k=8, part=part)
+    found = skip_trigrams(view, u, head, k=8, part=part, position=at)
     assert found.value.tolist() == pytest.approx(whole.flatten().topk(8).values.tolist())
     pairs = numbers(found.virtual), numbers(found.direct)
     assert whole[pairs].tolist() == pytest.approx(found.value.tolist())
@@ -132,16 +215,16 @@ def test_skip_trigrams_are_those_of_the_whole_matrix(bias, part, head):
 
 @given(**parts, start=st.sampled_from([None, 1]))
 def test_pair_trigrams_are_those_of_all_texts_of_two_tokens(start, **options):
-    model = random_model(n_layers=2, bos_token_id=start, **options)
+    view = view_of(n_layers=2, bos_token_id=start, **options)
     some = [3, 8, 11, 20]
     said = torch.zeros(4, 4, VOCAB).double()
     for i, a in enumerate(some):
         for j, b in enumerate(some):
             text = [a, b] if start is None else [start, a, b]
-            said[i, j] = model(torch.tensor([text])).logits[0, -1].softmax(-1)
+            said[i, j] = view.logits(torch.tensor([text]))[0, -1].softmax(-1)
     gain = said - said.mean(0)
     best = gain.flatten().topk(6)
-    found = pair_trigrams(model, TOKENS, k=6, among=some)
+    found = pair_trigrams(view, k=6, among=some)
     assert found.value.tolist() == pytest.approx(best.values.tolist())
     where = torch.unravel_index(best.indices, gain.shape)
     assert numbers(found.virtual) == [some[i] for i in where[0]]
@@ -151,69 +234,40 @@ def test_pair_trigrams_are_those_of_all_texts_of_two_tokens(start, **options):
 
 @given(some=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
 def test_n_grams_among_some_tokens_are_those_of_all_without_the_rest(some):
-    model = random_model(bias=True)
-    names, u = set(TOKENS.convert_ids_to_tokens(some)), output_direction(model, 3)
-    every = bigrams(model, TOKENS, k=VOCAB**2)
+    view = view_of(bias=True)
+    names, u = set(TOKENS.convert_ids_to_tokens(some)), view.direction(3)
+    every = bigrams(view, k=VOCAB**2)
     every = every[every.input.isin(names) & every.output.isin(names)]
-    found = bigrams(model, TOKENS, k=4, among=some)
+    found = bigrams(view, k=4, among=some)
     assert found.value.tolist() == pytest.approx(every.value.tolist()[:4])
     assert found.input.tolist() == every.input.tolist()[:4]
-    every = skip_trigrams(model, TOKENS, u, 1, k=VOCAB**2)
+    every = skip_trigrams(view, u, 1, k=VOCAB**2)
     every = every[every.virtual.isin(names) & every.direct.isin(names)]
-    found = skip_trigrams(model, TOKENS, u, 1, k=4, among=some)
+    found = skip_trigrams(view, u, 1, k=4, among=some)
     assert found.value.tolist() == pytest.approx(every.value.tolist()[:4])
     assert found.direct.tolist() == every.direct.tolist()[:4]
 
 
-def test_blocks_of_the_vocabulary_make_one_ranking(monkeypatch):
-    model = random_model()
-    whole = bigrams(model, TOKENS, k=25)
-    trigrams = skip_trigrams(model, TOKENS, output_direction(model, 3), 1, k=25)
-    monkeypatch.setitem(bigrams_function.__globals__, "ROWS", 7)
-    monkeypatch.setitem(skip_trigrams.__globals__, "ROWS", 7)
-    assert bigrams(model, TOKENS, k=25).equals(whole)
-    assert skip_trigrams(model, TOKENS, output_direction(model, 3), 1, k=25).equals(trigrams)
-
-
-@given(
-    rows=st.integers(1, 3),
-    k=st.integers(1, 5),
-    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
-    seed=st.integers(0, 99),
-)
-def test_running_top_is_the_top_of_all(rows, k, sizes, seed):
-    scores = torch.randint(5, (rows, sum(sizes)), generator=torch.Generator().manual_seed(seed))
-    places = torch.arange(sum(sizes)).expand(rows, -1)[..., None]
-    top = RunningTop(k)
-    for some, where in zip(scores.float().split(sizes, 1), places.split(sizes, 1), strict=True):
-        top.update(some, where)
-    order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
-    assert torch.equal(top.scores, scores.float().gather(1, order))
-    assert torch.equal(top.labels[..., 0], order)
-
-
-@given(**parts, layer=st.integers(0, 1))
-def test_interactions_are_what_the_mlp_adds(layer, **options):
-    model = random_model(n_layers=2, **options)
-    u = output_direction(model, 3, [7, 8])
-    y = torch.randn(5, 16).double()
-    torch.testing.assert_close(interaction(model, u, layer)(y), model.mlp(layer)(y) @ u)
-
-
-def test_a_direction_is_a_difference_of_unembeddings():
-    model = random_model(norm="rms")
-    expected = (model.W_U[:, 3] - (model.W_U[:, 7] + model.W_U[:, 8]) / 2) * model.norm.weight
-    torch.testing.assert_close(output_direction(model, 3, [7, 8]), expected)
+@pytest.mark.parametrize("name", ALL)
+def test_n_grams_of_every_family(name):
+    view = ResidualModel(tiny(name), TOKENS)
+    found = read_ngrams(view, TokenDirection("t3", ("t4",)), 1, k=5, position=place(view))
+    assert len(found.preceding) == len(found.following) == 5
+    if name.startswith("own") and view.layer(1).mlp.gate is not None:
+        assert (len(found.heads), found.left_out) == (4, "")
+    else:
+        assert found.heads == []
+        assert "is not a tensor" in found.left_out
 
 
 @given(**parts, layer=st.integers(0, 1), number=st.integers(0, 3))
 def test_contributions_add_up_to_the_activation(layer, number, **options):
-    model, ids = random_model(n_layers=2, **options), random_text()
-    spectrum = interaction(model, output_direction(model, 3), layer).eigh(4)
-    activation = spectrum.activations(block_inputs(model, ids[None], layer))[0, 6, number]
-    found = contribution(model, spectrum, number, Context(ids, 6, float(activation)), layer)
+    view, ids = view_of(n_layers=2, **options), random_text()
+    spectrum = view.interaction(view.direction(3), layer).eigh(4)
+    activation = spectrum.activations(view.mlp_inputs(ids[None], layer))[0, 6, number]
+    found = contribution(view, spectrum, number, Context(ids, 6, float(activation)), layer)
     assert found.heads.shape == (4, 7)
-    assert found.total() == pytest.approx(float(activation), rel=1e-10)
+    assert found.total() == pytest.approx(float(activation), rel=1e-8, abs=1e-12)
     assert float(found.tokens()[-1]) == pytest.approx(
         found.direct + float(found.heads[:, -1].sum())
     )
@@ -221,11 +275,11 @@ def test_contributions_add_up_to_the_activation(layer, number, **options):
 
 @given(**parts, k=st.integers(1, 4), batch_size=st.integers(1, 7))
 def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options):
-    model = random_model(**options)
-    texts = [random_text(seed=seed) for seed in range(10)]
-    spectrum = interaction(model, output_direction(model, 3)).eigh(3)
-    found = top_contexts(model, spectrum, texts, k=k, batch_size=batch_size)
-    active = spectrum.activations(block_inputs(model, torch.stack(texts)))
+    view = view_of(**options)
+    texts = [random_text(seed=seed) for seed in (*range(8), 3, 5)]
+    spectrum = view.interaction(view.direction(3), 0).eigh(3)
+    found = top_contexts(view, spectrum, iter(texts), k=k, batch_size=batch_size)
+    active = spectrum.activations(view.mlp_inputs(torch.stack(texts), 0))
     for number, contexts in enumerate(found):
         best = active[..., number].abs().max(1)
         order, seen = [], set()
@@ -238,34 +292,26 @@ def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options
             assert torch.equal(context.ids, texts[row])
             assert context.position == best.indices[row]
             assert context.activation == pytest.approx(float(active[row, context.position, number]))
-
-
-def test_the_same_beginning_is_one_context():
-    model = random_model()
-    spectrum = interaction(model, output_direction(model, 3)).eigh(1)
-    texts = [random_text(seed=seed) for seed in range(4)]
-    alone = top_contexts(model, spectrum, texts, k=3)[0]
-    again = top_contexts(model, spectrum, [*texts, *texts, *texts], k=3)[0]
-    assert [c.activation for c in again] == [c.activation for c in alone]
-
-
-def test_contexts_come_from_a_stream_too():
-    model = random_model()
-    spectrum = interaction(model, output_direction(model, 3)).eigh(1)
-    texts = [random_text(seed=seed) for seed in range(5)]
-    found = top_contexts(model, spectrum, iter(texts), k=2)
-    assert [c.position for c in found[0]] == [
-        c.position for c in top_contexts(model, spectrum, texts, k=2)[0]
-    ]
+    for mine, other in zip(ContextIndex(view, texts).top_contexts(spectrum, k), found, strict=True):
+        assert [c.position for c in mine] == [c.position for c in other]
+        assert all(torch.equal(a.ids, b.ids) for a, b in zip(mine, other, strict=True))
 
 
 @pytest.mark.parametrize("head", [None, 2])
-def test_exciting_tokens_are_those_of_the_embedding(head):
-    model = random_model(bias=True)
-    spectrum = interaction(model, output_direction(model, 3)).eigh(2)
-    x = model.W_E if head is None else model.W_E @ head_map(model, head)
-    overlap = x @ spectrum.vectors[1, :16]
-    found = exciting_tokens(model, TOKENS, spectrum, 1, head=head, k=5)
+@pytest.mark.parametrize("norm", ["none", "layer"])
+def test_exciting_tokens_are_those_of_the_embedding(head, norm):
+    view = view_of(norm=norm, bias=True)
+    spectrum = view.interaction(view.direction(3), 0).eigh(2)
+    model, before = view.model, view.layer(0).mlp.norm
+    x = model.W_E
+    n = x if before is None else before.normalised(x)
+    if head is not None:
+        heads = view.heads(0)
+        of = x if before is None else view.layer(0).heads.norm.normalised(x)
+        n = (of @ heads.value[head] + heads.value_bias[head]) @ heads.out[head]
+        n = n if before is None else n * before.scale(x)[:, None]
+    overlap = n @ spectrum.vectors[1, :16]
+    found = exciting_tokens(view, spectrum, 1, head=head, k=5)
     best = overlap.abs().topk(5).indices
     assert numbers(found.token) == best.tolist()
     assert found.activation.tolist() == pytest.approx(
@@ -273,92 +319,65 @@ def test_exciting_tokens_are_those_of_the_embedding(head):
     )
 
 
-def test_reading_never_changes_the_model():
-    model = random_model()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    spectrum = interaction(model, output_direction(model, 3)).eigh(2)
-    following(model, TOKENS, 1)
-    bigrams(model, TOKENS)
-    skip_trigrams(model, TOKENS, output_direction(model, 3), 0)
-    top_contexts(model, spectrum, [random_text()])
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
 def test_rows_without_a_token_have_a_number():
-    assert token_names(TOKENS, torch.tensor([3, 29, 30, 99])) == ["t3", "t29", "[30]", "[99]"]
+    assert token_names(view_of(), [3, 29, 30, 99]) == ["t3", "t29", "[30]", "[99]"]
+    assert token_names(ResidualModel(random_model()), torch.tensor([3])) == ["[3]"]
 
 
-def refused(**options):
-    model = random_model(**options)
-    spectrum = interaction(random_model(), output_direction(random_model(), 3)).eigh(2)
-    return model, spectrum
+def test_directions_by_name():
+    view = view_of()
+    direction = TokenDirection("t3", ("t7", "t8"))
+    assert str(direction) == "t3 minus t7, t8"
+    torch.testing.assert_close(direction.vector(view), view.direction(3, [7, 8]))
 
 
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (lambda m, s: following(m, TOKENS, 30), "token=30, expected 0 to 29"),
-        (lambda m, s: following(m, TOKENS, 1, k=0), "k=0, expected at least 1"),
-        (lambda m, s: bigrams(m, TOKENS, part="ov"), "part='ov', expected direct, mlp or both"),
-        (lambda m, s: bigrams(m, TOKENS, layer=1), "layer=1, expected 0 to 0"),
+        (lambda v, s: following(v, 1, k=0), "k=0, expected a whole number, at least 1"),
+        (lambda v, s: bigrams(v, part="ov"), "part='ov', expected direct, mlp, both"),
+        (lambda v, s: bigrams(v, layer=1), "layer=1, expected 0 to 0"),
+        (lambda v, s: skip_trigrams(v, v.direction(3), 4), "head=4, expected 0 to 3"),
         (
-            lambda m, s: skip_trigrams(m, TOKENS, output_direction(m, 3), 4),
-            "head=4, expected 0 to 3",
+            lambda v, s: skip_trigrams(v, v.direction(3), 0, part="direct"),
+            "part='direct', expected ov, mlp, both",
         ),
-        (
-            lambda m, s: skip_trigrams(m, TOKENS, output_direction(m, 3), 0, part="direct"),
-            "part='direct', expected ov, mlp or both",
-        ),
-        (
-            lambda m, s: skip_trigrams(m, TOKENS, output_direction(m, 3), 0, k=0),
-            "k=0, expected at least 1",
-        ),
-        (lambda m, s: pair_trigrams(m, TOKENS, k=0), "k=0, expected at least 1"),
-        (lambda m, s: bigrams(m, TOKENS, among=[]), "among: expected numbers of tokens"),
-        (lambda m, s: bigrams(m, TOKENS, among=[30]), "tokens from 0 to 29, at least one"),
-        (lambda m, s: output_direction(m, 30), "token=30, expected 0 to 29"),
-        (lambda m, s: output_direction(m, 3, [2, -1]), "minus=-1, expected 0 to 29"),
-        (lambda m, s: top_contexts(m, s, []), "texts is empty"),
-        (lambda m, s: top_contexts(m, s, [random_text()], k=0), "k=0, expected at least 1"),
-        (lambda m, s: exciting_tokens(m, TOKENS, s, 2), "number=2, expected 0 to 1"),
+        (lambda v, s: skip_trigrams(v, v.direction(3), 0, k=0), "k=0, expected a whole number"),
+        (lambda v, s: pair_trigrams(v, k=0), "k=0, expected a whole number, at least 1"),
+        (lambda v, s: bigrams(v, among=[]), "among: expected numbers of tokens"),
+        (lambda v, s: bigrams(v, among=[30]), "tokens from 0 to 29, at least one"),
+        (lambda v, s: top_contexts(v, s, []), "texts is empty"),
+        (lambda v, s: ContextIndex(v, []), "texts is empty"),
+        (lambda v, s: top_contexts(v, s, [random_text()], k=0), "k=0, expected a whole number"),
+        (lambda v, s: exciting_tokens(v, s, 2), "number=2, expected 0 to 1"),
+        (lambda v, s: exciting_tokens(v, s, 1, head=9), "head=9, expected 0 to 3"),
+        (lambda v, s: read_stream(v, random_text(), 9), "position=9, expected 0 to 8"),
+        (lambda v, s: split_logits(v, random_text(), -10), "position=-10, expected -9 to 8"),
     ],
 )
 def test_bad_input_is_named(unchecked, read, message):
+    view = view_of()
     with pytest.raises(BilensError, match=message):
-        read(*refused())
+        read(view, view.interaction(view.direction(3), 0).eigh(2))
 
 
 def test_a_batch_of_spectra_has_no_contexts():
-    model = random_model()
-    batch = interaction(model, model.W_U[:, :2].T).eigh(2)
-    with pytest.raises(BilensError, match="reads a single form"):
-        top_contexts(model, batch, [random_text()])
-
-
-def test_n_grams_need_a_model_without_norms():
-    model, spectrum = refused(norm="layer")
+    view = view_of()
+    batch = view.interaction(view.W_U[:2], 0).eigh(2)
+    index = ContextIndex(view, [random_text()])
     for read in (
-        lambda: preceding(model, TOKENS, 1),
-        lambda: skip_trigrams(model, TOKENS, output_direction(model, 3), 0),
-        lambda: exciting_tokens(model, TOKENS, spectrum, 0),
+        lambda: top_contexts(view, batch, [random_text()]),
+        lambda: index.top_contexts(batch),
     ):
-        with pytest.raises(NotBilinearError, match="has norm='layer', whose scale depends"):
+        with pytest.raises(BilensError, match=r"spectrum is a batch of shape \(2,\), expected"):
             read()
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"logit_cap": 30.0}, "has logit_cap=30.0, which its n-grams would leave out"),
-        ({"value_mix": True, "embed_mix": True}, "has value_mix=True and embed_mix=True, which"),
-    ],
-)
-def test_n_grams_need_a_model_without_mixes_and_cap(options, named):
-    model, spectrum = refused(**options)
+def test_what_needs_a_tensor_says_so():
+    view = ResidualModel(tiny("llama"), TOKENS)
     for read in (
-        lambda: following(model, TOKENS, 1),
-        lambda: skip_trigrams(model, TOKENS, output_direction(model, 3), 0),
-        lambda: exciting_tokens(model, TOKENS, spectrum, 0),
+        lambda: split_logits(view, random_text()),
+        lambda: skip_trigrams(view, view.direction(3), 0),
     ):
-        with pytest.raises(NotBilinearError, match=named):
+        with pytest.raises(NotBilinearError, match="`bilens anneal` trains the model until it is"):
             read()

@@ -124,13 +124,11 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
     size = model.config.vocab_size
     if is_llama2c(source):
         return llama2c_tokenizer(Path(source).with_name(f"tok{size}.bin"), size)
+    gguf = {"gguf_file": Path(source).name} if Path(source).suffix == ".gguf" else {}
     try:
-        if Path(source).suffix == ".gguf":
-            place, name = Path(source).parent, {"gguf_file": Path(source).name}
-        else:
-            place, name = _named_tokenizer(source) or source, {}
+        place = Path(source).parent if gguf else _named_tokenizer(source) or source
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            place, **HARMLESS, **name
+            place, **HARMLESS, **gguf
         )
     except (*ERRORS, AttributeError) as error:
         raise CheckpointError(f"{source} holds no whole tokenizer: {error}") from error

@@ -296,7 +296,7 @@ def exciting_tokens(
 def _check(spectrum: Spectrum, k: int) -> None:
     if spectrum.batch_shape:
         raise BilensError(
-            f"spectrum is a batch of shape {tuple(spectrum.batch_shape)}, expected that of a single "
+            f"spectrum is a batch of shape {tuple(spectrum.batch_shape)}, expected that of one "
             "form: index it"
         )
     check_count("k", k)

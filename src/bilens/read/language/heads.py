@@ -152,9 +152,9 @@ def attention_pairs(
     # Squared attention has one score, which is multiplied with itself.
     factors = (*scores, *scores) if model.parts.attention == "squared" else scores
     sides = ("query", "key")
-    return [
-        _ends(model, [_of_head(M, head) for M in factors], k, sides, parts, among) for head in heads
-    ]
+    for head in heads:
+        check_head(model, head)
+    return [_ends(model, [M[head] for M in factors], k, sides, parts, among) for head in heads]
 
 
 def output_pairs(
