@@ -9,8 +9,9 @@ from transformers import LlamaForCausalLM
 
 from bilens.cli import main
 from bilens.cli.anneal import number_of_tokens
-from bilens.convert import find_swish, mlp_tensor, open_model, read_spectra, save_model
+from bilens.convert import find_swish, open_model, read_spectra, save_model
 from bilens.errors import BilensError
+from bilens.residual import ResidualModel
 from tests.convert.foreign import (
     PAPER,
     RELEASED,
@@ -89,9 +90,8 @@ def test_anneal_export_spectra(model, texts, tmp_path, capsys):
     assert "30 tokens" in capsys.readouterr().out
     names, spectrum = read_spectra(run / "s")
     assert names.tolist() == list(range(30))
-    whole = mlp_tensor(annealed, 1).interaction(
-        annealed.lm_head.weight * annealed.model.norm.weight
-    )
+    view = ResidualModel(annealed)
+    whole = view.interaction(annealed.lm_head.weight * annealed.model.norm.weight, 1)
     assert torch.allclose(spectrum.values, whole.eigh(3).values, rtol=1e-3, atol=1e-4)
 
 
@@ -104,7 +104,7 @@ def test_spectra_of_some_tokens(model, texts, tmp_path, capsys):
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["spectra", str(run), "--tokens", "t7,other", "--output", str(tmp_path / "s")])
-    assert "'other' is no token of the model and no number below 30" in capsys.readouterr().err
+    assert "token='other', expected a single token" in capsys.readouterr().err
 
 
 def test_processes_share_the_spectra(model, texts, tmp_path, capsys, monkeypatch):
@@ -135,7 +135,7 @@ def test_commands_on_a_released_model(released, tmp_path, capsys):
     assert "30 tokens" in capsys.readouterr().out
     names, spectrum = read_spectra(tmp_path / "s")
     model = open_model(released)
-    whole = mlp_tensor(model, 2).interaction(model.W_U.T[names]).eigh(8)
+    whole = ResidualModel(model).interaction(model.W_U.T[names], 2).eigh(8)
     assert torch.allclose(spectrum.values, whole.values, rtol=1e-3, atol=1e-3)
     main(["generate", str(released), "--prompt", "t3", "--tokens", "3"])
     assert "t" in capsys.readouterr().out
@@ -145,11 +145,8 @@ def test_commands_on_a_released_model(released, tmp_path, capsys):
     ids = some_text()
     change = open_model(tmp_path / "processed")(ids).logits - model(ids).logits
     assert change.abs().max() < 1e-4
-    with pytest.raises(SystemExit):
-        main(["ngrams", str(released), "--token", "t3"])
-    assert "norm='rms', whose scale depends on the text" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    main(["ngrams", str(released), "--token", "t3", "--layer", "1"])
+    assert "head-1 t3" in capsys.readouterr().out
 
 
 def test_commands_on_a_model_of_the_paper(texts, tmp_path, capsys):

@@ -33,7 +33,7 @@ def shown(capsys) -> str:
 
 
 def test_a_trained_run_loads(run):
-    assert bilens.load(run).config.d_model == 16
+    assert bilens.load(run).d_model == 16
     assert json.loads((run / "training.json").read_text())["data"].endswith("stories.txt")
 
 
@@ -51,11 +51,11 @@ def test_heads_are_printed_and_saved(run, tmp_path, capsys):
     options = ["--head", "1", "--distance", "2", "--k", "3", "--components", "1"]
     main(["heads", str(run), *options, "--output", str(tmp_path)])
     text = shown(capsys)
-    for title in ("looks most", "looks least", "raises", "lowers", "components"):
+    for title in ("attends most", "attends least", "raises", "lowers", "components"):
         assert f"head 0.1 {title}" in text
-    assert "head 0.0 looks" not in text
+    assert "head 0.0 attends" not in text
     assert "mlp 0 L" in text
-    frame = pd.read_csv(tmp_path / "head-0.1-looks-most.csv")
+    frame = pd.read_csv(tmp_path / "head-0.1-attends-most.csv")
     assert len(frame) == 3
     assert frame["query"][0] in text
     assert len(pd.read_csv(tmp_path / "head-0.1-components.csv")) == 3
@@ -111,7 +111,10 @@ def test_architectures_are_compared(run, tmp_path, capsys):
         (["heads", "RUN", "--head", "2"], "head=2, expected 0 to 1"),
         (["heads", "RUN", "--layer", "1"], "layer=1, expected 0 to 0"),
         (["contexts", "RUN", "--token", "girl", "--minus", "dgo"], "the nearest are dog"),
-        (["generate", "RUN", "--tokens", "0"], "--tokens=0 and --temperature=0.7: expected"),
+        (
+            ["generate", "RUN", "--tokens", "0"],
+            "tokens=0, temperature=0.7: expected at least 1 token",
+        ),
         (["decompose", "RUN"], "holds no image classifier"),
         (["train", "language", "--data", "nowhere.txt", "--device", "cpu"], "nowhere.txt"),
         (["train", "language", "--n-heads", "5", "--device", "cpu"], "no multiple of n_heads=5"),
@@ -149,11 +152,12 @@ def test_a_run_without_its_tokenizer_is_named(run, tmp_path, capsys):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     with pytest.raises(SystemExit):
         main(["generate", str(tmp_path)])
-    assert "holds no whole tokenizer" in " ".join(capsys.readouterr().err.split())
+    assert "came without a tokenizer" in " ".join(capsys.readouterr().err.split())
 
 
 def test_classifiers_have_no_ngrams(tmp_path, capsys):
     main(["train", "images", "--d-model", "8", "--epochs", "1", "--output", str(tmp_path)])
     with pytest.raises(SystemExit):
         main(["ngrams", str(tmp_path), "--token", "girl"])
-    assert "holds an image classifier" in " ".join(capsys.readouterr().err.split())
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "holds ImageClassifier, and this command reads language models" in shown

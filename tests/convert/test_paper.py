@@ -7,8 +7,9 @@ import torch
 from torch.nn import functional
 
 import bilens
-from bilens.convert import mlp_tensor, open_model, process
+from bilens.convert import open_model, process
 from bilens.errors import CheckpointError
+from bilens.residual import ResidualModel
 from tests.convert.foreign import (
     IMAGES,
     PAPER,
@@ -86,7 +87,7 @@ def test_logits_are_those_of_the_equations(tmp_path, bilinear, gate, bias, norma
     }
     # Without norms the stream grows with the square of every layer's weights.
     state = {k: v / 2 for k, v in random_state(paper_shapes(settings), dtype).items()}
-    model = bilens.load(write(tmp_path, settings, state, "model.safetensors"))
+    model = bilens.load(write(tmp_path, settings, state, "model.safetensors")).model
     assert model.dtype == dtype
     logits = model(some_ids()[None]).logits[0]
     expected = reference(settings, state, some_ids())
@@ -96,7 +97,7 @@ def test_logits_are_those_of_the_equations(tmp_path, bilinear, gate, bias, norma
 def test_the_epsilon_of_the_norm_is_theirs(tmp_path):
     state = random_state(paper_shapes(PAPER))
     state["transformer.wte.weight"] *= 1e-4
-    model = bilens.load(write(tmp_path, PAPER, state, "model.safetensors"))
+    model = bilens.load(write(tmp_path, PAPER, state, "model.safetensors")).model
     torch.testing.assert_close(
         model(some_ids()[None]).logits[0], reference(PAPER, state, some_ids())
     )
@@ -122,7 +123,7 @@ def test_a_language_model_is_processed_and_read(tmp_path):
     x = torch.randn(5, 16, dtype=torch.float64)
     left, right = (x @ state["transformer.h.2.mlp.w.weight"].T).chunk(2, -1)
     expected = (left * right) @ state["transformer.h.2.mlp.p.weight"].T
-    torch.testing.assert_close(mlp_tensor(processed, 2)(x), expected)
+    torch.testing.assert_close(ResidualModel(processed).mlp(2)(x), expected)
 
 
 def image_reference(settings, state, x):
@@ -157,5 +158,5 @@ def test_pixels_that_are_no_square_are_no_picture(tmp_path):
     state = random_state(image_shapes(settings))
     model = bilens.load(write(tmp_path, settings, state, "pytorch_model.bin"))
     assert model.config.image_shape is None
-    with pytest.raises(CheckpointError, match="holds an image classifier of the paper's reposit"):
+    with pytest.raises(CheckpointError, match="holds ImageClassifier, expected a language model"):
         open_model(tmp_path)

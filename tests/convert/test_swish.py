@@ -28,7 +28,7 @@ def test_every_layer_follows_beta(name):
     give_swish(model).beta = 0.25
     z = torch.linspace(-3, 3, 20)
     for mlp in gated_mlps(model):
-        assert torch.allclose(mlp.sigma()(z), z * torch.sigmoid(z / 4))
+        assert torch.allclose(mlp.activation_function()(z), z * torch.sigmoid(z / 4))
     assert give_swish(model).beta == 0.25
 
 
@@ -76,7 +76,7 @@ def test_models_that_cannot_be_annealed_are_refused():
         give_swish(model)
     model = tiny("llama")
     model.model.layers[1].mlp.forward = functional.silu
-    with pytest.raises(BilensError, match="layers.1.mlp has the parts of a gated MLP but"):
+    with pytest.raises(BilensError, match="layers.1.mlp has the parts of an MLP but"):
         give_swish(model)
     own = tiny("own-rms")
     own.blocks = nn.ModuleList()

@@ -10,17 +10,18 @@ import pandas as pd
 import pytest
 import torch
 
-from bilens.data import token_id
-from bilens.errors import BilensError, NotBilinearError
+from bilens.errors import BilensError
 from bilens.explore.language import LanguageState, LanguageView
-from bilens.read.language import split_by_eigenvectors, split_logits
+from bilens.read.language import prompt_ids
+from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, visiting
 from tests.language import random_model, small_corpus
 
 
 def make(**parts) -> LanguageView:
     corpus = small_corpus()
-    return LanguageView(random_model(vocab_size=len(corpus.tokenizer), **parts), corpus)
+    model = random_model(vocab_size=len(corpus.tokenizer), **parts)
+    return LanguageView(ResidualModel(model, corpus.tokenizer), corpus)
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +36,11 @@ def test_a_logit_is_the_sum_of_its_bars(view):
     state = view.checked(replace(STATE, chosen="soup"))
     _, likely, figure = view.prediction(state)
     *parts, whole = figure.data[0].x
-    logits = view.model(view.ids(state)[None]).logits[0, -1]
-    assert np.isclose(sum(parts), float(logits[token_id(view.tokenizer, "soup")]))
+    logits = view.model.logits(prompt_ids(view.model, state.prompt)[None])[0, -1]
+    assert np.isclose(sum(parts), float(logits[view.model.token("soup")]))
     assert np.isclose(whole, sum(parts))
     best = logits.topk(8).indices
-    assert likely == view.tokenizer.convert_ids_to_tokens(best.tolist())
+    assert likely == view.corpus.tokenizer.convert_ids_to_tokens(best.tolist())
 
 
 def test_paths_of_the_table_add_up(view):
@@ -52,10 +53,9 @@ def test_paths_of_the_table_add_up(view):
 
 
 def test_the_spectrum_is_that_of_the_direction(view):
-    W_U, vocabulary = view.model.W_U, view.tokenizer.get_vocab()
-    minus = W_U[:, [vocabulary["tom"], vocabulary["ben"]]].mean(1)
-    direction = W_U[:, vocabulary["lily"]] - minus
-    Q = view.model.mlp(0).tensor("mlp").interaction(direction).dense()
+    W_U, vocabulary = view.model.W_U, view.corpus.tokenizer.get_vocab()
+    direction = W_U[vocabulary["lily"]] - W_U[[vocabulary["tom"], vocabulary["ben"]]].mean(0)
+    Q = view.model.mlp(0).interaction(direction).dense()
     found = view.spectrum(STATE).values.sort().values
     assert torch.allclose(found, torch.linalg.eigvalsh(Q))
     assert view.title(STATE) == "lily minus tom, ben"
@@ -83,25 +83,33 @@ def test_tables_of_ngrams(view):
     assert "A … B → lily minus tom, ben, head 3" in page
 
 
-def test_a_model_with_norms_says_what_cannot_be_read():
-    view = make(norm="rms")
-    assert "n-grams do not follow from the weights alone" in view.ngram_page(STATE)
-    page, likely, figure = view.prediction(STATE)
-    assert "one block without norms" in page
-    assert (likely, figure) == ([], None)
+def test_a_model_with_norms_is_read_too():
+    view = make(norm="rms", n_layers=2)
+    assert view.ngram_page(STATE).count("<table>") == 2 + 4
+    _, likely, figure = view.prediction(STATE)
+    assert len(likely) == 8
+    assert figure is not None
     assert view.contexts_page(STATE).count("<p>") > 4
 
 
-def test_an_mlp_without_a_gate_has_no_explorer():
-    with pytest.raises(NotBilinearError, match="which is not a tensor"):
-        make(mlp="relu")
+def test_an_mlp_that_is_not_a_tensor_leaves_the_rest():
+    view = make(mlp="relu")
+    assert view.spectrum_picture(STATE) is None
+    assert view.eigenvectors(STATE) == []
+    assert "has no gate" in view.contexts_page(STATE)
+    page = view.ngram_page(STATE)
+    assert page.count("<table>") == 2
+    assert "has no gate" in page
+    note, likely, figure = view.prediction(STATE)
+    assert "has no gate" in note
+    assert (likely, figure) == ([], None)
 
 
-def test_later_blocks_are_read_when_they_are_asked_for():
+def test_later_layers_are_read_when_they_are_asked_for():
     view = make(n_layers=2)
-    assert list(view._index_of) == [0]
+    assert list(view._index_of) == []
     assert view.contexts_page(replace(STATE, layer=1)) != view.contexts_page(STATE)
-    assert list(view._index_of) == [0, 1]
+    assert list(view._index_of) == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -120,23 +128,19 @@ def test_a_state_that_the_model_has_not(view, changes, message):
         view.checked(replace(STATE, **changes))
 
 
-def test_an_empty_prompt_is_refused_where_texts_have_no_beginning(view):
-    view.model.config.bos_token_id, before = None, view.model.config.bos_token_id
-    with pytest.raises(BilensError, match="prompt is empty; expected some text"):
-        view.ids(replace(STATE, prompt="  "))
-    view.model.config.bos_token_id = before
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [("  ", "holds no token that the model knows"), ("once " * 30, "prompt has 30 tokens, expec")],
+)
+def test_a_prompt_that_the_model_cannot_read(view, prompt, message):
+    with pytest.raises(BilensError, match=message):
+        view.prediction(replace(STATE, prompt=prompt))
 
 
-def test_a_long_prompt_loses_its_beginning(view):
-    ids = view.ids(replace(STATE, prompt="once " * 30 + "lily"))
-    assert len(ids) == view.model.config.n_ctx
-    assert ids[-1] == token_id(view.tokenizer, "lily")
-
-
-def test_k_of_a_split(view):
-    ids = view.ids(STATE)
-    with pytest.raises(BilensError, match="k=0, expected at least 1"):
-        split_by_eigenvectors(view.model, ids, split_logits(view.model, ids), 3, 0)
+def test_unknown_words_are_counted(view):
+    page, _, _ = view.prediction(replace(STATE, prompt="once zorblax lily"))
+    assert "1 of the 3 tokens are not known." in page
+    assert "not known" not in view.prediction(STATE)[0]
 
 
 @needs_chrome

@@ -8,13 +8,18 @@ from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus
 from bilens.read.language import (
-    Output,
+    LanguageReading,
+    TokenDirection,
+    bigrams,
+    model_facts,
     read_attention,
     read_direction,
+    read_language,
     read_ngrams,
-    salient_bigrams,
 )
 from bilens.report.language import ngram_table, write_language_report
+from bilens.residual import ResidualModel
+from tests.families import tiny
 from tests.language import VOCAB, random_model, random_text, toy_tokenizer
 
 ATTACK = "<script>alert(1)</script>"
@@ -28,23 +33,24 @@ def hostile_tokenizer() -> PreTrainedTokenizerFast:
 
 def corpus(tokenizer) -> Corpus:
     rows = [{"input_ids": random_text(seed=seed)} for seed in range(6)]
-    return Corpus("toy", tokenizer, rows, rows)
+    return Corpus(ATTACK, tokenizer, rows, rows)
 
 
 @pytest.fixture
 def page(tmp_path, unchecked) -> str:
-    model, tokenizer = random_model(bias=True), hostile_tokenizer()
-    output = Output(ATTACK, ("t4", "t5"))
-    write_language_report(
-        tmp_path / "report.html",
-        tokenizer,
-        salient_bigrams(model, tokenizer, k=5),
-        [read_ngrams(model, tokenizer, output, k=5)],
-        [read_direction(model, corpus(tokenizer), output, eigenvectors=2, contexts=3)],
-        [("data", ATTACK)],
-        title=ATTACK,
-        attention=read_attention(model, tokenizer, k=3),
+    tokenizer = hostile_tokenizer()
+    model, texts = ResidualModel(random_model(bias=True), tokenizer), corpus(tokenizer)
+    direction = TokenDirection(ATTACK, ("t4", "t5"))
+    reading = LanguageReading(
+        model=model,
+        facts=model_facts(model, texts),
+        salient={part: bigrams(model, part=part, k=5) for part in ("direct", "mlp")},
+        ngrams=[read_ngrams(model, direction, k=5)],
+        directions=[read_direction(model, texts, direction, eigenvectors=2, k=3)],
+        attention=read_attention(model, k=3),
+        left_out=(ATTACK,),
     )
+    write_language_report(tmp_path / "report.html", reading, title=ATTACK)
     return (tmp_path / "report.html").read_text()
 
 
@@ -62,7 +68,7 @@ def test_the_page_shows_everything(page):
     assert body.count("<caption>") == 2 + 2 + 4 + 4 * 4
     assert body.count('class="figure"') == 1 + 1
     assert body.count("<h2>Head 0.") == 4
-    assert "looks least" in body
+    assert "attends least" in body
     assert len(re.findall(r">\[", body)) == 4 * 3
 
 
@@ -73,8 +79,9 @@ def test_the_strongest_token_has_full_colour(page):
 
 
 def test_a_direction_shows_the_ends_of_its_spectrum(unchecked):
-    model = random_model()
-    found = read_direction(model, corpus(toy_tokenizer()), Output("t3"), eigenvectors=2, contexts=1)
+    model = ResidualModel(random_model(), toy_tokenizer())
+    direction = TokenDirection("t3")
+    found = read_direction(model, corpus(toy_tokenizer()), direction, eigenvectors=2, k=1)
     values = found.whole.values.sort(descending=True).values
     assert found.spectrum.values.tolist() == [values[0], values[1], values[-1], values[-2]]
     for number, some in enumerate(found.contexts):
@@ -82,14 +89,23 @@ def test_a_direction_shows_the_ends_of_its_spectrum(unchecked):
         assert (some[0].context.activation > 0) == (number < 2)
 
 
+def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
+    model = ResidualModel(tiny("llama"), toy_tokenizer())
+    reading = read_language(model, corpus(toy_tokenizer()), [TokenDirection("t3")], 1, among=10)
+    assert reading.directions == []
+    figures = write_language_report(tmp_path / "report.html", reading, title="Llama")
+    assert list(figures) == ["composition"]
+    body = " ".join((tmp_path / "report.html").read_text().split())
+    assert "is not a tensor. `bilens anneal` trains the model until it is one" in body
+    assert "norms divide by the size of the token alone and what later layers" in body
+    assert body.count("<h2>Head 1.") == 4
+
+
 def test_tables_hold_tokens_and_the_value():
-    found = read_ngrams(random_model(), toy_tokenizer(), Output("t3"), k=4)
+    model = ResidualModel(random_model(), toy_tokenizer())
+    found = read_ngrams(model, TokenDirection("t3"), k=4)
     assert ngram_table(found.heads[0], "head").header == ("virtual", "direct", "value")
-    assert ngram_table(salient_bigrams(random_model(), toy_tokenizer())["mlp"], "mlp").header == (
-        "input",
-        "output",
-        "value",
-    )
+    assert ngram_table(bigrams(model), "mlp").header == ("input", "output", "value")
     table = ngram_table(found.following, "after")
     assert table.header == ("token", "value")
     assert table.rows[0] == (found.following.token[0], f"{found.following.value[0]:.2f}")

@@ -66,7 +66,7 @@ class NGrams:
         )
         frames = {"preceding": found.preceding, "following": found.following}
         frames |= {f"head-{number}": frame for number, frame in enumerate(found.heads)}
-        show_frames(frames, self.output)
+        show_frames(frames, self.output, about=f" {found.direction}")
         if found.left_out:
             out.print(Text(found.left_out))
 
@@ -242,10 +242,10 @@ def direction_of(token: str, minus: str) -> "language.TokenDirection":
     return language.TokenDirection(token, tuple(name for name in minus.split(",") if name))
 
 
-def show_frames(frames: "dict[str, pd.DataFrame]", folder: Path | None) -> None:
+def show_frames(frames: "dict[str, pd.DataFrame]", folder: Path | None, *, about: str = "") -> None:
     """Print frames, each under its name, and write them as CSV where a folder is given."""
     for name, frame in frames.items():
-        table = Table(title=Text(name), title_justify="left")
+        table = Table(title=Text(name + about), title_justify="left")
         for column in frame.columns:
             number = frame[column].dtype.kind in "fi"
             table.add_column(column, justify="right" if number else "left")

@@ -9,7 +9,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -94,16 +94,15 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
         if swish is not None:
             base_activation(config)
         _check_shards(source, **place)
-        kind: Any = _class_of(config)
-        model, report = kind.from_pretrained(
+        kind = _class_of(config)
+        with_biases = _with_biases(kind, read_record(config)["added_biases"])
+        model, report = with_biases.from_pretrained(
             source, config=config, output_loading_info=True, use_safetensors=True, **hub
         )
-        added = [f"{name}.bias" for name in read_record(config)["added_biases"]]
-        _add_biases(model, source, added, **place)
-    wrong = {kind: sorted(set(map(str, names)) - set(added)) for kind, names in report.items()}
-    wrong = {kind: names for kind, names in wrong.items() if names}
+        model.__class__ = kind
+    wrong = {complaint: names for complaint, names in report.items() if names}
     if wrong:
-        text = "; ".join(f"{kind}: {names}" for kind, names in wrong.items())
+        text = "; ".join(f"{name}: {sorted(map(str, names))}" for name, names in wrong.items())
         raise CheckpointError(
             f"{source}: the weights do not fit config.json ({text}). Train again, or fetch the "
             "files again."
@@ -257,24 +256,13 @@ def _check_shards(source: str | Path, **place: Any) -> None:
                 shard_names(Path(index))
 
 
-def _add_biases(model: nn.Module, source: str | Path, names: list[str], **place: Any) -> None:
-    """Give a model the biases that processing added, for which its class has no room."""
-    if not names:
-        return
-    paths = [cached_file(str(source), name, **place) for name in _weight_files(source, **place)]
-    for path in paths:
-        with safe_open(path, "pt") as file:
-            for name in set(file.keys()) & set(names):
-                module: Any = model.get_submodule(name.removesuffix(".bias"))
-                bias = file.get_tensor(name).to(module.weight)
-                module.bias = nn.Parameter(bias, module.weight.requires_grad)
+def _with_biases(kind: type[PreTrainedModel], names: list[str]) -> Any:
+    """The class, but that it makes biases where processing gave some to a model."""
 
+    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, config, *args, **kwargs)
+        for name in names:
+            module = self.get_submodule(name)
+            module.bias = nn.Parameter(module.weight.new_zeros(module.out_features))
 
-def _weight_files(source: str | Path, **place: Any) -> list[str]:
-    index = cached_file(
-        str(source),
-        "model.safetensors.index.json",
-        _raise_exceptions_for_missing_entries=False,
-        **place,
-    )
-    return ["model.safetensors"] if index is None else shard_names(Path(index))
+    return type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})

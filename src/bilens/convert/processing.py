@@ -15,7 +15,7 @@ from bilens.checks import check_weights
 from bilens.convert.config_record import write_record
 from bilens.convert.steps import STEPS, StepName, refusal
 from bilens.errors import BilensError
-from bilens.residual.families import parts_of
+from bilens.residual.families import evaluating, parts_of
 from bilens.residual.layers import Parts
 from bilens.residual.parts import LinearMap
 
@@ -161,10 +161,7 @@ def _log_probabilities(model: PreTrainedModel) -> Float[Tensor, "texts time voca
     generator = torch.Generator().manual_seed(0)
     length = min(LENGTH, int(getattr(model.config, "max_position_embeddings", LENGTH)))
     ids = torch.randint(model.config.vocab_size, (TEXTS, length), generator=generator)
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    logits: Tensor = model(ids.to(model.device), use_cache=False).logits
-    for module, mode in training.items():
-        module.training = mode
+    with evaluating(model):
+        logits: Tensor = model(ids.to(model.device), use_cache=False).logits
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return wide.log_softmax(-1)

@@ -229,8 +229,10 @@ class LanguageView:
             ("MLP, all others", parts.rest),
         ]
         names, values = zip(*summands, strict=True)
+        unknown = int((ids == self.corpus.tokenizer.unk_token_id).sum())
+        note = _note(f"{unknown} of the {len(ids)} tokens are not known.") if unknown else ""
         return (
-            table_html(_path_table(frame), frame, "next-token"),
+            table_html(_path_table(frame), frame, "next-token") + note,
             likely,
             summands_figure(names, values, title=f"The logit of {chosen}"),
         )

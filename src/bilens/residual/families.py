@@ -1,6 +1,7 @@
 """The architectures whose parts are known, each a table of names; users add theirs in one call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from bilens.nn import AttentionName
 from bilens.residual.layers import MLP, Heads, Layer, Parts
 from bilens.residual.parts import Embedding, LinearMap, Norm
 
-__all__ = ["Family", "known_families", "parts_of", "register_family"]
+__all__ = ["Family", "evaluating", "known_families", "parts_of", "register_family"]
 
 Number = Callable[[Any], float | None]
 """A number by a model's configuration."""
@@ -259,9 +260,10 @@ def parts_of(model: nn.Module) -> Parts:
             f"{', '.join(known_families())}. bilens.register_family() adds an architecture."
         )
     family = own_family(model.config) if kind == "LanguageModel" else FAMILIES[kind]
-    found = _Finder(model, family).parts()
-    for layer in found.layers:
-        layer.mlp.check()
+    with evaluating(model):
+        found = _Finder(model, family).parts()
+        for layer in found.layers:
+            layer.mlp.check()
     known = {id(parameter) for parameter in found.parameters()}
     strange = [name for name, part in model.named_parameters() if id(part) not in known]
     if strange:
@@ -438,6 +440,18 @@ class _Finder:
         return BilensError(f"{name} is a {kind}, expected {expected} first")
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, without dropout, as long as this runs."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
 def known_norm(name: str, module: nn.Module) -> Norm:
     """A norm, recognised by what it computes: with or without centring, weight or 1 + weight.
 
@@ -457,7 +471,7 @@ def known_norm(name: str, module: nn.Module) -> Norm:
                 y = norm.normalised(x.to(norm.gain())) * norm.gain()
                 bias = norm.bias()
                 y = y if bias is None else y + bias
-                if torch.allclose(y.to(expected), expected, rtol=0.02, atol=1e-4):
+                if (y - expected).norm() <= 0.01 * expected.to(y).norm():
                     return norm
     raise BilensError(
         f"{name} is a {type(module).__name__} and computes something else than gain * x / |x| + "

@@ -7,8 +7,9 @@ import torch
 from torch.nn import functional
 
 import bilens
-from bilens.convert import fold_norms, mlp_tensor, open_model
+from bilens.convert import open_model, process
 from bilens.nn.language import LanguageModel
+from bilens.residual import ResidualModel
 from tests.convert.foreign import RELEASED, VOCAB, random_state, released_shapes, write
 
 FLAGS = ("bilinear", "gated", "squared_mlp", "squared_attn", "bilinear_attn")
@@ -94,7 +95,7 @@ def test_logits_are_those_of_the_equations(tmp_path, flags, dtype):
     settings = RELEASED | flags
     state = random_state(released_shapes(settings), dtype)
     write(tmp_path, settings, state, "pytorch_model.bin")
-    model = bilens.load(tmp_path)
+    model = bilens.load(tmp_path).model
     assert isinstance(model, LanguageModel)
     assert model.dtype == dtype
     logits = model(some_ids()[None]).logits[0]
@@ -111,10 +112,11 @@ def test_logits_are_those_of_the_equations(tmp_path, flags, dtype):
 def test_a_converted_model_is_saved_as_one_of_bilens(tmp_path, flags):
     settings = RELEASED | flags
     state = random_state(released_shapes(settings), torch.float32)
-    model = bilens.load(write(tmp_path / "theirs", settings, state, "pytorch_model.bin"))
+    model = bilens.load(write(tmp_path / "theirs", settings, state, "pytorch_model.bin")).model
     model.save_pretrained(tmp_path / "ours")
-    again = bilens.load(tmp_path / "ours")
-    assert torch.equal(again(some_ids()[None]).logits, model(some_ids()[None]).logits)
+    again = bilens.load(tmp_path / "ours").model
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+    torch.testing.assert_close(again(some_ids()[None]).logits, model(some_ids()[None]).logits)
 
 
 @pytest.mark.parametrize("flags", [{}, {"bilinear": False, "squared_mlp": True}])
@@ -124,9 +126,9 @@ def test_layers_are_read_as_tensors(tmp_path, flags):
     model = open_model(write(tmp_path, settings, state, "pytorch_model.bin"))
     x = torch.randn(5, settings["n_embd"], dtype=torch.float64)
     expected = mlp(settings, state, "transformer.h.1.mlp", x)
-    torch.testing.assert_close(mlp_tensor(model, 1)(x), expected)
+    torch.testing.assert_close(ResidualModel(model).mlp(1)(x), expected)
     torch.testing.assert_close(model.mlp(1).tensor()(x), expected)
-    folded, _ = fold_norms(model)
+    folded, _ = process(model, ["fold_norms"])
     torch.testing.assert_close(folded(some_ids()[None]).logits, model(some_ids()[None]).logits)
 
 
@@ -134,5 +136,5 @@ def test_a_half_precision_embedding_widens_to_the_other_weights(tmp_path):
     state = random_state(released_shapes(RELEASED), torch.float32)
     state["transformer.wte.weight"] = state["transformer.wte.weight"].bfloat16()
     write(tmp_path, RELEASED, state, "pytorch_model.bin")
-    assert bilens.load(tmp_path).dtype == torch.float32
+    assert bilens.load(tmp_path).model.dtype == torch.float32
     assert open_model(tmp_path, dtype=torch.float64).dtype == torch.float64

@@ -1,0 +1,233 @@
+"""What is wrong with a model's files is said, and nothing is half-written."""
+
+import contextlib
+import json
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+import bilens
+from bilens.cli import main
+from bilens.convert import find_tokenizer, open_model, open_tokenizer, save_model
+from bilens.errors import CheckpointError
+from tests.families import some_text, tiny
+from tests.language import toy_tokenizer
+
+
+@pytest.fixture
+def saved(tmp_path):
+    save_model(tmp_path / "model", tiny("llama", dtype=torch.float32), toy_tokenizer())
+    return tmp_path / "model"
+
+
+def test_what_was_saved_is_opened(saved):
+    model = open_model(saved)
+    assert not model.training
+    assert len(open_tokenizer(saved, model)) == 30
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    model = tiny("llama", dtype=torch.float32)
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=f"{tmp_path} holds no whole .*{shard.name}"):
+        open_model(tmp_path)
+
+
+def test_a_cut_file_is_damaged(saved):
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=f"{saved} holds no whole language model"):
+        open_model(saved)
+
+
+def test_pickles_are_not_read(tmp_path):
+    model = tiny("llama", dtype=torch.float32)
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=f"{tmp_path} holds no whole language model"):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize(("layers", "named"), [(3, "layers.2.mlp"), (1, "layers.1.mlp")])
+def test_weights_that_do_not_fit_are_named(saved, layers, named):
+    path = saved / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": layers}))
+    with pytest.raises(CheckpointError, match=f"do not fit config.json .*{named}"):
+        open_model(saved)
+
+
+def test_another_tokenizer_is_refused(saved):
+    model = open_model(saved)
+    model.config.vocab_size = 20
+    with pytest.raises(CheckpointError, match="has 30 tokens, the model 20; they do not belong"):
+        open_tokenizer(saved, model)
+    (saved / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="holds no whole tokenizer"):
+        open_tokenizer(saved, model)
+    with pytest.raises(CheckpointError, match="holds no whole tokenizer"):
+        find_tokenizer(saved, model)
+    (saved / "tokenizer_config.json").unlink()
+    assert find_tokenizer(saved, model) is None
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    model = tiny("llama")
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(model), "save_pretrained", full)
+    with pytest.raises(CheckpointError, match="could not be written: No space left"):
+        save_model(tmp_path / "model", model, None)
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+TRAP = "open({!r}, 'w').write('ran')\nraise SystemExit('ran')\n"
+
+
+def lay_trap(folder, tmp_path):
+    """A model's folder whose settings name code of its own, for the model and its tokenizer."""
+    sprung = tmp_path / "sprung"
+    (folder / "trap.py").write_text(TRAP.format(str(sprung)))
+    for name, key, value in (
+        ("config.json", "AutoConfig", "trap.Config"),
+        ("config.json", "AutoModelForCausalLM", "trap.Model"),
+        ("tokenizer_config.json", "AutoTokenizer", ["trap.Tokenizer", "trap.Tokenizer"]),
+    ):
+        path = folder / name
+        settings = json.loads(path.read_text())
+        settings.setdefault("auto_map", {})[key] = value
+        path.write_text(json.dumps(settings))
+    return sprung
+
+
+@pytest.mark.parametrize("model_type", ["llama", "made-up"])
+def test_code_of_a_models_folder_never_runs(saved, tmp_path, model_type, monkeypatch):
+    """Not even where somebody says yes to everything."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    path = saved / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": model_type}))
+    sprung = lay_trap(saved, tmp_path)
+    commands = [
+        ["process", str(saved)],
+        ["anneal", str(saved), "--data", "nothing.txt"],
+        ["export", str(saved)],
+        ["spectra", str(saved)],
+        ["ngrams", str(saved), "--token", "t3"],
+        ["heads", str(saved)],
+        ["contexts", str(saved), "--token", "t3"],
+        ["generate", str(saved), "--prompt", "t3"],
+        ["report", str(saved)],
+        ["explore", str(saved)],
+    ]
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        with contextlib.suppress(SystemExit):
+            main(command)
+        assert not sprung.exists(), command[0]
+    with contextlib.suppress(CheckpointError):
+        bilens.load(saved)
+    assert not sprung.exists()
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/tmp/elsewhere.safetensors", ""])
+def test_an_index_names_no_file_elsewhere(tmp_path, name):
+    model = tiny("llama", dtype=torch.float32)
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    index = tmp_path / "model.safetensors.index.json"
+    settings = json.loads(index.read_text())
+    settings["weight_map"]["model.norm.weight"] = name
+    index.write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match="expected files beside itself and none elsewhere"):
+        open_model(tmp_path)
+
+
+def test_a_damaged_index_is_named(saved):
+    (saved / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+    with pytest.raises(CheckpointError, match=r"index.json is damaged and names no files"):
+        open_model(saved)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "torchao"])
+def test_quantised_models_are_refused_before_anything_is_loaded(saved, method):
+    path = saved / "config.json"
+    settings = json.loads(path.read_text()) | {"quantization_config": {"quant_method": method}}
+    path.write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=f"is quantised by {method}, and what its layers"):
+        open_model(saved)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_refused(tmp_path, value):
+    model = tiny("llama", dtype=torch.float32)
+    model.model.layers[1].mlp.up_proj.weight[0, 0] = value
+    save_model(tmp_path, model, None)
+    for read in (open_model, bilens.load):
+        with pytest.raises(CheckpointError, match=r"layers.1.mlp.up_proj.weight holds NaN"):
+            read(tmp_path)
+
+
+def test_too_little_memory_is_not_a_missing_model(saved, monkeypatch):
+    def full(*args, **kwargs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 B")
+
+    monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", full)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        open_model(saved)
+
+
+def test_gguf_files_are_read_in_float32(tmp_path):
+    gguf = pytest.importorskip("gguf", reason="pip install gguf")
+    model = tiny("llama-tied", dtype=torch.float32)
+    write_gguf(gguf, tmp_path / "tiny.gguf", model)
+    opened = open_model(tmp_path / "tiny.gguf")
+    state = opened.state_dict()
+    assert all(torch.allclose(v, state[k], atol=1e-6) for k, v in model.state_dict().items())
+    save_model(tmp_path / "saved", opened, None)
+    again = open_model(tmp_path / "saved")
+    torch.testing.assert_close(again(some_text()).logits, model(some_text()).logits)
+    with pytest.raises(CheckpointError, match=r"nothing.gguf is not there; expected a GGUF file"):
+        open_model(tmp_path / "nothing.gguf")
+
+
+def write_gguf(gguf, path, model):
+    """A Llama as llama.cpp writes it: rotary pairs are neighbours there."""
+    config, writer = model.config, gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    names = {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    writer.add_tensor("token_embd.weight", model.model.embed_tokens.weight.numpy())
+    writer.add_tensor("output_norm.weight", model.model.norm.weight.numpy())
+    for number, layer in enumerate(model.model.layers):
+        for theirs, there in names.items():
+            weight = layer.get_submodule(theirs).weight
+            if theirs.endswith(("q_proj", "k_proj")):
+                heads = weight.shape[0] // config.head_dim
+                weight = weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2)
+                weight = weight.reshape(-1, weight.shape[-1])
+            writer.add_tensor(f"blk.{number}.{there}.weight", weight.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
