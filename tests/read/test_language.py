@@ -113,9 +113,11 @@ def token_alone(view, token, layer):
     e = model.W_E + (model.pos_embed.weight[at] if model.config.positions == "learned" else 0)
     e = e[token]
     block = model.blocks[layer]
-    scale = 1.0 if view.parts.norm is None else view.parts.norm.scale(e)[:, None]
-    direct = model.unembed(model.norm(e)) - view.b_U
-    return direct, scale * block.mlp(block.mlp_norm(e)) @ view.W_U.T
+    added = block.mlp(block.mlp_norm(e))
+    whole = model.unembed(model.norm(e + added)) - view.b_U
+    scale = 1.0 if view.parts.norm is None else view.parts.norm.scale(e + added)[:, None]
+    mlp = scale * added @ view.W_U.T
+    return whole - mlp, mlp
 
 
 @given(
@@ -184,7 +186,8 @@ def test_skip_trigrams_are_those_of_the_whole_matrix(part, head, **options):
     if options["bias"]:
         values = values + attn.value.bias.reshape(2, 4)[head // 2]
     written = values @ attn.W_O[head]
-    last = torch.ones(VOCAB) if view.parts.norm is None else view.parts.norm.scale(e)
+    whole = e + block.mlp(block.mlp_norm(e))
+    last = torch.ones(VOCAB) if view.parts.norm is None else view.parts.norm.scale(whole)
     before = view.layer(0).mlp.norm
     M = torch.ones(VOCAB) if before is None else before.scale(e)
     n = e if before is None else before.normalised(e)

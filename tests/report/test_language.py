@@ -97,7 +97,7 @@ def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
     assert list(figures) == ["composition"]
     body = " ".join((tmp_path / "report.html").read_text().split())
     assert "is not a tensor. `bilens anneal` trains the model until it is one" in body
-    assert "norms divide by the size of the token alone and what later layers" in body
+    assert "norms divide by the size of the token and its MLP alone and what other layers" in body
     assert body.count("<h2>Head 1.") == 4
 
 

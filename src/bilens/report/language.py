@@ -85,8 +85,8 @@ def _left_out(model: ResidualModel) -> str:
     later = model.n_layers > 1
     if not model.has_norms and not later:
         return ""
-    parts = ["norms divide by the size of the token alone"] if model.has_norms else []
-    parts += ["what later layers make of it is left out"] if later else []
+    parts = ["norms divide by the size of the token and its MLP alone"] if model.has_norms else []
+    parts += ["what other layers make of it is left out"] if later else []
     return f" In this model {' and '.join(parts)}."
 
 

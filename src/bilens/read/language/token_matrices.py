@@ -1,17 +1,18 @@
 """What a model makes of pairs of tokens, from its weights: matrices of tokens against tokens.
 
 A token alone in the stream is its embedding e, with the vector of its position where positions are
-learned. What a norm makes of it alone is n(e) = e / |e| sqrt(d), and s(e) = sqrt(d) / |e| is the
-norm's scale. With W_U the unembedding, m_l the MLP of layer l, O_h V_h the way of values through a
-head and Q(u) the interaction matrix of an output u:
+learned. What a norm makes of a stream x is n(x) = x / |x| sqrt(d), and s(x) = sqrt(d) / |x| is its
+scale. Let W_U be the unembedding, m_l the MLP of layer l, e' = e + m_l(e) the token with what this
+MLP makes of it, O_h V_h the way of values through a head and Q(u) the interaction matrix of an
+output u. Then
 
-    bigrams        value(A, C) = W_U_C . n(e_A) + s(e_A) W_U_C . m_l(e_A)
+    bigrams        value(A, C) = s(e_A') W_U_C . (e_A + m_l(e_A))
     attention      score(A, B) = q(n(e_A)) . k(n(e_B)), positions and biases in q and k
     outputs        value(A, C) = W_U_C . O_h V_h n(e_A)
-    skip-trigrams  value(A, B) = s(e_B) [u . w + 2 s(e_B) n(e_B)' Q(u) w],  w = O_h V_h n(e_A)
+    skip-trigrams  value(A, B) = s(e_B') [u . w + 2 s(e_B) n(e_B)' Q(u) w],  w = O_h V_h n(e_A)
 
 For one layer without norms these are exact parts of the logits. In any other model they leave out
-what later layers make of what is written, and the scales of norms are those of the token alone.
+what other layers make of a token, and norms divide by the size of the token and its MLP alone.
 
 Source: Pearce et al. 2024, section 6.1; Elhage et al. 2021 for heads.
 """
@@ -71,12 +72,9 @@ def bigram_matrix(
     _check_part(part, ("direct", "mlp", "both"))
     tokens = chosen_tokens(model, among)
     e = model.embedded(tokens, position)
-    norm, last = model.parts.norm, alone(model, e, model.n_layers)
-    direct = last if norm is None else norm.normalised(last)
-    if part == "direct":
-        return FactoredMatrix(direct, model.W_U[tokens])
-    mlp = model.mlp_output(layer, alone(model, e, layer)) * _last_scale(model, e)
-    return FactoredMatrix(mlp if part == "mlp" else direct + mlp, model.W_U[tokens])
+    x, added, scale = _alone_with_mlp(model, e, layer)
+    read = {"direct": x, "mlp": added, "both": x + added}[part]
+    return FactoredMatrix(scale * read, model.W_U[tokens])
 
 
 @torch.no_grad()
@@ -184,7 +182,7 @@ def skip_trigram_matrix(
     check_head(model, head)
     e = model.embedded(chosen_tokens(model, among), position)
     written = head_writes(model, layer, e)[head]
-    last = _last_scale(model, e)
+    last = _alone_with_mlp(model, e, layer)[2]
     ov = FactoredMatrix((written @ direction)[:, None], last)
     if part == "ov":
         return ov
@@ -256,11 +254,15 @@ def _attn_input(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "n
     return x if norm is None else norm.normalised(x)
 
 
-def _last_scale(model: ResidualModel, e: Tensor) -> Float[Tensor, "n 1"]:
-    norm = model.parts.norm
+def _alone_with_mlp(
+    model: ResidualModel, e: Tensor, layer: int
+) -> tuple[Float[Tensor, "n d_model"], Float[Tensor, "n d_model"], Float[Tensor, "n 1"]]:
+    """A token alone behind the last layer, what an MLP adds to it, and the last norm's scale."""
+    norm, x = model.parts.norm, alone(model, e, model.n_layers)
+    added = model.mlp_output(layer, alone(model, e, layer))
     if norm is None:
-        return torch.ones_like(e[:, :1])
-    return norm.scale(alone(model, e, model.n_layers))[:, None]
+        return x, added, torch.ones_like(e[:, :1])
+    return norm.centred(x), norm.centred(added), norm.scale(x + added)[:, None]
 
 
 def _query_position(model: ResidualModel, distance: int, position: int | None) -> int:
