@@ -9,18 +9,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import bilens
 from benchmarks.clock import machine, seconds
-from bilens.convert import open_tokenizer
-from bilens.data import load_corpus, load_images
+from bilens.data import load_images
 from bilens.explore.deep import DeepView
 from bilens.explore.images import ImageState, ImageView
 from bilens.explore.language import LanguageView
 from bilens.explore.plots import plot_of
-from bilens.nn import SparseAutoencoder
-from bilens.nn.language import LanguageModel
+from bilens.nn import ImageClassifier
+from bilens.read.language import corpus_for
+from bilens.residual import ResidualModel
 from bilens.train import read_training
 
 LIMIT = 0.5
@@ -39,15 +38,10 @@ def main() -> None:
 def clicks(run: Path) -> dict[str, Callable[[], object]]:
     """Every kind of click on a run's screen."""
     model, data = bilens.load(run), read_training(run)["data"]
-    if isinstance(model, SparseAutoencoder):
+    if isinstance(model, ResidualModel):
+        return language_clicks(LanguageView(model, corpus_for(model, data)))
+    if not isinstance(model, ImageClassifier):
         raise SystemExit(f"{run} holds a sparse autoencoder")
-    if isinstance(model, LanguageModel):
-        config = model.config
-        tokenizer: Any = open_tokenizer(run, model)
-        corpus = load_corpus(
-            data, n_ctx=config.n_ctx, vocab_size=config.vocab_size, tokenizer=tokenizer
-        )
-        return language_clicks(LanguageView(model, corpus))
     if len(model.layers) > 1:
         return deep_clicks(DeepView(model, load_images(data)))
     return image_clicks(ImageView(model, load_images(data)))

@@ -1,17 +1,21 @@
 """What weight processing changes, by family, step and dtype; and how much memory it takes."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.clock import machine
-from bilens import convert
+from bilens.convert import process
+from bilens.convert.steps import STEPS
 from bilens.errors import BilensError
 
-FAMILIES = ("GPT2", "GPTNeoX", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Phi3")
-STEPS = ("fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed", "process")
+FAMILIES = (
+    *("GPT2", "GPTNeoX", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Phi3"),
+    *("Granite", "Olmo2", "Helium", "Glm", "Cohere2"),
+)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 SIZES = {
     "vocab_size": 1000,
@@ -42,15 +46,16 @@ def main() -> None:
     print("| family | step | " + " | ".join(str(dtype)[6:] for dtype in DTYPES) + " |")
     print("|---|---|" + "---|" * len(DTYPES))
     for family in FAMILIES:
-        for step in STEPS:
-            changes = " | ".join(_change(_random(family, dtype), step) for dtype in DTYPES)
-            print(f"| {family} | {step} | {changes} |")
+        for step in (*STEPS, None):
+            steps: Any = step and [step]
+            changes = " | ".join(_change(_random(family, dtype), steps) for dtype in DTYPES)
+            print(f"| {family} | {step or 'process'} | {changes} |")
     _memory()
 
 
-def _change(model: PreTrainedModel, step: str) -> str:
+def _change(model: PreTrainedModel, steps: Any) -> str:
     try:
-        _, report = getattr(convert, step)(model)
+        _, report = process(model, steps)
     except BilensError:
         return "refused"
     return f"{report.change:.1e}"
@@ -83,7 +88,7 @@ def _memory() -> None:
     # Linux counts the peak of a process anew from here.
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = _status("VmRSS")
-    _, report = convert.process(model, in_place=True)
+    _, report = process(model, in_place=True)
     peak = own + _status("VmHWM") - before
     print(f"\nLlama of {own / 4 / 1e9:.2f}e9 parameters in float32, in place: {own / 1e9:.2f} GB")
     print(f"peak {peak / 1e9:.2f} GB, {peak / own:.2f} times the model; change {report.change:.1e}")

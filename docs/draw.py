@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 
 import bilens
-from bilens.data import Grammar, load_images
+from bilens.data import load_images
 from bilens.nn import ImageClassifier
-from bilens.nn.language import LanguageModel
 from bilens.read import read_classifier
-from bilens.read.language import token_scores
+from bilens.read.language import attention_scores
 from bilens.report import (
     eigenvector_figure,
     heat_figure,
@@ -25,6 +24,7 @@ from bilens.report import (
     tree_figure,
     truncation_figure,
 )
+from bilens.residual import ResidualModel
 from bilens.tensor import top_paths
 
 FOLDER = Path(__file__).parent / "pictures"
@@ -64,13 +64,10 @@ def draw(mnist: Path, two: Path, grammar: Path) -> None:
 def draw_pattern(run: Path) -> None:
     """Draw where the heads of a bilinear attention look, two tokens back."""
     model = bilens.load(run)
-    if not isinstance(model, LanguageModel):
+    if not isinstance(model, ResidualModel):
         raise SystemExit(f"{run} holds no language model")
-    vocabulary = Grammar().vocabulary
-    rows, columns = (
-        torch.tensor([vocabulary.index(word) for word in words]) for words in (QUERIES, KEYS)
-    )
-    first, second = token_scores(model, distance=2)
+    rows, columns = (torch.tensor([*map(model.token, words)]) for words in (QUERIES, KEYS))
+    first, second = attention_scores(model, distance=2)
     figure = heat_figure(
         (first * second)[0].rows(rows)[:, columns],
         QUERIES,

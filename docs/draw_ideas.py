@@ -10,18 +10,19 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
-from bilens.data import Grammar, load_corpus, token_id
+from bilens.data import Grammar, load_corpus
 from bilens.nn import Gate
-from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.read.language import contribution, interaction, output_direction, top_contexts
+from bilens.nn.language import LanguageConfig
+from bilens.read.language import TokenDirection, bigram_matrix, contribution, top_contexts
 from bilens.report import save_figure
 from bilens.report.style import BLUE, DIVERGING, GREY, RED, dress
+from bilens.residual import ResidualModel
 from bilens.train.language import LanguageTraining, train_language
 
 FOLDER = Path(__file__).parent / "pictures"
 COLORS = [[place / 6, color] for place, color in enumerate(DIVERGING)]
 GRAMMAR = Grammar()
-FOOD = ("soup", "bread", "rice", "corn", "fish", "jam")
+RICE = TokenDirection("rice", ("soup", "bread", "corn", "fish", "jam"))
 
 
 def draw() -> None:
@@ -33,7 +34,7 @@ def draw() -> None:
     save_figure(context_figure(model), FOLDER / "contexts.svg", width=460)
 
 
-def trained() -> LanguageModel:
+def trained() -> ResidualModel:
     """The model of the third tutorial, its unembedding centred."""
     corpus = load_corpus("grammar", n_ctx=16)
     size = len(corpus.tokenizer)
@@ -43,7 +44,7 @@ def trained() -> LanguageModel:
         model, _ = train_language(config, corpus, training, Path(run), use_cpu=True)
     model.requires_grad_(False)
     model.unembed.weight -= model.unembed.weight.mean(0)
-    return model
+    return ResidualModel(model, corpus.tokenizer)
 
 
 def swish_figure() -> go.Figure:
@@ -85,25 +86,20 @@ def folding_figure() -> go.Figure:
     return dress(figure, height=260).update_layout(margin={"l": 4, "r": 4, "b": 4})
 
 
-def bigram_figure(model: LanguageModel) -> go.Figure:
+def bigram_figure(model: ResidualModel) -> go.Figure:
     """What each first word of the grammar's bigrams adds to the logit of each second word."""
-    tokenizer = GRAMMAR.tokenizer()
     firsts, seconds = (list(words) for words in zip(*GRAMMAR.bigrams, strict=True))
-    embedded = model.W_E[[token_id(tokenizer, word) for word in firsts]]
-    written = embedded + model.mlp(0).tensor("mlp")(embedded)
-    logits = written @ model.W_U[:, [token_id(tokenizer, word) for word in seconds]]
+    rows, columns = (torch.tensor([*map(model.token, words)]) for words in (firsts, seconds))
+    logits = bigram_matrix(model).rows(rows)[:, columns]
     figure = _map(logits, seconds, firsts)
     figure.update_xaxes(title="then")
     figure.update_yaxes(title="first", autorange="reversed")
     return dress(figure, height=420).update_layout(margin={"l": 90})
 
 
-def context_figure(model: LanguageModel) -> go.Figure:
+def context_figure(model: ResidualModel) -> go.Figure:
     """Texts in which two eigenvectors of rice are most active, and what each token did for it."""
-    tokenizer = GRAMMAR.tokenizer()
-    ids = {word: token_id(tokenizer, word) for word in FOOD}
-    others = [number for word, number in ids.items() if word != "rice"]
-    spectrum = interaction(model, output_direction(model, ids["rice"], minus=others)).eigh(k=2)
+    spectrum = model.interaction(RICE.vector(model), 0).eigh(k=2)
     texts = GRAMMAR.sample(500, 9, seed=2)
     found = [c for contexts in top_contexts(model, spectrum, texts, k=3) for c in contexts]
     width = 1 + max(context.position for context in found)

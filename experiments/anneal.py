@@ -25,18 +25,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bilens.convert import give_swish, open_model, open_tokenizer
 from bilens.data import Corpus, load_documents
 from bilens.errors import DataError
 from bilens.train import METRICS_NAME
 from bilens.train.anneal import AnnealTraining, anneal
 from bilens.train.trainer import last_checkpoint
+from experiments.context import Outcome, RecipeContext, validation_loss
 from experiments.curves import line_figure, spread_line
-from experiments.workshop import Outcome, Workshop
 
-__all__ = ["mean_loss", "run"]
+__all__ = ["run"]
 
 MODEL = Path("llama2c") / "stories260K.bin"
 LENGTH, BATCH, VALIDATION = 256, 16, 200
@@ -53,15 +51,15 @@ SOURCE = {
 }
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Train in three ways and compare."""
-    path, corpus = _open(workshop)
-    tokens = workshop.choose(4_800_000, 105_000_000)
+    path, corpus = _open(context)
+    tokens = context.choose(4_800_000, 105_000_000)
     base = open_model(path)
-    before = mean_loss(base, corpus)
+    before = validation_loss(base, corpus, BATCH)
     give_swish(base).beta = 0.0
-    at_once = mean_loss(base, corpus)
-    histories = {name: _train(workshop, path, corpus, name, tokens) for name in NAMES}
+    at_once = validation_loss(base, corpus, BATCH)
+    histories = {name: _train(context, path, corpus, name, tokens) for name in NAMES}
     middle, end = ({name: _validation(h)[at] for name, h in histories.items()} for at in (0, 1))
     numbers = {
         "tokens": tokens,
@@ -83,18 +81,8 @@ def run(workshop: Workshop) -> Outcome:
     return Outcome(numbers, {"loss": figure})
 
 
-@torch.no_grad()
-def mean_loss(model: Any, corpus: Corpus) -> float:
-    """The loss on the validation texts, in nats a token."""
-    losses: list[float] = []
-    for start in range(0, len(corpus.validation), BATCH):
-        ids = corpus.validation[start : start + BATCH]["input_ids"]
-        losses += [model(ids, labels=ids).loss.item()] * len(ids)
-    return sum(losses) / len(losses)
-
-
-def _open(workshop: Workshop) -> tuple[Path, Corpus]:
-    folder = workshop.data_dir or Path(os.environ.get("BILENS_DATA", "."))
+def _open(context: RecipeContext) -> tuple[Path, Corpus]:
+    folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
     path = folder / MODEL
     if not path.is_file():
         raise DataError(
@@ -106,16 +94,16 @@ def _open(workshop: Workshop) -> tuple[Path, Corpus]:
         "tinystories",
         open_tokenizer(path, model),  # type: ignore[arg-type]
         longest=LENGTH,
-        data_dir=workshop.data_dir,
+        data_dir=context.data_dir,
     )
     some = corpus.validation.select(range(min(VALIDATION, len(corpus.validation))))
     return path, Corpus(corpus.name, corpus.tokenizer, corpus.train, some)
 
 
 def _train(
-    workshop: Workshop, path: Path, corpus: Corpus, schedule: Any, tokens: int
+    context: RecipeContext, path: Path, corpus: Corpus, schedule: Any, tokens: int
 ) -> list[dict[str, Any]]:
-    folder = workshop.models / f"{path.stem}-{schedule}-{tokens}"
+    folder = context.models / f"{path.stem}-{schedule}-{tokens}"
     if (folder / METRICS_NAME).is_file():
         lines = (folder / METRICS_NAME).read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]

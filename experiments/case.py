@@ -15,19 +15,19 @@ from bilens.data import ImageData
 from bilens.nn import ImageClassifier
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.train import ClassifierTraining
+from experiments.context import RecipeContext
 from experiments.curves import picture_figure
-from experiments.workshop import Workshop
 
 __all__ = ["case_models", "direction_names", "eigenvector_figure", "layer_tensor", "outermost"]
 
 SHOWN = 3
 
 
-def case_models(workshop: Workshop, seeds: int) -> list[ImageClassifier]:
+def case_models(context: RecipeContext, seeds: int) -> list[ImageClassifier]:
     """The case study's model from several initialisations: weight decay 1, no input noise."""
-    training = ClassifierTraining(epochs=workshop.choose(10, 20), weight_decay=1.0, input_noise=0.0)
-    d_model = workshop.choose(300, 1000)
-    return workshop.classifiers(workshop.mnist, training, seeds, d_model=d_model)
+    training = ClassifierTraining(epochs=context.choose(10, 20), weight_decay=1.0, input_noise=0.0)
+    d_model = context.choose(300, 1000)
+    return context.classifiers(context.mnist, training, seeds, d_model=d_model)
 
 
 def layer_tensor(model: ImageClassifier) -> BilinearTensor:

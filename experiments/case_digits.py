@@ -15,16 +15,16 @@ there already. Paper: d = 1000, 20 epochs, 3 initialisations: not run, some ten 
 
 from bilens.read import class_spectra
 from experiments.case import case_models, eigenvector_figure, outermost
-from experiments.workshop import Outcome, Workshop, interval
+from experiments.context import Outcome, RecipeContext, interval
 
 __all__ = ["run"]
 
 SEEDS = 3
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Decompose the logits of one model; measure several."""
-    data, models = workshop.mnist, case_models(workshop, SEEDS)
+    data, models = context.mnist, case_models(context, SEEDS)
     accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
     spectra = class_spectra(models[0], "pixels")
     ends = outermost(spectra, data.test_images)

@@ -34,7 +34,7 @@ from experiments.case import (
     layer_tensor,
     outermost,
 )
-from experiments.workshop import Outcome, Workshop
+from experiments.context import Outcome, RecipeContext
 
 __all__ = ["most_specific", "pair_activations", "run"]
 
@@ -43,12 +43,12 @@ PAIRS, UNSEEN = 20_000, 1_000_003
 TRAINING = AutoencoderTraining(steps=1200, learning_rate=5e-3, l1=0.115, similarity=0.6)
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Train an autoencoder on one model's weights."""
-    data, (model,) = workshop.mnist, case_models(workshop, 1)
+    data, (model,) = context.mnist, case_models(context, 1)
     layer = layer_tensor(model)
     sample, config = pair_sampler(layer), AutoencoderConfig(layer.n_out, FEATURES)
-    autoencoder = workshop.autoencoder("pairs", config, sample, TRAINING)
+    autoencoder = context.autoencoder("pairs", config, sample, TRAINING)
     r = sample(PAIRS, torch.Generator().manual_seed(UNSEEN))
     f = autoencoder.encode(r)
     report = sparsity(f, r, autoencoder.decode(f))

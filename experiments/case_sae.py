@@ -40,7 +40,7 @@ from experiments.case import (
     layer_tensor,
     outermost,
 )
-from experiments.workshop import Outcome, Workshop, interval
+from experiments.context import Outcome, RecipeContext, interval
 
 __all__ = ["Comparison", "compare", "run", "scatter_figure"]
 
@@ -83,13 +83,13 @@ class Comparison:
         }
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Train autoencoders on the outputs of several models' layers; write each output twice."""
-    data, models = workshop.mnist, case_models(workshop, SEEDS)
+    data, models = context.mnist, case_models(context, SEEDS)
     found = []
     for seed, model in enumerate(models):
         layer = layer_tensor(model)
-        autoencoder = workshop.autoencoder(
+        autoencoder = context.autoencoder(
             "outputs",
             AutoencoderConfig(layer.n_out, FEATURES),
             row_sampler(layer(data.train_images)),

@@ -35,8 +35,8 @@ from experiments.case import (
     layer_tensor,
     outermost,
 )
+from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import confidence_line, line_figure
-from experiments.workshop import Outcome, Workshop, interval
 
 __all__ = ["reproducibility", "run"]
 
@@ -44,9 +44,9 @@ SHOWN, FOLLOWED, FIRST = 10, 50, 5
 STOPS = (20, 50)
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Cut the layers of several models short, and compare their components."""
-    data, models = workshop.mnist, case_models(workshop, workshop.choose(3, 5))
+    data, models = context.mnist, case_models(context, context.choose(3, 5))
     svds = [layer_tensor(model).svd() for model in models]
     readouts = [model.unembed.weight for model in models]
     curves = [

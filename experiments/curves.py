@@ -13,7 +13,7 @@ from torch import Tensor
 from bilens.report.canvas import Canvas
 from bilens.report.picture import as_image, diverging
 from bilens.report.style import dress
-from experiments.workshop import interval
+from experiments.context import interval
 
 __all__ = ["Line", "confidence_line", "line_figure", "picture_figure", "spread_line"]
 

@@ -24,24 +24,24 @@ from bilens.read import class_spectra
 from bilens.report import eigenvector_figure
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
+from experiments.context import Outcome, RecipeContext
 from experiments.fig9 import class_figures, outermost
-from experiments.workshop import Outcome, Workshop
 
 __all__ = ["by_mean_activation", "eigenvalue_rank_of_most_active", "run"]
 
 CLASSES, SHOWN, ONE = 7, 3, 1
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Decompose one model of either data set."""
     numbers: dict[str, Any] = {}
     figures: dict[str, go.Figure] = {}
     for key, data, weight_decay, source in (
-        ("mnist", workshop.mnist, 0.5, 0.9805),
-        ("fashion_mnist", workshop.fashion, 1.0, None),
+        ("mnist", context.mnist, 0.5, 0.9805),
+        ("fashion_mnist", context.fashion, 1.0, None),
     ):
         training = ClassifierTraining(weight_decay=weight_decay, input_noise=1.0)
-        model = workshop.classifier(data, training)
+        model = context.classifier(data, training)
         spectra = class_spectra(model)
         names = data.class_names[:CLASSES]
         for class_, name in enumerate(names):

@@ -24,8 +24,8 @@ from bilens.data import ImageData
 from bilens.nn import ImageClassifier
 from bilens.read import TruncationCurve, class_spectra, truncation_curve
 from bilens.train import ClassifierTraining
+from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import Line, line_figure, spread_line
-from experiments.workshop import Outcome, Workshop, interval
 
 __all__ = ["needed_under", "run"]
 
@@ -34,16 +34,16 @@ FEW = 10
 NEEDED_BY_OTHERS = {30: 11, 100: 16, 300: 20, 1000: 28}
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Truncate models of several sizes."""
-    data = workshop.mnist
-    seeds: dict[int, int] = workshop.choose(
+    data = context.mnist
+    seeds: dict[int, int] = context.choose(
         {30: 3, 100: 3, 300: 5, 1000: 2}, {30: 20, 100: 20, 300: 20, 1000: 20}
     )
     sizes: dict[str, Any] = {}
     lines = []
     for d_model, count in seeds.items():
-        models = workshop.classifiers(data, ClassifierTraining(), count, d_model=d_model)
+        models = context.classifiers(data, ClassifierTraining(), count, d_model=d_model)
         curves = [_curve(model, data) for model in models]
         sizes[str(d_model)] = {
             **_numbers(curves, len(data.test_labels)),

@@ -36,8 +36,8 @@ from bilens.nn import ImageClassifier
 from bilens.read import Basis, class_spectra
 from bilens.tensor.similarity import best_match, unit_rows
 from bilens.train import ClassifierTraining
+from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import confidence_line, line_figure, picture_figure
-from experiments.workshop import Outcome, Workshop, interval
 
 __all__ = ["matches", "positive_vectors", "run", "similarity_curves"]
 
@@ -53,13 +53,13 @@ KINDS = {
 SOURCE = {"d = 30": "0.5 to 0.6", SAME: "about 0.9", LATENT: "about 0.9"}
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Compare models of several sizes with models of d = 300."""
-    data = workshop.mnist
+    data = context.mnist
     small = {30: 3, 50: 3, 100: 3, 300: 5}
-    seeds: dict[int, int] = workshop.choose(small, dict.fromkeys([*small, 1000], 20))
+    seeds: dict[int, int] = context.choose(small, dict.fromkeys([*small, 1000], 20))
     models = {
-        f"d = {d_model}": workshop.classifiers(data, ClassifierTraining(), count, d_model=d_model)
+        f"d = {d_model}": context.classifiers(data, ClassifierTraining(), count, d_model=d_model)
         for d_model, count in seeds.items()
     }
     found = {name: [positive_vectors(model) for model in ms] for name, ms in models.items()}
@@ -67,7 +67,7 @@ def run(workshop: Workshop) -> Outcome:
     pairs = {name: (references, others) for name, others in found.items()}
     alike = {SAME: models[SAME]}
     for name, training in KINDS.items():
-        alike[name] = workshop.classifiers(data, training, seeds[300])
+        alike[name] = context.classifiers(data, training, seeds[300])
         vectors = [positive_vectors(model) for model in alike[name]]
         pairs[name] = vectors, vectors
     pairs[OTHER] = references, [vectors[1:] + vectors[:1] for vectors in references]

@@ -27,8 +27,8 @@ from bilens.nn import ImageClassifier
 from bilens.read import class_spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
+from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import Line, confidence_line, line_figure, picture_figure
-from experiments.workshop import Outcome, Workshop, interval
 
 __all__ = ["border_share", "measure", "run"]
 
@@ -47,27 +47,27 @@ DIGITS = (0, 2, 3, 5, 6)
 SWEPT = {"accuracy": "test accuracy", "effective_rank": "effective rank"}
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Compare four regularisations, then vary the noise."""
-    data = workshop.mnist
+    data = context.mnist
     numbers: dict[str, Any] = {}
     rows = {}
     for name, (decay, noise) in KINDS.items():
         training = ClassifierTraining(weight_decay=decay, input_noise=noise)
-        models = workshop.classifiers(data, training, workshop.choose(5, 20))
+        models = context.classifiers(data, training, context.choose(5, 20))
         numbers[name] = _summary([measure(model, data) for model in models])
         tops = _top_positive(class_spectra(models[0]).oriented(data.test_images))
         rows[name] = [(tops[digit], data.class_names[digit]) for digit in DIGITS]
     title = "Top positive eigenvectors"
     figures = {"eigenvectors": picture_figure(rows, data.shape, title=title)}
-    noises = workshop.choose((0.0, 0.4, 1.0), (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
-    seeds, epochs = workshop.choose((1, 10), (20, 20))
+    noises = context.choose((0.0, 0.4, 1.0), (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+    seeds, epochs = context.choose((1, 10), (20, 20))
     lines: dict[str, list[Line]] = {key: [] for key in SWEPT}
     for name, decay in (("without weight decay", 0.0), ("with weight decay", DECAY)):
         found = []
         for noise in noises:
             training = ClassifierTraining(epochs=epochs, weight_decay=decay, input_noise=noise)
-            models = workshop.classifiers(data, training, seeds)
+            models = context.classifiers(data, training, seeds)
             found.append([measure(model, data) for model in models])
         points = zip(noises, found, strict=True)
         numbers[f"sweep, {name}"] = [{"noise": noise, **_summary(ms)} for noise, ms in points]

@@ -34,7 +34,7 @@ from bilens.report.picture import as_image, diverging
 from bilens.report.style import BLUE, RED
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.train import ClassifierTraining
-from experiments.workshop import Outcome, Workshop
+from experiments.context import Outcome, RecipeContext
 
 __all__ = ["TRAINING", "branches", "own_shares", "prominence", "run"]
 
@@ -44,10 +44,10 @@ ROOT, STEP, GAP, LABEL, THICKEST = 0.15, 1.5, 1.08, 0.34, 7.0
 Branches = Mapping[str, tuple[float, Spectrum]]
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Follow the outermost eigenvectors of each digit."""
-    data = workshop.mnist
-    model = workshop.classifier(data, TRAINING, layers=2)
+    data = context.mnist
+    model = context.classifier(data, TRAINING, layers=2)
     first, last = model.tensors()
     spectra = last.interaction(output=range(data.n_classes)).eigh()
     figures: dict[str, go.Figure] = {}

@@ -22,17 +22,17 @@ from bilens.read import class_spectra, top_inputs
 from bilens.report import eigenvector_figure, spectrum_figure
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
-from experiments.workshop import Outcome, Workshop
+from experiments.context import Outcome, RecipeContext
 
 __all__ = ["class_figures", "outermost", "run"]
 
 SHOWN = 4
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Decompose one model."""
-    data = workshop.mnist
-    model = workshop.classifier(data, ClassifierTraining())
+    data = context.mnist
+    model = context.classifier(data, ClassifierTraining())
     spectra = class_spectra(model)
     figures: dict[str, go.Figure] = {}
     by_digit: dict[str, Any] = {}

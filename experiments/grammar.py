@@ -12,8 +12,8 @@ looked for in the weights. Measured are
 - how many of the 24 known skip-trigrams A ... B -> C are among the 48 whose A raises the
   probability of C most, over all texts of two tokens (`pair_trigrams`);
 - how many of the 24 pairs of a verb that looks at a name are among the 48 that a head looks at most
-  at a distance of 2, over all pairs of tokens (`look_pairs`), for the head that has the most, and
-  for all heads together.
+  at a distance of 2, over all pairs of tokens (`attention_pairs`), for the head that has the most,
+  and for all heads together.
 
 For the bigrams the unembedding is centred over the vocabulary, which changes no probability: a
 logit says something only beside the others. Read head by head in logits (`skip_trigrams`), the
@@ -29,31 +29,31 @@ import torch
 from torch import Tensor
 
 from bilens.data import Grammar, load_corpus
-from bilens.nn.language import LanguageModel
-from bilens.read.language import bigrams, look_pairs, pair_trigrams
+from bilens.read.language import attention_pairs, bigrams, pair_trigrams
+from bilens.residual import ResidualModel
 from bilens.train.language_settings import PRESETS
-from experiments.workshop import Outcome, Workshop, interval
+from experiments.context import Outcome, RecipeContext, interval
 
-__all__ = ["divergences", "found_bigrams", "found_looks", "found_trigrams", "run"]
+__all__ = ["divergences", "found_bigrams", "found_pairs", "found_trigrams", "run"]
 
 HELD_OUT = 1000
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Train on the grammar and look for it in the weights."""
     preset, grammar = PRESETS["grammar"], Grammar()
     corpus = load_corpus("grammar", n_ctx=preset.model["n_ctx"])
     ids = corpus.validation[:HELD_OUT]["input_ids"]
     found: list[dict[str, float]] = []
-    for seed in range(workshop.choose(3, 10)):
-        model = workshop.language("grammar", replace(preset.training, seed=seed), preset.model)
-        model.unembed.weight -= model.unembed.weight.mean(0)
+    for seed in range(context.choose(3, 10)):
+        model = context.language("grammar", replace(preset.training, seed=seed), preset.model)
+        model.model.unembed.weight -= model.W_U.mean(0)
         found.append(
             {
                 **divergences(model, grammar, ids),
                 "bigrams_found": found_bigrams(model, grammar),
                 "skip_trigrams_found": found_trigrams(model, grammar),
-                **found_looks(model, grammar),
+                **found_pairs(model, grammar),
             }
         )
     numbers: dict[str, Any] = {key: interval([f[key] for f in found]) for key in found[0]}
@@ -62,10 +62,10 @@ def run(workshop: Workshop) -> Outcome:
 
 
 @torch.no_grad()
-def divergences(model: LanguageModel, grammar: Grammar, ids: Tensor) -> dict[str, float]:
+def divergences(model: ResidualModel, grammar: Grammar, ids: Tensor) -> dict[str, float]:
     """Mean KL of truth to model, in nats, by what decides the next token."""
     truth = grammar.next_distribution(ids)
-    said = model(ids).logits.double().log_softmax(-1)
+    said = model.logits(ids).double().log_softmax(-1)
     kl = (torch.special.xlogy(truth, truth) - truth * said).sum(-1)
     return {
         f"kl_{kind}": float(kl[grammar.is_kind(ids, kind)].mean())
@@ -73,30 +73,28 @@ def divergences(model: LanguageModel, grammar: Grammar, ids: Tensor) -> dict[str
     }
 
 
-def found_bigrams(model: LanguageModel, grammar: Grammar) -> float:
+def found_bigrams(model: ResidualModel, grammar: Grammar) -> float:
     """Share of the known bigrams among the twice as many most salient ones."""
     known = set(grammar.bigrams)
-    frame = bigrams(model, grammar.tokenizer(), k=2 * len(known))
+    frame = bigrams(model, k=2 * len(known))
     return len(known & set(zip(frame.input, frame.output, strict=True))) / len(known)
 
 
-def found_trigrams(model: LanguageModel, grammar: Grammar) -> float:
+def found_trigrams(model: ResidualModel, grammar: Grammar) -> float:
     """Share of the known skip-trigrams among the twice as many strongest ones."""
     known = set(grammar.skip_trigrams)
-    frame = pair_trigrams(model, grammar.tokenizer(), k=2 * len(known))
+    frame = pair_trigrams(model, k=2 * len(known))
     return len(known & set(zip(frame.virtual, frame.direct, frame.output, strict=True))) / len(
         known
     )
 
 
-def found_looks(model: LanguageModel, grammar: Grammar) -> dict[str, float]:
+def found_pairs(model: ResidualModel, grammar: Grammar) -> dict[str, float]:
     """Share of the known pairs, verb to name, among the twice as many strongest of a head."""
     known = {(verb, name) for name, verb, _ in grammar.skip_trigrams}
-    tokenizer, heads = grammar.tokenizer(), []
-    for head in range(model.config.n_heads):
-        frame = look_pairs(model, tokenizer, head, k=2 * len(known), distance=2).highest
-        heads.append(known & set(zip(frame["query"], frame.key, strict=True)))
+    every = attention_pairs(model, range(model.n_heads), k=2 * len(known), distance=2)
+    heads = [known & set(zip(f.highest["query"], f.highest.key, strict=True)) for f in every]
     return {
-        "looks_found_by_one_head": max(map(len, heads)) / len(known),
-        "looks_found": len(set().union(*heads)) / len(known),
+        "pairs_found_by_one_head": max(map(len, heads)) / len(known),
+        "pairs_found": len(set().union(*heads)) / len(known),
     }

@@ -27,8 +27,8 @@ from torch import Tensor
 from bilens.nn import ImageClassifier
 from bilens.read import attack, class_mask
 from bilens.train import ClassifierTraining
+from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import Line, line_figure, picture_figure, spread_line
-from experiments.workshop import Outcome, Workshop, interval
 
 __all__ = ["run", "success"]
 
@@ -44,16 +44,16 @@ Curves = dict[tuple[str, str], list[float]]
 """By the kind of mask and the measure: a share for each norm."""
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Attack models with and without regularisation."""
-    data = workshop.mnist
-    count, images = workshop.choose((3, 1000), (10, 10_000))
+    data = context.mnist
+    count, images = context.choose((3, 1000), (10, 10_000))
     x, labels = data.test_images[:images], data.test_labels[:images]
     found: dict[str, Any] = {}
     lines: dict[str, list[Line]] = {measure: [] for measure in MEASURES}
     rows = {}
     for name, training in SETTINGS.items():
-        models = workshop.classifiers(data, training, count)
+        models = context.classifiers(data, training, count)
         curves = [success(model, x, labels, seed) for seed, model in enumerate(models)]
         accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
         found[name] = {"accuracy": interval(accuracies)}

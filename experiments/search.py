@@ -31,9 +31,9 @@ from bilens.read import path_accuracies
 from bilens.tensor import decompile, top_paths
 from bilens.tensor.chain import make_chain
 from bilens.train import ClassifierTraining
+from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import Line, line_figure, spread_line
 from experiments.fig6 import TRAINING
-from experiments.workshop import Outcome, Workshop, interval
 
 __all__ = ["exactness", "run", "within"]
 
@@ -52,14 +52,14 @@ SMALL_WIDTH, SMALL_SEEDS, IMAGES = 8, 3, 100
 Curve = tuple[tuple[int, float], ...]
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Search models of two and of three layers."""
-    data = workshop.mnist
-    seeds = workshop.choose(2, 5)
+    data = context.mnist
+    seeds = context.choose(2, 5)
     numbers: dict[str, Any] = {}
     lines = []
     for name, (layers, d_model, training) in MODELS.items():
-        models = workshop.classifiers(data, training, seeds, d_model=d_model, layers=layers)
+        models = context.classifiers(data, training, seeds, d_model=d_model, layers=layers)
         curves = [_curve(model, data) for model in models]
         full = [model.accuracy(data.test_images, data.test_labels) for model in models]
         enough = [within(curve, best, 0.01) for curve, best in zip(curves, full, strict=True)]

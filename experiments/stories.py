@@ -23,34 +23,31 @@ from typing import Any
 
 import pandas as pd
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from bilens.data import Corpus, token_id
-from bilens.nn.language import LanguageModel
+from bilens.data import Corpus
 from bilens.read.language import (
     DirectionReading,
-    Output,
-    block_inputs,
+    TokenDirection,
+    bigrams,
     contribution,
-    interaction,
-    output_direction,
+    generate_text,
     read_direction,
     read_ngrams,
-    salient_bigrams,
     skip_trigrams,
     split_logits,
-    write_on,
 )
 from bilens.report import ContextList, spectrum_figure
 from bilens.report.language import context_line, ngram_table
+from bilens.residual import ResidualModel
 from bilens.train.language_settings import PRESETS
-from experiments.workshop import Outcome, Workshop
+from experiments.context import Outcome, RecipeContext, validation_loss
 
-__all__ = ["exactness", "run", "talk_share", "validation_loss"]
+__all__ = ["exactness", "run", "talk_share"]
 
 FREQUENT = 500
 VERBS = ("run", "climb", "eat", "see", "smell", "walk", "fly", "sit", "sleep")
-SWIM, QUOTE, GIRL = Output("swim", VERBS), Output('"'), Output("girl")
+SWIM = TokenDirection("swim", VERBS)
+QUOTE, GIRL = TokenDirection('"'), TokenDirection("girl")
 TALK = {
     *("said", "say", "says", "saying", "told", "tell", "tells", "asked", "ask", "asks", "asking"),
     *("shouted", "shout", "shouts", "shouting", "yelled", "yell", "yells", "yelling", "screamed"),
@@ -61,30 +58,30 @@ TALK = {
 PROMPT = "once upon a time, there was a little"
 
 
-def run(workshop: Workshop) -> Outcome:
+def run(context: RecipeContext) -> Outcome:
     """Train on stories and read the weights."""
-    preset = PRESETS[workshop.choose("tiny", "paper")]
-    model = workshop.language("tinystories", preset.training, preset.model)
+    preset = PRESETS[context.choose("tiny", "paper")]
+    model = context.language("tinystories", preset.training, preset.model)
     config = model.config
-    corpus = workshop.corpus("tinystories", config.n_ctx, config.vocab_size)
-    tokenizer = corpus.tokenizer
-    girl, quote = (read_ngrams(model, tokenizer, output) for output in (GIRL, QUOTE))
-    salient, frequent = salient_bigrams(model, tokenizer), _frequent(corpus)
-    directions = [read_direction(model, corpus, output) for output in (SWIM, QUOTE)]
+    corpus = context.corpus("tinystories", config.n_ctx, config.vocab_size)
+    girl, quote = (read_ngrams(model, direction) for direction in (GIRL, QUOTE))
+    direct, mlp = bigrams(model, part="direct"), bigrams(model, part="mlp")
+    frequent = _frequent(corpus)
+    directions = [read_direction(model, corpus, direction) for direction in (SWIM, QUOTE)]
     numbers: dict[str, Any] = {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "validation_loss": validation_loss(model, corpus),
+        "parameters": sum(parameter.numel() for parameter in model.model.parameters()),
+        "validation_loss": validation_loss(model.model, corpus),
         "training_tokens": len(corpus.train) * config.n_ctx * preset.training.epochs,
-        "story": write_on(model, tokenizer, PROMPT),
+        "story": generate_text(model, PROMPT),
         "table_1": {
             "preceding": list(girl.preceding.token),
             "following": list(girl.following.token),
         },
-        "table_6": {part: _records(frame) for part, frame in salient.items()},
+        "table_6": {"direct": _records(direct), "mlp": _records(mlp)},
         "table_7": {
             f"head {head}": {
-                "talk_before_comma_or_colon_of_100": _talk(model, tokenizer, head),
-                "the_same_among_frequent_tokens": _talk(model, tokenizer, head, frequent),
+                "talk_before_comma_or_colon_of_100": _talk(model, head),
+                "the_same_among_frequent_tokens": _talk(model, head, frequent),
                 "top": _records(frame),
             }
             for head, frame in enumerate(quote.heads)
@@ -95,29 +92,18 @@ def run(workshop: Workshop) -> Outcome:
     tables = [
         ngram_table(girl.preceding, "before girl"),
         ngram_table(girl.following, "after girl"),
-        ngram_table(salient["direct"], "bigrams, residual"),
-        ngram_table(salient["mlp"], "bigrams, MLP"),
+        ngram_table(direct, "bigrams, residual"),
+        ngram_table(mlp, "bigrams, MLP"),
         *(ngram_table(frame, f'head {head}, to "') for head, frame in enumerate(quote.heads)),
     ]
-    contexts = [part for reading in directions for part in _contexts(tokenizer, reading)]
+    contexts = [part for reading in directions for part in _contexts(model, reading)]
     figures = {
-        f"spectrum-{reading.output.token}": spectrum_figure(
-            reading.whole, title=f"Eigenvalues of {reading.output}"
+        f"spectrum-{reading.direction.token}": spectrum_figure(
+            reading.whole, title=f"Eigenvalues of {reading.direction}"
         )
         for reading in directions
     }
     return Outcome(numbers, figures, [*tables, *contexts])
-
-
-@torch.no_grad()
-def validation_loss(model: LanguageModel, corpus: Corpus, at_once: int = 16) -> float:
-    """Mean over the validation set's tokens, in nats."""
-    losses = [
-        model(ids, labels=ids).loss * len(ids)
-        for start in range(0, len(corpus.validation), at_once)
-        for ids in [corpus.validation[start : start + at_once]["input_ids"]]
-    ]
-    return float(sum(losses)) / len(corpus.validation)
 
 
 def talk_share(frame: pd.DataFrame) -> float:
@@ -127,23 +113,19 @@ def talk_share(frame: pd.DataFrame) -> float:
 
 
 def exactness(
-    model: LanguageModel, corpus: Corpus, reading: DirectionReading
+    model: ResidualModel, corpus: Corpus, reading: DirectionReading
 ) -> Mapping[str, Mapping[str, float]]:
     """Largest errors, relative to the largest value: paths to the logits, tokens to activations."""
     found: dict[str, dict[str, float]] = {}
     for dtype in (torch.float32, torch.float64):
-        exact: LanguageModel = deepcopy(model).to(dtype)  # type: ignore[arg-type]
+        exact = ResidualModel(deepcopy(model.model).to(dtype), model.tokenizer)
         ids = corpus.validation[0]["input_ids"]
-        logits = exact(ids[None]).logits[0, 0]
+        logits = exact.logits(ids[None])[0, 0]
         paths = (split_logits(exact, ids, 0).total() - logits).abs().max() / logits.abs().max()
-        tokenizer, output = corpus.tokenizer, reading.output
-        minus = [token_id(tokenizer, name) for name in output.minus]
-        u = output_direction(exact, token_id(tokenizer, output.token), minus)
-        spectrum = interaction(exact, u).eigh()
-        spectrum = spectrum.ordered_by(spectrum.values).truncate(1)
+        spectrum = exact.interaction(reading.direction.vector(exact), 0).eigh().outermost(1)
         errors = []
         for context in (one.context for one in reading.contexts[0]):
-            read = block_inputs(exact, context.ids[None, : context.position + 1])[0, -1]
+            read = exact.mlp_inputs(context.ids[None, : context.position + 1], 0)[0, -1]
             whole = float(spectrum.activations(read)[0])
             total = contribution(exact, spectrum, 0, context).total()
             errors.append(abs(total - whole) / abs(whole))
@@ -152,14 +134,8 @@ def exactness(
     return found
 
 
-def _talk(
-    model: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase,
-    head: int,
-    among: Sequence[int] | None = None,
-) -> float:
-    direction = output_direction(model, token_id(tokenizer, '"'))
-    return talk_share(skip_trigrams(model, tokenizer, direction, head, k=100, among=among))
+def _talk(model: ResidualModel, head: int, among: Sequence[int] | None = None) -> float:
+    return talk_share(skip_trigrams(model, QUOTE.vector(model), head, k=100, among=among))
 
 
 def _frequent(corpus: Corpus) -> list[int]:
@@ -173,13 +149,11 @@ def _records(frame: pd.DataFrame) -> list[list[Any]]:
     return [[*row[:-1], round(row[-1], 2)] for row in frame[[*words, "value"]].values.tolist()]
 
 
-def _contexts(
-    tokenizer: PreTrainedTokenizerBase, reading: DirectionReading
-) -> Sequence[ContextList]:
+def _contexts(model: ResidualModel, reading: DirectionReading) -> Sequence[ContextList]:
     return [
         ContextList(
-            f"{reading.output.token}: eigenvalue {value:+.3g}",
-            [context_line(tokenizer, found) for found in some],
+            f"{reading.direction.token}: eigenvalue {value:+.3g}",
+            [context_line(model, found) for found in some],
         )
         for value, some in zip(reading.spectrum.values.tolist(), reading.contexts, strict=True)
     ]

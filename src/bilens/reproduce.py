@@ -45,9 +45,9 @@ def reproduce(
         BilensError: the recipes are not there, since bilens was installed without its repository.
     """
     recipe = _recipe(name)
-    workshop = importlib.import_module("experiments.workshop").Workshop(scale, models, data_dir)
+    context = importlib.import_module("experiments.context").RecipeContext(scale, models, data_dir)
     start = time.perf_counter()
-    outcome = recipe.run(workshop)
+    outcome = recipe.run(context)
     about = {
         "recipe": name,
         "scale": scale,

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from experiments.workshop import Workshop
+from experiments.context import RecipeContext
 
 from bilens.errors import DataError
 from bilens.reproduce import RECIPES
@@ -15,7 +15,7 @@ from tests.convert import test_llama2c as llama2c
 TOKENS = 8 * 4 * 8
 
 
-class TinyWorkshop(Workshop):
+class TinyContext(RecipeContext):
     def choose(self, small, paper):
         return TOKENS
 
@@ -38,8 +38,8 @@ def data(tmp_path, monkeypatch):
 
 
 def test_the_recipe_runs_and_keeps_its_models(data, monkeypatch):
-    workshop = TinyWorkshop("small", data / "models", data)
-    outcome = recipe.run(workshop)
+    context = TinyContext("small", data / "models", data)
+    outcome = recipe.run(context)
     numbers = json.loads(json.dumps(outcome.numbers, allow_nan=False))
     assert numbers["tokens"] == TOKENS
     losses = numbers["validation"]
@@ -48,9 +48,9 @@ def test_the_recipe_runs_and_keeps_its_models(data, monkeypatch):
     assert outcome.figures.keys() == {"loss"}
     assert "anneal" in RECIPES
     monkeypatch.setattr(recipe, "anneal", None)
-    assert recipe.run(workshop).numbers == outcome.numbers
+    assert recipe.run(context).numbers == outcome.numbers
 
 
 def test_the_model_has_to_be_there(tmp_path):
     with pytest.raises(DataError, match=r"stories260K.bin is missing; this recipe needs"):
-        recipe.run(TinyWorkshop("small", Path("nowhere"), tmp_path))
+        recipe.run(TinyContext("small", Path("nowhere"), tmp_path))

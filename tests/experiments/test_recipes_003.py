@@ -13,7 +13,7 @@ from experiments.case import direction_names, layer_tensor, outermost
 from experiments.case_pairs import most_specific, pair_activations
 from experiments.case_sae import compare
 from experiments.case_svd import reproducibility
-from experiments.workshop import Outcome, Workshop
+from experiments.context import Outcome, RecipeContext
 
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.read import class_spectra, loss_recovered
@@ -24,7 +24,7 @@ from bilens.train import (
     row_sampler,
     train_autoencoder,
 )
-from tests.experiments.test_recipes_004 import TinyWorkshop
+from tests.experiments.test_recipes_004 import TinyContext
 from tests.models import digit_model, digits
 from tests.tensor.factors import close, dense, normal, random_tensor
 
@@ -37,7 +37,7 @@ FIGURES = {
 CASE = ClassifierTraining(epochs=10, weight_decay=1.0, input_noise=0.0)
 
 
-class BriefWorkshop(TinyWorkshop):
+class BriefContext(TinyContext):
     """As the tiny one, and its autoencoders take a hundred steps."""
 
     def autoencoder(self, vectors, config, sample, training):
@@ -52,7 +52,7 @@ def ran(name: str, scale: str) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
         for constant in sizes.keys() & vars(recipe).keys():
             patch.setattr(recipe, constant, sizes[constant])
-        return recipe.run(BriefWorkshop(scale, Path("nowhere")))
+        return recipe.run(BriefContext(scale, Path("nowhere")))
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
@@ -91,7 +91,7 @@ def test_directions_are_named_by_the_digits_they_raise_and_lower():
 
 def test_the_digit_basis_is_cut_to_its_ends():
     data = digits()
-    (model, _) = BriefWorkshop("small", Path("nowhere")).classifiers(data, CASE, 2, d_model=300)
+    (model, _) = BriefContext("small", Path("nowhere")).classifiers(data, CASE, 2, d_model=300)
     numbers = ran("case_digits", "small").numbers["first_model"]
     spectra = class_spectra(model, "pixels")
     assert numbers["accuracy"] == model.accuracy(data.test_images, data.test_labels)
@@ -140,7 +140,7 @@ def test_components_that_come_back_are_counted():
 def test_the_svd_recipe_starts_from_the_models():
     numbers = ran("case_svd", "small").numbers
     data = digits()
-    models = BriefWorkshop("small", Path("nowhere")).classifiers(data, CASE, 2, d_model=300)
+    models = BriefContext("small", Path("nowhere")).classifiers(data, CASE, 2, d_model=300)
     accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
     assert numbers["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
     drops = []
@@ -208,13 +208,13 @@ def test_the_most_specific_of_the_most_active_are_chosen(monkeypatch):
 
 
 def test_autoencoders_are_kept(tmp_path, monkeypatch):
-    workshop = Workshop("small", tmp_path)
+    context = RecipeContext("small", tmp_path)
     sample, training = row_sampler(normal(50, 3).float()), AutoencoderTraining(steps=5, l1=0.3)
     config = AutoencoderConfig(3, 4)
-    first = workshop.autoencoder("rows", config, sample, training)
+    first = context.autoencoder("rows", config, sample, training)
     (folder,) = tmp_path.iterdir()
     assert folder.name == "rows-3x4-steps=5-l1=0.3-seed=0"
     monkeypatch.setattr(torch.optim.Adam, "step", None)
-    again = workshop.autoencoder("rows", config, sample, training)
+    again = context.autoencoder("rows", config, sample, training)
     assert torch.equal(first.features, again.features)
     assert not again.features.requires_grad

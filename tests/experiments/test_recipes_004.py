@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from experiments.context import Outcome, RecipeContext
 from experiments.curves import confidence_line, line_figure, picture_figure, spread_line
 from experiments.fig2 import eigenvalue_rank_of_most_active
 from experiments.fig3 import needed_under
 from experiments.fig4 import matches, positive_vectors, similarity_curves
 from experiments.fig5 import border_share
 from experiments.fig9 import outermost
-from experiments.workshop import Outcome, Workshop
 
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import TruncationCurve, class_spectra
@@ -44,7 +44,7 @@ def tiny_model(d_model: int, training: ClassifierTraining) -> ImageClassifier:
 
 
 @dataclass(frozen=True)
-class TinyWorkshop(Workshop):
+class TinyContext(RecipeContext):
     """Digits for all data, and at most two initialisations of two epochs for all models."""
 
     @cached_property
@@ -72,7 +72,7 @@ def ran(name: str, scale: str) -> Outcome:
             patch.setattr(recipe, "SHOWN", 1)
         if name == "fig2":
             patch.setattr(recipe, "CLASSES", 2)
-        return recipe.run(TinyWorkshop(scale, Path("nowhere")))
+        return recipe.run(TinyContext(scale, Path("nowhere")))
 
 
 # Figures 2 and 9 do the same at both scales.
@@ -98,7 +98,7 @@ def test_titles_name_the_figures():
 
 @pytest.fixture
 def small():
-    return TinyWorkshop("small", Path("nowhere"))
+    return TinyContext("small", Path("nowhere"))
 
 
 def test_figure_2_counts_ranks_by_eigenvalue(small):

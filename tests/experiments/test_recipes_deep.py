@@ -9,10 +9,10 @@ from statistics import fmean
 
 import pytest
 import torch
+from experiments.context import Outcome, RecipeContext
 from experiments.fig6 import branches, own_shares, prominence
 from experiments.masks import success
 from experiments.search import exactness, within
-from experiments.workshop import Outcome, Workshop
 
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import attack, class_mask
@@ -42,7 +42,7 @@ def tiny_model(width: int, layers: int, training: ClassifierTraining) -> ImageCl
 
 
 @dataclass(frozen=True)
-class TinyWorkshop(Workshop):
+class TinyContext(RecipeContext):
     """Digits for all data, and at most two initialisations of two epochs for all models."""
 
     @cached_property
@@ -62,7 +62,7 @@ def ran(name: str, scale: str) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
         for constant, value in SMALLER[name].items():
             patch.setattr(recipe, constant, value)
-        return recipe.run(TinyWorkshop(scale, Path("nowhere")))
+        return recipe.run(TinyContext(scale, Path("nowhere")))
 
 
 # Figure 6 does the same at both scales.

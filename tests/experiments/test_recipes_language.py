@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from experiments.context import RecipeContext
 from experiments.grammar import divergences, found_bigrams, found_looks, found_trigrams
 from experiments.stories import PROMPT, VERBS, exactness, talk_share, validation_loss
-from experiments.workshop import Workshop
 
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
@@ -31,7 +31,7 @@ def stories(folder: str, n_ctx: int) -> Corpus:
 
 
 @dataclass(frozen=True)
-class TinyWorkshop(Workshop):
+class TinyContext(RecipeContext):
     """Random models of no more than two initialisations, and a handful of stories."""
 
     def choose(self, small, paper):
@@ -50,7 +50,7 @@ class TinyWorkshop(Workshop):
 @pytest.mark.parametrize("name", ["grammar", "stories"])
 def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
     assert name in RECIPES
-    monkeypatch.setattr("experiments.workshop.Workshop", TinyWorkshop)
+    monkeypatch.setattr("experiments.context.RecipeContext", TinyContext)
     monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], model={"n_ctx": 16}))
     record = reproduce(name, scale="small", output=tmp_path, models=tmp_path, data_dir=None)
     assert json.loads((tmp_path / f"{name}.json").read_text()) == record

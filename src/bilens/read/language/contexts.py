@@ -17,7 +17,7 @@ from bilens.errors import BilensError
 from bilens.progress import progress_bar
 from bilens.read.language.names import token_names
 from bilens.read.language.stream import read_stream
-from bilens.read.language.token_matrices import alone, check_head, head_writes
+from bilens.read.language.token_matrices import alone, head_writes
 from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
 
@@ -278,8 +278,7 @@ def exciting_tokens(
     x, norm = alone(model, e, layer), model.layer(layer).mlp.norm
     n = x if norm is None else norm.normalised(x)
     if head is not None:
-        check_head(model, head)
-        n = head_writes(model, layer, e)[head]
+        n = head_writes(model, layer, head, e)
         n = n if norm is None else n * norm.scale(x)[:, None]
     overlap = n @ spectrum.vectors[number][: n.shape[1]].to(n)
     activation = spectrum.values[number] * overlap.square()

@@ -179,9 +179,9 @@ def skip_trigram_matrix(
         BilensError: no such head, layer, position or token, or an unknown part.
     """
     _check_part(part, ("ov", "mlp", "both"))
-    check_head(model, head)
     e = model.embedded(chosen_tokens(model, among), position)
-    written = head_writes(model, layer, e)[head]
+    e = model.embedded(chosen_tokens(model, among), position)
+    written = head_writes(model, layer, head, e)
     last = _alone_with_mlp(model, e, layer)[2]
     ov = FactoredMatrix((written @ direction)[:, None], last)
     if part == "ov":
@@ -199,10 +199,15 @@ def skip_trigram_matrix(
 
 
 def head_writes(
-    model: ResidualModel, layer: int, e: Float[Tensor, "n d_model"]
-) -> Float[Tensor, "heads n d_model"]:
-    """What each head adds where it looks at a token alone, whose embedding is e, with weight 1."""
-    return _values(model, layer, e) @ model.heads(layer).out
+    model: ResidualModel, layer: int, head: int, e: Float[Tensor, "n d_model"]
+) -> Float[Tensor, "n d_model"]:
+    """What a head adds where it looks at a token alone, whose embedding is e, with weight 1.
+
+    Raises:
+        BilensError: there is no such layer or head.
+    """
+    check_head(model, head)
+    return _values(model, layer, e)[head] @ model.heads(layer).out[head]
 
 
 def check_head(model: ResidualModel, head: int) -> None:

@@ -4,30 +4,26 @@ import sys
 
 import torch
 
-from benchmarks.apart import compare, measure, numbered_tokenizer
+from benchmarks.subprocess_memory import compare, measure, random_model
+from bilens.lazy_imports import lazy_import
 
+language = lazy_import("bilens.read.language")
 VOCAB, D_MODEL, HEADS, K = 4096, 1024, 8, 100
 
 
 def run(way: str) -> None:
     """Measure one way in this process."""
-    from bilens.nn.language import LanguageConfig, LanguageModel  # noqa: PLC0415
-    from bilens.read.language import look_pairs, token_scores  # noqa: PLC0415
-
-    torch.manual_seed(0)
-    config = LanguageConfig(
+    model = random_model(
         vocab_size=VOCAB, d_model=D_MODEL, n_heads=HEADS, attention="bilinear", qk_norm=True
     )
-    model = LanguageModel(config).requires_grad_(False)
-    tokenizer = numbered_tokenizer(VOCAB)
 
     def whole() -> torch.Tensor:
-        first, second = (scores[0].dense() for scores in token_scores(model))
+        first, second = (scores[0].dense() for scores in language.attention_scores(model))
         pattern = (first * second).flatten()
         return torch.cat([pattern.topk(K).values, pattern.topk(K, largest=False).values])
 
     def blocks() -> torch.Tensor:
-        found = look_pairs(model, tokenizer, 0, k=K)
+        [found] = language.attention_pairs(model, [0], k=K)
         return torch.tensor([*found.highest.value, *found.lowest.value])
 
     measure(way, blocks, whole)
@@ -39,7 +35,7 @@ def main() -> None:
         f"vocabulary {VOCAB}, d_model {D_MODEL}, {HEADS} heads of bilinear attention with QK-norm, "
         f"the top {K} of either end of {VOCAB**2:,} pairs of one head"
     )
-    compare("looks")
+    compare("head_pairs")
 
 
 if __name__ == "__main__":

@@ -1,29 +1,35 @@
-"""Ways to one result, each in a process of its own, so that their peaks of memory are their own."""
+"""Ways to one result, each in a process of its own, so that their peaks of memory are their own.
+
+The process that starts the others stays small, since its peak would count in theirs.
+"""
 
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from benchmarks.clock import machine, seconds
+from bilens.lazy_imports import lazy_import
 
-__all__ = ["compare", "measure", "numbered_tokenizer"]
+__all__ = ["compare", "measure", "random_model"]
+
+nn, residual = lazy_import("bilens.nn.language"), lazy_import("bilens.residual")
 
 WAYS = ("nothing", "blocks", "whole")
 """Nothing but the model, then both ways to the result."""
 
 
-def numbered_tokenizer(size: int) -> Any:
-    """A tokenizer whose tokens are t0, t1, ..."""
-    # The process that starts the others stays small: its peak would count in theirs.
-    from tokenizers import Tokenizer, models  # noqa: PLC0415
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
-
-    words = models.WordLevel({f"t{i}": i for i in range(size)}, unk_token="t0")
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
+def random_model(**settings: Any) -> Any:
+    """A language model of one block with random weights, as a `ResidualModel`."""
+    torch.manual_seed(0)
+    model = nn.LanguageModel(nn.LanguageConfig(**settings))
+    # What importing the readings takes is part of "nothing".
+    import_module("bilens.read.language")
+    return residual.ResidualModel(model.requires_grad_(False))
 
 
 def measure(

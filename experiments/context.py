@@ -12,6 +12,8 @@ import torch
 from scipy import stats
 
 from bilens.data import Corpus, ImageData, load_corpus, load_images
+from bilens.lazy_imports import lazy_import
+from bilens.models import load
 from bilens.nn import AutoencoderConfig, ClassifierConfig, ImageClassifier, SparseAutoencoder
 from bilens.report import ContextList, Table
 from bilens.train import (
@@ -25,9 +27,14 @@ from bilens.train import (
 from bilens.train.language_settings import LanguageTraining
 
 if TYPE_CHECKING:
-    from bilens.nn.language import LanguageModel
+    from bilens.nn import language as models
+    from bilens.residual import ResidualModel
+    from bilens.train import language as training_language
+else:  # transformers takes seconds to import, and most recipes do without it.
+    models = lazy_import("bilens.nn.language")
+    training_language = lazy_import("bilens.train.language")
 
-__all__ = ["Outcome", "Scale", "Workshop", "interval"]
+__all__ = ["Outcome", "RecipeContext", "Scale", "interval", "validation_loss"]
 
 Scale = Literal["small", "paper"]
 
@@ -48,7 +55,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class RecipeContext:
     """Where a recipe runs.
 
     Attributes:
@@ -137,23 +144,17 @@ class Workshop:
 
     def language(
         self, name: str, training: LanguageTraining, model: dict[str, Any]
-    ) -> "LanguageModel":
+    ) -> "ResidualModel":
         """A trained language model, from the folder of models where it is there already."""
-        # transformers takes seconds to import, and most recipes do without it.
-        from bilens.models import load  # noqa: PLC0415
-        from bilens.nn.language import LanguageConfig  # noqa: PLC0415
-        from bilens.train.language import last_checkpoint, train_language  # noqa: PLC0415
-
-        config = LanguageConfig(**model)
+        config = models.LanguageConfig(**model)
         sizes = f"{config.n_layers}x{config.d_model}x{config.d_hidden}x{config.n_ctx}"
         settings = _changed(training, "seed", "epochs")
         run = self.models / re.sub(r"[^\w.=-]", "", f"{name}-{sizes}-{settings}")
         if not (run / "config.json").is_file():
             corpus = self.corpus(name, config.n_ctx, config.vocab_size)
-            resume = last_checkpoint(run) is not None
-            train_language(config, corpus, training, run, resume=resume)
-        found: LanguageModel = load(run)  # type: ignore[assignment]
-        return found
+            resume = training_language.last_checkpoint(run) is not None
+            training_language.train_language(config, corpus, training, run, resume=resume)
+        return load(run)  # type: ignore[return-value]
 
     def corpus(self, name: str, n_ctx: int, vocab_size: int) -> Corpus:
         """Texts in tokens; see `bilens.data.load_corpus`."""
@@ -170,6 +171,17 @@ def _changed(
         for name, value in vars(training).items()
         if value != getattr(default, name) or name in always
     )
+
+
+@torch.no_grad()
+def validation_loss(model: Any, corpus: Corpus, batch_size: int = 16) -> float:
+    """Mean loss of a language model over the validation set's tokens, in nats."""
+    losses = [
+        model(ids, labels=ids).loss * len(ids)
+        for start in range(0, len(corpus.validation), batch_size)
+        for ids in [corpus.validation[start : start + batch_size]["input_ids"]]
+    ]
+    return float(sum(losses)) / len(corpus.validation)
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> dict[str, float]:
