@@ -8,7 +8,8 @@ import pytest
 from accelerate import PartialState
 
 import bilens.cli
-from bilens.read.language import interaction, output_direction, top_contexts
+from bilens.read.language import top_contexts
+from bilens.residual import ResidualModel
 from bilens.train.language import LanguageTraining, train_language
 from tests.language import random_model, random_text, small_config, small_corpus
 
@@ -16,8 +17,8 @@ TRAINING = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2)
 
 
 def contexts() -> list[list[list[float]]]:
-    model = random_model()
-    spectrum = interaction(model, output_direction(model, 3)).eigh(2)
+    model = ResidualModel(random_model())
+    spectrum = model.interaction(model.direction(3), 0).eigh(2)
     texts = [random_text(seed=seed) for seed in range(9)]
     found = top_contexts(model, spectrum, texts, k=4, batch_size=2)
     return [[[c.position, c.activation, *c.ids.tolist()] for c in some] for some in found]

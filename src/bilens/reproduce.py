@@ -1,11 +1,11 @@
 """Run a recipe of the experiments folder and keep what it found."""
 
+import ast
 import importlib
 import platform
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
@@ -14,26 +14,28 @@ from bilens.files import write_json
 from bilens.report import write_page
 from bilens.report.page import ContextList, Section, Table
 
-__all__ = ["RECIPES", "reproduce"]
+__all__ = ["recipes", "reproduce"]
 
-RECIPES = (
-    "fig2",
-    "fig3",
-    "fig4",
-    "fig5",
-    "fig6",
-    "fig9",
-    "masks",
-    "search",
-    "anneal",
-    "case_digits",
-    "case_svd",
-    "case_sae",
-    "case_pairs",
-    "grammar",
-    "stories",
-)
 FOLDER = Path(__file__).parents[2] / "experiments"
+
+
+def recipes() -> dict[str, str]:
+    """The recipes that there are, each with its title: files with a function `run`.
+
+    Raises:
+        BilensError: there are none, since bilens was installed without its repository.
+    """
+    if not FOLDER.is_dir():
+        raise BilensError(
+            f"The recipes are part of the repository and not of the installed package; {FOLDER} is "
+            "not there. Clone the repository and install it with `pip install -e .`."
+        )
+    found = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(part, ast.FunctionDef) and part.name == "run" for part in module.body):
+            found[path.stem] = (ast.get_docstring(module) or path.stem).splitlines()[0]
+    return found
 
 
 def reproduce(
@@ -42,9 +44,13 @@ def reproduce(
     """Run one recipe; write its numbers to output/NAME.json and its figures to output/NAME.html.
 
     Raises:
-        BilensError: the recipes are not there, since bilens was installed without its repository.
+        BilensError: there is no such recipe.
     """
-    recipe = _recipe(name)
+    if name not in recipes():
+        raise BilensError(f"recipe={name!r}, expected one of {', '.join(recipes())}")
+    if str(FOLDER.parent) not in sys.path:
+        sys.path.insert(0, str(FOLDER.parent))
+    recipe = importlib.import_module(f"experiments.{name}")
     context = importlib.import_module("experiments.context").RecipeContext(scale, models, data_dir)
     start = time.perf_counter()
     outcome = recipe.run(context)
@@ -69,14 +75,3 @@ def reproduce(
     sections += [Section("Contexts", rows=texts)] if texts else []
     write_page(output / f"{name}.html", title, text.strip(), facts, sections)
     return record
-
-
-def _recipe(name: str) -> ModuleType:
-    if not FOLDER.is_dir():
-        raise BilensError(
-            f"The recipes are part of the repository and not of the installed package; {FOLDER} is "
-            "not there. Clone the repository and install it with `pip install -e .`."
-        )
-    if str(FOLDER.parent) not in sys.path:
-        sys.path.insert(0, str(FOLDER.parent))
-    return importlib.import_module(f"experiments.{name}")

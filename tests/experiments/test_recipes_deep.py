@@ -16,7 +16,6 @@ from experiments.search import exactness, within
 
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import attack, class_mask
-from bilens.reproduce import FOLDER, RECIPES
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
 from tests.models import digit_model, digits
@@ -78,13 +77,6 @@ def test_recipes_run(name, scale):
         written = json.loads(figure.to_json())
         assert "<3>" not in json.dumps(written)
         assert figure.layout.height > 0
-
-
-def test_recipes_are_listed():
-    assert set(FIGURES) <= set(RECIPES)
-    for name in FIGURES:
-        assert (FOLDER / f"{name}.py").is_file()
-        assert import_module(f"experiments.{name}").__doc__.splitlines()[0].endswith(".")
 
 
 def test_figure_6_follows_the_outermost_eigenvectors():

@@ -8,14 +8,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from experiments.context import RecipeContext
-from experiments.grammar import divergences, found_bigrams, found_looks, found_trigrams
-from experiments.stories import PROMPT, VERBS, exactness, talk_share, validation_loss
+from experiments.context import RecipeContext, validation_loss
+from experiments.grammar import divergences, found_bigrams, found_pairs, found_trigrams
+from experiments.stories import PROMPT, VERBS, exactness, talk_share
 
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.read.language import Output, read_direction
-from bilens.reproduce import RECIPES, reproduce
+from bilens.read.language import TokenDirection, read_direction
+from bilens.reproduce import reproduce
+from bilens.residual import ResidualModel
 from bilens.train.language_settings import PRESETS
 from tests.language import random_model
 
@@ -41,7 +42,8 @@ class TinyContext(RecipeContext):
     def language(self, name, training, model):
         config = LanguageConfig(**{**model, "d_model": 16, "d_hidden": 20, "n_heads": 2})
         torch.manual_seed(training.seed)
-        return LanguageModel(config).eval().requires_grad_(False)
+        model = LanguageModel(config).requires_grad_(False)
+        return ResidualModel(model, self.corpus(name, config.n_ctx, 300).tokenizer)
 
     def corpus(self, name, n_ctx, vocab_size):
         return stories(str(self.models), n_ctx)
@@ -49,7 +51,6 @@ class TinyContext(RecipeContext):
 
 @pytest.mark.parametrize("name", ["grammar", "stories"])
 def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
-    assert name in RECIPES
     monkeypatch.setattr("experiments.context.RecipeContext", TinyContext)
     monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], model={"n_ctx": 16}))
     record = reproduce(name, scale="small", output=tmp_path, models=tmp_path, data_dir=None)
@@ -84,40 +85,39 @@ def test_validation_loss_is_a_mean_over_all_texts(tmp_path):
         .requires_grad_(False)
     )
     ids = corpus.validation[:]["input_ids"]
-    assert validation_loss(model, corpus, at_once=1) == pytest.approx(
+    assert validation_loss(model, corpus, batch_size=1) == pytest.approx(
         float(model(ids, labels=ids).loss), rel=1e-5
     )
 
 
 def test_exactness_is_measured_in_both_precisions(tmp_path):
     corpus = stories(str(tmp_path), 12)
-    model = random_model(vocab_size=300).float()
+    model = ResidualModel(random_model(vocab_size=300).float(), corpus.tokenizer)
     before = model.W_E.clone()
-    reading = read_direction(model, corpus, Output("girl"), eigenvectors=1, contexts=2)
+    reading = read_direction(model, corpus, TokenDirection("girl"), eigenvectors=1, k=2)
     found = exactness(model, corpus, reading)
     assert 0 < found["float64"]["paths"] < 1e-12 < found["float32"]["paths"] < 1e-4
     assert torch.equal(model.W_E, before)
 
 
-def oracle() -> LanguageModel:
-    """A model of the grammar's size whose logits are those of the truth wherever asked."""
+def grammar_model(**parts) -> ResidualModel:
     grammar = Grammar()
+    model = random_model(vocab_size=len(grammar.vocabulary), **parts)
+    return ResidualModel(model, grammar.tokenizer())
 
-    class Oracle(LanguageModel):
-        def forward(self, input_ids, **rest):
-            out = super().forward(input_ids, **rest)
-            out.logits = grammar.next_distribution(input_ids).clamp_min(1e-30).log()
-            return out
 
-    size = len(grammar.vocabulary)
-    return Oracle(LanguageConfig(vocab_size=size, d_model=16, n_heads=2)).eval()
+class Oracle:
+    """Its logits are those of the truth wherever asked."""
+
+    def logits(self, ids):
+        return Grammar().next_distribution(ids).clamp_min(1e-30).log()
 
 
 def test_the_truth_has_no_divergence_from_itself():
     ids = Grammar().sample(20, 16, seed=1)
-    found = divergences(oracle(), Grammar(), ids)
+    found = divergences(Oracle(), Grammar(), ids)
     assert max(abs(value) for value in found.values()) < 1e-9
-    other = divergences(random_model(vocab_size=len(Grammar().vocabulary)), Grammar(), ids)
+    other = divergences(grammar_model(), Grammar(), ids)
     assert min(other.values()) > 0.1
 
 
@@ -125,22 +125,24 @@ def test_the_truth_has_no_divergence_from_itself():
 def test_a_model_that_is_all_bigrams_has_them_found():
     grammar = Grammar()
     size = len(grammar.vocabulary)
-    model = random_model(vocab_size=size, d_model=size + size % 4, n_heads=4)
+    view = grammar_model(d_model=size + size % 4, n_heads=4)
+    model = view.model
     for parameter in model.parameters():
         parameter.zero_()
     model.W_E.copy_(torch.eye(*model.W_E.shape))
     number = {word: i for i, word in enumerate(grammar.vocabulary)}
     for first, second in grammar.bigrams[:7]:
         model.W_U[number[first], number[second]] = 1
-    assert found_bigrams(model, grammar) >= 0.7
-    assert found_trigrams(model, grammar) < 0.5
+    assert found_bigrams(view, grammar) >= 0.7
+    assert found_trigrams(view, grammar) < 0.5
 
 
 @torch.no_grad()
 def test_verbs_that_look_at_names_are_found():
     grammar = Grammar()
     size = len(grammar.vocabulary)
-    model = random_model(vocab_size=size, d_model=size, n_heads=4, positions="none")
+    view = grammar_model(d_model=size, n_heads=4, positions="none")
+    model = view.model
     for parameter in model.parameters():
         parameter.zero_()
     model.W_E.copy_(torch.eye(size))
@@ -149,5 +151,5 @@ def test_verbs_that_look_at_names_are_found():
         unit, attn = head * model.blocks[0].attn.d_head, model.blocks[0].attn
         attn.query.weight[unit, [number[verb] for verb in verbs]] = 1
         attn.key.weight[unit, [number[name] for name, _, _ in grammar.skip_trigrams]] = 1
-    found = found_looks(model, grammar)
-    assert found == {"looks_found_by_one_head": 0.75, "looks_found": 1.0}
+    found = found_pairs(view, grammar)
+    assert found == {"pairs_found_by_one_head": 0.75, "pairs_found": 1.0}

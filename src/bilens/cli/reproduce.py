@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
+from rich.table import Table
 
 from bilens.cli.console import DataDir, out
-from bilens.reproduce import RECIPES, reproduce
+from bilens.reproduce import recipes, reproduce
 
 __all__ = ["Reproduce"]
 
@@ -20,23 +21,25 @@ class Reproduce:
     them; ctrl-C loses nothing.
 
     Attributes:
-        recipe: a figure of Pearce et al. 2024, fig9 being figures 9 and 10; anneal: figure 8 and
-            Table 5, on a small pretrained model; stories: tables 1, 6, 7 and figures 7, 11, 13;
-            grammar: a ground truth for n-grams; masks: adversarial masks from the weights; search:
-            the best paths of deep models; or a part of the MNIST case study, Pearce & Dooms 2024:
-            case_digits, case_svd, case_sae, case_pairs.
+        recipe: which; without one, all are listed.
         scale: small takes minutes on two cores; paper is as large as the source.
         data_dir: where the IDX files are; see `bilens train images --help`.
         output: folder for NAME.json, NAME.html and the models.
     """
 
-    recipe: tyro.conf.Positional[Literal[RECIPES]]  # type: ignore[valid-type]
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None
     scale: Literal["small", "paper"] = "small"
     data_dir: DataDir = None
     output: Path = Path("runs/reproduced")
 
     def run(self) -> None:
-        """Run the recipe and print its numbers."""
+        """Run the recipe and print its numbers, or list them all."""
+        if self.recipe is None:
+            table = Table("recipe", "what")
+            for name, title in recipes().items():
+                table.add_row(name, title)
+            out.print(table)
+            return
         record = reproduce(
             self.recipe,
             scale=self.scale,

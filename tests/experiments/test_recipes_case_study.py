@@ -17,14 +17,13 @@ from experiments.context import Outcome, RecipeContext
 
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.read import class_spectra, loss_recovered
-from bilens.reproduce import FOLDER, RECIPES
 from bilens.train import (
     AutoencoderTraining,
     ClassifierTraining,
     row_sampler,
     train_autoencoder,
 )
-from tests.experiments.test_recipes_004 import TinyContext
+from tests.experiments.test_recipes_single_layer import TinyContext
 from tests.models import digit_model, digits
 from tests.tensor.factors import close, dense, normal, random_tensor
 
@@ -64,15 +63,6 @@ def test_recipes_run(name, scale):
     for figure in outcome.figures.values():
         json.loads(figure.to_json())
         assert figure.layout.height > 0
-
-
-def test_recipes_are_listed_and_say_what_they_reproduce():
-    assert set(FIGURES) <= set(RECIPES)
-    for name in FIGURES:
-        assert (FOLDER / f"{name}.py").is_file()
-        title = import_module(f"experiments.{name}").__doc__.splitlines()[0]
-        assert title.startswith("MNIST case study, ")
-        assert title.endswith(".")
 
 
 def test_the_layer_is_the_model_without_its_readout():

@@ -19,7 +19,6 @@ from experiments.fig9 import outermost
 
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import TruncationCurve, class_spectra
-from bilens.reproduce import FOLDER, RECIPES
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
 from tests.models import digit_model, digits
@@ -273,8 +272,3 @@ def test_pictures_stand_in_their_rows():
     assert len(figure.layout.images) == 3
     assert [a.text for a in figure.layout.annotations] == ["&lt;a&gt;", "1", "2", "b", "3"]
     assert figure.layout.images[0].y < figure.layout.images[2].y
-
-
-def test_recipes_are_listed():
-    assert set(FIGURES) <= set(RECIPES)
-    assert all((FOLDER / f"{name}.py").is_file() for name in FIGURES)

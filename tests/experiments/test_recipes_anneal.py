@@ -8,7 +8,6 @@ import pytest
 from experiments.context import RecipeContext
 
 from bilens.errors import DataError
-from bilens.reproduce import RECIPES
 from experiments import anneal as recipe
 from tests.convert import test_llama2c as llama2c
 
@@ -46,7 +45,6 @@ def test_the_recipe_runs_and_keeps_its_models(data, monkeypatch):
     assert losses["base model"] > 0
     assert set(losses["all tokens"]) == set(recipe.NAMES.values())
     assert outcome.figures.keys() == {"loss"}
-    assert "anneal" in RECIPES
     monkeypatch.setattr(recipe, "anneal", None)
     assert recipe.run(context).numbers == outcome.numbers
 

@@ -1,0 +1,70 @@
+"""Recipes are found by their files, listed with their titles, and run."""
+
+import json
+from importlib import import_module
+
+import pytest
+
+import experiments
+from bilens import reproduce
+from bilens.cli import main
+from bilens.errors import BilensError
+
+RECIPE = '''"""Nothing: a recipe that says where it runs.
+
+And no more.
+"""
+
+from bilens.report import Table
+from experiments.context import Outcome, RecipeContext
+
+
+def run(context: RecipeContext) -> Outcome:
+    return Outcome({"answer": context.choose(42, 43)}, parts=[Table(["answer"], [["42"]])])
+'''
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a recipe and with a file that is none."""
+    place = tmp_path / "experiments"
+    place.mkdir()
+    (place / "nothing.py").write_text(RECIPE)
+    (place / "helper.py").write_text("def runs():\n    pass\n")
+    monkeypatch.setattr(reproduce, "FOLDER", place)
+    monkeypatch.setattr(experiments, "__path__", [*experiments.__path__, str(place)])
+    return place
+
+
+def test_every_recipe_is_found_with_its_title():
+    found = reproduce.recipes()
+    assert {"fig3", "search", "grammar", "case_pairs"} <= set(found)
+    assert not {"context", "curves", "case", "__init__"} & set(found)
+    for name, title in found.items():
+        module = import_module(f"experiments.{name}")
+        assert module.__doc__.startswith(title)
+        assert title.endswith(".")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_new_recipe_is_one_file(tmp_path, capsys):
+    main(["reproduce"])
+    assert "a recipe that says where it runs" in capsys.readouterr().out
+    output = tmp_path / "output"
+    main(["reproduce", "nothing", "--output", str(output)])
+    record = json.loads((output / "nothing.json").read_text())
+    assert (record["recipe"], record["scale"], record["answer"]) == ("nothing", "small", 42)
+    assert "And no more." in (output / "nothing.html").read_text()
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_unknown_recipe_is_refused_with_those_there_are(capsys):
+    with pytest.raises(SystemExit):
+        main(["reproduce", "something"])
+    assert "recipe='something', expected one of nothing" in capsys.readouterr().err
+
+
+def test_without_the_repository_there_are_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "FOLDER", tmp_path / "nowhere")
+    with pytest.raises(BilensError, match="The recipes are part of the repository and not of the"):
+        reproduce.recipes()
