@@ -75,3 +75,13 @@ def test_importing_is_lazy(code, without):
     loaded = shown.stdout.split()
     assert "bilens" in loaded
     assert not set(without) & set(loaded)
+
+
+def test_the_mathematics_needs_torch_einops_and_jaxtyping_alone():
+    code = (
+        "import sys, torch, einops, jaxtyping; before = set(sys.modules); import bilens.tensor; "
+        "print(*set(sys.modules) - before)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    packages = {name.partition(".")[0] for name in shown.stdout.split()}
+    assert packages - set(sys.stdlib_module_names) == {"bilens"}

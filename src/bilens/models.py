@@ -7,10 +7,14 @@ import torch
 
 from bilens.checks import check_weights
 from bilens.errors import BilensError
+from bilens.lazy_imports import lazy_import
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 
 if TYPE_CHECKING:
-    from bilens.residual import ResidualModel
+    from bilens import residual
+    from bilens.convert import loading
+else:  # transformers takes seconds to import, and classifiers do without it.
+    residual, loading = lazy_import("bilens.residual"), lazy_import("bilens.convert.loading")
 
 __all__ = ["load"]
 
@@ -23,7 +27,7 @@ FILES = (".bin", ".gguf")
 
 def load(
     source: str | Path, *, device: torch.device | str = "cpu", **hub: Any
-) -> "ImageClassifier | SparseAutoencoder | ResidualModel":
+) -> "ImageClassifier | SparseAutoencoder | residual.ResidualModel":
     """Load a saved model for reading: in evaluation mode, its weights frozen.
 
     A transformer comes as a `ResidualModel`, with the tokenizer that stands beside it; its `model`
@@ -49,18 +53,10 @@ def load(
         check_weights(model)
         own: ImageClassifier | SparseAutoencoder = model.requires_grad_(False)
         return own
-    # transformers takes seconds to import, and classifiers do without it.
-    from bilens.convert.loading import find_tokenizer, open_any  # noqa: PLC0415
-    from bilens.residual import ResidualModel  # noqa: PLC0415
-
-    model = open_any(source, **hub).requires_grad_(False).to(device)
-    found: ImageClassifier | ResidualModel
-    found = (
-        model
-        if isinstance(model, ImageClassifier)
-        else ResidualModel(model, find_tokenizer(source, model))
-    )
-    return found
+    model = loading.open_any(source, **hub).requires_grad_(False).to(device)
+    if isinstance(model, ImageClassifier):
+        return model
+    return residual.ResidualModel(model, loading.find_tokenizer(source, model))
 
 
 def _place(hub: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def test_muon_trains_by_the_same_schedule(tmp_path):
 def test_validations_come_when_asked_for(tmp_path):
     _, history = train(tmp_path, replace(TRAINING, evaluate_every=4, evaluate_texts=3))
     assert [record["step"] for record in history if "eval_loss" in record] == [4, 8, 10]
-    model, corpus = bilens.load(tmp_path), small_corpus()
+    model, corpus = bilens.load(tmp_path).model, small_corpus()
     ids = corpus.validation[:3]["input_ids"]
     last = [record["eval_loss"] for record in history if "eval_loss" in record][-1]
     assert float(model(ids, labels=ids).loss) == pytest.approx(last, rel=1e-5)
@@ -249,7 +249,7 @@ def test_load_finds_a_language_model(tmp_path):
     save_model(tmp_path, model, toy_tokenizer())
     again = bilens.load(tmp_path)
     assert torch.equal(again.W_E, model.W_E)
-    assert not again.training
+    assert not again.model.training
     assert not again.W_E.requires_grad
 
 

@@ -2,10 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from bilens.lazy_imports import lazy_import
 from bilens.tensor.paths import Paths
 
 if TYPE_CHECKING:
     import networkx  # type: ignore[import-untyped]
+else:
+    networkx = lazy_import("networkx")
 
 __all__ = ["tree_to_networkx"]
 
@@ -24,14 +27,9 @@ def tree_to_networkx(paths: Paths) -> "networkx.DiGraph":
 
     Nodes and edges stand in the order of the paths. A direction without a path has no node.
 
-    Raises:
-        ImportError: networkx is not installed.
-
     Source:
         Pearce et al. 2024, section 4.2 and figure 1C.
     """
-    import networkx  # noqa: PLC0415
-
     graph = networkx.DiGraph()
     rows = zip(
         paths.roots.tolist(),
