@@ -180,7 +180,6 @@ def skip_trigram_matrix(
     """
     _check_part(part, ("ov", "mlp", "both"))
     e = model.embedded(chosen_tokens(model, among), position)
-    e = model.embedded(chosen_tokens(model, among), position)
     written = head_writes(model, layer, head, e)
     last = _alone_with_mlp(model, e, layer)[2]
     ov = FactoredMatrix((written @ direction)[:, None], last)
