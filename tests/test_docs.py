@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -12,7 +13,8 @@ import bilens.cli
 from bilens.convert import save_model
 from bilens.data import Grammar
 from bilens.files import write_json
-from bilens.nn import ClassifierConfig
+from bilens.nn import ATTENTIONS, ClassifierConfig
+from bilens.residual.families import FAMILIES
 from bilens.train import ClassifierTraining, train_classifier
 from tests.language import random_model, random_text
 from tests.models import digits
@@ -78,6 +80,8 @@ def place(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(fetched, lambda _, name, **hub: str(tmp_path / "runs" / "demo" / name))
     monkeypatch.setattr("huggingface_hub.ModelHubMixin.push_to_hub", lambda *_: None)
     monkeypatch.setattr("bilens.explore.Explorer.launch", lambda *_, **settings: None)
+    with patch.dict(FAMILIES), patch.dict(ATTENTIONS):
+        yield
 
 
 @pytest.mark.usefixtures("place")

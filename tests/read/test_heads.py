@@ -275,7 +275,7 @@ REFUSALS = [
     (lambda: head_outputs(view_of(positions="learned")), "position=None"),
     (
         lambda: attention_pairs(view_of(attention="differential"), [0]),
-        "subtracts one softmax from another",
+        "attention='differential' has a pattern that no number of two tokens alone orders",
     ),
     (lambda: attention_pairs(view_of(), [4]), "head=4, expected 0 to 3"),
     (lambda: attention_pairs(view_of(), [0], k=0), "k=0, expected a whole number, at least 1"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bilens.cli.console import out
 from bilens.cli.setup import Setup, is_main_process
-from bilens.nn import AttentionName, MlpName
+from bilens.nn import MlpName
 
 __all__ = ["TrainLanguage"]
 
@@ -22,7 +22,8 @@ class TrainLanguage:
         output: run directory; by default runs/NAME-OF-THE-DATA.
         resume: go on from where an earlier training in output was stopped.
         mlp: only bilinear is a tensor; the others are for comparison.
-        attention: only squared and bilinear are tensors; the others are for comparison.
+        attention: softmax, squared, bilinear or differential; only squared and bilinear are
+            tensors, the others are for comparison.
         seed: of the weights and the order of the texts.
         target_loss: the training ends at a validation loss as small as this.
     """
@@ -31,7 +32,7 @@ class TrainLanguage:
     output: Path | None = None
     resume: bool = False
     mlp: MlpName = "bilinear"
-    attention: AttentionName = "softmax"
+    attention: str = "softmax"
     seed: int = 0
     target_loss: float | None = None
 

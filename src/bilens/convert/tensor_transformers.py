@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.convert.key_table import Row
-from bilens.nn import AttentionName, MlpName
+from bilens.nn import ATTENTIONS, MlpName
 from bilens.nn.language import LanguageConfig, LanguageModel
 
 __all__ = ["tensor_transformer"]
@@ -23,7 +23,7 @@ __all__ = ["tensor_transformer"]
 CAP = 30.0
 N_CTX = 512
 """Not among the settings. The largest of these models is reported to fail beyond."""
-ATTENTION: dict[tuple[bool, bool], AttentionName] = {
+ATTENTION = {
     (False, False): "softmax",
     (True, False): "squared",
     (True, True): "bilinear",
@@ -79,15 +79,13 @@ def tensor_transformer(
     return model, rows
 
 
-def _attention(
-    layer: int, attention: AttentionName, swapped: Callable[[Tensor], Tensor]
-) -> Iterator[Row]:
+def _attention(layer: int, attention: str, swapped: Callable[[Tensor], Tensor]) -> Iterator[Row]:
     theirs, ours = f"transformer.h.{layer}", f"blocks.{layer}"
     yield Row(f"{theirs}.lambdas", (f"{ours}.residual_mix",))
     yield Row(f"{theirs}.attn.lamb", (f"{ours}.attn.value_mix_share",))
     yield Row(f"{theirs}.attn.c_v.weight", (f"{ours}.attn.value.weight",))
     yield Row(f"{theirs}.attn.c_proj.weight", (f"{ours}.attn.out.weight",))
-    for number in ("", "2") if attention in ("bilinear", "differential") else ("",):
+    for number in ("", "2")[: ATTENTIONS[attention].pairs]:
         for letter, name in (("q", "query"), ("k", "key")):
             yield Row(
                 f"{theirs}.attn.c_{letter}{number}.weight",

@@ -1,6 +1,6 @@
 """Torch modules whose non-linearity is a product; each hands over its tensor."""
 
-from bilens.nn.attention import ATTENTIONS, AttentionName, AttentionNorm
+from bilens.nn.attention import ATTENTIONS, AttentionKind, AttentionNorm
 from bilens.nn.autoencoder import AutoencoderConfig, SparseAutoencoder
 from bilens.nn.checkpoint import read_config
 from bilens.nn.classifier import ClassifierConfig, ImageClassifier
@@ -14,7 +14,7 @@ __all__ = [
     "ATTENTIONS",
     "GATES",
     "MLPS",
-    "AttentionName",
+    "AttentionKind",
     "AttentionNorm",
     "AutoencoderConfig",
     "Bilinear",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bilens.errors import BilensError
-from bilens.nn import AttentionName
+from bilens.nn import ATTENTIONS
 from bilens.residual.layers import MLP, Heads, Layer, Parts
 from bilens.residual.parts import Embedding, LinearMap, Norm
 
@@ -61,7 +61,7 @@ class Family:
         logit_scale: what logits are multiplied by.
         softcap: c where logits are c tanh(z / c), or None.
         partial_values: why biases of values do not arrive whole behind attention, or None.
-        attention: softmax, squared, bilinear or differential, by the configuration.
+        attention: one of `bilens.nn.ATTENTIONS`, by the configuration.
         queries_keys: for attention that is not built on transformers' interface: a function of the
             attention module, what it reads (n, d_model) and a position, that gives scaled queries
             and keys, pairs of (n, heads, d_head).
@@ -99,7 +99,7 @@ class Family:
     logit_scale: Number = lambda _: 1.0
     softcap: Number = lambda config: getattr(config, "final_logit_softcapping", None)
     partial_values: Callable[[Any], str | None] = lambda _: None
-    attention: Callable[[Any], AttentionName] = lambda _: "softmax"
+    attention: Callable[[Any], str] = lambda _: "softmax"
     queries_keys: Callable[[Any, Tensor, int], list[tuple[Tensor, Tensor]]] | None = None
 
 
@@ -189,7 +189,7 @@ FAMILIES: dict[str, Family] = {
 def own_family(config: Any) -> Family:
     """The parts of bilens's own `LanguageModel`, which its configuration chooses."""
     gated = config.mlp in ("bilinear", "swiglu", "geglu", "reglu")
-    second = config.attention in ("bilinear", "differential")
+    kind = ATTENTIONS[config.attention]
     return Family(
         layers="blocks",
         embed="embed",
@@ -201,7 +201,7 @@ def own_family(config: Any) -> Family:
         query="attn.query",
         key="attn.key",
         value="attn.value",
-        pair=("attn.query2", "attn.key2") if second else None,
+        pair=("attn.query2", "attn.key2") if kind.pairs == 2 else None,
         out="attn.out",
         attn_norm="attn_norm",
         gate="mlp.right" if gated else None,
@@ -211,7 +211,7 @@ def own_family(config: Any) -> Family:
         mlp_norm="mlp_norm",
         residual_mix="residual_mix" if config.embed_mix else None,
         v_first_share="attn.value_mix_share" if config.value_mix else None,
-        numbers=("attn.diff_lambda",) if config.attention == "differential" else (),
+        numbers=tuple(f"attn.{name}" for name in kind.numbers),
         softcap=lambda config: config.logit_cap,
         attention=lambda config: config.attention,
         partial_values=_own_partial_values,
@@ -219,7 +219,7 @@ def own_family(config: Any) -> Family:
 
 
 def _own_partial_values(config: Any) -> str | None:
-    if config.attention != "softmax":
+    if not ATTENTIONS[config.attention].sums_to_one:
         return f"rows of a pattern do not sum to 1 with attention={config.attention!r}"
     if config.value_mix:
         return "the first block's values are mixed into all, and so are their biases"

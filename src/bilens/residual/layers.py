@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bilens.errors import BilensError
-from bilens.nn import AttentionName
 from bilens.residual.parts import Embedding, LinearMap, Norm
 
 __all__ = ["MLP", "Heads", "Layer", "Parts", "Readers"]
@@ -210,7 +209,7 @@ class Parts:
         softcap: c where logits are c tanh(z / c); None where they are z.
         partial_values: why biases of values do not arrive whole behind attention; None where they
             do.
-        attention: how patterns come from scores.
+        attention: how patterns come from scores, one of `bilens.nn.ATTENTIONS`.
         queries_keys: how to ask attention for queries and keys, where the model is not built on
             transformers' interface; see `Family`.
     """
@@ -226,7 +225,7 @@ class Parts:
     logit_scale: float = 1.0
     softcap: float | None = None
     partial_values: str | None = None
-    attention: AttentionName = "softmax"
+    attention: str = "softmax"
     queries_keys: Callable[[Any, Tensor, int], list[tuple[Tensor, Tensor]]] | None = None
 
     @property

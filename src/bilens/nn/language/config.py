@@ -5,12 +5,7 @@ from typing import Any, no_type_check
 from transformers import PreTrainedConfig
 
 from bilens.errors import BilensError
-from bilens.nn.attention import (
-    ATTENTION_NORMS,
-    ATTENTIONS,
-    AttentionName,
-    AttentionNorm,
-)
+from bilens.nn.attention import ATTENTION_NORMS, ATTENTIONS, AttentionNorm
 from bilens.nn.mlp import MLP_BIASES, MLPS, MlpBias, MlpName
 from bilens.nn.norm import NORMS, NormName
 from bilens.nn.position import POSITIONS, PositionName
@@ -83,7 +78,7 @@ class LanguageConfig(PreTrainedConfig):
     mlp: MlpName = "bilinear"
     norm: NormName = "none"
     positions: PositionName = "rotary"
-    attention: AttentionName = "softmax"
+    attention: str = "softmax"
     attention_scale: float | None = None
     attention_norm: AttentionNorm = "none"
     qk_norm: bool = False
@@ -141,11 +136,11 @@ class LanguageConfig(PreTrainedConfig):
                     f"{name}={getattr(self, name)} is no multiple of "
                     f"{divisor}={getattr(self, divisor)}"
                 )
-        normed = {"none": ATTENTIONS, "sum": ("squared",), "rms": ("squared", "bilinear")}
-        if self.attention not in normed[self.attention_norm]:
+        normed = [name for name, kind in ATTENTIONS.items() if self.attention_norm in kind.norms]
+        if self.attention not in normed:
             raise BilensError(
-                f"attention_norm={self.attention_norm!r} is for attention="
-                f"{' or '.join(normed[self.attention_norm])}, not {self.attention!r}"
+                f"attention_norm={self.attention_norm!r} is for attention={' or '.join(normed)}, "
+                f"not {self.attention!r}"
             )
         super().__post_init__(**rest)  # type: ignore[no-untyped-call]
 

@@ -1,5 +1,6 @@
 """The causal transformer of the papers, as a Hugging Face model."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,11 +20,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from bilens.errors import BilensError
+from bilens.nn.attention import ATTENTIONS
 from bilens.nn.gated import GatedLayer
 from bilens.nn.language.attention import Attention, Rope
 from bilens.nn.language.config import LanguageConfig
-from bilens.nn.language.product import ProductAttention
-from bilens.nn.language.softmax import DifferentialAttention, SoftmaxAttention
 from bilens.nn.language.state import StateLayer
 from bilens.nn.mlp import PlainMLP, make_mlp
 from bilens.nn.norm import make_norm
@@ -96,23 +96,20 @@ class Block(GradientCheckpointingLayer):
 
 
 def _make_attention(config: LanguageConfig, layer: int) -> Attention:
-    sizes = {
-        "d_model": config.d_model,
-        "n_heads": config.n_heads,
-        "n_kv_heads": config.n_kv_heads,
-        "bias": config.bias,
-        "layer": layer,
-        "qk_norm": config.qk_norm,
-        "value_mix": config.value_mix,
-        "scale": config.attention_scale,
-    }
-    match config.attention:
-        case "softmax":
-            return SoftmaxAttention(**sizes)
-        case "differential":
-            return DifferentialAttention(**sizes)
-    pairs = {"squared": 1, "bilinear": 2}[config.attention]
-    return ProductAttention(pairs=pairs, norm=config.attention_norm, **sizes)
+    kind = ATTENTIONS[config.attention]
+    make: Callable[..., Attention] = kind.find()
+    return make(
+        d_model=config.d_model,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        bias=config.bias,
+        layer=layer,
+        qk_norm=config.qk_norm,
+        value_mix=config.value_mix,
+        pairs=kind.pairs,
+        scale=config.attention_scale,
+        **({"norm": config.attention_norm} if len(kind.norms) > 1 else {}),
+    )
 
 
 class LanguageModel(PreTrainedModel, GenerationMixin):
@@ -211,16 +208,16 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=found, logits=logits, past_key_values=past_key_values)
 
     def _empty_cache(self) -> Cache:
-        if not self._is_product():
+        if not self._keeps_state():
             return DynamicCache(config=self.config)
         return Cache(layers=[StateLayer() for _ in self.blocks])
 
     def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
         # What `generate` asks before it makes a cache of keys; if not, `forward` makes its own.
-        return not self._is_product()
+        return not self._keeps_state()
 
-    def _is_product(self) -> bool:
-        return self.config.attention in ("squared", "bilinear")
+    def _keeps_state(self) -> bool:
+        return ATTENTIONS[self.config.attention].keeps_state
 
     def _mask(
         self,
@@ -230,7 +227,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         position_ids: Tensor,
     ) -> Tensor | None:
         """Which pairs of tokens see each other; without softmax, which tokens are seen at all."""
-        if self._is_product():
+        if self._keeps_state():
             if attention_mask is None:
                 return None
             if attention_mask.ndim != 2:

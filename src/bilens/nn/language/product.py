@@ -26,20 +26,17 @@ class ProductAttention(Attention):
     whatever they sum to. Time grows with the length, and decoding keeps a state of constant size.
 
     Args:
-        pairs: of queries and keys: one for squared attention, two for bilinear attention.
         scale: of each score; 1 / d_head by default.
         norm: none; sum, for rows of the pattern divided by their sum; rms, for the output of each
             head divided by its root mean square. Either makes it no tensor.
-        sizes: those of `Attention`.
+        sizes: those of `Attention`; squared attention has one pair, bilinear attention two.
 
     Source:
         The post on tensor-transformer variants: `pattern = (q1 k1' / d)(q2 k2' / d)`.
     """
 
-    def __init__(
-        self, *, pairs: int, scale: float | None, norm: AttentionNorm, **sizes: Any
-    ) -> None:
-        super().__init__(pairs=pairs, **sizes)
+    def __init__(self, *, scale: float | None, norm: AttentionNorm, **sizes: Any) -> None:
+        super().__init__(**sizes)
         self.scale = 1 / self.d_head if scale is None else scale
         self.norm = norm
 

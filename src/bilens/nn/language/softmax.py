@@ -22,7 +22,7 @@ class SoftmaxAttention(Attention):
     """
 
     def __init__(self, *, scale: float | None, **sizes: Any) -> None:
-        super().__init__(pairs=1, **sizes)
+        super().__init__(**sizes)
         self.scale = self.d_head**-0.5 if scale is None else scale
 
     def attend(
@@ -54,7 +54,7 @@ class DifferentialAttention(Attention):
     """
 
     def __init__(self, *, scale: float | None, **sizes: Any) -> None:
-        super().__init__(pairs=2, **sizes)
+        super().__init__(**sizes)
         self.scale = self.d_head**-0.5 if scale is None else scale
         self.diff_lambda = nn.Parameter(torch.tensor([0.8 - 0.6 * exp(-0.3 * self.layer)]))
 

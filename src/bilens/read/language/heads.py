@@ -8,6 +8,7 @@ import torch
 
 from bilens.checks import check_count
 from bilens.errors import BilensError
+from bilens.nn import ATTENTIONS
 from bilens.read.language.composition import Composition, composition_scores
 from bilens.read.language.names import chosen_tokens, token_names
 from bilens.read.language.token_matrices import attention_scores, check_head, head_outputs
@@ -44,8 +45,8 @@ class HeadReading:
 
     Attributes:
         head: its number.
-        attends: from which token it looks at which; None for differential attention, whose pattern
-            no number of two tokens alone orders.
+        attends: from which token it looks at which; None where no number of two tokens alone orders
+            the pattern, as in differential attention.
         outputs: which output it raises and lowers for the token that it looks at.
         components: the strongest singular components of these outputs.
     """
@@ -102,7 +103,7 @@ def read_attention(
     chosen = range(model.n_heads) if heads is None else heads
     seen = None if position is None else position - distance
     pairs: list[HeadPairs] | list[None] = [None] * len(chosen)
-    if model.parts.attention != "differential":
+    if ATTENTIONS[model.parts.attention].product:
         pairs = attention_pairs(
             model, chosen, layer, k=k, distance=distance, position=position, among=among
         )
@@ -139,22 +140,24 @@ def attention_pairs(
         value.
 
     Raises:
-        BilensError: there is no such head, layer, position or token, k is not positive, or the
-            attention is differential.
+        BilensError: there is no such head, layer, position or token, k is not positive, or no
+            number of two tokens alone orders the pattern, as in differential attention.
     """
-    if model.parts.attention == "differential":
+    product = ATTENTIONS[model.parts.attention].product
+    if not product:
         raise BilensError(
-            "attention='differential' subtracts one softmax from another, so no number of two "
-            "tokens alone orders its pattern; read each of its attention_scores"
+            f"attention={model.parts.attention!r} has a pattern that no number of two tokens alone "
+            "orders; read each of its attention_scores"
         )
     scores = attention_scores(model, layer, distance=distance, position=position, among=among)
-    parts = {"squared": ["score"], "bilinear": ["first", "second"]}.get(model.parts.attention, [])
-    # Squared attention has one score, which is multiplied with itself.
-    factors = (*scores, *scores) if model.parts.attention == "squared" else scores
-    sides = ("query", "key")
+    names = ["first", "second"] if len(scores) == 2 else ["score"]
+    parts, sides = names if len(product) > 1 else [], ("query", "key")
     for head in heads:
         check_head(model, head)
-    return [_ends(model, [M[head] for M in factors], k, sides, parts, among) for head in heads]
+    return [
+        _ends(model, [scores[number][head] for number in product], k, sides, parts, among)
+        for head in heads
+    ]
 
 
 def output_pairs(
