@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 __version__ = "0.2.0"
+"""Of the package."""
 _ROOMS = (
     *("convert", "data", "explore", "nn", "read", "report"),
     *("residual", "tensor", "train"),
