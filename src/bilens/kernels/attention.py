@@ -78,8 +78,9 @@ def bilinear_attention(
             from bilens.kernels.triton_chunked import triton_chunked  # noqa: PLC0415
 
             return triton_chunked(q1, k1, v, q2, k2, scale)
-        run = chunked if kernel == "chunked" else recurrent
-        return run(q1, k1, v, q2, k2, scale, empty_state(k1, v, symmetric=q2 is None))[0]
+        if kernel == "chunked":
+            return chunked(q1, k1, v, q2, k2, scale, None)[0]
+        return recurrent(q1, k1, v, q2, k2, scale, empty_state(k1, v, symmetric=q2 is None))[0]
 
 
 def resume_attention(
@@ -89,10 +90,10 @@ def resume_attention(
     q2: Float[Tensor, "batch heads time d_head"] | None = None,
     k2: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     *,
-    state: Float[Tensor, "batch kv_heads d_value features"] | None = None,
+    state: Float[Tensor, "batch kv_heads features d_value"] | None = None,
     scale: float | None = None,
 ) -> tuple[
-    Float[Tensor, "batch heads time d_value"], Float[Tensor, "batch kv_heads d_value features"]
+    Float[Tensor, "batch heads time d_value"], Float[Tensor, "batch kv_heads features d_value"]
 ]:
     """`bilinear_attention` of some tokens that follow others, of which only a state is kept.
 

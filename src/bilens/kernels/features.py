@@ -1,95 +1,149 @@
-"""Products of two vectors' coordinates, a block of them at a time.
-
-The square of an inner product is an inner product of products of coordinates,
+"""Products of two vectors' coordinates, in which a product of scores is one score.
 
     (q1 . k1)(q2 . k2) = sum_ij (q1_i q2_j)(k1_i k2_j),
 
-so attention without softmax is linear in d_head^2 features, its state is their sum with values.
-They are made in blocks of rows i, for a chunk of tokens, and never for a whole text. When
-both vectors are the same, the features ij and ji are too: blocks below the diagonal are left out
-and those above it weigh sqrt(2), once in queries and once in keys.
+so attention without softmax is linear in d_head^2 features, and what it remembers of a text is a
+state: the sum over its tokens of the features of their keys times their values.
 
-Vectors are columns here, (heads, d_head, tokens), so that every product runs along the tokens.
+Where both vectors are the same, the features ij and ji are too. Of each such pair one is kept: row i
+has the columns i, i + 1, ..., i + d/2, counted in a circle, so that all rows are equally long. A
+state holds them as they are, and each counts twice when it is read; but not for i = j, nor for
+i + d/2, which stands in two rows.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "blocks", "features", "pull", "state_size"]
-
-HALF_ROWS = 8
-"""Rows of a block of the symmetric half. The blocks on the diagonal are whole, so a state holds
-d (d + 8) / 2 features; single rows would save a few and be many small products."""
+__all__ = ["FeatureMap", "products", "row_length", "weights"]
 
 
-@dataclass(frozen=True)
-class Block:
-    """Features a_i b_j of some rows i and columns j.
+def row_length(width: int, *, symmetric: bool) -> int:
+    """How many features stand in a row, with second vectors of some width."""
+    return width // 2 + 1 if symmetric else width
+
+
+def products(a: Tensor, b: Tensor, *, symmetric: bool) -> Tensor:
+    """All features (..., rows * columns) of vectors (..., width)."""
+    return (a[..., None] * _second_factors(b, a.shape[-1], symmetric=symmetric)).flatten(-2)
+
+
+def weights(width: int, like: Tensor) -> Tensor:
+    """How often each feature (rows * columns) counts, where both vectors are the same."""
+    columns = like.new_full((row_length(width, symmetric=True),), 2.0)
+    columns[0] = 1
+    if width % 2 == 0:
+        columns[-1] = 1
+    return columns.repeat(width)
+
+
+def _second_factors(b: Tensor, rows: int, *, symmetric: bool) -> Tensor:
+    """What each coordinate of the first vectors is multiplied with, (..., rows, columns): a view."""
+    if not symmetric:
+        return b[..., None, :].expand(*b.shape[:-1], rows, b.shape[-1])
+    columns = row_length(rows, symmetric=True)
+    return torch.cat([b, b[..., : columns - 1]], -1).unfold(-1, columns, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureMap:
+    """Sums over features, which are made in blocks of rows and in the same memory each time.
+
+    Vectors are (heads, tokens, width) and states (heads, rows * columns, d_value).
 
     Attributes:
-        rows: which i.
-        columns: which j.
-        start: place of the first one in the state.
-        stop: place behind the last one.
-        plain: how many of the columns weigh one; the rest weigh sqrt(2).
+        rows: width of first vectors.
+        width: of second vectors.
+        symmetric: whether both are the same.
+        parts: of the rows that are products side by side, as heads are.
+        step: rows of a block in each part.
+        memory: for the features of one block, with as many columns as second vectors have.
     """
 
-    rows: slice
-    columns: slice
-    start: int
-    stop: int
-    plain: int
+    rows: int
+    width: int
+    symmetric: bool
+    parts: int
+    step: int
+    memory: Tensor
 
     @property
-    def at(self) -> slice:
-        """Where the features stand in the state."""
-        return slice(self.start, self.stop)
+    def size(self) -> int:
+        """How many features there are."""
+        return self.rows * row_length(self.width, symmetric=self.symmetric)
 
+    def read(self, state: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """sum_ij a_i b_j state_ij, (heads, tokens, d_value)."""
+        if self.symmetric:
+            state = state * weights(self.rows, state)[:, None]
+        a, b = self._split(a[..., None]), self._factors(b)
+        y = a.new_zeros(state.shape[0] * self.parts, a.shape[2], state.shape[-1])
+        for block in self._blocks():
+            y.baddbmm_(self._features(a, b, block), self._state(state, block).flatten(1, 2))
+        return y.unflatten(0, (-1, self.parts)).sum(1)
 
-def blocks(width: int, rows: int, *, symmetric: bool) -> list[Block]:
-    """All features of vectors of some width, or their symmetric half.
+    def write(self, state: Tensor, a: Tensor, b: Tensor, v: Tensor) -> None:
+        """Add sum_t a_ti b_tj v_t to the state."""
+        a, b, v = self._split(a[..., None]), self._factors(b), self._shared(v)
+        for block in self._blocks():
+            part = self._state(state, block).flatten(1, 2)
+            part.baddbmm_(self._features(a, b, block).mT, v)
 
-    Args:
-        width: d_head.
-        rows: of a block; the symmetric half has blocks of its own.
-        symmetric: whether both vectors are the same.
-    """
-    found, at = [], 0
-    rows = HALF_ROWS if symmetric else rows
-    for first in range(0, width, rows):
-        last = min(first + rows, width)
-        left = first if symmetric else 0
-        size = (last - first) * (width - left)
-        plain = last - first if symmetric else width
-        found.append(Block(slice(first, last), slice(left, width), at, at + size, plain))
-        at += size
-    return found
+    def pull(self, state: Tensor, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of a and b from that of what they read."""
+        if self.symmetric:
+            state = self._both_orders(state)
+        left, right, dy = self._split(a), self._shared(b), self._shared(dy)
+        to_a = torch.zeros_like(left)
+        to_b = torch.zeros_like(right)
+        for block in self._blocks():
+            part = self._state(state, block)
+            shape = *right.shape[:2], *part.shape[1:3]
+            pulled = self._room(*shape)
+            torch.bmm(dy, part.flatten(1, 2).mT, out=pulled.flatten(2))
+            to_a[..., block] = (pulled @ right[..., None]).view(*left.shape[:3], -1)
+            factors = left[..., block].flatten(0, 1)[:, :, None]
+            to_b += (factors @ pulled)[:, :, 0]
+        to_a = to_a.transpose(1, 2).flatten(2)
+        return to_a, to_b.unflatten(0, (-1, self.parts)).sum(1)
 
+    def _blocks(self) -> Iterator[slice]:
+        rows = self.rows // self.parts
+        return (slice(start, min(start + self.step, rows)) for start in range(0, rows, self.step))
 
-def state_size(width: int, *, symmetric: bool) -> int:
-    """Number of features of vectors of some width."""
-    return blocks(width, width, symmetric=symmetric)[-1].stop
+    def _split(self, a: Tensor) -> Tensor:
+        """From (heads, tokens, rows, ...) to (heads, parts, tokens, rows / parts, ...)."""
+        return a.unflatten(2, (self.parts, -1)).transpose(1, 2)
 
+    def _shared(self, x: Tensor) -> Tensor:
+        """From (heads, tokens, width) to (heads * parts, tokens, width), alike in all parts."""
+        return x[:, None].expand(-1, self.parts, -1, -1).flatten(0, 1)
 
-def features(a: Tensor, b: Tensor, block: Block) -> Tensor:
-    """The products (heads, features, tokens) of a block, from columns (heads, width, tokens)."""
-    return (a[:, block.rows, None] * _weighed(b, block)[:, None]).flatten(1, 2)
+    def _factors(self, b: Tensor) -> Tensor:
+        return self._split(_second_factors(b, self.rows, symmetric=self.symmetric))
 
+    def _state(self, state: Tensor, block: slice) -> Tensor:
+        """A view of some rows of each part, (heads * parts, rows, columns, d_value)."""
+        split = state.view(state.shape[0], self.parts, self.rows // self.parts, -1, state.shape[-1])
+        return split[:, :, block].flatten(0, 1)
 
-def pull(gradient: Tensor, a: Tensor, b: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-    """Gradients of a's rows and of b's columns from that of a block's features."""
-    left = a[:, block.rows, None]
-    gradient = gradient.unflatten(1, (left.shape[1], -1))
-    to_a = (gradient * _weighed(b, block)[:, None]).sum(2)
-    to_b = (gradient * left).sum(1)
-    to_b[:, block.plain :] *= 2**0.5
-    return to_a, to_b
+    def _features(self, a: Tensor, b: Tensor, block: slice) -> Tensor:
+        a, b = a[..., block, :], b[..., block, :]
+        found = self._room(*b.shape)
+        torch.mul(a, b, out=found)
+        return found.flatten(0, 1).flatten(2)
 
+    def _room(self, *shape: int) -> Tensor:
+        return self.memory[: prod(shape)].view(shape)
 
-def _weighed(b: Tensor, block: Block) -> Tensor:
-    chosen = b[:, block.columns]
-    if block.plain == chosen.shape[1]:
-        return chosen
-    return torch.cat([chosen[:, : block.plain], chosen[:, block.plain :] * 2**0.5], 1)
+    def _both_orders(self, state: Tensor) -> Tensor:
+        """The state of all ij, from that of one of each pair."""
+        columns = row_length(self.rows, symmetric=True)
+        j = torch.arange(self.rows, device=state.device)
+        i = j[:, None]
+        away = (j - i) % self.rows
+        kept = torch.where(away < columns, i * columns + away, j * columns + self.rows - away)
+        return state[:, kept.flatten()]
