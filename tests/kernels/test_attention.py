@@ -212,17 +212,30 @@ def test_auto_takes_the_whole_pattern_for_short_texts(time, limit, kernel, monke
     assert called == [kernel]
 
 
+class OnDevice:
+    """As much of a tensor as the choice of a kernel looks at."""
+
+    def __init__(self, device, dtype=torch.float32, width=64, time=100):
+        self.device, self.dtype = torch.device(device), dtype
+        self.shape = (1, 1, time, width)
+
+
+def choice(*args, **sizes):
+    return bilens.kernels.attention._chosen((OnDevice(*args, **sizes),) * 5)
+
+
 def test_a_gpu_takes_triton_and_says_once_that_it_is_missing(monkeypatch):
-    linear = bilens.kernels.attention._linear
     monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: name)
-    assert linear("cuda", torch.bfloat16) == "triton"
-    assert linear("cuda", torch.float64) == linear("mps", torch.float32) == "chunked"
+    assert choice("cuda") == choice("cuda", torch.bfloat16, time=10_000) == "triton"
+    assert choice("cuda", torch.float64, time=10_000) == choice("mps", time=10_000) == "chunked"
+    assert choice("cuda", width=129) == choice("mps", time=64**2) == "reference"
+    assert choice("cuda", width=129, time=129**2 + 1) == "chunked"
     monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: None)
     bilens.kernels.attention._warn_once.cache_clear()
     with pytest.warns(UserWarning, match="Triton is missing, .* takes the chunked kernel"):
-        assert linear("cuda", torch.float32) == "chunked"
+        assert choice("cuda", time=10_000) == "chunked"
     # A second warning would be an error.
-    assert linear("cuda", torch.float32) == "chunked"
+    assert choice("cuda", time=10_000) == "chunked"
     with pytest.raises(BilensError, match="kernel='triton', but Triton is missing"):
         bilinear_attention(*random_inputs(), kernel="triton")
 
@@ -248,7 +261,7 @@ def changed(place, change):
         (changed(3, lambda x: x.to("meta")), {}, "q2 is on meta and v on cpu; move one"),
         (changed(1, lambda x: x.repeat(1, 2, 1, 1)[:, :3]), {}, "q1 has 4 heads, no multiple of"),
         (changed(4, lambda x: x[..., :7]), {}, r"k2 has shape \(1, 2, 9, 7\), expected \(1, 2, 9"),
-        (random_inputs(), {"kernel": "triton"}, "not torch.float64 on cpu; take 'chunked'"),
+        (random_inputs(), {"kernel": "triton"}, "not torch.float64 on cpu, 8 and 8; take 'chun"),
         (random_inputs(), {"kernel": "flash"}, "kernel='flash', expected one of auto, reference"),
     ],
 )
@@ -257,7 +270,13 @@ def test_bad_input_is_named(unchecked, inputs, options, message):
         bilinear_attention(*inputs, **options)
 
 
-def test_a_state_of_another_shape_is_named(unchecked):
+def test_a_state_of_other_inputs_is_named(unchecked):
+    inputs = random_inputs(width=16)
     state = resume_attention(*random_inputs(width=16, squared=True))[1]
     with pytest.raises(BilensError, match=r"state has shape .* start with state=None"):
-        resume_attention(*random_inputs(width=16), state=state)
+        resume_attention(*inputs, state=state)
+    state = resume_attention(*inputs)[1]
+    with pytest.raises(BilensError, match=r"state has dtype torch.float32, expected torch.float64"):
+        resume_attention(*inputs, state=state.float())
+    with pytest.raises(BilensError, match="state has device meta, expected cpu"):
+        resume_attention(*inputs, state=state.to("meta"))

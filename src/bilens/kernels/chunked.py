@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bilens.kernels.chunks import Place, Text
 from bilens.kernels.features import row_length, weights
-from bilens.kernels.gradients import Inputs, attention_gradients, state_gradients
+from bilens.kernels.gradients import Inputs, differentiable_gradients
 
 __all__ = ["chunked", "empty_state"]
 
@@ -84,28 +84,22 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        *inputs, state = ctx.saved_tensors
+        q1, k1, v, q2, k2, state = ctx.saved_tensors
+        inputs = q1, k1, v, q2, k2
         with torch.autocast(dy.device.type, enabled=False):
             dy = dy * ctx.scale
-            # Gradients are on here where these gradients will be differentiated again.
-            if not torch.is_grad_enabled():
-                found = _gradients(tuple(inputs), state, dy, dstate)
+            # Gradients are on here where these will be differentiated again.
+            if torch.is_grad_enabled():
+                found = differentiable_gradients(_attend_afresh, inputs, state, dy, dstate)
             else:
-                found = [*attention_gradients(_attend_afresh, tuple(inputs), dy), None]
-                if state is not None and dstate is not None:
-                    more = state_gradients(tuple(inputs), state, dy, dstate)
-                    found = [_sum(a, b) for a, b in zip(found, more, strict=True)]
+                found = _gradients(inputs, state, dy, dstate)
         return *found[:5], None, found[5]
 
 
-def _attend_afresh(q1: Tensor, k1: Tensor, v: Tensor, q2: Tensor | None, k2: Tensor | None) -> Tensor:
+def _attend_afresh(
+    q1: Tensor, k1: Tensor, v: Tensor, q2: Tensor | None, k2: Tensor | None
+) -> Tensor:
     return chunked(q1, k1, v, q2, k2, 1.0, None)[0]
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
 
 
 def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -161,7 +155,9 @@ def _gradients(
         if state is not None or place.span.start > 0:
             text.features.write(after[place.heads], q1, q2, text.tokens(dy, place))
     given = [x for x in inputs if x is not None]
-    found = [total.view_as(x).to(x.dtype) for total, x in zip(sums, given, strict=True)]
+    found: list[Tensor | None] = [
+        total.view_as(x).to(x.dtype) for total, x in zip(sums, given, strict=True)
+    ]
     if text.symmetric:
         found += [None, None]
         after *= weights(text.features.rows, after)[:, None]

@@ -39,7 +39,7 @@ class Text:
     """
 
     def __init__(self, inputs: Inputs) -> None:
-        q1, k1, v, q2, k2 = inputs
+        _, k1, v, q2, k2 = inputs
         self.kv_heads, self.symmetric = k1.shape[1], q2 is None
         self.dtype = torch.promote_types(v.dtype, torch.float32)
         self._parts = [self.by_keys(x) for x in inputs if x is not None]
@@ -70,7 +70,8 @@ class Text:
 
     def by_keys(self, x: Tensor) -> Tensor:
         """From (batch, heads, time, width) to (batch * kv_heads, sharing, time, width)."""
-        return x.unflatten(1, (self.kv_heads, -1)).flatten(0, 1)
+        split: Tensor = x.unflatten(1, (self.kv_heads, -1))
+        return split.flatten(0, 1)
 
     def tokens(self, x: Tensor, place: Place) -> Tensor:
         """Those of a chunk (heads, sharing * tokens, width), the heads that share keys in a row."""

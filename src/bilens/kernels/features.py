@@ -5,8 +5,8 @@
 so attention without softmax is linear in d_head^2 features, and what it remembers of a text is a
 state: the sum over its tokens of the features of their keys times their values.
 
-Where both vectors are the same, the features ij and ji are too. Of each such pair one is kept: row i
-has the columns i, i + 1, ..., i + d/2, counted in a circle, so that all rows are equally long. A
+Where both vectors are the same, the features ij and ji are too. Of each such pair one is kept: row
+i has the columns i, i + 1, ..., i + d/2, counted in a circle, so that all rows are equally long. A
 state holds them as they are, and each counts twice when it is read; but not for i = j, nor for
 i + d/2, which stands in two rows.
 """
@@ -18,7 +18,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-__all__ = ["FeatureMap", "products", "row_length", "weights"]
+__all__ = ["FeatureMap", "both_orders", "one_order", "products", "row_length", "weights"]
 
 
 def row_length(width: int, *, symmetric: bool) -> int:
@@ -41,11 +41,28 @@ def weights(width: int, like: Tensor) -> Tensor:
 
 
 def _second_factors(b: Tensor, rows: int, *, symmetric: bool) -> Tensor:
-    """What each coordinate of the first vectors is multiplied with, (..., rows, columns): a view."""
+    """What the first vectors' coordinates are multiplied with, (..., rows, columns), as a view."""
     if not symmetric:
         return b[..., None, :].expand(*b.shape[:-1], rows, b.shape[-1])
     columns = row_length(rows, symmetric=True)
     return torch.cat([b, b[..., : columns - 1]], -1).unfold(-1, columns, 1)
+
+
+def both_orders(state: Tensor, width: int) -> Tensor:
+    """From a state (heads, features, d_value) of one of each pair to (heads, width^2, d_value)."""
+    columns = row_length(width, symmetric=True)
+    j = torch.arange(width, device=state.device)
+    i = j[:, None]
+    away = (j - i) % width
+    kept = torch.where(away < columns, i * columns + away, j * columns + width - away)
+    return state[:, kept.flatten()]
+
+
+def one_order(state: Tensor, width: int) -> Tensor:
+    """Back from `both_orders`."""
+    away = torch.arange(row_length(width, symmetric=True), device=state.device)
+    i = torch.arange(width, device=state.device)[:, None]
+    return state[:, (i * width + (i + away) % width).flatten()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +100,7 @@ class FeatureMap:
         y = a.new_zeros(state.shape[0] * self.parts, a.shape[2], state.shape[-1])
         for block in self._blocks():
             y.baddbmm_(self._features(a, b, block), self._state(state, block).flatten(1, 2))
-        return y.unflatten(0, (-1, self.parts)).sum(1)
+        return y.view(-1, self.parts, *y.shape[1:]).sum(1)
 
     def write(self, state: Tensor, a: Tensor, b: Tensor, v: Tensor) -> None:
         """Add sum_t a_ti b_tj v_t to the state."""
@@ -95,7 +112,7 @@ class FeatureMap:
     def pull(self, state: Tensor, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of a and b from that of what they read."""
         if self.symmetric:
-            state = self._both_orders(state)
+            state = both_orders(state, self.rows)
         left, right, dy = self._split(a), self._shared(b), self._shared(dy)
         to_a = torch.zeros_like(left)
         to_b = torch.zeros_like(right)
@@ -108,7 +125,7 @@ class FeatureMap:
             factors = left[..., block].flatten(0, 1)[:, :, None]
             to_b += (factors @ pulled)[:, :, 0]
         to_a = to_a.transpose(1, 2).flatten(2)
-        return to_a, to_b.unflatten(0, (-1, self.parts)).sum(1)
+        return to_a, to_b.view(-1, self.parts, *to_b.shape[1:]).sum(1)
 
     def _blocks(self) -> Iterator[slice]:
         rows = self.rows // self.parts
@@ -116,7 +133,8 @@ class FeatureMap:
 
     def _split(self, a: Tensor) -> Tensor:
         """From (heads, tokens, rows, ...) to (heads, parts, tokens, rows / parts, ...)."""
-        return a.unflatten(2, (self.parts, -1)).transpose(1, 2)
+        split: Tensor = a.unflatten(2, (self.parts, -1))
+        return split.transpose(1, 2)
 
     def _shared(self, x: Tensor) -> Tensor:
         """From (heads, tokens, width) to (heads * parts, tokens, width), alike in all parts."""
@@ -138,12 +156,3 @@ class FeatureMap:
 
     def _room(self, *shape: int) -> Tensor:
         return self.memory[: prod(shape)].view(shape)
-
-    def _both_orders(self, state: Tensor) -> Tensor:
-        """The state of all ij, from that of one of each pair."""
-        columns = row_length(self.rows, symmetric=True)
-        j = torch.arange(self.rows, device=state.device)
-        i = j[:, None]
-        away = (j - i) % self.rows
-        kept = torch.where(away < columns, i * columns + away, j * columns + self.rows - away)
-        return state[:, kept.flatten()]

@@ -29,8 +29,8 @@ def recurrent(
     symmetric = q2 is None
 
     def of(x: Tensor, t: int) -> Tensor:
-        one = x[:, :, t].to(state.dtype)
-        return one.unflatten(1, (kv_heads, -1))
+        one: Tensor = x[:, :, t].unflatten(1, (kv_heads, -1))
+        return one.to(state.dtype)
 
     def both(first: Tensor, second: Tensor | None, t: int) -> Tensor:
         a = of(first, t)
