@@ -13,6 +13,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.kernels.chunked import chunked, empty_state
 from bilens.kernels.gradients import Inputs
+from bilens.kernels.precision import no_autocast
 from bilens.kernels.recurrent import recurrent
 from bilens.kernels.reference import reference
 from bilens.lazy_imports import lazy_import
@@ -134,7 +135,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     q1, k1, v, q2, _ = inputs
     scale = q1.shape[-1] ** -2 if scale is None else scale
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v.device):
         match kernel:
             case "reference":
                 return reference(*inputs, scale), None

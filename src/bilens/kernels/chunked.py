@@ -9,6 +9,7 @@ from torch import Tensor
 from bilens.kernels.chunks import Place, Text
 from bilens.kernels.features import row_length, weights
 from bilens.kernels.gradients import Inputs, differentiable_gradients
+from bilens.kernels.precision import no_autocast
 
 __all__ = ["chunked", "empty_state"]
 
@@ -86,7 +87,7 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
         q1, k1, v, q2, k2, state = ctx.saved_tensors
         inputs = q1, k1, v, q2, k2
-        with torch.autocast(dy.device.type, enabled=False):
+        with no_autocast(dy.device):
             dy = dy * ctx.scale
             # Gradients are on here where these will be differentiated again.
             if torch.is_grad_enabled():
@@ -129,7 +130,7 @@ def _gradients(
     before, after = text.state(state), text.state(dstate)
     if text.symmetric:
         # As a state is, in which one of each pair stands for both.
-        after /= weights(text.features.rows, after)[:, None]
+        after /= weights(text.features.rows, after)
 
     def add(place: Place, *found: Tensor | None) -> None:
         # A squared score has the same queries and keys in both places.
@@ -160,7 +161,7 @@ def _gradients(
     ]
     if text.symmetric:
         found += [None, None]
-        after *= weights(text.features.rows, after)[:, None]
+        after *= weights(text.features.rows, after)
     return [*found, None if state is None else after.view_as(state)]
 
 

@@ -53,7 +53,8 @@ class Text:
         # Where there are fewer heads than threads, each thread has some of the features' rows.
         most = min(rows, -(-workers // at_once))
         parts = max(part for part in range(1, most + 1) if rows % part == 0)
-        step = max(1, min(rows // parts, budget // row))
+        blocks = -(-rows // parts * row // budget)
+        step = -(-rows // parts // blocks)
         self.features = FeatureMap(
             rows=rows,
             width=width,

@@ -80,7 +80,7 @@ def _state_gradients(
     symmetric = not rest
     read = products(q1, q2, symmetric=symmetric)
     if symmetric:
-        read = read * weights(q1.shape[-1], q1)
+        read = read * weights(q1.shape[-1], q1).T
     read = read.view(*k1.shape[:2], -1, *read.shape[2:])
     y = read @ state[:, :, None]
     last = state + products(k1, k2, symmetric=symmetric).mT @ v

@@ -36,7 +36,7 @@ def recurrent(
         a = of(first, t)
         return products(a, a if second is None else of(second, t), symmetric=symmetric)
 
-    weight = weights(width, state) if symmetric else 1
+    weight = weights(width, state).T if symmetric else 1
     S, found = state, []
     for t in range(k1.shape[2]):
         S = S + both(k1, k2, t).mT @ of(v, t)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from bilens.kernels.features import both_orders, one_order, weights
 from bilens.kernels.gradients import Inputs, differentiable_gradients
+from bilens.kernels.precision import no_autocast
 from bilens.kernels.triton_kernels import read_kernel, read_sizes, states_kernel, states_sizes
 
 __all__ = ["triton_chunked"]
@@ -76,7 +77,7 @@ class _Triton(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
         q1, k1, v, q2, k2, state = ctx.saved_tensors
         inputs = q1, k1, v, q2, k2
-        with torch.autocast(dy.device.type, enabled=False):
+        with no_autocast(dy.device):
             dy = dy * ctx.scale
             # Gradients are on here where these will be differentiated again.
             if torch.is_grad_enabled():
@@ -95,7 +96,7 @@ def _gradients(
     above = text.flat(dy)
     if dstate is not None and text.squared:
         # As a state is, in which one of each pair stands for both.
-        dstate = dstate / weights(inputs[1].shape[-1], dstate)[:, None]
+        dstate = dstate / weights(inputs[1].shape[-1], dstate)
     before = text.states((k1, k2, v), state)
     after = text.states((q1, q2, above), dstate, reverse=True)
     twice = 2.0 if text.squared else 1.0
@@ -119,7 +120,7 @@ def _gradients(
         return [*gradients, None]
     first = text.kept(after.last).view_as(state)
     if text.squared:
-        first = first * weights(inputs[1].shape[-1], first)[:, None]
+        first = first * weights(inputs[1].shape[-1], first)
     return [*gradients, first]
 
 

@@ -93,6 +93,6 @@ class ProductAttention(Attention):
 def _in_one_precision(*inputs: Tensor) -> list[Tensor]:
     """As torch's own attention takes them under autocast, where norms and positions promote."""
     device = inputs[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return list(inputs)
     return [x.to(torch.get_autocast_dtype(device)) for x in inputs]
