@@ -9,9 +9,8 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -22,15 +21,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from bilens.kernels import triton_chunked
+from bilens.kernels.triton_kernels import read_kernel, states_kernel
 
 HEADS, LENGTH = 8, 2**16
 WIDTHS = (32, 64, 128)
-NAMES = {
-    False: ("states", "y", "", "states from the end", "dq1", "dk1", "dv", "dq2", "dk2"),
-    True: ("states", "y", "", "states from the end", "dq", "dk", "dv"),
-}
-"""Of the launches in their order, of two scores and of one squared; the backward pass makes the
-states of the forward pass again."""
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
 
@@ -66,17 +60,26 @@ class Launch:
     kernel: Any
     arguments: dict[str, Any]
 
+    def constants(self) -> tuple[tuple[str, Any], ...]:
+        """What a kernel is compiled for, whichever tensors it is given."""
+        return tuple(
+            (name, value.dtype if isinstance(value, torch.Tensor) else value)
+            for name, value in self.arguments.items()
+            if name != "scale"
+        )
+
     def operations(self) -> float:
         """Multiplications and additions of the products of tiles."""
         of = self.arguments
-        a, b, c = (of[name] for name in ("DA", "DB", "DC"))
+        states = "BJ" in of
+        a, b, c = (int(of[name]) for name in ("DA", "DB", "DC"))
         # On and above the diagonal, in tiles.
-        columns = of["BJ"] if "BJ" in of else of["BK"]
+        columns = of["BJ"] if states else of["BK"]
         part = (1 + columns / b) / 2 if of["HALF"] else 1
         chunks = -(-of["time"] // of["length"])
         state = a * b * c * part * (chunks - 1) / chunks
-        pattern = 0 if "BJ" in of else (a + b + c) * of["length"] / 2
-        return 2.0 * HEADS * of["time"] * (state + pattern)
+        pattern = 0 if states else (a + b + c) * of["length"] / 2
+        return float(2 * HEADS * of["time"] * (state + pattern))
 
     def moved(self) -> float:
         """Bytes of all tensors."""
@@ -103,8 +106,10 @@ class Compiled:
     seconds: float
 
 
-def launches(width: int, dtype: torch.dtype, *, squared: bool) -> list[Launch]:
-    """All launches of one forward and one backward pass."""
+def launches(
+    width: int, dtype: torch.dtype, *, squared: bool, length: int = LENGTH
+) -> list[Launch]:
+    """All launches of one forward and one backward pass; the first two are forward."""
     found: list[Launch] = []
 
     class Recorder:
@@ -114,22 +119,25 @@ def launches(width: int, dtype: torch.dtype, *, squared: bool) -> list[Launch]:
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
             def record(*arguments: Any, **constants: Any) -> None:
                 given = dict(zip(self.kernel.arg_names, arguments, strict=False))
-                name = NAMES[squared][len(found)]
+                states = "dstates" if constants["REVERSE"] else "states"
+                name = names.pop(0) if "BK" in constants else states
                 found.append(Launch(name, self.kernel, given | constants))
 
             return record
 
-    shape = (1, HEADS, LENGTH, width)
+    names = ["y", "dq", "dk", "dv"] if squared else ["y", "dq1", "dk1", "dv", "dq2", "dk2"]
+    shape = (1, HEADS, length, width)
     count = 3 if squared else 5
     given = [torch.empty(shape, device="meta", dtype=dtype).requires_grad_() for _ in range(count)]
-    q1, k1, v, q2, k2 = (*given, None, None)[:5]
+    q1, k1, v, *rest = given
+    q2, k2 = rest or (None, None)
     with (
-        patch.object(triton_chunked, "read_kernel", Recorder(triton_chunked.read_kernel)),
-        patch.object(triton_chunked, "states_kernel", Recorder(triton_chunked.states_kernel)),
+        patch.object(triton_chunked, "read_kernel", Recorder(read_kernel)),
+        patch.object(triton_chunked, "states_kernel", Recorder(states_kernel)),
     ):
         y, _ = triton_chunked.triton_chunked(q1, k1, v, q2, k2, 1.0, None)
         torch.autograd.grad(y.sum(), given)
-    return [launch for launch in found if launch.name]
+    return found
 
 
 def compiled(launch: Launch, target: GPUTarget) -> Compiled:
@@ -164,7 +172,7 @@ def _read_cuda(asm: dict[str, Any]) -> tuple[int, int, int]:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(asm["cubin"])
-        command = [tool, "-res-usage", file.name]
+        command = [str(tool), "-res-usage", file.name]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, spilled = re.findall(r"REG:(\d+) STACK:(\d+)", shown)[-1]
     products = re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", asm["ptx"])
@@ -179,29 +187,41 @@ def _read_hip(asm: dict[str, Any]) -> tuple[int, int, int]:
     return number("vgpr_count"), spilled, asm["amdgcn"].count("v_mfma")
 
 
-def main() -> None:
-    """Print every kernel on every card, and the worst of each."""
-    print(f"triton {triton.__version__}; {HEADS} heads, {LENGTH} tokens")
-    for card, (target, rates, bandwidth) in CARDS.items():
-        print(f"\n{card}")
+def show(card: Card, dtype: torch.dtype, width: int, *, squared: bool) -> None:
+    """Print the kernels of one kind of attention, and the least time of both passes."""
+    sums, seen = [0.0, 0.0], set()
+    kind = f"{str(dtype)[6:]:8} {width:4} {'squared' if squared else 'bilinear':8}"
+    for place, launch in enumerate(launches(width, dtype, squared=squared)):
+        work = launch.operations() / card.rates[dtype]
+        memory = launch.moved() / card.bandwidth
+        sums[place > 1] += max(work, memory)
+        constants = launch.constants()
+        if constants in seen:
+            continue
+        seen.add(constants)
+        found = compiled(launch, card.target)
         print(
-            "dtype      d  kernel                       shared  registers  spilled  products"
-            "  compiled  operations   bytes"
+            f"{kind} {launch.name:7} {found.shared / 1024:5.0f} kB {found.registers:10}"
+            f" {found.spilled:6} B {found.products:9} {found.seconds:8.1f} s"
+            f" {1e3 * work:8.2f} {1e3 * memory:8.2f}",
+            flush=True,
         )
-        for dtype, rate in rates.items():
+    print(f"{kind} forward at least {1e3 * sums[0]:.2f} ms, backward {1e3 * sums[1]:.2f} ms")
+
+
+def main() -> None:
+    """Print every kernel on every card."""
+    print(f"triton {triton.__version__}; {HEADS} heads, {LENGTH} tokens")
+    for name, card in CARDS.items():
+        print(f"\n{name}")
+        print(
+            "dtype       d attention kernel  shared  registers  spilled  products  compiled"
+            "  ms by operations, by bytes"
+        )
+        for dtype in card.rates:
             for width in WIDTHS:
                 for squared in (False, True):
-                    for launch in launches(width, dtype, squared=squared):
-                        found = compiled(launch, target)
-                        kind = "squared" if squared else "bilinear"
-                        print(
-                            f"{str(dtype)[6:]:9} {width:3}  {kind:8} {launch.name:19}"
-                            f" {found.shared / 1024:5.0f} kB {found.registers:10} {found.spilled:6} B"
-                            f" {found.products:9} {found.seconds:8.1f} s"
-                            f" {1e3 * launch.operations() / rate:8.2f} ms"
-                            f" {1e3 * launch.moved() / bandwidth:5.2f} ms",
-                            flush=True,
-                        )
+                    show(card, dtype, width, squared=squared)
 
 
 if __name__ == "__main__":
