@@ -1,4 +1,8 @@
-"""Bilinear attention on the CPU: chunked against the whole pattern, softmax and longer texts."""
+"""Bilinear attention on the CPU: chunked against the whole pattern, softmax and longer texts.
+
+Each ratio is the median of several turns, in which both sides are timed one after the other, with
+the least and the most of them behind it.
+"""
 
 import statistics
 import time
@@ -9,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.clock import machine, seconds
+from benchmarks.clock import machine
 from bilens.kernels import KernelName, bilinear_attention, resume_attention
+from bilens.kernels.attention import SHORT
 
-LENGTH = 8192
+LENGTH, TURNS = 8192, 7
 FORWARD = {32: 25.0, 64: 8.0}
 """Least ratio of the whole pattern's time to that of chunks, by d_head."""
 
@@ -42,9 +47,25 @@ def peak_bytes(call: Callable[[], object]) -> int:
     return most
 
 
-def line(what: str, value: float, floor: str, *, reached: bool) -> None:
+def once(call: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def ratios(above: Callable[[], object], below: Callable[[], object]) -> list[float]:
+    """Of the times of two calls, in turns, after one of each that does not count."""
+    above(), below()
+    return [once(above) / once(below) for _ in range(TURNS)]
+
+
+def line(what: str, found: list[float], floor: str, reached: Callable[[float], bool]) -> None:
     """One figure beside what it has to reach."""
-    print(f"{what:58} {value:8.2f}   {floor:14} {'reached' if reached else 'MISSED'}")
+    middle = statistics.median(found)
+    spread = f"{min(found):.2f} to {max(found):.2f}"
+    verdict = "reached" if reached(middle) else "MISSED"
+    print(f"{what:58} {middle:8.2f}  {spread:16} {floor:14} {verdict}", flush=True)
 
 
 def forward() -> None:
@@ -53,65 +74,71 @@ def forward() -> None:
         given = inputs(LENGTH, width)
         for name, chosen in (("two scores", given), ("squared", given[:3])):
             whole, parts = (
-                seconds(partial(bilinear_attention, *chosen, kernel=kernel), 3)
+                partial(bilinear_attention, *chosen, kernel=kernel)
                 for kernel in ("reference", "chunked")
             )
             what = f"T={LENGTH}, d_head {width}, {name}: reference / chunked"
-            line(what, whole / parts, f"at least {floor:g}", reached=whole / parts >= floor)
+            line(what, ratios(whole, parts), f"at least {floor:g}", floor.__le__)
 
 
 def softmax() -> None:
     """The time of torch's fused causal attention as a multiple of that of chunks."""
     for length in (2048, 4096, 8192, 16384):
         q1, k1, v, q2, k2 = inputs(length, 32, heads=4)
-        fused = seconds(partial(scaled_dot_product_attention, q1, k1, v, is_causal=True))
-        parts = seconds(partial(bilinear_attention, q1, k1, v, q2, k2, kernel="chunked"))
+        fused = partial(scaled_dot_product_attention, q1, k1, v, is_causal=True)
+        parts = partial(bilinear_attention, q1, k1, v, q2, k2, kernel="chunked")
         what = f"T={length}, d_head 32, 4 heads: SDPA / chunked"
         floor = 1.0 if length >= 4096 else 0.0
-        line(what, fused / parts, f"above {floor:g}", reached=fused / parts > floor)
+        line(what, ratios(fused, parts), f"above {floor:g}", floor.__lt__)
+
+
+def crossing() -> None:
+    """The whole pattern over chunks where `kernel="auto"` goes from one to the other."""
+    for width in (16, 32, 64, 128):
+        given = inputs(SHORT * width, width, heads=4)
+        for name, chosen in (("two scores", given), ("squared", given[:3])):
+            whole, parts = (
+                partial(bilinear_attention, *chosen, kernel=kernel)
+                for kernel in ("reference", "chunked")
+            )
+            what = f"T={SHORT * width}, d_head {width}, 4 heads, {name}: reference / chunked"
+            line(what, ratios(whole, parts), "about 1", lambda ratio: 0.5 < ratio < 2)
 
 
 def training() -> None:
     """Forward and backward, time and memory."""
     given = [x.requires_grad_() for x in inputs(LENGTH, 64)]
-    times = [seconds(partial(both_ways, kernel, given), 3) for kernel in ("reference", "chunked")]
-    ratio = times[0] / times[1]
-    line(
-        f"T={LENGTH}, d_head 64, both ways: reference / chunked",
-        ratio,
-        "at least 5",
-        reached=ratio >= 5,
-    )
-    memory = [peak_bytes(partial(both_ways, kernel, given)) for kernel in ("reference", "chunked")]
-    share = memory[1] / memory[0]
-    line("the same, peak memory: chunked / reference", share, "at most 0.1", reached=share <= 0.1)
+    for name, chosen in (("two scores", given), ("squared", given[:3])):
+        whole, parts = (partial(both_ways, kernel, chosen) for kernel in ("reference", "chunked"))
+        what = f"T={LENGTH}, d_head 64, both ways, {name}: reference / chunked"
+        line(what, ratios(whole, parts), "at least 5", (5.0).__le__)
+        share = peak_bytes(parts) / peak_bytes(whole)
+        line("the same, peak memory: chunked / reference", [share], "at most 0.1", (0.1).__ge__)
 
 
 def flatness() -> None:
-    """Cost per token, longest text over shortest and so on."""
-    each = []
-    for length in (4096, 16384, 65536):
-        given = inputs(length, 32, heads=4)
-        each.append(seconds(partial(bilinear_attention, *given, kernel="chunked"), 3) / length)
-    spread = max(each) / min(each)
-    line("per token, T = 4k to 64k: most / least", spread, "at most 1.2", reached=spread <= 1.2)
+    """Cost per token of the longest text over that of the shortest."""
+    short, long = (
+        partial(bilinear_attention, *inputs(length, 32, heads=4), kernel="chunked")
+        for length in (4096, 65536)
+    )
+    found = [ratio / 16 for ratio in ratios(long, short)]
+    line("per token, T = 64k / 4k", found, "at most 1.2", (1.2).__ge__)
 
 
 def decoding() -> None:
     """A step after 64k tokens over one after 1k, in turns so that both meet the same machine."""
-    states, steps = [], inputs(1, 64)
-    for length in (1024, 65536):
-        q1, k1, v, q2, k2 = inputs(length, 64)
-        states.append(resume_attention(q1, k1, v, q2, k2)[1])
-    q1, k1, v, q2, k2 = steps
-    times: list[list[float]] = [[], []]
-    for _ in range(200):
-        for state, found in zip(states, times, strict=True):
-            start = time.perf_counter()
-            resume_attention(q1, k1, v, q2, k2, state=state)
-            found.append(time.perf_counter() - start)
-    ratio = statistics.median(times[1]) / statistics.median(times[0])
-    line("a step at position 64k / at 1k", ratio, "at most 1.1", reached=ratio <= 1.1)
+    q1, k1, v, q2, k2 = inputs(1, 64)
+    near, far = (
+        partial(resume_attention, q1, k1, v, q2, k2, state=resume_attention(*given)[1])
+        for given in (inputs(1024, 64), inputs(65536, 64))
+    )
+    found = [
+        statistics.median(once(far) for _ in range(50))
+        / statistics.median(once(near) for _ in range(50))
+        for _ in range(TURNS)
+    ]
+    line("a step at position 64k / at 1k", found, "at most 1.1", (1.1).__ge__)
 
 
 @torch.no_grad()
@@ -119,6 +146,7 @@ def inference() -> None:
     """All figures without gradients."""
     forward()
     softmax()
+    crossing()
     flatness()
     decoding()
 

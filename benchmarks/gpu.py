@@ -1,9 +1,11 @@
 """Bilinear attention on a GPU: Triton against softmax, the whole pattern, and the products' floor.
 
-bfloat16, one line for each d_head, length and direction of the pass. The floor is the time that the
-matrix products of the chunked form would take alone, at the rate of one large product here.
+First every kernel is held against the chunked one in float64. Then, in bfloat16, one line for each
+d_head, length and direction of the pass. The floor is the time that the matrix products of the
+kernels would take alone, at the rate of one large product here.
 """
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -11,29 +13,74 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.clock import machine, seconds
-from bilens.kernels import KernelName, bilinear_attention
+from benchmarks.clock import machine
+from bilens.kernels import bilinear_attention
 
-HEADS = 8
-WIDTHS = (32, 64, 128)
+HEADS, WIDTHS = 8, (32, 64, 128)
 LENGTHS = tuple(2**power for power in range(10, 19))
 PATTERN = 2**33
 """Most numbers of a whole pattern that are tried: 16 GiB of them in bfloat16."""
-CHUNK = 1024
-"""Tokens of a chunk, as in `bilens.kernels.triton_chunked`; each sees half of them on average."""
 RATE = 8192
 """Width of the square matrices whose product gives the rate."""
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+"""Largest distance from exact outputs and gradients, relative to these."""
+
+
+def milliseconds(call: Callable[[], object], repeats: int = 7) -> float:
+    """Median time on the GPU of a call, after two that do not count."""
+    call(), call()
+    times = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(float(start.elapsed_time(stop)))
+    return statistics.median(times)
+
+
+def random_inputs(heads: int, length: int, width: int, dtype: torch.dtype) -> list[Tensor]:
+    """q1, k1, v, q2 and k2."""
+    shape = (1, heads, length, width)
+    return [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in range(5)]
+
+
+def check(width: int, dtype: torch.dtype) -> None:
+    """Print how far outputs and gradients are from exact ones, of one chunk and of several.
+
+    Raises:
+        RuntimeError: too far for the times below to mean anything.
+    """
+    for length in (width**2 // 2, width**2 + 100):
+        given = random_inputs(1, length, width, dtype)
+        for name, chosen in (("bilinear", given), ("squared", given[:3])):
+            exact = [x.detach().double().requires_grad_() for x in chosen]
+            dy = torch.randn_like(given[2])
+            found, expected = (
+                [y, *torch.autograd.grad(y, xs, dy.to(y.dtype))]
+                for y, xs in (
+                    (bilinear_attention(*chosen, kernel="triton"), chosen),
+                    (bilinear_attention(*exact, kernel="chunked"), exact),
+                )
+            )
+            error = max(
+                float((a.double() - b).norm() / b.norm())
+                for a, b in zip(found, expected, strict=True)
+            )
+            print(f"{width:4} {length:7} {str(dtype)[6:]:8} {name:8} error {error:.1e}", flush=True)
+            if not error < BOUNDS[dtype]:
+                raise RuntimeError(f"error {error:.1e}, expected less than {BOUNDS[dtype]:.0e}")
 
 
 def floor(length: int, width: int, rate: float, *, squared: bool, backward: bool) -> float:
-    """Seconds of the products alone.
+    """Milliseconds of the products alone."""
+    # Triton need not be there where there is no GPU.
+    from benchmarks.kernels_static import launches  # noqa: PLC0415
 
-    A token and head costs 2 d^3 multiplications with the state forward, reading and adding, and 5
-    d^3 backward; half of them with squared scores. The chunk costs 3 and 8 CHUNK d / 2.
-    """
-    state = (7 if backward else 2) * width**3 / (2 if squared else 1)
-    chunk = (11 if backward else 3) * min(CHUNK, length) * width / 2
-    return 2 * HEADS * length * (state + chunk) / rate
+    every = launches(width, torch.bfloat16, squared=squared, length=length)
+    forward = [launch for launch in every[:2] if launch.name in ("states", "y")]
+    return 1e3 * sum(x.operations() for x in (every if backward else forward)) / rate
 
 
 def both_ways(attend: Callable[..., Tensor], given: list[Tensor]) -> None:
@@ -41,39 +88,29 @@ def both_ways(attend: Callable[..., Tensor], given: list[Tensor]) -> None:
     torch.autograd.grad(attend(*given).sum(), given)
 
 
-def rate(device: str) -> float:
-    """Floating-point operations a second of a large product."""
-    square = torch.randn(RATE, RATE, device=device, dtype=torch.bfloat16)
-    return 2 * RATE**3 / seconds(lambda: square @ square)
-
-
-def row(length: int, width: int, speed: float, device: str, kernel: KernelName) -> None:
+def row(length: int, width: int, rate: float) -> None:
     """Print one length of one width, forward and both ways."""
-    shape = (1, HEADS, length, width)
-    q1, k1, v, q2, k2 = (
-        torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
-        for _ in range(5)
-    )
-    attend = partial(bilinear_attention, kernel=kernel)
+    q1, k1, v, q2, k2 = random_inputs(HEADS, length, width, torch.bfloat16)
+    attend = partial(bilinear_attention, kernel="triton")
     whole = partial(bilinear_attention, kernel="reference")
     softmax = partial(scaled_dot_product_attention, is_causal=True)
     for backward in (False, True):
 
         def took(call: Callable[..., Tensor], *given: Tensor, back: bool = backward) -> float:
             if back:
-                return seconds(lambda: both_ways(call, list(given)))
+                return milliseconds(lambda: both_ways(call, list(given)))
             with torch.no_grad():
-                return seconds(lambda: call(*given))
+                return milliseconds(lambda: call(*given))
 
         soft = took(softmax, q1, k1, v)
         found = {"squared": took(attend, q1, k1, v), "bilinear": took(attend, q1, k1, v, q2, k2)}
         fits = HEADS * length**2 <= PATTERN
-        patterned = f"{1e3 * took(whole, q1, k1, v, q2, k2):9.2f}" if fits else "        -"
-        cells = [f"{width:4} {length:7} {'both' if backward else 'forward':8} {1e3 * soft:9.2f}"]
+        patterned = f"{took(whole, q1, k1, v, q2, k2):9.2f}" if fits else "        -"
+        cells = [f"{width:4} {length:7} {'both' if backward else 'forward':8} {soft:9.2f}"]
         cells.append(patterned)
         for name, each in found.items():
-            least = floor(length, width, speed, squared=name == "squared", backward=backward)
-            cells.append(f"{1e3 * each:9.2f} {soft / each:6.2f}x {least / each:6.1%}")
+            least = floor(length, width, rate, squared=name == "squared", backward=backward)
+            cells.append(f"{each:9.2f} {soft / each:6.2f}x {least / each:6.1%}")
         print(" ".join(cells), flush=True)
 
 
@@ -82,17 +119,23 @@ def main() -> None:
     print(machine())
     if not torch.cuda.is_available():
         print(
-            "No GPU is here, and this benchmark is for one; `benchmarks.attention` is for the CPU."
+            "No GPU is here, and this benchmark is for one; `benchmarks.attention` is for the CPU, "
+            "and `benchmarks.kernels_static` compiles the kernels for GPUs that are not there."
         )
         return
     print(torch.cuda.get_device_name())
-    speed = rate("cuda")
-    print(f"a product of {RATE} x {RATE} matrices: {speed / 1e12:.0f} TFLOP/s")
+    print("distance from exact outputs and gradients")
+    for width in WIDTHS:
+        for dtype in BOUNDS:
+            check(width, dtype)
+    square = torch.randn(RATE, RATE, device="cuda", dtype=torch.bfloat16)
+    rate = 2e3 * RATE**3 / milliseconds(lambda: square @ square)
+    print(f"a product of {RATE} x {RATE} matrices: {rate / 1e12:.0f} TFLOP/s")
     print("milliseconds; by Triton also the gain over softmax and the floor's share of the time")
     print("   d  tokens pass       softmax     whole           squared            bilinear")
     for width in WIDTHS:
         for length in LENGTHS:
-            row(length, width, speed, "cuda", "triton")
+            row(length, width, rate)
 
 
 if __name__ == "__main__":

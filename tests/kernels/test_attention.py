@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bilens.kernels
 from bilens.errors import BilensError
 from bilens.kernels import bilinear_attention, resume_attention
-from bilens.kernels.features import blocks, features, state_size
+from bilens.kernels.features import products, row_length, weights
 from bilens.kernels.reference import reference
 from tests.kernels.inputs import error, random_inputs, results, shapes
 
@@ -56,12 +56,18 @@ def test_kernels_are_the_reference(kernel, **sizes):
     assert error(results(y, inputs), inputs, 0.3) < 1e-10
 
 
-@given(**shapes, chunk=st.integers(1, 50), budget=st.sampled_from([1, 300, 10_000]))
-def test_chunks_of_any_size_are_the_reference(chunk, budget, **sizes):
+@given(
+    **shapes,
+    chunk=st.integers(1, 50),
+    numbers=st.sampled_from([1, 300, 10_000]),
+    threads=st.integers(1, 5),
+)
+def test_chunks_of_any_size_are_the_reference(chunk, numbers, threads, **sizes):
     inputs = random_inputs(**sizes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bilens.kernels.chunked.CHUNK", chunk)
-        patch.setattr("bilens.kernels.chunked.BUDGET", budget)
+        patch.setattr("bilens.kernels.chunks.CHUNK", chunk)
+        patch.setattr("bilens.kernels.chunks.FEATURES", numbers)
+        patch.setattr("torch.get_num_threads", lambda: threads)
         y = bilinear_attention(*inputs, scale=0.3, kernel="chunked")
         assert error(results(y, inputs), inputs, 0.3) < 1e-10
 
@@ -87,15 +93,57 @@ def test_precision(time, width, sharing, squared, dtype, bound):
 
 
 @pytest.mark.parametrize("squared", [False, True])
-def test_gradients_are_finite_differences(squared, monkeypatch):
-    monkeypatch.setattr("bilens.kernels.chunked.CHUNK", 2)
-    inputs = random_inputs(time=5, width=3, d_value=2, sharing=2, squared=squared)
-    state = resume_attention(*inputs)[1].detach().requires_grad_()
+@pytest.mark.parametrize("width", [3, 4])
+def test_gradients_are_finite_differences(width, squared, monkeypatch):
+    monkeypatch.setattr("bilens.kernels.chunks.CHUNK", 2)
+    inputs = random_inputs(time=3, kv_heads=1, width=width, d_value=2, sharing=2, squared=squared)
+    state = torch.randn_like(resume_attention(*inputs)[1]).requires_grad_()
 
     def resume(*inputs):
         return resume_attention(*inputs[:-1], state=inputs[-1])
 
     torch.autograd.gradcheck(resume, (*inputs, state))
+    torch.autograd.gradgradcheck(resume, (*inputs, state), fast_mode=True)
+
+
+@settings(max_examples=10)
+@given(**{**shapes, "time": st.integers(1, 20), "width": st.integers(1, 6)})
+def test_gradients_of_gradients_are_those_of_the_reference(**sizes):
+    inputs = random_inputs(**sizes)
+    given = [x for x in inputs if x is not None]
+    found = []
+    for kernel in ("reference", "chunked", "recurrent"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("bilens.kernels.chunks.CHUNK", 7)
+            y = bilinear_attention(*inputs, scale=0.3, kernel=kernel)
+            orders = [[y]]
+            for _ in range(3):
+                power = sum(x.square().sum() for x in orders[-1])
+                orders.append(torch.autograd.grad(power, given, create_graph=True))
+            found.append([x.detach() for order in orders for x in order])
+    for one in found[1:]:
+        for a, b in zip(one, found[0], strict=True):
+            assert (a - b).norm() <= 1e-10 * b.norm()
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("kernel", ["chunked", "reference"])
+def test_what_a_mask_hides_may_overflow(kernel, squared):
+    """A later token's key, or the product of the scores that nobody has with it."""
+    inputs = random_inputs(time=30, width=4, squared=squared, dtype=torch.float32)
+    plain = bilinear_attention(*inputs, kernel=kernel)[:, :, :29].detach()
+    for large in (1e30, torch.inf):
+        changed = [None if x is None else x.detach().clone() for x in inputs]
+        for place, number in ((0, 0), (3, 0), (1, large), (4, large)):
+            if changed[place] is not None:
+                changed[place][:, :, 29] = number
+        changed = [None if x is None else x.requires_grad_() for x in changed]
+        y = bilinear_attention(*changed, kernel=kernel)[:, :, :29]
+        torch.testing.assert_close(y, plain)
+        if large < torch.inf:
+            # A finite key has a gradient, and so has whatever does not look at it.
+            given = [x for x in changed if x is not None]
+            assert all(x.isfinite().all() for x in torch.autograd.grad(y.sum(), given))
 
 
 @given(**shapes, cut=st.integers(1, 39))
@@ -109,20 +157,20 @@ def test_a_text_may_go_on_from_its_state(cut, **sizes):
             out, state = resume_attention(*parts, state=state, scale=0.3)
             y.append(out)
     assert error(results(torch.cat(y, 2), inputs), inputs, 0.3) < 1e-10
-    half = state_size(sizes["width"], symmetric=sizes["squared"])
-    assert state.shape[2:] == (sizes["d_value"], half)
+    width = sizes["width"]
+    features = width * row_length(width, symmetric=sizes["squared"])
+    assert state.shape[2:] == (features, sizes["d_value"])
 
 
-@given(width=st.integers(1, 40), rows=st.integers(1, 40), symmetric=st.booleans())
-def test_features_multiply_to_products_of_scores(width, rows, symmetric):
-    a, b, c, d = torch.randn(4, 1, width, 1).double()
+@given(width=st.integers(1, 40), symmetric=st.booleans())
+def test_features_multiply_to_products_of_scores(width, symmetric):
+    a, b, c, d = torch.randn(4, width).double()
     b, d = (a, c) if symmetric else (b, d)
-    plan = blocks(width, rows, symmetric=symmetric)
-    left, right = (torch.cat([features(*x, block) for block in plan], 1) for x in ((a, b), (c, d)))
-    torch.testing.assert_close((left * right).sum(), (a * c).sum() * (b * d).sum())
-    assert left.shape[1] == state_size(width, symmetric=symmetric)
+    left, right = (products(*x, symmetric=symmetric) for x in ((a, b), (c, d)))
     if symmetric:
-        assert left.shape[1] <= width * (width + 8) / 2
+        assert len(right) == width * (width // 2 + 1)
+        right = right * weights(width, right)[:, 0]
+    torch.testing.assert_close((left * right).sum(), (a * c).sum() * (b * d).sum())
 
 
 def test_mixed_precision_leaves_the_arithmetic_alone():
@@ -164,17 +212,30 @@ def test_auto_takes_the_whole_pattern_for_short_texts(time, limit, kernel, monke
     assert called == [kernel]
 
 
-def test_a_gpu_takes_triton_and_says_once_that_it_is_missing(monkeypatch):
-    linear = bilens.kernels.attention._linear
+class OnDevice:
+    """As much of a tensor as the choice of a kernel looks at."""
+
+    def __init__(self, device, dtype=torch.float32, width=64, time=100):
+        self.device, self.dtype = torch.device(device), dtype
+        self.shape = (1, 1, time, width)
+
+
+def choice(*args, **sizes):
+    return bilens.kernels.attention._chosen((OnDevice(*args, **sizes),) * 5)
+
+
+def test_a_gpu_takes_triton_and_says_once_that_it_is_missing(unchecked, monkeypatch):
     monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: name)
-    assert linear("cuda", torch.bfloat16) == "triton"
-    assert linear("cuda", torch.float64) == linear("mps", torch.float32) == "chunked"
+    assert choice("cuda") == choice("cuda", torch.bfloat16, time=10_000) == "triton"
+    assert choice("cuda", torch.float64, time=10_000) == choice("mps", time=10_000) == "chunked"
+    assert choice("cuda", width=129) == choice("mps", time=64**2) == "reference"
+    assert choice("cuda", width=129, time=129**2 + 1) == "chunked"
     monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: None)
     bilens.kernels.attention._warn_once.cache_clear()
     with pytest.warns(UserWarning, match="Triton is missing, .* takes the chunked kernel"):
-        assert linear("cuda", torch.float32) == "chunked"
+        assert choice("cuda", time=10_000) == "chunked"
     # A second warning would be an error.
-    assert linear("cuda", torch.float32) == "chunked"
+    assert choice("cuda", time=10_000) == "chunked"
     with pytest.raises(BilensError, match="kernel='triton', but Triton is missing"):
         bilinear_attention(*random_inputs(), kernel="triton")
 
@@ -200,7 +261,7 @@ def changed(place, change):
         (changed(3, lambda x: x.to("meta")), {}, "q2 is on meta and v on cpu; move one"),
         (changed(1, lambda x: x.repeat(1, 2, 1, 1)[:, :3]), {}, "q1 has 4 heads, no multiple of"),
         (changed(4, lambda x: x[..., :7]), {}, r"k2 has shape \(1, 2, 9, 7\), expected \(1, 2, 9"),
-        (random_inputs(), {"kernel": "triton"}, "not torch.float64 on cpu; take 'chunked'"),
+        (random_inputs(), {"kernel": "triton"}, "not torch.float64 on cpu, 8 and 8; take 'chun"),
         (random_inputs(), {"kernel": "flash"}, "kernel='flash', expected one of auto, reference"),
     ],
 )
@@ -209,7 +270,13 @@ def test_bad_input_is_named(unchecked, inputs, options, message):
         bilinear_attention(*inputs, **options)
 
 
-def test_a_state_of_another_shape_is_named(unchecked):
+def test_a_state_of_other_inputs_is_named(unchecked):
+    inputs = random_inputs(width=16)
     state = resume_attention(*random_inputs(width=16, squared=True))[1]
     with pytest.raises(BilensError, match=r"state has shape .* start with state=None"):
-        resume_attention(*random_inputs(width=16), state=state)
+        resume_attention(*inputs, state=state)
+    state = resume_attention(*inputs)[1]
+    with pytest.raises(BilensError, match=r"state has dtype torch.float32, expected torch.float64"):
+        resume_attention(*inputs, state=state.float())
+    with pytest.raises(BilensError, match="state has device meta, expected cpu"):
+        resume_attention(*inputs, state=state.to("meta"))

@@ -1,57 +1,95 @@
 """The Triton kernels: in Triton's interpreter on a CPU, and on a GPU where there is one."""
 
 import importlib.util
+import sys
 
 import pytest
 import torch
 
+from bilens.kernels import bilinear_attention, resume_attention
 from tests.kernels.inputs import error, random_inputs, results
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.fixture(scope="module")
-def triton_kernels():
-    """With chunks of two tiles."""
+@pytest.fixture(scope="module", autouse=True)
+def kernels_as_they_are_written():
+    """Triton reads the source of its kernels, which the tests' check of shapes would wrap."""
     pytest.importorskip("triton")
-    name = "bilens.kernels.triton_chunked"
-    # Triton reads the source of its kernels, which the check of shapes wraps: leave it out here.
+    name = "bilens.kernels.triton_kernels"
     spec = importlib.util.spec_from_file_location(name, importlib.util.find_spec(name).origin)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK", 32)
-        patch.setattr(module, "TILE", 16)
-        patch.setattr(module, "HALF_COLUMNS", 16)
-        yield module
+        patch.setitem(sys.modules, name, module)
+        patch.delitem(sys.modules, "bilens.kernels.triton_chunked", raising=False)
+        yield
+
+
+def on_device(**sizes):
+    return [
+        None if x is None else x.detach().to(DEVICE).requires_grad_()
+        for x in random_inputs(**{"kv_heads": 1, "dtype": torch.float32, **sizes})
+    ]
+
+
+# The interpreter multiplies in float32 whatever the inputs are; a GPU, bf16 in bf16, and float32
+# by three products of tf32.
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-3 if DEVICE == "cpu" else 2e-2}
 
 
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize(
-    ("time", "width", "d_value", "sharing", "dtype", "bound"),
+    ("time", "width", "d_value", "sharing", "dtype"),
     [
-        (1, 8, 8, 1, torch.float32, 1e-4),
-        (37, 16, 8, 2, torch.float32, 1e-4),
-        (34, 20, 24, 1, torch.float32, 1e-4),
-        # The interpreter multiplies in float32 whatever the inputs are; a GPU, bf16 in bf16.
-        (34, 16, 16, 1, torch.bfloat16, 4e-3 if DEVICE == "cpu" else 2e-2),
+        (1, 8, 8, 1, torch.float32),
+        # Up to 16^2 tokens are one chunk, and more are chunks of 128.
+        (37, 20, 24, 1, torch.float32),
+        (260, 16, 12, 2, torch.float32),
+        (260, 16, 16, 1, torch.bfloat16),
     ],
 )
-def test_triton_is_the_reference(
-    triton_kernels, time, width, d_value, sharing, squared, dtype, bound
-):
-    inputs = [
-        None if x is None else x.detach().to(DEVICE).requires_grad_()
-        for x in random_inputs(
-            kv_heads=1,
-            time=time,
-            width=width,
-            d_value=d_value,
-            sharing=sharing,
-            squared=squared,
-            dtype=dtype,
-        )
-    ]
-    y = triton_kernels.triton_chunked(*inputs, width**-2)
+def test_triton_is_the_reference(time, width, d_value, sharing, squared, dtype):
+    inputs = on_device(
+        time=time, width=width, d_value=d_value, sharing=sharing, squared=squared, dtype=dtype
+    )
+    y = bilinear_attention(*inputs, kernel="triton")
     assert y.dtype == dtype
-    assert error(results(y, inputs), inputs, width**-2) < bound
+    assert error(results(y, inputs), inputs, width**-2) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "d_value"), [(64, 64), (16, 128)])
+def test_tiles_of_wide_heads_and_values(width, d_value, dtype, squared, monkeypatch):
+    """With two chunks of 128 tokens, where there would be one of so few."""
+    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 128)
+    inputs = on_device(time=140, width=width, d_value=d_value, squared=squared, dtype=dtype)
+    y = bilinear_attention(*inputs, kernel="triton")
+    assert error(results(y, inputs), inputs, width**-2) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_a_text_goes_on_from_a_state(squared, monkeypatch):
+    monkeypatch.setattr("bilens.kernels.attention._linear", lambda inputs: "triton")
+    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 128)
+    inputs = on_device(time=160, width=12, d_value=8, sharing=2, squared=squared)
+    y, state = [], None
+    for span in (slice(0, 10), slice(10, 159), slice(159, 160)):
+        parts = [None if x is None else x[:, :, span] for x in inputs]
+        out, state = resume_attention(*parts, state=state, scale=0.3)
+        y.append(out)
+    assert error(results(torch.cat(y, 2), inputs), inputs, 0.3) < BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_gradients_of_gradients_are_those_of_the_reference(squared):
+    inputs = on_device(time=20, width=4, d_value=3, sharing=2, squared=squared)
+    given = [x for x in inputs if x is not None]
+    found = []
+    for kernel in ("reference", "triton"):
+        y = bilinear_attention(*inputs, scale=0.3, kernel=kernel)
+        first = torch.autograd.grad(y.square().sum(), given, create_graph=True)
+        found.append(torch.autograd.grad(sum(x.square().sum() for x in first), given))
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() < BOUNDS[torch.float32] * a.norm()

@@ -1,9 +1,10 @@
 """Causal attention without softmax, by whichever kernel suits the inputs."""
 
+import os
 import warnings
 from functools import cache
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -11,8 +12,16 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.kernels.chunked import chunked, empty_state
+from bilens.kernels.gradients import Inputs
+from bilens.kernels.precision import no_autocast
 from bilens.kernels.recurrent import recurrent
 from bilens.kernels.reference import reference
+from bilens.lazy_imports import lazy_import
+
+if TYPE_CHECKING:
+    from bilens.kernels import triton_chunked
+else:
+    triton_chunked = lazy_import("bilens.kernels.triton_chunked")
 
 __all__ = ["KERNELS", "KernelName", "bilinear_attention", "resume_attention"]
 
@@ -23,9 +32,12 @@ KERNELS: tuple[str, ...] = get_args(KernelName)
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 SHORT = 24
-"""The kernels cross at about this many tokens for each coordinate of a head, measured on a CPU."""
+"""On a CPU, reference and chunked cross at about this many tokens for each coordinate of a head, as
+measured. Elsewhere the operations are counted: they cross at d_head^2 tokens."""
 PATTERN = 2**26
 """Numbers of a pattern that auto is ready to hold: a quarter of a gigabyte in float32."""
+WIDEST = 128
+"""Coordinates of a head or a value for which tiles of the Triton kernels fit on a GPU."""
 
 
 def bilinear_attention(
@@ -52,34 +64,26 @@ def bilinear_attention(
         k2: second keys.
         scale: of the product of both scores; 1 / d_head^2 by default.
         kernel: reference (the whole pattern), chunked (time linear in the length), recurrent (one
-            token after another), triton (chunked, on a GPU, in float32 or bfloat16), or auto: the
-            reference for short texts, and else triton on a GPU and chunked anywhere else. Where
-            they cross is measured on a CPU; the Triton kernels are tested in Triton's interpreter
-            and not timed on any GPU.
+            token after another), triton (chunked, on a GPU, in float32 or bfloat16, for heads and
+            values of up to 128), or auto: triton wherever it can be, and else the reference for
+            short texts and chunked for others. The Triton kernels are tested in Triton's
+            interpreter and compiled for several GPUs, but have not been timed on any.
 
     Raises:
         BilensError: shapes, dtypes or devices do not fit, the kernel is unknown, or Triton is
-            asked for and missing or without a GPU.
+            asked for and missing, without a GPU, or for what it is not for.
 
     Source:
         Pattern and scale: the post on tensor-transformer variants, "Replacing softmax attention".
     """
-    _check(q1, k1, v, q2, k2)
+    inputs = q1, k1, v, q2, k2
+    _check(inputs)
     if kernel not in KERNELS:
         raise BilensError(f"kernel={kernel!r}, expected one of {', '.join(KERNELS)}")
-    if kernel == "auto":
-        kernel = "reference" if _is_short(q1) else _linear(v.device.type, v.dtype)
-    scale = q1.shape[-1] ** -2 if scale is None else scale
-    with torch.autocast(v.device.type, enabled=False):
-        if kernel == "reference":
-            return reference(q1, k1, v, q2, k2, scale)
-        if kernel == "triton":
-            _require_triton(v.device.type, v.dtype)
-            from bilens.kernels.triton_chunked import triton_chunked  # noqa: PLC0415
-
-            return triton_chunked(q1, k1, v, q2, k2, scale)
-        run = chunked if kernel == "chunked" else recurrent
-        return run(q1, k1, v, q2, k2, scale, empty_state(k1, v, symmetric=q2 is None))[0]
+    if kernel == "triton":
+        _require_triton(inputs)
+    kernel = _chosen(inputs) if kernel == "auto" else kernel
+    return _attend(kernel, inputs, scale, None)[0]
 
 
 def resume_attention(
@@ -89,10 +93,10 @@ def resume_attention(
     q2: Float[Tensor, "batch heads time d_head"] | None = None,
     k2: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     *,
-    state: Float[Tensor, "batch kv_heads d_value features"] | None = None,
+    state: Float[Tensor, "batch kv_heads features d_value"] | None = None,
     scale: float | None = None,
 ) -> tuple[
-    Float[Tensor, "batch heads time d_value"], Float[Tensor, "batch kv_heads d_value features"]
+    Float[Tensor, "batch heads time d_value"], Float[Tensor, "batch kv_heads features d_value"]
 ]:
     """`bilinear_attention` of some tokens that follow others, of which only a state is kept.
 
@@ -111,33 +115,60 @@ def resume_attention(
     Raises:
         BilensError: shapes, dtypes or devices do not fit.
     """
-    _check(q1, k1, v, q2, k2)
+    inputs = q1, k1, v, q2, k2
+    _check(inputs)
     empty = empty_state(k1, v, symmetric=q2 is None)
     state = empty if state is None else state
-    if state.shape != empty.shape:
-        raise BilensError(
-            f"state has shape {tuple(state.shape)}, expected {tuple(empty.shape)}; start with "
-            "state=None and go on with what the call before gave back"
-        )
+    for what in ("shape", "dtype", "device"):
+        if getattr(state, what) != getattr(empty, what):
+            raise BilensError(
+                f"state has {what} {getattr(state, what)}, expected {getattr(empty, what)}; start "
+                "with state=None and go on with what the call before gave back"
+            )
+    kernel = "recurrent" if q1.shape[2] == 1 else _linear(inputs)
+    y, last = _attend(kernel, inputs, scale, state)
+    return y, state if last is None else last
+
+
+def _attend(
+    kernel: KernelName, inputs: Inputs, scale: float | None, state: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    q1, k1, v, q2, _ = inputs
     scale = q1.shape[-1] ** -2 if scale is None else scale
-    run = recurrent if q1.shape[2] == 1 else chunked
-    with torch.autocast(v.device.type, enabled=False):
-        return run(q1, k1, v, q2, k2, scale, state)
+    with no_autocast(v.device):
+        match kernel:
+            case "reference":
+                return reference(*inputs, scale), None
+            case "recurrent":
+                start = empty_state(k1, v, symmetric=q2 is None) if state is None else state
+                return recurrent(*inputs, scale, start)
+            case "triton":
+                return triton_chunked.triton_chunked(*inputs, scale, state)
+        return chunked(*inputs, scale, state)
 
 
-def _is_short(q1: Tensor) -> bool:
-    """Whether the quadratic form is the faster one and its pattern no burden on memory."""
+def _chosen(inputs: Inputs) -> KernelName:
+    """Triton, or the quadratic form where it is faster and its pattern no burden on memory."""
+    q1, linear = inputs[0], _linear(inputs)
     batch, heads, time, width = q1.shape
-    return time <= SHORT * width and batch * heads * time**2 <= PATTERN
+    crossing = SHORT * width if q1.device.type == "cpu" else width**2
+    short = time <= crossing and batch * heads * time**2 <= PATTERN
+    return "reference" if short and linear == "chunked" else linear
 
 
-def _linear(device: str, dtype: torch.dtype) -> KernelName:
-    if device != "cuda" or dtype == torch.float64:
+def _linear(inputs: Inputs) -> KernelName:
+    if inputs[0].device.type != "cuda" or not _fits_triton(inputs):
         return "chunked"
     if find_spec("triton") is None:
         _warn_once()
         return "chunked"
     return "triton"
+
+
+def _fits_triton(inputs: Inputs) -> bool:
+    q1, _, v, _, _ = inputs
+    on_gpu = v.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return on_gpu and v.dtype != torch.float64 and max(q1.shape[-1], v.shape[-1]) <= WIDEST
 
 
 @cache
@@ -149,19 +180,22 @@ def _warn_once() -> None:
     )
 
 
-def _require_triton(device: str, dtype: torch.dtype) -> None:
+def _require_triton(inputs: Inputs) -> None:
     if find_spec("triton") is None:
         raise BilensError(
             "kernel='triton', but Triton is missing; pip install 'bilens[gpu]' or take 'chunked'"
         )
-    if device != "cuda" or dtype == torch.float64:
+    if not _fits_triton(inputs):
+        q1, _, v, _, _ = inputs
         raise BilensError(
-            f"kernel='triton' is for float32 and bfloat16 on a GPU, not {dtype} on {device}; take "
+            f"kernel='triton' is for float32 and bfloat16 on a GPU, and heads and values of up to "
+            f"{WIDEST}, not {v.dtype} on {v.device}, {q1.shape[-1]} and {v.shape[-1]}; take "
             "'chunked' or 'auto'"
         )
 
 
-def _check(q1: Tensor, k1: Tensor, v: Tensor, q2: Tensor | None, k2: Tensor | None) -> None:
+def _check(inputs: Inputs) -> None:
+    q1, k1, v, q2, k2 = inputs
     if (q2 is None) != (k2 is None):
         raise BilensError(
             "q2 and k2 come together: both for bilinear attention, neither for squared attention"

@@ -1,95 +1,173 @@
-"""Products of two vectors' coordinates, a block of them at a time.
-
-The square of an inner product is an inner product of products of coordinates,
+"""Products of two vectors' coordinates, in which a product of scores is one score.
 
     (q1 . k1)(q2 . k2) = sum_ij (q1_i q2_j)(k1_i k2_j),
 
-so attention without softmax is linear in d_head^2 features, its state is their sum with values.
-They are made in blocks of rows i, for a chunk of tokens, and never for a whole text. When
-both vectors are the same, the features ij and ji are too: blocks below the diagonal are left out
-and those above it weigh sqrt(2), once in queries and once in keys.
+so attention without softmax is linear in d_head^2 features, and what it remembers of a text is a
+state: the sum over its tokens of the features of their keys times their values.
 
-Vectors are columns here, (heads, d_head, tokens), so that every product runs along the tokens.
+Where both vectors are the same, the features ij and ji are too. Of each such pair one is kept: row
+i has the columns i, i + 1, ..., i + d/2, counted in a circle, so that all rows are equally long. A
+state holds them as they are, and each counts twice when it is read; but not for i = j, nor for
+i + d/2, which stands in two rows.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from math import prod
 
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "blocks", "features", "pull", "state_size"]
-
-HALF_ROWS = 8
-"""Rows of a block of the symmetric half. The blocks on the diagonal are whole, so a state holds
-d (d + 8) / 2 features; single rows would save a few and be many small products."""
+__all__ = ["FeatureMap", "both_orders", "one_order", "products", "row_length", "weights"]
 
 
-@dataclass(frozen=True)
-class Block:
-    """Features a_i b_j of some rows i and columns j.
+def row_length(width: int, *, symmetric: bool) -> int:
+    """How many features stand in a row, with second vectors of some width."""
+    return width // 2 + 1 if symmetric else width
+
+
+def products(a: Tensor, b: Tensor, *, symmetric: bool) -> Tensor:
+    """All features (..., rows * columns) of vectors (..., width)."""
+    return (a[..., None] * _second_factors(b, a.shape[-1], symmetric=symmetric)).flatten(-2)
+
+
+def weights(width: int, like: Tensor) -> Tensor:
+    """How often each feature (rows * columns, 1) counts, where both vectors are the same."""
+    return _weights(width, like.dtype, like.device)
+
+
+# Kept tensors are ordinary ones, whoever asks first.
+@cache
+@torch.inference_mode(mode=False)
+def _weights(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    columns = torch.full((row_length(width, symmetric=True),), 2.0, dtype=dtype, device=device)
+    columns[0] = 1
+    if width % 2 == 0:
+        columns[-1] = 1
+    return columns.repeat(width)[:, None]
+
+
+def _second_factors(b: Tensor, rows: int, *, symmetric: bool) -> Tensor:
+    """What the first vectors' coordinates are multiplied with, (..., rows, columns), as a view."""
+    if not symmetric:
+        return b[..., None, :].expand(*b.shape[:-1], rows, b.shape[-1])
+    columns = row_length(rows, symmetric=True)
+    return torch.cat([b, b[..., : columns - 1]], -1).unfold(-1, columns, 1)
+
+
+def both_orders(state: Tensor, width: int) -> Tensor:
+    """From a state (heads, features, d_value) of one of each pair to (heads, width^2, d_value)."""
+    return state.index_select(1, _one_of_each(width, state.device)[0])
+
+
+def one_order(state: Tensor, width: int) -> Tensor:
+    """Back from `both_orders`."""
+    return state.index_select(1, _one_of_each(width, state.device)[1])
+
+
+@cache
+@torch.inference_mode(mode=False)
+def _one_of_each(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where each ij stands among those that are kept, and where each of these does among all."""
+    columns = row_length(width, symmetric=True)
+    j = torch.arange(width, device=device)
+    i = j[:, None]
+    away = (j - i) % width
+    kept = torch.where(away < columns, i * columns + away, j * columns + width - away)
+    whole = i * width + (i + j[:columns]) % width
+    return kept.flatten(), whole.flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureMap:
+    """Sums over features, which are made in blocks of rows and in the same memory each time.
+
+    Vectors are (heads, tokens, width) and states (heads, rows * columns, d_value).
 
     Attributes:
-        rows: which i.
-        columns: which j.
-        start: place of the first one in the state.
-        stop: place behind the last one.
-        plain: how many of the columns weigh one; the rest weigh sqrt(2).
+        rows: width of first vectors.
+        width: of second vectors.
+        symmetric: whether both are the same.
+        parts: of the rows that are products side by side, as heads are.
+        step: rows of a block in each part.
+        memory: for the features of one block, with as many columns as second vectors have.
     """
 
-    rows: slice
-    columns: slice
-    start: int
-    stop: int
-    plain: int
+    rows: int
+    width: int
+    symmetric: bool
+    parts: int
+    step: int
+    memory: Tensor
 
     @property
-    def at(self) -> slice:
-        """Where the features stand in the state."""
-        return slice(self.start, self.stop)
+    def size(self) -> int:
+        """How many features there are."""
+        return self.rows * row_length(self.width, symmetric=self.symmetric)
 
+    def read(self, state: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """sum_ij a_i b_j state_ij, (heads, tokens, d_value)."""
+        if self.symmetric:
+            state = state * weights(self.rows, state)
+        a, b = self._split(a[..., None]), self._factors(b)
+        y = a.new_zeros(state.shape[0] * self.parts, a.shape[2], state.shape[-1])
+        for block in self._blocks():
+            y.baddbmm_(self._features(a, b, block), self._state(state, block).flatten(1, 2))
+        return y.view(-1, self.parts, *y.shape[1:]).sum(1)
 
-def blocks(width: int, rows: int, *, symmetric: bool) -> list[Block]:
-    """All features of vectors of some width, or their symmetric half.
+    def write(self, state: Tensor, a: Tensor, b: Tensor, v: Tensor) -> None:
+        """Add sum_t a_ti b_tj v_t to the state."""
+        a, b, v = self._split(a[..., None]), self._factors(b), self._shared(v)
+        for block in self._blocks():
+            part = self._state(state, block).flatten(1, 2)
+            part.baddbmm_(self._features(a, b, block).mT, v)
 
-    Args:
-        width: d_head.
-        rows: of a block; the symmetric half has blocks of its own.
-        symmetric: whether both vectors are the same.
-    """
-    found, at = [], 0
-    rows = HALF_ROWS if symmetric else rows
-    for first in range(0, width, rows):
-        last = min(first + rows, width)
-        left = first if symmetric else 0
-        size = (last - first) * (width - left)
-        plain = last - first if symmetric else width
-        found.append(Block(slice(first, last), slice(left, width), at, at + size, plain))
-        at += size
-    return found
+    def pull(self, state: Tensor, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of a and b from that of what they read."""
+        if self.symmetric:
+            state = both_orders(state, self.rows)
+        left, right, dy = self._split(a), self._shared(b), self._shared(dy)
+        to_a = torch.zeros_like(left)
+        to_b = torch.zeros_like(right)
+        for block in self._blocks():
+            part = self._state(state, block)
+            shape = *right.shape[:2], *part.shape[1:3]
+            pulled = self._room(*shape)
+            torch.bmm(dy, part.flatten(1, 2).mT, out=pulled.flatten(2))
+            # A row times a matrix is up to four times as fast as a matrix times a column.
+            to_a[..., block] = (right[:, :, None] @ pulled.mT).view(*left.shape[:3], -1)
+            factors = left[..., block].flatten(0, 1)[:, :, None]
+            to_b += (factors @ pulled)[:, :, 0]
+        to_a = to_a.transpose(1, 2).flatten(2)
+        return to_a, to_b.view(-1, self.parts, *to_b.shape[1:]).sum(1)
 
+    def _blocks(self) -> Iterator[slice]:
+        rows = self.rows // self.parts
+        return (slice(start, min(start + self.step, rows)) for start in range(0, rows, self.step))
 
-def state_size(width: int, *, symmetric: bool) -> int:
-    """Number of features of vectors of some width."""
-    return blocks(width, width, symmetric=symmetric)[-1].stop
+    def _split(self, a: Tensor) -> Tensor:
+        """From (heads, tokens, rows, ...) to (heads, parts, tokens, rows / parts, ...)."""
+        split: Tensor = a.unflatten(2, (self.parts, -1))
+        return split.transpose(1, 2)
 
+    def _shared(self, x: Tensor) -> Tensor:
+        """From (heads, tokens, width) to (heads * parts, tokens, width), alike in all parts."""
+        return x[:, None].expand(-1, self.parts, -1, -1).flatten(0, 1)
 
-def features(a: Tensor, b: Tensor, block: Block) -> Tensor:
-    """The products (heads, features, tokens) of a block, from columns (heads, width, tokens)."""
-    return (a[:, block.rows, None] * _weighed(b, block)[:, None]).flatten(1, 2)
+    def _factors(self, b: Tensor) -> Tensor:
+        return self._split(_second_factors(b, self.rows, symmetric=self.symmetric))
 
+    def _state(self, state: Tensor, block: slice) -> Tensor:
+        """A view of some rows of each part, (heads * parts, rows, columns, d_value)."""
+        split = state.view(state.shape[0], self.parts, self.rows // self.parts, -1, state.shape[-1])
+        return split[:, :, block].flatten(0, 1)
 
-def pull(gradient: Tensor, a: Tensor, b: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-    """Gradients of a's rows and of b's columns from that of a block's features."""
-    left = a[:, block.rows, None]
-    gradient = gradient.unflatten(1, (left.shape[1], -1))
-    to_a = (gradient * _weighed(b, block)[:, None]).sum(2)
-    to_b = (gradient * left).sum(1)
-    to_b[:, block.plain :] *= 2**0.5
-    return to_a, to_b
+    def _features(self, a: Tensor, b: Tensor, block: slice) -> Tensor:
+        a, b = a[..., block, :], b[..., block, :]
+        found = self._room(*b.shape)
+        torch.mul(a, b, out=found)
+        return found.flatten(0, 1).flatten(2)
 
-
-def _weighed(b: Tensor, block: Block) -> Tensor:
-    chosen = b[:, block.columns]
-    if block.plain == chosen.shape[1]:
-        return chosen
-    return torch.cat([chosen[:, : block.plain], chosen[:, block.plain :] * 2**0.5], 1)
+    def _room(self, *shape: int) -> Tensor:
+        return self.memory[: prod(shape)].view(shape)

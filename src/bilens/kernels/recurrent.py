@@ -4,8 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.kernels.chunk import columns, rows
-from bilens.kernels.features import blocks, features
+from bilens.kernels.features import products, weights
 
 __all__ = ["recurrent"]
 
@@ -17,30 +16,29 @@ def recurrent(
     q2: Float[Tensor, "batch heads time d_head"] | None,
     k2: Float[Tensor, "batch kv_heads time d_head"] | None,
     scale: float,
-    state: Float[Tensor, "batch kv_heads d_value features"],
+    state: Float[Tensor, "batch kv_heads features d_value"],
 ) -> tuple[
-    Float[Tensor, "batch heads time d_value"], Float[Tensor, "batch kv_heads d_value features"]
+    Float[Tensor, "batch heads time d_value"], Float[Tensor, "batch kv_heads features d_value"]
 ]:
-    """S_t = S_{t-1} + v_t (k1_t ⊛ k2_t)', y_t = scale S_t (q1_t ⊛ q2_t).
+    """S_t = S_{t-1} + (k1_t ⊛ k2_t) v_t', y_t = scale S_t' (q1_t ⊛ q2_t).
 
     The arguments and results are those of `bilens.kernels.chunked.chunked`. A token costs
     d_head^2 d_value multiplications a head, however many came before it.
     """
-    batch, kv_heads, time, width = k1.shape
-    plan = blocks(width, width, symmetric=q2 is None)
-    sharing = q1.shape[1] // kv_heads
+    kv_heads, width = k1.shape[1], k1.shape[-1]
+    symmetric = q2 is None
 
-    def column(x: Tensor, t: int) -> Tensor:
-        one = x[:, :, t : t + 1].unflatten(1, (kv_heads, -1)).flatten(0, 1)
-        return columns(one, state.dtype)
+    def of(x: Tensor, t: int) -> Tensor:
+        one: Tensor = x[:, :, t].unflatten(1, (kv_heads, -1))
+        return one.to(state.dtype)
 
-    def products(first: Tensor, second: Tensor | None, t: int) -> Tensor:
-        a, b = column(first, t), column(first if second is None else second, t)
-        return torch.cat([features(a, b, block) for block in plan], 1)
+    def both(first: Tensor, second: Tensor | None, t: int) -> Tensor:
+        a = of(first, t)
+        return products(a, a if second is None else of(second, t), symmetric=symmetric)
 
-    S, found = state.flatten(0, 1), []
-    for t in range(time):
-        S = S + column(v, t) @ products(k1, k2, t).mT
-        found.append(rows(S @ products(q1, q2, t) * scale, sharing))
-    y = torch.cat(found, 2).unflatten(0, (batch, kv_heads)).flatten(1, 2)
-    return y.to(v.dtype), S.unflatten(0, (batch, kv_heads))
+    weight = weights(width, state).T if symmetric else 1
+    S, found = state, []
+    for t in range(k1.shape[2]):
+        S = S + both(k1, k2, t).mT @ of(v, t)
+        found.append(weight * both(q1, q2, t) @ S * scale)
+    return torch.stack(found, 3).flatten(1, 2).to(v.dtype), S

@@ -50,7 +50,7 @@ class ProductAttention(Attention):
             k1 = k1 * mask.mT
         if self.norm == "sum":
             v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-        inputs, scale = (q1, k1, v, *rest), self.scale**2
+        inputs, scale = _in_one_precision(q1, k1, v, *rest), self.scale**2
         if cache is None:
             y = bilinear_attention(*inputs, scale=scale)
         else:
@@ -85,3 +85,11 @@ class ProductAttention(Attention):
             power = (pattern @ values).square().mean(-1, keepdim=True)
             return pattern * (power + EPS).rsqrt()
         return pattern
+
+
+def _in_one_precision(*inputs: Tensor) -> list[Tensor]:
+    """As torch's own attention takes them under autocast, where norms and positions promote."""
+    device = inputs[0].device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return list(inputs)
+    return [x.to(torch.get_autocast_dtype(device)) for x in inputs]

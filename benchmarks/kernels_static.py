@@ -1,0 +1,228 @@
+"""The Triton kernels without a GPU: what each compiles to for several, and the least time it takes.
+
+Every launch of bilinear and squared attention, forward and backward, is recorded on tensors without
+numbers and compiled ahead of time with the sizes that ship. The least times are those of the
+operations at the rate of the data sheet, and of the bytes of all tensors once at its bandwidth.
+"""
+
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from bilens.kernels import triton_chunked
+from bilens.kernels.triton_kernels import read_kernel, states_kernel
+
+HEADS, LENGTH = 8, 2**16
+WIDTHS = (32, 64, 128)
+POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
+
+
+class Card(NamedTuple):
+    """A GPU and its data sheet, dense: FLOP/s in bfloat16 and in float32, and bytes a second.
+
+    A product in float32 is three in tf32, but on gfx942, which has its own.
+    """
+
+    target: GPUTarget
+    rates: dict[torch.dtype, float]
+    bandwidth: float
+
+
+def _card(kind: str, arch: int | str, tera: tuple[float, float], bandwidth: float) -> Card:
+    rates = {torch.bfloat16: tera[0] * 1e12, torch.float32: tera[1] * 1e12}
+    return Card(GPUTarget(kind, arch, 32 if kind == "cuda" else 64), rates, bandwidth)
+
+
+CARDS = {
+    "sm_80 (A100)": _card("cuda", 80, (312, 156 / 3), 2.04e12),
+    "sm_89 (RTX 4090)": _card("cuda", 89, (165, 82.6 / 3), 1.01e12),
+    "sm_90 (H100)": _card("cuda", 90, (989, 495 / 3), 3.35e12),
+    "gfx942 (MI300X)": _card("hip", "gfx942", (1307, 163), 5.3e12),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel: with what it was called."""
+
+    name: str
+    kernel: Any
+    arguments: dict[str, Any]
+
+    def constants(self) -> tuple[tuple[str, Any], ...]:
+        """What a kernel is compiled for, whichever tensors it is given."""
+        return tuple(
+            (name, value.dtype if isinstance(value, torch.Tensor) else value)
+            for name, value in self.arguments.items()
+            if name != "scale"
+        )
+
+    def operations(self) -> float:
+        """Multiplications and additions of the products of tiles."""
+        of = self.arguments
+        states = "BJ" in of
+        a, b, c = (int(of[name]) for name in ("DA", "DB", "DC"))
+        # On and above the diagonal, in tiles.
+        columns = of["BJ"] if states else of["BK"]
+        part = (1 + columns / b) / 2 if of["HALF"] else 1
+        chunks = -(-of["time"] // of["length"])
+        state = a * b * c * part * (chunks - 1) / chunks
+        pattern = 0 if states else (a + b + c) * of["length"] / 2
+        return float(2 * HEADS * of["time"] * (state + pattern))
+
+    def moved(self) -> float:
+        """Bytes of all tensors."""
+        tensors = {id(x): x for x in self.arguments.values() if isinstance(x, torch.Tensor)}
+        return float(sum(x.numel() * x.element_size() for x in tensors.values()))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a kernel needs on a card.
+
+    Attributes:
+        shared: bytes of shared memory of a block.
+        registers: of a thread.
+        spilled: bytes of a thread that did not fit into registers.
+        products: instructions of the tensor cores in its code.
+        seconds: to compile it.
+    """
+
+    shared: int
+    registers: int
+    spilled: int
+    products: int
+    seconds: float
+
+
+def launches(
+    width: int, dtype: torch.dtype, *, squared: bool, length: int = LENGTH
+) -> list[Launch]:
+    """All launches of one forward and one backward pass; the first two are forward."""
+    found: list[Launch] = []
+
+    class Recorder:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            def record(*arguments: Any, **constants: Any) -> None:
+                given = dict(zip(self.kernel.arg_names, arguments, strict=False))
+                states = "dstates" if constants["REVERSE"] else "states"
+                name = names.pop(0) if "BK" in constants else states
+                found.append(Launch(name, self.kernel, given | constants))
+
+            return record
+
+    names = ["y", "dq", "dk", "dv"] if squared else ["y", "dq1", "dk1", "dv", "dq2", "dk2"]
+    shape = (1, HEADS, length, width)
+    count = 3 if squared else 5
+    given = [torch.empty(shape, device="meta", dtype=dtype).requires_grad_() for _ in range(count)]
+    q1, k1, v, *rest = given
+    q2, k2 = rest or (None, None)
+    with (
+        patch.object(triton_chunked, "read_kernel", Recorder(read_kernel)),
+        patch.object(triton_chunked, "states_kernel", Recorder(states_kernel)),
+    ):
+        y, _ = triton_chunked.triton_chunked(q1, k1, v, q2, k2, 1.0, None)
+        torch.autograd.grad(y.sum(), given)
+    return found
+
+
+def compiled(launch: Launch, target: GPUTarget) -> Compiled:
+    """Compile a launch, without any cache."""
+    options = {name: launch.arguments[name] for name in ("num_warps", "num_stages")}
+    signature, constants, attributes = {}, {}, {}
+    for place, name in enumerate(launch.kernel.arg_names):
+        value = launch.arguments[name]
+        if name == "PRECISION" and target.backend == "hip":
+            value = "ieee"
+        if isinstance(value, torch.Tensor):
+            signature[name] = POINTERS[value.dtype]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif name in ("time", "length"):
+            signature[name] = "i32"
+        else:
+            signature[name], constants[place,] = "constexpr", value
+        if isinstance(value, torch.Tensor) or name in ("time", "length"):
+            attributes[place,] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        found = triton.compile(source, target=target, options=options)
+    seconds = time.perf_counter() - start
+    read = _read_cuda if target.backend == "cuda" else _read_hip
+    return Compiled(found.metadata.shared, *read(found.asm), seconds)
+
+
+def _read_cuda(asm: dict[str, Any]) -> tuple[int, int, int]:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(asm["cubin"])
+        command = [str(tool), "-res-usage", file.name]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, spilled = re.findall(r"REG:(\d+) STACK:(\d+)", shown)[-1]
+    products = re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", asm["ptx"])
+    return int(registers), int(spilled), len(products)
+
+
+def _read_hip(asm: dict[str, Any]) -> tuple[int, int, int]:
+    def number(name: str) -> int:
+        return int(re.findall(rf"\.{name}:\s+(\d+)", asm["amdgcn"])[-1])
+
+    spilled = 4 * number("vgpr_spill_count")
+    return number("vgpr_count"), spilled, asm["amdgcn"].count("v_mfma")
+
+
+def show(card: Card, dtype: torch.dtype, width: int, *, squared: bool) -> None:
+    """Print the kernels of one kind of attention, and the least time of both passes."""
+    sums, seen = [0.0, 0.0], set()
+    kind = f"{str(dtype)[6:]:8} {width:4} {'squared' if squared else 'bilinear':8}"
+    for place, launch in enumerate(launches(width, dtype, squared=squared)):
+        work = launch.operations() / card.rates[dtype]
+        memory = launch.moved() / card.bandwidth
+        sums[place > 1] += max(work, memory)
+        constants = launch.constants()
+        if constants in seen:
+            continue
+        seen.add(constants)
+        found = compiled(launch, card.target)
+        print(
+            f"{kind} {launch.name:7} {found.shared / 1024:5.0f} kB {found.registers:10}"
+            f" {found.spilled:6} B {found.products:9} {found.seconds:8.1f} s"
+            f" {1e3 * work:8.2f} {1e3 * memory:8.2f}",
+            flush=True,
+        )
+    print(f"{kind} forward at least {1e3 * sums[0]:.2f} ms, backward {1e3 * sums[1]:.2f} ms")
+
+
+def main() -> None:
+    """Print every kernel on every card."""
+    print(f"triton {triton.__version__}; {HEADS} heads, {LENGTH} tokens")
+    for name, card in CARDS.items():
+        print(f"\n{name}")
+        print(
+            "dtype       d attention kernel  shared  registers  spilled  products  compiled"
+            "  ms by operations, by bytes"
+        )
+        for dtype in card.rates:
+            for width in WIDTHS:
+                for squared in (False, True):
+                    show(card, dtype, width, squared=squared)
+
+
+if __name__ == "__main__":
+    main()

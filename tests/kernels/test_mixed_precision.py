@@ -1,0 +1,77 @@
+"""Every attention of a language model in bfloat16, under autocast and with its weights in it."""
+
+import pytest
+import torch
+
+from bilens.errors import BilensError
+from bilens.nn.attention import ATTENTIONS
+from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.nn.position import POSITIONS
+
+
+def language_model(attention, positions="rotary", *, mixes=False):
+    torch.manual_seed(0)
+    config = LanguageConfig(
+        vocab_size=20,
+        d_model=32,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        d_hidden=16,
+        n_ctx=16,
+        norm="rms",
+        attention=attention,
+        positions=positions,
+        qk_norm=mixes,
+        value_mix=mixes,
+        embed_mix=mixes,
+    )
+    return LanguageModel(config), torch.randint(20, (2, 12))
+
+
+def results(model, ids):
+    """Logits and gradients, and the logits of the last token when it follows the others."""
+    model.zero_grad()
+    found = model(ids, labels=ids)
+    found.loss.backward()
+    with torch.no_grad():
+        cache = model(ids[:, :-1], use_cache=True).past_key_values
+        last = model(ids[:, -1:], past_key_values=cache).logits
+    gradients = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+    return [x.detach().double() for x in (found.logits, gradients, last)]
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("mixes", [False, True])
+def test_models_in_bfloat16_are_nearly_those_in_float32(attention, positions, mixes):
+    model, ids = language_model(attention, positions, mixes=mixes)
+    exact = results(model, ids)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = results(model, ids)
+    rounded = results(model.bfloat16(), ids)
+    for found in (mixed, rounded):
+        for a, b in zip(found, exact, strict=True):
+            assert (a - b).norm() < 0.03 * b.norm()
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_patterns_of_weights_in_bfloat16(attention):
+    model, ids = language_model(attention)
+
+    def pattern():
+        x, pos_embed, rope = model.embed_text(ids, torch.arange(ids.shape[1])[None])
+        return model.blocks[0].attn.attention_pattern(x, pos_embed, rope).detach()
+
+    exact = pattern()
+    model.bfloat16()
+    assert (pattern() - exact).norm() < 0.03 * exact.norm()
+
+
+def test_float16_is_refused_where_scores_are_multiplied():
+    model, ids = language_model("bilinear")
+    with (
+        torch.autocast("cpu", dtype=torch.float16),
+        pytest.raises(BilensError, match="The range of float16 is too small"),
+    ):
+        model(ids)
