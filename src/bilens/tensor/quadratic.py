@@ -88,21 +88,22 @@ class QuadraticForm:
         Q = sum_i lambda_i v_i v_i',  so  x'Qx = sum_i lambda_i (v_i . x)^2
 
         `k=None` decomposes each matrix whole and is exact and differentiable. A small k on a large
-        form runs a block Krylov iteration on all forms of the batch at once, not differentiable;
-        the pairs it returns have a residual |Qv - lambda v| / |lambda_1| of at most `tolerance`,
-        and where it does not get there the form is decomposed whole. Either way `residuals` holds
-        what was measured on the returned pairs.
+        form runs Lanczos on all forms of the batch at once, not differentiable. What it returns is
+        certified: each pair has a residual |Qv - lambda v| / |lambda_1| of at most `tolerance`, as
+        measured, and the k pairs are the top k: an eigenvalue that exceeds |lambda_k| by more than
+        `tolerance` |lambda_1| is missing with a chance of at most `miss_chance`, 1 in 10,000.
+        Where this cannot be had the form is decomposed whole, and its `miss_chance` is 0.
 
         Args:
             k: how many eigenpairs of each form.
             tolerance: largest residual of an iterated pair.
-            seed: of the random start of the iteration.
+            seed: of the random vectors of the iteration.
 
         Raises:
             BilensError: k is not between 1 and n_in, or a factor is not finite.
 
         Source:
-            Pearce et al. 2024, equations 2 and 3.
+            Pearce et al. 2024, equations 2 and 3; for the certificate see `bilens.tensor.lanczos`.
         """
         if k is not None and not 1 <= k <= self.n_in:
             raise BilensError(f"k={k}, expected 1 to {self.n_in}, the number of inputs")
@@ -116,7 +117,7 @@ class QuadraticForm:
             pairs = dense_eigenpairs(self.left, self.right, weights, self.n_in)
         else:
             pairs = top_eigenpairs(self.left, self.right, weights, k, tolerance, seed)
-        values, vectors, residuals = (
-            part.reshape(*self.batch_shape, *part.shape[1:]) for part in pairs
+        values, vectors, residuals, miss_chance = (
+            part.reshape([*self.batch_shape, *part.shape[1:]]) for part in pairs
         )
-        return Spectrum(values, vectors, residuals, self.constant)
+        return Spectrum(values, vectors, residuals, self.constant, miss_chance)

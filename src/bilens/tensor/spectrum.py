@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from bilens.errors import BilensError
@@ -25,6 +25,8 @@ class Spectrum:
         vectors: v_i, one row each.
         residuals: |Q v_i - lambda_i v_i| / |lambda_1|, measured on these vectors.
         constant: the last input coordinate is the constant 1.
+        miss_chance: for each form, an upper bound of the chance that a larger eigenvalue is missing
+            among those that `eigh` found; 0 where it decomposed the form whole, None if unknown.
 
     Source:
         Pearce et al. 2024, equations 2 and 3.
@@ -34,6 +36,7 @@ class Spectrum:
     vectors: Float[Tensor, "*batch k n_in"]
     residuals: Float[Tensor, "*batch k"]
     constant: bool = False
+    miss_chance: Float64[Tensor, "*batch"] | None = None
 
     @property
     def n_in(self) -> int:
@@ -59,6 +62,7 @@ class Spectrum:
             values=self.values[index],
             vectors=self.vectors[index],
             residuals=self.residuals[index],
+            miss_chance=None if self.miss_chance is None else self.miss_chance[index],
         )
 
     def overlaps(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
