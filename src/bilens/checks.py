@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import AbstractArray, jaxtyped
@@ -36,12 +36,18 @@ def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
         hints = get_type_hints(function)
         return {name: hint for name, hint in hints.items() if name != "return" and _is_array(hint)}
 
+    @cache
+    def kinds(name: str) -> tuple[Any, ...]:
+        # What else an argument may be, such as Sequence[int], is looked at no closer than its kind.
+        hint = arrays()[name]
+        return tuple(get_origin(kind) or kind for kind in get_args(hint) or (hint,))
+
     @wraps(function)
     def wrapper(*args: Args.args, **kwargs: Args.kwargs) -> Result:
         given = signature.bind(*args, **kwargs).arguments
         with jaxtyped("context"):
             for name, hint in arrays().items():
-                if name in given and not isinstance(given[name], hint):
+                if name in given and not isinstance(given[name], kinds(name)):
                     raise BilensError(
                         f"{name} is {_described(given[name])}, expected {_said(hint)}"
                         f"{_beside(name, given)}"

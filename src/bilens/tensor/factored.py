@@ -11,6 +11,8 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
+from bilens.tensor.exact import exact
+from bilens.tensor.factors import check_factors
 from bilens.tensor.memory import DENSE_LIMIT, check_dense_size
 from bilens.tensor.top_entries import TopEntries, top_entries
 
@@ -20,6 +22,7 @@ BLOCK_BYTES = 16 * 1024**2
 """Bytes of the blocks of rows in which a matrix too large to hold passes by."""
 
 
+@exact
 @dataclass(frozen=True, eq=False)
 class FactoredSVD:
     """M = sum_s sigma_s l_s r_s', the largest singular values first.
@@ -43,6 +46,7 @@ class FactoredSVD:
         return (self.left * self.values[..., None]).mT @ self.right
 
 
+@exact
 @dataclass(frozen=True, eq=False)
 class FactoredMatrix:
     """M = A B', or a batch of such matrices, of which only the thin A and B are held.
@@ -64,6 +68,7 @@ class FactoredMatrix:
 
     def __post_init__(self) -> None:
         A, B = self.left, self.right
+        check_factors(left=A, right=B)
         if (
             min(A.ndim, B.ndim) < 2
             or (A.shape[:-2], A.shape[-1]) != (B.shape[:-2], B.shape[-1])
@@ -72,11 +77,6 @@ class FactoredMatrix:
             raise BilensError(
                 f"left has shape {tuple(A.shape)} and right {tuple(B.shape)}; expected (..., "
                 "n_rows, rank) and (..., n_columns, rank), nothing of them empty"
-            )
-        if (A.dtype, A.device) != (B.dtype, B.device):
-            raise BilensError(
-                f"left is {A.dtype} on {A.device} and right {B.dtype} on {B.device}. Move them to "
-                "one dtype and device first."
             )
 
     @property
@@ -226,7 +226,7 @@ class FactoredMatrix:
         self._check_finite()
         Q_A, core, Q_B = self._turned()
         U, values, Vh = torch.linalg.svd(core, full_matrices=False)
-        like = self.left.dtype
+        like = torch.promote_types(self.left.dtype, torch.float32)
         return FactoredSVD(
             values=values[..., :k].to(like),
             left=(Q_A @ U[..., :k]).mT.to(like),
