@@ -220,7 +220,6 @@ ROOMS = {
         "local_extrema",
         "reexpress",
         "steer",
-        "steering_map",
         "top_entries",
         "top_paths",
         "tree_to_networkx",

@@ -163,8 +163,8 @@ MISFITS = [
     (lambda t: t.inner(random_tensor(5, 5, 3, 0)), "other has 3 outputs and 5 inputs"),
     (lambda t: t.dense(max_bytes=100), r"\(3, 4, 4\) and 384 bytes; the limit is max_bytes=100"),
     (lambda t: t.interaction(output=0).dense(max_bytes=100), "128 bytes"),
-    (lambda t: t.svd(4), "k=4, expected 1 to 3"),
-    (lambda t: t.svd(2).truncate(3), "k=3, expected 1 to 2"),
+    (lambda t: t.svd(4), "k=4, expected a whole number, 1 to 3"),
+    (lambda t: t.svd(2).truncate(3), "k=3, expected a whole number, 1 to 2"),
 ]
 
 

@@ -49,7 +49,7 @@ def test_ordering_moves_whole_pairs():
 def test_orientation_follows_the_top_inputs():
     spectrum = random_tensor(7, 6, 2, 0).interaction(output=[0, 1]).eigh()
     x = normal(40, 7)
-    oriented = spectrum.oriented(x, top=3)
+    oriented = spectrum.oriented(x, k=3)
     assert close(oriented.dense(), spectrum.dense())
     for form in range(2):
         for i in range(7):
@@ -57,7 +57,7 @@ def test_orientation_follows_the_top_inputs():
             assert x[best] @ oriented.vectors[form, i] @ torch.ones(3, dtype=torch.float64) >= 0
     mirrored = spectrum.__class__(
         spectrum.values, -spectrum.vectors, spectrum.residuals, spectrum.constant
-    ).oriented(x, top=3)
+    ).oriented(x, k=3)
     assert close(mirrored.vectors, oriented.vectors)
 
 
@@ -92,8 +92,8 @@ def test_the_exact_spectrum_has_gradients():
 
 
 MISUSES = [
-    (lambda s: s.truncate(0), "k=0, expected 1 to 4"),
-    (lambda s: s.truncate(5), "k=5, expected 1 to 4"),
+    (lambda s: s.truncate(0), "k=0, expected a whole number, 1 to 4"),
+    (lambda s: s.truncate(5), "k=5, expected a whole number, 1 to 4"),
     (lambda s: s.ordered_by(normal(3)), r"scores has shape \(3,\); expected \(4,\)"),
     (lambda s: s.oriented(normal(0, 4)), "at least one sample"),
     (lambda s: s.activations(normal(2, 3)), r"x has shape \(2, 3\).*length 4"),
@@ -112,7 +112,7 @@ def test_misuse_is_explained(misuse, message):
 
 def test_a_bad_k_or_damaged_weights_are_explained():
     form = random_tensor(4, 5, 3, 0).interaction(output=0)
-    with pytest.raises(BilensError, match="k=5, expected 1 to 4"):
+    with pytest.raises(BilensError, match="k=5, expected a whole number, 1 to 4"):
         form.eigh(5)
     form.left[2, 1] = float("nan")
     with pytest.raises(BilensError, match="left holds NaN"):
@@ -133,5 +133,5 @@ def test_outermost_takes_from_both_ends(shape, k):
 
 
 def test_outermost_needs_a_number():
-    with pytest.raises(BilensError, match="k=0, expected at least 1"):
+    with pytest.raises(BilensError, match="k=0, expected a whole number, at least 1"):
         random_tensor(7, 6, 2, 0).interaction(output=0).eigh().outermost(0)

@@ -314,6 +314,21 @@ class BilinearTensor:
         padded = torch.cat([self.out, self.out.new_zeros(1, self.rank)])
         return replace(self, out=padded).with_bias(out=one)
 
+    def without_scale(self) -> tuple["BilinearTensor", Float64[Tensor, ""]]:
+        """The tensor divided by a power of two so that nothing over- or underflows, and the power.
+
+        In float64, as all inner products and Gram matrices.
+
+        Raises:
+            BilensError: a factor is not finite.
+        """
+        check_finite(left=self.left, right=self.right, out=self.out)
+        left, right, out, scales = take_out_scale(
+            self.left.double(), self.right.double(), self.out.double()
+        )
+        scale = scales.max()
+        return BilinearTensor(left, right, out * (scales / scale), self.constant), scale
+
     def inner(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
         """Frobenius inner product of two symmetric tensors, without building either.
 
@@ -326,7 +341,7 @@ class BilinearTensor:
             BilensError: the tensors have different inputs or outputs, or are not finite.
         """
         self._check_alike(other)
-        (a, scale_a), (b, scale_b) = self._without_scale(), other._without_scale()
+        (a, scale_a), (b, scale_b) = self.without_scale(), other.without_scale()
         return scale_a * scale_b * _unit_inner(a, b)
 
     def norm(self) -> Float64[Tensor, ""]:
@@ -337,7 +352,7 @@ class BilinearTensor:
         Raises:
             BilensError: a factor is not finite.
         """
-        unit, scale = self._without_scale()
+        unit, scale = self.without_scale()
         return scale * _unit_inner(unit, unit).clamp_min(0).sqrt()
 
     def cosine(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
@@ -347,7 +362,7 @@ class BilinearTensor:
             BilensError: the tensors have different inputs or outputs, or are not finite.
         """
         self._check_alike(other)
-        a, b = self._without_scale()[0], other._without_scale()[0]
+        a, b = self.without_scale()[0], other.without_scale()[0]
         squares = (_unit_inner(unit, unit).clamp_min(0) for unit in (a, b))
         norms = [square.sqrt() for square in squares]
         scale = norms[0] * norms[1]
@@ -359,7 +374,7 @@ class BilinearTensor:
         Raises:
             BilensError: a factor is not finite.
         """
-        unit, scale = self._without_scale()
+        unit, scale = self.without_scale()
         return scale**2 * _unit_output_gram(unit)
 
     def input_gram(self) -> Float64[Tensor, "n_in n_in"]:
@@ -368,7 +383,7 @@ class BilinearTensor:
         Raises:
             BilensError: a factor is not finite.
         """
-        unit, scale = self._without_scale()
+        unit, scale = self.without_scale()
         return scale**2 * input_gram(unit.left, unit.right, unit.out)
 
     def svd(self, k: int | None = None) -> TensorSVD:
@@ -387,7 +402,7 @@ class BilinearTensor:
         Source:
             Pearce et al. 2024, appendix B.2; Pearce & Dooms 2024, "SVD on the bilinear tensor".
         """
-        unit, scale = self._without_scale()
+        unit, scale = self.without_scale()
         gram, dtype = _unit_output_gram(unit), torch.promote_types(self.out.dtype, torch.float32)
         unit = unit.to(dtype)
         return svd_of_unfolding(unit.left, unit.right, unit.out, gram, scale, k, self.constant)
@@ -410,15 +425,6 @@ class BilinearTensor:
                 f"{other.constant}); expected {self.n_out} and {self.n_in} (constant: "
                 f"{self.constant}), as in the tensor it is put beside"
             )
-
-    def _without_scale(self) -> tuple["BilinearTensor", Float64[Tensor, ""]]:
-        """In float64 a tensor whose products neither over- nor underflow, and what it was times."""
-        check_finite(left=self.left, right=self.right, out=self.out)
-        left, right, out, scales = take_out_scale(
-            self.left.double(), self.right.double(), self.out.double()
-        )
-        scale = scales.max()
-        return BilinearTensor(left, right, out * (scales / scale), self.constant), scale
 
 
 def _unit_inner(a: BilinearTensor, b: BilinearTensor) -> Float64[Tensor, ""]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from einops import einsum
@@ -11,8 +12,17 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError, CheckpointError
+from bilens.lazy_imports import lazy_import
 from bilens.tensor.constant import affine, fit_input
 from bilens.tensor.exact import exact
+
+if TYPE_CHECKING:
+    import safetensors
+
+    from bilens import files
+else:
+    # The mathematics does without the packages that files take.
+    files, safetensors = lazy_import("bilens.files"), lazy_import("safetensors")
 
 __all__ = ["Spectrum"]
 
@@ -238,12 +248,9 @@ class Spectrum:
         Raises:
             CheckpointError: the system refuses.
         """
-        # Mathematics alone does without the packages that files take.
-        from bilens.files import write_safetensors  # noqa: PLC0415
-
         tensors = {name: getattr(self, name) for name in SAVED}
         known = {name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None}
-        write_safetensors(Path(path), known, {"constant": str(self.constant)})
+        files.write_safetensors(Path(path), known, {"constant": str(self.constant)})
 
     @classmethod
     def load(cls, path: Path | str) -> "Spectrum":
@@ -252,11 +259,10 @@ class Spectrum:
         Raises:
             CheckpointError: there is no such file, or it does not hold a spectrum.
         """
-        from safetensors import safe_open  # noqa: PLC0415
-
-        from bilens.files import file_errors  # noqa: PLC0415
-
-        with file_errors(path, "read"), safe_open(path, framework="pt") as file:
+        with (
+            files.file_errors(path, "read"),
+            safetensors.safe_open(path, framework="pt") as file,
+        ):
             constant = (file.metadata() or {}).get("constant")
             names = set(SAVED).intersection(file.keys())
             found = {name: file.get_tensor(name) for name in names}
