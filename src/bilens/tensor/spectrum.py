@@ -70,6 +70,19 @@ class Spectrum:
         """Shape of the batch of forms; empty for a single one."""
         return self.values.shape[:-1]
 
+    def to(self, target: torch.dtype | torch.device | str) -> "Spectrum":
+        """The same spectrum in another dtype or on another device."""
+        chance = self.miss_chance
+        if chance is not None and not isinstance(target, torch.dtype):
+            chance = chance.to(target)
+        return replace(
+            self,
+            values=self.values.to(target),
+            vectors=self.vectors.to(target),
+            residuals=self.residuals.to(target),
+            miss_chance=chance,
+        )
+
     def __getitem__(self, index: int | slice) -> "Spectrum":
         """The spectrum of one form, or of some, along the first batch axis."""
         if not self.batch_shape:
