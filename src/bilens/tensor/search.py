@@ -64,7 +64,7 @@ def top_paths(
     search.run()
     leaves = search.leaves
     names = torch.tensor([leaf.name for leaf in leaves], device=chain.directions.device)
-    eigenvalues = torch.tensor([leaf.values for leaf in leaves], dtype=torch.float64)
+    eigenvalues = torch.tensor([leaf.values for leaf in leaves], dtype=torch.float64, device="cpu")
     return TopPaths(
         paths=Paths(
             directions=directions.to(chain.directions),
