@@ -1,8 +1,9 @@
 """A bilinear layer as a symmetric third-order tensor that is never built."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import index
+from typing import Any, SupportsIndex
 
 import torch
 from einops import einsum
@@ -97,7 +98,7 @@ class BilinearTensor:
         )
 
     def __call__(
-        self, x: Float[Tensor, "... n_in"], y: Float[Tensor, "... n_in"] | None = None
+        self, x: Float[Tensor, "... n_in"], y: Float[Tensor, "... _"] | None = None
     ) -> Float[Tensor, "... n_out"]:
         """Evaluate B(x) = D((L x) * (R x)), one row of `x` for each input.
 
@@ -155,7 +156,7 @@ class BilinearTensor:
         self,
         direction: Float[Tensor, "*batch n_out"] | None = None,
         *,
-        output: int | Sequence[int] | None = None,
+        output: SupportsIndex | Iterable[SupportsIndex] | None = None,
     ) -> QuadraticForm:
         """The interaction matrix along an output direction, as a quadratic form.
 
@@ -187,26 +188,21 @@ class BilinearTensor:
             weights = direction.to(self.out) @ self.out
         return QuadraticForm(self.left, self.right, weights, self.constant)
 
-    def _output_index(self, output: int | Sequence[int]) -> int | list[int]:
+    def _output_index(self, output: Any) -> int | list[int]:
+        several = isinstance(output, Iterable) and getattr(output, "ndim", 1) > 0
         try:
-            chosen = index(output)  # type: ignore[arg-type]
-            return self._checked_output(chosen)
-        except TypeError:
-            pass
-        try:
-            return [self._checked_output(index(number)) for number in output]  # type: ignore[union-attr]
+            numbers = [index(number) for number in (output if several else [output])]
         except TypeError as error:
             raise BilensError(
                 f"output={output!r}, expected the number of an output, 0 to {self.n_out - 1}, or "
                 "several"
             ) from error
-
-    def _checked_output(self, number: int) -> int:
-        if not 0 <= number < self.n_out:
-            raise BilensError(
-                f"output={number}, but the tensor's outputs are 0 to {self.n_out - 1}"
-            )
-        return number
+        for number in numbers:
+            if not 0 <= number < self.n_out:
+                raise BilensError(
+                    f"output={number}, but the tensor's outputs are 0 to {self.n_out - 1}"
+                )
+        return numbers if several else numbers[0]
 
     def change_basis(
         self,

@@ -205,7 +205,12 @@ class FactoredMatrix:
         return top_entries(blocks(), k, largest=largest)
 
     def norm(self) -> Float64[Tensor, "*batch"]:
-        """Frobenius norm, in float64."""
+        """Frobenius norm, in float64.
+
+        Raises:
+            BilensError: a factor is not finite.
+        """
+        self._check_finite()
         norms: Tensor = torch.linalg.matrix_norm(self._turned()[1])
         return norms
 
