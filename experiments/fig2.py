@@ -24,7 +24,7 @@ from bilens.read import class_spectra
 from bilens.report import eigenvector_figure
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
-from experiments.fig9 import class_figures, outermost
+from experiments.fig9 import class_figures, describe_ends
 from experiments.workshop import Outcome, Workshop
 
 __all__ = ["by_mean_activation", "eigenvalue_rank_of_most_active", "run"]
@@ -56,7 +56,7 @@ def run(workshop: Workshop) -> Outcome:
         }
         if key == "mnist":
             figures |= class_figures(spectra[ONE], data, ONE, k=SHOWN)
-            numbers["digit_1"] = outermost(spectra[ONE], data, SHOWN)
+            numbers["digit_1"] = describe_ends(spectra[ONE], data, SHOWN)
     return Outcome(numbers, figures)
 
 

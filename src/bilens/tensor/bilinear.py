@@ -180,7 +180,7 @@ class BilinearTensor:
             weights = self.out[self._output_index(output)]
         else:
             assert direction is not None
-            if direction.ndim == 0 or direction.shape[-1] != self.n_out:
+            if direction.shape[-1] != self.n_out:
                 raise BilensError(
                     f"direction has shape {tuple(direction.shape)}; its last axis should have "
                     f"length {self.n_out}, one number for each output of the tensor"
@@ -228,16 +228,16 @@ class BilinearTensor:
         left, right, out = self.left, self.right, self.out
         if inputs is not None:
             E = inputs.to(left)
-            if self.constant and E.ndim == 2 and E.shape[0] == self.n_in - 1:
+            if self.constant and E.shape[0] == self.n_in - 1:
                 E = affine(E, None)
-            if E.ndim != 2 or E.shape[0] != self.n_in:
+            if E.shape[0] != self.n_in:
                 raise BilensError(
                     f"inputs has shape {tuple(inputs.shape)}; expected ({self.n_in}, k), one "
                     "column for each input feature"
                 )
             left, right = left @ E, right @ E
         if outputs is not None:
-            if outputs.ndim != 2 or outputs.shape[1] != self.n_out:
+            if outputs.shape[1] != self.n_out:
                 raise BilensError(
                     f"outputs has shape {tuple(outputs.shape)}; expected (m, {self.n_out}), one "
                     "row for each output direction"
@@ -256,10 +256,23 @@ class BilinearTensor:
         `left` and `right` become the column of the constant coordinate; `out` costs one hidden
         unit that is always 1. The result has the constant coordinate, also when all are None.
 
+        Raises:
+            BilensError: a bias does not fit.
+
         Source:
             Pearce et al. 2024, section 3.4.
         """
         L, R, D = self.left, self.right, self.out
+        for name, bias, size in (
+            ("left", left, self.rank),
+            ("right", right, self.rank),
+            ("out", out, self.n_out),
+        ):
+            if bias is not None and len(bias) != size:
+                raise BilensError(
+                    f"{name} has shape {tuple(bias.shape)}, expected ({size},), one number for "
+                    f"each row of the factor {name}"
+                )
         if not self.constant:
             L, R = (torch.cat([factor, factor.new_zeros(self.rank, 1)], 1) for factor in (L, R))
         L = L if left is None else torch.cat([L[:, :-1], L[:, -1:] + left[:, None]], 1)

@@ -126,7 +126,7 @@ def _check(tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch 
             f"tensors are of different kinds: {listed}. Move them to one dtype and device first."
         )
     n_out = tensors[-1].n_out
-    if directions.ndim == 0 or directions.shape[-1] != n_out:
+    if directions.shape[-1] != n_out:
         raise BilensError(
             f"directions has shape {tuple(directions.shape)}; its last axis should have length "
             f"{n_out}, one number for each output of the last tensor"

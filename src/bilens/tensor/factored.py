@@ -111,7 +111,17 @@ class FactoredMatrix:
         return replace(self, left=self.left[index], right=self.right[index])
 
     def apply(self, x: Float[Tensor, "*batch k n_columns"]) -> Float[Tensor, "*batch k n_rows"]:
-        """M x for k vectors x of each matrix, one in each row."""
+        """M x for k vectors x of each matrix, one in each row.
+
+        Raises:
+            BilensError: the vectors do not fit the columns.
+        """
+        if x.shape[-1] != self.n_columns:
+            raise BilensError(
+                f"x has shape {tuple(x.shape)}; its last axis should have length {self.n_columns}, "
+                "one number for each column of the matrix"
+            )
+        x = x.to(self.right)
         return x @ self.right @ self.left.mT
 
     def rows(self, index: slice | Int[Tensor, " chosen"]) -> Float[Tensor, "*batch chosen columns"]:

@@ -77,7 +77,12 @@ class QuadraticForm:
         return values.reshape([*x.shape[:-1], *self.batch_shape])
 
     def apply(self, vectors: Float[Tensor, "*batch k n_in"]) -> Float[Tensor, "*batch k n_in"]:
-        """Q v for k vectors of each form, from the factors: O(k rank n_in) each."""
+        """Q v for k vectors of each form, from the factors: O(k rank n_in) each.
+
+        Raises:
+            BilensError: the vectors do not fit the inputs.
+        """
+        vectors = fit_input(vectors, self.left, False, "vectors")
         return apply_factored(self.left, self.right, self.weights, vectors)
 
     def norm(self) -> Float64[Tensor, "*batch"]:
