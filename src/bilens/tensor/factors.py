@@ -52,7 +52,7 @@ def take_out_scale(
     The largest entry of each row of left, right and weights is from 1/2 to 1, or all are zero. What
     is divided by are powers of two, so nothing is rounded.
     """
-    row_left, row_right = (_exponents(factor).amax(-1) for factor in (left, right))
+    row_left, row_right = (_exponents(f.detach().abs().amax(-1)) for f in (left, right))
     rows = torch.where((row_left > NOTHING) & (row_right > NOTHING), row_left + row_right, 0)
     top = (_exponents(weights) + rows).amax(-1, keepdim=True)
     top = torch.where(top > NOTHING // 2, top, 0)
