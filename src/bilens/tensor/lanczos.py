@@ -84,7 +84,7 @@ class Search:
         self.form = torch.zeros(slots, dtype=torch.int64, device=left.device)
         self.taken = torch.zeros(slots, dtype=torch.bool, device=left.device)
         self.used, self.steps, self.look = (torch.zeros_like(self.form) for _ in range(3))
-        self.basis, self.images = (left.new_zeros(slots, self.room, n) for _ in range(2))
+        self.basis, self.images = (left.new_zeros(slots, 4 * k + 32, n) for _ in range(2))
         self.projected = left.new_zeros(slots, self.room, self.room)
         self.vector, self.scale = left.new_zeros(slots, n), left.new_zeros(slots)
         exact = torch.zeros(slots, 2, dtype=torch.float64, device=left.device)
@@ -105,7 +105,10 @@ class Search:
 
     def _step(self) -> None:
         """Add a vector to each basis, and make the next one; test, or look at the Ritz pairs."""
-        basis = self.basis[:, : int(self.used.max()) + 1]
+        width = int(self.used.max()) + 1
+        if width > self.basis.shape[1]:
+            self._resize(self.slots, width * 3 // 2)
+        basis = self.basis[:, :width]
         image = torch.zeros_like(self.vector)
         image[self.alive] = self._product(self.vector[self.alive])
         self.basis[self.slots, self.used], self.images[self.slots, self.used] = self.vector, image
@@ -211,20 +214,22 @@ class Search:
         self.look[slots] = min(2 * self.k + 8, self.room)
         self.vector[slots] = self._random(self.basis[slots, :1])
         if self.taken.sum() <= len(self.taken) // 2:
-            self._shrink(self.taken.nonzero()[:, 0])
+            kept = self.taken.nonzero()[:, 0]
+            self._resize(kept, self.basis.shape[1])
+            for name in SLOTTED:
+                setattr(self, name, getattr(self, name)[kept])
         self.slots = torch.arange(len(self.taken), device=slots.device)
         self.alive = self.slots[self.taken]
         self.w = (self.weights[self.form[self.alive]] / 2).T.contiguous()
 
-    def _shrink(self, kept: Int64[Tensor, " kept"]) -> None:
+    def _resize(self, kept: Int64[Tensor, " kept"], columns: int) -> None:
+        """Make room for longer bases, or drop the slots that are not kept."""
         width = int(self.used.max())
         for name in ("basis", "images"):
             before = getattr(self, name)
-            after = before.new_zeros(len(kept), *before.shape[1:])
+            after = before.new_zeros(len(kept), columns, before.shape[2])
             after[:, :width] = before[kept, :width]
             setattr(self, name, after)
-        for name in SLOTTED:
-            setattr(self, name, getattr(self, name)[kept])
 
     def _clear(self, slots: Int64[Tensor, " some"]) -> None:
         width = int(self.used.max())
