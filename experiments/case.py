@@ -18,9 +18,10 @@ from bilens.train import ClassifierTraining
 from experiments.context import RecipeContext
 from experiments.curves import picture_figure
 
-__all__ = ["case_models", "direction_names", "eigenvector_figure", "layer_tensor", "outermost"]
+__all__ = ["ENDS", "case_models", "direction_names", "eigenvector_figure", "layer_tensor"]
 
-SHOWN = 3
+ENDS = 3
+"""Eigenvectors of either end that a picture shows."""
 
 
 def case_models(context: RecipeContext, seeds: int) -> list[ImageClassifier]:
@@ -49,33 +50,23 @@ def direction_names(
     ]
 
 
-def outermost(
-    spectra: Spectrum, x: Float[Tensor, "samples n_in"], k: int = SHOWN
-) -> tuple[Spectrum, Spectrum]:
-    """The pairs of the k largest and of the k most negative eigenvalues, turned like the inputs."""
-    largest, smallest = (
-        spectra.ordered_by(sign * spectra.values).truncate(k).oriented(x) for sign in (1, -1)
-    )
-    return largest, smallest
-
-
 def eigenvector_figure(
-    ends: tuple[Spectrum, Spectrum], names: Sequence[str], shape: tuple[int, int], *, title: str
+    spectra: Spectrum, names: Sequence[str], data: ImageData, *, title: str
 ) -> go.Figure:
     """A row of pictures for each form, its largest eigenvalues first, then its most negative ones.
 
     Args:
-        ends: as `outermost` gives them, batched over the forms.
+        spectra: batched over the forms.
         names: of the forms.
-        shape: height and width of an input as an image.
+        data: whose test images choose the signs.
         title: above the figure.
     """
+    ends = spectra.outermost(ENDS).oriented(data.test_images)
     rows = {
         name: [
             (vector, f"{value:+.2g}")
-            for end in ends
-            for vector, value in zip(end.vectors[form], end.values[form].tolist(), strict=True)
+            for vector, value in zip(ends.vectors[form], ends.values[form].tolist(), strict=True)
         ]
         for form, name in enumerate(names)
     }
-    return picture_figure(rows, shape, title=title)
+    return picture_figure(rows, data.shape, title=title)

@@ -14,7 +14,7 @@ there already. Paper: d = 1000, 20 epochs, 3 initialisations: not run, some ten 
 """
 
 from bilens.read import class_spectra
-from experiments.case import case_models, eigenvector_figure, outermost
+from experiments.case import ENDS, case_models, eigenvector_figure
 from experiments.context import Outcome, RecipeContext, interval
 
 __all__ = ["run"]
@@ -27,9 +27,8 @@ def run(context: RecipeContext) -> Outcome:
     data, models = context.mnist, case_models(context, SEEDS)
     accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
     spectra = class_spectra(models[0], "pixels")
-    ends = outermost(spectra, data.test_images)
-    logits = ends[0](data.test_images) + ends[1](data.test_images)
-    right = logits.argmax(-1) == data.test_labels
+    ends = spectra.outermost(ENDS)
+    right = ends(data.test_images).argmax(-1) == data.test_labels
     numbers = {
         "accuracy": interval(accuracies),
         "first_model": {
@@ -37,14 +36,12 @@ def run(context: RecipeContext) -> Outcome:
             "accuracy_of_shown": float(right.double().mean()),
             "effective_rank": float(spectra.effective_rank().mean()),
             "eigenvalues": {
-                name: {"positive": largest.tolist(), "negative": smallest.tolist()}
-                for name, largest, smallest in zip(
-                    data.class_names, ends[0].values, ends[1].values, strict=True
-                )
+                name: {"positive": values[:ENDS], "negative": values[ENDS:]}
+                for name, values in zip(data.class_names, ends.values.tolist(), strict=True)
             },
         },
         "source": {"accuracy": 0.978},
     }
     title = "Eigenvectors of each digit's logit: the largest and the most negative eigenvalues"
-    figure = eigenvector_figure(ends, data.class_names, data.shape, title=title)
+    figure = eigenvector_figure(spectra, data.class_names, data, title=title)
     return Outcome(numbers, {"digits": figure})

@@ -32,7 +32,6 @@ from experiments.case import (
     direction_names,
     eigenvector_figure,
     layer_tensor,
-    outermost,
 )
 from experiments.context import Outcome, RecipeContext
 
@@ -56,7 +55,6 @@ def run(context: RecipeContext) -> Outcome:
     names = direction_names(autoencoder.features.T[chosen], model, data)
     values, vectors = torch.linalg.eigh(pair_activations(layer, autoencoder, chosen))
     spectra = Spectrum(values, vectors.mT, torch.zeros_like(values))
-    ends = outermost(spectra, data.test_images)
     title = "Pixel pairs that activate a feature: eigenvectors of its activations"
     return Outcome(
         {
@@ -64,7 +62,7 @@ def run(context: RecipeContext) -> Outcome:
             "features": FEATURES,
             "source": {"l0": 30.4, "relative_error": 0.29, "active": 3544, "features": 5000},
         },
-        {"features": eigenvector_figure(ends, names, data.shape, title=title)},
+        {"features": eigenvector_figure(spectra, names, data, title=title)},
     )
 
 

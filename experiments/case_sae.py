@@ -38,7 +38,6 @@ from experiments.case import (
     direction_names,
     eigenvector_figure,
     layer_tensor,
-    outermost,
 )
 from experiments.context import Outcome, RecipeContext, interval
 
@@ -114,11 +113,10 @@ def run(context: RecipeContext) -> Outcome:
     forms = first.dictionary.features_tensor(layer_tensor(model)).interaction(output=chosen)
     names = direction_names(first.dictionary.features.T[chosen], model, data)
     title = "Features of largest mean activation, through the pseudoinverse"
-    ends = outermost(forms.eigh(), data.test_images)
     return Outcome(
         numbers,
         {
-            "features": eigenvector_figure(ends, names, data.shape, title=title),
+            "features": eigenvector_figure(forms.eigh(), names, data, title=title),
             "activations": scatter_figure(first),
         },
     )

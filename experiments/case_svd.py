@@ -33,7 +33,6 @@ from experiments.case import (
     direction_names,
     eigenvector_figure,
     layer_tensor,
-    outermost,
 )
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import confidence_line, line_figure
@@ -68,12 +67,12 @@ def run(context: RecipeContext) -> Outcome:
         "source": {"drop_at_20": 0.01, "drop_at_50": 0.0, "reproducible_components": 5},
     }
     names = direction_names(svds[0].outputs[:SHOWN], models[0], data)
-    ends = outermost(svds[0].components[:SHOWN].eigh(), data.test_images)
+    spectra = svds[0].components[:SHOWN].eigh()
     return Outcome(
         numbers,
         {
             "components": eigenvector_figure(
-                ends, names, data.shape, title="Eigenvectors of the first components"
+                spectra, names, data, title="Eigenvectors of the first components"
             ),
             "singular_values": _figure(
                 [svd.values[:FOLLOWED].tolist() for svd in svds],

@@ -25,7 +25,7 @@ from bilens.report import eigenvector_figure
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
-from experiments.fig9 import class_figures, outermost
+from experiments.fig9 import class_figures, describe_ends
 
 __all__ = ["by_mean_activation", "eigenvalue_rank_of_most_active", "run"]
 
@@ -56,7 +56,7 @@ def run(context: RecipeContext) -> Outcome:
         }
         if key == "mnist":
             figures |= class_figures(spectra[ONE], data, ONE, k=SHOWN)
-            numbers["digit_1"] = outermost(spectra[ONE], data, SHOWN)
+            numbers["digit_1"] = describe_ends(spectra[ONE], data, SHOWN)
     return Outcome(numbers, figures)
 
 

@@ -86,11 +86,10 @@ def branches(
     """
     turned = spectrum.oriented(first(x))
     found = {}
-    for name, sign in (("P", 1), ("N", -1)):
-        outer = int((sign * turned.values).argmax())
-        if sign * turned.values[outer] > 0:
-            below = first.interaction(turned.vectors[outer]).eigh().oriented(x)
-            found[name] = (float(turned.values[outer]), below)
+    for name, part in (("P", turned.positive()), ("N", turned.negative())):
+        if part.values[0] != 0:
+            below = first.interaction(part.vectors[0]).eigh().oriented(x)
+            found[name] = (float(part.values[0]), below)
     return found
 
 

@@ -24,7 +24,7 @@ from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 
-__all__ = ["class_figures", "outermost", "run"]
+__all__ = ["class_figures", "describe_ends", "run"]
 
 SHOWN = 4
 
@@ -40,7 +40,7 @@ def run(context: RecipeContext) -> Outcome:
         spectrum = spectra[class_]
         figures |= class_figures(spectrum, data, class_, k=SHOWN)
         rank = float(spectrum.effective_rank())
-        by_digit[name] = {"effective_rank": rank, **outermost(spectrum, data)}
+        by_digit[name] = {"effective_rank": rank, **describe_ends(spectrum, data)}
     accuracy = model.accuracy(data.test_images, data.test_labels)
     return Outcome({"accuracy": accuracy, "digits": by_digit}, figures)
 
@@ -59,7 +59,9 @@ def class_figures(
     }
 
 
-def outermost(spectrum: Spectrum, data: ImageData, k: int = 3) -> dict[str, list[dict[str, Any]]]:
+def describe_ends(
+    spectrum: Spectrum, data: ImageData, k: int = 3
+) -> dict[str, list[dict[str, Any]]]:
     """The k largest eigenvalues of either sign, with the classes of their eigenvectors' top inputs.
 
     Args:
@@ -67,13 +69,13 @@ def outermost(spectrum: Spectrum, data: ImageData, k: int = 3) -> dict[str, list
         data: whose test images are the inputs.
         k: how many of either sign.
     """
-    found = {}
-    for name, sign in (("positive", 1), ("negative", -1)):
-        top = spectrum.ordered_by(sign * spectrum.values).truncate(min(k, spectrum.k))
-        labels = data.test_labels[top_inputs(top, data.test_images)].tolist()
-        found[name] = [
-            {"eigenvalue": value, "top_inputs": [data.class_names[label] for label in some]}
-            for value, some in zip(top.values.tolist(), labels, strict=True)
-            if sign * value > 0
-        ]
-    return found
+    ends = spectrum.outermost(k)
+    labels = data.test_labels[top_inputs(ends, data.test_images)].tolist()
+    described = [
+        {"eigenvalue": value, "top_inputs": [data.class_names[label] for label in some]}
+        for value, some in zip(ends.values.tolist(), labels, strict=True)
+    ]
+    return {
+        "positive": [end for end in described if end["eigenvalue"] > 0],
+        "negative": [end for end in described if end["eigenvalue"] < 0],
+    }

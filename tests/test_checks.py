@@ -1,12 +1,14 @@
 """What callers hand over is checked in one way, with messages that name it."""
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import pytest
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bilens.checks import check_count, check_finite, check_weights, checked
+from bilens.checks import check_count, check_finite, check_labels, check_weights, checked
 from bilens.errors import BilensError, CheckpointError
 
 
@@ -14,8 +16,9 @@ from bilens.errors import BilensError, CheckpointError
 def accuracy(
     x: Float[Tensor, "samples n"],
     labels: Int[Tensor, " samples"],
-    weights: Float[Tensor, "*batch n"] | None = None,
+    weights: Float[Tensor, "*batch n"] | Sequence[float] | None = None,
     k: int = 1,
+    blocks: Iterable[Float[Tensor, "samples n"]] = (),
 ) -> float:
     """Any function."""
     return float(len(x) + len(labels) + k)
@@ -30,6 +33,7 @@ class Model:
 def test_what_fits_passes():
     x, labels = torch.zeros(3, 4), torch.tensor([1, 2, 3])
     assert accuracy(x, labels) == accuracy(x, labels, torch.zeros(7, 2, 4), k=1) == 7
+    assert accuracy(x, labels, [0.5], blocks=[labels]) == 7
     assert Model().read(x) == Model().read(x=x) == 3
 
 
@@ -47,7 +51,7 @@ def test_what_fits_passes():
         ((3, torch.tensor([1])), "x is int, expected Float"),
         (
             (torch.zeros(3, 4), torch.tensor([1, 2, 3]), torch.zeros(2, 5)),
-            r"weights is .* \(2, 5\).*expected Float\[Tensor, '\*batch n'\] \| None beside x",
+            r"weights is .* \(2, 5\).*expected Float\[Tensor, '\*batch n'\] \| .* \| None beside x",
         ),
     ],
 )
@@ -79,6 +83,15 @@ def test_counts_have_limits(value):
         BilensError, match=r"k=.*, expected a whole number, 1 to 5, the number of inputs"
     ):
         check_count("k", value, 5, "the number of inputs")
+
+
+def test_labels_are_numbers_of_classes():
+    check_labels(torch.tensor([0, 2, 1]), 3)
+    for wrong in ([0, 3], [-1, 0]):
+        with pytest.raises(BilensError, match="labels holds .*, expected numbers of"):
+            check_labels(torch.tensor(wrong), 3)
+    with pytest.raises(BilensError, match="labels is empty"):
+        check_labels(torch.tensor([], dtype=torch.long), 3)
 
 
 def test_counts_without_an_upper_limit():

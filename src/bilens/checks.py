@@ -2,9 +2,10 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from types import UnionType
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import AbstractArray, jaxtyped
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from bilens.errors import BilensError, CheckpointError
 
-__all__ = ["check_count", "check_finite", "check_weights", "checked"]
+__all__ = ["check_count", "check_finite", "check_labels", "check_weights", "checked"]
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -41,7 +42,7 @@ def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
         given = signature.bind(*args, **kwargs).arguments
         with jaxtyped("context"):
             for name, hint in arrays().items():
-                if name in given and not isinstance(given[name], hint):
+                if name in given and not isinstance(given[name], _kinds(hint)):
                     raise BilensError(
                         f"{name} is {_described(given[name])}, expected {_said(hint)}"
                         f"{_beside(name, given)}"
@@ -92,9 +93,29 @@ def check_count(name: str, value: object, most: float = math.inf, what: str = ""
         )
 
 
+def check_labels(labels: Tensor, n_classes: int) -> None:
+    """See that there are labels, and that all are numbers of classes.
+
+    Raises:
+        BilensError: there are none, or one is not a class.
+    """
+    if not len(labels):
+        raise BilensError("labels is empty, expected at least one sample")
+    if labels.min() < 0 or labels.max() >= n_classes:
+        raise BilensError(
+            f"labels holds {int(labels.min())} to {int(labels.max())}, expected numbers of "
+            f"classes, 0 to {n_classes - 1}"
+        )
+
+
 def _is_array(hint: Any) -> bool:
-    kinds: Iterable[Any] = getattr(hint, "__args__", ()) or (hint,)
-    return any(isinstance(kind, type) and issubclass(kind, AbstractArray) for kind in kinds)
+    return any(isinstance(kind, type) and issubclass(kind, AbstractArray) for kind in _kinds(hint))
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """What an argument may be; containers such as Sequence[int] without what is in them."""
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(get_origin(part) or part for part in parts)
 
 
 def _said(hint: Any) -> str:

@@ -41,47 +41,49 @@ def check(folder, names=None):
 
 def test_the_spectra_are_those_of_the_dense_matrices(tmp_path):
     names = [3 * i for i in range(N)]
-    write_spectra(layer(), along(), tmp_path, names=names, top=4, batch=5)
+    write_spectra(layer(), along(), tmp_path, names=names, k=4, batch_size=5)
     check(tmp_path, names)
     assert len(files(tmp_path)) == 5
 
 
 def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
-    write_spectra(layer(), along(), tmp_path, top=4, batch=5)
+    write_spectra(layer(), along(), tmp_path, k=4, batch_size=5)
     (tmp_path / "spectra-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"1 of 5 files are missing, the first spectra-00002"):
         read_spectra(tmp_path)
     kept = {name: (tmp_path / name).stat().st_mtime_ns for name in files(tmp_path)}
-    write_spectra(layer(), along(), tmp_path, top=4, batch=5)
+    write_spectra(layer(), along(), tmp_path, k=4, batch_size=5)
     check(tmp_path)
     assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in kept.items())
 
 
 def test_processes_share_the_files(tmp_path):
-    write_spectra(layer(), along(), tmp_path, top=4, batch=5, share=Share(1, 2))
+    write_spectra(layer(), along(), tmp_path, k=4, batch_size=5, share=Share(1, 2))
     assert files(tmp_path) == ["spectra-00001.safetensors", "spectra-00003.safetensors"]
-    write_spectra(layer(), along(), tmp_path, top=4, batch=5, share=Share(0, 2))
+    write_spectra(layer(), along(), tmp_path, k=4, batch_size=5, share=Share(0, 2))
     check(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("tensor", "directions", "how", "named"),
     [
-        (layer(2), along(), {"top": 4}, "factors"),
-        (layer(), along(3), {"top": 4}, "along"),
-        (layer(), along(), {"top": 3}, "top=4, not 3"),
-        (layer(), along()[:7], {"top": 4}, "directions=23, not 7"),
+        (layer(2), along(), {"k": 4}, "factors"),
+        (layer(), along(3), {"k": 4}, "along"),
+        (layer(), along(), {"k": 3}, "k=4, not 3"),
+        (layer(), along()[:7], {"k": 4}, "directions=23, not 7"),
     ],
 )
 def test_the_spectra_of_something_else_stay(tmp_path, tensor, directions, how, named):
-    write_spectra(layer(), along(), tmp_path, top=4, batch=5)
+    write_spectra(layer(), along(), tmp_path, k=4, batch_size=5)
     with pytest.raises(CheckpointError, match=f"holds spectra with {named}.* another folder"):
-        write_spectra(tensor, directions, tmp_path, batch=5, **how)
+        write_spectra(tensor, directions, tmp_path, batch_size=5, **how)
 
 
 def test_bad_arguments_and_folders_are_named(tmp_path):
-    with pytest.raises(BilensError, match="top=13, batch=256: expected 1 to 12 eigenpairs"):
-        write_spectra(layer(), along(), tmp_path, top=13)
+    with pytest.raises(BilensError, match="k=13, expected a whole number, 1 to 12"):
+        write_spectra(layer(), along(), tmp_path, k=13)
+    with pytest.raises(BilensError, match="batch_size=0, expected a whole number"):
+        write_spectra(layer(), along(), tmp_path, batch_size=0)
     with pytest.raises(CheckpointError, match=r"holds no spectra.json; run `bilens spectra` first"):
         read_spectra(tmp_path)
     (tmp_path / "spectra.json").write_text(json.dumps({})[:1])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from experiments.case import direction_names, layer_tensor, outermost
+from experiments.case import direction_names, layer_tensor
 from experiments.case_pairs import most_specific, pair_activations
 from experiments.case_sae import compare
 from experiments.case_svd import reproducibility
@@ -97,15 +97,6 @@ def test_the_digit_basis_is_cut_to_its_ends():
         assert found["positive"] == pytest.approx(values.flip(0)[:3].tolist())
     right = (logits.argmax(-1) == data.test_labels).double().mean()
     assert numbers["accuracy_of_shown"] == pytest.approx(float(right))
-
-
-def test_both_ends_are_in_order_and_turned_like_the_inputs():
-    x = normal(20, 5).abs()
-    largest, smallest = outermost(random_tensor(5, 8, 2, 0).interaction(normal(2, 2)).eigh(), x, 2)
-    assert (largest.values.diff(dim=-1) <= 0).all()
-    assert (smallest.values.diff(dim=-1) >= 0).all()
-    assert (largest.values[:, 0] > smallest.values[:, 0]).all()
-    assert ((x @ largest.vectors.mT).mean(1) >= 0).all()
 
 
 def test_components_that_come_back_are_counted():

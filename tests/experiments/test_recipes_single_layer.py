@@ -15,7 +15,7 @@ from experiments.fig2 import eigenvalue_rank_of_most_active
 from experiments.fig3 import needed_under
 from experiments.fig4 import matches, positive_vectors, similarity_curves
 from experiments.fig5 import border_share
-from experiments.fig9 import outermost
+from experiments.fig9 import describe_ends
 
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import TruncationCurve, class_spectra
@@ -238,7 +238,7 @@ def test_figure_5_compares_what_it_says(small):
 def test_figure_9_reads_the_ends_of_the_spectrum():
     spectrum = class_spectra(digit_model())[3]
     values = spectrum.values.sort().values
-    found = outermost(spectrum, digits())
+    found = describe_ends(spectrum, digits())
     assert [e["eigenvalue"] for e in found["positive"]] == values.flip(0)[:3].tolist()
     assert [e["eigenvalue"] for e in found["negative"]] == values[:3].tolist()
     strongest = spectrum.activations(digits().test_images)[:, spectrum.values.argmax()].topk(3)

@@ -86,7 +86,15 @@ def test_accuracy_counts():
     x = torch.randn(50, 4)
     labels = model(x).argmax(-1)
     labels[:10] = (labels[:10] + 1) % 3
-    assert model.accuracy(x, labels, at_once=7) == 0.8
+    assert model.accuracy(x, labels, batch_size=7) == 0.8
+    with pytest.raises(BilensError, match=r"labels is a tensor of shape \(50, 1\)"):
+        model.accuracy(x, labels[:, None])
+    with pytest.raises(BilensError, match="labels holds .* to 3, expected .* 0 to 2"):
+        model.accuracy(x, labels + 1)
+    with pytest.raises(BilensError, match="labels is empty"):
+        model.accuracy(x[:0], labels[:0])
+    with pytest.raises(BilensError, match="batch_size=0"):
+        model.accuracy(x, labels, batch_size=0)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -33,7 +35,7 @@ def test_an_attack_by_hand():
     model, data = digit_model(), digits()
     x, labels = data.test_images, data.test_labels
     mask = class_mask(model.tensor().interaction(output=3).eigh())
-    found = attack(model, x, labels, 7 * mask, class_=3, norm=2.0, at_once=50)
+    found = attack(model, x, labels, 7 * mask, class_=3, norm=2.0, batch_size=50)
     targeted, fooled, others = 0, 0, 0
     for image, label in zip(x, labels.tolist(), strict=True):
         if label != 3:
@@ -72,11 +74,19 @@ def test_no_mask_is_no_attack():
 def test_misuse_is_explained(unchecked):
     model, data = digit_model(), digits()
     x, labels, mask = data.test_images, data.test_labels, torch.ones(64)
-    for bad in (torch.ones(63), torch.zeros(64), torch.full((64,), torch.nan)):
-        with pytest.raises(BilensError, match=r"expected \(64,\), finite and not all zero"):
-            attack(model, x, labels, bad, class_=3, norm=1.0)
-    with pytest.raises(BilensError, match=r"norm=-1.0, expected 0 or more"):
-        attack(model, x, labels, mask, class_=3, norm=-1.0)
+    with pytest.raises(BilensError, match=r"mask is .* \(63,\).* beside x \(360, 64\)"):
+        attack(model, x, labels, torch.ones(63), class_=3, norm=1.0)
+    with pytest.raises(BilensError, match=r"mask has shape .* expected \(64,\), not all zero"):
+        attack(model, x, labels, torch.zeros(64), class_=3, norm=1.0)
+    with pytest.raises(BilensError, match="mask holds NaN"):
+        attack(model, x, labels, mask * torch.nan, class_=3, norm=1.0)
+    for norm in (-1.0, math.nan, math.inf):
+        with pytest.raises(BilensError, match=f"norm={norm}, expected a finite number, 0 or more"):
+            attack(model, x, labels, mask, class_=3, norm=norm)
+    with pytest.raises(BilensError, match="class_=1000000000, expected .* 0 to 9"):
+        attack(model, x, labels, mask, class_=10**9, norm=1.0)
+    with pytest.raises(BilensError, match="labels holds 1 to 10"):
+        attack(model, x, labels + 1, mask, class_=3, norm=1.0)
     threes = labels == 3
     with pytest.raises(BilensError, match="no image of another class than class_=3"):
         attack(model, x[threes], labels[threes], mask, class_=3, norm=1.0)

@@ -43,5 +43,5 @@ def test_misuse_is_explained():
     svd, x = random_tensor(5, 6, 4, 0).svd(), normal(3, 5)
     with pytest.raises(BilensError, match=r"readout has shape \(4, 2\); expected \(classes, 4\)"):
         bottleneck_curve(svd, normal(4, 2), x, torch.zeros(3).long())
-    with pytest.raises(BilensError, match="3 samples and labels 2"):
+    with pytest.raises(BilensError, match=r"labels is .* \(2,\).*x \(3, 5\)"):
         bottleneck_curve(svd, normal(2, 4), x, torch.zeros(2).long())

@@ -13,6 +13,7 @@ from bilens.read import (
     explain,
     logit_spectra,
     read_classifier,
+    read_deep,
     top_inputs,
     truncation_curve,
 )
@@ -21,19 +22,19 @@ from tests.tensor.factors import normal, random_tensor
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 50))
-def test_top_inputs_in_blocks_are_top_inputs(samples, n, at_once):
+def test_top_inputs_in_blocks_are_top_inputs(samples, k, batch_size):
     spectrum = random_tensor(5, 6, 3, samples).interaction(output=[0, 2]).eigh()
-    x, n = normal(samples, 5), min(n, samples)
-    found = top_inputs(spectrum, x, n, at_once)
+    x, k = normal(samples, 5), min(k, samples)
+    found = top_inputs(spectrum, x, k, batch_size)
     strength = torch.einsum("bki,si->bks", spectrum.vectors, x).abs()
-    expected = strength.sort(-1, descending=True).indices[..., :n]
+    expected = strength.sort(-1, descending=True).indices[..., :k]
     assert torch.equal(strength.gather(-1, found), strength.gather(-1, expected))
 
 
 def test_top_inputs_of_a_single_form():
     spectrum = random_tensor(5, 6, 3, 0).interaction(output=1).eigh()
     assert top_inputs(spectrum, normal(9, 5), 2).shape == (5, 2)
-    with pytest.raises(BilensError, match="n=10, expected 1 to 9"):
+    with pytest.raises(BilensError, match="k=10, expected a whole number, 1 to 9"):
         top_inputs(spectrum, normal(9, 5), 10)
 
 
@@ -41,7 +42,7 @@ def test_top_inputs_of_a_single_form():
 def test_the_curve_is_the_accuracy_of_cut_models(bias):
     model, data = digit_model(bias=bias), digits()
     spectrum = model.tensor().interaction(output=range(10)).eigh()
-    curve = truncation_curve(spectrum, data.test_images, data.test_labels, at_once=50)
+    curve = truncation_curve(spectrum, data.test_images, data.test_labels, batch_size=50)
     for k in (1, 4, spectrum.k):
         predicted = spectrum.truncate(k)(data.test_images).argmax(-1)
         expected = (predicted == data.test_labels).double().mean().item()
@@ -55,7 +56,7 @@ def test_drops_and_needs():
     assert curve.needed(0.02) == 4
     assert curve.needed(0.0) == 5
     assert curve.needed(0.6) == 1
-    with pytest.raises(BilensError, match="k=7, expected 1 to 6"):
+    with pytest.raises(BilensError, match="k=7, expected a whole number, 1 to 6"):
         curve.drop(7)
 
 
@@ -121,9 +122,27 @@ def test_misuse_is_explained():
     with pytest.raises(BilensError, match=r"batch shape \(\), expected one axis, the classes"):
         truncation_curve(spectrum, data.test_images, data.test_labels)
     batch = random_tensor(64, 6, 10, 0).to(torch.float32).interaction(output=range(10)).eigh()
-    with pytest.raises(BilensError, match="360 samples and labels 3"):
+    with pytest.raises(BilensError, match=r"labels is .* \(3,\).* beside x \(360, 64\)"):
         truncation_curve(batch, data.test_images, data.test_labels[:3])
-    with pytest.raises(BilensError, match=r"x shape \(2, 64\)"):
+    with pytest.raises(BilensError, match="labels holds -1 to"):
+        truncation_curve(batch, data.test_images, data.test_labels - 1)
+    with pytest.raises(BilensError, match="logits holds NaN"):
+        truncation_curve(batch, data.test_images / 0, data.test_labels)
+    with pytest.raises(BilensError, match="labels is empty"):
+        truncation_curve(batch, data.test_images[:0], data.test_labels[:0])
+    with pytest.raises(BilensError, match=r"x is a tensor of shape \(2, 64\)"):
         explain(batch, data.test_images[:2])
+    for wrong in ({"n_classes": -1}, {"k": 0}):
+        with pytest.raises(BilensError, match="expected a whole number, at least 1"):
+            explain(batch, data.test_images[0], **wrong)
+    with pytest.raises(BilensError, match="x holds NaN"):
+        explain(batch, data.test_images[0] * torch.nan)
+    with pytest.raises(BilensError, match="x holds NaN"):
+        top_inputs(batch, data.test_images * torch.nan)
+    with pytest.raises(BilensError, match="basis='PIXELS', expected one of model, pixels"):
+        read_classifier(digit_model(), data, basis="PIXELS")
+    for read in (read_classifier, read_deep):
+        with pytest.raises(BilensError, match="model is Linear, expected an ImageClassifier"):
+            read(torch.nn.Linear(64, 10), data)
     with pytest.raises(NotBilinearError, match="gate relu"):
         read_classifier(ImageClassifier(ClassifierConfig(64, 10, gate="relu")), data)

@@ -16,6 +16,19 @@ def test_sparsity_counts():
     assert math.isclose(report.relative_error, 2 / 50, rel_tol=1e-6)
 
 
+def test_nothing_to_measure_is_an_error():
+    y, x = torch.ones(2, 2), torch.ones(2, 3)
+    for wrong in (torch.zeros(2, 2), torch.zeros(0, 2)):
+        with pytest.raises(BilensError, match="y has no sample, or is all zero"):
+            sparsity(x[: len(wrong)], wrong, wrong)
+    with pytest.raises(BilensError, match="rebuilt holds NaN"):
+        sparsity(x, y, y * torch.nan)
+    with pytest.raises(BilensError, match="rebuilt_logits holds NaN"):
+        loss_recovered(x, x * torch.nan, torch.tensor([0, 1]))
+    with pytest.raises(BilensError, match="labels holds 0 to 3, expected .* 0 to 2"):
+        loss_recovered(x, x, torch.tensor([0, 3]))
+
+
 def test_recovered_loss_runs_from_guessing_to_the_model():
     labels = torch.tensor([0, 1, 2, 1])
     logits = 3 * torch.nn.functional.one_hot(labels, 3).float()

@@ -69,5 +69,5 @@ def test_the_mark_stands_on_the_curve():
     curve = TruncationCurve((0.5, 0.9, 1.0), 1.0)
     mark = kept_figure(curve, 2).data[-1]
     assert (mark.x, mark.y) == ((2,), (90.0,))
-    with pytest.raises(BilensError, match="k=4, expected 1 to 3"):
+    with pytest.raises(BilensError, match="k=4, expected a whole number, 1 to 3"):
         kept_figure(curve, 4)

@@ -1,10 +1,19 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.tensor import BilinearTensor, affine, with_constant
+from bilens.tensor import (
+    BilinearTensor,
+    QuadraticForm,
+    affine,
+    decompile,
+    local_extrema,
+    top_paths,
+    with_constant,
+)
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 
@@ -29,6 +38,40 @@ def test_evaluation(shape):
 
 
 @given(shapes, st.sampled_from([(), (3,), (2, 3)]))
+def test_two_inputs(shape, batch):
+    tensor = random_tensor(**shape)
+    B, x, y = dense(tensor), normal(*batch, tensor.n_in), normal(4, *batch, tensor.n_in, seed=1)
+    expected = torch.einsum("oij,...i,s...j->s...o", B, x, y)
+    assert close(tensor(x, y), expected)
+    assert close(tensor(y, x), expected)
+    assert close(tensor(x, x), tensor(x))
+    matrix = tensor.contract(x)
+    assert matrix.batch_shape == batch
+    assert close(matrix.dense(), torch.einsum("oij,...i->...oj", B, x))
+    assert close(matrix.apply(y.movedim(0, -2)).movedim(-2, 0), expected)
+
+
+def test_two_inputs_and_the_constant():
+    tensor = random_tensor(4, 6, 3, 0).with_bias(normal(6), normal(6, seed=1))
+    x, y = normal(5, 4), normal(5, 4, seed=2)
+    assert close(tensor(x, with_constant(y)), tensor(with_constant(x), y))
+    assert close(tensor.contract(x).apply(with_constant(y)[:, None])[:, 0], tensor(x, y))
+
+
+@given(shapes, st.integers(1, 7))
+def test_sums_and_differences(shape, rank):
+    a = random_tensor(**shape)
+    b = random_tensor(a.n_in, rank, a.n_out, shape["seed"] + 1)
+    A, B, x = dense(a), dense(b), normal(3, a.n_in)
+    assert close((a + b).dense(), A + B)
+    assert close((a - b).dense(), A - B)
+    assert close((a - b)(x), a(x) - b(x))
+    assert (a + b).rank == a.rank + rank
+    assert close((a - b).norm(), (A - B).norm())
+    assert (a - a).norm() <= 1e-7 * A.norm()
+
+
+@given(shapes, st.sampled_from([(), (3,), (2, 3)]))
 def test_directions(shape, batch):
     tensor = random_tensor(**shape)
     u = normal(*batch, tensor.n_out, seed=1)
@@ -50,9 +93,11 @@ def test_classes_are_unit_directions():
     assert close(
         tensor.interaction(output=[4, 1]).dense(), tensor.interaction(unit[[4, 1]]).dense()
     )
-    assert close(
-        tensor.interaction(output=range(5))[2].dense(), tensor.interaction(output=2).dense()
-    )
+    third = tensor.interaction(output=2).dense()
+    assert close(tensor.interaction(output=range(5))[2].dense(), third)
+    assert close(tensor.interaction(output=np.int64(2)).dense(), third)
+    assert close(tensor.interaction(output=np.arange(5))[2].dense(), third)
+    assert close(tensor.interaction(output=torch.tensor([2, 1]))[0].dense(), third)
 
 
 @given(shapes)
@@ -128,6 +173,34 @@ def test_float32_grams_are_formed_in_float64():
     assert single(torch.ones(6)).dtype == torch.float32
 
 
+def test_inputs_of_another_dtype_are_brought_to_that_of_the_factors():
+    tensor, x = random_tensor(4, 6, 3, 0).with_bias(normal(6)), normal(5, 4)
+    assert tensor(x.float()).dtype == torch.float64
+    single = tensor.to(torch.float32)
+    for of_x in (single, single.interaction(output=0), single.interaction(output=0).eigh()):
+        assert of_x(x).dtype == torch.float32
+        assert close(of_x(x).double(), of_x(x.float()).double(), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_read_in_single(dtype):
+    tensor = random_tensor(6, 8, 4, 0)
+    half = tensor.to(dtype)
+    exact = half.to(torch.float64)
+    spectrum, expected = (one.interaction(output=[0, 1]).eigh() for one in (half, exact))
+    assert spectrum.values.dtype == spectrum.vectors.dtype == torch.float32
+    assert close(spectrum.values.double(), expected.values, 1e-5)
+    assert close(half.svd().values.double(), exact.svd().values, 1e-5)
+    assert close(half.norm(), exact.norm())
+    many = random_tensor(300, 400, 2, 0).to(dtype).interaction(output=[0, 1])
+    assert many.eigh(1).values.dtype == torch.float32
+    chain = [half.change_basis(outputs=normal(6, 4)), half]
+    paths = decompile(chain, torch.ones(4, dtype=dtype))
+    assert paths.eigenvalues.dtype == torch.float32
+    assert len(top_paths(chain, torch.ones(4, dtype=dtype), 3).paths) == 3
+    assert local_extrema(half.interaction(output=0), n_starts=4).values.dtype == torch.float32
+
+
 def test_gradients():
     tensor = random_tensor(4, 5, 3, 0)
     factors = [f.clone().requires_grad_() for f in (tensor.left, tensor.right, tensor.out)]
@@ -137,12 +210,28 @@ def test_gradients():
         t = BilinearTensor(left, right, out)
         lifted = t.with_bias(left[:, 0], right[:, 1], out[:, 0])
         form = t.interaction(out[:, 0])
-        return t(x), lifted(x), form(x), t.inner(t), form.dense(), t.input_gram(), form.norm()
+        two = t(x, x.flip(0)), t.contract(x).dense(), (lifted - t.with_bias()).norm()
+        return t(x), lifted(x), form(x), t.inner(t), form.dense(), t.input_gram(), form.norm(), *two
 
     assert torch.autograd.gradcheck(everything, (*factors, x))
 
 
+NUMPY = np.ones((5, 4))
 MISFITS = [
+    (lambda t: BilinearTensor(NUMPY, t.right, t.out), "left is ndarray, expected a tensor of"),
+    (lambda t: BilinearTensor(t.left.long(), t.right, t.out), "left is torch.int64, expected a"),
+    (lambda t: QuadraticForm(t.left, t.right, NUMPY[0]), "weights is ndarray, expected a tensor"),
+    (lambda t: QuadraticForm(t.left, t.right, t.out[:, :2]), r"weights \(3, 2\). Expected left"),
+    (lambda t: t(NUMPY), "x is numpy.ndarray, expected Float"),
+    (lambda t: t(torch.ones(4).long()), "x is .*torch.int64, expected Float"),
+    (lambda t: t(normal(4), normal(3)), r"y has shape \(3,\).*length 4"),
+    (lambda t: t.contract(normal(3)), r"x has shape \(3,\).*length 4"),
+    (lambda t: t + random_tensor(5, 5, 3, 0), "other has 3 outputs and 5 inputs"),
+    (lambda t: t - t.with_bias(), r"inputs \(constant: True\); expected 3 and 4 \(constant: False"),
+    (lambda t: t.interaction(3), r"direction is int, expected Float\[Tensor, '\*batch n_out'\]"),
+    (lambda t: t.interaction(output="3"), "output='3', expected the number of an output, 0 to 2"),
+    (lambda t: t.interaction(output=[0.5]), r"output=\[0.5\], expected the number of an output"),
+    (lambda t: t.interaction(output=0).eigh(tolerance=0), "tolerance=0, expected a number between"),
     (lambda t: BilinearTensor(t.left, t.right[:-1], t.out), r"left \(5, 4\), right \(4, 4\)"),
     (lambda t: BilinearTensor(t.left, t.right, t.out.float()), "torch.float32"),
     (lambda t: BilinearTensor(t.left[:, :0], t.right[:, :0], t.out), "empty"),
@@ -159,12 +248,15 @@ MISFITS = [
         r"inputs has shape \(3, 4\); expected \(4, k\)",
     ),
     (lambda t: t.change_basis(outputs=normal(2, 4)), r"outputs has shape.*\(m, 3\)"),
+    (lambda t: t.with_bias(normal(4)), r"left has shape \(4,\), expected \(5,\)"),
+    (lambda t: t.with_bias(out=normal(4)), r"out has shape \(4,\), expected \(3,\)"),
+    (lambda t: t.interaction(output=0).apply(normal(2, 3)), r"vectors has shape \(2, 3\)"),
     (lambda t: t.with_residual(), "4 inputs and 3 outputs"),
     (lambda t: t.inner(random_tensor(5, 5, 3, 0)), "other has 3 outputs and 5 inputs"),
     (lambda t: t.dense(max_bytes=100), r"\(3, 4, 4\) and 384 bytes; the limit is max_bytes=100"),
     (lambda t: t.interaction(output=0).dense(max_bytes=100), "128 bytes"),
-    (lambda t: t.svd(4), "k=4, expected 1 to 3"),
-    (lambda t: t.svd(2).truncate(3), "k=3, expected 1 to 2"),
+    (lambda t: t.svd(4), "k=4, expected a whole number, 1 to 3"),
+    (lambda t: t.svd(2).truncate(3), "k=3, expected a whole number, 1 to 2"),
 ]
 
 

@@ -150,9 +150,12 @@ def test_similar_directions_are_not_counted_twice():
 
 NAN = torch.full((3, 4), float("nan"))
 MISUSES = [
-    (lambda d, t: Dictionary.of(torch.zeros(3)), r"features has shape \(3,\).*\(n_out, m\)"),
+    (lambda d, t: Dictionary.of(torch.zeros(3)), r"features is .* \(3,\).*'n_out m'"),
     (lambda d, t: Dictionary.of(torch.zeros(3, 0)), r"features has shape \(3, 0\).*at least one"),
-    (lambda d, t: Dictionary.of(torch.ones(3, 4).long()), "dtype torch.int64.*floating point"),
+    (
+        lambda d, t: Dictionary.of(torch.ones(3, 4).long()),
+        "features is .*torch.int64, expected Float",
+    ),
     (lambda d, t: Dictionary.of(NAN), "features holds NaN"),
     (lambda d, t: Dictionary.of(NAN.nan_to_num(float("inf"))), "features holds NaN or infinite"),
     (lambda d, t: Dictionary.from_saelens({}), "sae is a dict with W_dec a NoneType; expected"),
@@ -165,18 +168,18 @@ MISUSES = [
         "features has rank 2 of 3.*require_complete",
     ),
     (lambda d, t: d.activations(normal(4)), r"y has shape \(4,\).*length 3.*each output"),
-    (lambda d, t: d.activations(torch.ones(3).long()), "y has.*torch.int64.*floating-point"),
+    (lambda d, t: d.activations(torch.ones(3).long()), "y is .*torch.int64, expected Float"),
     (lambda d, t: d.reconstruct(normal(2, 3)), r"a has shape \(2, 3\).*length 4.*each feature"),
     (lambda d, t: d.features_tensor(random_tensor(4, 5, 2, 0)), "tensor has 2 outputs.* 3 numbers"),
     (lambda d, t: reexpress(t, normal(4, 2)), r"directions has shape \(4, 2\); expected \(m, 3\)"),
-    (lambda d, t: reexpress(t, normal(4)), r"directions has shape \(4,\)"),
+    (lambda d, t: reexpress(t, normal(4)), r"directions is .* \(4,\)"),
     (lambda d, t: reexpress(t, NAN.T), "directions holds NaN"),
     (
         lambda d, t: reexpress(t, normal(2, 3), require_complete=True),
         "directions has rank 2 of 3",
     ),
-    (lambda d, t: reexpress(t, normal(2, 3), 5), "k=5, expected 1 to 4"),
-    (lambda d, t: reexpress(t, normal(2, 3)).truncate(0), "k=0, expected 1 to 4"),
+    (lambda d, t: reexpress(t, normal(2, 3), 5), "k=5, expected a whole number, 1 to 4"),
+    (lambda d, t: reexpress(t, normal(2, 3)).truncate(0), "k=0, expected a whole number, 1 to 4"),
 ]
 
 

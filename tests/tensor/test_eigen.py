@@ -90,23 +90,6 @@ def test_what_does_not_converge_is_decomposed_whole():
     assert torch.equal(found.values, whole.values)
 
 
-def test_an_overlooked_copy_is_noticed():
-    """One start vector meets one direction of a repeated eigenvalue; the probe meets the others."""
-    rest = torch.linspace(0.01, 1.0, 400).double()[None]
-    form = form_with(torch.cat([torch.tensor([[5.0, 5.0, 5.0]]).double(), rest], 1))
-    assert torch.allclose(form.eigh(K).values[0, :3], torch.full((3,), 5.0).double())
-    exact = form.eigh()
-    kept = [0, 3, 4, 5, 6, 7]
-    factors = (form.left, form.right, form.weights)
-    for chosen, expected in ((kept, True), (range(K), False)):
-        rows = list(chosen)
-        pairs = eigen.Eigenpairs(
-            exact.values[:, rows], exact.vectors[:, rows], exact.residuals[:, rows]
-        )
-        noticed = eigen._overlooked(*factors, pairs, 1e-4, torch.Generator().manual_seed(0))
-        assert noticed.tolist() == [expected]
-
-
 def test_the_seed_decides():
     form = random_form()
     assert torch.equal(form.eigh(K, seed=3).vectors, form.eigh(K, seed=3).vectors)

@@ -188,7 +188,7 @@ MISUSES = [
     (lambda t: local_extrema(t.interaction(output=0), steps=0), "steps=0"),
     (lambda t: local_extrema(t.interaction(output=0), tolerance=0.0), "tolerance=0.0"),
     (lambda t: local_extrema(t.interaction(torch.zeros(3).double())), "form is zero"),
-    (lambda t: local_extrema(NAN.interaction(output=0)), "form.left holds NaN"),
+    (lambda t: local_extrema(NAN.interaction(output=0)), "left holds NaN"),
 ]
 
 

@@ -135,7 +135,11 @@ def test_gradients():
 MISFITS = [
     (lambda m: FactoredMatrix(m.left, m.right[:, :1]), r"left has shape \(4, 2\) and right \(5, 1"),
     (lambda m: FactoredMatrix(m.left[0], m.right[0]), "nothing of them empty"),
-    (lambda m: FactoredMatrix(m.left, m.right.float()), "float64 on cpu and right torch.float32"),
+    (
+        lambda m: FactoredMatrix(m.left, m.right.float()),
+        "left torch.float64 on cpu, right torch.float32",
+    ),
+    (lambda m: m.apply(normal(2, 4)), r"x has shape \(2, 4\); its last axis .* length 5"),
     (lambda m: m[0], "no batch to index"),
     (lambda m: m @ m, "A matrix of 5 columns cannot be multiplied with one of 4 rows"),
     (lambda m: m * m.T, r"shapes \(4, 5\) and \(5, 4\) have no product entry by entry"),

@@ -176,8 +176,11 @@ def test_weights_that_train_are_read_without_a_graph():
 
 
 MISUSES = [
-    (lambda c: top_paths(c, normal(4), 0), "k=0, expected 1 to 9, the number of paths"),
-    (lambda c: top_paths(c, normal(200, 4), 1801), "k=1801, expected 1 to 1,800"),
+    (
+        lambda c: top_paths(c, normal(4), 0),
+        "k=0, expected a whole number, 1 to 9, the number of paths",
+    ),
+    (lambda c: top_paths(c, normal(200, 4), 1801), "k=1801, expected a whole number, 1 to 1800"),
     (lambda c: top_paths([], normal(4), 1), "tensors is empty"),
     (lambda c: top_paths(c, normal(3), 1), r"directions has shape \(3,\).*length 4"),
     (lambda c: top_paths(c, normal(4) / 0, 1), "directions holds NaN or infinite"),

@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
-from bilens.errors import BilensError
+from bilens.errors import BilensError, CheckpointError
+from bilens.tensor import Spectrum
 from tests.tensor.factors import close, normal, random_tensor, shapes
 
 
@@ -36,6 +40,62 @@ def test_truncation_keeps_the_largest():
     assert close(lost, spectrum.values[:, 3:].norm(dim=1))
 
 
+@given(shapes, st.sampled_from([(), (2,), (2, 3)]), st.data())
+def test_selection(shape, batch, data):
+    tensor = random_tensor(**shape)
+    spectrum = tensor.interaction(normal(*batch, tensor.n_out)).eigh()
+    chosen = data.draw(st.lists(st.integers(0, spectrum.k - 1), min_size=1, max_size=4))
+    some = spectrum.select(chosen)
+    assert torch.equal(some.values, spectrum.values[..., chosen])
+    assert torch.equal(some.vectors, spectrum.vectors[..., chosen, :])
+    assert torch.equal(some.residuals, spectrum.residuals[..., chosen])
+    own = torch.stack([torch.randperm(spectrum.k) for _ in range(max(1, len(batch) and 6))])
+    rows = own[: some.values[..., 0].numel()].reshape(*batch, -1)
+    assert torch.equal(spectrum.select(rows).values, spectrum.values.gather(-1, rows))
+
+
+@given(shapes, st.sampled_from([(), (2,), (2, 3)]))
+def test_the_parts_of_either_sign(shape, batch):
+    tensor = random_tensor(**shape)
+    spectrum = tensor.interaction(normal(*batch, tensor.n_out)).eigh()
+    raising, lowering = spectrum.positive(), spectrum.negative()
+    assert (raising.values >= 0).all()
+    assert (lowering.values <= 0).all()
+    assert close(raising.dense() + lowering.dense(), spectrum.dense())
+    if not batch:
+        assert raising.k == max(1, int((spectrum.values > 0).sum()))
+        assert (raising.values.diff() <= 0).all()
+        assert (lowering.values.diff() >= 0).all()
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("output", [0, [0, 1]])
+def test_a_spectrum_is_saved_and_loaded(tmp_path, constant, output):
+    tensor = random_tensor(5, 6, 2, 0)
+    tensor = tensor.with_bias() if constant else tensor
+    spectrum = tensor.interaction(output=output).eigh(2)
+    for one in (spectrum, replace(spectrum, miss_chance=None)):
+        one.save(tmp_path / "spectrum.safetensors")
+        loaded = Spectrum.load(tmp_path / "spectrum.safetensors")
+        assert loaded.constant == constant
+        for name in ("values", "vectors", "residuals"):
+            assert torch.equal(getattr(loaded, name), getattr(one, name))
+        assert (loaded.miss_chance is None) == (one.miss_chance is None)
+    assert torch.equal(spectrum.to(torch.float32).values, spectrum.values.float())
+    assert spectrum.to("cpu").miss_chance is not None
+
+
+def test_what_is_no_spectrum_is_not_loaded(tmp_path):
+    with pytest.raises(CheckpointError, match="there.safetensors could not be read: No such file"):
+        Spectrum.load(tmp_path / "there.safetensors")
+    (tmp_path / "a").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="a could not be read"):
+        Spectrum.load(tmp_path / "a")
+    save_file({"values": torch.ones(2)}, tmp_path / "b")
+    with pytest.raises(CheckpointError, match="b does not hold a spectrum: expected values, vec"):
+        Spectrum.load(tmp_path / "b")
+
+
 def test_ordering_moves_whole_pairs():
     spectrum = random_tensor(7, 6, 2, 0).interaction(output=[0, 1]).eigh()
     signed = spectrum.ordered_by(spectrum.values)
@@ -49,7 +109,7 @@ def test_ordering_moves_whole_pairs():
 def test_orientation_follows_the_top_inputs():
     spectrum = random_tensor(7, 6, 2, 0).interaction(output=[0, 1]).eigh()
     x = normal(40, 7)
-    oriented = spectrum.oriented(x, top=3)
+    oriented = spectrum.oriented(x, k=3)
     assert close(oriented.dense(), spectrum.dense())
     for form in range(2):
         for i in range(7):
@@ -57,7 +117,7 @@ def test_orientation_follows_the_top_inputs():
             assert x[best] @ oriented.vectors[form, i] @ torch.ones(3, dtype=torch.float64) >= 0
     mirrored = spectrum.__class__(
         spectrum.values, -spectrum.vectors, spectrum.residuals, spectrum.constant
-    ).oriented(x, top=3)
+    ).oriented(x, k=3)
     assert close(mirrored.vectors, oriented.vectors)
 
 
@@ -92,8 +152,13 @@ def test_the_exact_spectrum_has_gradients():
 
 
 MISUSES = [
-    (lambda s: s.truncate(0), "k=0, expected 1 to 4"),
-    (lambda s: s.truncate(5), "k=5, expected 1 to 4"),
+    (lambda s: s.select([4]), r"indices=\[4\], expected numbers of eigenpairs, 0 to 3"),
+    (lambda s: s.select([-1]), "0 to 3"),
+    (lambda s: s.select([]), "at least one"),
+    (lambda s: s.select(torch.tensor([[0], [1]])), r"indices has shape \(2, 1\), expected \(m,\)"),
+    (lambda s: s.oriented(normal(2, 4), k=0), "k=0, expected a whole number, at least 1"),
+    (lambda s: s.truncate(0), "k=0, expected a whole number, 1 to 4"),
+    (lambda s: s.truncate(5), "k=5, expected a whole number, 1 to 4"),
     (lambda s: s.ordered_by(normal(3)), r"scores has shape \(3,\); expected \(4,\)"),
     (lambda s: s.oriented(normal(0, 4)), "at least one sample"),
     (lambda s: s.activations(normal(2, 3)), r"x has shape \(2, 3\).*length 4"),
@@ -112,7 +177,7 @@ def test_misuse_is_explained(misuse, message):
 
 def test_a_bad_k_or_damaged_weights_are_explained():
     form = random_tensor(4, 5, 3, 0).interaction(output=0)
-    with pytest.raises(BilensError, match="k=5, expected 1 to 4"):
+    with pytest.raises(BilensError, match="k=5, expected a whole number, 1 to 4"):
         form.eigh(5)
     form.left[2, 1] = float("nan")
     with pytest.raises(BilensError, match="left holds NaN"):
@@ -133,5 +198,5 @@ def test_outermost_takes_from_both_ends(shape, k):
 
 
 def test_outermost_needs_a_number():
-    with pytest.raises(BilensError, match="k=0, expected at least 1"):
+    with pytest.raises(BilensError, match="k=0, expected a whole number, at least 1"):
         random_tensor(7, 6, 2, 0).interaction(output=0).eigh().outermost(0)

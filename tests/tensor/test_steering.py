@@ -2,9 +2,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from bilens.errors import BilensError
-from bilens.tensor import BilinearTensor, steer, steering_map, with_constant
+from bilens.tensor import BilinearTensor, steer, with_constant
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 layers = st.sampled_from(["plain", "bias", "residual", "both"])
@@ -41,7 +42,8 @@ def test_the_map_is_what_steering_makes_of_the_input(shape, layer, vectors):
     tensor = lifted(random_tensor(**{**shape, "n_out": shape["n_in"]}), layer)
     s, x = normal(*vectors, shape["n_in"], seed=4), normal(5, shape["n_in"], seed=5)
     read = with_constant(x) if tensor.constant else x
-    found, matrix = steer(tensor, s, x), steering_map(tensor, s)
+    free = functional.pad(s, (0, int(tensor.constant)))
+    found, matrix = steer(tensor, s, x), tensor.contract(2 * free)
     expected = (found.cross + found.constant).movedim(0, -2)
     assert close(matrix.apply(read.expand(*vectors, *read.shape)), expected)
 
@@ -69,7 +71,7 @@ def test_gradients():
     def terms(left, right, out, s, x):
         t = BilinearTensor(left, right, out, constant=True)
         found = steer(t, s, x)
-        return found.alone, found.constant, found.cross, found.before, steering_map(t, s).dense()
+        return found.alone, found.constant, found.cross, found.before
 
     assert torch.autograd.gradcheck(terms, (*factors, s, x))
 
@@ -82,6 +84,6 @@ def test_misuse_is_explained():
     ):
         steer(tensor, normal(5), normal(4))
     with pytest.raises(BilensError, match=r"length 4, .*the constant 1 not among them"):
-        steering_map(tensor.with_bias(), normal(5))
+        steer(tensor.with_bias(), normal(5), normal(4))
     with pytest.raises(BilensError, match=r"x has shape \(2, 3\)"):
         steer(tensor, normal(4), normal(2, 3))

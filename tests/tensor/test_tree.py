@@ -219,7 +219,7 @@ MISUSES = [
     ),
     (lambda c: decompile([c[0], c[1].to(torch.float32)], normal(4)), "torch.float32 on cpu, torch"),
     (lambda c: decompile(c, normal(2, 3)), r"directions has shape \(2, 3\).*length 4"),
-    (lambda c: decompile(c, normal(4)[0]), r"directions has shape \(\).*length 4"),
+    (lambda c: decompile(c, normal(4)[0]), r"directions is a tensor of shape \(\)"),
     (lambda c: decompile(c, normal(0, 4)), r"directions has shape \(0, 4\), which holds no"),
     (lambda c: decompile(c, normal(4) / 0), "directions holds NaN or infinite"),
     (lambda c: decompile(spoilt(c), normal(4)), r"tensors\[1\].left holds NaN.*diverged"),
@@ -227,8 +227,8 @@ MISUSES = [
         lambda c: decompile(c, normal(200, 4), max_leaves=1799),
         r"1,800 leaves; the limit is max_leaves=1,799.*top_paths\(\), or raise max_leaves",
     ),
-    (lambda c: decompile(c, normal(4)).truncate(0), "k=0, expected 1 to 9"),
-    (lambda c: decompile(c, normal(4)).truncate(10), "k=10, expected 1 to 9"),
+    (lambda c: decompile(c, normal(4)).truncate(0), "k=0, expected a whole number, 1 to 9"),
+    (lambda c: decompile(c, normal(4)).truncate(10), "k=10, expected a whole number, 1 to 9"),
     (lambda c: decompile(c, normal(4))(normal(2, 4)), r"x has shape \(2, 4\).*length 5"),
 ]
 

@@ -74,13 +74,7 @@ def _save(run: Path, reading: ClassifierReading | DeepReading) -> None:
         }
         write_safetensors(run / "paths.safetensors", tensors)
     else:
-        spectrum = reading.spectrum
-        tensors = {
-            "values": spectrum.values,
-            "vectors": spectrum.vectors,
-            "residuals": spectrum.residuals,
-        }
-        write_safetensors(run / "spectra.safetensors", tensors)
+        reading.spectrum.save(run / "spectra.safetensors")
     write_json(run / "decomposition.json", reading.record())
 
 

@@ -29,9 +29,9 @@ SHOWN = 10
 class Spectra:
     """Find the top eigenpairs of a bilinear layer along the logit of every token, and save them.
 
-    Writes spectra.json and spectra-NNNNN.safetensors (directions, values, vectors, residuals), some
-    tokens in each; what is there is not made again. For several devices put `torchrun
-    --nproc-per-node=N -m bilens` in the place of `bilens`.
+    Writes spectra.json and spectra-NNNNN.safetensors, each the spectra of some tokens; what is
+    there is not made again. For several devices put `torchrun --nproc-per-node=N -m bilens` in the
+    place of `bilens`.
 
     Attributes:
         model: folder of a bilinear model: annealed, exported, or trained with bilens.
@@ -65,8 +65,8 @@ class Spectra:
             model.W_U[numbers],
             output,
             names=numbers,
-            top=self.top,
-            batch=self.batch,
+            k=self.top,
+            batch_size=self.batch,
             tolerance=self.tolerance,
             share=share,
         )

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file
 from torch import Tensor
 
-from bilens.errors import BilensError, CheckpointError
-from bilens.files import write_json, write_safetensors
+from bilens.checks import check_count
+from bilens.errors import CheckpointError
+from bilens.files import write_json
 from bilens.progress import progress_bar
 from bilens.tensor import BilinearTensor, Spectrum
 
@@ -35,25 +35,25 @@ def write_spectra(
     folder: Path,
     *,
     names: Sequence[int] | None = None,
-    top: int = 8,
-    batch: int = 256,
+    k: int = 8,
+    batch_size: int = 256,
     tolerance: float = 1e-4,
     share: Share | None = None,
 ) -> None:
-    """Find the `top` eigenpairs along every direction and write them, some directions a file.
+    """Find the top k eigenpairs along every direction and write them, some directions a file.
 
-    The folder holds spectra.json, with the settings, and files spectra-NNNNN.safetensors with
-    `directions` (their numbers), `values`, `vectors` and `residuals`. A file is there whole or not
-    at all, and one that is there is not made again: stopped work goes on. Memory holds the factors
-    and what one batch needs.
+    The folder holds spectra.json, with the settings and the names of the directions, and files
+    spectra-NNNNN.safetensors, each a `Spectrum` as its `save` writes it. A file is there whole or
+    not at all, and one that is there is not made again: stopped work goes on. Memory holds the
+    factors and what one batch needs.
 
     Args:
         tensor: of the layer, on the device that is to do the work.
         directions: output directions, one a row.
         folder: where the files go.
         names: what each direction is called in the files; by default its number.
-        top: eigenpairs of each.
-        batch: directions in a file.
+        k: how many eigenpairs of each.
+        batch_size: directions in a file.
         tolerance: largest residual of a pair; see `QuadraticForm.eigh`.
         share: the part of this process, where several work at once.
 
@@ -65,33 +65,30 @@ def write_spectra(
         Pearce et al. 2024, section 4.1.
     """
     names = range(len(directions)) if names is None else names
-    if batch < 1 or not 1 <= top <= tensor.n_in:
-        raise BilensError(
-            f"top={top}, batch={batch}: expected 1 to {tensor.n_in} eigenpairs, and a batch of at "
-            "least 1"
-        )
+    check_count("k", k, tensor.n_in, "the number of inputs")
+    check_count("batch_size", batch_size)
     share = share or Share()
     settings = {
         "directions": len(directions),
-        "top": top,
-        "batch": batch,
+        "k": k,
+        "batch_size": batch_size,
         "tolerance": tolerance,
         "constant": tensor.constant,
+        "names": list(names),
         "factors": [float(f.double().norm()) for f in (tensor.left, tensor.right, tensor.out)],
         "along": float(directions.double().norm()),
     }
     _check_folder(folder, settings)
     if share.rank == 0:
         write_json(folder / SPECTRA_NAME, settings)
-    starts = range(0, len(directions), batch)
+    starts = range(0, len(directions), batch_size)
     with progress_bar() as bar:
         task = bar.add_task("spectra", total=len(starts[share.rank :: share.of]), note="")
         for start in starts[share.rank :: share.of]:
-            path = folder / f"spectra-{start // batch:05}.safetensors"
+            path = folder / f"spectra-{start // batch_size:05}.safetensors"
             if not path.is_file():
-                some = directions[start : start + batch].to(tensor.out)
-                found = tensor.interaction(some).eigh(top, tolerance=tolerance)
-                _write(path, found, torch.tensor(names[start : start + batch]))
+                some = directions[start : start + batch_size]
+                tensor.interaction(some).eigh(k, tolerance=tolerance).save(path)
             bar.advance(task)
 
 
@@ -104,7 +101,7 @@ def read_spectra(folder: Path) -> tuple[Tensor, Spectrum]:
     settings = _settings(folder)
     if settings is None:
         raise CheckpointError(f"{folder} holds no {SPECTRA_NAME}; run `bilens spectra` first")
-    files = -(-settings["directions"] // settings["batch"])
+    files = -(-settings["directions"] // settings["batch_size"])
     paths = [folder / f"spectra-{number:05}.safetensors" for number in range(files)]
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
@@ -112,22 +109,13 @@ def read_spectra(folder: Path) -> tuple[Tensor, Spectrum]:
             f"{folder} is not whole, {len(missing)} of {files} files are missing, the first "
             f"{missing[0]}; run the same `bilens spectra` again, and it goes on"
         )
-    parts = [load_file(path) for path in paths]
-    names, values, vectors, residuals = (
-        torch.cat([part[name] for part in parts])
-        for name in ("directions", "values", "vectors", "residuals")
+    names = torch.tensor(settings["names"])
+    parts = [Spectrum.load(path) for path in paths]
+    values, vectors, residuals, miss_chance = (
+        torch.cat([getattr(part, name) for part in parts])
+        for name in ("values", "vectors", "residuals", "miss_chance")
     )
-    return names, Spectrum(values, vectors, residuals, settings["constant"])
-
-
-def _write(path: Path, found: Spectrum, names: Tensor) -> None:
-    tensors = {
-        "directions": names,
-        "values": found.values,
-        "vectors": found.vectors,
-        "residuals": found.residuals,
-    }
-    write_safetensors(path, {name: tensor.cpu() for name, tensor in tensors.items()})
+    return names, Spectrum(values, vectors, residuals, settings["constant"], miss_chance)
 
 
 def _check_folder(folder: Path, settings: dict[str, Any]) -> None:
@@ -142,9 +130,10 @@ def _check_folder(folder: Path, settings: dict[str, Any]) -> None:
             # Sums on another device round otherwise.
             same = found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-6)
         if not same:
+            what = "other names" if name == "names" else f"{name}={before.get(name)}, not {value}"
             raise CheckpointError(
-                f"{folder} holds spectra with {name}={before.get(name)}, not {value}; they are of "
-                "something else. Choose another folder."
+                f"{folder} holds spectra with {what}; they are of something else. Choose another "
+                "folder."
             )
 
 

@@ -4,15 +4,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bilens.checks import check_count, check_labels
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.gate import GateName
 from bilens.nn.gated import GatedLayer
 from bilens.nn.norm import NormName, make_norm
 from bilens.tensor import BilinearTensor, affine
+from bilens.tensor.exact import exact
 
 __all__ = ["ClassifierConfig", "ImageClassifier"]
 
@@ -165,15 +167,22 @@ class ImageClassifier(Checkpointed):
                 "pixels, not one bilinear tensor. model.tensors() gives one for each layer."
             )
 
+    @exact
     @torch.no_grad()
     def accuracy(
-        self, x: Float[Tensor, "samples n_inputs"], labels: torch.Tensor, at_once: int = 8192
+        self,
+        x: Float[Tensor, "samples n_inputs"],
+        labels: Int[Tensor, " samples"],
+        batch_size: int = 8192,
     ) -> float:
-        """Share of the samples whose largest logit is their label's."""
-        right = sum(
-            int((self(some).argmax(-1) == wanted).sum())
-            for some, wanted in zip(
-                torch.split(x, at_once), torch.split(labels, at_once), strict=True
-            )
-        )
+        """Share of the samples whose largest logit is their label's, wherever the samples are.
+
+        Raises:
+            BilensError: there are no samples, or a label is not a class.
+        """
+        check_labels(labels, self.config.n_classes)
+        check_count("batch_size", batch_size)
+        right, device = 0, self.embed.weight.device
+        for some, wanted in zip(x.split(batch_size), labels.split(batch_size), strict=True):
+            right += int((self(some.to(device)).argmax(-1) == wanted.to(device)).sum())
         return right / len(labels)

@@ -1,14 +1,17 @@
 """Adversarial masks: one picture from the weights that turns other images into a given class."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.checks import check_count, check_finite, check_labels
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 from bilens.tensor import Spectrum
+from bilens.tensor.exact import exact
 
 __all__ = ["Attack", "attack", "class_mask"]
 
@@ -26,6 +29,7 @@ class Attack:
     fooled: float
 
 
+@exact
 def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     """A mask for a class, built from its eigenvectors alone: a unit vector of pixels.
 
@@ -44,10 +48,11 @@ def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     Raises:
         BilensError: no positive eigenvector has anything in common with an even image.
     """
-    raising = spectrum.values.clamp_min(0)
-    start = spectrum.vectors.sum(-1)
-    mask = ((raising**2 * start)[..., None] * spectrum.vectors).sum(-2)
+    raising = spectrum.positive()
+    start = raising.vectors.sum(-1)
+    mask = ((raising.values**2 * start)[..., None] * raising.vectors).sum(-2)
     mask = mask[..., :-1] if spectrum.constant else mask
+    check_finite(spectrum=mask)
     length: Tensor = torch.linalg.vector_norm(mask, dim=-1, keepdim=True)
     if not (length > 0).all():
         raise BilensError(
@@ -57,6 +62,7 @@ def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     return mask / length
 
 
+@exact
 @torch.no_grad()
 def attack(
     model: ImageClassifier,
@@ -66,7 +72,7 @@ def attack(
     *,
     class_: int,
     norm: float,
-    at_once: int = 8192,
+    batch_size: int = 8192,
 ) -> Attack:
     """Add a mask to every image that is not of its class, and see what the model makes of them.
 
@@ -79,26 +85,34 @@ def attack(
         mask: m, of any length but zero; a random one of the same `norm` is what to compare with.
         class_: the class that the images should be taken for.
         norm: length of what is added, before it is clipped.
-        at_once: images in memory together.
+        batch_size: images in memory together.
 
     Raises:
-        BilensError: the mask does not fit, is zero or not finite, the norm is negative, or there
-            are no images of other classes.
+        BilensError: the mask does not fit, is zero or not finite, the norm is negative or not
+            finite, a class is not one of the model's, or there are no images of other classes.
     """
-    n_pixels = model.config.n_inputs
-    if mask.shape != (n_pixels,) or not torch.isfinite(mask).all() or not mask.any():
+    config, device = model.config, model.embed.weight.device
+    check_finite(mask=mask)
+    if mask.shape != (config.n_inputs,) or not mask.any():
         raise BilensError(
-            f"mask has shape {tuple(mask.shape)}; expected ({n_pixels},), finite and not all zero"
+            f"mask has shape {tuple(mask.shape)}; expected ({config.n_inputs},), not all zero"
         )
-    if not norm >= 0:
-        raise BilensError(f"norm={norm}, expected 0 or more")
+    if not 0 <= norm < math.inf:
+        raise BilensError(f"norm={norm}, expected a finite number, 0 or more")
+    check_labels(labels, config.n_classes)
+    if class_ not in range(config.n_classes):
+        raise BilensError(
+            f"class_={class_!r}, expected the number of a class, 0 to {config.n_classes - 1}"
+        )
+    check_count("batch_size", batch_size)
     others = labels != class_
     if not others.any():
         raise BilensError(f"x holds no image of another class than class_={class_} to attack")
-    added = norm * mask / mask.norm()
+    added = (norm * mask / mask.norm()).to(device)
+    blocks = x[others].split(batch_size)
     predicted = torch.cat(
-        [model((some + added).clamp(0, 1)).argmax(-1) for some in torch.split(x[others], at_once)]
-    )
+        [model((some.to(device) + added).clamp(0, 1)).argmax(-1) for some in blocks]
+    ).to(labels.device)
     return Attack(
         targeted=float((predicted == class_).double().mean()),
         fooled=float((predicted != labels[others]).double().mean()),

@@ -1,17 +1,20 @@
 """Everything that a single-layer image classifier's weights say about its classes."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bilens.data import ImageData
+from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
+from bilens.read.classes import check_classifier
 from bilens.read.shared import SharedFeatures, shared_by_classes
 from bilens.read.truncation import TruncationCurve, truncation_curve
 from bilens.tensor import Spectrum
+from bilens.tensor.exact import exact
 
 __all__ = ["Basis", "ClassifierReading", "class_spectra", "logit_spectra", "read_classifier"]
 
@@ -54,6 +57,7 @@ class ClassifierReading:
         }
 
 
+@exact
 @torch.no_grad()
 def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
     """All eigenvectors of every logit, as pictures: a spectrum in pixels, batched over the classes.
@@ -71,9 +75,12 @@ def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
     Source:
         Pearce et al. 2024, section 4.2 and figure 4.
     """
-    return logit_spectra(model, torch.eye(model.config.n_classes), basis)
+    check_classifier(model)
+    weight = model.unembed.weight
+    return logit_spectra(model, torch.eye(len(weight), device=weight.device), basis)
 
 
+@exact
 @torch.no_grad()
 def logit_spectra(
     model: ImageClassifier,
@@ -89,11 +96,15 @@ def logit_spectra(
 
     Raises:
         NotBilinearError: the model is not one tensor.
-        BilensError: the directions do not fit the logits.
+        BilensError: the directions do not fit the logits, there is no such basis, or the model is
+            not a classifier of bilens.
 
     Source:
         Pearce et al. 2024, section 4.1.
     """
+    check_classifier(model)
+    if basis not in get_args(Basis):
+        raise BilensError(f"basis={basis!r}, expected one of {', '.join(get_args(Basis))}")
     model.require_single_layer()
     if basis == "pixels":
         return model.tensor().interaction(directions).eigh()
@@ -101,11 +112,14 @@ def logit_spectra(
     return spectrum.pullback(model.embed.weight, model.embed.bias)
 
 
+@exact
 @torch.no_grad()
 def read_classifier(
     model: ImageClassifier, data: ImageData, basis: Basis = "model"
 ) -> ClassifierReading:
     """Decompose each logit of a single-layer classifier into its eigenvectors.
+
+    The spectra are on the device of the data, wherever the model is.
 
     Args:
         model: the classifier.
@@ -114,9 +128,9 @@ def read_classifier(
 
     Raises:
         NotBilinearError: the model is not one tensor.
-        BilensError: the data does not fit the model.
+        BilensError: the data does not fit the model, or there is no such basis.
     """
-    spectrum = class_spectra(model, basis)
+    spectrum = class_spectra(model, basis).to(data.test_images.device)
     return ClassifierReading(
         model=model,
         data=data,

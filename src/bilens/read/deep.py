@@ -9,9 +9,11 @@ import torch
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
+from bilens.read.classes import check_classifier
 from bilens.read.shared import SharedFeatures, shared_by_paths
 from bilens.tensor import Paths, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
+from bilens.tensor.exact import exact
 
 __all__ = ["DeepReading", "path_accuracies", "read_deep"]
 
@@ -51,6 +53,7 @@ class DeepReading:
         }
 
 
+@exact
 @torch.no_grad()
 def path_accuracies(
     paths: Paths, data: ImageData, counts: Sequence[int]
@@ -72,9 +75,12 @@ def path_accuracies(
     return tuple(found)
 
 
+@exact
 @torch.no_grad()
 def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepReading:
     """Find the k best eigenvector paths over all classes, and measure the model that they make.
+
+    The paths are on the device of the data, wherever the model is.
 
     Args:
         model: a classifier of any number of layers.
@@ -83,8 +89,12 @@ def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepRea
 
     Raises:
         NotBilinearError: a gate is not linear, or there is a norm.
+        BilensError: the model is not a classifier of bilens, or k is not positive.
     """
-    tensors, directions = model.tensors(), torch.eye(data.n_classes)
+    check_classifier(model)
+    device = data.test_images.device
+    tensors = [tensor.to(device) for tensor in model.tensors()]
+    directions = torch.eye(data.n_classes, device=device)
     search = top_paths(tensors, directions, min(k, make_chain(tensors, directions).n_leaves))
     found = len(search.paths)
     counts = [stop for stop in STOPS if stop < found] + [found]

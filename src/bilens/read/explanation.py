@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.errors import BilensError
+from bilens.checks import check_count, check_finite
+from bilens.read.classes import check_classes
 from bilens.tensor import Spectrum
+from bilens.tensor.exact import exact
 
 __all__ = ["Explanation", "LogitExplanation", "explain"]
 
@@ -46,6 +48,7 @@ class Explanation:
     parts: tuple[LogitExplanation, ...]
 
 
+@exact
 @torch.no_grad()
 def explain(
     spectrum: Spectrum, x: Float[Tensor, " n_in"], n_classes: int = 3, k: int = 5
@@ -55,19 +58,19 @@ def explain(
     Args:
         spectrum: all eigenvectors, batched over the classes.
         x: the input.
-        n_classes: how many logits, the highest first.
-        k: how many eigenvectors of each.
+        n_classes: how many logits, the highest first; all of them where there are fewer.
+        k: how many eigenvectors of each; all of them where there are fewer.
 
     Raises:
-        BilensError: the spectrum is not a batch over classes, or x is not a single input.
+        BilensError: the spectrum is not a batch over classes, x is not finite, or n_classes or k
+            is not positive.
     """
-    if len(spectrum.batch_shape) != 1 or x.ndim != 1:
-        raise BilensError(
-            f"spectrum has batch shape {tuple(spectrum.batch_shape)} and x shape {tuple(x.shape)}; "
-            "expected one axis of classes, and a single input"
-        )
+    check_classes(spectrum)
+    check_count("n_classes", n_classes)
+    check_count("k", k)
+    check_finite(x=x)
     activations = spectrum.activations(x)
-    signs = torch.where(spectrum.overlaps(x) < 0, -1, 1).to(x)
+    signs = torch.where(spectrum.overlaps(x) < 0, -1, 1).to(spectrum.vectors)
     logits = activations.sum(-1)
     parts = []
     for class_ in logits.argsort(descending=True)[:n_classes].tolist():

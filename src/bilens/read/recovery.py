@@ -1,5 +1,6 @@
 """What a feature dictionary keeps of a layer's outputs."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from bilens.checks import check_finite, check_labels
 from bilens.errors import BilensError
+from bilens.tensor.exact import exact
 
 __all__ = ["SparsityReport", "loss_recovered", "sparsity"]
 
@@ -29,6 +32,7 @@ class SparsityReport:
     dead: int
 
 
+@exact
 @torch.no_grad()
 def sparsity(
     activations: Float[Tensor, "samples n_features"],
@@ -37,9 +41,15 @@ def sparsity(
 ) -> SparsityReport:
     """Count and measure, over one set of samples.
 
+    Raises:
+        BilensError: there are no samples, all of y is zero, or an array is not finite.
+
     Source:
         Pearce & Dooms 2024, appendix "SAE training".
     """
+    check_finite(activations=activations, y=y, rebuilt=rebuilt)
+    if not y.any():
+        raise BilensError("y has no sample, or is all zero, so no error is relative to it")
     on = activations != 0
     active = int(on.any(0).sum())
     error = (y - rebuilt).pow(2).sum() / y.pow(2).sum()
@@ -51,6 +61,7 @@ def sparsity(
     )
 
 
+@exact
 @torch.no_grad()
 def loss_recovered(
     logits: Float[Tensor, "samples classes"],
@@ -62,17 +73,21 @@ def loss_recovered(
     (L_guess - L_rebuilt) / (L_guess - L_model), with L_guess = log(classes).
 
     Raises:
-        BilensError: the model itself is no better than guessing.
+        BilensError: the model itself is no better than guessing, an array is not finite, or a
+            label is not a class.
 
     Source:
         Pearce & Dooms 2024, "SAE features using the pseudoinverse trick".
     """
-    guess = torch.tensor(float(logits.shape[-1])).log()
-    model = functional.cross_entropy(logits, labels)
-    rebuilt = functional.cross_entropy(rebuilt_logits, labels)
+    check_finite(logits=logits, rebuilt_logits=rebuilt_logits)
+    check_labels(labels, logits.shape[-1])
+    guess = math.log(logits.shape[-1])
+    model, rebuilt = (
+        float(functional.cross_entropy(some, labels)) for some in (logits, rebuilt_logits)
+    )
     if model >= guess:
         raise BilensError(
-            f"The model's loss {float(model):.3f} is no better than guessing ({float(guess):.3f}), "
-            "so there is nothing to recover"
+            f"The model's loss {model:.3f} is no better than guessing ({guess:.3f}), so there is "
+            "nothing to recover"
         )
-    return float((guess - rebuilt) / (guess - model))
+    return (guess - rebuilt) / (guess - model)

@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bilens.errors import BilensError
+from bilens.checks import check_count, check_finite
+from bilens.read.classes import check_classes
 from bilens.tensor import Paths, Spectrum, cluster
+from bilens.tensor.exact import exact
 
 __all__ = ["SharedFeature", "SharedFeatures", "Use", "shared_by_classes", "shared_by_paths"]
 
@@ -81,6 +83,7 @@ class SharedFeatures:
         return sum(feature.weight for feature in self.features)
 
 
+@exact
 def shared_by_classes(spectrum: Spectrum, k: int = 20) -> SharedFeatures:
     """Features shared between classes, among the first k eigenvectors of each.
 
@@ -92,24 +95,23 @@ def shared_by_classes(spectrum: Spectrum, k: int = 20) -> SharedFeatures:
         k: how many eigenvectors of each class; all of them where there are fewer.
 
     Raises:
-        BilensError: the spectrum is not a batch over classes.
+        BilensError: the spectrum is not a batch over classes or not finite, or k not positive.
     """
-    if len(spectrum.batch_shape) != 1:
-        raise BilensError(
-            f"spectrum has batch shape {tuple(spectrum.batch_shape)}, expected one axis, the "
-            "classes: class_spectra(model)"
-        )
+    check_classes(spectrum)
+    check_count("k", k)
+    check_finite(spectrum=spectrum.values)
     first = spectrum.truncate(min(k, spectrum.k))
-    weights = first.values.abs() * first.vectors.square().sum(-1)
+    weights, device = first.values.abs() * first.vectors.square().sum(-1), first.values.device
     return _shared(
         vectors=first.vectors.flatten(0, 1),
         weights=weights.flatten(),
         signed=first.values.flatten(),
-        classes=torch.arange(first.batch_shape[0]).repeat_interleave(first.k),
-        places=torch.arange(first.k).repeat(first.batch_shape[0])[:, None],
+        classes=torch.arange(first.batch_shape[0], device=device).repeat_interleave(first.k),
+        places=torch.arange(first.k, device=device).repeat(first.batch_shape[0])[:, None],
     )
 
 
+@exact
 def shared_by_paths(paths: Paths) -> SharedFeatures:
     """Features shared between classes, among the ends of the strongest paths of a deep model.
 

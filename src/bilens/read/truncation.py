@@ -1,14 +1,17 @@
 """How many eigenvectors a classifier needs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.errors import BilensError
+from bilens.checks import check_count, check_finite, check_labels
 from bilens.progress import progress_bar
+from bilens.read.classes import check_classes
 from bilens.tensor import Spectrum
+from bilens.tensor.exact import exact
 
 __all__ = ["TruncationCurve", "truncation_curve"]
 
@@ -27,8 +30,7 @@ class TruncationCurve:
 
     def drop(self, k: int) -> float:
         """Accuracy lost by keeping the first k."""
-        if not 1 <= k <= len(self.accuracy):
-            raise BilensError(f"k={k}, expected 1 to {len(self.accuracy)}")
+        check_count("k", k, len(self.accuracy))
         return self.full - self.accuracy[k - 1]
 
     def needed(self, drop: float) -> int:
@@ -37,11 +39,12 @@ class TruncationCurve:
         return bad[-1] + 1 if bad else 1
 
 
+@exact
 def truncation_curve(
     spectrum: Spectrum,
     x: Float[Tensor, "samples n_in"],
     labels: Int[Tensor, " samples"],
-    at_once: int = 512,
+    batch_size: int = 512,
 ) -> TruncationCurve:
     """Classify with the first 1, 2, ... eigenvectors of each class, in the spectrum's order.
 
@@ -49,28 +52,35 @@ def truncation_curve(
         spectrum: all eigenvectors, batched over the classes.
         x: inputs.
         labels: their classes.
-        at_once: samples in memory together, with an activation for each class and eigenvector.
+        batch_size: samples in memory together, with an activation for each class and eigenvector.
 
     Raises:
-        BilensError: the spectrum is not a batch over classes, or there are no samples.
+        BilensError: the spectrum is not a batch over classes, there are no samples, or a label is
+            not a class.
 
     Source:
         Pearce et al. 2024, figure 3.
     """
-    if len(spectrum.batch_shape) != 1:
-        raise BilensError(
-            f"spectrum has batch shape {tuple(spectrum.batch_shape)}, expected one axis, the "
-            "classes: model.tensor().interaction(output=range(n_classes)).eigh()"
-        )
-    if len(x) == 0 or len(x) != len(labels):
-        raise BilensError(f"x has {len(x)} samples and labels {len(labels)}; expected equally many")
-    right = torch.zeros(spectrum.k, dtype=torch.long, device=x.device)
-    blocks = zip(torch.split(x, at_once), torch.split(labels, at_once), strict=True)
+    check_classes(spectrum)
+    return count_right(lambda some: spectrum.activations(some).cumsum(-1).mT, x, labels, batch_size)
+
+
+def count_right(
+    logits: Callable[[Tensor], Tensor],
+    x: Float[Tensor, "samples n_in"],
+    labels: Int[Tensor, " samples"],
+    batch_size: int,
+) -> TruncationCurve:
+    """The curve of logits with an axis for how many are kept before that of the classes."""
+    check_count("batch_size", batch_size)
+    counts = []
     with progress_bar() as bar:
-        task = bar.add_task("accuracy by eigenvectors", total=len(x), note="")
-        for some, wanted in blocks:
-            logits = spectrum.activations(some).cumsum(-1)
-            right += (logits.argmax(1) == wanted[:, None]).sum(0)
+        task = bar.add_task("accuracy by number kept", total=len(x), note="")
+        for some, wanted in zip(x.split(batch_size), labels.split(batch_size), strict=True):
+            found = logits(some)
+            check_finite(logits=found)
+            check_labels(wanted, found.shape[-1])
+            counts.append((found.argmax(-1) == wanted.to(found.device)[:, None]).sum(0))
             bar.advance(task, len(some))
-    accuracy = (right.double() / len(x)).tolist()
+    accuracy = (torch.stack(counts).sum(0).double() / len(x)).tolist()
     return TruncationCurve(tuple(accuracy), accuracy[-1])

@@ -13,7 +13,7 @@ from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.search import TopPaths, top_paths
 from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, form_cosines
 from bilens.tensor.spectrum import Spectrum
-from bilens.tensor.steering import Steering, steer, steering_map
+from bilens.tensor.steering import Steering, steer
 from bilens.tensor.svd import TensorSVD
 from bilens.tensor.top_entries import TopEntries, top_entries
 from bilens.tensor.tree import decompile
@@ -44,7 +44,6 @@ __all__ = [
     "local_extrema",
     "reexpress",
     "steer",
-    "steering_map",
     "top_entries",
     "top_paths",
     "tree_to_networkx",

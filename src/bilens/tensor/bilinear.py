@@ -1,15 +1,21 @@
 """A bilinear layer as a symmetric third-order tensor that is never built."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import index
+from typing import Any, SupportsIndex
 
 import torch
 from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.constant import affine, fit_input
+from bilens.tensor.exact import exact
+from bilens.tensor.factored import FactoredMatrix
+from bilens.tensor.factors import check_factors, take_out_scale
 from bilens.tensor.gram import hidden_gram, hidden_product, input_gram
 from bilens.tensor.memory import DENSE_LIMIT, check_dense_size
 from bilens.tensor.quadratic import QuadraticForm
@@ -18,6 +24,7 @@ from bilens.tensor.svd import TensorSVD, svd_of_unfolding
 __all__ = ["BilinearTensor"]
 
 
+@exact
 @dataclass(frozen=True, eq=False)
 class BilinearTensor:
     """The symmetric tensor of x -> D((L x) * (R x)), kept as its three factors.
@@ -26,8 +33,9 @@ class BilinearTensor:
 
     Axes: `n_out` outputs, `n_in` inputs (twice, symmetric), `rank` hidden units. Only the part of
     the tensor that is symmetric in its inputs acts on x, so only that part exists here. Every
-    method follows the dtype and device of the factors, and is differentiable where it says no
-    other.
+    method follows the dtype and device of the factors, to which inputs and directions are brought,
+    is unchanged by an autocast around it, and is differentiable where it says no other. Tensors of
+    the same inputs and outputs can be added and subtracted; their ranks add.
 
     Attributes:
         left: L; one row for each hidden unit.
@@ -50,11 +58,10 @@ class BilinearTensor:
     constant: bool = False
 
     def __post_init__(self) -> None:
-        shapes = f"left {tuple(self.left.shape)}, right {tuple(self.right.shape)}, out " + str(
-            tuple(self.out.shape)
-        )
-        factors = (self.left, self.right, self.out)
-        if any(factor.ndim != 2 for factor in factors) or (
+        factors = {"left": self.left, "right": self.right, "out": self.out}
+        check_factors(**factors)
+        shapes = ", ".join(f"{name} {tuple(factor.shape)}" for name, factor in factors.items())
+        if any(factor.ndim != 2 for factor in factors.values()) or (
             self.left.shape != self.right.shape or self.out.shape[1] != self.left.shape[0]
         ):
             raise BilensError(
@@ -64,12 +71,6 @@ class BilinearTensor:
         if 0 in (*self.left.shape, *self.out.shape):
             raise BilensError(
                 f"The tensor is empty: {shapes}. Expected an input, an output and a hidden unit."
-            )
-        if len({(factor.dtype, factor.device) for factor in factors}) > 1:
-            kinds = ", ".join(f"{factor.dtype} on {factor.device}" for factor in factors)
-            raise BilensError(
-                f"left, right and out are of different kinds: {kinds}. "
-                "Move them to one dtype and device first."
             )
 
     @property
@@ -96,16 +97,66 @@ class BilinearTensor:
             out=self.out.to(target),
         )
 
-    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
-        """Evaluate B(x) = D((L x) * (R x)), one row of `x` for each input."""
-        x = fit_input(x, self.n_in, self.constant)
-        return ((x @ self.left.T) * (x @ self.right.T)) @ self.out.T
+    def __call__(
+        self, x: Float[Tensor, "... n_in"], y: Float[Tensor, "... _"] | None = None
+    ) -> Float[Tensor, "... n_out"]:
+        """Evaluate B(x) = D((L x) * (R x)), one row of `x` for each input.
+
+        With `y`, B(x, y) = 1/2 D((L x) * (R y) + (L y) * (R x)), symmetric and linear in both; the
+        axes before the last broadcast. B(x, x) = B(x).
+
+        Raises:
+            BilensError: x or y does not fit the inputs.
+        """
+        x = fit_input(x, self.left, self.constant)
+        if y is None:
+            return ((x @ self.left.T) * (x @ self.right.T)) @ self.out.T
+        y = fit_input(y, self.left, self.constant, "y")
+        one, other = (x @ self.left.T) * (y @ self.right.T), (y @ self.left.T) * (x @ self.right.T)
+        return (one + other) @ self.out.T / 2
+
+    def contract(self, x: Float[Tensor, "*batch n_in"]) -> FactoredMatrix:
+        """The matrix of y -> B(x, y), or a batch: one input is given, the other is still free.
+
+        Its singular vectors are the directions of the other input that x works together with, and
+        of the output that they move. Where the tensor has the constant coordinate so has the
+        matrix, in its last column.
+
+        Raises:
+            BilensError: x does not fit the inputs.
+        """
+        x = fit_input(x, self.left, self.constant)
+        halves = (self.out * (x @ factor.T)[..., None, :] / 2 for factor in (self.right, self.left))
+        reading = torch.cat([self.left.T, self.right.T], -1)
+        return FactoredMatrix(torch.cat([*halves], -1), reading.expand(*x.shape[:-1], -1, -1))
+
+    def __add__(self, other: "BilinearTensor") -> "BilinearTensor":
+        """The tensor of x -> A(x) + B(x), of the sum of both ranks.
+
+        Raises:
+            BilensError: the tensors have different inputs or outputs.
+        """
+        self._check_alike(other)
+        return BilinearTensor(
+            torch.cat([self.left, other.left]),
+            torch.cat([self.right, other.right]),
+            torch.cat([self.out, other.out], 1),
+            self.constant,
+        )
+
+    def __sub__(self, other: "BilinearTensor") -> "BilinearTensor":
+        """The tensor of x -> A(x) - B(x); its norm says how far the two are apart.
+
+        Raises:
+            BilensError: the tensors have different inputs or outputs.
+        """
+        return self + replace(other, out=-other.out)
 
     def interaction(
         self,
         direction: Float[Tensor, "*batch n_out"] | None = None,
         *,
-        output: int | Sequence[int] | None = None,
+        output: SupportsIndex | Iterable[SupportsIndex] | None = None,
     ) -> QuadraticForm:
         """The interaction matrix along an output direction, as a quadratic form.
 
@@ -129,7 +180,7 @@ class BilinearTensor:
             weights = self.out[self._output_index(output)]
         else:
             assert direction is not None
-            if direction.ndim == 0 or direction.shape[-1] != self.n_out:
+            if direction.shape[-1] != self.n_out:
                 raise BilensError(
                     f"direction has shape {tuple(direction.shape)}; its last axis should have "
                     f"length {self.n_out}, one number for each output of the tensor"
@@ -137,14 +188,21 @@ class BilinearTensor:
             weights = direction.to(self.out) @ self.out
         return QuadraticForm(self.left, self.right, weights, self.constant)
 
-    def _output_index(self, output: int | Sequence[int]) -> int | list[int]:
-        chosen = [output] if isinstance(output, int) else list(output)
-        for number in chosen:
+    def _output_index(self, output: Any) -> int | list[int]:
+        several = isinstance(output, Iterable) and getattr(output, "ndim", 1) > 0
+        try:
+            numbers = [index(number) for number in (output if several else [output])]
+        except TypeError as error:
+            raise BilensError(
+                f"output={output!r}, expected the number of an output, 0 to {self.n_out - 1}, or "
+                "several"
+            ) from error
+        for number in numbers:
             if not 0 <= number < self.n_out:
                 raise BilensError(
                     f"output={number}, but the tensor's outputs are 0 to {self.n_out - 1}"
                 )
-        return output if isinstance(output, int) else chosen
+        return numbers if several else numbers[0]
 
     def change_basis(
         self,
@@ -170,16 +228,16 @@ class BilinearTensor:
         left, right, out = self.left, self.right, self.out
         if inputs is not None:
             E = inputs.to(left)
-            if self.constant and E.ndim == 2 and E.shape[0] == self.n_in - 1:
+            if self.constant and E.shape[0] == self.n_in - 1:
                 E = affine(E, None)
-            if E.ndim != 2 or E.shape[0] != self.n_in:
+            if E.shape[0] != self.n_in:
                 raise BilensError(
                     f"inputs has shape {tuple(inputs.shape)}; expected ({self.n_in}, k), one "
                     "column for each input feature"
                 )
             left, right = left @ E, right @ E
         if outputs is not None:
-            if outputs.ndim != 2 or outputs.shape[1] != self.n_out:
+            if outputs.shape[1] != self.n_out:
                 raise BilensError(
                     f"outputs has shape {tuple(outputs.shape)}; expected (m, {self.n_out}), one "
                     "row for each output direction"
@@ -198,10 +256,23 @@ class BilinearTensor:
         `left` and `right` become the column of the constant coordinate; `out` costs one hidden
         unit that is always 1. The result has the constant coordinate, also when all are None.
 
+        Raises:
+            BilensError: a bias does not fit.
+
         Source:
             Pearce et al. 2024, section 3.4.
         """
         L, R, D = self.left, self.right, self.out
+        for name, bias, size in (
+            ("left", left, self.rank),
+            ("right", right, self.rank),
+            ("out", out, self.n_out),
+        ):
+            if bias is not None and len(bias) != size:
+                raise BilensError(
+                    f"{name} has shape {tuple(bias.shape)}, expected ({size},), one number for "
+                    f"each row of the factor {name}"
+                )
         if not self.constant:
             L, R = (torch.cat([factor, factor.new_zeros(self.rank, 1)], 1) for factor in (L, R))
         L = L if left is None else torch.cat([L[:, :-1], L[:, -1:] + left[:, None]], 1)
@@ -252,6 +323,21 @@ class BilinearTensor:
         padded = torch.cat([self.out, self.out.new_zeros(1, self.rank)])
         return replace(self, out=padded).with_bias(out=one)
 
+    def without_scale(self) -> tuple["BilinearTensor", Float64[Tensor, ""]]:
+        """The tensor divided by a power of two so that nothing over- or underflows, and the power.
+
+        In float64, as all inner products and Gram matrices.
+
+        Raises:
+            BilensError: a factor is not finite.
+        """
+        check_finite(left=self.left, right=self.right, out=self.out)
+        left, right, out, scales = take_out_scale(
+            self.left.double(), self.right.double(), self.out.double()
+        )
+        scale = scales.max()
+        return BilinearTensor(left, right, out * (scales / scale), self.constant), scale
+
     def inner(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
         """Frobenius inner product of two symmetric tensors, without building either.
 
@@ -261,37 +347,53 @@ class BilinearTensor:
         Computed in float64. The tensors may differ in rank, not in inputs and outputs.
 
         Raises:
-            BilensError: the tensors have different inputs or outputs.
+            BilensError: the tensors have different inputs or outputs, or are not finite.
         """
-        mine = (self.n_out, self.n_in, self.constant)
-        if mine != (other.n_out, other.n_in, other.constant):
-            raise BilensError(
-                f"other has {other.n_out} outputs and {other.n_in} inputs (constant: "
-                f"{other.constant}); expected {self.n_out} and {self.n_in} (constant: "
-                f"{self.constant}), as in the tensor it is compared with"
-            )
-        a, b = self.to(torch.float64), other.to(torch.float64)
-        K = hidden_product(a.left, a.right, b.left, b.right)
-        return einsum(a.out.T @ b.out, K, "g h, g h ->")
+        self._check_alike(other)
+        (a, scale_a), (b, scale_b) = self.without_scale(), other.without_scale()
+        return scale_a * scale_b * _unit_inner(a, b)
 
     def norm(self) -> Float64[Tensor, ""]:
-        """Frobenius norm of the symmetric tensor, in float64."""
-        return self.inner(self).clamp_min(0).sqrt()
+        """Frobenius norm of the symmetric tensor, in float64.
+
+        Rounding leaves 1e-8 of the norms of A and B in the norm of A - B.
+
+        Raises:
+            BilensError: a factor is not finite.
+        """
+        unit, scale = self.without_scale()
+        return scale * _unit_inner(unit, unit).clamp_min(0).sqrt()
 
     def cosine(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
-        """Cosine between two symmetric tensors: `<A,B> / (|A| |B|)`; 0 if either is zero."""
-        scale = self.norm() * other.norm()
-        return torch.where(scale > 0, self.inner(other) / scale, torch.zeros_like(scale))
+        """Cosine between two symmetric tensors: `<A,B> / (|A| |B|)`; 0 if either is zero.
+
+        Raises:
+            BilensError: the tensors have different inputs or outputs, or are not finite.
+        """
+        self._check_alike(other)
+        a, b = self.without_scale()[0], other.without_scale()[0]
+        squares = (_unit_inner(unit, unit).clamp_min(0) for unit in (a, b))
+        norms = [square.sqrt() for square in squares]
+        scale = norms[0] * norms[1]
+        return torch.where(scale > 0, _unit_inner(a, b) / scale, torch.zeros_like(scale))
 
     def output_gram(self) -> Float64[Tensor, "n_out n_out"]:
-        """G = D K D', the Gram matrix of the outputs' interaction matrices, in float64."""
-        t = self.to(torch.float64)
-        return t.out @ hidden_gram(t.left, t.right) @ t.out.T
+        """G = D K D', the Gram matrix of the outputs' interaction matrices, in float64.
+
+        Raises:
+            BilensError: a factor is not finite.
+        """
+        unit, scale = self.without_scale()
+        return scale**2 * _unit_output_gram(unit)
 
     def input_gram(self) -> Float64[Tensor, "n_in n_in"]:
-        """M[i,j] = sum_ok B[o,i,k] B[o,j,k], the Gram matrix of the input side, in float64."""
-        t = self.to(torch.float64)
-        return input_gram(t.left, t.right, t.out)
+        """M[i,j] = sum_ok B[o,i,k] B[o,j,k], the Gram matrix of the input side, in float64.
+
+        Raises:
+            BilensError: a factor is not finite.
+        """
+        unit, scale = self.without_scale()
+        return scale**2 * input_gram(unit.left, unit.right, unit.out)
 
     def svd(self, k: int | None = None) -> TensorSVD:
         """Singular value decomposition of the n_out x n_in^2 unfolding, without the unfolding.
@@ -304,14 +406,15 @@ class BilinearTensor:
             k: how many components to keep, the largest first; all of them by default.
 
         Raises:
-            BilensError: k is not between 1 and n_out.
+            BilensError: k is not between 1 and n_out, or a factor is not finite.
 
         Source:
             Pearce et al. 2024, appendix B.2; Pearce & Dooms 2024, "SVD on the bilinear tensor".
         """
-        return svd_of_unfolding(
-            self.left, self.right, self.out, self.output_gram(), k, self.constant
-        )
+        unit, scale = self.without_scale()
+        gram, dtype = _unit_output_gram(unit), torch.promote_types(self.out.dtype, torch.float32)
+        unit = unit.to(dtype)
+        return svd_of_unfolding(unit.left, unit.right, unit.out, gram, scale, k, self.constant)
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "n_out n_in n_in"]:
         """The whole tensor, for tests and small layers.
@@ -322,3 +425,21 @@ class BilinearTensor:
         check_dense_size((self.n_out, self.n_in, self.n_in), self.out, max_bytes)
         half = einsum(self.out, self.left, self.right, "o h, h i, h j -> o i j")
         return (half + half.mT) / 2
+
+    def _check_alike(self, other: "BilinearTensor") -> None:
+        mine, others = ((t.n_out, t.n_in, t.constant) for t in (self, other))
+        if mine != others:
+            raise BilensError(
+                f"other has {other.n_out} outputs and {other.n_in} inputs (constant: "
+                f"{other.constant}); expected {self.n_out} and {self.n_in} (constant: "
+                f"{self.constant}), as in the tensor it is put beside"
+            )
+
+
+def _unit_inner(a: BilinearTensor, b: BilinearTensor) -> Float64[Tensor, ""]:
+    K = hidden_product(a.left, a.right, b.left, b.right)
+    return einsum(a.out.T @ b.out, K, "g h, g h ->")
+
+
+def _unit_output_gram(unit: BilinearTensor) -> Float64[Tensor, "n_out n_out"]:
+    return unit.out @ hidden_gram(unit.left, unit.right) @ unit.out.T

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 
@@ -60,6 +61,8 @@ def make_chain(
 ) -> Chain:
     """Check a chain, give constants an output to come from, and leave out what no layer reads.
 
+    Half precision is read in float32.
+
     Behind an embedding the first layer reads d_model directions of the pixels, so the pixels are
     left for the span of L and R: outside of it every eigenvalue is zero.
 
@@ -68,7 +71,7 @@ def make_chain(
             last tensor, or a number is not finite.
     """
     _check(tensors, directions)
-    chain = list(tensors)
+    chain = [tensor.to(torch.promote_types(tensor.out.dtype, torch.float32)) for tensor in tensors]
     for i in range(len(chain) - 1, 0, -1):
         if chain[i].n_in == chain[i - 1].n_out + 1:
             chain[i - 1] = chain[i - 1].with_constant_output()
@@ -123,7 +126,7 @@ def _check(tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch 
             f"tensors are of different kinds: {listed}. Move them to one dtype and device first."
         )
     n_out = tensors[-1].n_out
-    if directions.ndim == 0 or directions.shape[-1] != n_out:
+    if directions.shape[-1] != n_out:
         raise BilensError(
             f"directions has shape {tuple(directions.shape)}; its last axis should have length "
             f"{n_out}, one number for each output of the last tensor"
@@ -134,11 +137,6 @@ def _check(tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch 
             "at least one"
         )
     for i, tensor in enumerate(tensors):
-        for name in ("left", "right", "out"):
-            if not torch.isfinite(getattr(tensor, name)).all():
-                raise BilensError(
-                    f"tensors[{i}].{name} holds NaN or infinite values; the model's training may "
-                    "have diverged"
-                )
-    if not torch.isfinite(directions).all():
-        raise BilensError("directions holds NaN or infinite values; expected finite numbers")
+        factors = {"left": tensor.left, "right": tensor.right, "out": tensor.out}
+        check_finite(**{f"tensors[{i}].{name}": factor for name, factor in factors.items()})
+    check_finite(directions=directions)

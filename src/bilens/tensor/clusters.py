@@ -6,7 +6,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from bilens.checks import check_finite
 from bilens.errors import BilensError
+from bilens.tensor.exact import exact
 from bilens.tensor.similarity import unit_rows
 
 __all__ = ["Features", "cluster", "leaders"]
@@ -34,6 +36,7 @@ class Features:
         return self.vectors.shape[0]
 
 
+@exact
 def cluster(
     vectors: Float[Tensor, "m n"], weights: Float[Tensor, " m"], threshold: float = 0.9
 ) -> Features:
@@ -112,17 +115,13 @@ def _principal(
 
 
 def _check(vectors: Tensor, weights: Tensor, threshold: float) -> None:
-    if vectors.ndim != 2 or vectors.numel() == 0 or weights.shape != vectors.shape[:1]:
-        raise BilensError(
-            f"vectors has shape {tuple(vectors.shape)} and weights {tuple(weights.shape)}; "
-            "expected (m, n) and (m,), with at least one row"
-        )
+    if vectors.numel() == 0:
+        raise BilensError(f"vectors has shape {tuple(vectors.shape)}, expected at least one row")
     if not 0 < threshold <= 1:
         raise BilensError(f"threshold={threshold}, expected a |cosine| above 0 and at most 1")
-    if not torch.isfinite(vectors).all():
-        raise BilensError("vectors holds NaN or infinite values")
-    if not (torch.isfinite(weights) & (weights >= 0)).all():
-        raise BilensError("weights holds NaN, infinite or negative values; take magnitudes")
+    check_finite(vectors=vectors, weights=weights)
+    if (weights < 0).any():
+        raise BilensError("weights holds negative values; take magnitudes")
     zero = (vectors == 0).all(-1)
     if zero.any():
         raise BilensError(

@@ -34,17 +34,23 @@ def affine(
 
 
 def fit_input(
-    x: Float[Tensor, "*batch n"], n_in: int, constant: bool, argument: str = "x"
+    x: Float[Tensor, "*batch n"],
+    rows: Float[Tensor, "*more n_in"],
+    constant: bool,
+    argument: str = "x",
 ) -> Float[Tensor, "*batch n_in"]:
-    """Return `x` with `n_in` coordinates, appending the constant where it is missing.
+    """Make `x` fit `rows` that read it: their number of inputs, their dtype and device.
+
+    Where the last input is the constant 1 it is appended if it is missing.
 
     Raises:
-        BilensError: the last axis of `x` has a length that the tensor cannot read.
+        BilensError: the last axis of `x` has a length that the rows cannot read.
     """
+    n_in = rows.shape[-1]
     if x.ndim and x.shape[-1] == n_in:
-        return x
+        return x.to(rows)
     if constant and x.ndim and x.shape[-1] == n_in - 1:
-        return with_constant(x)
+        return with_constant(x.to(rows))
     expected = f"{n_in - 1} (or {n_in}, with the constant 1 appended)" if constant else f"{n_in}"
     raise BilensError(
         f"{argument} has shape {tuple(x.shape)}; its last axis should have length {expected}, "

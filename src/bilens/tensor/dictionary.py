@@ -7,13 +7,16 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.exact import exact
 from bilens.tensor.spectrum import Spectrum
 
 __all__ = ["Dictionary", "Reexpression", "reexpress"]
 
 
+@exact
 @dataclass(frozen=True, eq=False)
 class Dictionary:
     """Output features F as columns, read off by a = F^+ y and written back by y = F a.
@@ -139,6 +142,7 @@ class Dictionary:
         return self.features @ self.inverse
 
 
+@exact
 @dataclass(frozen=True, eq=False)
 class Reexpression:
     """A layer through eigenvectors: B = sum_k sum_i lambda_ki u+_k (x) v_ki (x) v_ki.
@@ -177,7 +181,7 @@ class Reexpression:
     def tensor(self) -> BilinearTensor:
         """The same sum as factors, one hidden unit for each eigenpair: L = R = V.
 
-        Compare it with the layer it came from by `cosine`, or by the norm of the difference.
+        Compare it with the layer it came from by `cosine`, or by the norm of their difference.
         """
         V = self.spectra.vectors.reshape(-1, self.spectra.n_in)
         out = self.spectra.values[..., None] * self.outputs[:, None]
@@ -185,6 +189,7 @@ class Reexpression:
         return BilinearTensor(V, V, D, self.spectra.constant)
 
 
+@exact
 def reexpress(
     tensor: BilinearTensor,
     directions: Float[Tensor, "m n_out"],
@@ -229,15 +234,12 @@ def _pseudoinverse(
     matrix: Float[Tensor, "rows columns"], name: str, form: str
 ) -> tuple[Float[Tensor, "columns rows"], Float64[Tensor, " s"], int]:
     """The pseudoinverse, the singular values and the rank, worked out in float64."""
-    if matrix.ndim != 2 or matrix.numel() == 0 or not matrix.is_floating_point():
+    if matrix.numel() == 0:
         raise BilensError(
-            f"{name} has shape {tuple(matrix.shape)} and dtype {matrix.dtype}; expected {form} in "
-            "floating point, with at least one row and column"
+            f"{name} has shape {tuple(matrix.shape)}; expected {form}, with at least one row and "
+            "column"
         )
-    if not torch.isfinite(matrix).all():
-        raise BilensError(
-            f"{name} holds NaN or infinite values; the training they come from may have diverged"
-        )
+    check_finite(**{name: matrix})
     exact = matrix.double()
     relative = max(matrix.shape) * torch.finfo(matrix.dtype).eps
     singular_values = torch.linalg.svdvals(exact.detach())
@@ -254,8 +256,8 @@ def _check_complete(name: str, rank: int, n_out: int) -> None:
 
 
 def _check_last_axis(x: Tensor, name: str, length: int, what: str) -> None:
-    if x.ndim == 0 or x.shape[-1] != length or not x.is_floating_point():
+    if x.shape[-1] != length:
         raise BilensError(
-            f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}; its last axis should have "
-            f"length {length}, one floating-point number for each {what}"
+            f"{name} has shape {tuple(x.shape)}; its last axis should have length {length}, one "
+            f"number for each {what}"
         )

@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from bilens.checks import check_count
 from bilens.errors import BilensError
 from bilens.tensor.clusters import leaders
+from bilens.tensor.exact import exact
 from bilens.tensor.quadratic import QuadraticForm
 
 __all__ = ["Extrema", "local_extrema"]
@@ -44,6 +46,7 @@ class Extrema:
         return self.values.shape[0]
 
 
+@exact
 def local_extrema(
     form: QuadraticForm,
     *,
@@ -90,7 +93,8 @@ def local_extrema(
     """
     _check(form, sign, n_starts, steps, tolerance)
     with torch.no_grad():
-        Q = sign * form.dense().double()
+        unit, size = form.without_scale()
+        Q = sign * unit.dense().double()
         spectrum = torch.linalg.eigvalsh(Q)
         scale = spectrum.abs().max()
         if not scale > 0:
@@ -105,9 +109,9 @@ def local_extrema(
         # The groups are numbered in the order of their best points, which stand for them.
         hits = torch.bincount(labels)
         best = torch.stack([order[labels[order] == group][0] for group in range(len(hits))])
-    dtype = form.weights.dtype
+    dtype = unit.weights.dtype
     return Extrema(
-        values=(sign * values[best]).to(dtype),
+        values=(size * sign * values[best]).to(dtype),
         points=points[best].to(dtype),
         hits=hits,
         residuals=residuals[best].to(dtype),
@@ -184,13 +188,7 @@ def _check(form: QuadraticForm, sign: int, n_starts: int, steps: int, tolerance:
         )
     if sign not in (1, -1):
         raise BilensError(f"sign={sign}, expected 1 for maxima or -1 for minima")
-    if n_starts < 1 or steps < 1 or not 0 < tolerance < 1:
-        raise BilensError(
-            f"n_starts={n_starts}, steps={steps}, tolerance={tolerance}; expected at least one "
-            "start and one step, and a tolerance between 0 and 1"
-        )
-    for name in ("left", "right", "weights"):
-        if not torch.isfinite(getattr(form, name)).all():
-            raise BilensError(
-                f"form.{name} holds NaN or infinite values; the training may have diverged"
-            )
+    check_count("n_starts", n_starts)
+    check_count("steps", steps)
+    if not 0 < tolerance < 1:
+        raise BilensError(f"tolerance={tolerance}, expected a number between 0 and 1")

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
+from bilens.tensor.exact import exact
+from bilens.tensor.factors import check_factors
 from bilens.tensor.memory import DENSE_LIMIT, check_dense_size
 from bilens.tensor.top_entries import TopEntries, top_entries
 
@@ -20,6 +22,7 @@ BLOCK_BYTES = 16 * 1024**2
 """Bytes of the blocks of rows in which a matrix too large to hold passes by."""
 
 
+@exact
 @dataclass(frozen=True, eq=False)
 class FactoredSVD:
     """M = sum_s sigma_s l_s r_s', the largest singular values first.
@@ -43,6 +46,7 @@ class FactoredSVD:
         return (self.left * self.values[..., None]).mT @ self.right
 
 
+@exact
 @dataclass(frozen=True, eq=False)
 class FactoredMatrix:
     """M = A B', or a batch of such matrices, of which only the thin A and B are held.
@@ -64,6 +68,7 @@ class FactoredMatrix:
 
     def __post_init__(self) -> None:
         A, B = self.left, self.right
+        check_factors(left=A, right=B)
         if (
             min(A.ndim, B.ndim) < 2
             or (A.shape[:-2], A.shape[-1]) != (B.shape[:-2], B.shape[-1])
@@ -72,11 +77,6 @@ class FactoredMatrix:
             raise BilensError(
                 f"left has shape {tuple(A.shape)} and right {tuple(B.shape)}; expected (..., "
                 "n_rows, rank) and (..., n_columns, rank), nothing of them empty"
-            )
-        if (A.dtype, A.device) != (B.dtype, B.device):
-            raise BilensError(
-                f"left is {A.dtype} on {A.device} and right {B.dtype} on {B.device}. Move them to "
-                "one dtype and device first."
             )
 
     @property
@@ -111,7 +111,17 @@ class FactoredMatrix:
         return replace(self, left=self.left[index], right=self.right[index])
 
     def apply(self, x: Float[Tensor, "*batch k n_columns"]) -> Float[Tensor, "*batch k n_rows"]:
-        """M x for k vectors x of each matrix, one in each row."""
+        """M x for k vectors x of each matrix, one in each row.
+
+        Raises:
+            BilensError: the vectors do not fit the columns.
+        """
+        if x.shape[-1] != self.n_columns:
+            raise BilensError(
+                f"x has shape {tuple(x.shape)}; its last axis should have length {self.n_columns}, "
+                "one number for each column of the matrix"
+            )
+        x = x.to(self.right)
         return x @ self.right @ self.left.mT
 
     def rows(self, index: slice | Int[Tensor, " chosen"]) -> Float[Tensor, "*batch chosen columns"]:
@@ -205,7 +215,12 @@ class FactoredMatrix:
         return top_entries(blocks(), k, largest=largest)
 
     def norm(self) -> Float64[Tensor, "*batch"]:
-        """Frobenius norm, in float64."""
+        """Frobenius norm, in float64.
+
+        Raises:
+            BilensError: a factor is not finite.
+        """
+        self._check_finite()
         norms: Tensor = torch.linalg.matrix_norm(self._turned()[1])
         return norms
 
@@ -226,7 +241,7 @@ class FactoredMatrix:
         self._check_finite()
         Q_A, core, Q_B = self._turned()
         U, values, Vh = torch.linalg.svd(core, full_matrices=False)
-        like = self.left.dtype
+        like = torch.promote_types(self.left.dtype, torch.float32)
         return FactoredSVD(
             values=values[..., :k].to(like),
             left=(Q_A @ U[..., :k]).mT.to(like),

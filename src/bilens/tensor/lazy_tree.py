@@ -10,11 +10,13 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import make_chain
+from bilens.tensor.exact import exact
 from bilens.tensor.spectrum import Spectrum
 
 __all__ = ["LazyTree"]
 
 
+@exact
 class LazyTree:
     """The tree that `decompile` makes whole, of which only what is asked for is decomposed.
 

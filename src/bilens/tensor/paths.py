@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.errors import BilensError
+from bilens.checks import check_count
 from bilens.tensor.constant import fit_input
 from bilens.tensor.eigen import WORKING_BYTES
+from bilens.tensor.exact import exact
 
 __all__ = ["Paths", "effective_eigenvalues"]
 
@@ -29,6 +30,7 @@ def effective_eigenvalues(
     return (values[:, -1].sign() * (values.abs() ** powers).prod(-1)).to(eigenvalues)
 
 
+@exact
 @dataclass(frozen=True, eq=False)
 class Paths:
     """Some or all leaves of an eigenvector tree, the largest |effective eigenvalue| first.
@@ -97,8 +99,7 @@ class Paths:
         Raises:
             BilensError: k is not between 1 and the number of paths.
         """
-        if not 1 <= k <= len(self):
-            raise BilensError(f"k={k}, expected 1 to {len(self)}, the number of paths")
+        check_count("k", k, len(self), "the number of paths")
         return self._take(torch.arange(k, device=self.roots.device))
 
     def of(self, root: int) -> "Paths":
@@ -111,11 +112,11 @@ class Paths:
         With all paths of a tree this is what the model computes. Samples are done in blocks, so
         that memory is bounded whatever their number.
         """
-        x = fit_input(x, self.n_in, self.constant)
-        at_once = max(1, WORKING_BYTES // (4 * len(self) * self.vectors.element_size()))
+        x = fit_input(x, self.vectors, self.constant)
+        batch_size = max(1, WORKING_BYTES // (4 * len(self) * self.vectors.element_size()))
         levels = list(self._levels())
         blocks = []
-        for some in torch.split(x.reshape(-1, self.n_in), at_once):
+        for some in torch.split(x.reshape(-1, self.n_in), batch_size):
             values = self.vectors @ some.T
             for eigenvalues, parents, n_parents in levels:
                 summands = eigenvalues[:, None] * values**2

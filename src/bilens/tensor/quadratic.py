@@ -7,9 +7,12 @@ from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
 from bilens.tensor.constant import fit_input
 from bilens.tensor.eigen import apply_factored, dense_eigenpairs, top_eigenpairs
+from bilens.tensor.exact import exact
+from bilens.tensor.factors import check_factors, readable, take_out_scale
 from bilens.tensor.gram import hidden_gram
 from bilens.tensor.memory import DENSE_LIMIT, check_dense_size
 from bilens.tensor.spectrum import Spectrum
@@ -17,6 +20,7 @@ from bilens.tensor.spectrum import Spectrum
 __all__ = ["QuadraticForm"]
 
 
+@exact
 @dataclass(frozen=True, eq=False)
 class QuadraticForm:
     """Symmetric matrices Q = 1/2 (L' diag(w) R + R' diag(w) L), one for each row w of weights.
@@ -39,6 +43,16 @@ class QuadraticForm:
     weights: Float[Tensor, "*batch rank"]
     constant: bool = False
 
+    def __post_init__(self) -> None:
+        check_factors(left=self.left, right=self.right, weights=self.weights)
+        shapes = [tuple(factor.shape) for factor in (self.left, self.right, self.weights)]
+        if shapes[0] != shapes[1] or shapes[2][-1:] != shapes[0][:1]:
+            raise BilensError(
+                f"The factors do not fit: left {shapes[0]}, right {shapes[1]}, weights "
+                f"{shapes[2]}. Expected left and right of shape (rank, n_in) and weights of shape "
+                "(..., rank)."
+            )
+
     @property
     def n_in(self) -> int:
         """Number of inputs, the constant among them."""
@@ -57,20 +71,42 @@ class QuadraticForm:
 
     def __call__(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
         """Evaluate x'Qx: shape `samples` followed by the batch axes."""
-        x = fit_input(x, self.n_in, self.constant)
+        x = fit_input(x, self.left, self.constant)
         hidden = (x @ self.left.T) * (x @ self.right.T)
         values = hidden @ self.weights.reshape(-1, self.weights.shape[-1]).T
         return values.reshape([*x.shape[:-1], *self.batch_shape])
 
     def apply(self, vectors: Float[Tensor, "*batch k n_in"]) -> Float[Tensor, "*batch k n_in"]:
-        """Q v for k vectors of each form, from the factors: O(k rank n_in) each."""
+        """Q v for k vectors of each form, from the factors: O(k rank n_in) each.
+
+        Raises:
+            BilensError: the vectors do not fit the inputs.
+        """
+        vectors = fit_input(vectors, self.left, False, "vectors")
         return apply_factored(self.left, self.right, self.weights, vectors)
 
     def norm(self) -> Float64[Tensor, "*batch"]:
-        """Frobenius norm of each Q, in float64, from the factors: sqrt(w' K w)."""
-        w = self.weights.double()
-        K = hidden_gram(self.left.double(), self.right.double())
-        return einsum(w @ K, w, "... h, ... h -> ...").clamp_min(0).sqrt()
+        """Frobenius norm of each Q, in float64, from the factors: sqrt(w' K w).
+
+        Raises:
+            BilensError: a factor is not finite.
+        """
+        unit, scale = self.without_scale()
+        K, w = hidden_gram(unit.left.double(), unit.right.double()), unit.weights.double()
+        squares = einsum(w @ K, w, "... h, ... h -> ...")
+        return scale * squares.clamp_min(0).sqrt()
+
+    def without_scale(self) -> tuple["QuadraticForm", Float64[Tensor, "*batch"]]:
+        """The forms divided by powers of two so that nothing over- or underflows, and the powers.
+
+        In the dtype of the factors, but at least in float32.
+
+        Raises:
+            BilensError: a factor is not finite.
+        """
+        check_finite(left=self.left, right=self.right, weights=self.weights)
+        left, right, weights, scale = take_out_scale(*readable(self.left, self.right, self.weights))
+        return QuadraticForm(left, right, weights, self.constant), scale[..., 0]
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "*batch n_in n_in"]:
         """The matrices themselves.
@@ -88,35 +124,40 @@ class QuadraticForm:
         Q = sum_i lambda_i v_i v_i',  so  x'Qx = sum_i lambda_i (v_i . x)^2
 
         `k=None` decomposes each matrix whole and is exact and differentiable. A small k on a large
-        form runs a block Krylov iteration on all forms of the batch at once, not differentiable;
-        the pairs it returns have a residual |Qv - lambda v| / |lambda_1| of at most `tolerance`,
-        and where it does not get there the form is decomposed whole. Either way `residuals` holds
-        what was measured on the returned pairs.
+        form runs Lanczos on all forms of the batch at once, not differentiable. What it returns is
+        certified: each pair has a residual |Qv - lambda v| / |lambda_1| of at most `tolerance`, as
+        measured, and the k pairs are the top k: an eigenvalue that exceeds |lambda_k| by more than
+        `tolerance` |lambda_1| is missing with a chance of at most `miss_chance`, 1 in 10,000.
+        Where this cannot be had the form is decomposed whole, and its `miss_chance` is 0.
+
+        The scale of the weights plays no part, and half precision is read in float32: it is what
+        the spectrum has.
 
         Args:
             k: how many eigenpairs of each form.
             tolerance: largest residual of an iterated pair.
-            seed: of the random start of the iteration.
+            seed: of the random vectors of the iteration.
 
         Raises:
-            BilensError: k is not between 1 and n_in, or a factor is not finite.
+            BilensError: k is not between 1 and n_in, the tolerance not between 0 and 1, or a factor
+                not finite.
 
         Source:
-            Pearce et al. 2024, equations 2 and 3.
+            Pearce et al. 2024, equations 2 and 3; for the certificate see `bilens.tensor.lanczos`.
         """
-        if k is not None and not 1 <= k <= self.n_in:
-            raise BilensError(f"k={k}, expected 1 to {self.n_in}, the number of inputs")
-        for name in ("left", "right", "weights"):
-            if not torch.isfinite(getattr(self, name)).all():
-                raise BilensError(
-                    f"{name} holds NaN or infinite values; the model's training may have diverged"
-                )
-        weights = self.weights.reshape(-1, self.weights.shape[-1])
+        if k is not None:
+            check_count("k", k, self.n_in, "the number of inputs")
+        if not 0 < tolerance < 1:
+            raise BilensError(f"tolerance={tolerance}, expected a number between 0 and 1")
+        unit, scale = self.without_scale()
+        weights = unit.weights.reshape(-1, unit.weights.shape[-1])
         if k is None:
-            pairs = dense_eigenpairs(self.left, self.right, weights, self.n_in)
+            pairs = dense_eigenpairs(unit.left, unit.right, weights, self.n_in)
         else:
-            pairs = top_eigenpairs(self.left, self.right, weights, k, tolerance, seed)
-        values, vectors, residuals = (
-            part.reshape(*self.batch_shape, *part.shape[1:]) for part in pairs
+            pairs = top_eigenpairs(unit.left, unit.right, weights, k, tolerance, seed)
+        values, vectors, residuals, miss_chance = (
+            part.reshape([*self.batch_shape, *part.shape[1:]]) for part in pairs
         )
-        return Spectrum(values, vectors, residuals, self.constant)
+        values = (scale[..., None] * values).to(values.dtype)
+        check_finite(eigenvalues=values)
+        return Spectrum(values, vectors, residuals, self.constant, miss_chance)

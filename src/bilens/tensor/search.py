@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.errors import BilensError
+from bilens.checks import check_count
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.bound import layer_bounds
 from bilens.tensor.chain import Chain, make_chain
+from bilens.tensor.exact import exact
 from bilens.tensor.paths import Paths
 
 __all__ = ["TopPaths", "top_paths"]
@@ -32,6 +33,7 @@ class TopPaths:
     total: int
 
 
+@exact
 @torch.no_grad()
 def top_paths(
     tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"], k: int
@@ -57,15 +59,12 @@ def top_paths(
         Pearce et al. 2024, section 4.2 and equation 4.
     """
     chain = make_chain(tensors, directions)
-    if not 1 <= k <= chain.n_leaves:
-        raise BilensError(
-            f"k={k}, expected 1 to {chain.n_leaves:,}, the number of paths in the tree"
-        )
+    check_count("k", k, chain.n_leaves, "the number of paths in the tree")
     search = _Search(chain, k)
     search.run()
     leaves = search.leaves
     names = torch.tensor([leaf.name for leaf in leaves], device=chain.directions.device)
-    eigenvalues = torch.tensor([leaf.values for leaf in leaves], dtype=torch.float64)
+    eigenvalues = torch.tensor([leaf.values for leaf in leaves], dtype=torch.float64, device="cpu")
     return TopPaths(
         paths=Paths(
             directions=directions.to(chain.directions),

@@ -2,15 +2,17 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.exact import exact
 from bilens.tensor.gram import hidden_product
 from bilens.tensor.quadratic import QuadraticForm
 
@@ -27,6 +29,7 @@ COST_LIMIT = 1e12
 """Operations that `expected_inner` may take unless the caller says more: some 30 s on one core."""
 
 
+@exact
 def best_match(
     a: Float[Tensor, "*batch k_a n"], b: Float[Tensor, "*batch k_b n"]
 ) -> Float[Tensor, "*batch k_a"]:
@@ -41,20 +44,15 @@ def best_match(
     Source:
         Pearce et al. 2024, figure 4.
     """
-    fits = a.ndim == b.ndim >= 2 and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-1]
-    if not fits or b.shape[-2] == 0:
-        raise BilensError(
-            f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; expected (..., k_a, n) and "
-            "(..., k_b, n), alike but for the number of rows, with at least one row in b"
-        )
-    for name, rows in (("a", a), ("b", b)):
-        if not torch.isfinite(rows).all():
-            raise BilensError(f"{name} holds NaN or infinite values")
+    if b.shape[-2] == 0:
+        raise BilensError(f"b has shape {tuple(b.shape)}, expected at least one row to match with")
+    check_finite(a=a, b=b)
     cosines = unit_rows(a) @ unit_rows(b).mT
     best: Tensor = cosines.abs().amax(-1)
     return best.clamp_max(1)
 
 
+@exact
 def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b"]:
     """<Q_i, Q'_j> / (|Q_i| |Q'_j|) of all interaction matrices of two batches, from their factors.
 
@@ -63,7 +61,7 @@ def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b
     matches nothing: 0. In float64, at O(rank_a rank_b n_in).
 
     Raises:
-        BilensError: one is not a batch along one axis, or they read other inputs.
+        BilensError: one is not a batch along one axis or not finite, or they read other inputs.
 
     Source:
         Pearce & Dooms 2024, appendix "MNIST training".
@@ -79,6 +77,7 @@ def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b
             f"a has n_in={a.n_in}, constant={a.constant}; b has n_in={b.n_in}, "
             f"constant={b.constant}; they should be the same"
         )
+    a, b = a.without_scale()[0], b.without_scale()[0]
     K = hidden_product(a.left.double(), a.right.double(), b.left.double(), b.right.double())
     inner = a.weights.double() @ K @ b.weights.double().T
     norms = a.norm()[:, None] * b.norm()
@@ -93,6 +92,7 @@ def unit_rows(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
     return scaled / length.clamp_min(0.5)
 
 
+@exact
 def expected_inner(
     a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], *, max_operations: float = COST_LIMIT
 ) -> Float64[Tensor, ""]:
@@ -128,23 +128,11 @@ def expected_inner(
     Source:
         Isserlis 1918; the orthogonal parts: Janson 1997, "Gaussian Hilbert Spaces", chapter 3.
     """
-    checked = _checked_chain(a, "a"), _checked_chain(b, "b")
-    rounding = max(torch.finfo(chain[0].left.dtype).eps for chain in (a, b))
-    a, b = checked
-    sizes = [(chain[0].n_in - chain[0].constant, chain[-1].n_out) for chain in (a, b)]
-    if sizes[0] != sizes[1] or not sizes[0][0]:
-        raise BilensError(
-            f"a has {sizes[0]} inputs and outputs (the constant not counted), b has {sizes[1]}; "
-            "they should be the same, with at least one input"
-        )
-    if len(a) == len(b) == 1:
-        (a_0, a_1, a_2), (b_0, b_1, b_2) = _affine_parts(a[0]), _affine_parts(b[0])
-        return a_0 @ b_0 + (a_1 * b_1).sum() + 2 * a_2.inner(b_2)
-    span = _joint_span(a[0], b[0], rounding)
-    _check_cost(a, b, span.shape[1], max_operations)
-    return _orthogonal_parts(a, span).inner(_orthogonal_parts(b, span))
+    (a, scale_a), (b, scale_b), rounding = _prepared(a, b)
+    return scale_a * scale_b * _unit_inner(a, b, rounding, max_operations)
 
 
+@exact
 def expected_cosine(
     a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], *, max_operations: float = COST_LIMIT
 ) -> Float64[Tensor, ""]:
@@ -152,10 +140,23 @@ def expected_cosine(
 
     Costs and raises as `expected_inner`, which it calls three times, each within the limit.
     """
-    inner = expected_inner(a, b, max_operations=max_operations)
-    norms = [expected_inner(c, c, max_operations=max_operations).clamp_min(0) for c in (a, b)]
+    (a, _), (b, _), rounding = _prepared(a, b)
+    inner = _unit_inner(a, b, rounding, max_operations)
+    norms = [_unit_inner(c, c, rounding, max_operations).clamp_min(0) for c in (a, b)]
     scale = norms[0].sqrt() * norms[1].sqrt()
     return torch.where(scale > 0, inner / scale, torch.zeros_like(scale))
+
+
+def _unit_inner(
+    a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], rounding: float, max_operations: float
+) -> Float64[Tensor, ""]:
+    """The expectation for chains that `_prepared` has checked."""
+    if len(a) == len(b) == 1:
+        (a_0, a_1, a_2), (b_0, b_1, b_2) = _affine_parts(a[0]), _affine_parts(b[0])
+        return a_0 @ b_0 + (a_1 * b_1).sum() + 2 * a_2.inner(b_2)
+    span = _joint_span(a[0], b[0], rounding)
+    _check_cost(a, b, span.shape[1], max_operations)
+    return _orthogonal_parts(a, span).inner(_orthogonal_parts(b, span))
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,24 +256,50 @@ def _joint_span(a: BilinearTensor, b: BilinearTensor, eps: float) -> Float64[Ten
     return torch.t(directions[: max(1, int((sizes > 64 * eps * sizes[0]).sum()))])
 
 
-def _checked_chain(chain: Sequence[BilinearTensor], name: str) -> Sequence[BilinearTensor]:
-    """The layers in float64, after a look at how they fit."""
+Scaled = tuple[list[BilinearTensor], Float64[Tensor, ""]]
+
+
+def _prepared(
+    a: Sequence[BilinearTensor], b: Sequence[BilinearTensor]
+) -> tuple[Scaled, Scaled, float]:
+    """Both chains without their scale, the scales, and what their factors are rounded to."""
+    chains = _without_scale(a, "a"), _without_scale(b, "b")
+    sizes = [(chain[0].n_in - chain[0].constant, chain[-1].n_out) for chain in (a, b)]
+    if sizes[0] != sizes[1] or not sizes[0][0]:
+        raise BilensError(
+            f"a has {sizes[0]} inputs and outputs (the constant not counted), b has {sizes[1]}; "
+            "they should be the same, with at least one input"
+        )
+    return *chains, max(torch.finfo(chain[0].left.dtype).eps for chain in (a, b))
+
+
+def _without_scale(chain: Sequence[BilinearTensor], name: str) -> Scaled:
+    """The layers in float64, after a look at how they fit, and what their outputs are times."""
     if not 1 <= len(chain) <= 2:
         raise BilensError(
             f"{name} has {len(chain)} layers, expected one or two; sample x for deeper models"
         )
     for i, layer in enumerate(chain):
-        for factor in ("left", "right", "out"):
-            if not torch.isfinite(getattr(layer, factor)).all():
-                raise BilensError(f"{name}[{i}].{factor} holds NaN or infinite values")
-    if len(chain) == 2:
-        made, read, constant = chain[0].n_out, chain[1].n_in, chain[1].constant
-        if made not in (read, read - constant):
-            raise BilensError(
-                f"{name}[0] has {made} outputs and {name}[1] reads {read - constant} (the constant "
-                "not counted); they should be the same"
-            )
-    return [layer.to(torch.float64) for layer in chain]
+        factors = {"left": layer.left, "right": layer.right, "out": layer.out}
+        check_finite(**{f"{name}[{i}].{factor}": value for factor, value in factors.items()})
+    first, scale = chain[0].without_scale()
+    if len(chain) == 1:
+        return [first], scale
+    made, read, constant = chain[0].n_out, chain[1].n_in, chain[1].constant
+    if made not in (read, read - constant):
+        raise BilensError(
+            f"{name}[0] has {made} outputs and {name}[1] reads {read - constant} (the constant "
+            "not counted); they should be the same"
+        )
+    if not constant:
+        second, above = chain[1].without_scale()
+        return [first, second], above * scale**2
+    grown = torch.ones(read, dtype=torch.float64, device=scale.device)
+    grown[:made] = scale
+    wide = chain[1].to(torch.float64)
+    second = replace(wide, left=wide.left * grown, right=wide.right * grown)
+    second, scale = second.without_scale()
+    return [first, second], scale
 
 
 def _check_cost(

@@ -1,18 +1,35 @@
 """The eigenvectors of an interaction matrix: what they are, and what they do to an input."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from bilens.errors import BilensError
+from bilens.checks import check_count, check_finite
+from bilens.errors import BilensError, CheckpointError
+from bilens.lazy_imports import lazy_import
 from bilens.tensor.constant import affine, fit_input
+from bilens.tensor.exact import exact
+
+if TYPE_CHECKING:
+    import safetensors
+
+    from bilens import files
+else:
+    # The mathematics does without the packages that files take.
+    files, safetensors = lazy_import("bilens.files"), lazy_import("safetensors")
 
 __all__ = ["Spectrum"]
 
+SAVED = ("values", "vectors", "residuals", "miss_chance")
 
+
+@exact
 @dataclass(frozen=True, eq=False)
 class Spectrum:
     """Eigenpairs of one quadratic form or of a batch: x'Qx = sum_i lambda_i (v_i . x)^2.
@@ -25,6 +42,8 @@ class Spectrum:
         vectors: v_i, one row each.
         residuals: |Q v_i - lambda_i v_i| / |lambda_1|, measured on these vectors.
         constant: the last input coordinate is the constant 1.
+        miss_chance: for each form, an upper bound of the chance that a larger eigenvalue is missing
+            among those that `eigh` found; 0 where it decomposed the form whole, None if unknown.
 
     Source:
         Pearce et al. 2024, equations 2 and 3.
@@ -34,6 +53,7 @@ class Spectrum:
     vectors: Float[Tensor, "*batch k n_in"]
     residuals: Float[Tensor, "*batch k"]
     constant: bool = False
+    miss_chance: Float64[Tensor, "*batch"] | None = None
 
     @property
     def n_in(self) -> int:
@@ -50,6 +70,19 @@ class Spectrum:
         """Shape of the batch of forms; empty for a single one."""
         return self.values.shape[:-1]
 
+    def to(self, target: torch.dtype | torch.device | str) -> "Spectrum":
+        """The same spectrum in another dtype or on another device."""
+        chance = self.miss_chance
+        if chance is not None and not isinstance(target, torch.dtype):
+            chance = chance.to(target)
+        return replace(
+            self,
+            values=self.values.to(target),
+            vectors=self.vectors.to(target),
+            residuals=self.residuals.to(target),
+            miss_chance=chance,
+        )
+
     def __getitem__(self, index: int | slice) -> "Spectrum":
         """The spectrum of one form, or of some, along the first batch axis."""
         if not self.batch_shape:
@@ -59,11 +92,12 @@ class Spectrum:
             values=self.values[index],
             vectors=self.vectors[index],
             residuals=self.residuals[index],
+            miss_chance=None if self.miss_chance is None else self.miss_chance[index],
         )
 
     def overlaps(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
         """v_i . x, of shape `samples` followed by the axes of `values`."""
-        x = fit_input(x, self.n_in, self.constant)
+        x = fit_input(x, self.vectors, self.constant)
         flat = x @ self.vectors.reshape(-1, self.n_in).T
         return flat.reshape([*x.shape[:-1], *self.values.shape])
 
@@ -92,9 +126,40 @@ class Spectrum:
         Raises:
             BilensError: k is not between 1 and the number kept.
         """
-        if not 1 <= k <= self.k:
-            raise BilensError(f"k={k}, expected 1 to {self.k}, the number of eigenpairs kept")
-        return self._take(torch.arange(k, device=self.values.device).expand(*self.batch_shape, k))
+        check_count("k", k, self.k, "the number of eigenpairs kept")
+        return self.select(range(k))
+
+    def select(self, indices: Int[Tensor, "... chosen"] | Sequence[int]) -> "Spectrum":
+        """Some eigenpairs by their numbers, in the order in which they are given.
+
+        Args:
+            indices: the same for each form, or a row of its own for each.
+
+        Raises:
+            BilensError: the shape does not fit, none is given, or a number is out of range.
+        """
+        order = torch.as_tensor(indices, device=self.values.device)
+        if order.ndim == 0 or order.shape[:-1] not in (torch.Size(), self.batch_shape):
+            rows = f" or {(*self.batch_shape, 'm')}" if self.batch_shape else ""
+            raise BilensError(f"indices has shape {tuple(order.shape)}, expected (m,){rows}")
+        if not order.numel() or order.min() < 0 or order.max() >= self.k:
+            raise BilensError(
+                f"indices={order.tolist()}, expected numbers of eigenpairs, 0 to {self.k - 1}, at "
+                "least one"
+            )
+        return self._take(order.expand(*self.batch_shape, order.shape[-1]))
+
+    def positive(self) -> "Spectrum":
+        """The eigenpairs that can only raise the value, in the present order: the part Q_+ of Q.
+
+        Where forms of a batch have different numbers of them, the shorter ones are filled up with
+        eigenvectors whose eigenvalues are set to 0.
+        """
+        return self._of_sign(self.values > 0)
+
+    def negative(self) -> "Spectrum":
+        """The eigenpairs that can only lower the value; see `positive`."""
+        return self._of_sign(self.values < 0)
 
     def ordered_by(self, scores: Float[Tensor, "*batch k"]) -> "Spectrum":
         """Reorder by descending `scores`, one for each eigenpair.
@@ -120,30 +185,28 @@ class Spectrum:
         Raises:
             BilensError: k is not positive.
         """
-        if k < 1:
-            raise BilensError(f"k={k}, expected at least 1")
+        check_count("k", k)
         order = self.values.argsort(dim=-1, descending=True)
         lowest = min(k, self.k - min(k, self.k))
         top, bottom = order[..., :k], order.flip(-1)[..., :lowest]
         return self._take(torch.cat([top, bottom], -1))
 
-    def oriented(self, x: Float[Tensor, "samples n_in"], top: int = 3) -> "Spectrum":
+    def oriented(self, x: Float[Tensor, "samples n_in"], k: int = 3) -> "Spectrum":
         """Choose each eigenvector's sign so that it resembles the inputs it reacts to most.
 
-        The sign is that of the sum of v.x over the `top` inputs of largest |activation|.
+        The sign is that of the sum of v.x over the k inputs of largest |activation|.
 
         Raises:
-            BilensError: `x` holds no input.
+            BilensError: `x` holds no input, or k is not positive.
 
         Source:
             Pearce et al. 2024, figure 2B.
         """
-        if x.ndim != 2 or x.shape[0] == 0:
-            raise BilensError(
-                f"x has shape {tuple(x.shape)}; expected (samples, n_in) with at least one sample"
-            )
+        check_count("k", k)
+        if len(x) == 0:
+            raise BilensError(f"x has shape {tuple(x.shape)}, expected at least one sample")
         overlaps = self.overlaps(x)
-        best = overlaps.abs().topk(min(top, x.shape[0]), dim=0).indices
+        best = overlaps.abs().topk(min(k, len(x)), dim=0).indices
         sign = torch.where(overlaps.gather(0, best).sum(0) < 0, -1, 1).to(self.values)
         return replace(self, vectors=sign[..., None] * self.vectors)
 
@@ -179,11 +242,49 @@ class Spectrum:
         """(sum |lambda|)^2 / sum lambda^2: how many eigenvalues of equal size would weigh as much.
 
         A zero form has effective rank 0.
+
+        Raises:
+            BilensError: an eigenvalue is not finite.
         """
+        check_finite(values=self.values)
         magnitudes = self.values.abs()
-        squares = (magnitudes**2).sum(-1)
-        share = magnitudes.sum(-1) ** 2 / squares
-        return torch.where(squares > 0, share, torch.zeros_like(squares))
+        largest = magnitudes.amax(-1, keepdim=True)
+        magnitudes = magnitudes / torch.where(largest > 0, largest, torch.ones_like(largest))
+        return magnitudes.sum(-1) ** 2 / (magnitudes**2).sum(-1).clamp_min(1)
+
+    def save(self, path: Path | str) -> None:
+        """Write the spectrum as a safetensors file, whole or not at all; `load` reads it.
+
+        The file holds `values`, `vectors` and `residuals`, `miss_chance` where it is known, and
+        `constant` in its metadata.
+
+        Raises:
+            CheckpointError: the system refuses.
+        """
+        tensors = {name: getattr(self, name) for name in SAVED}
+        known = {name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None}
+        files.write_safetensors(Path(path), known, {"constant": str(self.constant)})
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Spectrum":
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: there is no such file, or it does not hold a spectrum.
+        """
+        with (
+            files.file_errors(path, "read"),
+            safetensors.safe_open(path, framework="pt") as file,
+        ):
+            constant = (file.metadata() or {}).get("constant")
+            names = set(SAVED).intersection(file.keys())
+            found = {name: file.get_tensor(name) for name in names}
+        if constant not in ("True", "False") or not {*SAVED[:3]} <= found.keys():
+            raise CheckpointError(
+                f"{path} does not hold a spectrum: expected {', '.join(SAVED[:3])}, and in its "
+                "metadata constant, as Spectrum.save writes them"
+            )
+        return cls(**found, constant=constant == "True")
 
     def _take(self, order: Int[Tensor, "*batch k"]) -> "Spectrum":
         rows = order[..., None].expand(*order.shape, self.n_in)
@@ -193,3 +294,9 @@ class Spectrum:
             vectors=self.vectors.gather(-2, rows),
             residuals=self.residuals.gather(-1, order),
         )
+
+    def _of_sign(self, chosen: Bool[Tensor, "*batch k"]) -> "Spectrum":
+        count = max(1, int(chosen.sum(-1).max()))
+        order = (~chosen).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
+        some = self._take(order)
+        return replace(some, values=some.values * chosen.gather(-1, order))

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
-from bilens.tensor.constant import fit_input
-from bilens.tensor.factored import FactoredMatrix
+from bilens.tensor.exact import exact
 
-__all__ = ["Steering", "steer", "steering_map"]
+__all__ = ["Steering", "steer"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +54,15 @@ class Steering:
         )
 
 
+@exact
 def steer(
     tensor: BilinearTensor, s: Float[Tensor, "*vectors n"], x: Float[Tensor, "*samples n_in"]
 ) -> Steering:
     """Split what steering vectors do to a layer; exact, differentiable and batched.
 
     For some outputs, such as logits, change the tensor's outputs first: `tensor.change_basis(
-    outputs=U)`. With `tensor.with_residual()` the vector also passes beside the layer.
+    outputs=U)`. With `tensor.with_residual()` the vector also passes beside the layer. From the
+    weights alone, `tensor.contract` gives the matrix of x -> B(s, x).
 
     Args:
         tensor: the layer.
@@ -74,52 +76,24 @@ def steer(
         The discussion of the post on tensor-transformer variants: the vector's interaction with
         itself follows from the weights, that with the input does not.
     """
-    n = tensor.n_in - tensor.constant
-    left_s, right_s = _hidden(tensor, s)
-    x = fit_input(x, tensor.n_in, tensor.constant)
-    L, R = tensor.left[:, :n], tensor.right[:, :n]
-    left_x, right_x = (_apart(x[..., :n] @ F.T, s.ndim - 1) for F in (L, R))
-    constant = torch.zeros_like(left_s)
-    if tensor.constant:
-        constant = tensor.left[:, -1] * right_s + tensor.right[:, -1] * left_s
-    return Steering(
-        alone=(left_s * right_s) @ tensor.out.T,
-        constant=constant @ tensor.out.T,
-        cross=(left_x * right_s + right_x * left_s) @ tensor.out.T,
-        before=tensor(x),
-    )
-
-
-def steering_map(tensor: BilinearTensor, s: Float[Tensor, "*vectors n"]) -> FactoredMatrix:
-    """The matrix of x -> 2 B(s, x), from the weights alone: what steering makes the layer do.
-
-    Its singular vectors are the directions of the input that the steering vector works on, and of
-    the output that it moves by them. Where the tensor has the constant coordinate, so has the
-    matrix, in its last column.
-
-    Args:
-        tensor: the layer.
-        s: one steering vector, or a batch for a batch of matrices; without the constant coordinate.
-
-    Raises:
-        BilensError: s does not fit the tensor.
-    """
-    left_s, right_s = _hidden(tensor, s)
-    out = torch.cat([tensor.out * right_s[..., None, :], tensor.out * left_s[..., None, :]], -1)
-    reading = torch.cat([tensor.left.T, tensor.right.T], -1)
-    return FactoredMatrix(out, reading.expand(*s.shape[:-1], -1, -1))
-
-
-def _hidden(tensor: BilinearTensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """L s and R s."""
-    n = tensor.n_in - tensor.constant
+    n, constant = tensor.n_in - tensor.constant, int(tensor.constant)
     if s.ndim == 0 or s.shape[-1] != n:
-        beside = ", the constant 1 not among them" if tensor.constant else ""
+        beside = ", the constant 1 not among them" if constant else ""
         raise BilensError(
             f"s has shape {tuple(s.shape)}; its last axis should have length {n}, one number for "
             f"each input of the tensor{beside}"
         )
-    return s @ tensor.left[:, :n].T, s @ tensor.right[:, :n].T
+    before = tensor(x)
+    # Without the constant, which is a third thing that s works together with.
+    free_s, free_x = (functional.pad(vectors[..., :n], (0, constant)) for vectors in (s, x))
+    alone = tensor(free_s)
+    one = functional.pad(torch.zeros_like(s[..., :n]), (0, constant), value=1.0)
+    return Steering(
+        alone=alone,
+        constant=2 * tensor(free_s, one) if constant else torch.zeros_like(alone),
+        cross=2 * tensor(_apart(free_x, s.ndim - 1), free_s),
+        before=before,
+    )
 
 
 def _apart(x: Tensor, axes: int) -> Tensor:

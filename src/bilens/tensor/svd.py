@@ -6,12 +6,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.errors import BilensError
+from bilens.checks import check_count
+from bilens.tensor.exact import exact
 from bilens.tensor.quadratic import QuadraticForm
 
 __all__ = ["TensorSVD", "svd_of_unfolding"]
 
 
+@exact
 @dataclass(frozen=True, eq=False)
 class TensorSVD:
     """B = sum_s sigma_s r_s (x) Q_s, the largest singular values first.
@@ -41,8 +43,7 @@ class TensorSVD:
         Raises:
             BilensError: k is not between 1 and the number kept.
         """
-        if not 1 <= k <= len(self):
-            raise BilensError(f"k={k}, expected 1 to {len(self)}, the number of components kept")
+        check_count("k", k, len(self), "the number of components kept")
         return replace(
             self,
             values=self.values[:k],
@@ -69,14 +70,14 @@ def svd_of_unfolding(
     right: Float[Tensor, "rank n_in"],
     out: Float[Tensor, "n_out rank"],
     gram: Float64[Tensor, "n_out n_out"],
+    scale: Float64[Tensor, ""],
     k: int | None,
     constant: bool,
 ) -> TensorSVD:
-    """Decompose from the Gram matrix of the outputs; see `BilinearTensor.svd`."""
+    """Decompose `scale` times a tensor by the Gram matrix of its outputs; see its `svd`."""
     n_out = out.shape[0]
     k = n_out if k is None else k
-    if not 1 <= k <= n_out:
-        raise BilensError(f"k={k}, expected 1 to {n_out}, the number of outputs")
+    check_count("k", k, n_out, "the number of outputs")
     squares, directions = torch.linalg.eigh(gram)
     values = squares.flip(-1)[:k].clamp_min(0).sqrt()
     outputs = directions.flip(-1)[:, :k].T
@@ -86,8 +87,8 @@ def svd_of_unfolding(
     inverse = torch.where(values > floor, 1 / values, torch.zeros_like(values))
     weights = inverse[:, None] * (outputs @ out.double())
     return TensorSVD(
-        values=values.to(out.dtype),
+        values=(scale * values).to(out.dtype),
         outputs=outputs.to(out.dtype),
         components=QuadraticForm(left, right, weights.to(out.dtype), constant),
-        norm=gram.trace().clamp_min(0).sqrt().to(out.dtype),
+        norm=(scale * gram.trace().clamp_min(0).sqrt()).to(out.dtype),
     )

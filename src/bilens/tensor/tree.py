@@ -9,6 +9,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import make_chain
+from bilens.tensor.exact import exact
 from bilens.tensor.paths import Paths, effective_eigenvalues
 
 __all__ = ["LEAF_LIMIT", "decompile"]
@@ -17,6 +18,7 @@ LEAF_LIMIT = 100_000
 """Leaves that `decompile` may make unless the caller says more."""
 
 
+@exact
 @torch.no_grad()
 def decompile(
     tensors: Sequence[BilinearTensor],

@@ -1,0 +1,33 @@
+"""What readings of classifiers take: a classifier, and spectra of its logits."""
+
+from bilens.errors import BilensError
+from bilens.nn import ImageClassifier
+from bilens.tensor import Spectrum
+
+__all__ = ["check_classes", "check_classifier"]
+
+
+def check_classifier(model: ImageClassifier) -> None:
+    """See that a model is a classifier of bilens.
+
+    Raises:
+        BilensError: it is not.
+    """
+    if not isinstance(model, ImageClassifier):
+        raise BilensError(
+            f"model is {type(model).__name__}, expected an ImageClassifier of bilens. Layers of a "
+            "module of your own are read as tensors: BilinearTensor(left, right, out)."
+        )
+
+
+def check_classes(spectrum: Spectrum) -> None:
+    """See that a spectrum is batched over the classes.
+
+    Raises:
+        BilensError: it is not.
+    """
+    if len(spectrum.batch_shape) != 1:
+        raise BilensError(
+            f"spectrum has batch shape {tuple(spectrum.batch_shape)}, expected one axis, the "
+            "classes: class_spectra(model)"
+        )

@@ -1,0 +1,130 @@
+"""The top k are the top k: hostile spectra against whole decompositions, none of them missed."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from bilens.tensor import QuadraticForm, lanczos
+
+N, TOLERANCE = 600, 1e-4
+KINDS = ("repeated", "clustered", "plus and minus", "equal at the k-th", "copies", "symmetric")
+
+
+def random(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def with_eigenvalues(batch: list[Tensor], generator: torch.Generator) -> QuadraticForm:
+    """Forms with these eigenvalues, in a random basis that they share."""
+    basis = torch.linalg.qr(random(generator, N, N)).Q
+    weights = torch.stack([torch.nn.functional.pad(v[:N], (0, N - len(v[:N]))) for v in batch])
+    return QuadraticForm(basis, basis, weights)
+
+
+def copies_of_one_form(generator: torch.Generator, copies: int) -> QuadraticForm:
+    """A block-diagonal form, as of weights that are shared."""
+    size = N // copies
+    blocks = (torch.block_diag(*[random(generator, size, size)] * copies) for _ in range(2))
+    return QuadraticForm(*blocks, random(generator, 2, size).repeat(1, copies))
+
+
+def translated_on_a_torus(generator: torch.Generator) -> QuadraticForm:
+    """A form that does not change under translations of Z27 x Z27."""
+    left, right = (
+        torch.stack(
+            [
+                torch.roll(image, (down, along), (0, 1)).flatten()
+                for down in range(27)
+                for along in range(27)
+            ]
+        )
+        for image in random(generator, 2, 27, 27)
+    )
+    return QuadraticForm(left, right, torch.ones(1, 27 * 27, dtype=torch.float64))
+
+
+def hostile_form(seed: int, k: int) -> QuadraticForm:
+    """Forms of which a run from one start sees a part of what counts."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(low: float, high: float) -> float:
+        return low + (high - low) * float(torch.rand(1, generator=generator))
+
+    def whole(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (1,), generator=generator))
+
+    def rest() -> Tensor:
+        draws = torch.rand(whole(50, N - 60), generator=generator, dtype=torch.float64)
+        end = uniform(0.3, 0.97)
+        return [
+            torch.linspace(end, -uniform(0.3, 0.97), len(draws), dtype=torch.float64),
+            end * (2 * draws - 1),
+            end * torch.cos(math.pi * draws) ** 3,
+        ][whole(0, 2)]
+
+    def repeated() -> Tensor:
+        tops: list[float] = []
+        while len(tops) < k + 3:
+            tops += [uniform(0.9, 1) * (1 if whole(0, 1) else -1)] * whole(1, 4)
+        return torch.cat([torch.tensor(tops).double(), rest()])
+
+    def clustered() -> Tensor:
+        near = 10 ** uniform(-8, -2) * torch.arange(whole(2, k + 2)).double()
+        return torch.cat([uniform(0.9, 1) - near, rest()])
+
+    def plus_and_minus() -> Tensor:
+        tops = torch.tensor([uniform(0.85, 1) for _ in range(whole(1, 4))]).double()
+        tops = tops.repeat(whole(1, 3))
+        return torch.cat([tops, -tops, rest()])
+
+    def equal_at_the_kth() -> Tensor:
+        level = uniform(0.8, 1)
+        tops = [1.0] * whole(0, 3) + [level, -level] * whole(1, 4)
+        return torch.cat([torch.tensor(tops).double(), 0.9 * level * rest()])
+
+    kind = KINDS[seed % len(KINDS)]
+    if kind == "copies":
+        return copies_of_one_form(generator, whole(2, 4))
+    if kind == "symmetric":
+        return translated_on_a_torus(generator)
+    make = dict(zip(KINDS, (repeated, clustered, plus_and_minus, equal_at_the_kth), strict=False))
+    return with_eigenvalues([make[kind](), make[kind]()], generator)
+
+
+def assert_complete(seed: int) -> None:
+    k = 1 + 5 * seed % 8
+    exact = hostile_form(seed, k)
+    expected = torch.linalg.eigvalsh(exact.dense()).abs().sort(-1, descending=True).values[:, :k]
+    dtype = torch.float64 if seed // len(KINDS) % 2 else torch.float32
+    form = QuadraticForm(*(f.to(dtype) for f in (exact.left, exact.right, exact.weights)))
+    found = form.eigh(k, tolerance=TOLERANCE, seed=seed)
+    off = (found.values.abs().double() - expected).abs() / expected[:, :1]
+    assert off.max() <= TOLERANCE, f"{KINDS[seed % len(KINDS)]}, seed {seed}"
+    assert (found.residuals <= TOLERANCE).all()
+    assert (found.miss_chance <= lanczos.MISS).all()
+    gram = (found.vectors @ found.vectors.mT).double()
+    assert (gram - torch.eye(k, dtype=torch.float64)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("seed", range(len(KINDS) * 3))
+def test_nothing_is_missed(seed):
+    assert_complete(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, 1000, 50))
+def test_nothing_is_missed_a_thousand_times(start):
+    for seed in range(start, start + 50):
+        assert_complete(seed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_three_equal_ones_at_the_top(seed):
+    values = torch.cat([torch.ones(3), torch.linspace(0.95, -0.95, 597)]).double()
+    form = with_eigenvalues([values], torch.Generator().manual_seed(seed))
+    expected = values.abs().sort(descending=True).values[:8]
+    found = form.eigh(8)
+    assert (found.values[0].abs() - expected).abs().max() <= TOLERANCE
+    assert found.miss_chance.tolist() == [lanczos.MISS]

@@ -1,0 +1,166 @@
+"""What surrounds a computation does not change it: autocast, the default dtype, another device."""
+
+import inspect
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import bilens.read
+import bilens.tensor
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.tensor import BilinearTensor, Dictionary, FactoredMatrix, LazyTree
+from tests.models import digits
+
+N = 300
+"""Enough inputs for top eigenpairs to be iterated."""
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+
+def layer(n_in: int = 6, rank: int = 8, n_out: int = 6, seed: int = 0) -> BilinearTensor:
+    factors = normal(rank, n_in, seed=seed), normal(rank, n_in, seed=seed + 1)
+    return BilinearTensor(*factors, normal(n_out, rank, seed=seed + 2) / rank**0.5)
+
+
+@pytest.fixture(scope="module")
+def model() -> ImageClassifier:
+    torch.manual_seed(0)
+    return ImageClassifier(ClassifierConfig(64, 10, 12, bias=True, image_shape=(8, 8)))
+
+
+T, X = layer(), normal(5, 6, seed=7)
+U = normal(3, 6, seed=8)
+FORM = T.interaction(U)
+SPECTRUM = FORM.eigh()
+MATRIX = FactoredMatrix(normal(9, 4), normal(7, 4, seed=1))
+DICTIONARY = Dictionary.of(normal(6, 8, seed=3))
+LABELS = torch.tensor([0, 1, 2, 0, 1])
+
+TENSOR = {
+    "evaluate": lambda: T(X),
+    "evaluate two": lambda: T(X, X.flip(0)),
+    "contract": lambda: T.contract(X).dense(),
+    "add": lambda: (T + layer(seed=5) - layer(seed=9))(X),
+    "interaction": lambda: FORM.weights,
+    "output": lambda: T.interaction(output=[1, 2]).weights,
+    "change basis": lambda: T.change_basis(normal(6, 4), U)(X[:, :4]),
+    "biases": lambda: T.with_bias(normal(8), normal(8), normal(6)).with_residual()(X),
+    "constant output": lambda: T.with_constant_output()(X),
+    "inner": lambda: T.inner(layer(seed=5)),
+    "norm": T.norm,
+    "cosine": lambda: T.cosine(layer(seed=5)),
+    "Gram matrices": lambda: (T.output_gram(), T.input_gram()),
+    "svd": lambda: T.svd(3)(X),
+    "svd projector": lambda: T.svd(3).projector(),
+    "dense": T.dense,
+    "form": lambda: FORM(X),
+    "form apply": lambda: FORM.apply(normal(3, 2, 6)),
+    "form norm": FORM.norm,
+    "form dense": FORM.dense,
+    "eigenpairs": lambda: FORM.eigh().values,
+    "top eigenpairs": lambda: layer(N, 400, 2).interaction(output=[0, 1]).eigh(1).values,
+    "overlaps": lambda: SPECTRUM.overlaps(X),
+    "activations": lambda: SPECTRUM.activations(X),
+    "spectrum": lambda: (SPECTRUM(X), SPECTRUM.dense(), SPECTRUM.effective_rank()),
+    "chosen": lambda: (SPECTRUM.select([1, 0]).values, SPECTRUM.truncate(2).values),
+    "ends": lambda: SPECTRUM.outermost(2).oriented(X).vectors,
+    "parts": lambda: (SPECTRUM.positive().values, SPECTRUM.negative()(X)),
+    "pullback": lambda: SPECTRUM.pullback(normal(6, 4)).vectors,
+    "matrix": lambda: (MATRIX.dense(), MATRIX.apply(normal(2, 7)), MATRIX.rows(slice(0, 2))),
+    "entries": lambda: MATRIX.entries(LABELS, LABELS),
+    "products": lambda: ((MATRIX @ MATRIX.T).dense(), (MATRIX * MATRIX).dense()),
+    "top entries": lambda: MATRIX.top_entries(4, times=[MATRIX], batch_size=2).values,
+    "matrix svd": lambda: (MATRIX.norm(), MATRIX.svd(2).dense()),
+    "matrix eigenvalues": lambda: (MATRIX.T @ MATRIX).eigenvalues().abs(),
+    "dictionary": lambda: DICTIONARY.reconstruct(DICTIONARY.activations(X)),
+    "features": lambda: (DICTIONARY.features_tensor(T)(X), DICTIONARY.projector()),
+    "reexpressed": lambda: bilens.tensor.reexpress(T, U, 3).tensor()(X),
+    "steer": lambda: bilens.tensor.steer(T.with_bias(normal(8)), X[0], X).total(),
+    "best match": lambda: bilens.tensor.best_match(X, U),
+    "form cosines": lambda: bilens.tensor.form_cosines(FORM, T.svd(2).components),
+    "expected cosine": lambda: bilens.tensor.expected_cosine([T, T], [T, layer(seed=5)]),
+    "extrema": lambda: bilens.tensor.local_extrema(FORM[0], n_starts=8).values,
+    "clusters": lambda: bilens.tensor.cluster(X, torch.ones(5, device="cpu")).vectors,
+    "tree": lambda: bilens.tensor.decompile([T, T], U[0])(X),
+    "top paths": lambda: bilens.tensor.top_paths([T, T], U, 5).paths.truncate(3)(X),
+    "lazy tree": lambda: LazyTree([T, T], U).branches((0, 1)).values,
+}
+
+READ = {
+    "class spectra": lambda m: bilens.read.class_spectra(m).values,
+    "logit spectra": lambda m: bilens.read.logit_spectra(m, normal(10), "pixels").values,
+    "reading": lambda m: bilens.read.read_classifier(m, digits()).spectrum(digits().test_images),
+    "deep reading": lambda m: bilens.read.read_deep(m, digits(), 20).search.paths.eigenvalues,
+    "bottleneck": lambda m: numbers(
+        *bilens.read.bottleneck_curve(T.svd(), normal(3, 6), X, LABELS).accuracy
+    ),
+    "accuracy": lambda m: numbers(m.accuracy(digits().test_images, digits().test_labels)),
+    "explanation": lambda m: (
+        bilens.read.explain(bilens.read.class_spectra(m), digits().test_images[0]).logits
+    ),
+    "top inputs": lambda m: bilens.read.top_inputs(SPECTRUM, X, 2, 2),
+    "mask": lambda m: bilens.read.class_mask(bilens.read.class_spectra(m, "pixels")),
+    "attack": lambda m: numbers(
+        bilens.read.attack(
+            m, digits().test_images, digits().test_labels, normal(64), class_=3, norm=2.0
+        ).fooled
+    ),
+    "sparsity": lambda m: numbers(bilens.read.sparsity(X, X, X + 0.1).relative_error),
+    "loss recovered": lambda m: numbers(
+        bilens.read.loss_recovered(4 * torch.eye(6, device="cpu")[LABELS], X, LABELS)
+    ),
+    "shared": lambda m: numbers(bilens.read.shared_by_classes(bilens.read.class_spectra(m)).weight),
+}
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+SURROUNDINGS = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default dtype": lambda: default_dtype(torch.float64),
+    # Whatever is made without a device lands where nothing can be computed.
+    "another device": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("around", SURROUNDINGS)
+@pytest.mark.parametrize("name", [*TENSOR, *READ])
+def test_surroundings_change_nothing(name, around, model):
+    compute = TENSOR[name] if name in TENSOR else lambda: READ[name](model)
+    digits()
+    expected = compute()
+    with SURROUNDINGS[around]():
+        found = compute()
+    parts = (part if isinstance(part, tuple) else (part,) for part in (found, expected))
+    for one, other in zip(*parts, strict=True):
+        assert one.dtype == other.dtype
+        assert one.device == other.device
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+WITHOUT_COMPUTATION = {
+    *("affine", "with_constant", "top_entries", "tree_to_networkx"),
+    *("Steering", "Features", "Extrema", "FactoredSVD", "TopPaths", "TopEntries"),
+}
+
+
+@pytest.mark.parametrize("name", sorted({*bilens.tensor.__all__} - WITHOUT_COMPUTATION))
+def test_every_public_computation_is_exact(name):
+    source = inspect.getsource(inspect.unwrap(getattr(bilens.tensor, name)))
+    assert source.startswith("@exact\n")

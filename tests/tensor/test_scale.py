@@ -1,0 +1,153 @@
+"""Weights of any size give what those of size 1 give; what is not a number gives an error."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bilens.errors import BilensError
+from bilens.tensor import (
+    BilinearTensor,
+    FactoredMatrix,
+    Spectrum,
+    best_match,
+    cluster,
+    expected_cosine,
+    expected_inner,
+    form_cosines,
+    local_extrema,
+    top_paths,
+)
+from bilens.tensor.factors import take_out_scale
+from tests.tensor.factors import close, normal, random_tensor, shapes
+
+sizes = st.sampled_from([1e-100, 1e-40, 1.0, 1e40, 1e100])
+
+
+def scaled(tensor: BilinearTensor, left: float, right: float, out: float) -> BilinearTensor:
+    factors = tensor.left * left, tensor.right * right, tensor.out * out
+    return BilinearTensor(*factors, tensor.constant)
+
+
+@given(shapes, sizes, sizes, sizes)
+def test_tensors_of_any_size(shape, left, right, out):
+    a = random_tensor(**shape)
+    b = random_tensor(a.n_in, 4, a.n_out, 1)
+    large = scaled(a, left, right, out)
+    size = left * right * out
+    assert torch.isclose(large.cosine(a), torch.ones(()).double())
+    assert torch.allclose(large.cosine(b), a.cosine(b), atol=1e-12)
+    assert torch.isclose(large.norm() / size, a.norm())
+    assert torch.allclose(large.inner(b) / size, a.inner(b), atol=1e-12 * a.norm() * b.norm())
+    form, expected = large.interaction(output=[0]), a.interaction(output=[0])
+    assert torch.allclose(form.norm() / size, expected.norm())
+    assert torch.allclose(form_cosines(form, expected), torch.ones(1, 1).double())
+    k = min(2, a.n_in)
+    assert close(form.eigh(k).values / size, expected.eigh(k).values)
+    assert torch.allclose(form.eigh().effective_rank(), expected.eigh().effective_rank())
+    assert close(large.svd().values / size, a.svd().values, 1e-7)
+    found, climbed = (local_extrema(one[0], n_starts=4, steps=50) for one in (form, expected))
+    assert torch.allclose(found.values / size, climbed.values, atol=1e-8 * expected.norm()[0])
+
+
+@given(shapes, st.integers(0, 30))
+def test_single_precision_holds_what_its_factors_hold(shape, power):
+    """Hidden units whose two rows are of very different sizes, as after a rescaling."""
+    tensor = random_tensor(**shape).to(torch.float32)
+    signs = torch.tensor([1, -1] * tensor.rank)[: tensor.rank, None]
+    rows = 10.0 ** (power * signs)
+    turned = BilinearTensor(tensor.left * rows, tensor.right / rows, tensor.out)
+    values = turned.interaction(output=0).eigh().values
+    expected = tensor.interaction(output=0).eigh().values
+    assert torch.allclose(values, expected, rtol=1e-4, atol=1e-4 * expected.abs().max())
+    assert torch.isclose(turned.cosine(tensor), torch.ones(()).double(), atol=1e-5)
+
+
+@given(shapes, st.sampled_from([torch.float32, torch.float64]))
+def test_scale_is_taken_out_exactly(shape, dtype):
+    tensor = random_tensor(**shape).to(dtype)
+    left, right, weights, scale = take_out_scale(tensor.left, tensor.right, tensor.out)
+    for factor in (left, right, weights):
+        largest = factor.abs().amax(-1)
+        assert ((largest >= 0.5) & (largest < 1)).all()
+    unit = torch.einsum("oh,hi,hj->oij", weights, left, right).double()
+    whole = torch.einsum("oh,hi,hj->oij", tensor.out, tensor.left, tensor.right).double()
+    assert close(unit * scale[..., None], whole, 1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def test_zeros_have_no_scale():
+    tensor = random_tensor(3, 4, 2, 0)
+    tensor.left[1], tensor.out[0] = 0, 0
+    form = tensor.interaction(output=[0, 1])
+    assert form.norm()[0] == 0
+    assert (form.eigh().values[0] == 0).all()
+    assert close(form.eigh().dense(), form.dense())
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_expected_cosines_of_any_size(depth):
+    a = [random_tensor(4, 5, 4, seed) for seed in range(depth)]
+    b = [random_tensor(4, 5, 4, 7 + seed) for seed in range(depth)]
+    large = [scaled(layer, 1e40, 1e-20, 1e60) for layer in a]
+    small = [scaled(layer, 1e-40, 1e20, 1e-60) for layer in a]
+    expected = expected_cosine(a, b)
+    assert torch.isclose(expected_cosine(large, b), expected)
+    assert torch.isclose(expected_cosine(small, b), expected)
+    assert torch.isclose(expected_cosine(large, small), torch.ones(()).double())
+
+
+def test_expected_inner_products_keep_the_scale():
+    a = [random_tensor(4, 5, 4, 0).with_bias(normal(5)), random_tensor(5, 6, 3, 1)]
+    a[1] = replace(a[1], constant=True)
+    b = [random_tensor(4, 5, 3, 2)]
+    grown = [scaled(a[0], 8.0, 0.5, 2.0), a[1]]
+    assert torch.isclose(expected_inner([scaled(b[0], 2, 3, 4)], b), 24 * expected_inner(b, b))
+    # Where the second layer reads a constant, the first one's scale changes the function.
+    grown[0] = scaled(grown[0], 1, 1, 1 / 8)
+    assert torch.isclose(expected_inner(grown, b), expected_inner(a, b))
+
+
+NAN = BilinearTensor(torch.full((3, 2), torch.nan), torch.ones(3, 2), torch.ones(2, 3))
+ONES = BilinearTensor(torch.ones(3, 2), torch.ones(3, 2), torch.ones(2, 3))
+SPOILT = Spectrum(torch.tensor([torch.nan, 1.0]), torch.eye(2), torch.zeros(2))
+USES = {
+    "inner": lambda t: t.inner(ONES),
+    "inner with": ONES.inner,
+    "norm": BilinearTensor.norm,
+    "cosine": lambda t: t.cosine(ONES),
+    "cosine with": ONES.cosine,
+    "difference": lambda t: (t - ONES).norm(),
+    "output_gram": BilinearTensor.output_gram,
+    "input_gram": BilinearTensor.input_gram,
+    "svd": BilinearTensor.svd,
+    "form norm": lambda t: t.interaction(output=0).norm(),
+    "eigh": lambda t: t.interaction(output=0).eigh(),
+    "form_cosines": lambda t: form_cosines(t.interaction(output=[0]), ONES.interaction(output=[0])),
+    "local_extrema": lambda t: local_extrema(t.interaction(output=0)),
+    "expected_cosine": lambda t: expected_cosine([ONES], [t]),
+    "top_paths": lambda t: top_paths([t], torch.ones(2), 1),
+    "best_match": lambda t: best_match(t.left, ONES.left),
+    "cluster": lambda t: cluster(t.left, torch.ones(3)),
+    "matrix svd": lambda t: FactoredMatrix(t.left, ONES.left).svd(),
+    "matrix norm": lambda t: FactoredMatrix(t.left, ONES.left).norm(),
+    "top_entries": lambda t: FactoredMatrix(t.left, ONES.left).top_entries(1),
+    "effective_rank": lambda t: SPOILT.effective_rank(),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_what_is_not_a_number_is_an_error(name):
+    with pytest.raises(BilensError, match="holds NaN or infinite values, expected finite numbers"):
+        USES[name](NAN)
+    if name != "effective_rank":
+        with pytest.raises(BilensError, match="holds NaN or infinite values"):
+            USES[name](replace(ONES, left=ONES.left * torch.inf))
+
+
+def test_eigenvalues_that_the_dtype_cannot_hold_are_an_error():
+    large = scaled(random_tensor(3, 4, 2, 0).to(torch.float32), 1e30, 1e30, 1.0)
+    with pytest.raises(BilensError, match="eigenvalues holds NaN or infinite values"):
+        large.interaction(output=0).eigh()
+    assert large.to(torch.float64).interaction(output=0).eigh().values[0].abs() > 1e58
