@@ -105,7 +105,7 @@ def _open(workshop: Workshop) -> tuple[Path, Corpus]:
     corpus = load_documents(
         "tinystories",
         open_tokenizer(path, model),  # type: ignore[arg-type]
-        longest=LENGTH,
+        n_ctx=LENGTH,
         data_dir=workshop.data_dir,
     )
     some = corpus.validation.select(range(min(VALIDATION, len(corpus.validation))))

@@ -1,11 +1,11 @@
 """Data sets: images as tensors, stories as blocks of tokens; from files, the hub, or made here."""
 
-from bilens.data.corpus import Corpus, load_corpus
-from bilens.data.documents import load_documents
+from bilens.data.cleaning import clean
+from bilens.data.corpus import Corpus, load_corpus, load_documents
 from bilens.data.drawing import fit_drawing, ink_of
 from bilens.data.grammar import Grammar
 from bilens.data.images import ImageData, load_images
-from bilens.data.text import clean, read_texts
+from bilens.data.texts import read_texts
 from bilens.data.tokenizer import token_id, train_tokenizer
 
 __all__ = [
