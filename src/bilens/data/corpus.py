@@ -17,11 +17,17 @@ from bilens.data.texts import read_texts, text_files
 from bilens.data.tokenizer import read_tokenizer, train_tokenizer
 from bilens.errors import CheckpointError, DataError
 from bilens.files import folder_written_whole
+from bilens.lazy_imports import lazy_import
 from bilens.settings import Between, Count, check_settings
 
 if TYPE_CHECKING:
     import datasets
+    import pyarrow.compute as pc
+    from datasets import arrow_writer, fingerprint
     from transformers import PreTrainedTokenizerFast
+else:  # datasets takes seconds to import, and images do without it.
+    datasets, pc = lazy_import("datasets"), lazy_import("pyarrow.compute")
+    arrow_writer, fingerprint = map(lazy_import, ("datasets.arrow_writer", "datasets.fingerprint"))
 
 __all__ = ["Corpus", "load_corpus", "load_documents"]
 
@@ -173,9 +179,6 @@ def _check_tokenizer(tokenizer: "PreTrainedTokenizerFast", vocab_size: int) -> N
 
 
 def _grammar(settings: _Settings, tokenizer: "PreTrainedTokenizerFast | None") -> Corpus:
-    # datasets takes seconds to import, here and below, and images do without it.
-    import datasets  # noqa: PLC0415
-
     grammar = Grammar()
     own = grammar.tokenizer()
     _check_tokenizer(own, settings.vocab_size)
@@ -200,8 +203,6 @@ def _build(
     tokenizer: "PreTrainedTokenizerFast | None",
 ) -> None:
     """Fill `folder` with the tokenizer and the rows of each split."""
-    import datasets  # noqa: PLC0415
-
     kept = folder / "stories.arrow"
     _write(kept, _distinct(texts, str.lower), "text")
     stories = datasets.Dataset.from_file(str(kept))
@@ -276,11 +277,9 @@ def _write_split(path: Path, texts: Iterable[list[int]], settings: _Settings) ->
 
 def _write(path: Path, rows: Iterable[Any], column: str) -> int:
     """Write texts, or rows of token ids, as an Arrow file; return how many there were."""
-    from datasets import Features, List, Value  # noqa: PLC0415
-    from datasets.arrow_writer import ArrowWriter  # noqa: PLC0415
-
-    kind = Value("string") if column == "text" else List(Value("int32"))
-    with ArrowWriter(path=str(path), features=Features({column: kind})) as writer:
+    text, ids = datasets.Value("string"), datasets.List(datasets.Value("int32"))
+    features = datasets.Features({column: text if column == "text" else ids})
+    with arrow_writer.ArrowWriter(path=str(path), features=features) as writer:
         for batch in batched(rows, ROWS, CHARACTERS):
             writer.write_batch({column: batch})
         return int(writer.finalize()[0])
@@ -294,11 +293,9 @@ def _cached(
     build: Callable[[Path], None],
 ) -> Path:
     """The folder for these texts and settings, which `build` fills if it is not there yet."""
-    from datasets.fingerprint import Hasher  # noqa: PLC0415
-
     paths = [path.resolve() for path in text_files(name, data_dir)]
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    key = Hasher.hash((CACHE_VERSION, files or str(name), *parts))
+    key = fingerprint.Hasher.hash((CACHE_VERSION, files or str(name), *parts))
     root = Path(constants.HF_HOME) / "bilens" if cache_dir is None else Path(cache_dir)
     folder = root / f"{Path(name).resolve().name[:100]}-{key}"
     if not folder.is_dir():
@@ -311,9 +308,6 @@ def _cached(
 
 
 def _open(folder: Path, name: str, tokenizer: "PreTrainedTokenizerFast | None" = None) -> Corpus:
-    import datasets  # noqa: PLC0415
-    import pyarrow.compute as pc  # noqa: PLC0415
-
     try:
         own = tokenizer or read_tokenizer(folder / "tokenizer")
         paths = (folder / f"{split}.arrow" for split in ("train", "validation"))

@@ -4,10 +4,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bilens.errors import BilensError, DataError
 from bilens.hub import HTTPError, hub_asked_once
+from bilens.lazy_imports import lazy_import
+
+if TYPE_CHECKING:
+    import datasets
+else:  # takes seconds to import, and local files do without it.
+    datasets = lazy_import("datasets")
 
 __all__ = ["hub_split", "is_folder", "named_folder"]
 
@@ -43,9 +49,6 @@ def hub_split(repository: str, split: str, instead: str, **how: Any) -> Iterator
     Raises:
         DataError: the hub is out of reach, within the block too, or has other data.
     """
-    # datasets takes seconds to import, and local files do without it.
-    import datasets  # noqa: PLC0415
-
     try:
         with hub_asked_once():
             yield datasets.load_dataset(repository, split=split, **how)

@@ -21,6 +21,10 @@ from bilens.checks import check_finite, checked
 from bilens.data.hub import hub_split, is_folder, named_folder
 from bilens.data.idx import read_idx
 from bilens.errors import BilensError, DataError
+from bilens.lazy_imports import lazy_import
+
+# scikit-learn takes as long to import as torch, and the other data sets do without it.
+datasets, model_selection = map(lazy_import, ("sklearn.datasets", "sklearn.model_selection"))
 
 __all__ = ["ImageData", "load_images"]
 
@@ -214,11 +218,8 @@ def _assembled(
 def _digits(seed: int) -> ImageData:
     if not 0 <= seed <= MAX_SEED:
         raise DataError(f"seed={seed}, expected 0 to {MAX_SEED}")
-    # scikit-learn takes as long to import as torch, and the other data sets do without it.
-    from sklearn.datasets import load_digits  # noqa: PLC0415
-    from sklearn.model_selection import train_test_split  # noqa: PLC0415
-
-    digits = load_digits()
+    digits = datasets.load_digits()
     images, labels = digits.images.astype(np.uint8), digits.target
-    parts = train_test_split(images, labels, test_size=0.2, random_state=seed, stratify=labels)
+    how = {"test_size": 0.2, "random_state": seed, "stratify": labels}
+    parts = model_selection.train_test_split(images, labels, **how)
     return _assembled("digits", [parts[i] for i in (0, 2, 1, 3)], FIGURES, white=16)

@@ -13,9 +13,13 @@ from torch import Tensor
 
 from bilens.data.tokenizer import SPECIAL_TOKENS, with_special_tokens
 from bilens.errors import BilensError
+from bilens.lazy_imports import lazy_import
 
 if TYPE_CHECKING:
+    import tokenizers
     from transformers import PreTrainedTokenizerFast
+else:  # takes a while to import, and the probabilities do without it.
+    tokenizers = lazy_import("tokenizers")
 
 __all__ = ["SyntheticLanguage", "uniform"]
 
@@ -118,12 +122,10 @@ class SyntheticLanguage(ABC):
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         """A tokenizer with `vocabulary` in its order; words are separated by white space."""
-        # tokenizers takes a while to import, and the probabilities do without it.
-        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers  # noqa: PLC0415
-
-        words = Tokenizer(models.WordLevel(self._ids, unk_token=SPECIAL_TOKENS["unk_token"]))
-        words.normalizer = normalizers.Lowercase()
-        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        model = tokenizers.models.WordLevel(self._ids, unk_token=SPECIAL_TOKENS["unk_token"])
+        words = tokenizers.Tokenizer(model)
+        words.normalizer = tokenizers.normalizers.Lowercase()
+        words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
         return with_special_tokens(words)
 
     @cached_property

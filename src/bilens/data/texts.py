@@ -17,6 +17,9 @@ from typing import Any
 
 from bilens.data.hub import hub_split, is_folder, named_folder
 from bilens.errors import BilensError, DataError
+from bilens.lazy_imports import lazy_import
+
+pq = lazy_import("pyarrow.parquet")  # takes most of a second to import, and text does without it
 
 __all__ = ["read_texts", "text_files"]
 
@@ -167,9 +170,6 @@ def _read_jsonl(path: Path) -> Iterator[Any]:
 
 
 def _read_parquet(path: Path) -> Iterator[Any]:
-    # pyarrow takes most of a second to import, and text does without it.
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     with pq.ParquetFile(path) as file:
         groups = map(file.metadata.row_group, range(file.num_row_groups))
         _check_unpacked(path, sum(group.total_byte_size for group in groups))

@@ -4,13 +4,18 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bilens.errors import BilensError, DataError
+from bilens.lazy_imports import lazy_import
 
 if TYPE_CHECKING:
+    import tokenizers
+    import transformers
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+else:  # take seconds to import, and images do without them.
+    tokenizers, transformers = lazy_import("tokenizers"), lazy_import("transformers")
 
 __all__ = ["SPECIAL_TOKENS", "read_tokenizer", "token_id", "train_tokenizer", "with_special_tokens"]
 
@@ -43,16 +48,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> "PreTrained
 
     Source: Pearce et al. 2024, appendix C.4; WordPiece: Wu et al. 2016, arXiv:1609.08144.
     """
-    # tokenizers takes a while to import, and images do without it.
-    from tokenizers import Tokenizer, decoders, models, trainers  # noqa: PLC0415
-
     # tokenizers numbers the inner letters in the order of a hash map, which differs from run to
     # run, and breaks ties between pieces by these numbers. Naming them first takes chance out.
     special = [*SPECIAL_TOKENS.values(), *(f"##{letter}" for letter in ascii_lowercase)]
-    trainer = trainers.WordPieceTrainer(
+    trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=special, show_progress=False
     )
-    draft = _with_rules(Tokenizer(models.WordPiece(unk_token="[UNK]")), LONGEST_WORD)
+    draft = _with_rules(tokenizers.models.WordPiece(unk_token="[UNK]"), LONGEST_WORD)
     draft.train_from_iterator(texts, trainer)
     vocabulary = draft.get_vocab()
     if len(vocabulary) > vocab_size:
@@ -61,34 +63,29 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> "PreTrained
             "tokens and every single character"
         )
     # A second tokenizer around the same vocabulary, in which the inner letters are not special.
-    trained = _with_rules(Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]")))
-    trained.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    trained = _with_rules(tokenizers.models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    trained.decoder = tokenizers.decoders.WordPiece(prefix="##", cleanup=True)
     return with_special_tokens(trained)
 
 
 def with_special_tokens(tokenizer: "Tokenizer") -> "PreTrainedTokenizerFast":
     """Wrap `tokenizer`, whose vocabulary has the special tokens, as transformers knows it."""
-    # transformers takes seconds to import, and images do without it.
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
-
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS)
 
 
-def _with_rules(tokenizer: "Tokenizer", longest_word: int | None = None) -> "Tokenizer":
-    """Give the rules on case, accents, white space and what is not a letter.
+def _with_rules(model: Any, longest_word: int | None = None) -> "Tokenizer":
+    """A tokenizer with the rules on case, accents, white space and what is not a letter.
 
     Words above `longest_word` are left out: training takes time that grows with their square.
     """
-    from tokenizers import Regex, normalizers, pre_tokenizers  # noqa: PLC0415
-
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
-    )
-    steps = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"\P{L}"), "isolated")]
+    tokenizer = tokenizers.Tokenizer(model)
+    norms, cuts, regex = tokenizers.normalizers, tokenizers.pre_tokenizers, tokenizers.Regex
+    tokenizer.normalizer = norms.Sequence([norms.NFKD(), norms.StripAccents(), norms.Lowercase()])
+    steps = [cuts.WhitespaceSplit(), cuts.Split(regex(r"\P{L}"), "isolated")]
     if longest_word is not None:
-        steps.append(pre_tokenizers.Split(Regex(rf"\p{{L}}{{{longest_word + 1},}}"), "removed"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        steps.append(cuts.Split(regex(rf"\p{{L}}{{{longest_word + 1},}}"), "removed"))
+    tokenizer.pre_tokenizer = cuts.Sequence(steps)
     return tokenizer
 
 
@@ -98,10 +95,8 @@ def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     Raises:
         DataError: it is missing or damaged.
     """
-    from transformers import AutoTokenizer  # noqa: PLC0415
-
     try:
-        return AutoTokenizer.from_pretrained(  # type: ignore[return-value]
+        return transformers.AutoTokenizer.from_pretrained(  # type: ignore[return-value]
             folder, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:
