@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models import DEVICE
 
 from bilens.data import Grammar
 from bilens.errors import BilensError
@@ -180,3 +181,11 @@ def test_a_strength_out_of_range(strength):
 def test_an_unknown_kind(grammar):
     with pytest.raises(BilensError, match="^kind='verb', expected one of bigram, filler, skip-tri"):
         grammar.is_kind(grammar.sample(1, 3, 0), "verb")
+
+
+def test_the_probabilities_follow_the_sentences(grammar):
+    ids = grammar.sample(3, 9, seed=0)
+    there = ids.to(DEVICE)
+    assert grammar.next_distribution(there).device.type == DEVICE
+    assert torch.equal(grammar.next_distribution(there).cpu(), grammar.next_distribution(ids))
+    assert grammar.is_kind(there, "filler").device.type == DEVICE

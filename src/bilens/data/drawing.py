@@ -96,7 +96,7 @@ def _centre(ink: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "2"]:
 @lru_cache(maxsize=4)
 def _framing(data: ImageData) -> tuple[int, Float[np.ndarray, "2"]]:
     """The usual longer side of what an image of the data shows, and its usual centre of mass."""
-    images = data.train_images[:SEEN].double().numpy().reshape(-1, *data.shape)
+    images = data.train_images[:SEEN].double().cpu().numpy().reshape(-1, *data.shape)
     images = images[images.max((1, 2)) > 0]
     boxes = [_box(image / image.max()) for image in images]
     sides = [max(part.stop - part.start for part in box) for box in boxes]

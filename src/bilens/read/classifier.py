@@ -71,7 +71,8 @@ def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
     Source:
         Pearce et al. 2024, section 4.2 and figure 4.
     """
-    return logit_spectra(model, torch.eye(model.config.n_classes), basis)
+    each = torch.eye(model.config.n_classes, device=model.embed.weight.device)
+    return logit_spectra(model, each, basis)
 
 
 @torch.no_grad()
@@ -109,7 +110,7 @@ def read_classifier(
 
     Args:
         model: the classifier.
-        data: what it is measured on.
+        data: what it is measured on; follows the model to its device.
         basis: where the eigenvectors are orthonormal; see `class_spectra`.
 
     Raises:
@@ -117,6 +118,7 @@ def read_classifier(
         BilensError: the data does not fit the model.
     """
     spectrum = class_spectra(model, basis)
+    data = data.to(model.embed.weight.device)
     return ClassifierReading(
         model=model,
         data=data,
