@@ -2,6 +2,7 @@
 
 from bilens.data.cleaning import clean
 from bilens.data.corpus import Corpus, load_corpus, load_documents
+from bilens.data.deep_grammar import DeepGrammar
 from bilens.data.drawing import fit_drawing, ink_of
 from bilens.data.grammar import Grammar
 from bilens.data.images import ImageData, load_images
@@ -10,6 +11,7 @@ from bilens.data.tokenizer import token_id, train_tokenizer
 
 __all__ = [
     "Corpus",
+    "DeepGrammar",
     "Grammar",
     "ImageData",
     "clean",

@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from bilens.checks import check_count
 from bilens.data.batches import batched
 from bilens.data.cleaning import clean
+from bilens.data.deep_grammar import DeepGrammar
 from bilens.data.grammar import Grammar
 from bilens.data.texts import read_texts, text_files
 from bilens.data.tokenizer import read_tokenizer, train_tokenizer
@@ -34,6 +35,7 @@ __all__ = ["Corpus", "load_corpus", "load_documents"]
 CACHE_VERSION = 2  # part of every cache's name: a changed layout or cleaning needs a new one
 ROWS, CHARACTERS = 1000, 2**20  # taken at once
 GRAMMAR_SENTENCES = 50_000
+LANGUAGES = {"grammar": Grammar, "deep-grammar": DeepGrammar}
 SHARES = 10_000
 
 
@@ -88,8 +90,8 @@ def load_corpus(
     and the texts of one batch.
 
     Args:
-        name: "grammar", a synthetic language whose true probabilities are known (`Grammar`; each
-            row is one sentence), or what `read_texts` takes.
+        name: "grammar" or "deep-grammar", languages whose true probabilities are known (`Grammar`,
+            `DeepGrammar`; each row is a sentence), or what `read_texts` takes.
         n_ctx: tokens of a row.
         vocab_size: the largest number of tokens; a tokenizer is trained on the training split.
         tokenizer: used instead; it must have tokens for beginning and end.
@@ -107,8 +109,8 @@ def load_corpus(
     settings = _Settings(n_ctx, validation_share, vocab_size, seed)
     if tokenizer is not None:
         _check_tokenizer(tokenizer, vocab_size)
-    if name == "grammar":
-        return _grammar(settings, tokenizer)
+    if name in LANGUAGES:
+        return _synthetic(str(name), settings, tokenizer)
 
     def build(draft: Path) -> None:
         _build(draft, map(clean, read_texts(name, data_dir)), settings, tokenizer)
@@ -178,22 +180,24 @@ def _check_tokenizer(tokenizer: "PreTrainedTokenizerFast", vocab_size: int) -> N
         )
 
 
-def _grammar(settings: _Settings, tokenizer: "PreTrainedTokenizerFast | None") -> Corpus:
-    grammar = Grammar()
-    own = grammar.tokenizer()
+def _synthetic(
+    name: str, settings: _Settings, tokenizer: "PreTrainedTokenizerFast | None"
+) -> Corpus:
+    language = LANGUAGES[name]()
+    own = language.tokenizer()
     _check_tokenizer(own, settings.vocab_size)
     if tokenizer is not None and tokenizer.get_vocab() != own.get_vocab():
         raise DataError(
-            "tokenizer has other tokens than the grammar, expected its own, or none; a model of "
+            f"tokenizer has other tokens than {name}, expected its own, or none; a model of "
             "another language cannot read it"
         )
-    ids = grammar.sample(GRAMMAR_SENTENCES, settings.n_ctx, settings.seed).int().numpy()
+    ids = language.sample(GRAMMAR_SENTENCES, settings.n_ctx, settings.seed).int().numpy()
     held_out = round(GRAMMAR_SENTENCES * settings.validation_share)
     validation, train = (
         datasets.Dataset.from_dict({"input_ids": part}).with_format("torch")
         for part in np.split(ids, [held_out])
     )
-    return Corpus("grammar", own, train, validation)
+    return Corpus(name, own, train, validation)
 
 
 def _build(

@@ -21,7 +21,7 @@ and a verb alone says little, so that its objects are no bigrams.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bilens.data.synthetic import BOS, SyntheticLanguage, uniform
+from bilens.data.synthetic import BOS, SyntheticLanguage, average, uniform
 
 __all__ = ["Grammar"]
 
@@ -84,8 +84,8 @@ class Grammar(SyntheticLanguage):
     def following(self, state: tuple[str, str]) -> dict[str, float]:
         """As the module's docstring says."""
         if state[1] == BOS or state[1] in OPENERS:
-            return uniform(OPENERS, NAMES)
-        free = uniform(FIRSTS, OBJECTS, FILLERS)
+            return average(uniform(OPENERS), uniform(NAMES))
+        free = average(uniform(FIRSTS), uniform(OBJECTS), uniform(FILLERS))
         said = BIGRAMS.get(state[1]) or RULES.get(state)
         return free if said is None else self.mixed([said], free)
 

@@ -21,15 +21,20 @@ if TYPE_CHECKING:
 else:  # takes a while to import, and the probabilities do without it.
     tokenizers = lazy_import("tokenizers")
 
-__all__ = ["SyntheticLanguage", "uniform"]
+__all__ = ["SyntheticLanguage", "average", "uniform"]
 
 BOS = SPECIAL_TOKENS["bos_token"]
 
 
-def uniform(*groups: Iterable[str]) -> dict[str, float]:
-    """Probabilities of words: each group is as likely as the others, and in it all words are."""
-    lists = [list(group) for group in groups]
-    return {word: 1 / len(words) / len(lists) for words in lists for word in words}
+def uniform(words: Iterable[str]) -> dict[str, float]:
+    """Probabilities of words that are all as likely."""
+    chosen = list(words)
+    return dict.fromkeys(chosen, 1 / len(chosen))
+
+
+def average(*groups: dict[str, float]) -> dict[str, float]:
+    """Probabilities of words out of groups of different words, which are all as likely."""
+    return {word: share / len(groups) for group in groups for word, share in group.items()}
 
 
 @dataclass(frozen=True)
