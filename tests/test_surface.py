@@ -32,6 +32,7 @@ ROOMS = {
     ],
     "data": [
         "Corpus",
+        "DeepGrammar",
         "Grammar",
         "ImageData",
         "clean",
@@ -40,6 +41,7 @@ ROOMS = {
         "load_corpus",
         "load_documents",
         "load_images",
+        "modular_addition",
         "read_texts",
         "token_id",
         "train_tokenizer",

@@ -216,7 +216,7 @@ def test_an_endless_story_in_parquet(write, monkeypatch):
 def test_an_unknown_name(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.docx").write_bytes(b"PK")
-    message = f"^data='{source}', expected grammar, tinystories, or the path of a file or a folder "
+    message = f"^data='{source}', expected grammar, deep-grammar, tinystories, or the path of a f"
     with pytest.raises(DataError, match=message):
         next(read_texts(source))
 

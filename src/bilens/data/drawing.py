@@ -8,7 +8,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from bilens.data.images import ImageData
+from bilens.data.image_data import ImageData
 from bilens.errors import BilensError
 
 __all__ = ["fit_drawing", "ink_of"]

@@ -9,24 +9,23 @@ Where they come from:
   Benchmarking Machine Learning Algorithms", 2017, arXiv:1708.07747.
 """
 
-from dataclasses import dataclass, replace
+import re
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from bilens.checks import check_finite, checked
 from bilens.data.hub import hub_split, is_folder, named_folder
 from bilens.data.idx import read_idx
+from bilens.data.image_data import ImageData
+from bilens.data.modular import modular_addition
 from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import lazy_import
 
 # scikit-learn takes as long to import as torch, and the other data sets do without it.
 datasets, model_selection = map(lazy_import, ("sklearn.datasets", "sklearn.model_selection"))
 
-__all__ = ["ImageData", "load_images"]
+__all__ = ["load_images"]
 
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 IDX_FILES += ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # type: ignore[assignment]
@@ -45,82 +44,19 @@ KNOWN = {
 MAX_SEED = 2**32 - 1
 
 
-@dataclass(frozen=True, eq=False)
-class ImageData:
-    """Grey images with their classes, split into training and test.
-
-    Attributes:
-        name: What the data set is called.
-        train_images: From 0 (black) to 1 (white), flattened row by row: pixel (r, c) stands at
-            r * width + c.
-        train_labels: Indices into `class_names`.
-        test_images: As `train_images`.
-        test_labels: As `train_labels`.
-        shape: Height and width in pixels; pixels = height * width.
-        class_names: One for each class.
-
-    Raises:
-        DataError: images and labels do not fit the shape, the classes or one another.
-    """
-
-    name: str
-    train_images: Float[Tensor, "train pixels"]
-    train_labels: Int[Tensor, " train"]
-    test_images: Float[Tensor, "test pixels"]
-    test_labels: Int[Tensor, " test"]
-    shape: tuple[int, int]
-    class_names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        for split in ("train", "test"):
-            images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
-            if images.shape[1] != self.n_inputs or not images.numel():
-                raise DataError(
-                    f"{split}_images has shape {tuple(images.shape)}, expected (count, "
-                    f"{self.n_inputs}), images of {self.shape[0]}x{self.shape[1]} pixels"
-                )
-            if labels.is_meta:
-                continue
-            check_finite(**{f"{split}_images": images})
-            wrong = labels[(labels < 0) | (labels >= self.n_classes)]
-            if len(wrong):
-                raise DataError(
-                    f"{split}_labels holds {wrong[0]}, expected 0 to {self.n_classes - 1}"
-                )
-
-    @property
-    def n_inputs(self) -> int:
-        """Number of pixels of one image."""
-        return self.shape[0] * self.shape[1]
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes."""
-        return len(self.class_names)
-
-    def to(self, device: torch.device | str) -> "ImageData":
-        """Return the same data on `device`; where it is there already, itself."""
-        if self.train_images.device == torch.device(device):
-            return self
-        names = [name for name, value in vars(self).items() if isinstance(value, Tensor)]
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
-
-
-ImageData.__init__ = checked(ImageData.__init__)  # type: ignore[method-assign]
-
-
 def load_images(name: str, data_dir: str | Path | None = None, seed: int = 0) -> ImageData:
     """Load a data set of images by its name, or from a folder of IDX files.
 
     Args:
-        name: "digits" (8x8, with scikit-learn), "mnist" or "fashion-mnist" (28x28), or the path of
-            a folder with the four IDX files of MNIST's naming, for images of any size; its classes
-            are then called "0" up to its largest label.
+        name: "digits" (8x8, with scikit-learn), "mnist" or "fashion-mnist" (28x28), "modular-59"
+            (2x59, or another number; see `modular_addition`), or the path of a folder with the four
+            IDX files of MNIST's naming, for images of any size; its classes are then called "0" up
+            to its largest label.
         data_dir: For mnist and fashion-mnist: the folder with the IDX files, or one above it named
             after the data set (or MNIST/raw, FashionMNIST/raw). By default the environment variable
             BILENS_DATA; if that is unset or empty too, the Hugging Face hub.
-        seed: For digits, which come in one piece: draws the stratified split, 80 % for training.
-            The other data sets have their own split.
+        seed: For digits and modular addition, which come in one piece: draws the split, 80 % for
+            training. The other data sets have their own split.
 
     Returns:
         The data on the CPU. Bytes are divided by 255, the 17 grey levels of digits by 16.
@@ -132,6 +68,8 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: int = 0) ->
     """
     if name == "digits":
         return _digits(seed)
+    if modulus := re.fullmatch(r"modular-(\d{1,9})", name):
+        return modular_addition(int(modulus[1]), seed)
     if name in KNOWN:
         class_names, repository, usual = KNOWN[name]
         folder = named_folder(data_dir)
@@ -141,7 +79,8 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: int = 0) ->
     if name and is_folder(name):
         return _read_folder(Path(name).resolve().name, [Path(name)], None)
     raise DataError(
-        f"name={name!r}, expected digits, {', '.join(KNOWN)} or the path of a folder of IDX files"
+        f"name={name!r}, expected digits, {', '.join(KNOWN)}, modular-59 or the path of a folder "
+        "of IDX files"
     )
 
 

@@ -83,8 +83,8 @@ def text_files(source: str | Path, data_dir: str | Path | None = None) -> list[P
     if _suffix(path) and os.path.isfile(path):  # noqa: PTH113  as in is_folder
         return [path]
     raise DataError(
-        f"data={str(source)!r}, expected grammar, deep-grammar, {', '.join(HUB)}, or the path of a file or a "
-        f"folder of files {kinds}"
+        f"data={str(source)!r}, expected grammar, deep-grammar, {', '.join(HUB)}, or the path of a "
+        f"file or a folder of files {kinds}"
     )
 
 
