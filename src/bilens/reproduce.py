@@ -24,6 +24,7 @@ RECIPES = (
     "fig6",
     "fig9",
     "masks",
+    "modular",
     "search",
     "anneal",
     "case_digits",
