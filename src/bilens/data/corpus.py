@@ -320,7 +320,7 @@ def _open(folder: Path, name: str, tokenizer: "PreTrainedTokenizerFast | None" =
             split.data.table.validate(full=True)
             ends = pc.min_max(pc.list_flatten(split.data.table["input_ids"])).as_py()
             if not 0 <= ends["min"] <= ends["max"] < len(own):
-                raise DataError(f"{ends['max']} is not one of the {len(own)} tokens")
+                raise LookupError(f"{ends['max']} is not one of the {len(own)} tokens")
     except (OSError, ValueError, LookupError, TypeError, NotImplementedError) as error:
         raise DataError(
             f"{folder}, where token ids are kept, is damaged ({error}). Delete it, and it will be "
