@@ -25,6 +25,7 @@ RECIPES = (
     "fig9",
     "masks",
     "modular",
+    "rules",
     "search",
     "anneal",
     "case_digits",

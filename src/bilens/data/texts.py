@@ -11,7 +11,6 @@ import os.path
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,7 @@ def _read_file(path: Path) -> Iterator[str]:
     """Give the stories of a file that are not blank, in their order."""
     readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl}
     empty = True
-    with _readable(path):
+    try:
         for story in readers.get(str(_suffix(path)), _read_text)(path):
             if not isinstance(story, str | None):
                 raise DataError(f"{path} holds {str(story)[:40]!r}, expected text as story")
@@ -116,15 +115,6 @@ def _read_file(path: Path) -> Iterator[str]:
                 _check_length(path, len(story), "story")
                 empty = False
                 yield story
-    if empty:
-        raise DataError(f"{path} holds no stories; leave it out")
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Say in one way what makes a file unreadable."""
-    try:
-        yield
     except BilensError:
         raise
     except UnicodeDecodeError as error:
@@ -133,6 +123,8 @@ def _readable(path: Path) -> Iterator[None]:
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         reason = f"{type(error).__name__}: {error}"
         raise DataError(f"{path} cannot be read ({reason}). Fetch it again.") from error
+    if empty:
+        raise DataError(f"{path} holds no stories; leave it out")
 
 
 def _read_text(path: Path) -> Iterator[str]:
