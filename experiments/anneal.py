@@ -93,7 +93,7 @@ def _open(context: RecipeContext) -> tuple[Path, Corpus]:
     corpus = load_documents(
         "tinystories",
         open_tokenizer(path, model),  # type: ignore[arg-type]
-        longest=LENGTH,
+        n_ctx=LENGTH,
         data_dir=context.data_dir,
     )
     some = corpus.validation.select(range(min(VALIDATION, len(corpus.validation))))

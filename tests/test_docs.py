@@ -74,7 +74,7 @@ def place(runs, tmp_path, monkeypatch):
     """A folder with those runs, where a small grammar is made and the hub holds runs/demo."""
     shutil.copytree(runs, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bilens.data.corpus._GRAMMAR_SENTENCES", 400)
+    monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 400)
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     fetched = "bilens.nn.checkpoint.hf_hub_download"
     monkeypatch.setattr(fetched, lambda _, name, **hub: str(tmp_path / "runs" / "demo" / name))

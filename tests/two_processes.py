@@ -29,7 +29,7 @@ def train_preset(folder: Path) -> None:
     small = ["--n-layers", "2", "--d-model", "18", "--d-hidden", "20", "--n-ctx", "16"]
     brief = ["--batch-size", "8", "--accumulate", "2", "--device", "cpu"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bilens.data.corpus._GRAMMAR_SENTENCES", 200)
+        patch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 200)
         command = ["train", "language", "--preset", "500m", "--output", str(folder)]
         bilens.cli.main([*command, *small, *brief])
 

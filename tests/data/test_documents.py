@@ -6,7 +6,7 @@ from tokenizers import processors
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from bilens.data import load_documents
-from bilens.errors import DataError
+from bilens.errors import BilensError, DataError
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def rows(part):
 
 
 def test_texts_are_joined_and_cut(texts, tmp_path):
-    corpus = load(texts, tmp_path, longest=16, validation_share=0.2)
+    corpus = load(texts, tmp_path, n_ctx=16, validation_share=0.2)
     train, validation = rows(corpus.train), rows(corpus.validation)
     assert {len(row) for row in train + validation} == {16}
     assert train[0][0] == validation[0][0] == 1
@@ -55,7 +55,7 @@ def test_texts_are_joined_and_cut(texts, tmp_path):
 
 
 def test_texts_of_some_lengths_are_rows(texts, tmp_path):
-    corpus = load(texts, tmp_path, shortest=5, longest=9, validation_share=0.2)
+    corpus = load(texts, tmp_path, shortest=5, n_ctx=9, validation_share=0.2)
     found = rows(corpus.train) + rows(corpus.validation)
     assert {len(row) for row in found} == set(range(5, 10))
     expected = {
@@ -68,27 +68,57 @@ def test_texts_of_some_lengths_are_rows(texts, tmp_path):
 
 
 def test_an_end_follows_where_the_tokenizer_gives_no_ends(texts, tmp_path):
-    corpus = load(texts, tmp_path, bare_tokenizer(), shortest=5, longest=9, validation_share=0.2)
+    corpus = load(texts, tmp_path, bare_tokenizer(), shortest=5, n_ctx=9, validation_share=0.2)
     assert {row[-1] for row in rows(corpus.train)} == {2}
     assert 1 not in {row[0] for row in rows(corpus.train)}
 
 
 def test_the_cache_is_opened_again(texts, tmp_path, monkeypatch):
-    first = load(texts, tmp_path, longest=16)
-    monkeypatch.setattr("bilens.data.documents.read_texts", None)
-    assert rows(load(texts, tmp_path, longest=16).train) == rows(first.train)
+    first = load(texts, tmp_path, n_ctx=16)
+    monkeypatch.setattr("bilens.data.corpus.read_texts", None)
+    assert rows(load(texts, tmp_path, n_ctx=16).train) == rows(first.train)
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"longest": 1}, "shortest=None, longest=1: expected 2 <= shortest <= longest"),
-        ({"shortest": 9, "longest": 8}, "shortest=9, longest=8: expected 2 <="),
-        ({"validation_share": 1.0}, "validation_share=1.0, expected a share between 0 and 1"),
-        ({"shortest": 100, "longest": 200}, "no text for train has 100 to 200 tokens; give more"),
+        ({"n_ctx": 1}, "^n_ctx=1, expected a whole number, at least 2"),
+        ({"shortest": 9, "n_ctx": 8}, "^shortest=9, expected a whole number, 1 to 8, tokens of a"),
+        ({"validation_share": 1.0}, "^validation_share=1.0, expected a finite number, above 0"),
+        ({"shortest": 100, "n_ctx": 200}, "for train, expected a row of 100 to 200 tokens"),
     ],
 )
 def test_what_cannot_be_is_named(texts, tmp_path, how, message):
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(BilensError, match=message):
         load(texts, tmp_path, **how)
     assert not list((tmp_path / "cache").glob("*"))
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "garbage", "missing", "offsets", "token"])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_damaged_cache_is_named(texts, tmp_path, damage, split):
+    load(texts, tmp_path, shortest=5, n_ctx=9, validation_share=0.3)
+    (folder,) = (tmp_path / "cache").iterdir()
+    path = folder / f"{split}.arrow"
+    content = path.read_bytes()
+    match damage:
+        case "missing":
+            path.unlink()
+        case "offsets":
+            path.write_bytes(content.replace(bytes([5, 0, 0, 0]), b"\xff\xff\xff\x7f"))
+        case "token":
+            path.write_bytes(content.replace(bytes([2, 0, 0, 0]), b"\xff\xff\x00\x00"))
+        case _:
+            left = {"empty": b"", "half": content[: len(content) // 2], "garbage": b"x" * 999}
+            path.write_bytes(left[damage])
+    message = f"^{folder}, where token ids are kept, is damaged .*Delete it, and it will be made"
+    with pytest.raises(DataError, match=f"(?s){message}"):
+        load(texts, tmp_path, shortest=5, n_ctx=9, validation_share=0.3)
+
+
+def test_a_home_that_cannot_be_written(texts, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "file"))
+    message = "could not be written: .* Token ids are kept there; HF_HOME moves it.$"
+    with pytest.raises(DataError, match=message):
+        load_documents(texts, framing_tokenizer(), n_ctx=16)

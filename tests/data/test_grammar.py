@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models import DEVICE
 
 from bilens.data import Grammar
 from bilens.errors import BilensError
@@ -163,13 +164,28 @@ def test_the_tokenizer_has_the_vocabulary_in_its_order(grammar):
 )
 def test_what_is_no_sentence(grammar, words):
     ids = torch.tensor([grammar.vocabulary.index(word) for word in words])
-    message = r"^ids: expected sentences of the grammar, each starting with \[BOS\], found others"
+    message = (
+        r"^ids holds what is not a sentence of the language, expected such, each starting with"
+    )
     with pytest.raises(BilensError, match=message):
         grammar.next_distribution(ids)
 
 
 @pytest.mark.parametrize("strength", [0.5, 1.0, -1.0])
 def test_a_strength_out_of_range(strength):
-    message = f"^strength: expected above 0.5 and below 1, found {strength}$"
+    message = f"^strength={strength}, expected above 0.5 and below 1$"
     with pytest.raises(BilensError, match=message):
         Grammar(strength=strength)
+
+
+def test_an_unknown_kind(grammar):
+    with pytest.raises(BilensError, match="^kind='verb', expected one of bigram, filler, skip-tri"):
+        grammar.is_kind(grammar.sample(1, 3, 0), "verb")
+
+
+def test_the_probabilities_follow_the_sentences(grammar):
+    ids = grammar.sample(3, 9, seed=0)
+    there = ids.to(DEVICE)
+    assert grammar.next_distribution(there).device.type == DEVICE
+    assert torch.equal(grammar.next_distribution(there).cpu(), grammar.next_distribution(ids))
+    assert grammar.is_kind(there, "filler").device.type == DEVICE

@@ -1,5 +1,3 @@
-import re
-
 import datasets
 import numpy as np
 import pytest
@@ -8,6 +6,7 @@ from PIL import Image
 
 from bilens.data import load_images
 from bilens.errors import DataError
+from bilens.hub import HTTPError
 
 REPOSITORIES = {"mnist": "ylecun/mnist", "fashion-mnist": "zalando-datasets/fashion_mnist"}
 COUNTS = {"train": 12, "test": 5}
@@ -75,10 +74,6 @@ def test_an_empty_environment_variable_is_no_folder(serve, monkeypatch):
     assert asked
 
 
-class HttpError(Exception):
-    """An http client's error: of no family that the code could know."""
-
-
 @pytest.mark.parametrize(
     "cause",
     [
@@ -86,7 +81,7 @@ class HttpError(Exception):
         datasets.exceptions.DatasetNotFoundError("no route"),
         OSError("no route"),
         ValueError("no route"),
-        HttpError("no route"),
+        HTTPError("no route"),
     ],
     ids=lambda cause: type(cause).__name__,
 )
@@ -98,54 +93,54 @@ def test_out_of_reach(monkeypatch, cause):
     with pytest.raises(DataError) as info:
         load_images("fashion-mnist")
     assert str(info.value) == (
-        "fashion-mnist: expected the data set zalando-datasets/fashion_mnist from the Hugging Face "
-        f"hub, found {type(cause).__name__}: no route. Either pass data_dir (--data-dir) or set "
-        "BILENS_DATA to a folder with the IDX files train-images-idx3-ubyte, "
-        "train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte, or connect to "
-        "the hub and try again"
+        "zalando-datasets/fashion_mnist, split train, could not be had from the Hugging Face hub "
+        f"({type(cause).__name__}: no route). Connect to the hub, or put the IDX files "
+        "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
+        "t10k-labels-idx1-ubyte into a folder and name it: --data-dir (data_dir), or BILENS_DATA."
     )
     assert info.value.__cause__ is cause
+
+
+@pytest.mark.parametrize("cause", [MemoryError(), KeyboardInterrupt(), RuntimeError("a mistake")])
+def test_what_the_hub_did_not_do_is_not_blamed_on_it(monkeypatch, cause):
+    def load_dataset(repository, *, split):
+        raise cause
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(type(cause)):
+        load_images("mnist")
 
 
 def test_a_missing_column(monkeypatch):
     rows = datasets.Dataset.from_dict({"text": ["a"]})
     monkeypatch.setattr(datasets, "load_dataset", lambda repository, *, split: rows)
-    with pytest.raises(DataError, match=r"from the Hugging Face hub, found \w+: .*image"):
+    with pytest.raises(DataError, match=r"from the Hugging Face hub \(\w+: .*image"):
         load_images("mnist")
 
 
 def test_images_of_different_sizes(serve):
-    mixed = [Image.new("L", (3, 4)), Image.new("L", (4, 4))]
-    serve(train=(mixed, [0, 1]))
-    message = (
-        r"^ylecun/mnist, split train, column image: expected grey 8-bit images of one size "
-        r"\(mode L\), found L 4x3, L 4x4$"
-    )
-    with pytest.raises(DataError, match=message):
+    serve(train=([Image.new("L", (3, 4)), Image.new("L", (4, 4))], [0, 1]))
+    with pytest.raises(DataError, match=r"split train, .*\(ValueError: all input arrays must have"):
         load_images("mnist")
 
 
-@pytest.mark.parametrize("mode", ["RGB", "1", "LA"])
-def test_images_that_are_not_grey(serve, mode):
-    serve(test=([Image.new(mode, (3, 4))], [0]))
-    message = f"split test, column image: expected grey 8-bit images .*, found {mode} 4x3$"
-    with pytest.raises(DataError, match=message):
+@pytest.mark.parametrize("mode", ["RGB", "1", "LA", "I;16"])
+def test_images_that_are_not_grey_bytes(serve, mode):
+    serve(train=([Image.new(mode, (3, 4))], [0]), test=([Image.new(mode, (3, 4))], [0]))
+    with pytest.raises(
+        DataError, match=r"the images are .*; expected bytes \(count, height, width"
+    ):
         load_images("mnist")
 
 
 def test_an_empty_split(serve):
     serve(train=([], []))
-    message = "split train, column image: expected at least one pixel, found shape"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match="split train, .*need at least one array to stack"):
         load_images("mnist")
 
 
 @pytest.mark.parametrize("wrong", [-1, 10])
 def test_a_label_out_of_range(serve, wrong):
     serve(test=(pictures("test"), [0, 1, wrong, 2, 3]))
-    message = (
-        "ylecun/mnist, split test, column label: expected labels from 0 to 9, "
-        f"found {wrong} at index 2"
-    )
-    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(DataError, match=f"^test_labels holds {wrong}, expected 0 to 9$"):
         load_images("mnist")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from bilens.data import idx
 from bilens.data.idx import read_idx
 from bilens.errors import DataError
 
@@ -23,18 +24,13 @@ def written(folder: Path, content: bytes) -> Path:
     return path
 
 
-def damage(path: Path, offset: int, expected: str, found: str) -> str:
-    """The pattern of a whole message."""
-    return f"^{re.escape(str(path))}: at byte {offset}: expected {expected}, found {found}$"
-
-
-@pytest.mark.parametrize("shape", [(7,), (2, 3), (5, 4, 3), (1, 1, 1, 1), (0, 4, 4)])
+@pytest.mark.parametrize("shape", [(7,), (2, 3), (5, 4, 3), (0, 4, 4)])
 @pytest.mark.parametrize("name", ["plain", "packed.gz"])
 def test_reads_what_was_written(tmp_path, write_idx, shape, name):
     array = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
     result = read_idx(write_idx(tmp_path / name, array))
     assert result.dtype == np.uint8
-    assert result.shape == shape
+    assert result.flags.writeable
     np.testing.assert_array_equal(result, array)
 
 
@@ -48,103 +44,90 @@ def test_sizes_have_four_bytes(tmp_path):
 
 
 def test_gzip_is_known_by_its_content(tmp_path):
-    packed = written(tmp_path, gzip.compress(WHOLE))
+    packed = written(tmp_path, gzip.compress(WHOLE, mtime=0))
     assert read_idx(packed).shape == (2, 3)
     plain = tmp_path / "plain.gz"
     plain.write_bytes(WHOLE)
     assert read_idx(plain).shape == (2, 3)
 
 
-def test_result_is_writable(tmp_path):
-    result = read_idx(written(tmp_path, WHOLE))
-    result[0, 0] = 9
-    assert result[0, 0] == 9
-
-
 @pytest.mark.parametrize(
-    ("content", "offset", "expected", "found"),
+    ("content", "message"),
     [
-        (b"\x89PNG", 0, "the bytes 00 00 of an IDX file", "89 50"),
-        (b"\x00\x01\x08\x01", 0, "the bytes 00 00 of an IDX file", "00 01"),
-        (b"\x05\x00", 0, "the bytes 00 00 of an IDX file", "05 00"),
-        (b"", 0, "a header of at least 4 bytes", "the end"),
-        (b"\x1f", 1, "a header of at least 4 bytes", "the end"),
-        (b"\x00\x00\x08", 3, "a header of at least 4 bytes", "the end"),
-        (b"\x00\x00\x0d\x01", 2, r"the type code 0x08 \(unsigned byte\)", "0x0d"),
-        (HEADER[:11], 11, "a header of 12 bytes for 2 axes", "the end"),
-        (HEADER[:4], 4, "a header of 12 bytes for 2 axes", "the end"),
-        (WHOLE[:-1], 17, r"6 bytes of data for shape \(2, 3\)", "the end after 5"),
-        (HEADER, 12, r"6 bytes of data for shape \(2, 3\)", "the end after 0"),
-        (WHOLE + b"\x00", 18, "the end of the file", "1 more bytes"),
-        (WHOLE + b"abc", 18, "the end of the file", "3 more bytes"),
+        (b"\x89PNG", " begins with 89504e 47, expected an IDX file of bytes with up to 3 axes, 0"),
+        (b"\x00\x00\x0d\x01", " begins with 00000d 01, expected an IDX file of bytes"),
+        (b"\x00\x00\x08\x04", " begins with 000008 04, expected an IDX file of bytes"),
+        (b"\x00\x00\x08\x00", " begins with 000008 00, expected an IDX file of bytes"),
+        (b"", " cannot be read as an IDX file: unpack requires a buffer of 4 bytes. Fetch it"),
+        (HEADER[:11], " cannot be read as an IDX file: unpack requires a buffer of 8 bytes. Fetch"),
+        (WHOLE[:-1], r" holds 5 bytes, expected 6 of \(2, 3\). Fetch it again."),
+        (HEADER, r" holds 0 bytes, expected 6 of \(2, 3\). Fetch it again."),
+        (WHOLE + b"\x00", r" holds more bytes, expected 6 of \(2, 3\). Fetch it again."),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_damage_is_named_with_its_place(tmp_path, content, offset, expected, found, packed):
-    path = written(tmp_path, gzip.compress(content) if packed else content)
-    with pytest.raises(DataError, match=damage(path, offset, expected, found)):
+def test_damage_is_named(tmp_path, content, message, packed):
+    path = written(tmp_path, gzip.compress(content, mtime=0) if packed else content)
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}{message}"):
         read_idx(path)
+
+
+def packed_with(change) -> bytes:
+    packed = bytearray(gzip.compress(WHOLE, mtime=0))
+    change(packed)
+    return bytes(packed)
 
 
 @pytest.mark.parametrize(
-    "header",
+    ("content", "reason"),
     [
-        bytes([0, 0, 8, 65]) + bytes([0, 0, 0, 1]) * 65 + b"\x00",
-        bytes([0, 0, 8, 4]) + bytes(4) + b"\xff" * 12,
+        (gzip.compress(WHOLE, mtime=0)[:3], "Compressed file ended"),
+        (gzip.compress(WHOLE, mtime=0)[:-9], "Compressed file ended"),
+        (packed_with(lambda packed: packed.__setitem__(-8, packed[-8] ^ 1)), "CRC check failed"),
+        (packed_with(lambda packed: packed.__setitem__(10, packed[10] | 6)), "invalid block type"),
+        (gzip.compress(WHOLE, mtime=0) + b"rest", "Not a gzipped file"),
     ],
-    ids=["65 axes", "empty but too large"],
 )
-def test_a_shape_that_no_array_can_have(tmp_path, header):
-    path = written(tmp_path, header)
-    with pytest.raises(DataError, match=damage(path, 3, "axes that fit in an array", "shape .*")):
+def test_damaged_gzip(tmp_path, content, reason):
+    path = written(tmp_path, content)
+    with pytest.raises(
+        DataError, match=f"cannot be read as an IDX file: .*{reason}.*Fetch it agai"
+    ):
         read_idx(path)
 
 
-def test_gzip_cut_short_gives_the_bytes_that_came(tmp_path):
-    # Random bytes do not compress, so half of the stream holds about half of them.
-    values = np.random.default_rng(2).integers(0, 256, 300_000, dtype=np.uint8)
-    content = bytes([0, 0, 8, 1]) + len(values).to_bytes(4, "big") + values.tobytes()
-    packed = gzip.compress(content)
-    path = written(tmp_path, packed[: len(packed) // 2])
-    with pytest.raises(DataError, match=damage(path, r"\d+", "a whole gzip stream", ".+")) as info:
-        read_idx(path)
-    offset = int(re.search(r"at byte (\d+)", str(info.value))[1])
-    assert 0.3 * len(content) < offset < 0.7 * len(content)
-
-
-@pytest.mark.parametrize("kept", [2, 3, 9])
-def test_gzip_cut_in_its_header(tmp_path, kept):
-    path = written(tmp_path, gzip.compress(WHOLE)[:kept])
-    with pytest.raises(DataError, match=damage(path, 0, "a whole gzip stream", ".+")):
+@pytest.mark.parametrize("sizes", [b"\xff\xff\xff\xff", (2**30 + 1).to_bytes(4, "big")])
+def test_more_than_the_limit_is_never_read(tmp_path, sizes):
+    path = written(tmp_path, bytes([0, 0, 8, 1]) + sizes)
+    size = int.from_bytes(sizes, "big")
+    message = f"{path} says that it holds {size:,} bytes, expected at most 1,073,741,824$"
+    with pytest.raises(DataError, match=message):
         read_idx(path)
 
 
-def test_gzip_with_a_wrong_checksum(tmp_path):
-    packed = bytearray(gzip.compress(WHOLE))
-    packed[-8] ^= 1
-    path = written(tmp_path, bytes(packed))
-    with pytest.raises(DataError, match=damage(path, 18, "a whole gzip stream", ".*CRC.*")):
+def test_gzip_is_not_unpacked_beyond_what_the_header_says(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(WHOLE)
+        for _ in range(64):
+            file.write(bytes(2**20))
+    read = []
+    original = idx.gzip.GzipFile.read
+
+    def counted(self, size=-1):
+        read.append(size)
+        return original(self, size)
+
+    monkeypatch.setattr(idx.gzip.GzipFile, "read", counted)
+    with pytest.raises(DataError, match="holds more bytes, expected 6 of"):
         read_idx(path)
-
-
-def test_gzip_with_a_damaged_block(tmp_path):
-    packed = bytearray(gzip.compress(WHOLE))
-    packed[10] |= 0b110  # the block type that deflate reserves
-    path = written(tmp_path, bytes(packed))
-    with pytest.raises(DataError, match=damage(path, 0, "a whole gzip stream", ".+")):
-        read_idx(path)
-
-
-def test_bytes_after_the_gzip_stream(tmp_path):
-    path = written(tmp_path, gzip.compress(WHOLE) + b"rest")
-    with pytest.raises(DataError, match=damage(path, 18, "a whole gzip stream", ".+")):
-        read_idx(path)
+    assert read == [4, 8, 7]
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(DataError, match=r"nothing: expected a readable IDX file, found .*No such"):
+    with pytest.raises(DataError, match=r"nothing cannot be read as an IDX file: .*No such"):
         read_idx(tmp_path / "nothing")
-    with pytest.raises(DataError, match=r"expected a readable IDX file, found .*directory"):
+    with pytest.raises(DataError, match=r"cannot be read as an IDX file: .*directory"):
         read_idx(tmp_path)
 
 
@@ -153,10 +136,13 @@ def shared_path(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("idx") / "some-idx"
 
 
-@given(array=hnp.arrays(np.uint8, hnp.array_shapes(min_side=0, max_side=5)), packed=st.booleans())
+@given(
+    array=hnp.arrays(np.uint8, hnp.array_shapes(max_dims=3, min_side=0, max_side=5)),
+    packed=st.booleans(),
+)
 def test_any_array_comes_back(shared_path, as_idx, array, packed):
     content = as_idx(array)
-    shared_path.write_bytes(gzip.compress(content) if packed else content)
+    shared_path.write_bytes(gzip.compress(content, mtime=0) if packed else content)
     np.testing.assert_array_equal(read_idx(shared_path), array)
 
 
@@ -165,7 +151,7 @@ def test_any_array_comes_back(shared_path, as_idx, array, packed):
         st.binary(max_size=64),
         st.binary(max_size=64).map(lambda rest: b"\x00\x00\x08" + rest),
         st.binary(max_size=64).map(lambda rest: b"\x1f\x8b" + rest),
-        st.binary(max_size=64).map(lambda rest: gzip.compress(WHOLE)[:-12] + rest),
+        st.binary(max_size=64).map(lambda rest: gzip.compress(WHOLE, mtime=0)[:-12] + rest),
     )
 )
 def test_no_content_escapes_as_another_error(shared_path, content):

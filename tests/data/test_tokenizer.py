@@ -1,3 +1,5 @@
+import contextlib
+import json
 import subprocess
 import sys
 
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from bilens.data import clean, token_id, train_tokenizer
-from bilens.errors import BilensError
+from bilens.data.tokenizer import read_tokenizer
+from bilens.errors import BilensError, DataError
 
 TEXTS = [
     'Lily said, "I can swim!" The dog was swimming in 12 pools.',
@@ -81,7 +84,7 @@ def test_another_process_trains_the_same(tokenizer):
 def test_the_size_is_kept_or_refused():
     assert len(train_tokenizer(TEXTS, vocab_size=110)) == 110
     assert len(train_tokenizer(["a b"], vocab_size=160)) == 4 + 26 + 2
-    message = r"^vocab_size: expected at least 32, room for .* every single character, found 20$"
+    message = "^vocab_size=20, expected at least 32, room for the special tokens and every single"
     with pytest.raises(BilensError, match=message):
         train_tokenizer(["a b"], vocab_size=20)
 
@@ -96,12 +99,65 @@ def test_an_unknown_token_shows_its_pieces_and_the_nearest(tokenizer):
         token_id(tokenizer, "Swimm")
     pieces = " ".join(tokenizer.tokenize("swimm"))
     assert str(info.value).startswith(
-        "token: expected a single token of the vocabulary, found 'Swimm', which is cut into "
-        f"{pieces}; the nearest are swim"
+        f"token='Swimm', expected a single token of the vocabulary; it is cut into {pieces}; the "
+        "nearest are swim"
     )
 
 
 def test_a_token_like_no_other(tokenizer):
-    message = "^token: expected a single token of the vocabulary, found ''$"
+    message = "^token='', expected a single token of the vocabulary$"
     with pytest.raises(BilensError, match=message):
         token_id(tokenizer, "")
+
+
+def test_a_word_without_end_is_left_out_of_the_training():
+    """What is longer than WordPiece takes is unknown anyway, and training on it takes long."""
+    plain = train_tokenizer(TEXTS, vocab_size=160)
+    with_long = train_tokenizer([*TEXTS, "e" * 101, "x" * 5_000], vocab_size=160)
+    assert with_long.get_vocab() == plain.get_vocab()
+    assert with_long.tokenize("e" * 101) == ["[UNK]"]
+    just = train_tokenizer([*TEXTS, *["e" * 100] * 9], vocab_size=160)
+    assert just.get_vocab() != plain.get_vocab()
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"{}", b"", b"null", b'{"model": []}', "{}".encode("utf-16")]
+)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer(tokenizer, tmp_path, name, content):
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    if name == "tokenizer_config.json" and content in (b"{}", b'{"model": []}'):
+        return
+    with pytest.raises(DataError, match=f"^{tmp_path} holds no whole tokenizer .*Save it again.$"):
+        read_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_tokenizers_refuses(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(path.read_text().replace('"WordPiece"', '"WordPeace"'))
+    with pytest.raises(DataError, match=r"^.* holds no whole tokenizer \(Exception: "):
+        read_tokenizer(tmp_path)
+
+
+def test_no_code_of_a_folder_runs(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    trap = tmp_path / "trap.py"
+    trap.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass T: pass\n")
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    settings |= {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["trap.T", "trap.T"]}}
+    path.write_text(json.dumps(settings))
+    with contextlib.suppress(DataError):
+        read_tokenizer(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_end_of_memory_is_not_a_damaged_tokenizer(tmp_path, monkeypatch):
+    def from_pretrained(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
+    with pytest.raises(MemoryError):
+        read_tokenizer(tmp_path)

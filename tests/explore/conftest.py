@@ -50,7 +50,7 @@ def language_run(tmp_path_factory):
 @pytest.fixture(scope="session")
 def language_site(language_run, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bilens.data.corpus._GRAMMAR_SENTENCES", 400)
+        patch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 400)
         cache = tmp_path_factory.mktemp("cache")
         patch.setattr("huggingface_hub.constants.HF_HOME", str(cache))
         app = explorer(language_run)

@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -17,7 +18,7 @@ from bilens.read import (
     top_inputs,
     truncation_curve,
 )
-from tests.models import digit_model, digits
+from tests.models import DEVICE, digit_model, digits
 from tests.tensor.factors import normal, random_tensor
 
 
@@ -146,3 +147,9 @@ def test_misuse_is_explained():
             read(torch.nn.Linear(64, 10), data)
     with pytest.raises(NotBilinearError, match="gate relu"):
         read_classifier(ImageClassifier(ClassifierConfig(64, 10, gate="relu")), data)
+
+
+def test_the_data_follows_the_model():
+    reading = read_classifier(copy.deepcopy(digit_model()).to(DEVICE), digits())
+    assert reading.data.test_images.device.type == reading.spectrum.values.device.type == DEVICE
+    assert math.isclose(reading.accuracy, read_classifier(digit_model(), digits()).accuracy)

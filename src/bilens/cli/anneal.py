@@ -98,7 +98,7 @@ class Anneal:
             corpus = load_documents(
                 self.data,
                 tokenizer,  # type: ignore[arg-type]
-                longest=self.length,
+                n_ctx=self.length,
                 shortest=self.shortest,
                 data_dir=self.data_dir,
             )

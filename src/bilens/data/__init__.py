@@ -1,15 +1,19 @@
 """Data sets: images as tensors, stories as blocks of tokens; from files, the hub, or made here."""
 
-from bilens.data.corpus import Corpus, load_corpus
-from bilens.data.documents import load_documents
+from bilens.data.cleaning import clean
+from bilens.data.corpus import Corpus, load_corpus, load_documents
+from bilens.data.deep_grammar import DeepGrammar
 from bilens.data.drawing import fit_drawing, ink_of
 from bilens.data.grammar import Grammar
-from bilens.data.images import ImageData, load_images
-from bilens.data.text import clean, read_texts
+from bilens.data.image_data import ImageData
+from bilens.data.images import load_images
+from bilens.data.modular import modular_addition
+from bilens.data.texts import read_texts
 from bilens.data.tokenizer import token_id, train_tokenizer
 
 __all__ = [
     "Corpus",
+    "DeepGrammar",
     "Grammar",
     "ImageData",
     "clean",
@@ -18,6 +22,7 @@ __all__ = [
     "load_corpus",
     "load_documents",
     "load_images",
+    "modular_addition",
     "read_texts",
     "token_id",
     "train_tokenizer",

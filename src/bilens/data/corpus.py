@@ -1,59 +1,73 @@
-"""A corpus as blocks of token ids: cleaned, without duplicates, split, tokenized and cached."""
+"""Texts as rows of token ids: read, split, tokenized and packed once, then opened from a cache."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from jaxtyping import Int, Int32
+from huggingface_hub import constants
 
-from bilens.data.arrow import open_rows, write_blocks, write_stories
+from bilens.checks import check_count
 from bilens.data.batches import batched
-from bilens.data.cache import cache_folder, fingerprint, identity
+from bilens.data.cleaning import clean
+from bilens.data.deep_grammar import DeepGrammar
 from bilens.data.grammar import Grammar
-from bilens.data.text import clean, read_texts, text_files
-from bilens.data.tokenizer import train_tokenizer
-from bilens.errors import DataError
+from bilens.data.texts import read_texts, text_files
+from bilens.data.tokenizer import read_tokenizer, train_tokenizer
+from bilens.errors import CheckpointError, DataError
 from bilens.files import folder_written_whole
+from bilens.lazy_imports import lazy_import
+from bilens.settings import Between, Count, check_settings
 
 if TYPE_CHECKING:
     import datasets
-    import transformers
+    import pyarrow.compute as pc
+    from datasets import arrow_writer, fingerprint
+    from transformers import PreTrainedTokenizerFast
+else:  # datasets takes seconds to import, and images do without it.
+    datasets, pc = lazy_import("datasets"), lazy_import("pyarrow.compute")
+    arrow_writer, fingerprint = map(lazy_import, ("datasets.arrow_writer", "datasets.fingerprint"))
 
-__all__ = ["Corpus", "load_corpus"]
+__all__ = ["Corpus", "load_corpus", "load_documents"]
 
-_CACHE_VERSION = 1  # part of every cache's name: a changed layout or cleaning needs a new one
-_BATCH = 1000
-_GRAMMAR_SENTENCES = 50_000
-_MAX_SEED = 2**32 - 1
+CACHE_VERSION = 2  # part of every cache's name: a changed layout or cleaning needs a new one
+ROWS, CHARACTERS = 1000, 2**20  # taken at once
+GRAMMAR_SENTENCES = 50_000
+LANGUAGES = {"grammar": Grammar, "deep-grammar": DeepGrammar}
+SHARES = 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Blocks of tokens, split into training and validation.
+    """Rows of token ids, split into training and validation.
 
     Attributes:
-        name: What it was loaded by.
-        tokenizer: Its ids are those of the blocks.
-        train: A column `input_ids` of blocks of one length, as int64 tensors. `Trainer` takes it as
-            it is, with a collator that makes the labels.
-        validation: As `train`, from other stories.
+        name: what it was loaded by.
+        tokenizer: its ids are those of the rows.
+        train: a column `input_ids` of int64 tensors. `Trainer` takes it as it is, with a collator
+            that makes the labels.
+        validation: as `train`, from other texts.
     """
 
     name: str
-    tokenizer: "transformers.PreTrainedTokenizerFast"
+    tokenizer: "PreTrainedTokenizerFast"
     train: "datasets.Dataset"
     validation: "datasets.Dataset"
 
 
 @dataclass(frozen=True)
 class _Settings:
-    n_ctx: int
-    vocab_size: int
-    validation_share: float
-    seed: int
+    n_ctx: Annotated[int, Between(2, 2**20)]
+    validation_share: Annotated[float, Between(0, 0.99, above=True)]
+    vocab_size: Count = 4096
+    seed: Annotated[int, Between(0, 2**32 - 1)] = 0
+    shortest: Annotated[int, Between(2, 2**20)] | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        check_count("shortest", self.shortest or 1, self.n_ctx, "tokens of a row")
 
 
 def load_corpus(
@@ -61,7 +75,7 @@ def load_corpus(
     *,
     n_ctx: int,
     vocab_size: int = 4096,
-    tokenizer: "transformers.PreTrainedTokenizerFast | None" = None,
+    tokenizer: "PreTrainedTokenizerFast | None" = None,
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     validation_share: float = 0.05,
@@ -69,189 +83,247 @@ def load_corpus(
 ) -> Corpus:
     """Load a corpus by its name or from files, ready for training.
 
-    Stories are cleaned (`bilens.data.clean`); of those that are equal but for their case the first
-    stays, whatever split or file the others were in; they are shuffled and split. Each becomes
-    [BOS] story [EOS], all of a split are joined, and the whole is cut into blocks; what is left
-    over at the end of a split is dropped. The result is kept in a cache and opened from there the
-    next time, for the same files (by size and time of change) and arguments. Texts are streamed:
-    of all stories memory holds a digest each, of their texts one batch.
+    Stories are cleaned (`clean`), of equal ones (but for their case) the first stays, they are
+    shuffled and split, each becomes [BOS] story [EOS], and all of a split are joined and cut into
+    rows; what is left over at its end is dropped. The rows are kept, and opened the next time, for
+    the same files (by size and time of change) and arguments. Memory holds a digest of each story
+    and the texts of one batch.
 
     Args:
-        name: "grammar", a synthetic language whose true probabilities are known (`Grammar`; each
-            block is one sentence), or what `read_texts` takes.
-        n_ctx: Tokens of a block.
-        vocab_size: The largest number of tokens. A tokenizer of this size is trained on the
-            training split.
-        tokenizer: Used instead of training one; it must have [BOS] and [EOS] of its own.
-        data_dir: As in `read_texts`.
-        cache_dir: Where the caches are; by default the folder bilens in Hugging Face's (HF_HOME).
-        validation_share: Share of the stories that are held out.
-        seed: Draws the order and the split, and the sentences of the grammar.
+        name: "grammar" or "deep-grammar", languages whose true probabilities are known (`Grammar`,
+            `DeepGrammar`; each row is a sentence), or what `read_texts` takes.
+        n_ctx: tokens of a row.
+        vocab_size: the largest number of tokens; a tokenizer is trained on the training split.
+        tokenizer: used instead; it must have tokens for beginning and end.
+        data_dir: as in `read_texts`.
+        cache_dir: where rows are kept; by default the folder bilens in Hugging Face's (HF_HOME).
+        validation_share: share of the stories that are held out.
+        seed: draws the order and the split, and the sentences of the grammar.
 
     Raises:
-        DataError: Files that are missing or unreadable, a split shorter than one block, a tokenizer
-            that does not fit, a damaged cache, an argument out of range.
+        DataError: as in `read_texts`, a split is shorter than a row, the tokenizer does not fit,
+            or what is kept is damaged or cannot be written.
 
     Source: Pearce et al. 2024, appendices C.3 and C.4.
     """
-    settings = _Settings(n_ctx, vocab_size, validation_share, seed)
-    _check_arguments(settings)
+    settings = _Settings(n_ctx, validation_share, vocab_size, seed)
     if tokenizer is not None:
         _check_tokenizer(tokenizer, vocab_size)
-    if name == "grammar":
-        return _grammar(settings, tokenizer)
-    files = text_files(name, data_dir)
-    key = fingerprint(
-        _CACHE_VERSION,
-        [identity(path) for path in files] or name,
-        astuple(settings),
-        None if tokenizer is None else tokenizer.backend_tokenizer.to_str(),
-    )
-    called = Path(name).resolve().name
-    folder = cache_folder(cache_dir) / f"{called}-{key}"
-    if not folder.is_dir():
-        with folder_written_whole(folder) as draft:
-            _build(draft, str(name), read_texts(name, data_dir), settings, tokenizer)
-    return _open(folder, str(name))
+    if name in LANGUAGES:
+        return _synthetic(str(name), settings, tokenizer)
+
+    def build(draft: Path) -> None:
+        _build(draft, map(clean, read_texts(name, data_dir)), settings, tokenizer)
+
+    own = None if tokenizer is None else tokenizer.backend_tokenizer.to_str()
+    return _open(_cached(name, data_dir, cache_dir, (astuple(settings), own), build), str(name))
 
 
-def _check_arguments(settings: _Settings) -> None:
-    if settings.n_ctx < 2:
-        raise DataError(f"n_ctx: expected at least 2, found {settings.n_ctx}")
-    if not 0 < settings.validation_share < 1:
-        raise DataError(
-            "validation_share: expected a share between 0 and 1, both excluded, found "
-            f"{settings.validation_share}"
-        )
-    if not 0 <= settings.seed <= _MAX_SEED:
-        raise DataError(f"seed: expected 0 to {_MAX_SEED}, found {settings.seed}")
+def load_documents(
+    name: str | Path,
+    tokenizer: "PreTrainedTokenizerFast",
+    *,
+    n_ctx: int = 512,
+    shortest: int | None = None,
+    validation_share: float = 0.05,
+    data_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+) -> Corpus:
+    """Load texts in the tokens of a model that is trained already.
+
+    As `load_corpus`, but nothing is cleaned or shuffled: the model knows text as it is written.
+    Each has the ends that its tokenizer gives it, or else an end of text behind it. Which are held
+    out follows from the texts themselves, so it is the same for every model.
+
+    Args:
+        name: what `read_texts` takes.
+        tokenizer: of the model.
+        n_ctx: tokens of a row.
+        shortest: texts of so many tokens to `n_ctx` are a row each, and others are left out. By
+            default all are joined, and cut into rows of `n_ctx`.
+        validation_share: share of the texts that are held out.
+        data_dir: as in `read_texts`.
+        cache_dir: as in `load_corpus`.
+
+    Raises:
+        DataError: as in `load_corpus`.
+
+    Source: Pearce et al. 2024, appendix D, where texts have 384 to 512 tokens.
+    """
+    settings = _Settings(n_ctx, validation_share, shortest=shortest)
+    bare = tokenizer("a")["input_ids"][:1] != [tokenizer.bos_token_id]
+    end = [tokenizer.eos_token_id] if bare and tokenizer.eos_token_id is not None else []
+    held_out = round(SHARES * validation_share)
+
+    def build(draft: Path) -> None:
+        for split in ("train", "validation"):
+            distinct = _distinct(read_texts(name, data_dir), str)
+            held = split == "validation"
+            texts = (text for text in distinct if (_digest(text) % SHARES < held_out) == held)
+            _write_split(draft / f"{split}.arrow", _encoded(texts, tokenizer, [], end), settings)
+
+    own = tokenizer.backend_tokenizer.to_str()
+    parts = (astuple(settings), own, end)
+    return _open(_cached(name, data_dir, cache_dir, parts, build), str(name), tokenizer)
 
 
-def _check_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", vocab_size: int) -> None:
+def _check_tokenizer(tokenizer: "PreTrainedTokenizerFast", vocab_size: int) -> None:
     if len(tokenizer) > vocab_size:
         raise DataError(
-            f"tokenizer: expected at most {vocab_size} tokens (vocab_size), found "
-            f"{len(tokenizer)}; take the tokenizer that was saved with the model, or a larger "
-            "vocabulary"
+            f"tokenizer has {len(tokenizer)} tokens, expected at most vocab_size={vocab_size}; "
+            "take the one that was saved with the model"
         )
     if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
         raise DataError(
-            "tokenizer: expected one with a token for the beginning (bos_token) and one for the "
-            f"end (eos_token) of a story, found {tokenizer.bos_token} and {tokenizer.eos_token}"
+            f"tokenizer has bos_token={tokenizer.bos_token} and eos_token={tokenizer.eos_token}, "
+            "expected a token for the beginning and one for the end of a story"
         )
 
 
-def _grammar(
-    settings: _Settings, tokenizer: "transformers.PreTrainedTokenizerFast | None"
+def _synthetic(
+    name: str, settings: _Settings, tokenizer: "PreTrainedTokenizerFast | None"
 ) -> Corpus:
-    import datasets  # noqa: PLC0415
-
-    grammar = Grammar()
-    own = grammar.tokenizer()
+    language = LANGUAGES[name]()
+    own = language.tokenizer()
     _check_tokenizer(own, settings.vocab_size)
     if tokenizer is not None and tokenizer.get_vocab() != own.get_vocab():
         raise DataError(
-            "tokenizer: expected the grammar's own, or none, found one with other tokens; the "
-            "grammar is a language of its own, and a model for another cannot read it"
+            f"tokenizer has other tokens than {name}, expected its own, or none; a model of "
+            "another language cannot read it"
         )
-    ids = grammar.sample(_GRAMMAR_SENTENCES, settings.n_ctx, settings.seed).numpy()
-    held_out = round(_GRAMMAR_SENTENCES * settings.validation_share)
+    ids = language.sample(GRAMMAR_SENTENCES, settings.n_ctx, settings.seed).int().numpy()
+    held_out = round(GRAMMAR_SENTENCES * settings.validation_share)
     validation, train = (
-        datasets.Dataset.from_dict({"input_ids": part.astype(np.int32)}).with_format("torch")
+        datasets.Dataset.from_dict({"input_ids": part}).with_format("torch")
         for part in np.split(ids, [held_out])
     )
-    return Corpus("grammar", own, train, validation)
+    return Corpus(name, own, train, validation)
 
 
 def _build(
     folder: Path,
-    name: str,
     texts: Iterable[str],
     settings: _Settings,
-    tokenizer: "transformers.PreTrainedTokenizerFast | None",
+    tokenizer: "PreTrainedTokenizerFast | None",
 ) -> None:
-    """Fill `folder` with the tokenizer and an Arrow file of blocks for each split."""
-    # datasets takes seconds to import, and images do without it.
-    import datasets  # noqa: PLC0415
-
-    stories_file = folder / "stories.arrow"
-    write_stories(stories_file, batched(_distinct(texts), _BATCH))
-    stories = datasets.Dataset.from_file(str(stories_file))
-    order = np.random.default_rng(settings.seed).permutation(len(stories))
+    """Fill `folder` with the tokenizer and the rows of each split."""
+    kept = folder / "stories.arrow"
+    _write(kept, _distinct(texts, str.lower), "text")
+    stories = datasets.Dataset.from_file(str(kept))
     held_out = max(1, round(len(stories) * settings.validation_share))
     if len(stories) <= held_out:
         raise DataError(
-            f"{name}: expected at least one story for training and one for validation, found "
-            f"{len(stories)} distinct ones; end each story with a line <|endoftext|>"
+            f"The corpus has {len(stories)} distinct stories, expected at least one for training "
+            "and one for validation; end each story with a line <|endoftext|>"
         )
-    splits = {"train": order[held_out:], "validation": order[:held_out]}
+    order = np.random.default_rng(settings.seed).permutation(len(stories))
+    train, validation = stories.select(order[held_out:]), stories.select(order[:held_out])
     if tokenizer is None:
-        tokenizer = train_tokenizer(_chosen(stories, splits["train"]), settings.vocab_size)
+        tokenizer = train_tokenizer(train["text"], settings.vocab_size)
     tokenizer.save_pretrained(folder / "tokenizer")
-    for split, chosen in splits.items():
-        blocks = _blocks(_tokens(_chosen(stories, chosen), tokenizer), settings.n_ctx)
-        if not write_blocks(folder / f"{split}.arrow", blocks, settings.n_ctx):
-            found = sum(map(len, _tokens(_chosen(stories, chosen), tokenizer)))
-            raise DataError(
-                f"{name}: expected at least {settings.n_ctx} tokens for {split}, one block "
-                f"(n_ctx), found {found}; give more text, or a shorter n_ctx"
-            )
-    del stories
-    stories_file.unlink()
+    ends = [tokenizer.bos_token_id], [tokenizer.eos_token_id]
+    for split, rows in (("train", train), ("validation", validation)):
+        ids = _encoded(rows["text"], tokenizer, *ends, add_special_tokens=False)
+        _write_split(folder / f"{split}.arrow", ids, settings)
+    kept.unlink()
 
 
-def _distinct(texts: Iterable[str]) -> Iterator[str]:
-    """Give each text cleaned, and of those that are equal but for their case only the first."""
-    seen: set[bytes] = set()
-    for text in map(clean, texts):
-        # 128 bits: among a billion stories no two meet by chance.
-        digest = hashlib.blake2b(text.lower().encode(), digest_size=16).digest()
+def _digest(text: str) -> int:
+    # 128 bits: among a billion texts no two meet by chance.
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())
+
+
+def _distinct(texts: Iterable[str], folded: Callable[[str], str]) -> Iterator[str]:
+    """Give each text, but of those that are equal when folded only the first."""
+    seen: set[int] = set()
+    for text in texts:
+        digest = _digest(folded(text))
         if text and digest not in seen:
             seen.add(digest)
             yield text
 
 
-def _chosen(stories: "datasets.Dataset", order: Int[np.ndarray, " chosen"]) -> Iterator[str]:
-    for start in range(0, len(order), _BATCH):
-        yield from stories[order[start : start + _BATCH]]["text"]
-
-
-def _tokens(
-    texts: Iterable[str], tokenizer: "transformers.PreTrainedTokenizerFast"
+def _encoded(
+    texts: Iterable[str],
+    tokenizer: "PreTrainedTokenizerFast",
+    start: list[int],
+    end: list[int],
+    **how: Any,
 ) -> Iterator[list[int]]:
-    """Give [BOS] text [EOS] of all texts, joined, in pieces."""
-    for batch in batched(texts, _BATCH):
-        joined: list[int] = []
-        # A story may spell [BOS]: there it is text.
-        encoded = tokenizer(
-            batch, add_special_tokens=False, split_special_tokens=True, verbose=False
-        )
-        for ids in encoded["input_ids"]:
-            joined += [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]
-        yield joined
+    for batch in batched(texts, ROWS, CHARACTERS):
+        # A text may spell a special token: there it is text.
+        encoded = tokenizer(batch, split_special_tokens=True, verbose=False, **how)
+        yield from ([*start, *ids, *end] for ids in encoded["input_ids"])
 
 
-def _blocks(tokens: Iterable[list[int]], n_ctx: int) -> Iterator[Int32[np.ndarray, "blocks n_ctx"]]:
-    """Cut the joined pieces; what is left over at the end is dropped."""
-    left_over: list[int] = []
-    for piece in tokens:
-        left_over += piece
-        whole = len(left_over) // n_ctx * n_ctx
-        yield np.array(left_over[:whole], dtype=np.int32).reshape(-1, n_ctx)
-        left_over = left_over[whole:]
+def _packed(texts: Iterable[list[int]], length: int) -> Iterator[list[int]]:
+    """Cut the joined texts; what is left over at the end is dropped."""
+    joined: list[int] = []
+    for ids in texts:
+        joined += ids
+        whole = len(joined) // length * length
+        yield from (joined[i : i + length] for i in range(0, whole, length))
+        joined = joined[whole:]
 
 
-def _open(folder: Path, name: str) -> Corpus:
-    import transformers  # noqa: PLC0415
-
-    try:
-        train, validation = (
-            open_rows(folder / f"{split}.arrow") for split in ("train", "validation")
-        )
-        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
-    except (OSError, ValueError) as cause:
+def _write_split(path: Path, texts: Iterable[list[int]], settings: _Settings) -> None:
+    least, most = settings.shortest, settings.n_ctx
+    if least is None:
+        rows = _packed(texts, most)
+    else:
+        rows = (ids for ids in texts if least <= len(ids) <= most)
+    if not _write(path, rows, "input_ids"):
         raise DataError(
-            f"{folder}: expected the cache of a corpus, found {type(cause).__name__}: {cause}; "
-            "delete the folder, and it will be made again"
-        ) from cause
-    return Corpus(name, tokenizer, train, validation)
+            f"The corpus has too little text for {path.stem}, expected a row of {least or most} to "
+            f"{most} tokens (n_ctx) or more; give more text, or other lengths"
+        )
+
+
+def _write(path: Path, rows: Iterable[Any], column: str) -> int:
+    """Write texts, or rows of token ids, as an Arrow file; return how many there were."""
+    text, ids = datasets.Value("string"), datasets.List(datasets.Value("int32"))
+    features = datasets.Features({column: text if column == "text" else ids})
+    with arrow_writer.ArrowWriter(path=str(path), features=features) as writer:
+        for batch in batched(rows, ROWS, CHARACTERS):
+            writer.write_batch({column: batch})
+        return int(writer.finalize()[0])
+
+
+def _cached(
+    name: str | Path,
+    data_dir: str | Path | None,
+    cache_dir: str | Path | None,
+    parts: tuple[Any, ...],
+    build: Callable[[Path], None],
+) -> Path:
+    """The folder for these texts and settings, which `build` fills if it is not there yet."""
+    paths = [path.resolve() for path in text_files(name, data_dir)]
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    key = fingerprint.Hasher.hash((CACHE_VERSION, files or str(name), *parts))
+    root = Path(constants.HF_HOME) / "bilens" if cache_dir is None else Path(cache_dir)
+    folder = root / f"{Path(name).resolve().name[:100]}-{key}"
+    if not folder.is_dir():
+        try:
+            with folder_written_whole(folder) as draft:
+                build(draft)
+        except CheckpointError as error:
+            raise DataError(f"{error} Token ids are kept there; HF_HOME moves it.") from error
+    return folder
+
+
+def _open(folder: Path, name: str, tokenizer: "PreTrainedTokenizerFast | None" = None) -> Corpus:
+    try:
+        own = tokenizer or read_tokenizer(folder / "tokenizer")
+        paths = (folder / f"{split}.arrow" for split in ("train", "validation"))
+        splits = [datasets.Dataset.from_file(str(path)) for path in paths]
+        for split in splits:
+            split.data.table.validate(full=True)
+            ends = pc.min_max(pc.list_flatten(split.data.table["input_ids"])).as_py()
+            if not 0 <= ends["min"] <= ends["max"] < len(own):
+                raise LookupError(f"{ends['max']} is not one of the {len(own)} tokens")
+    except (OSError, ValueError, LookupError, TypeError, NotImplementedError) as error:
+        raise DataError(
+            f"{folder}, where token ids are kept, is damaged ({error}). Delete it, and it will be "
+            "made again."
+        ) from error
+    return Corpus(name, own, *(split.with_format("torch") for split in splits))

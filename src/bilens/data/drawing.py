@@ -8,13 +8,16 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from bilens.data.images import ImageData
+from bilens.data.image_data import ImageData
 from bilens.errors import BilensError
 
 __all__ = ["fit_drawing", "ink_of"]
 
 INK = 0.25
 """Above this share of the darkest a pixel belongs to what is drawn."""
+
+LARGEST = 1024
+"""Pixels of a side."""
 
 SEEN = 2000
 """Images that are measured to learn how a data set is framed."""
@@ -23,10 +26,13 @@ SEEN = 2000
 def ink_of(picture: Image.Image) -> Float[np.ndarray, "height width"]:
     """How much ink is on each pixel of a picture, from 0 to 1: dark on light, or light on dark.
 
-    What is transparent is paper. The border says which of the two is paper.
+    What is transparent is paper. The border says which of the two is paper. A picture with a side
+    above 1024 pixels is made smaller first.
     """
+    picture = picture.convert("RGBA")
+    picture.thumbnail((LARGEST, LARGEST))
     solid = Image.new("RGBA", picture.size, "white")
-    solid.alpha_composite(picture.convert("RGBA"))
+    solid.alpha_composite(picture)
     ink = 1 - np.asarray(solid.convert("L"), dtype=np.float64) / 255
     border = np.concatenate([ink[0], ink[-1], ink[:, 0], ink[:, -1]])
     return 1 - ink if np.median(border) > 0.5 else ink
@@ -90,7 +96,7 @@ def _centre(ink: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "2"]:
 @lru_cache(maxsize=4)
 def _framing(data: ImageData) -> tuple[int, Float[np.ndarray, "2"]]:
     """The usual longer side of what an image of the data shows, and its usual centre of mass."""
-    images = data.train_images[:SEEN].double().numpy().reshape(-1, *data.shape)
+    images = data.train_images[:SEEN].double().cpu().numpy().reshape(-1, *data.shape)
     images = images[images.max((1, 2)) > 0]
     boxes = [_box(image / image.max()) for image in images]
     sides = [max(part.stop - part.start for part in box) for box in boxes]

@@ -1,63 +1,62 @@
-"""MNIST and its kin from the Hugging Face hub, for when no local folder is given."""
+"""Where data sets come from: a folder that was named, or the Hugging Face hub."""
 
-from typing import Any
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from bilens.errors import BilensError, DataError
+from bilens.hub import HTTPError, hub_asked_once
+from bilens.lazy_imports import lazy_import
 
-from bilens.data.folder import IDX_FILES
-from bilens.data.raw import RawSplit
-from bilens.errors import DataError
+if TYPE_CHECKING:
+    import datasets
+else:  # takes seconds to import, and local files do without it.
+    datasets = lazy_import("datasets")
 
-__all__ = ["HUB_REPOSITORIES", "read_hub"]
-
-HUB_REPOSITORIES = {
-    "mnist": "ylecun/mnist",
-    "fashion-mnist": "zalando-datasets/fashion_mnist",
-}
+__all__ = ["hub_split", "is_folder", "named_folder"]
 
 
-def read_hub(name: str) -> tuple[RawSplit, RawSplit]:
-    """Read the training and test split of `name` from the hub, or from its local cache.
+def is_folder(path: str | Path) -> bool:
+    """Whether there is a folder; a name that the file system does not take is none."""
+    return os.path.isdir(path)  # noqa: PTH112  pathlib raises for names that are too long
+
+
+def named_folder(data_dir: str | Path | None) -> Path | None:
+    """The folder of data sets that `data_dir` names, or else BILENS_DATA; None if neither does.
 
     Raises:
-        DataError: The hub gave no such data (the cause is chained and the message says how to do
-            without it), or images that are not grey, 8 bits, and of one size.
+        DataError: it is not there.
     """
-    repository = HUB_REPOSITORIES[name]
+    origin = "BILENS_DATA" if data_dir is None else "data_dir"
+    folder = os.environ.get("BILENS_DATA", "") if data_dir is None else str(data_dir)
+    if folder and not is_folder(folder):
+        raise DataError(f"{origin}={folder!r} is not a folder; correct it, or leave it out")
+    return Path(folder) if folder else None
+
+
+@contextmanager
+def hub_split(repository: str, split: str, instead: str, **how: Any) -> Iterator[Any]:
+    """A split of a data set of the hub, or what `datasets` has kept of it.
+
+    Args:
+        repository: its name on the hub.
+        split: name of the split.
+        instead: files that do as well, for errors.
+        how: passed to `datasets.load_dataset`.
+
+    Raises:
+        DataError: the hub is out of reach, within the block too, or has other data.
+    """
     try:
-        return _read_split(repository, "train"), _read_split(repository, "test")
-    except DataError:
+        with hub_asked_once():
+            yield datasets.load_dataset(repository, split=split, **how)
+    except BilensError:
         raise
-    except Exception as cause:
-        # The hub fails in the families of at least four libraries (datasets, huggingface_hub, its
-        # http client, OSError), and for all of them the way out is the same.
+    except (OSError, ValueError, KeyError, HTTPError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
-            f"{name}: expected the data set {repository} from the Hugging Face hub, found "
-            f"{type(cause).__name__}: {cause}. Either pass data_dir (--data-dir) or set "
-            f"BILENS_DATA to a folder with the IDX files {', '.join(IDX_FILES)}, or connect to "
-            "the hub and try again"
-        ) from cause
-
-
-def _read_split(repository: str, split: str) -> RawSplit:
-    # datasets takes seconds to import, and local files do without it.
-    import datasets  # noqa: PLC0415
-
-    rows = datasets.load_dataset(repository, split=split)
-    source = f"{repository}, split {split}"
-    images = rows["image"][:]  # iterating takes nearly twice as long
-    _check_images(images, f"{source}, column image")
-    return RawSplit(
-        images=np.stack([np.asarray(image) for image in images]) if images else np.empty((0, 0, 0)),
-        labels=np.asarray(rows["label"][:], dtype=np.int64),
-        images_from=f"{source}, column image",
-        labels_from=f"{source}, column label",
-    )
-
-
-def _check_images(images: list[Any], source: str) -> None:
-    kinds = sorted({f"{image.mode} {image.height}x{image.width}" for image in images})
-    if len(kinds) > 1 or any(not kind.startswith("L ") for kind in kinds):
-        raise DataError(
-            f"{source}: expected grey 8-bit images of one size (mode L), found {', '.join(kinds)}"
-        )
+            f"{repository}, split {split}, could not be had from the Hugging Face hub "
+            f"({type(error).__name__}: {error}). Connect to the hub, or put {instead} into a "
+            "folder and name it: --data-dir (data_dir), or BILENS_DATA."
+        ) from error

@@ -9,97 +9,54 @@ Where they come from:
   Benchmarking Machine Learning Algorithms", 2017, arXiv:1708.07747.
 """
 
-import os
-from dataclasses import dataclass, replace
+import re
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from bilens.data.folder import read_folder, read_known_folder
-from bilens.data.hub import read_hub
-from bilens.data.raw import RawSplit, check_labels, check_same_size, check_split
-from bilens.errors import DataError
+from bilens.data.hub import hub_split, is_folder, named_folder
+from bilens.data.idx import read_idx
+from bilens.data.image_data import ImageData
+from bilens.data.modular import modular_addition
+from bilens.errors import BilensError, DataError
+from bilens.lazy_imports import lazy_import
 
-__all__ = ["ImageData", "load_images"]
+# scikit-learn takes as long to import as torch, and the other data sets do without it.
+datasets, model_selection = map(lazy_import, ("sklearn.datasets", "sklearn.model_selection"))
 
-_FIGURES = tuple(str(figure) for figure in range(10))
-_CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
-_CLASS_NAMES = {"mnist": _FIGURES, "fashion-mnist": _CLOTHES}
-_DIGITS_TEST_SHARE = 0.2
-_DIGITS_WHITE = 16
-_MAX_SEED = 2**32 - 1
+__all__ = ["load_images"]
 
-
-@dataclass(frozen=True, eq=False)
-class ImageData:
-    """Grey images with their classes, split into training and test.
-
-    Attributes:
-        name: What the data set is called.
-        train_images: float32 from 0 (black) to 1 (white), flattened row by row: pixel (r, c)
-            stands at r * width + c.
-        train_labels: int64 indices into `class_names`.
-        test_images: As `train_images`.
-        test_labels: As `train_labels`.
-        shape: Height and width in pixels; pixels = height * width.
-        class_names: One for each class.
-    """
-
-    name: str
-    train_images: Float[Tensor, "train pixels"]
-    train_labels: Int[Tensor, " train"]
-    test_images: Float[Tensor, "test pixels"]
-    test_labels: Int[Tensor, " test"]
-    shape: tuple[int, int]
-    class_names: tuple[str, ...]
-
-    @property
-    def n_inputs(self) -> int:
-        """Number of pixels of one image."""
-        return self.shape[0] * self.shape[1]
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes."""
-        return len(self.class_names)
-
-    def to(self, device: torch.device | str) -> "ImageData":
-        """Return the same data on `device`; tensors that are there already are shared."""
-        return replace(
-            self,
-            train_images=self.train_images.to(device),
-            train_labels=self.train_labels.to(device),
-            test_images=self.test_images.to(device),
-            test_labels=self.test_labels.to(device),
-        )
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+IDX_FILES += ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # type: ignore[assignment]
+FIGURES = tuple("0123456789")
+CLOTHES: tuple[str, ...] = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat")
+CLOTHES += ("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+# By name: the classes, the repository on the hub, and the folders that usually hold it.
+KNOWN = {
+    "mnist": (FIGURES, "ylecun/mnist", ("mnist", "MNIST/raw")),
+    "fashion-mnist": (
+        CLOTHES,
+        "zalando-datasets/fashion_mnist",
+        ("fashion-mnist", "FashionMNIST/raw"),
+    ),
+}
+MAX_SEED = 2**32 - 1
 
 
 def load_images(name: str, data_dir: str | Path | None = None, seed: int = 0) -> ImageData:
     """Load a data set of images by its name, or from a folder of IDX files.
 
     Args:
-        name: "digits" (8x8, with scikit-learn), "mnist" or "fashion-mnist" (28x28), or the path of
-            a folder with the four IDX files of MNIST's naming, for images of any size; its classes
-            are then called "0" up to its largest label.
+        name: "digits" (8x8, with scikit-learn), "mnist" or "fashion-mnist" (28x28), "modular-59"
+            (2x59, or another number; see `modular_addition`), or the path of a folder with the four
+            IDX files of MNIST's naming, for images of any size; its classes are then called "0" up
+            to its largest label.
         data_dir: For mnist and fashion-mnist: the folder with the IDX files, or one above it named
             after the data set (or MNIST/raw, FashionMNIST/raw). By default the environment variable
             BILENS_DATA; if that is unset or empty too, the Hugging Face hub.
-        seed: For digits, which come in one piece: draws the stratified split, 80 % for training.
-            The other data sets have their own split.
+        seed: For digits and modular addition, which come in one piece: draws the split, 80 % for
+            training. The other data sets have their own split.
 
     Returns:
         The data on the CPU. Bytes are divided by 255, the 17 grey levels of digits by 16.
@@ -111,81 +68,97 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: int = 0) ->
     """
     if name == "digits":
         return _digits(seed)
-    if name in _CLASS_NAMES:
-        return _assembled(name, *_read_known(name, data_dir), _CLASS_NAMES[name])
-    if name and _is_folder(Path(name)):
-        return _assembled(Path(name).resolve().name, *read_folder(Path(name)), None)
+    if modulus := re.fullmatch(r"modular-(\d{1,9})", name):
+        return modular_addition(int(modulus[1]), seed)
+    if name in KNOWN:
+        class_names, repository, usual = KNOWN[name]
+        folder = named_folder(data_dir)
+        if folder is None:
+            return _assembled(name, _read_hub(repository), class_names)
+        return _read_folder(name, [*(folder / place for place in usual), folder], class_names)
+    if name and is_folder(name):
+        return _read_folder(Path(name).resolve().name, [Path(name)], None)
     raise DataError(
-        f"name: expected digits, {', '.join(_CLASS_NAMES)} or the path of a folder of IDX files, "
-        f"found {name!r}"
+        f"name={name!r}, expected digits, {', '.join(KNOWN)}, modular-59 or the path of a folder "
+        "of IDX files"
     )
 
 
-def _is_folder(path: Path) -> bool:
+def _read_folder(
+    name: str, candidates: list[Path], class_names: tuple[str, ...] | None
+) -> ImageData:
+    """Read the four files from the first folder that has them all."""
+    folder = min(candidates, key=lambda candidate: _files(candidate).count(None))
+    files = _files(folder)
+    missing = [name for name, path in zip(IDX_FILES, files, strict=True) if path is None]
+    if missing:
+        raise DataError(
+            f"{folder} lacks {', '.join(missing)}; expected {', '.join(IDX_FILES)} (each also with "
+            ".gz, or with a dot in place of the dash before idx) in "
+            f"{' or '.join(map(str, candidates))}"
+        )
+    # All known sets have the same sizes and labels: only the name of the folder tells them apart.
+    for other, (_, _, usual) in KNOWN.items():
+        if name in KNOWN.keys() - {other} and any(folder.resolve().match(end) for end in usual):
+            raise DataError(
+                f"{folder} is by its name a folder of {other}, expected {name}. Give the folder "
+                "above it, or rename it."
+            )
     try:
-        return path.is_dir()
-    except OSError:  # such as a name longer than the file system takes
-        return False
+        return _assembled(name, [read_idx(path) for path in files if path], class_names)
+    except BilensError as error:
+        raise DataError(f"{folder}: {error}") from error
 
 
-def _read_known(name: str, data_dir: str | Path | None) -> tuple[RawSplit, RawSplit]:
-    if data_dir is not None:
-        return read_known_folder(name, Path(data_dir), "data_dir")
-    if folder := os.environ.get("BILENS_DATA"):
-        return read_known_folder(name, Path(folder), "BILENS_DATA")
-    return read_hub(name)
+def _files(folder: Path) -> list[Path | None]:
+    """The four files, each in the first of its spellings that is there."""
+    # Unpacked files first: they are quicker to read, and torchvision leaves both.
+    endings = [(dash, gz) for gz in ("", ".gz") for dash in ("-idx", ".idx")]
+    spelled = [[folder / (n.replace("-idx", d) + gz) for d, gz in endings] for n in IDX_FILES]
+    return [next(filter(Path.is_file, paths), None) for paths in spelled]
+
+
+def _read_hub(repository: str) -> list[np.ndarray]:
+    arrays = []
+    for split in ("train", "test"):
+        with hub_split(repository, split, f"the IDX files {', '.join(IDX_FILES)}") as rows:
+            images = rows["image"][:]  # iterating takes nearly twice as long
+            arrays += [np.stack([np.asarray(image) for image in images]), np.asarray(rows["label"])]
+    return arrays
 
 
 def _assembled(
-    name: str, train: RawSplit, test: RawSplit, class_names: tuple[str, ...] | None
+    name: str, arrays: list[np.ndarray], class_names: tuple[str, ...] | None, white: int = 255
 ) -> ImageData:
-    """Check both splits against each other and turn bytes into tensors."""
-    for split in (train, test):
-        check_split(split)
-    check_same_size(train, test)
+    """Images and labels of both splits as `ImageData`, after what only whole images can tell."""
+    train_images, train_labels, test_images, test_labels = map(torch.from_numpy, arrays)
+    shapes = {images.shape[1:] for images in (train_images, test_images)}
+    kinds = {images.dtype for images in (train_images, test_images)}
+    if len(shapes) > 1 or train_images.ndim != 3 or kinds != {torch.uint8}:
+        raise DataError(
+            f"the images are {tuple(train_images.shape)} and {tuple(test_images.shape)}, "
+            f"{' and '.join(map(str, kinds))}; expected bytes (count, height, width) of one size"
+        )
     if class_names is None:
-        largest = max(int(split.labels.max()) for split in (train, test))
+        largest = max(int(labels.max()) for labels in (train_labels, test_labels) if len(labels))
         class_names = tuple(str(label) for label in range(largest + 1))
-    for split in (train, test):
-        check_labels(split, len(class_names))
-    _, height, width = train.images.shape
     return ImageData(
         name=name,
-        train_images=_pixels(train),
-        train_labels=torch.from_numpy(train.labels.astype(np.int64)),
-        test_images=_pixels(test),
-        test_labels=torch.from_numpy(test.labels.astype(np.int64)),
-        shape=(height, width),
+        # In place, because the float copy of MNIST is large enough to make only once.
+        train_images=train_images.flatten(1).float().div_(white),
+        train_labels=train_labels.long(),
+        test_images=test_images.flatten(1).float().div_(white),
+        test_labels=test_labels.long(),
+        shape=(train_images.shape[1], train_images.shape[2]),
         class_names=class_names,
     )
 
 
-def _pixels(split: RawSplit) -> Float[Tensor, "count pixels"]:
-    # In place, because the float copy of MNIST is large enough to make only once.
-    return torch.from_numpy(split.images).flatten(start_dim=1).float().div_(255)
-
-
 def _digits(seed: int) -> ImageData:
-    if not 0 <= seed <= _MAX_SEED:
-        raise DataError(f"seed: expected 0 to {_MAX_SEED}, found {seed}")
-    # scikit-learn takes as long to import as torch, and the other data sets do without it.
-    from sklearn.datasets import load_digits  # noqa: PLC0415
-    from sklearn.model_selection import train_test_split  # noqa: PLC0415
-
-    images, labels = load_digits(return_X_y=True)
-    train_images, test_images, train_labels, test_labels = train_test_split(
-        images.astype(np.float32) / _DIGITS_WHITE,
-        labels.astype(np.int64),
-        test_size=_DIGITS_TEST_SHARE,
-        random_state=seed,
-        stratify=labels,
-    )
-    return ImageData(
-        name="digits",
-        train_images=torch.from_numpy(train_images),
-        train_labels=torch.from_numpy(train_labels),
-        test_images=torch.from_numpy(test_images),
-        test_labels=torch.from_numpy(test_labels),
-        shape=(8, 8),
-        class_names=_FIGURES,
-    )
+    if not 0 <= seed <= MAX_SEED:
+        raise DataError(f"seed={seed}, expected 0 to {MAX_SEED}")
+    digits = datasets.load_digits()
+    images, labels = digits.images.astype(np.uint8), digits.target
+    how = {"test_size": 0.2, "random_state": seed, "stratify": labels}
+    parts = model_selection.train_test_split(images, labels, **how)
+    return _assembled("digits", [parts[i] for i in (0, 2, 1, 3)], FIGURES, white=16)

@@ -2,16 +2,22 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bilens.errors import BilensError
+from bilens.errors import BilensError, DataError
+from bilens.lazy_imports import lazy_import
 
 if TYPE_CHECKING:
+    import tokenizers
+    import transformers
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+else:  # take seconds to import, and images do without them.
+    tokenizers, transformers = lazy_import("tokenizers"), lazy_import("transformers")
 
-__all__ = ["SPECIAL_TOKENS", "token_id", "train_tokenizer", "with_special_tokens"]
+__all__ = ["SPECIAL_TOKENS", "read_tokenizer", "token_id", "train_tokenizer", "with_special_tokens"]
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -19,89 +25,101 @@ SPECIAL_TOKENS = {
     "bos_token": "[BOS]",
     "eos_token": "[EOS]",
 }
+LONGEST_WORD = 100
+"""Letters of a word; WordPiece takes a longer one for unknown."""
 
-_NEAREST = 5
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> "PreTrainedTokenizerFast":
     """Train a WordPiece tokenizer in which every common word is a single token.
 
-    Every character that is no letter is a token of its own, white space only separates, letters
-    are lower case and without accents, and a word that is no token is cut into pieces, those after
-    the first written ##like ##this. `[PAD]`, `[UNK]`, `[BOS]` and `[EOS]` are tokens 0 to 3; none
-    of them is added when a text is tokenized: where a text begins and ends is for the caller to
-    say.
+    Every character that is not a letter is a token of its own, white space only separates, letters
+    are lower case and without accents, and a word that is not a token is cut into pieces, those
+    after the first written ##like ##this. `[PAD]`, `[UNK]`, `[BOS]` and `[EOS]` are tokens 0 to 3;
+    none is added when a text is tokenized: where it begins and ends is for the caller to say.
 
     Args:
-        texts: What to learn from, cleaned (`bilens.data.clean`). The same texts give the same
-            tokenizer.
-        vocab_size: The largest number of tokens, special ones included; short texts give fewer.
+        texts: cleaned (`bilens.data.clean`). The same texts give the same tokenizer.
+        vocab_size: the largest number of tokens, special ones included; short texts give fewer.
 
     Raises:
         BilensError: `vocab_size` has no room for the single characters, of which all are needed.
 
     Source: Pearce et al. 2024, appendix C.4; WordPiece: Wu et al. 2016, arXiv:1609.08144.
     """
-    # tokenizers takes a while to import, and images do without it.
-    from tokenizers import Tokenizer, decoders, models, trainers  # noqa: PLC0415
-
-    special = list(SPECIAL_TOKENS.values())
     # tokenizers numbers the inner letters in the order of a hash map, which differs from run to
     # run, and breaks ties between pieces by these numbers. Naming them first takes chance out.
-    inner = [f"##{letter}" for letter in ascii_lowercase]
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=special + inner, show_progress=False
+    special = [*SPECIAL_TOKENS.values(), *(f"##{letter}" for letter in ascii_lowercase)]
+    trainer = tokenizers.trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=special, show_progress=False
     )
-    draft = _rules(Tokenizer(models.WordPiece(unk_token="[UNK]")))
+    draft = _with_rules(tokenizers.models.WordPiece(unk_token="[UNK]"), LONGEST_WORD)
     draft.train_from_iterator(texts, trainer)
     vocabulary = draft.get_vocab()
     if len(vocabulary) > vocab_size:
         raise BilensError(
-            f"vocab_size: expected at least {len(vocabulary)}, room for the special tokens and "
-            f"every single character, found {vocab_size}"
+            f"vocab_size={vocab_size}, expected at least {len(vocabulary)}, room for the special "
+            "tokens and every single character"
         )
     # A second tokenizer around the same vocabulary, in which the inner letters are not special.
-    trained = _rules(Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]")))
-    trained.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    trained = _with_rules(tokenizers.models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    trained.decoder = tokenizers.decoders.WordPiece(prefix="##", cleanup=True)
     return with_special_tokens(trained)
 
 
 def with_special_tokens(tokenizer: "Tokenizer") -> "PreTrainedTokenizerFast":
     """Wrap `tokenizer`, whose vocabulary has the special tokens, as transformers knows it."""
-    # transformers takes seconds to import, and images do without it.
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
-
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS)
 
 
-def _rules(tokenizer: "Tokenizer") -> "Tokenizer":
-    """Give `tokenizer` the rules on case, accents, white space and what is no letter."""
-    from tokenizers import Regex, normalizers, pre_tokenizers  # noqa: PLC0415
+def _with_rules(model: Any, longest_word: int | None = None) -> "Tokenizer":
+    """A tokenizer with the rules on case, accents, white space and what is not a letter.
 
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"\P{L}"), "isolated")]
-    )
+    Words above `longest_word` are left out: training takes time that grows with their square.
+    """
+    tokenizer = tokenizers.Tokenizer(model)
+    norms, cuts, regex = tokenizers.normalizers, tokenizers.pre_tokenizers, tokenizers.Regex
+    tokenizer.normalizer = norms.Sequence([norms.NFKD(), norms.StripAccents(), norms.Lowercase()])
+    steps = [cuts.WhitespaceSplit(), cuts.Split(regex(r"\P{L}"), "isolated")]
+    if longest_word is not None:
+        steps.append(cuts.Split(regex(rf"\p{{L}}{{{longest_word + 1},}}"), "removed"))
+    tokenizer.pre_tokenizer = cuts.Sequence(steps)
     return tokenizer
+
+
+def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
+    """Open the tokenizer that was saved in a folder; no code of the folder is run.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    try:
+        return transformers.AutoTokenizer.from_pretrained(  # type: ignore[return-value]
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:
+        # What tokenizers itself finds wrong is an Exception of no class of its own.
+        if type(error) is not Exception and not isinstance(error, DAMAGE):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{folder} holds no whole tokenizer ({reason}). Save it again.") from error
 
 
 def token_id(tokenizer: "PreTrainedTokenizerBase", token: str) -> int:
     """Return the number of `token`, which must stand in the vocabulary exactly as it is written.
 
     Raises:
-        BilensError: It does not; the message says how the tokenizer cuts it and which tokens are
-            nearest.
+        BilensError: it does not; says how the tokenizer cuts it, and what is nearest.
     """
     vocabulary = tokenizer.get_vocab()
     if token in vocabulary:
         return int(vocabulary[token])
     pieces = " ".join(tokenizer.tokenize(token))
-    nearest = difflib.get_close_matches(token.lower(), vocabulary, n=_NEAREST, cutoff=0.5)
+    nearest = difflib.get_close_matches(token.lower(), vocabulary, n=5, cutoff=0.5)
     raise BilensError(
-        f"token: expected a single token of the vocabulary, found {token!r}"
-        + (f", which is cut into {pieces}" if pieces else "")
+        f"token={token!r}, expected a single token of the vocabulary"
+        + (f"; it is cut into {pieces}" if pieces else "")
         + (f"; the nearest are {', '.join(nearest)}" if nearest else "")
     )

@@ -1,19 +1,22 @@
 """Saving and loading modules: safetensors and JSON, whole or not at all, here or on the hub."""
 
 import json
+import os.path
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from huggingface_hub import ModelHubMixin, constants, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import write_json, write_safetensors
+from bilens.hub import HTTPError, hub_asked_once
 
 Loaded = TypeVar("Loaded", bound="Checkpointed")
 
@@ -93,7 +96,7 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
     Raises:
         CheckpointError: it is not there.
     """
-    if Path(source).is_dir():
+    if os.path.isdir(source):  # noqa: PTH112  pathlib raises for names that are too long
         path = Path(source) / name
         if not path.is_file():
             raise CheckpointError(
@@ -102,8 +105,10 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
             )
         return path
     try:
-        return Path(hf_hub_download(str(source), name, **hub))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        validate_repo_id(str(source))
+        with hub_asked_once():
+            return Path(hf_hub_download(str(source), name, **hub))
+    except (HTTPError, HFValidationError, OSError) as error:
         raise CheckpointError(
             f"{source} is not a directory here, and {name} could not be fetched from the hub. "
             "Train a model with `bilens train images`, or check the name and the connection."

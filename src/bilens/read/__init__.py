@@ -11,6 +11,7 @@ from bilens.read.classifier import (
 )
 from bilens.read.deep import DeepReading, path_accuracies, read_deep
 from bilens.read.explanation import Explanation, LogitExplanation, explain
+from bilens.read.fourier import FourierReading, read_fourier
 from bilens.read.inputs import top_inputs
 from bilens.read.recovery import SparsityReport, loss_recovered, sparsity
 from bilens.read.shared import (
@@ -28,6 +29,7 @@ __all__ = [
     "ClassifierReading",
     "DeepReading",
     "Explanation",
+    "FourierReading",
     "LogitExplanation",
     "SharedFeature",
     "SharedFeatures",
@@ -44,6 +46,7 @@ __all__ = [
     "path_accuracies",
     "read_classifier",
     "read_deep",
+    "read_fourier",
     "shared_by_classes",
     "shared_by_paths",
     "sparsity",

@@ -76,8 +76,8 @@ def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
         Pearce et al. 2024, section 4.2 and figure 4.
     """
     check_classifier(model)
-    weight = model.unembed.weight
-    return logit_spectra(model, torch.eye(len(weight), device=weight.device), basis)
+    each = torch.eye(model.config.n_classes, device=model.embed.weight.device)
+    return logit_spectra(model, each, basis)
 
 
 @exact
@@ -123,14 +123,15 @@ def read_classifier(
 
     Args:
         model: the classifier.
-        data: what it is measured on.
+        data: what it is measured on; follows the model to its device.
         basis: where the eigenvectors are orthonormal; see `class_spectra`.
 
     Raises:
         NotBilinearError: the model is not one tensor.
         BilensError: the data does not fit the model, or there is no such basis.
     """
-    spectrum = class_spectra(model, basis).to(data.test_images.device)
+    spectrum = class_spectra(model, basis)
+    data = data.to(model.embed.weight.device)
     return ClassifierReading(
         model=model,
         data=data,

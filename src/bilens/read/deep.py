@@ -84,7 +84,7 @@ def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepRea
 
     Args:
         model: a classifier of any number of layers.
-        data: what it is measured on.
+        data: what it is measured on; follows the model to its device.
         k: how many paths; all of them where there are fewer.
 
     Raises:
@@ -92,9 +92,9 @@ def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepRea
         BilensError: the model is not a classifier of bilens, or k is not positive.
     """
     check_classifier(model)
-    device = data.test_images.device
-    tensors = [tensor.to(device) for tensor in model.tensors()]
-    directions = torch.eye(data.n_classes, device=device)
+    data = data.to(model.embed.weight.device)
+    tensors = model.tensors()
+    directions = torch.eye(data.n_classes, device=model.embed.weight.device)
     search = top_paths(tensors, directions, min(k, make_chain(tensors, directions).n_leaves))
     found = len(search.paths)
     counts = [stop for stop in STOPS if stop < found] + [found]

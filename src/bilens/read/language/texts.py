@@ -47,7 +47,7 @@ def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = No
             tokenizer=tokenizer,
             data_dir=data_dir,
         )
-    return load_documents(data, tokenizer, longest=min(LONGEST, longest(model)), data_dir=data_dir)
+    return load_documents(data, tokenizer, n_ctx=min(LONGEST, longest(model)), data_dir=data_dir)
 
 
 def longest(model: ResidualModel) -> int:

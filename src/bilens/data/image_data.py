@@ -1,0 +1,76 @@
+"""Images with their classes, in two splits, checked when they are put together."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bilens.checks import check_finite, checked
+from bilens.errors import DataError
+
+__all__ = ["ImageData"]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """Grey images with their classes, split into training and test.
+
+    Attributes:
+        name: What the data set is called.
+        train_images: From 0 (black) to 1 (white), flattened row by row: pixel (r, c) stands at
+            r * width + c.
+        train_labels: Indices into `class_names`.
+        test_images: As `train_images`.
+        test_labels: As `train_labels`.
+        shape: Height and width in pixels; pixels = height * width.
+        class_names: One for each class.
+
+    Raises:
+        DataError: images and labels do not fit the shape, the classes or one another.
+    """
+
+    name: str
+    train_images: Float[Tensor, "train pixels"]
+    train_labels: Int[Tensor, " train"]
+    test_images: Float[Tensor, "test pixels"]
+    test_labels: Int[Tensor, " test"]
+    shape: tuple[int, int]
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for split in ("train", "test"):
+            images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
+            if images.shape[1] != self.n_inputs or not images.numel():
+                raise DataError(
+                    f"{split}_images has shape {tuple(images.shape)}, expected (count, "
+                    f"{self.n_inputs}), images of {self.shape[0]}x{self.shape[1]} pixels"
+                )
+            if labels.is_meta:
+                continue
+            check_finite(**{f"{split}_images": images})
+            wrong = labels[(labels < 0) | (labels >= self.n_classes)]
+            if len(wrong):
+                raise DataError(
+                    f"{split}_labels holds {wrong[0]}, expected 0 to {self.n_classes - 1}"
+                )
+
+    @property
+    def n_inputs(self) -> int:
+        """Number of pixels of one image."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+    def to(self, device: torch.device | str) -> "ImageData":
+        """Return the same data on `device`; where it is there already, itself."""
+        if self.train_images.device == torch.device(device):
+            return self
+        names = [name for name, value in vars(self).items() if isinstance(value, Tensor)]
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+
+ImageData.__init__ = checked(ImageData.__init__)  # type: ignore[method-assign]

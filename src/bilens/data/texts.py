@@ -1,0 +1,212 @@
+"""The stories of a corpus, one after another: from text, Parquet or JSON lines, or from the hub.
+
+Files are read here and not by `datasets`, which takes a line of any length into memory, and a whole
+file of JSON lines once one of them is broken.
+"""
+
+import gzip
+import io
+import json
+import os.path
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bilens.data.hub import hub_split, is_folder, named_folder
+from bilens.errors import BilensError, DataError
+from bilens.lazy_imports import lazy_import
+
+pq = lazy_import("pyarrow.parquet")  # takes most of a second to import, and text does without it
+
+__all__ = ["read_texts", "text_files"]
+
+HUB = {"tinystories": "roneneldan/TinyStories"}
+SUFFIXES = (".txt", ".txt.gz", ".parquet", ".jsonl")
+COLUMNS = ("text", "story")
+END_OF_STORY = "<|endoftext|>"
+LONGEST = 2**23
+"""Characters of a story, and of a line."""
+
+EXPANSION, FREE = 100, 2**26
+"""Gzip may unpack to so many times its size, and to so many bytes at any rate; text has 3 to 5."""
+
+
+def read_texts(source: str | Path, data_dir: str | Path | None = None) -> Iterator[str]:
+    """Give the stories of a corpus in their order, as they are written, one at a time.
+
+    Args:
+        source: "tinystories", or the path of a file or of a folder of files: text (.txt, .txt.gz),
+            .parquet or .jsonl. In text a line `<|endoftext|>` ends a story; a file without any such
+            line in its first 8 million characters is cut at its blank lines, and one without these
+            at every line. Parquet and jsonl hold a story in the column "text" (or "story").
+        data_dir: For tinystories: the folder with train.txt.gz and valid.txt.gz, or one above it
+            that has them in a sub-folder tinystories. By default the environment variable
+            BILENS_DATA; if that is unset or empty too, the Hugging Face hub, streamed.
+
+    Raises:
+        DataError: Unknown name, files that are missing, empty, binary, damaged or not UTF-8, a
+            story or line of more than 8 million characters, a file that unpacks to more than a
+            hundred times its size, hub out of reach.
+
+    Source: R. Eldan and Y. Li, "TinyStories: How Small Can Language Models Be and Still Speak
+    Coherent English?", 2023, arXiv:2305.07759.
+    """
+    files = text_files(source, data_dir)
+    for path in files:
+        yield from _read_file(path)
+    if not files:
+        instead = f"{source}/train.txt.gz and {source}/valid.txt.gz"
+        for split in ("train", "validation"):
+            with hub_split(HUB[str(source)], split, instead, streaming=True) as rows:
+                for row in rows:
+                    yield row["text"]
+
+
+def text_files(source: str | Path, data_dir: str | Path | None = None) -> list[Path]:
+    """Return the files that `read_texts` reads, in its order; none when it asks the hub.
+
+    Raises:
+        DataError: Unknown name or missing files.
+    """
+    path, kinds = Path(source), ", ".join(SUFFIXES)
+    if str(source) in HUB:
+        folder = named_folder(data_dir)
+        return [] if folder is None else _known_files(str(source), folder)
+    if str(source) and is_folder(path):
+        files = sorted(file for file in path.iterdir() if _suffix(file) and file.is_file())
+        if not files:
+            raise DataError(f"{path} is a folder without files {kinds}; give another")
+        return files
+    if _suffix(path) and os.path.isfile(path):  # noqa: PTH113  as in is_folder
+        return [path]
+    raise DataError(
+        f"data={str(source)!r}, expected grammar, deep-grammar, {', '.join(HUB)}, or the path of a "
+        f"file or a folder of files {kinds}"
+    )
+
+
+def _known_files(name: str, folder: Path) -> list[Path]:
+    for place in (folder / name, folder):
+        # Its splits are read one after the other: what is held out is drawn afresh.
+        files = [next(iter(sorted(place.glob(f"{s}.*"))), None) for s in ("train", "valid")]
+        if all(files):
+            return [path for path in files if path]
+    raise DataError(
+        f"{folder / name} and {folder} lack train.txt.gz or valid.txt.gz of {name} (also without "
+        ".gz, or as .parquet or .jsonl); give their folder, or the one above"
+    )
+
+
+def _suffix(path: Path) -> str | None:
+    return next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), None)
+
+
+def _read_file(path: Path) -> Iterator[str]:
+    """Give the stories of a file that are not blank, in their order."""
+    readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl}
+    empty = True
+    try:
+        for story in readers.get(str(_suffix(path)), _read_text)(path):
+            if not isinstance(story, str | None):
+                raise DataError(f"{path} holds {str(story)[:40]!r}, expected text as story")
+            if story and (story := story.strip()):
+                _check_length(path, len(story), "story")
+                empty = False
+                yield story
+    except BilensError:
+        raise
+    except UnicodeDecodeError as error:
+        how = "Convert it, as in: iconv -f WINDOWS-1252 -t UTF-8"
+        raise DataError(f"{path} is not text in UTF-8 ({error.reason}). {how}.") from error
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} cannot be read ({reason}). Fetch it again.") from error
+    if empty:
+        raise DataError(f"{path} holds no stories; leave it out")
+
+
+def _read_text(path: Path) -> Iterator[str]:
+    with _opened(path) as file:
+        head = file.read(LONGEST).strip()
+    marked = re.search(rf"^[^\S\n]*{re.escape(END_OF_STORY)}[^\S\n]*$", head, re.MULTILINE)
+    separator = END_OF_STORY if marked else ""
+    every_line = not marked and not re.search(r"\n[^\S\n]*\n", head)
+    lines: list[str] = []
+    length = 0
+    for line in _lines(path):
+        if every_line:
+            yield line
+        elif line.strip() == separator:
+            yield "".join(lines)
+            lines, length = [], 0
+        else:
+            length += len(line)
+            _check_length(path, length, "story")
+            lines.append(line)
+    yield "".join(lines)
+
+
+def _read_jsonl(path: Path) -> Iterator[Any]:
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}, is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}, is a {type(row).__name__}, expected an object")
+        yield row[_column(path, row)]
+
+
+def _read_parquet(path: Path) -> Iterator[Any]:
+    with pq.ParquetFile(path) as file:
+        groups = map(file.metadata.row_group, range(file.num_row_groups))
+        _check_unpacked(path, sum(group.total_byte_size for group in groups))
+        column = _column(path, file.schema_arrow.names)
+        for batch in file.iter_batches(100, columns=[column]):
+            yield from batch.column(0).to_pylist()
+
+
+def _column(path: Path, names: Iterable[str]) -> str:
+    if found := [column for column in COLUMNS if column in names]:
+        return found[0]
+    known = " or ".join(COLUMNS)
+    raise DataError(f"{path} has the columns {', '.join(names)}, expected {known}; rename one")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with _opened(path) as file:
+        while line := file.readline(LONGEST + 1):
+            _check_length(path, len(line), "line")
+            if "\0" in line:
+                raise DataError(f"{path} is not text (it has zero bytes); leave it out")
+            yield line
+
+
+def _opened(path: Path) -> io.TextIOWrapper:
+    if path.suffix.lower() != ".gz":
+        return path.open(encoding="utf-8-sig")
+    with gzip.open(path) as packed:
+        while packed.read(2**20):
+            _check_unpacked(path, packed.tell())
+    return io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig")
+
+
+def _check_length(path: Path, length: int, what: str) -> None:
+    if length > LONGEST:
+        raise DataError(
+            f"{path} holds a {what} of more than {LONGEST:,} characters, which is the limit; end "
+            f"each story with a line {END_OF_STORY}"
+        )
+
+
+def _check_unpacked(path: Path, size: int) -> None:
+    most = max(FREE, EXPANSION * path.stat().st_size)
+    if size > most:
+        raise DataError(
+            f"{path} unpacks to more than {most:,} bytes, the limit of {EXPANSION} times its size; "
+            "leave it out, or unpack it yourself"
+        )

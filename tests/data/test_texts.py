@@ -1,0 +1,227 @@
+import gzip
+import json
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bilens.data import read_texts, texts
+from bilens.errors import DataError
+
+STORIES = ["Once upon a time.\n\nThe end.", "A dog ran.", "It was café “day”."]
+
+
+@pytest.fixture(autouse=True)
+def no_folder(monkeypatch):
+    monkeypatch.delenv("BILENS_DATA", raising=False)
+
+
+def marked(stories: list[str]) -> str:
+    return "".join(f"{story}\n<|endoftext|>\n" for story in stories)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write stories in the format that the name of the file asks for."""
+
+    def write(name: str, stories: list[str]):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        if name.endswith(".gz"):
+            path.write_bytes(gzip.compress(marked(stories).encode()))
+        elif name.endswith(".parquet"):
+            pq.write_table(pa.table({"number": range(len(stories)), "text": stories}), path)
+        elif name.endswith(".jsonl"):
+            path.write_text("".join(json.dumps({"story": story}) + "\n" for story in stories))
+        else:
+            path.write_text(marked(stories))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.parquet", "a.jsonl", "A.TXT"])
+def test_every_format_gives_the_same_stories(write, name):
+    assert list(read_texts(write(name, STORIES))) == STORIES
+
+
+def test_a_folder_is_read_by_name_and_without_other_files(write, tmp_path):
+    write("b.jsonl", ["third"])
+    write("a.txt", ["first", "second"])
+    (tmp_path / "notes.md").write_text("no story")
+    assert list(read_texts(tmp_path)) == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize(
+    ("content", "stories"),
+    [
+        ("a\nb\n\n\nc\n", ["a\nb", "c"]),
+        ("\n\na\nb\n\n", ["a", "b"]),
+        ("one only", ["one only"]),
+        ("a\n\nb\n<|endoftext|>\nlast", ["a\n\nb", "last"]),
+        ("a\r\n<|endoftext|> \r\nb", ["a", "b"]),
+        ("\ufeffa\n<|endoftext|>\n", ["a"]),
+    ],
+)
+def test_where_text_is_cut(tmp_path, content, stories):
+    path = tmp_path / "a.txt"
+    path.write_bytes(content.encode())
+    assert list(read_texts(path)) == stories
+
+
+def test_missing_and_blank_rows_are_no_stories(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", None, "  ", "b"]}), path)
+    assert list(read_texts(path)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("below", ["tinystories", "."])
+@pytest.mark.parametrize("by_environment", [True, False])
+def test_tinystories_from_a_folder(write, tmp_path, monkeypatch, below, by_environment):
+    write(f"{below}/train.txt.gz", ["train"])
+    write(f"{below}/valid.txt", ["valid"])
+    write(f"{below}/extra_lowercase.txt.gz", ["not this"])
+    if by_environment:
+        monkeypatch.setenv("BILENS_DATA", str(tmp_path))
+    data_dir = None if by_environment else tmp_path
+    assert list(read_texts("tinystories", data_dir)) == ["train", "valid"]
+
+
+def test_tinystories_incomplete(write, tmp_path):
+    write("tinystories/train.txt.gz", ["train"])
+    message = rf"^{tmp_path}/tinystories and {tmp_path} lack train.txt.gz or valid.txt.gz of tiny"
+    with pytest.raises(DataError, match=message):
+        next(read_texts("tinystories", tmp_path))
+
+
+def test_tinystories_from_the_hub(monkeypatch):
+    asked = []
+
+    def load_dataset(repository, *, split, streaming):
+        asked.append((repository, split, streaming))
+        return [{"text": f"{split} {number}"} for number in range(2)]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    stories = list(read_texts("tinystories"))
+    assert stories == ["train 0", "train 1", "validation 0", "validation 1"]
+    assert asked == [
+        ("roneneldan/TinyStories", "train", True),
+        ("roneneldan/TinyStories", "validation", True),
+    ]
+
+
+def test_the_hub_out_of_reach(monkeypatch):
+    def load_dataset(repository, *, split, streaming):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    message = (
+        r"^roneneldan/TinyStories, split train, could not be had from the Hugging Face hub "
+        r"\(ConnectionError: no route\). Connect to the hub, or put tinystories/train.txt.gz and "
+    )
+    with pytest.raises(DataError, match=message):
+        next(read_texts("tinystories"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", " holds no stories; leave it out$"),
+        ("a.txt", b" \n\n<|endoftext|>\n", " holds no stories; leave it out$"),
+        ("a.txt", b"ab\x00\x01", r" is not text \(it has zero bytes\); leave it out"),
+        ("a.txt", "a story".encode("utf-16"), r" is not text in UTF-8 \(invalid start byte\)"),
+        ("a.txt", "café".encode("latin-1"), " is not text in UTF-8 .* iconv"),
+        ("a.txt.gz", b"plain", r" cannot be read \(BadGzipFile: .*\). Fetch it again.$"),
+        ("a.txt.gz", gzip.compress(b"cut", mtime=0)[:-9], r" cannot be read \(EOFError: "),
+        ("a.parquet", b"plain", r" cannot be read \(ArrowInvalid: .*\). Fetch it again.$"),
+        ("a.jsonl", b'{"text": "a"}\n{', ", line 2, is not JSON: Expecting"),
+        ("a.jsonl", b"[" * 100_000, ", line 1, is not JSON: maximum recursion"),
+        ("a.jsonl", '{"text": "a"}'.encode("utf-16"), " is not text in UTF-8"),
+        ("a.jsonl", b"[1]", ", line 1, is a list, expected an object$"),
+        ("a.jsonl", b'{"body": "a"}', " has the columns body, expected text or story; rename one$"),
+        ("a.jsonl", b'{"text": 3}', " holds '3', expected text as story$"),
+    ],
+)
+def test_files_that_hold_no_stories(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"(?s)^{path}{message}"):
+        list(read_texts(path))
+
+
+def test_an_end_of_memory_is_not_a_damaged_file(write, monkeypatch):
+    path = write("a.txt", STORIES)
+
+    def read(path):
+        raise MemoryError
+        yield
+
+    monkeypatch.setattr(texts, "_read_text", read)
+    with pytest.raises(MemoryError):
+        list(read_texts(path))
+
+
+def bomb(path, piece: bytes, times: int):
+    """Gzip that unpacks to many times its size, made without holding it."""
+    with gzip.open(path, "wb") as file:
+        for _ in range(times):
+            file.write(piece)
+    return path
+
+
+@pytest.mark.parametrize("piece", [b"a", b"\n", b"a story\n<|endoftext|>\n"])
+def test_gzip_that_unpacks_to_too_much(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr(texts, "FREE", 2**16)
+    path = bomb(tmp_path / "a.txt.gz", piece * 2**15, 40)
+    most = max(2**16, 100 * path.stat().st_size)
+    message = f"^{path} unpacks to more than {most:,} bytes, the limit of 100 times its size; leave"
+    with pytest.raises(DataError, match=message):
+        next(read_texts(path))
+
+
+def test_parquet_that_unpacks_to_too_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "FREE", 2**16)
+    path = tmp_path / "a.parquet"
+    stories = [f"{i}{'a' * 100_000}" for i in range(50)]
+    pq.write_table(pa.table({"text": stories}), path, compression="zstd", use_dictionary=False)
+    with pytest.raises(DataError, match="unpacks to more than"):
+        next(read_texts(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.txt", "a" * 1001, "line"),
+        ("a.txt", "<|endoftext|>\n" + "a\n" * 501, "story"),
+        ("a.jsonl", json.dumps({"text": "a" * 990}), "line"),
+    ],
+)
+def test_an_endless_line_or_story(tmp_path, monkeypatch, name, content, what):
+    monkeypatch.setattr(texts, "LONGEST", 1000)
+    path = tmp_path / name
+    path.write_text(content)
+    message = f"^{path} holds a {what} of more than 1,000 characters, which is the limit; end each"
+    with pytest.raises(DataError, match=message):
+        list(read_texts(path))
+
+
+def test_an_endless_story_in_parquet(write, monkeypatch):
+    monkeypatch.setattr(texts, "LONGEST", 1000)
+    with pytest.raises(DataError, match="a.parquet holds a story of more than 1,000 characters"):
+        list(read_texts(write("a.parquet", ["a" * 1001])))
+
+
+@pytest.mark.parametrize("source", ["", "tinystory", "x" * 300, "x" * 300 + ".txt", "a.docx"])
+def test_an_unknown_name(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.docx").write_bytes(b"PK")
+    message = f"^data='{source}', expected grammar, deep-grammar, tinystories, or the path of a f"
+    with pytest.raises(DataError, match=message):
+        next(read_texts(source))
+
+
+def test_a_folder_without_stories(tmp_path):
+    message = f"^{tmp_path} is a folder without files .txt, .txt.gz, .parquet, .jsonl; give anoth"
+    with pytest.raises(DataError, match=message):
+        next(read_texts(tmp_path))

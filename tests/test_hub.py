@@ -1,0 +1,87 @@
+"""The hub is asked once, and only for names that it can have."""
+
+import logging
+
+import datasets
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import OfflineModeIsEnabled
+
+import bilens
+from bilens import hub
+from bilens.data import load_images
+from bilens.errors import CheckpointError, DataError
+from bilens.hub import HTTPError, hub_asked_once
+
+
+@pytest.fixture
+def network(monkeypatch):
+    """A network in which everything fails; counts what was asked for."""
+    asked = []
+
+    class Session:
+        def request(self, method, url, **how):
+            if constants.HF_HUB_OFFLINE:  # as the hub's own client does
+                raise OfflineModeIsEnabled
+            asked.append(f"{method} {url}")
+            raise HTTPError("Name or service not known")
+
+        def head(self, url, **how):
+            return self.request("HEAD", url, **how)
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    for module in (hub, huggingface_hub.utils._http):
+        monkeypatch.setattr(module, "get_session", Session)
+    return asked
+
+
+@pytest.mark.parametrize("source", ["nothere", "runs/mnist"])
+def test_a_model_that_is_nowhere(network, tmp_path, monkeypatch, caplog, source):
+    monkeypatch.chdir(tmp_path)
+    with (
+        caplog.at_level(logging.INFO),
+        pytest.raises(CheckpointError, match=f"^{source} is not a directory here, and config.json"),
+    ):
+        bilens.load(source)
+    assert network == [f"HEAD {constants.ENDPOINT}"]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("source", ["a/b/c", "runs/", "/no/such", "no such", "x" * 5000])
+def test_what_cannot_be_a_name_of_the_hub(network, source):
+    with pytest.raises(CheckpointError, match="is not a directory here, and config.json could not"):
+        bilens.load(source)
+    assert not network
+
+
+def test_data_that_is_nowhere(network, monkeypatch, tmp_path, caplog, capfd):
+    monkeypatch.delenv("BILENS_DATA", raising=False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(DataError, match="^ylecun/mnist, split tra"),
+    ):
+        load_images("mnist")
+    assert network == [f"HEAD {constants.ENDPOINT}"]
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_settings_are_as_before(network):
+    with hub_asked_once():
+        assert constants.HF_HUB_OFFLINE
+        assert datasets.config.HF_HUB_OFFLINE
+        with pytest.raises(ZeroDivisionError), hub_asked_once():
+            1 / 0  # noqa: B018
+    assert not constants.HF_HUB_OFFLINE
+    assert not datasets.config.HF_HUB_OFFLINE
+    assert len(network) == 1
+
+
+def test_a_hub_that_answers_is_asked(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_answers", lambda: True)
+    with hub_asked_once():
+        assert not constants.HF_HUB_OFFLINE
