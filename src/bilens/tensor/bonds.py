@@ -1,29 +1,32 @@
 """The few directions that a deep model uses between its layers, from its weights.
 
-A model of n layers is a tree of tensors T with 2^n leaves, all of them the input. Between layer l
-and the one above there is a bond, used 2^(n-l) times. Cut open at one use, the tree is a matrix: the
-subtree below times all the rest, and that matrix has singular values. They come out of two Gram
-matrices for each bond, neither of which needs the tree:
+A model of n layers is a tree of tensors T with 2^n leaves, all of them the input. Below layer l + 1
+there is a bond, used 2^(n-l) times. Cut open at one use, the tree is a matrix, the subtree below
+times all the rest, and it has singular values. They come from two Gram matrices for each bond,
+neither of which needs the tree:
 
-    below:  P_0 = M,  P_(l+1) = D 1/2 [(L P L')*(R P R') + (L P R')*(R P L')] D'
-    above:  S = D' U_(l+1) D,
-            U_l = 1/4 [L'(S*RPR')L + L'(S*RPL')R + R'(S*LPR')L + R'(S*LPL')R]  with P = P_l
+    below:  P_0 = E M E',  P_(l+1) = D 1/2 [(L P L')*(R P R') + (L P R')*(R P L')] D'
+    above:  U_n = W'W,  S = D' U_(l+1) D,  and with P = P_l
+            U_l = 1/4 [L'(S*RPR')L + L'(S*RPL')R + R'(S*LPR')L + R'(S*LPL')R]
 
-The squared singular values are the eigenvalues of P_l U_l. In coordinates K of P = K K' both are
-Gram matrices of an ordinary layer, LK and RK for L and R: of its outputs, and of its inputs.
+The squared singular values are the eigenvalues of P_l U_l. With P = K K' both steps are Gram
+matrices of the layer of factors LK, RK, D: of its outputs, and of its inputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import factorial
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bilens.checks import check_count, check_finite, checked
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
-from bilens.tensor.cut import Cut, check_ranks
+from bilens.tensor.cut import Cut
+from bilens.tensor.gram import hidden_product
 
 __all__ = ["Bond", "Bonds", "bonds"]
 
@@ -32,12 +35,12 @@ __all__ = ["Bond", "Bonds", "bonds"]
 class Bond:
     """What one layer reads of what comes from below, in directions that matter less and less.
 
-    z = read h are the coordinates of h, and write z is h again. Under the metric of the leaves they
-    have unit size and are uncorrelated, so z_i z_j weighs what its coefficient says.
+    z = read h are the coordinates of h, and write z is h again. Over the leaves' metric they are
+    uncorrelated and of unit size: P is the identity in them, and U is diagonal.
 
     Attributes:
         shares: squared singular values of the model unfolded here, over their sum, descending.
-        read: V' K^+, one row for each direction.
+        read: V'K^+, one row for each direction.
         write: K V, one column for each direction.
         uses: how often the tree has this bond.
     """
@@ -49,7 +52,7 @@ class Bond:
 
     @property
     def k(self) -> int:
-        """Number of directions: all that reach this bond."""
+        """Number of directions that come from below."""
         return len(self.shares)
 
     def projector(self, k: int) -> Float64[Tensor, "n n"]:
@@ -58,49 +61,86 @@ class Bond:
         Raises:
             BilensError: k is not between 1 and the number of directions.
         """
-        if not 1 <= k <= self.k:
-            raise BilensError(f"k={k}, expected 1 to {self.k}, the number of directions")
+        check_count("k", k, self.k, "the number of directions")
         return self.write[:, :k] @ self.read[:k]
-
-    def lost(self, k: int) -> float:
-        """Share of the squared norm that one use of the bond loses when it keeps k directions."""
-        return float(self.shares[k:].sum())
 
 
 @dataclass(frozen=True, eq=False)
 class Bonds:
-    """All bonds of a model, the one between the input and the first layer first.
+    """All bonds of a model, the one between its input and its first layer first.
 
     Attributes:
-        tensors: the layers in float64, each with a constant output where the next one reads it.
         bonds: one for each layer.
-        norm: |T|, of the whole tree; infinite or 0 where float64 does not reach.
+        cores: the layers in the coordinates of all directions; a cut model's are their corners.
+        directions: W, one row for each output direction.
+        norm: |T|, the norm of the whole tree along the directions, over the leaves' metric.
         constant: the last input coordinate is the constant 1.
     """
 
-    tensors: tuple[BilinearTensor, ...]
     bonds: tuple[Bond, ...]
+    cores: tuple[BilinearTensor, ...]
+    directions: Float64[Tensor, "m n_out"]
     norm: float
     constant: bool
 
     def certificate(self, ranks: int | Sequence[int]) -> float:
-        """What cutting the bonds to `ranks` costs at most, relative to |T|.
+        """What a cut costs at most, known before it is made: |T - T_cut| / |T|.
 
         |T - T_cut|^2 <= sum_l 2^(n-l) sum_(i > r_l) lambda_(l, i)
 
-        Each cut is an orthogonal projection of T, and what several in a row lose is at most the sum
-        of what each loses alone. For every input of `x' M^+ x` at most s, no output along the
-        directions is off by more than certificate |T| s^(2^(n-1)).
+        Cutting one use of a bond is an orthogonal projection of T, and several in a row lose at
+        most the sum of what each loses alone. For an input with x'M^+ x <= s no output along a
+        direction of unit length is off by more than certificate |T| s^(2^(n-1)).
 
         Raises:
             BilensError: as `cut`.
         """
-        kept = check_ranks(ranks, [bond.k for bond in self.bonds])
-        lost = sum(bond.uses * bond.lost(k) for bond, k in zip(self.bonds, kept, strict=True))
-        return float(lost**0.5)
+        kept = self._checked_ranks(ranks)
+        lost = [b.uses * b.shares[k:].sum() for b, k in zip(self.bonds, kept, strict=True)]
+        return float(torch.stack(lost).sum().sqrt())
+
+    def error(self, ranks: int | Sequence[int]) -> float:
+        """|T - T_cut| / |T| itself, down to 1e-8, below which it is rounding.
+
+        Raises:
+            BilensError: as `cut`.
+        """
+        kept = self._checked_ranks(ranks)
+        mixed = torch.eye(self.bonds[0].k, kept[0]).to(self.directions)
+        small = mixed[: kept[0]]
+        for full, cut in zip(self.cores, self.cut(kept).cores, strict=True):
+            mixed = _gram_with(full, cut, mixed)
+            small = _gram_with(cut, cut, small)
+        W = self.directions
+        both, alone = (((W @ P) * W).sum() / self.norm**2 for P in (mixed, small))
+        return float((1 - 2 * both + alone).clamp_min(0).sqrt())
+
+    def gaussian_error(self, ranks: int | Sequence[int]) -> float:
+        """At most how large sqrt(E |f(x) - f_cut(x)|^2) is, f along the directions, from `certificate`.
+
+        For x ~ N(mu, Sigma) whose second moment is the metric: N(0, I) for the identity, with or
+        without biases. With m = 2^n leaves, r directions of the input and sizes of one,
+
+            E (T . x^m)^2 <= |T|^2 sum_j j! (sum_k m! r^(k/2) / (j! (m - j - 2k)! 2^k k!))^2,
+
+        Wick's theorem with every term at its largest. That factor is 10^12 for three layers on 100
+        directions: of use for cuts that lose next to nothing. Sample x to know what others lose.
+
+        Raises:
+            BilensError: as `cut`.
+        """
+        m, r = 2 ** len(self.bonds), self.bonds[0].k
+        factor = 0.0
+        for j in range(m + 1):
+            ways = (
+                factorial(m) * r ** (k / 2) / (factorial(m - j - 2 * k) * 2**k * factorial(k))
+                for k in range((m - j) // 2 + 1)
+            )
+            factor += sum(ways) ** 2 / factorial(j)
+        return self.certificate(ranks) * self.norm * factor**0.5
 
     def ranks_within(self, error: float) -> tuple[int, ...]:
-        """The fewest directions over all bonds with a certificate of at most `error`.
+        """The fewest directions over all bonds for which the certificate is at most `error`.
 
         Raises:
             BilensError: the error is negative or NaN.
@@ -108,99 +148,179 @@ class Bonds:
         if not error >= 0:
             raise BilensError(f"error={error}, expected 0 or more, relative to the model's norm")
         costs = [bond.uses * bond.shares for bond in self.bonds]
+        numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
         cost, order = torch.cat(costs).sort()
-        number = torch.cat([torch.full((len(c),), i) for i, c in enumerate(costs)])[order]
-        dropped = number[cost.cumsum(0) <= error**2]
+        dropped = torch.cat(numbers)[order][cost.cumsum(0) <= error**2]
         counts = torch.bincount(dropped, minlength=len(costs)).tolist()
         return tuple(max(1, b.k - count) for b, count in zip(self.bonds, counts, strict=True))
+
+    def ranks_scoring(self, score: Callable[[Cut], float], least: float) -> tuple[int, ...]:
+        """Few directions over all bonds for which a cut still scores `least`, found greedily.
+
+        From twice the smallest uniform cut that does, the direction goes whose loss costs the score
+        least, one at a time, until 2 in a row for each bond are missed too often; the smallest cut
+        that scored enough is kept. Takes some 6 n times that uniform cut's rank of scores.
+
+        Args:
+            score: of a cut model, such as its accuracy on images.
+            least: what it has to reach.
+
+        Raises:
+            BilensError: the whole model does not reach it.
+        """
+        whole = tuple(bond.k for bond in self.bonds)
+        reached = score(self.cut(whole))
+        if not reached >= least:
+            raise BilensError(f"least={least}, but the model with all directions scores {reached}")
+        k = 1
+        while k < max(whole) and score(self.cut(k)) < least:
+            k += 1
+        ranks, best = self._checked_ranks(2 * k), self._checked_ranks(k)
+        missed = 0
+        while missed < 2 * len(ranks) and any(rank > 1 for rank in ranks):
+            fewer = [
+                (*ranks[:i], rank - 1, *ranks[i + 1 :]) for i, rank in enumerate(ranks) if rank > 1
+            ]
+            scores = [score(self.cut(some)) for some in fewer]
+            ranks = fewer[max(range(len(fewer)), key=scores.__getitem__)]
+            missed = 0 if max(scores) >= least else missed + 1
+            if not missed and sum(ranks) < sum(best):
+                best = ranks
+        return best
 
     def cut(self, ranks: int | Sequence[int]) -> Cut:
         """The model that keeps the first directions of each bond.
 
         Args:
             ranks: how many for each bond, the input's first; one number for all of them, where a
-                bond that has fewer directions keeps all it has.
+                bond that has fewer directions keeps what it has.
 
         Raises:
-            BilensError: a number is below 1, above what its bond has, or there is not one for each
-                bond.
+            BilensError: a number is below 1 or above what its bond has, or there is not one for
+                each bond.
         """
-        kept = check_ranks(ranks, [bond.k for bond in self.bonds])
-        reads = [bond.read[:k] for bond, k in zip(self.bonds, kept, strict=True)]
-        cores = [
-            tensor.change_basis(bond.write[:, :k], above)
-            for tensor, bond, k, above in zip(
-                self.tensors, self.bonds, kept, [*reads[1:], None], strict=True
-            )
-        ]
+        kept = self._checked_ranks(ranks)
+        above = [*kept[1:], self.cores[-1].n_out]
+        W = self.directions / self.norm
         return Cut(
-            read=reads[0],
-            cores=tuple(cores),
+            read=self.bonds[0].read[: kept[0]],
+            cores=tuple(
+                BilinearTensor(core.left[:, :k], core.right[:, :k], core.out[:m])
+                for core, k, m in zip(self.cores, kept, above, strict=True)
+            ),
+            environments=(
+                *(b.shares[:k].diag() for b, k in zip(self.bonds[1:], kept[1:], strict=True)),
+                W.T @ W,
+            ),
             certificate=self.certificate(kept),
             constant=self.constant,
         )
 
+    def _checked_ranks(self, ranks: int | Sequence[int]) -> tuple[int, ...]:
+        if isinstance(ranks, int):
+            check_count("ranks", ranks)
+            return tuple(min(ranks, bond.k) for bond in self.bonds)
+        if len(ranks) != len(self.bonds):
+            raise BilensError(
+                f"ranks has {len(ranks)} numbers, expected {len(self.bonds)}, one for each bond"
+            )
+        for i, (rank, bond) in enumerate(zip(ranks, self.bonds, strict=True)):
+            check_count(f"ranks[{i}]", rank, bond.k, "the number of directions of that bond")
+        return tuple(ranks)
 
+
+@checked
 @torch.no_grad()
 def bonds(
     tensors: Sequence[BilinearTensor],
     directions: Float[Tensor, "*batch n_out"],
     metric: Float[Tensor, "n_in n_in"] | None = None,
+    embedding: Float[Tensor, "d_model n_in"] | None = None,
 ) -> Bonds:
     """The singular values and directions of a deep model at each of its bonds.
 
-    In float64 whatever the dtype of the tensors. Costs O(rank^2 n + n^3) for each layer; the tree,
-    which is exponential in the depth, is never made. Exact for the tree whose layers are symmetric
-    and whose leaves are told apart; as a function of one x the model may need fewer directions.
+    In float64 whatever the dtype of the tensors. Costs O(rank^2 n + n^3) for each layer, where the
+    tree has n_in^(2^layers) entries. Exact for the tree, whose leaves are told apart; as a function
+    of one x the model may need fewer directions.
 
     Args:
-        tensors: one for each layer; each reads what the one before gives. Behind an embedding E,
-            take E M E' as the metric rather than folding E into the first.
-        directions: u, one output direction or a batch of them in the last axis: what counts.
-        metric: M, the size of inputs as x'M^+ x: their second moment, mean(x x'), with the constant
-            coordinate where the first tensor reads one. By default the identity: weights alone.
+        tensors: one for each layer; each reads what the one before gives.
+        directions: W, one output direction or a batch of them in the last axis: what counts.
+        metric: M, the second moment of inputs, x.T @ x / len(x), with the constant coordinate where
+            the model has one. By default the identity: weights alone.
+        embedding: E, which the first tensor reads the input through; with a constant coordinate
+            `affine(E, bias)`. Folded into the first tensor it gives the same, more slowly.
 
     Raises:
-        BilensError: the chain is empty or does not fit together, the directions or the metric do
-            not fit it, the metric is not symmetric and positive, a number is not finite, or the
-            model is zero along the directions.
+        BilensError: the chain is empty or does not fit together, the directions, the metric or the
+            embedding do not fit it, the metric is not symmetric or has a negative eigenvalue, a
+            number is not finite, or the model is zero along the directions.
 
     Source:
-        Dooms et al. 2025, "Compositionality unlocks deep interpretable models", appendix G
-        (orthogonalise, diagonalise, truncate), which builds dense cores at O(n^4).
+        Dooms et al. 2025, arXiv 2504.02667, appendix G: orthogonalise, diagonalise, truncate. They
+        build dense cores at O(n^4) a layer.
     """
     chain = [
         BilinearTensor(t.left, t.right, t.out).to(torch.float64)
         for t in joined(tensors, directions)
     ]
-    P = _checked_metric(metric, chain[0])
-    log_scale = torch.zeros((), dtype=torch.float64, device=P.device)
-    roots, below = [], []
+    E, sizes = _checked_input(chain[0], metric, embedding)
+    roots, below, scales = [], [], []
+    P, scale = E @ sizes, torch.zeros((), dtype=torch.float64, device=E.device)
     for tensor in chain:
-        # Squared once a layer, sizes leave the range of float64; only ratios matter.
-        trace = P.trace()
-        if not trace > 0:
-            raise BilensError(_zero(chain, directions))
-        log_scale = log_scale + trace.log()
-        roots.append(_square_root(P / trace))
+        # Sizes are squared with every layer and soon leave float64; their logarithms do not.
+        P, scale = _of_trace_1(P, scale)
+        roots.append(_square_root(P))
+        scales.append((scale / 2).exp())
         below.append(tensor.change_basis(inputs=roots[-1][0]))
-        log_scale, P = 2 * log_scale, below[-1].output_gram()
-    u = directions.to(P).reshape(-1, P.shape[0])
-    square = ((u @ P) * u).sum()
-    if not square > 0:
-        raise BilensError(_zero(chain, directions))
-    weights, found = u, []
-    for i in range(len(chain) - 1, -1, -1):
-        size = weights.abs().max()
-        H = below[i].change_basis(outputs=weights / size).input_gram()
+        P, scale = below[-1].output_gram(), 2 * scale
+    W = directions.to(P).reshape(-1, len(P))
+    _, log_square = _of_trace_1(W @ P @ W.T, scale)
+    norm = float((log_square / 2).exp())
+    found: list[Bond] = []
+    weights = W
+    for i in reversed(range(len(chain))):
+        H = below[i].change_basis(outputs=weights / weights.abs().max()).input_gram()
         values, V = torch.linalg.eigh(H)
         shares, V = values.flip(0).clamp_min(0), V.flip(1)
         shares = shares / shares.sum()
         K, inverse = roots[i]
-        found.append(Bond(shares, V.T @ inverse, K @ V, 2 ** (len(chain) - i)))
-        weights = shares.sqrt()[:, None] * found[-1].read
-    norm = ((square.log() + log_scale) / 2).exp()
-    return Bonds(tuple(chain), tuple(reversed(found)), float(norm), tensors[0].constant)
+        read, write = V.T @ inverse, K @ V
+        weights = shares.sqrt()[:, None] * read
+        found.insert(0, Bond(shares, read / scales[i], write * scales[i], 2 ** (len(chain) - i)))
+    reads = [bond.read for bond in found[1:]]
+    cores = tuple(
+        tensor.change_basis(bond.write, above)
+        for tensor, bond, above in zip(chain, found, [*reads, None], strict=True)
+    )
+    first = found[0]
+    found[0] = Bond(first.shares, first.read @ E, sizes @ first.read.T, first.uses)
+    if not 0 < norm < torch.inf or not all(torch.isfinite(core.left).all() for core in cores):
+        raise BilensError(
+            f"The model's norm is {norm:.3g} and outside of what float64 can hold; scale its "
+            "weights or the metric"
+        )
+    return Bonds(tuple(found), cores, W, norm, tensors[0].constant)
+
+
+def _gram_with(
+    a: BilinearTensor, b: BilinearTensor, P: Float64[Tensor, "n_a n_b"]
+) -> Float64[Tensor, "m_a m_b"]:
+    """Inner products of the outputs of two layers, P being those of what they read."""
+    return a.out @ hidden_product(a.left @ P, a.right @ P, b.left, b.right) @ b.out.T
+
+
+def _of_trace_1(
+    P: Float64[Tensor, "n n"], log_scale: Float64[Tensor, ""]
+) -> tuple[Float64[Tensor, "n n"], Float64[Tensor, ""]]:
+    """P over its trace, and the logarithm of the trace in addition to what there was."""
+    trace = P.trace()
+    if not trace > 0:
+        raise BilensError(
+            "The model is zero along the directions, so that it has no bonds; choose others, or "
+            "check its weights and the metric"
+        )
+    return P / trace, log_scale + trace.log()
 
 
 def _square_root(P: Float64[Tensor, "n n"]) -> tuple[Tensor, Tensor]:
@@ -211,24 +331,29 @@ def _square_root(P: Float64[Tensor, "n n"]) -> tuple[Tensor, Tensor]:
     return vectors * roots, (vectors / roots).T
 
 
-def _checked_metric(
-    metric: Float[Tensor, "n_in n_in"] | None, first: BilinearTensor
-) -> Float64[Tensor, "n_in n_in"]:
-    n = first.n_in
+def _checked_input(
+    first: BilinearTensor, metric: Tensor | None, embedding: Tensor | None
+) -> tuple[Float64[Tensor, "n n_in"], Float64[Tensor, "n_in n"]]:
+    """E and M E' in float64."""
+    one = torch.eye(first.n_in, dtype=torch.float64, device=first.left.device)
+    E = one if embedding is None else embedding.to(one)
+    if E.shape[0] != first.n_in:
+        raise BilensError(
+            f"embedding has shape {tuple(E.shape)}; expected {first.n_in} rows, one for each input "
+            "of the first tensor, the constant among them"
+        )
+    n = E.shape[1]
     if metric is None:
-        return torch.eye(n, dtype=first.left.dtype, device=first.left.device)
+        check_finite(embedding=E)
+        return E, E.T
     if metric.shape != (n, n):
         raise BilensError(
             f"metric has shape {tuple(metric.shape)}; expected ({n}, {n}), a row and a column for "
-            "each input of the first tensor, the constant among them"
+            "each input of the model, the constant among them"
         )
-    if not torch.isfinite(metric).all():
-        raise BilensError("metric holds NaN or infinite values")
-    M = metric.to(first.left)
-    largest = float(M.abs().max())
-    if largest == 0:
-        raise BilensError("metric is zero; expected the second moment of some inputs")
-    rounding = 8 * n * torch.finfo(metric.dtype).eps * largest
+    check_finite(embedding=E, metric=metric)
+    M = metric.to(E)
+    rounding = 8 * n * torch.finfo(metric.dtype).eps * float(M.abs().max())
     if float((M - M.T).abs().max()) > rounding:
         raise BilensError("metric is not symmetric; expected a second moment, x.T @ x / len(x)")
     M = (M + M.T) / 2
@@ -238,11 +363,4 @@ def _checked_metric(
             f"metric has the eigenvalue {least:.3g}; expected none below 0, as of a second moment, "
             "x.T @ x / len(x)"
         )
-    return M
-
-
-def _zero(chain: Sequence[BilinearTensor], directions: Tensor) -> str:
-    return (
-        f"The model of {len(chain)} layers is zero along the {directions[..., 0].numel()} "
-        "directions, so it has no bonds; choose others, or check its weights"
-    )
+    return E, M @ E.T
