@@ -25,7 +25,7 @@ from bilens.checks import check_count, check_finite, checked
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
-from bilens.tensor.cut import Cut
+from bilens.tensor.cut import Cut, fewest_hidden
 from bilens.tensor.gram import hidden_product
 
 __all__ = ["Bond", "Bonds", "bonds"]
@@ -204,12 +204,13 @@ class Bonds:
         W = self.directions / self.norm
         return Cut(
             read=self.bonds[0].read[: kept[0]],
+            write=self.bonds[0].write[:, : kept[0]],
             cores=tuple(
-                BilinearTensor(core.left[:, :k], core.right[:, :k], core.out[:m])
+                fewest_hidden(BilinearTensor(core.left[:, :k], core.right[:, :k], core.out[:m]))
                 for core, k, m in zip(self.cores, kept, above, strict=True)
             ),
             environments=(
-                *(b.shares[:k].diag() for b, k in zip(self.bonds[1:], kept[1:], strict=True)),
+                *(bond.shares[:k].diag() for bond, k in zip(self.bonds, kept, strict=True)),
                 W.T @ W,
             ),
             certificate=self.certificate(kept),

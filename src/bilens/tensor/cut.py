@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from einops import einsum
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from bilens.checks import check_count, checked
+from bilens.checks import check_count
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.constant import fit_input
 
-__all__ = ["Cut", "Products"]
+__all__ = ["Cut", "Products", "fewest_hidden", "of_products"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +52,16 @@ class Cut:
 
     Attributes:
         read: one row for each direction of the input.
+        write: what of an input each coordinate stands for: write z_0 is x on those directions.
         cores: the layers on the coordinates, without a constant: it is one of their directions.
-        environments: U of the outputs of each core: a change of size e in an output o changes the
-            squared norm of the model by the share U_oo e^2, at each use.
+        environments: U at each bond, the input's first, and of the outputs: a change of size e in
+            coordinate k is a share U_kk e^2 of the model's squared norm, at each use.
         certificate: |T - T_cut| / |T| is at most this; see `Bonds.certificate`.
         constant: the last input coordinate is the constant 1.
     """
 
     read: Float64[Tensor, "k n_in"]
+    write: Float64[Tensor, "n_in k"]
     cores: tuple[BilinearTensor, ...]
     environments: tuple[Float64[Tensor, "_ _"], ...]
     certificate: float
@@ -87,7 +88,6 @@ class Cut:
         """What the cut model makes of each row of x."""
         return self.coordinates(x)[-1]
 
-    @checked
     def rotate(self, rotations: Sequence[Float[Tensor, "k k"]]) -> "Cut":
         """The same model in other coordinates, z = O z': one O for each bond, the input's first.
 
@@ -107,12 +107,13 @@ class Cut:
         return replace(
             self,
             read=turned[0].T @ self.read,
+            write=self.write @ turned[0],
             cores=tuple(
                 core.change_basis(O, up)
                 for core, O, up in zip(self.cores, turned, [*above, None], strict=True)
             ),
             environments=(
-                *(O.T @ U @ O for O, U in zip(turned[1:], self.environments[:-1], strict=True)),
+                *(O.T @ U @ O for O, U in zip(turned, self.environments, strict=False)),
                 self.environments[-1],
             ),
         )
@@ -120,7 +121,7 @@ class Cut:
     def products(self) -> Products:
         """Every term of every layer in these coordinates: sum_l n_out r (r + 1) / 2 of them."""
         found = []
-        for number, (core, U) in enumerate(zip(self.cores, self.environments, strict=True)):
+        for number, (core, U) in enumerate(zip(self.cores, self.environments[1:], strict=True)):
             i, j = torch.triu_indices(core.n_in, core.n_in, device=U.device)
             entries = core.dense()[:, i, j]
             times = torch.where(i == j, 1.0, 2.0).to(entries)
@@ -148,12 +149,20 @@ class Cut:
             out = core.out.new_zeros(core.n_out, core.n_in, core.n_in)
             at = (terms.output[here], terms.first[here], terms.second[here])
             out[at] = terms.coefficient[here]
-            chain.append(_of_products(out))
+            chain.append(of_products(out))
         first = replace(chain[0].change_basis(inputs=self.read), constant=self.constant)
         return [first, *chain[1:]]
 
 
-def _of_products(coefficients: Float64[Tensor, "n_out k k"]) -> BilinearTensor:
+def fewest_hidden(core: BilinearTensor) -> BilinearTensor:
+    """The same tensor with a hidden unit for each pair of inputs, where those are fewer."""
+    if core.rank <= core.n_in * (core.n_in + 1) // 2:
+        return core
+    B = core.dense()
+    return of_products(torch.triu(B) + torch.triu(B, 1))
+
+
+def of_products(coefficients: Float64[Tensor, "n_out k k"]) -> BilinearTensor:
     """The tensor of x -> sum_ij c_oij x_i x_j, with one hidden unit for each pair in use."""
     used = coefficients.abs().amax(0) > 0
     used[0, 0] |= not used.any()
