@@ -217,7 +217,7 @@ def test_bad_input_is_named() -> None:
         ((tensors, u, broken), "metric holds NaN"),
         ((tensors, u, one[:2, :2]), "metric has shape \\(2, 2\\); expected \\(3, 3\\)"),
         ((tensors, u, -one), "metric has the eigenvalue -1; expected none below 0"),
-        ((tensors, u, one * 0), "zero along the directions"),
+        ((tensors, u, one * 0), "metric is zero; expected something like x.T @ x"),
         ((tensors, u, one + one.roll(1, 0)), "metric is not symmetric"),
         ((tensors, u, None, one[:2]), "embedding has shape \\(2, 3\\); expected 3 rows"),
         ((tensors, u, None, broken), "embedding holds NaN"),

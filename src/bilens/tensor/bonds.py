@@ -27,6 +27,7 @@ from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
 from bilens.tensor.cut import Cut, fewest_hidden
 from bilens.tensor.gram import hidden_product
+from bilens.tensor.positive import checked_positive, square_root
 
 __all__ = ["Bond", "Bonds", "bonds"]
 
@@ -271,7 +272,7 @@ def bonds(
     for tensor in chain:
         # Sizes are squared with every layer and soon leave float64; their logarithms do not.
         P, scale = _of_trace_1(P, scale)
-        roots.append(_square_root(P))
+        roots.append(square_root(P))
         scales.append((scale / 2).exp())
         below.append(tensor.change_basis(inputs=roots[-1][0]))
         P, scale = below[-1].output_gram(), 2 * scale
@@ -324,14 +325,6 @@ def _of_trace_1(
     return P / trace, log_scale + trace.log()
 
 
-def _square_root(P: Float64[Tensor, "n n"]) -> tuple[Tensor, Tensor]:
-    """K with P = K K', one column for each direction that P has, and its pseudoinverse."""
-    values, vectors = torch.linalg.eigh(P)
-    kept = values > len(P) * torch.finfo(P.dtype).eps * values[-1]
-    roots, vectors = values[kept].sqrt(), vectors[:, kept]
-    return vectors * roots, (vectors / roots).T
-
-
 def _checked_input(
     first: BilinearTensor, metric: Tensor | None, embedding: Tensor | None
 ) -> tuple[Float64[Tensor, "n n_in"], Float64[Tensor, "n_in n"]]:
@@ -343,25 +336,5 @@ def _checked_input(
             f"embedding has shape {tuple(E.shape)}; expected {first.n_in} rows, one for each input "
             "of the first tensor, the constant among them"
         )
-    n = E.shape[1]
-    if metric is None:
-        check_finite(embedding=E)
-        return E, E.T
-    if metric.shape != (n, n):
-        raise BilensError(
-            f"metric has shape {tuple(metric.shape)}; expected ({n}, {n}), a row and a column for "
-            "each input of the model, the constant among them"
-        )
-    check_finite(embedding=E, metric=metric)
-    M = metric.to(E)
-    rounding = 8 * n * torch.finfo(metric.dtype).eps * float(M.abs().max())
-    if float((M - M.T).abs().max()) > rounding:
-        raise BilensError("metric is not symmetric; expected a second moment, x.T @ x / len(x)")
-    M = (M + M.T) / 2
-    least = float(torch.linalg.eigvalsh(M)[0])
-    if least < -rounding:
-        raise BilensError(
-            f"metric has the eigenvalue {least:.3g}; expected none below 0, as of a second moment, "
-            "x.T @ x / len(x)"
-        )
-    return E, M @ E.T
+    check_finite(embedding=E)
+    return E, E.T if metric is None else checked_positive("metric", metric, E.shape[1]).to(E) @ E.T

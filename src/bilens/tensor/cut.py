@@ -88,7 +88,7 @@ class Cut:
         """What the cut model makes of each row of x."""
         return self.coordinates(x)[-1]
 
-    def rotate(self, rotations: Sequence[Float[Tensor, "k k"]]) -> "Cut":
+    def rotate(self, rotations: Sequence[Float[Tensor, "_ _"]]) -> "Cut":
         """The same model in other coordinates, z = O z': one O for each bond, the input's first.
 
         Raises:

@@ -3,14 +3,19 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.chain import joined
+from bilens.tensor.deep_similarity import deep_inner
+from bilens.tensor.gaussian import standardised
 from bilens.tensor.gram import hidden_product
 from bilens.tensor.quadratic import QuadraticForm
 
@@ -94,9 +99,14 @@ def unit_rows(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
 
 
 def expected_inner(
-    a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], *, max_operations: float = COST_LIMIT
+    a: Sequence[BilinearTensor],
+    b: Sequence[BilinearTensor],
+    *,
+    mean: Float[Tensor, " n_in"] | None = None,
+    covariance: Float[Tensor, "n_in n_in"] | None = None,
+    max_operations: float = COST_LIMIT,
 ) -> Float64[Tensor, ""]:
-    """E[f_a(x) . f_b(x)] for x ~ N(0, I), exactly, from the weights of models of one or two layers.
+    """E[f_a(x) . f_b(x)] for Gaussian x, exactly, from the weights of models of any depth.
 
     A model is the chain of its layers' tensors, such as `ImageClassifier.tensors()`; biases and
     residuals are in it, and a constant coordinate stays 1. One layer is, for each output with
@@ -109,21 +119,28 @@ def expected_inner(
         E[f_a f_b] = (tr A_a + c_a)(tr A_b + c_b) + 4 q_a.q_b + 2 tr(A_a A_b).
 
     Two layers are a sum over the second's hidden units of products of two such functions;
-    multiplied out by Wick's theorem, they have orthogonal parts of degree 0 to 4.
+    multiplied out by Wick's theorem, they have orthogonal parts of degree 0 to 4. Deeper models are
+    written out as polynomials of the k directions that each reads, and compared by their Hermite
+    coefficients; `bonds(...).cut(...)` leaves a model with few.
 
-    In float64 and differentiable. Models of one layer cost O(rank^2 (n_in + n_out)). Otherwise it
-    takes 4 r_a r_b m^3 operations and some 64 (r_a + r_b) m^2 bytes, where r_a, r_b are the ranks
-    of the second layers and m is the dimension of what the first layers read together: at most
-    n_in, and at most the sum of the widths that two models embed their inputs in.
+    In float64. Models of one layer cost O(rank^2 (n_in + n_out)). With two layers it takes
+    4 r_a r_b m^3 operations and some 64 (r_a + r_b) m^2 bytes, where r_a, r_b are the ranks of the
+    second layers and m is the dimension of what the first layers read together: at most n_in, and
+    at most the sum of the widths that two models embed their inputs in. Both are differentiable.
+    More layers cost C(k + d/2, d/2)^2 n_out and 8 n_out C(k + d, d) bytes for their degree
+    d = 2^layers, and have no gradient.
 
     Args:
         a: the layers of one model, the first to read the input first.
         b: those of the other; it may differ in depth, ranks and in having biases.
+        mean: of x, without the constant coordinate; by default 0.
+        covariance: of x; by default the identity.
         max_operations: refuse what would cost more.
 
     Raises:
-        BilensError: a chain is empty, deeper than two layers, does not fit together or is not
-            finite; the models differ in inputs or outputs; or the cost is above `max_operations`.
+        BilensError: a chain is empty, does not fit together or is not finite; the models differ in
+            inputs or outputs; mean or covariance do not fit them, or are no mean or covariance; or
+            the cost is above `max_operations`.
 
     Source:
         Isserlis 1918; the orthogonal parts: Janson 1997, "Gaussian Hilbert Spaces", chapter 3.
@@ -137,6 +154,12 @@ def expected_inner(
             f"a has {sizes[0]} inputs and outputs (the constant not counted), b has {sizes[1]}; "
             "they should be the same, with at least one input"
         )
+    if mean is not None or covariance is not None:
+        a, b = (standardised(chain, mean, covariance) for chain in (a, b))
+    if max(len(a), len(b)) > 2:
+        a, b = (joined(chain, torch.eye(chain[-1].n_out)) for chain in (a, b))
+        spans = _joint_span(a[0], a[0], rounding), _joint_span(b[0], b[0], rounding)
+        return deep_inner(a, b, spans, max_operations=max_operations)
     if len(a) == len(b) == 1:
         (a_0, a_1, a_2), (b_0, b_1, b_2) = _affine_parts(a[0]), _affine_parts(b[0])
         return a_0 @ b_0 + (a_1 * b_1).sum() + 2 * a_2.inner(b_2)
@@ -146,14 +169,25 @@ def expected_inner(
 
 
 def expected_cosine(
-    a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], *, max_operations: float = COST_LIMIT
+    a: Sequence[BilinearTensor],
+    b: Sequence[BilinearTensor],
+    *,
+    mean: Float[Tensor, " n_in"] | None = None,
+    covariance: Float[Tensor, "n_in n_in"] | None = None,
+    max_operations: float = COST_LIMIT,
 ) -> Float64[Tensor, ""]:
-    """E[f_a . f_b] / sqrt(E|f_a|^2 E|f_b|^2) for x ~ N(0, I); 0 if either model is zero.
+    """E[f_a . f_b] / sqrt(E|f_a|^2 E|f_b|^2) for Gaussian x; 0 if either model is zero.
 
     Costs and raises as `expected_inner`, which it calls three times, each within the limit.
     """
-    inner = expected_inner(a, b, max_operations=max_operations)
-    norms = [expected_inner(c, c, max_operations=max_operations).clamp_min(0) for c in (a, b)]
+
+    def inner_of(one: Sequence[BilinearTensor], other: Sequence[BilinearTensor]) -> Tensor:
+        return expected_inner(
+            one, other, mean=mean, covariance=covariance, max_operations=max_operations
+        )
+
+    inner = inner_of(a, b)
+    norms = [inner_of(chain, chain).clamp_min(0) for chain in (a, b)]
     scale = norms[0].sqrt() * norms[1].sqrt()
     return torch.where(scale > 0, inner / scale, torch.zeros_like(scale))
 
@@ -257,20 +291,17 @@ def _joint_span(a: BilinearTensor, b: BilinearTensor, eps: float) -> Float64[Ten
 
 def _checked_chain(chain: Sequence[BilinearTensor], name: str) -> Sequence[BilinearTensor]:
     """The layers in float64, after a look at how they fit."""
-    if not 1 <= len(chain) <= 2:
-        raise BilensError(
-            f"{name} has {len(chain)} layers, expected one or two; sample x for deeper models"
-        )
+    if not chain:
+        raise BilensError(f"{name} has 0 layers, expected one tensor for each")
     for i, layer in enumerate(chain):
         for factor in ("left", "right", "out"):
-            if not torch.isfinite(getattr(layer, factor)).all():
-                raise BilensError(f"{name}[{i}].{factor} holds NaN or infinite values")
-    if len(chain) == 2:
-        made, read, constant = chain[0].n_out, chain[1].n_in, chain[1].constant
+            check_finite(**{f"{name}[{i}].{factor}": getattr(layer, factor)})
+    for i, (below, above) in enumerate(pairwise(chain)):
+        made, read, constant = below.n_out, above.n_in, above.constant
         if made not in (read, read - constant):
             raise BilensError(
-                f"{name}[0] has {made} outputs and {name}[1] reads {read - constant} (the constant "
-                "not counted); they should be the same"
+                f"{name}[{i}] has {made} outputs and {name}[{i + 1}] reads {read - constant} (the "
+                "constant not counted); they should be the same"
             )
     return [layer.to(torch.float64) for layer in chain]
 
