@@ -53,12 +53,12 @@ def test_singular_values_are_those_of_the_unfolded_tree(given_case: dict) -> Non
     T = whole_tree(tensors, directions, metric)
     found = bonds(tensors, directions, metric)
     assert found.norm == pytest.approx(float(T.norm()), rel=1e-10)
-    for l, bond in enumerate(found.bonds):
-        squares = torch.linalg.svdvals(unfolded(T, 2**l)) ** 2 / T.norm() ** 2
+    for i, bond in enumerate(found.bonds):
+        squares = torch.linalg.svdvals(unfolded(T, 2**i)) ** 2 / T.norm() ** 2
         both = torch.zeros(2, max(len(squares), bond.k), dtype=torch.float64)
         both[0, : len(squares)], both[1, : bond.k] = squares, bond.shares
         assert (both[0] - both[1]).abs().max() < 1e-12
-        assert bond.uses == 2 ** (len(tensors) - l)
+        assert bond.uses == 2 ** (len(tensors) - i)
 
 
 @settings(max_examples=40)
@@ -67,13 +67,13 @@ def test_a_projector_keeps_the_best_subspace(given_case: dict, k: int) -> None:
     """Cutting one use of one bond leaves the best approximation of the tree unfolded there."""
     tensors, directions, metric = case(**given_case)
     found = bonds(tensors, directions, metric)
-    for l, bond in enumerate(found.bonds):
+    for i, bond in enumerate(found.bonds):
         projector = bond.projector(min(k, bond.k))
         assert close(projector @ projector, projector, 1e-8)
         # In whitened coordinates of what is below, the projector is an orthogonal one.
         assert close(bond.read @ bond.write, torch.eye(bond.k, dtype=torch.float64), 1e-8)
         lost = float(bond.shares[min(k, bond.k) :].sum())
-        squares = torch.linalg.svdvals(unfolded(whole_tree(tensors, directions, metric), 2**l)) ** 2
+        squares = torch.linalg.svdvals(unfolded(whole_tree(tensors, directions, metric), 2**i)) ** 2
         best = float(squares[min(k, bond.k) :].sum() / squares.sum())
         assert lost == pytest.approx(best, abs=1e-12)
 

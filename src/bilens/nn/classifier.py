@@ -209,6 +209,7 @@ class ImageClassifier(Checkpointed):
         if cut.constant:
             _fill(model.embed.bias[:, None], cut.read[:, n_inputs:])
         for layer, core in zip(model.layers, cut.cores, strict=True):
+            assert isinstance(layer, GatedLayer)
             _fill(layer.W_L, core.left)
             _fill(layer.W_R, core.right)
             _fill(layer.W_D, core.out)

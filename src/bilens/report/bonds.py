@@ -18,9 +18,7 @@ FLOOR = 1e-8
 def bond_figure(reading: BondReading) -> go.Figure:
     """The squared singular values of each bond, with a mark where the cut ends."""
     figure = go.Figure()
-    for number, (bond, kept) in enumerate(
-        zip(reading.bonds.bonds, reading.cut.ranks, strict=True)
-    ):
+    for number, (bond, kept) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
         color, name = COLORS[number % len(COLORS)], bond_name(number)
         shares = [share for share in bond.shares.tolist() if share > FLOOR]
         figure.add_scatter(
@@ -119,7 +117,12 @@ def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[S
             "what a cut changes in the model, relative to its norm, from the weights.",
             rows=[
                 [figures["bonds"], figures["kept-directions"]],
-                [Table(("directions at each bond", "accuracy", "drop (points)", "certificate"), table)],
+                [
+                    Table(
+                        ("directions at each bond", "accuracy", "drop (points)", "certificate"),
+                        table,
+                    )
+                ],
             ],
         ),
         Section(
@@ -127,9 +130,9 @@ def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[S
             "For each class, from its logit on the right to the pixels: the products of two "
             "coordinates that make up most of it, those that make up most of these, and so on. A "
             "percentage stands for a product, blue where it adds and red where it takes away: its "
-            "share of what it adds to. One line into it is a square. The model shares its coordinates: the "
-            "same number is the same coordinate in every drawing. Coordinates behind the first "
-            "layer show the test images where they are largest and smallest.",
+            "share of what it adds to. One line into it is a square. The same number is the same "
+            "coordinate in every drawing. Coordinates behind the first layer show the test images "
+            "where they are largest and smallest.",
             rows=[[figures[f"network-{class_}"]] for class_ in range(reading.data.n_classes)],
         ),
         Section(
@@ -147,4 +150,3 @@ def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[S
             rows=[[figures[f"matrices-{number}"]] for number in range(n)],
         ),
     ]
-

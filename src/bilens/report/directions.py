@@ -35,7 +35,9 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
     images = len(rows[0].ends[0].images)
     side = images * 1.04 + NAMES
     title = (
-        "Coordinates of the pixels" if bond == 0 else f"Coordinates between layers {bond} and {bond + 1}"
+        "Coordinates of the pixels"
+        if bond == 0
+        else f"Coordinates between layers {bond} and {bond + 1}"
     )
     canvas = Canvas(start + 2 * side, rise * len(rows), unit=56, title=title)
     for place, direction in enumerate(rows):

@@ -13,6 +13,7 @@ The squared singular values are the eigenvalues of P_l U_l. With P = K K' both s
 matrices of the layer of factors LK, RK, D: of its outputs, and of its inputs.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import factorial
@@ -117,7 +118,7 @@ class Bonds:
         return float((1 - 2 * both + alone).clamp_min(0).sqrt())
 
     def gaussian_error(self, ranks: int | Sequence[int]) -> float:
-        """At most how large sqrt(E |f(x) - f_cut(x)|^2) is, f along the directions, from `certificate`.
+        """What sqrt(E |f(x) - f_cut(x)|^2) is at most, f along the directions, from `certificate`.
 
         For x ~ N(mu, Sigma) whose second moment is the metric: N(0, I) for the identity, with or
         without biases. With m = 2^n leaves, r directions of the input and sizes of one,
@@ -137,8 +138,8 @@ class Bonds:
                 factorial(m) * r ** (k / 2) / (factorial(m - j - 2 * k) * 2**k * factorial(k))
                 for k in range((m - j) // 2 + 1)
             )
-            factor += sum(ways) ** 2 / factorial(j)
-        return self.certificate(ranks) * self.norm * factor**0.5
+            factor += float(sum(ways)) ** 2 / factorial(j)
+        return self.certificate(ranks) * self.norm * math.sqrt(factor)
 
     def ranks_within(self, error: float) -> tuple[int, ...]:
         """The fewest directions over all bonds for which the certificate is at most `error`.

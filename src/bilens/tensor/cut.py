@@ -78,7 +78,7 @@ class Cut:
         return [first, *self.cores[1:]]
 
     def coordinates(self, x: Float[Tensor, "*batch n_in"]) -> list[Float64[Tensor, "*batch _"]]:
-        """z at each bond, the input's first, and then the outputs."""
+        """The coordinates z at each bond, the input's first, and then the outputs."""
         z = [fit_input(x, self.read.shape[1], self.constant).to(self.read) @ self.read.T]
         for core in self.cores:
             z.append(core(z[-1]))
@@ -94,26 +94,27 @@ class Cut:
         Raises:
             BilensError: there is not one for each bond, one does not fit, or one is not orthogonal.
         """
-        if [tuple(O.shape) for O in rotations] != [(k, k) for k in self.ranks]:
+        shapes = [tuple(rotation.shape) for rotation in rotations]
+        if shapes != [(k, k) for k in self.ranks]:
             raise BilensError(
-                f"rotations have shapes {[tuple(O.shape) for O in rotations]}; expected square "
-                f"ones of sizes {self.ranks}, one for each bond"
+                f"rotations have shapes {shapes}; expected square ones of "
+                f"sizes {self.ranks}, one for each bond"
             )
-        turned = [O.to(self.read) for O in rotations]
-        for i, O in enumerate(turned):
-            if not torch.allclose(O.T @ O, torch.eye(len(O)).to(O), atol=1e-8):
+        turned = [rotation.to(self.read) for rotation in rotations]
+        for i, turn in enumerate(turned):
+            if not torch.allclose(turn.T @ turn, torch.eye(len(turn)).to(turn), atol=1e-8):
                 raise BilensError(f"rotations[{i}] is not orthogonal, so the model would change")
-        above = [O.T for O in turned[1:]]
+        above = [turn.T for turn in turned[1:]]
         return replace(
             self,
             read=turned[0].T @ self.read,
             write=self.write @ turned[0],
             cores=tuple(
-                core.change_basis(O, up)
-                for core, O, up in zip(self.cores, turned, [*above, None], strict=True)
+                core.change_basis(turn, up)
+                for core, turn, up in zip(self.cores, turned, [*above, None], strict=True)
             ),
             environments=(
-                *(O.T @ U @ O for O, U in zip(turned, self.environments, strict=False)),
+                *(turn.T @ U @ turn for turn, U in zip(turned, self.environments, strict=False)),
                 self.environments[-1],
             ),
         )

@@ -46,7 +46,8 @@ def deep_inner(
     turn_a, cosines, turn_b = torch.linalg.svd(spans[0].T @ spans[1])
     of_a = _expanded(a, spans[0] @ turn_a)
     of_b = of_a if a is b else _expanded(b, spans[1] @ turn_b.T)
-    total, k = cosines.new_zeros(()), len(cosines)
+    total: Tensor = cosines.new_zeros(())
+    k = len(cosines)
     for degree in of_a.keys() & of_b.keys():
         exponents = monomials(k, degree).to(cosines.device)
         weights = torch.ones(len(exponents)).to(cosines)
@@ -87,7 +88,7 @@ def _check_cost(
     if sum(costs) > max_operations:
         read = " and ".join(str(span.shape[1]) for span in spans)
         raise BilensError(
-            f"{sum(costs):.1e} operations and {8 * a[-1].n_out * max(terms) / 2**30:.1f} GiB needed "
+            f"{sum(costs):.1e} operations and {8e-9 * a[-1].n_out * max(terms):.1f} GB needed "
             f"(models of {len(a)} and {len(b)} layers that read {read} directions are polynomials "
             f"of up to {max(terms):.1e} terms), above max_operations={max_operations:.1e}. Cut the "
             "models to some 20 directions with bonds(...).cut(20), raise it, or sample x"

@@ -1,8 +1,8 @@
 """Deep models written out as polynomials of few variables, and their Hermite coefficients.
 
 A polynomial is a table of coefficients for each degree, one column for each monomial y^alpha of k
-variables. Monomials of a degree are numbered in lexicographic order: with suffix sums
-s_j = alpha_j + ... + alpha_(k-1) and N(v, d) = C(v - 1 + d, d) monomials of degree d in v variables,
+variables, in lexicographic order. With suffix sums s_j = alpha_j + ... + alpha_(k-1), and
+N(v, d) = C(v - 1 + d, d) monomials of degree d in v variables,
 
     number(alpha) = N(k, d) - 1 - sum_(j=1)^(k-1) N(k - j + 1, s_j - 1)
 
@@ -150,7 +150,5 @@ def _suffix_sums(k: int, degree: int) -> Int[Tensor, "monomials k_less_1"]:
 
 def _table(k: int, degree: int) -> Int[Tensor, "k_less_1 sums"]:
     """N(k - j + 1, s - 1) for j = 1 ... k - 1 and s = 0 ... degree."""
-    rows = [
-        [n_monomials(k - j + 1, s - 1) for s in range(degree + 1)] for j in range(1, k)
-    ]
+    rows = [[n_monomials(k - j + 1, s - 1) for s in range(degree + 1)] for j in range(1, k)]
     return torch.tensor(rows, dtype=torch.long).reshape(k - 1, degree + 1)

@@ -20,7 +20,7 @@ def product_weight(cut: Cut) -> float:
     return float(cut.products().share.sqrt().sum())
 
 
-def sparse_basis(cut: Cut, *, steps: int = 600) -> Cut:
+def sparse_basis(cut: Cut, *, steps: int = 200) -> Cut:
     """The same model in rotated coordinates, with few large products in place of many.
 
     Minimises `product_weight`, sum_l sum_(o, i <= j) sqrt(U_oo) |c_oij|, over a rotation
@@ -68,14 +68,14 @@ def _rotations(angles: list[Tensor]) -> list[Float64[Tensor, "_ _"]]:
 
 def _weight(cores: list[Tensor], cut: Cut, rotations: list[Tensor]) -> Float64[Tensor, ""]:
     total = cores[0].new_zeros(())
-    for i, (core, O) in enumerate(zip(cores, rotations, strict=True)):
-        entries, U = O.T @ core @ O, cut.environments[i + 1]
+    for i, (core, turn) in enumerate(zip(cores, rotations, strict=True)):
+        entries, U = turn.T @ core @ turn, cut.environments[i + 1]
         if i + 1 < len(cores):
             up = rotations[i + 1]
             entries = torch.einsum("op,oij->pij", up, entries)
             U = up.T @ U @ up
         # An entry off the diagonal and its mirror image are one product: sqrt(2) of its size.
-        sizes = entries.abs() * (torch.eye(len(O)).to(O) * (1 - 0.5**0.5) + 0.5**0.5)
+        sizes = entries.abs() * (torch.eye(len(turn)).to(turn) * (1 - 0.5**0.5) + 0.5**0.5)
         total = total + (U.diagonal().clamp_min(0).sqrt()[:, None, None] * sizes).sum()
     return total
 
