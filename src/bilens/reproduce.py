@@ -25,6 +25,7 @@ RECIPES = (
     "fig9",
     "masks",
     "search",
+    "bonds",
     "anneal",
     "case_digits",
     "case_svd",

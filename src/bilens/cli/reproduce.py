@@ -23,8 +23,8 @@ class Reproduce:
         recipe: a figure of Pearce et al. 2024, fig9 being figures 9 and 10; anneal: figure 8 and
             Table 5, on a small pretrained model; stories: tables 1, 6, 7 and figures 7, 11, 13;
             grammar: a ground truth for n-grams; masks: adversarial masks from the weights; search:
-            the best paths of deep models; or a part of the MNIST case study, Pearce & Dooms 2024:
-            case_digits, case_svd, case_sae, case_pairs.
+            the best paths of deep models; bonds: deep models on few directions; or a part of the
+            MNIST case study, Pearce & Dooms 2024: case_digits, case_svd, case_sae, case_pairs.
         scale: small takes minutes on two cores; paper is as large as the source.
         data_dir: where the IDX files are; see `bilens train images --help`.
         output: folder for NAME.json, NAME.html and the models.
