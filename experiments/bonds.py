@@ -30,7 +30,14 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import Metric, classifier_bonds, product_accuracies, rank_accuracies, read_bonds
+from bilens.read import (
+    Metric,
+    accurate_ranks,
+    classifier_bonds,
+    product_accuracies,
+    rank_accuracies,
+    read_bonds,
+)
 from bilens.report import network_figure
 from bilens.tensor import (
     BilinearTensor,
@@ -106,14 +113,15 @@ def _of_model(
     for metric in ("weights", "images"):
         found = classifier_bonds(model, data, metric)
         curve = [(k, a) for k, a, _ in rank_accuracies(found, model, data, range(1, MOST + 1))]
-        reading = read_bonds(model, data, drop=DROP, metric=metric)
+        ranks = accurate_ranks(found, model, data, DROP)
+        cut = ImageClassifier.from_cut(found.cut(ranks), model.config)
         numbers |= {
             f"uniform_{metric}": within(tuple(curve), full, DROP),
-            f"greedy_{metric}": list(reading.cut.ranks),
-            f"greedy_total_{metric}": sum(reading.cut.ranks),
-            f"greedy_test_drop_{metric}": full - reading.cut_accuracy,
-            f"greedy_certificate_{metric}": reading.cut.certificate,
-            f"greedy_error_{metric}": found.error(reading.cut.ranks),
+            f"greedy_{metric}": list(ranks),
+            f"greedy_total_{metric}": sum(ranks),
+            f"greedy_test_drop_{metric}": full - cut.accuracy(data.test_images, data.test_labels),
+            f"greedy_certificate_{metric}": found.certificate(ranks),
+            f"greedy_error_{metric}": found.error(ranks),
         }
     return numbers, [(k, full - accuracy) for k, accuracy in curve]
 

@@ -45,7 +45,11 @@ def tiny_model(
 ) -> ImageClassifier:
     names = tuple(f"<{number}>" for number in range(10))
     config = ClassifierConfig(
-        *(64, 10, width, layers), bias=affine, residual=affine, image_shape=(8, 8), class_names=names
+        *(64, 10, width, layers),
+        bias=affine,
+        residual=affine,
+        image_shape=(8, 8),
+        class_names=names,
     )
     short = ClassifierTraining(epochs=2, batch_size=50, weight_decay=0.0, seed=training.seed)
     return train_classifier(config, digits(), short)[0].requires_grad_(False)
@@ -198,9 +202,7 @@ def test_bonds_measures_the_models():
 def test_products_are_counted_from_all_of_them_down():
     data = digits()
     cut = classifier_bonds(digit_model(n_layers=2), data).cut(8)
-    full = float(
-        (cut(data.test_images).argmax(-1) == data.test_labels).double().mean()
-    )
+    full = float((cut(data.test_images).argmax(-1) == data.test_labels).double().mean())
     needed = needed_products(cut, data, full)
     assert needed is not None
     assert needed < len(cut.products())

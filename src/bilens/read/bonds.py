@@ -20,6 +20,7 @@ __all__ = [
     "Direction",
     "End",
     "Metric",
+    "accurate_ranks",
     "classifier_bonds",
     "product_accuracies",
     "rank_accuracies",
@@ -163,24 +164,10 @@ def read_bonds(
         NotBilinearError: a gate is not linear, or there is a norm.
         BilensError: drop is negative, or the metric has another name.
     """
-    if not drop >= 0:
-        raise BilensError(f"drop={drop}, expected 0 or more, as a share of the images")
     found = classifier_bonds(model, data, metric)
-    chosen = data.train_images[:CHOOSING], data.train_labels[:CHOOSING]
+    cut = sparse_basis(found.cut(accurate_ranks(found, model, data, drop)))
     tested = data.test_images, data.test_labels
-    with progress_bar() as bar:
-        task = bar.add_task("choosing directions", total=None, note="")
-
-        def score(cut: Cut) -> float:
-            accuracy = ImageClassifier.from_cut(cut, model.config).accuracy(*chosen)
-            ranks = " + ".join(map(str, cut.ranks))
-            bar.update(task, advance=1, note=f"{ranks} directions: {accuracy:.2%}")
-            return accuracy
-
-        most = max(bond.k for bond in found.bonds)
-        # Rounding may cost the uncut model an image.
-        least = min(model.accuracy(*chosen) - drop, score(found.cut(most)))
-        cut = sparse_basis(found.cut(found.ranks_scoring(score, least)))
+    most = max(bond.k for bond in found.bonds)
     return BondReading(
         model=model,
         data=data,
@@ -194,6 +181,43 @@ def read_bonds(
         by_products=product_accuracies(cut, data),
         directions=tuple(_directions(cut, data)),
     )
+
+
+def accurate_ranks(
+    found: Bonds, model: ImageClassifier, data: ImageData, drop: float = 0.01
+) -> tuple[int, ...]:
+    """Few directions, found greedily, with which the accuracy on 10,000 training images drops little.
+
+    Args:
+        found: of `classifier_bonds`.
+        model: the classifier that they are of.
+        data: whose training images count.
+        drop: accuracy that may be lost.
+
+    Raises:
+        BilensError: drop is negative.
+    """
+    if not drop >= 0:
+        raise BilensError(f"drop={drop}, expected 0 or more, as a share of the images")
+    x, labels = data.train_images[:CHOOSING], data.train_labels[:CHOOSING]
+    whole = found.cut(max(bond.k for bond in found.bonds))
+    # Every cut reads some of these.
+    z = whole.coordinates(x)[0]
+    with progress_bar() as bar:
+        task = bar.add_task("choosing directions", total=None, note="")
+
+        def score(cut: Cut) -> float:
+            outputs = z[:, : cut.ranks[0]]
+            for core in cut.cores:
+                outputs = core(outputs)
+            accuracy = float((outputs.argmax(-1) == labels).double().mean())
+            ranks = " + ".join(map(str, cut.ranks))
+            bar.update(task, advance=1, note=f"{ranks} directions: {accuracy:.2%}")
+            return accuracy
+
+        # Rounding may cost the uncut model an image.
+        least = min(model.accuracy(x, labels) - drop, score(whole))
+        return found.ranks_scoring(score, least)
 
 
 def rank_accuracies(
