@@ -83,18 +83,35 @@ class RecipeContext:
         return load_images("fashion-mnist", self.data_dir)
 
     def classifier(
-        self, data: ImageData, training: ClassifierTraining, *, d_model: int = 300, layers: int = 1
+        self,
+        data: ImageData,
+        training: ClassifierTraining,
+        *,
+        d_model: int = 300,
+        layers: int = 1,
+        affine: bool = False,
     ) -> ImageClassifier:
-        """A trained classifier, from the folder of models where it is there already."""
+        """A trained classifier, from the folder of models where it is there already.
+
+        Args:
+            data: what it learns.
+            training: how.
+            d_model: its width.
+            layers: how many.
+            affine: with biases and residuals.
+        """
         config = ClassifierConfig(
             n_inputs=data.n_inputs,
             n_classes=data.n_classes,
             d_model=d_model,
             n_layers=layers,
+            bias=affine,
+            residual=affine,
             image_shape=data.shape,
             class_names=data.class_names,
         )
-        name = f"{data.name}-{layers}x{d_model}-{_changed(training, 'epochs', 'seed')}"
+        kind = "affine-" if affine else ""
+        name = f"{data.name}-{layers}x{d_model}-{kind}{_changed(training, 'epochs', 'seed')}"
         run = self.models / re.sub(r"[^\w.=-]", "", name)
         model, _ = train_classifier(
             config, data, training, run, resume=(run / STATE_NAME).is_file()
@@ -127,18 +144,11 @@ class RecipeContext:
         data: ImageData,
         training: ClassifierTraining,
         seeds: int,
-        *,
-        d_model: int = 300,
-        layers: int = 1,
+        **sizes: Any,
     ) -> list[ImageClassifier]:
         """The same model from several initialisations, seeds counting up from the training's."""
         return [
-            self.classifier(
-                data,
-                replace(training, seed=training.seed + number),
-                d_model=d_model,
-                layers=layers,
-            )
+            self.classifier(data, replace(training, seed=training.seed + number), **sizes)
             for number in range(seeds)
         ]
 

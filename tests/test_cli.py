@@ -97,6 +97,25 @@ def test_deep_models_are_read_by_their_paths(tmp_path, capsys):
     assert "paths" in (tmp_path / "report.html").read_text()
 
 
+def test_deep_models_are_cut_to_few_directions(tmp_path, capsys):
+    main(["train", "images", *SMALL, "--layers", "2", "--output", str(tmp_path)])
+    main(["decompose", str(tmp_path), "--bonds", "--drop", "0.05", "--metric", "weights"])
+    shown = capsys.readouterr().out
+    assert "certificate" in shown
+    record = json.loads((tmp_path / "bonds.json").read_text())
+    assert " + ".join(map(str, record["ranks"])) in shown
+    saved = load_file(tmp_path / "bonds.safetensors")
+    assert saved["shares.0"].sum() == pytest.approx(1)
+    assert saved["read.1"].shape == saved["write.1"].T.shape
+    cut = tmp_path / "cut"
+    assert bilens.load(cut).config.d_model == max(*record["ranks"], 10)
+    assert json.loads((cut / "training.json").read_text())["ranks"] == record["ranks"]
+    main(["decompose", str(cut), "--paths", "20"])
+    main(["decompose", str(cut), "--bonds"])
+    main(["report", str(cut), "--paths", "20", "--drop", "0.1"])
+    assert "directions" in (cut / "report.html").read_text()
+
+
 def test_what_is_no_tensor_says_so(tmp_path, capsys):
     main(["train", "images", *SMALL, "--gate", "relu", "--output", str(tmp_path)])
     with pytest.raises(SystemExit):

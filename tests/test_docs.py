@@ -92,7 +92,7 @@ def test_the_code_runs(page):
         if language == "python":
             exec(compile("\n" * (line + 1) + code, str(page), "exec"), state)
             continue
-        for command in code.splitlines():
+        for command in code.replace("\\\n", "").splitlines():
             follow(command)
 
 

@@ -9,13 +9,14 @@ from statistics import fmean
 
 import pytest
 import torch
+from experiments.bonds import needed_products
 from experiments.context import Outcome, RecipeContext
 from experiments.fig6 import branches, own_shares, prominence
 from experiments.masks import success
 from experiments.search import exactness, within
 
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import attack, class_mask
+from bilens.read import attack, class_mask, classifier_bonds
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
 from tests.models import digit_model, digits
@@ -24,18 +25,31 @@ FIGURES = {
     "fig6": {f"{kind}-{class_}" for kind in ("spectrum", "branches") for class_ in (3,)},
     "masks": {"targeted", "fooled", "masks"},
     "search": {"paths"},
+    "bonds": {"directions", "network"},
 }
 SMALLER = {
     "fig6": {"DRAWN": (3,), "SHOWN": 2},
     "masks": {"NORMS": (1.0, 3.0), "DRAWS": 2},
     "search": {"SMALL_WIDTH": 3, "SMALL_SEEDS": 1, "BEST": 5},
+    "bonds": {
+        **dict.fromkeys(("ALIKE", "WIDE", "INSIDE"), 3),
+        **{"MOST": 4, "SAMPLES": 20_000, "BATCH": 5000, "NETS": 10, "TIMED": 4, "TRIES": 1},
+    },
 }
 
 
 @cache
-def tiny_model(width: int, layers: int, training: ClassifierTraining) -> ImageClassifier:
+def tiny_model(
+    width: int, layers: int, training: ClassifierTraining, affine: bool = False
+) -> ImageClassifier:
     names = tuple(f"<{number}>" for number in range(10))
-    config = ClassifierConfig(64, 10, width, layers, image_shape=(8, 8), class_names=names)
+    config = ClassifierConfig(
+        *(64, 10, width, layers),
+        bias=affine,
+        residual=affine,
+        image_shape=(8, 8),
+        class_names=names,
+    )
     short = ClassifierTraining(epochs=2, batch_size=50, weight_decay=0.0, seed=training.seed)
     return train_classifier(config, digits(), short)[0].requires_grad_(False)
 
@@ -48,8 +62,8 @@ class TinyContext(RecipeContext):
     def mnist(self):
         return digits()
 
-    def classifier(self, data, training, *, d_model=300, layers=1):
-        return tiny_model({300: 5, 100: 3}[d_model], layers, training)
+    def classifier(self, data, training, *, d_model=300, layers=1, affine=False):
+        return tiny_model({300: 5, 100: 3}[d_model], layers, training, affine)
 
     def classifiers(self, data, training, seeds, **sizes):
         return super().classifiers(data, training, min(seeds, 2), **sizes)
@@ -67,7 +81,11 @@ def ran(name: str, scale: str) -> Outcome:
 # Figure 6 does the same at both scales.
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [("fig6", "small"), *((n, s) for n in ("masks", "search") for s in ("small", "paper"))],
+    [
+        ("fig6", "small"),
+        ("bonds", "small"),
+        *((n, s) for n in ("masks", "search") for s in ("small", "paper")),
+    ],
 )
 def test_recipes_run(name, scale):
     outcome = ran(name, scale)
@@ -147,6 +165,40 @@ def test_small_trees_are_exact(monkeypatch):
         assert found["best_20_as_in_whole_tree"]
         assert len(found["nodes_expanded"]) == 2
         assert max(found["nodes_expanded"]) <= found["nodes_total"]
+
+
+def test_bonds_measures_the_models():
+    numbers = ran("bonds", "small").numbers
+    three = numbers["three layers"]
+    assert all(1 <= k <= 4 for k in three["uniform_images"] if k)
+    for ranks, total in zip(three["greedy_weights"], three["greedy_total_weights"], strict=True):
+        assert len(ranks) == 3
+        assert sum(ranks) == total
+    for error, bound in zip(
+        three["greedy_error_images"], three["greedy_certificate_images"], strict=True
+    ):
+        assert error <= bound + 1e-7
+    inside = numbers["inside a cut"][0]
+    assert inside["products"] == 3 * 6 + 3 * 6 + 10 * 6
+    assert inside["paths"]["all"] == 10 * 3**3
+    for found in numbers["similarity"].values():
+        assert abs(found["standard_errors_apart"]) < 5
+        for certified, (lost, size) in zip(
+            found["certified_error"], found["sampled_error"], strict=True
+        ):
+            assert lost <= certified + 1e-5 * size
+    assert numbers["exactness"]["largest_error"] < 1e-12
+    assert numbers["exactness"]["certificates"]["least"] >= 1
+
+
+def test_products_are_counted_from_all_of_them_down():
+    data = digits()
+    cut = classifier_bonds(digit_model(n_layers=2), data).cut(8)
+    full = float((cut(data.test_images).argmax(-1) == data.test_labels).double().mean())
+    needed = needed_products(cut, data, full)
+    assert needed is not None
+    assert needed < len(cut.products())
+    assert needed_products(cut, data, full + 0.5) is None
 
 
 def test_masks_are_compared_at_equal_norm(monkeypatch):

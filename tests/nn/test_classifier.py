@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 import bilens
 from bilens.errors import BilensError, CheckpointError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.tensor import bonds
 
 configs = st.fixed_dictionaries(
     {
@@ -160,3 +161,28 @@ def test_a_model_that_is_nowhere(monkeypatch):
         bilens.load("nobody/nothing", local_files_only=True)
     with pytest.raises(CheckpointError, match="Train a model with `bilens train images`"):
         bilens.load("not a name!")
+
+
+@given(configs, st.integers(1, 4))
+def test_a_cut_model_is_an_ordinary_one(settings, k):
+    model = build(ClassifierConfig(**settings)).double()
+    found = bonds(
+        model.layer_tensors(), torch.eye(settings["n_classes"]), embedding=model.embedding()
+    )
+    cut = found.cut(k)
+    small = ImageClassifier.from_cut(cut, model.config).double()
+    x = torch.randn(5, 12, dtype=torch.float64)
+    scale = cut(x).abs().max().clamp_min(1e-6)
+    assert (small(x) - cut(x)).abs().max() <= 1e-4 * scale
+    assert small.config.d_model == max(*cut.ranks, settings["n_classes"])
+    assert small.config.class_names == model.config.class_names
+    # All directions are the whole model, also when it is read and cut again.
+    whole = ImageClassifier.from_cut(found.cut(100), model.config).double()
+    assert (whole(x) - model(x)).abs().max() <= 1e-4 * model(x).abs().max() + 1e-9
+
+
+def test_a_cut_of_other_sizes_is_refused():
+    model = build(ClassifierConfig(4, 2, 3, n_layers=2))
+    cut = bonds(model.tensors(), torch.eye(2)).cut(2)
+    with pytest.raises(BilensError, match="cut has 4 inputs and 2 outputs; expected 5 and 2"):
+        ImageClassifier.from_cut(cut, ClassifierConfig(5, 2, 3))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read import read_deep
+from bilens.read import read_bonds, read_deep
 from bilens.report import deep_figures, tree_figure, write_deep_report
 from bilens.tensor import top_paths
 from tests.models import digit_model, digits
@@ -29,10 +29,12 @@ def test_a_tree_has_an_edge_for_every_eigenvector(paths):
 
 def test_the_report_of_a_deep_model(tmp_path):
     reading = read_deep(digit_model(n_layers=2), digits(), k=100)
-    figures = write_deep_report(tmp_path / "report.html", reading, title="deep")
+    bonds = read_bonds(reading.model, reading.data, drop=0.02)
+    figures = write_deep_report(tmp_path / "report.html", reading, bonds, title="deep")
     page = (tmp_path / "report.html").read_text()
     assert f"{reading.search.expanded:,} of {reading.search.total:,}" in page
-    assert page.count('class="figure"') == len(figures) == len(deep_figures(reading))
+    assert " + ".join(map(str, bonds.cut.ranks)) in page
+    assert page.count('class="figure"') == len(figures) == len(deep_figures(reading, bonds))
 
 
 def test_misuse_is_explained(paths):

@@ -16,6 +16,7 @@ from bilens.tensor.similarity import (
     form_cosines,
     unit_rows,
 )
+from tests.tensor.deep import KINDS, random_chain
 from tests.tensor.factors import close, normal, random_tensor, shapes
 
 Chain = list[BilinearTensor]
@@ -192,6 +193,47 @@ def test_matching_ignores_sign_scale_and_order():
     assert close(unit_rows(tiny).norm(), torch.tensor(1.0), 1e-6)
 
 
+def many_points(a: Chain, b: Chain, mean: Tensor, root: Tensor) -> Tensor:
+    """The expectation under N(mean, root root'), exact for any polynomial of degree 17."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(9)
+    weights = weights / weights.sum()
+    n = root.shape[1]
+    y = torch.tensor(list(product(nodes, repeat=n)), dtype=torch.float64)
+    w = torch.tensor(list(product(weights, repeat=n)), dtype=torch.float64).prod(-1)
+    x = mean + y @ root.T
+    return w @ (run(a, x) * run(b, x)).sum(-1)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(KINDS), st.sampled_from(KINDS), st.integers(1, 3), st.integers(0, 99))
+def test_deep_models_of_two_directions_each(kind, other, depth, seed):
+    """The two models read different planes of three dimensions."""
+    a = widened(random_chain(3, kind, n_in=2, n_out=2, seed=seed), normal(2, 3, seed=1))
+    b = widened(random_chain(depth, other, n_in=2, n_out=2, seed=seed + 1), normal(2, 3, seed=2))
+    one, zero = torch.eye(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    scale = (many_points(a, a, zero, one) * many_points(b, b, zero, one)).sqrt()
+    for pair in ((a, b), (b, a), (a, a)):
+        expected = many_points(*pair, zero, one)
+        assert abs(expected_inner(*pair) - expected) <= 1e-9 * (scale + expected.abs())
+    assert abs(expected_cosine(a, a) - 1) < 1e-9
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(KINDS), st.integers(1, 3), st.booleans(), st.booleans(), st.integers(0, 99))
+def test_inputs_may_have_a_mean_and_a_covariance(kind, depth, with_mean, with_spread, seed):
+    a = random_chain(depth, kind, n_in=2, n_out=2, seed=seed)
+    b = random_chain(depth, "bias", n_in=2, n_out=2, seed=seed + 1)
+    mean = normal(2, seed=3) if with_mean else None
+    root = normal(2, 2, seed=4) if with_spread else torch.eye(2, dtype=torch.float64)
+    covariance = root @ root.T if with_spread else None
+    shift = torch.zeros(2, dtype=torch.float64) if mean is None else mean
+    scale = (many_points(a, a, shift, root) * many_points(b, b, shift, root)).sqrt()
+    found = expected_inner(a, b, mean=mean, covariance=covariance)
+    assert abs(found - many_points(a, b, shift, root)) <= 1e-9 * scale
+    same = expected_cosine(a, a, mean=mean, covariance=covariance)
+    assert abs(same - 1) < 1e-9
+
+
 def broken(tensor: BilinearTensor) -> BilinearTensor:
     return BilinearTensor(tensor.left, tensor.right, tensor.out * float("nan"))
 
@@ -204,8 +246,17 @@ CONSTANT = BilinearTensor(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), 
 EYE = torch.eye(8, dtype=torch.float64)
 TWO_LAYERS = model("two", 4, 3, 5, 0)
 MISUSES = [
-    (lambda a: expected_inner([], []), "a has 0 layers.*one or two"),
-    (lambda a: expected_inner(a, [*a, a[1]]), "b has 3 layers.*one or two"),
+    (lambda a: expected_inner([], []), "a has 0 layers, expected one tensor for each"),
+    (
+        lambda a: expected_inner(a, random_chain(4, "plain", n_in=4, n_out=3), max_operations=1e6),
+        "of 2 and 4 layers that read 4 and 3 directions are polynomials.*Cut the models to some 20",
+    ),
+    (lambda a: expected_inner(a, a, mean=normal(3)), r"mean has shape \(3,\); expected \(4,\)"),
+    (lambda a: expected_inner(a, a, mean=normal(4) * torch.nan), "mean holds NaN"),
+    (lambda a: expected_inner(a, a, covariance=EYE), r"covariance has shape \(8, 8\); expected"),
+    (lambda a: expected_inner(a, a, covariance=-EYE[:4, :4]), "covariance has the eigenvalue -1"),
+    (lambda a: expected_inner(a, a, covariance=0 * EYE[:4, :4]), "covariance is zero"),
+    (lambda a: expected_inner(a, a, covariance=normal(4, 4)), "covariance is not symmetric"),
     (lambda a: expected_inner(a[::-1], a), r"a\[0\] has 3 outputs and a\[1\] reads 4"),
     (lambda a: expected_inner(a, [a[0], broken(a[1])]), r"b\[1\].out holds NaN"),
     (

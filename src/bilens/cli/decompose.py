@@ -11,11 +11,23 @@ from bilens.errors import BilensError
 from bilens.files import write_json, write_safetensors
 from bilens.models import load
 from bilens.nn import ImageClassifier
-from bilens.read import Basis, ClassifierReading, DeepReading, read_classifier, read_deep
+from bilens.read import (
+    Basis,
+    BondReading,
+    ClassifierReading,
+    DeepReading,
+    Metric,
+    read_bonds,
+    read_classifier,
+    read_deep,
+)
 from bilens.report import truncation_table
-from bilens.train import read_training
+from bilens.train import TRAINING_NAME, read_training
 
-__all__ = ["Decompose", "read_images"]
+__all__ = ["CUT_NAME", "Decompose", "read_images"]
+
+CUT_NAME = "cut"
+"""The folder in a run with the smallest cut that keeps its accuracy."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,8 @@ class Decompose:
     For a model of one layer, writes spectra.safetensors (values, vectors and residuals, batched
     over the classes); for a deeper one, paths.safetensors (classes, indices, eigenvalues,
     effective eigenvalues and vectors of the strongest paths). Both come with decomposition.json.
+    With --bonds, writes bonds.safetensors (shares, read and write of each bond), bonds.json, and
+    the smallest cut that keeps the accuracy as an ordinary run, in the folder cut.
 
     Attributes:
         run_dir: directory that `bilens train images` wrote.
@@ -32,12 +46,18 @@ class Decompose:
         basis: eigenvectors orthonormal behind the embedding, as in the paper, or in pixels; for
             models of one layer.
         paths: how many of the strongest paths to find in a model of several layers.
+        bonds: find the few directions between the layers instead.
+        drop: (bonds) accuracy that the cut may lose, as a share of the images.
+        metric: (bonds) directions for the training images, or from weights alone.
     """
 
     run_dir: RunDir
     data_dir: DataDir = None
     basis: Basis = "model"
     paths: int = 1000
+    bonds: bool = False
+    drop: float = 0.01
+    metric: Metric = "images"
 
     def run(self) -> None:
         """Decompose, print and save."""
@@ -47,6 +67,12 @@ class Decompose:
                 f"{self.run_dir} holds no image classifier; for a language model `bilens contexts` "
                 "gives the eigenvectors of a token and `bilens ngrams` its n-grams"
             )
+        if self.bonds:
+            data = load_images(read_training(self.run_dir)["data"], self.data_dir)
+            found = read_bonds(model, data, drop=self.drop, metric=self.metric)
+            _save_bonds(self.run_dir, found)
+            _show_bonds(self.run_dir, found)
+            return
         reading = read_images(model, self.run_dir, self.data_dir, self.basis, self.paths)
         _save(self.run_dir, reading)
         _show(reading)
@@ -76,6 +102,35 @@ def _save(run: Path, reading: ClassifierReading | DeepReading) -> None:
     else:
         reading.spectrum.save(run / "spectra.safetensors")
     write_json(run / "decomposition.json", reading.record())
+
+
+def _save_bonds(run: Path, reading: BondReading) -> None:
+    tensors = {
+        f"{name}.{number}": getattr(bond, name)
+        for number, bond in enumerate(reading.bonds.bonds)
+        for name in ("shares", "read", "write")
+    }
+    write_safetensors(run / "bonds.safetensors", tensors)
+    record = reading.record()
+    write_json(run / "bonds.json", record)
+    cut = run / CUT_NAME
+    reading.cut_model().save_files(cut)
+    told = ("data", "metric", "drop", "ranks", "certificate")
+    write_json(cut / TRAINING_NAME, {"cut_of": run.name} | {name: record[name] for name in told})
+
+
+def _show_bonds(run: Path, reading: BondReading) -> None:
+    out.print(f"test accuracy of the model: {reading.accuracy:.2%}", highlight=False)
+    table = Table("directions at each bond", "accuracy", "drop (points)", "certificate")
+    ranks = " + ".join(map(str, reading.cut.ranks))
+    rows = [(str(k), accuracy, bound) for k, accuracy, bound in reading.by_rank]
+    for name, accuracy, bound in [*rows, (ranks, reading.cut_accuracy, reading.cut.certificate)]:
+        lost = 100 * (reading.accuracy - accuracy)
+        table.add_row(name, f"{accuracy:.2%}", f"{lost:+.2f}", f"{bound:.3g}")
+    for column in table.columns:
+        column.justify = "right"
+    out.print(table)
+    out.print(f"the smallest cut found, {ranks} directions: {run / CUT_NAME}", highlight=False)
 
 
 def _show(reading: ClassifierReading | DeepReading) -> None:

@@ -13,7 +13,7 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
-from bilens.read import Basis, DeepReading
+from bilens.read import Basis, DeepReading, Metric, read_bonds
 from bilens.report import Order, save_figures, write_classifier_report, write_deep_report
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ class Report:
         basis: (images) eigenvectors orthonormal behind the embedding, as in the paper, or in
             pixels; for models of one layer.
         paths: (images) how many of the strongest paths to find in a model of several layers.
+        drop: (images) accuracy that the cut to few directions may lose, as a share of the images;
+            for models of several layers.
+        metric: (images) directions for the training images, or from weights alone; likewise.
         order: (images) eigenvectors by eigenvalue, or by mean activation over the test set.
         token: (language) the output to explain; by default one that the paper explains, or else
             the most frequent word.
@@ -56,6 +59,8 @@ class Report:
     figures: Literal["png", "svg", "pdf"] | None = None
     basis: Basis = "model"
     paths: int = 1000
+    drop: float = 0.01
+    metric: Metric = "images"
     order: Order = "eigenvalue"
     token: str | None = None
     minus: str = ""
@@ -90,7 +95,8 @@ class Report:
     def _images(self, model: ImageClassifier, page: Path, title: str) -> dict[str, go.Figure]:
         reading = read_images(model, Path(self.model), self.data_dir, self.basis, self.paths)
         if isinstance(reading, DeepReading):
-            return write_deep_report(page, reading, title=title)
+            found = read_bonds(model, reading.data, drop=self.drop, metric=self.metric)
+            return write_deep_report(page, reading, found, title=title)
         return write_classifier_report(page, reading, title=title, order=self.order)
 
     def _language(self, model: "ResidualModel") -> "language.LanguageReading":

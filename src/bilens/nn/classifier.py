@@ -1,6 +1,6 @@
 """The image classifier of the papers: embedding, bilinear layers, unembedding."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +13,7 @@ from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.gate import GateName
 from bilens.nn.gated import GatedLayer
 from bilens.nn.norm import NormName, make_norm
-from bilens.tensor import BilinearTensor, affine
+from bilens.tensor import BilinearTensor, Cut, affine
 from bilens.tensor.exact import exact
 
 __all__ = ["ClassifierConfig", "ImageClassifier"]
@@ -145,8 +145,13 @@ class ImageClassifier(Checkpointed):
             NotBilinearError: a gate is not linear, or there is a norm.
         """
         first, *others = self.layer_tensors()
-        E = affine(self.embed.weight, self.embed.bias) if first.constant else self.embed.weight
-        return [first.change_basis(inputs=E), *others]
+        return [first.change_basis(inputs=self.embedding()), *others]
+
+    def embedding(self) -> Float[Tensor, "d_model n_inputs"]:
+        """The map from pixels to what the first of `layer_tensors` reads, the constant included."""
+        if self.config.bias or self.config.residual:
+            return affine(self.embed.weight, self.embed.bias)
+        return self.embed.weight
 
     def tensor(self) -> BilinearTensor:
         """The whole model as one tensor, from pixels to logits; exact for a single layer.
@@ -167,6 +172,52 @@ class ImageClassifier(Checkpointed):
                 "pixels, not one bilinear tensor. model.tensors() gives one for each layer."
             )
 
+    @classmethod
+    @torch.no_grad()
+    def from_cut(cls, cut: Cut, config: ClassifierConfig) -> "ImageClassifier":
+        """A cut model as an ordinary classifier, as wide as its widest bond has directions.
+
+        Layers that need fewer are filled up with zeros. Biases and residuals of the model that was
+        cut are in the layers; only the embedding has a bias.
+
+        Args:
+            cut: from pixels to logits.
+            config: of the model that was cut; its data and classes are taken over.
+
+        Raises:
+            BilensError: the cut has other inputs or outputs.
+        """
+        n_inputs, n_classes = cut.read.shape[1] - cut.constant, cut.cores[-1].n_out
+        if (n_inputs, n_classes) != (config.n_inputs, config.n_classes):
+            raise BilensError(
+                f"cut has {n_inputs} inputs and {n_classes} outputs; expected "
+                f"{config.n_inputs} and {config.n_classes}, as in config"
+            )
+        sizes = replace(
+            config,
+            d_model=max(*cut.ranks, n_classes),
+            d_hidden=max(core.rank for core in cut.cores),
+            n_layers=len(cut.cores),
+            gate="identity",
+            bias=cut.constant,
+            norm="none",
+            residual=False,
+        )
+        with torch.random.fork_rng(devices=[]):
+            model = cls(sizes)
+        for parameter in model.parameters():
+            parameter.zero_()
+        _fill(model.embed.weight, cut.read[:, :n_inputs])
+        if cut.constant:
+            _fill(model.embed.bias[:, None], cut.read[:, n_inputs:])
+        for layer, core in zip(model.layers, cut.cores, strict=True):
+            assert isinstance(layer, GatedLayer)
+            _fill(layer.W_L, core.left)
+            _fill(layer.W_R, core.right)
+            _fill(layer.W_D, core.out)
+        _fill(model.unembed.weight, torch.eye(n_classes))
+        return model.eval()
+
     @exact
     @torch.no_grad()
     def accuracy(
@@ -186,3 +237,8 @@ class ImageClassifier(Checkpointed):
         for some, wanted in zip(x.split(batch_size), labels.split(batch_size), strict=True):
             right += int((self(some.to(device)).argmax(-1) == wanted.to(device)).sum())
         return right / len(labels)
+
+
+def _fill(weight: Tensor, part: Tensor) -> None:
+    """Write a smaller matrix into the upper left corner."""
+    weight[: part.shape[0], : part.shape[1]] = part.to(weight)

@@ -1,6 +1,17 @@
 """From a model to findings."""
 
 from bilens.read.adversarial import Attack, attack, class_mask
+from bilens.read.bonds import (
+    BondReading,
+    Direction,
+    End,
+    Metric,
+    accurate_ranks,
+    classifier_bonds,
+    product_accuracies,
+    rank_accuracies,
+    read_bonds,
+)
 from bilens.read.bottleneck import bottleneck_curve
 from bilens.read.classifier import (
     Basis,
@@ -26,24 +37,33 @@ from bilens.read.truncation import TruncationCurve, truncation_curve
 __all__ = [
     "Attack",
     "Basis",
+    "BondReading",
     "ClassifierReading",
     "DeepReading",
+    "Direction",
+    "End",
     "Explanation",
     "FourierReading",
     "LogitExplanation",
+    "Metric",
     "SharedFeature",
     "SharedFeatures",
     "SparsityReport",
     "TruncationCurve",
     "Use",
+    "accurate_ranks",
     "attack",
     "bottleneck_curve",
     "class_mask",
     "class_spectra",
+    "classifier_bonds",
     "explain",
     "logit_spectra",
     "loss_recovered",
     "path_accuracies",
+    "product_accuracies",
+    "rank_accuracies",
+    "read_bonds",
     "read_classifier",
     "read_deep",
     "read_fourier",

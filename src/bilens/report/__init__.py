@@ -1,5 +1,6 @@
 """From findings to pictures and pages."""
 
+from bilens.report.bonds import bond_figure, kept_directions_figure
 from bilens.report.branches import Branch, branches_html
 from bilens.report.classifier import (
     Order,
@@ -9,9 +10,11 @@ from bilens.report.classifier import (
 )
 from bilens.report.compare import Axis, comparison_table, loss_figure, write_comparison_report
 from bilens.report.deep import deep_figures, path_figure, write_deep_report
+from bilens.report.directions import directions_figure, matrices_figure
 from bilens.report.explanation import explanation_figure
 from bilens.report.heat import heat_figure
 from bilens.report.logits import direction_figure, logits_figure
+from bilens.report.network import network_figure
 from bilens.report.page import (
     ContextLine,
     ContextList,
@@ -36,18 +39,23 @@ __all__ = [
     "Order",
     "Section",
     "Table",
+    "bond_figure",
     "branches_html",
     "classifier_figures",
     "comparison_table",
     "contexts_html",
     "deep_figures",
     "direction_figure",
+    "directions_figure",
     "eigenvector_figure",
     "explanation_figure",
     "heat_figure",
+    "kept_directions_figure",
     "kept_figure",
     "logits_figure",
     "loss_figure",
+    "matrices_figure",
+    "network_figure",
     "path_figure",
     "render_page",
     "save_figure",

@@ -6,7 +6,8 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from bilens.errors import BilensError
-from bilens.read import DeepReading
+from bilens.read import BondReading, DeepReading
+from bilens.report.bonds import bond_figures, bond_sections
 from bilens.report.page import Section, Table, write_page
 from bilens.report.shared import shared_figure, shared_section
 from bilens.report.style import BLUE, GREY, dress
@@ -39,8 +40,12 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure
     return dress(figure, height=340).update_layout(showlegend=False)
 
 
-def deep_figures(reading: DeepReading) -> dict[str, go.Figure]:
+def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figure]:
     """Every figure of the report, by the name of the file it would be saved as.
+
+    Args:
+        reading: the model's paths.
+        bonds: its directions.
 
     Raises:
         BilensError: the model's inputs have no image shape.
@@ -48,7 +53,8 @@ def deep_figures(reading: DeepReading) -> dict[str, go.Figure]:
     shape = reading.model.config.image_shape
     if shape is None:
         raise BilensError("The model has no image_shape, so its eigenvectors are no pictures")
-    figures = {"paths": path_figure(reading.by_paths, reading.accuracy)}
+    figures = bond_figures(bonds, shape)
+    figures["paths"] = path_figure(reading.by_paths, reading.accuracy)
     for class_, name in enumerate(reading.data.class_names):
         paths = reading.search.paths.of(class_)
         if len(paths):
@@ -61,13 +67,21 @@ def deep_figures(reading: DeepReading) -> dict[str, go.Figure]:
     return figures
 
 
-def write_deep_report(path: Path, reading: DeepReading, *, title: str) -> dict[str, go.Figure]:
+def write_deep_report(
+    path: Path, reading: DeepReading, bonds: BondReading, *, title: str
+) -> dict[str, go.Figure]:
     """Write the report page and give back its figures.
+
+    Args:
+        path: the page.
+        reading: the model's paths.
+        bonds: its directions.
+        title: of the page.
 
     Raises:
         BilensError: the model's inputs have no image shape.
     """
-    figures = deep_figures(reading)
+    figures = deep_figures(reading, bonds)
     search, config = reading.search, reading.model.config
     facts = [
         ("data", reading.data.name),
@@ -82,6 +96,7 @@ def write_deep_report(path: Path, reading: DeepReading, *, title: str) -> dict[s
     ]
     trees = [figure for name, figure in figures.items() if name.startswith("tree")]
     sections = [
+        *bond_sections(bonds, figures),
         Section(
             "How few paths are enough",
             "Each logit is a tree: an eigenvector of the last layer is a direction in the one "
@@ -101,7 +116,8 @@ def write_deep_report(path: Path, reading: DeepReading, *, title: str) -> dict[s
     ]
     summary = (
         "Each layer of this classifier is exactly a tensor, so the whole of it is a tree of "
-        "eigenvectors. These are its strongest paths, found without making the tree."
+        "tensors. These are the few directions that it uses between its layers, and its strongest "
+        "paths of eigenvectors, found without making the tree."
     )
     write_page(path, title, summary, facts, sections)
     return figures

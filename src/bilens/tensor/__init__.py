@@ -1,8 +1,10 @@
 """The mathematics: bilinear layers as third-order tensors, kept in their factors."""
 
 from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.bonds import Bond, Bonds, bonds
 from bilens.tensor.clusters import Features, cluster
 from bilens.tensor.constant import affine, with_constant
+from bilens.tensor.cut import Cut, Products
 from bilens.tensor.dictionary import Dictionary, Reexpression, reexpress
 from bilens.tensor.extrema import Extrema, local_extrema
 from bilens.tensor.factored import FactoredMatrix, FactoredSVD
@@ -12,6 +14,7 @@ from bilens.tensor.paths import Paths
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.search import TopPaths, top_paths
 from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, form_cosines
+from bilens.tensor.sparse_basis import product_weight, sparse_basis
 from bilens.tensor.spectrum import Spectrum
 from bilens.tensor.steering import Steering, steer
 from bilens.tensor.svd import TensorSVD
@@ -20,6 +23,9 @@ from bilens.tensor.tree import decompile
 
 __all__ = [
     "BilinearTensor",
+    "Bond",
+    "Bonds",
+    "Cut",
     "Dictionary",
     "Extrema",
     "FactoredMatrix",
@@ -27,6 +33,7 @@ __all__ = [
     "Features",
     "LazyTree",
     "Paths",
+    "Products",
     "QuadraticForm",
     "Reexpression",
     "Spectrum",
@@ -36,13 +43,16 @@ __all__ = [
     "TopPaths",
     "affine",
     "best_match",
+    "bonds",
     "cluster",
     "decompile",
     "expected_cosine",
     "expected_inner",
     "form_cosines",
     "local_extrema",
+    "product_weight",
     "reexpress",
+    "sparse_basis",
     "steer",
     "top_entries",
     "top_paths",

@@ -14,7 +14,7 @@ from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 
-__all__ = ["Chain", "make_chain"]
+__all__ = ["Chain", "joined", "make_chain"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +70,7 @@ def make_chain(
         BilensError: the chain is empty or does not fit together, the directions do not fit its
             last tensor, or a number is not finite.
     """
-    _check(tensors, directions)
-    chain = [tensor.to(torch.promote_types(tensor.out.dtype, torch.float32)) for tensor in tensors]
-    for i in range(len(chain) - 1, 0, -1):
-        if chain[i].n_in == chain[i - 1].n_out + 1:
-            chain[i - 1] = chain[i - 1].with_constant_output()
+    chain = joined(tensors, directions)
     for i in range(len(chain) - 1, -1, -1):
         basis = _reading_basis(chain[i])
         chain[i] = chain[i].change_basis(inputs=basis.T)
@@ -82,6 +78,22 @@ def make_chain(
             chain[i - 1] = chain[i - 1].change_basis(outputs=basis)
     roots = directions.to(chain[-1].out).reshape(-1, directions.shape[-1])
     return Chain(tuple(chain), basis, roots, chain[0].constant)
+
+
+def joined(
+    tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"]
+) -> list[BilinearTensor]:
+    """A chain that was checked, in which each tensor also gives the constant that the next reads.
+
+    Raises:
+        BilensError: as `make_chain`.
+    """
+    _check(tensors, directions)
+    chain = [tensor.to(torch.promote_types(tensor.out.dtype, torch.float32)) for tensor in tensors]
+    for i in range(len(chain) - 1, 0, -1):
+        if chain[i].n_in == chain[i - 1].n_out + 1:
+            chain[i - 1] = chain[i - 1].with_constant_output()
+    return chain
 
 
 def _reading_basis(tensor: BilinearTensor) -> Float[Tensor, "n_read n_in"]:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from einops import einsum
@@ -12,7 +13,10 @@ from torch import Tensor
 from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.chain import joined
+from bilens.tensor.deep_similarity import deep_inner
 from bilens.tensor.exact import exact
+from bilens.tensor.gaussian import standardised
 from bilens.tensor.gram import hidden_product
 from bilens.tensor.quadratic import QuadraticForm
 
@@ -94,9 +98,14 @@ def unit_rows(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
 
 @exact
 def expected_inner(
-    a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], *, max_operations: float = COST_LIMIT
+    a: Sequence[BilinearTensor],
+    b: Sequence[BilinearTensor],
+    *,
+    mean: Float[Tensor, " n_in"] | None = None,
+    covariance: Float[Tensor, "n_in n_in"] | None = None,
+    max_operations: float = COST_LIMIT,
 ) -> Float64[Tensor, ""]:
-    """E[f_a(x) . f_b(x)] for x ~ N(0, I), exactly, from the weights of models of one or two layers.
+    """E[f_a(x) . f_b(x)] for Gaussian x, exactly, from the weights of models of any depth.
 
     A model is the chain of its layers' tensors, such as `ImageClassifier.tensors()`; biases and
     residuals are in it, and a constant coordinate stays 1. One layer is, for each output with
@@ -109,38 +118,50 @@ def expected_inner(
         E[f_a f_b] = (tr A_a + c_a)(tr A_b + c_b) + 4 q_a.q_b + 2 tr(A_a A_b).
 
     Two layers are a sum over the second's hidden units of products of two such functions;
-    multiplied out by Wick's theorem, they have orthogonal parts of degree 0 to 4.
+    multiplied out by Wick's theorem, they have orthogonal parts of degree 0 to 4. Deeper models are
+    written out as polynomials of the k directions that each reads, and compared by their Hermite
+    coefficients; `bonds(...).cut(...)` leaves a model with few.
 
-    In float64 and differentiable. Models of one layer cost O(rank^2 (n_in + n_out)). Otherwise it
-    takes 4 r_a r_b m^3 operations and some 64 (r_a + r_b) m^2 bytes, where r_a, r_b are the ranks
-    of the second layers and m is the dimension of what the first layers read together: at most
-    n_in, and at most the sum of the widths that two models embed their inputs in.
+    In float64. Models of one layer cost O(rank^2 (n_in + n_out)). With two layers it takes
+    4 r_a r_b m^3 operations and some 64 (r_a + r_b) m^2 bytes, where r_a, r_b are the ranks of the
+    second layers and m is the dimension of what the first layers read together: at most n_in, and
+    at most the sum of the widths that two models embed their inputs in. Both are differentiable.
+    More layers cost C(k + d/2, d/2)^2 n_out and 8 n_out C(k + d, d) bytes for their degree
+    d = 2^layers, and have no gradient.
 
     Args:
         a: the layers of one model, the first to read the input first.
         b: those of the other; it may differ in depth, ranks and in having biases.
+        mean: of x, without the constant coordinate; by default 0.
+        covariance: of x; by default the identity.
         max_operations: refuse what would cost more.
 
     Raises:
-        BilensError: a chain is empty, deeper than two layers, does not fit together or is not
-            finite; the models differ in inputs or outputs; or the cost is above `max_operations`.
+        BilensError: a chain is empty, does not fit together or is not finite; the models differ in
+            inputs or outputs; mean or covariance do not fit them, or are no mean or covariance; or
+            the cost is above `max_operations`.
 
     Source:
         Isserlis 1918; the orthogonal parts: Janson 1997, "Gaussian Hilbert Spaces", chapter 3.
     """
-    (a, scale_a), (b, scale_b), rounding = _prepared(a, b)
+    (a, scale_a), (b, scale_b), rounding = _prepared(a, b, mean, covariance)
     return scale_a * scale_b * _unit_inner(a, b, rounding, max_operations)
 
 
 @exact
 def expected_cosine(
-    a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], *, max_operations: float = COST_LIMIT
+    a: Sequence[BilinearTensor],
+    b: Sequence[BilinearTensor],
+    *,
+    mean: Float[Tensor, " n_in"] | None = None,
+    covariance: Float[Tensor, "n_in n_in"] | None = None,
+    max_operations: float = COST_LIMIT,
 ) -> Float64[Tensor, ""]:
-    """E[f_a . f_b] / sqrt(E|f_a|^2 E|f_b|^2) for x ~ N(0, I); 0 if either model is zero.
+    """E[f_a . f_b] / sqrt(E|f_a|^2 E|f_b|^2) for Gaussian x; 0 if either model is zero.
 
     Costs and raises as `expected_inner`, which it calls three times, each within the limit.
     """
-    (a, _), (b, _), rounding = _prepared(a, b)
+    (a, _), (b, _), rounding = _prepared(a, b, mean, covariance)
     inner = _unit_inner(a, b, rounding, max_operations)
     norms = [_unit_inner(c, c, rounding, max_operations).clamp_min(0) for c in (a, b)]
     scale = norms[0].sqrt() * norms[1].sqrt()
@@ -150,7 +171,15 @@ def expected_cosine(
 def _unit_inner(
     a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], rounding: float, max_operations: float
 ) -> Float64[Tensor, ""]:
-    """The expectation for chains that `_prepared` has checked."""
+    """The expectation for chains that `_prepared` has made ready."""
+    if max(len(a), len(b)) > 2:
+        whole_a = joined(a, torch.eye(a[-1].n_out).to(a[-1].out))
+        whole_b = whole_a if a is b else joined(b, torch.eye(b[-1].n_out).to(b[-1].out))
+        spans = (
+            _joint_span(whole_a[0], whole_a[0], rounding),
+            _joint_span(whole_b[0], whole_b[0], rounding),
+        )
+        return deep_inner(whole_a, whole_b, spans, max_operations=max_operations)
     if len(a) == len(b) == 1:
         (a_0, a_1, a_2), (b_0, b_1, b_2) = _affine_parts(a[0]), _affine_parts(b[0])
         return a_0 @ b_0 + (a_1 * b_1).sum() + 2 * a_2.inner(b_2)
@@ -260,46 +289,57 @@ Scaled = tuple[list[BilinearTensor], Float64[Tensor, ""]]
 
 
 def _prepared(
-    a: Sequence[BilinearTensor], b: Sequence[BilinearTensor]
+    a: Sequence[BilinearTensor],
+    b: Sequence[BilinearTensor],
+    mean: Float[Tensor, " n_in"] | None,
+    covariance: Float[Tensor, "n_in n_in"] | None,
 ) -> tuple[Scaled, Scaled, float]:
-    """Both chains without their scale, the scales, and what their factors are rounded to."""
-    chains = _without_scale(a, "a"), _without_scale(b, "b")
+    """Both chains for standard inputs without their scale, the scales, and their rounding."""
+    for name, chain in (("a", a), ("b", b)):
+        _check_chain(chain, name)
     sizes = [(chain[0].n_in - chain[0].constant, chain[-1].n_out) for chain in (a, b)]
     if sizes[0] != sizes[1] or not sizes[0][0]:
         raise BilensError(
             f"a has {sizes[0]} inputs and outputs (the constant not counted), b has {sizes[1]}; "
             "they should be the same, with at least one input"
         )
-    return *chains, max(torch.finfo(chain[0].left.dtype).eps for chain in (a, b))
+    rounding = max(torch.finfo(chain[0].left.dtype).eps for chain in (a, b))
+    a, b = ([layer.to(torch.float64) for layer in chain] for chain in (a, b))
+    if mean is not None or covariance is not None:
+        a, b = (standardised(chain, mean, covariance) for chain in (a, b))
+    return _without_scale(a), _without_scale(b), rounding
 
 
-def _without_scale(chain: Sequence[BilinearTensor], name: str) -> Scaled:
-    """The layers in float64, after a look at how they fit, and what their outputs are times."""
-    if not 1 <= len(chain) <= 2:
-        raise BilensError(
-            f"{name} has {len(chain)} layers, expected one or two; sample x for deeper models"
-        )
+def _check_chain(chain: Sequence[BilinearTensor], name: str) -> None:
+    if not chain:
+        raise BilensError(f"{name} has 0 layers, expected one tensor for each")
     for i, layer in enumerate(chain):
         factors = {"left": layer.left, "right": layer.right, "out": layer.out}
         check_finite(**{f"{name}[{i}].{factor}": value for factor, value in factors.items()})
-    first, scale = chain[0].without_scale()
-    if len(chain) == 1:
-        return [first], scale
-    made, read, constant = chain[0].n_out, chain[1].n_in, chain[1].constant
-    if made not in (read, read - constant):
-        raise BilensError(
-            f"{name}[0] has {made} outputs and {name}[1] reads {read - constant} (the constant "
-            "not counted); they should be the same"
-        )
-    if not constant:
-        second, above = chain[1].without_scale()
-        return [first, second], above * scale**2
-    grown = torch.ones(read, dtype=torch.float64, device=scale.device)
-    grown[:made] = scale
-    wide = chain[1].to(torch.float64)
-    second = replace(wide, left=wide.left * grown, right=wide.right * grown)
-    second, scale = second.without_scale()
-    return [first, second], scale
+    for i, (below, above) in enumerate(pairwise(chain)):
+        made, read, constant = below.n_out, above.n_in, above.constant
+        if made not in (read, read - constant):
+            raise BilensError(
+                f"{name}[{i}] has {made} outputs and {name}[{i + 1}] reads {read - constant} (the "
+                "constant not counted); they should be the same"
+            )
+
+
+def _without_scale(chain: Sequence[BilinearTensor]) -> Scaled:
+    """The layers, each at a scale near 1, and what the last one's outputs are times."""
+    found: list[BilinearTensor] = []
+    scale = torch.ones((), dtype=torch.float64, device=chain[0].left.device)
+    for below, layer in zip([None, *chain], chain, strict=False):
+        if below is not None and layer.constant:  # the constant itself has no scale
+            grown = torch.ones(layer.n_in, dtype=torch.float64, device=scale.device)
+            grown[: below.n_out] = scale
+            layer = replace(layer, left=layer.left * grown, right=layer.right * grown)  # noqa: PLW2901
+            layer, scale = layer.without_scale()  # noqa: PLW2901
+        else:
+            layer, own = layer.without_scale()  # noqa: PLW2901
+            scale = own * scale**2
+        found.append(layer)
+    return found, scale
 
 
 def _check_cost(

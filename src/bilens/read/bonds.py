@@ -1,0 +1,283 @@
+"""The few directions between the layers of a deep classifier, and what each of them does."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from bilens.data import ImageData
+from bilens.errors import BilensError
+from bilens.nn import ImageClassifier
+from bilens.progress import progress_bar
+from bilens.tensor import Bonds, Cut, bonds, sparse_basis, with_constant
+
+__all__ = [
+    "BondReading",
+    "Direction",
+    "End",
+    "Metric",
+    "accurate_ranks",
+    "classifier_bonds",
+    "product_accuracies",
+    "rank_accuracies",
+    "read_bonds",
+]
+
+Metric = Literal["images", "weights"]
+"""What the inputs are taken to be: the training images, or anything (weights alone)."""
+
+UNIFORM = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 35, 40, 50, 60, 80, 100)
+CHOOSING = 10_000
+"""Training images that ranks are chosen on."""
+PER_DECADE, SHOWN, END = 10, 4, 0.02
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """What a direction does where its coordinate is largest, or smallest.
+
+    Attributes:
+        images: the test images at the very end.
+        effects: on each logit, less the mean of all: the mean over the 2 % of the test images
+            nearest to the end of what is lost when the coordinate is set to zero.
+    """
+
+    images: tuple[int, ...]
+    effects: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """A coordinate of a cut model.
+
+    Attributes:
+        bond: number of the bond, the input's being 0.
+        number: of the coordinate.
+        share: U_kk, what the model would lose of its squared norm with one use of it.
+        ends: where it is largest, and where it is smallest.
+    """
+
+    bond: int
+    number: int
+    share: float
+    ends: tuple[End, End]
+
+
+@dataclass(frozen=True, eq=False)
+class BondReading:
+    """A deep classifier on few directions.
+
+    Attributes:
+        model: the classifier.
+        data: the data it is measured on.
+        metric: what the singular values are over.
+        drop: accuracy that the cut may lose on training images.
+        bonds: all singular values and directions, for logits less their mean.
+        accuracy: of the model on the test images.
+        by_rank: (directions at each bond, test accuracy, certificate) of uniform cuts.
+        cut: the smallest found that loses at most `drop`, in a sparse basis.
+        cut_accuracy: its test accuracy.
+        by_products: (products kept, test accuracy) in that basis.
+        directions: its coordinates, those of the input first.
+    """
+
+    model: ImageClassifier
+    data: ImageData
+    metric: Metric
+    drop: float
+    bonds: Bonds
+    accuracy: float
+    by_rank: tuple[tuple[int, float, float], ...]
+    cut: Cut
+    cut_accuracy: float
+    by_products: tuple[tuple[int, float], ...]
+    directions: tuple[Direction, ...]
+
+    def cut_model(self) -> ImageClassifier:
+        """The cut as an ordinary classifier."""
+        return ImageClassifier.from_cut(self.cut, self.model.config)
+
+    def record(self) -> dict[str, Any]:
+        """The numbers, for JSON."""
+        return {
+            "data": self.data.name,
+            "metric": self.metric,
+            "accuracy": self.accuracy,
+            "shares": [bond.shares.tolist() for bond in self.bonds.bonds],
+            "by_rank": [list(row) for row in self.by_rank],
+            "drop": self.drop,
+            "ranks": list(self.cut.ranks),
+            "certificate": self.cut.certificate,
+            "error": self.bonds.error(self.cut.ranks),
+            "cut_accuracy": self.cut_accuracy,
+            "by_products": [list(row) for row in self.by_products],
+        }
+
+
+@torch.no_grad()
+def classifier_bonds(model: ImageClassifier, data: ImageData, metric: Metric = "images") -> Bonds:
+    """The bonds of a classifier, from pixels to its logits less their mean.
+
+    What is added to all logits alike decides nothing, so it does not count.
+
+    Args:
+        model: a classifier of any number of layers.
+        data: whose training images give the metric.
+        metric: images for their second moment, weights for the identity.
+
+    Raises:
+        NotBilinearError: a gate is not linear, or there is a norm.
+        BilensError: the metric has another name.
+    """
+    if metric not in get_args(Metric):
+        raise BilensError(f"metric={metric!r}, expected one of {', '.join(get_args(Metric))}")
+    *lower, last = model.layer_tensors()
+    n = data.n_classes
+    centred = last.change_basis(outputs=torch.eye(n).to(last.out) - 1 / n)
+    moment = None
+    if metric == "images":
+        x = data.train_images.double()
+        x = with_constant(x) if centred.constant else x
+        moment = x.T @ x / len(x)
+    return bonds([*lower, centred], torch.eye(n), moment, model.embedding())
+
+
+@torch.no_grad()
+def read_bonds(
+    model: ImageClassifier, data: ImageData, *, drop: float = 0.01, metric: Metric = "images"
+) -> BondReading:
+    """Cut a classifier to the directions that its accuracy needs, and look at each of them.
+
+    Directions are chosen greedily on training images and measured on test images.
+
+    Args:
+        model: a classifier of any number of layers.
+        data: what it is measured on.
+        drop: accuracy that may be lost.
+        metric: see `classifier_bonds`.
+
+    Raises:
+        NotBilinearError: a gate is not linear, or there is a norm.
+        BilensError: drop is negative, or the metric has another name.
+    """
+    found = classifier_bonds(model, data, metric)
+    cut = sparse_basis(found.cut(accurate_ranks(found, model, data, drop)))
+    tested = data.test_images, data.test_labels
+    most = max(bond.k for bond in found.bonds)
+    return BondReading(
+        model=model,
+        data=data,
+        metric=metric,
+        drop=drop,
+        bonds=found,
+        accuracy=model.accuracy(*tested),
+        by_rank=rank_accuracies(found, model, data, [k for k in UNIFORM if k < most] + [most]),
+        cut=cut,
+        cut_accuracy=ImageClassifier.from_cut(cut, model.config).accuracy(*tested),
+        by_products=product_accuracies(cut, data),
+        directions=tuple(_directions(cut, data)),
+    )
+
+
+def accurate_ranks(
+    found: Bonds, model: ImageClassifier, data: ImageData, drop: float = 0.01
+) -> tuple[int, ...]:
+    """Few directions, found greedily, that lose little accuracy on 10,000 training images.
+
+    Args:
+        found: of `classifier_bonds`.
+        model: the classifier that they are of.
+        data: whose training images count.
+        drop: accuracy that may be lost.
+
+    Raises:
+        BilensError: drop is negative.
+    """
+    if not drop >= 0:
+        raise BilensError(f"drop={drop}, expected 0 or more, as a share of the images")
+    x, labels = data.train_images[:CHOOSING], data.train_labels[:CHOOSING]
+    whole = found.cut(max(bond.k for bond in found.bonds))
+    # Every cut reads some of these.
+    z = whole.coordinates(x)[0]
+    with progress_bar() as bar:
+        task = bar.add_task("choosing directions", total=None, note="")
+
+        def score(cut: Cut) -> float:
+            outputs = z[:, : cut.ranks[0]]
+            for core in cut.cores:
+                outputs = core(outputs)
+            accuracy = float((outputs.argmax(-1) == labels).double().mean())
+            ranks = " + ".join(map(str, cut.ranks))
+            bar.update(task, advance=1, note=f"{ranks} directions: {accuracy:.2%}")
+            return accuracy
+
+        # Rounding may cost the uncut model an image.
+        least = min(model.accuracy(x, labels) - drop, score(whole))
+        return found.ranks_scoring(score, least)
+
+
+def rank_accuracies(
+    found: Bonds, model: ImageClassifier, data: ImageData, ranks: Sequence[int]
+) -> tuple[tuple[int, float, float], ...]:
+    """Test accuracy and certificate of uniform cuts to these numbers of directions.
+
+    Args:
+        found: of `classifier_bonds`.
+        model: the classifier that they are of.
+        data: whose test images count.
+        ranks: directions at each bond.
+    """
+    tested = data.test_images, data.test_labels
+    cuts = [(k, found.cut(k)) for k in ranks]
+    return tuple(
+        (k, ImageClassifier.from_cut(cut, model.config).accuracy(*tested), cut.certificate)
+        for k, cut in cuts
+    )
+
+
+def product_accuracies(cut: Cut, data: ImageData) -> tuple[tuple[int, float], ...]:
+    """Test accuracy with the k products of largest share alone, for k up by a constant factor."""
+    most = len(cut.products())
+    steps = range(PER_DECADE, 1 + int(PER_DECADE * math.log10(most)))
+    counts = sorted({round(10 ** (step / PER_DECADE)) for step in steps} | {most})
+    x = data.test_images.to(cut.read)
+    found = []
+    for k in counts:
+        z = x
+        for tensor in cut.keep_products(k):
+            z = tensor(z)
+        found.append((k, float((z.argmax(-1) == data.test_labels).double().mean())))
+    return tuple(found)
+
+
+def _directions(cut: Cut, data: ImageData) -> Iterator[Direction]:
+    coordinates = cut.coordinates(data.test_images)
+    near = max(1, round(END * len(data.test_images)))
+    for bond, (z, U) in enumerate(zip(coordinates[:-1], cut.environments[:-1], strict=True)):
+        for k, share in enumerate(U.diagonal().tolist()):
+            order = z[:, k].argsort(descending=True)
+            ends = [
+                End(
+                    images=tuple(some[:SHOWN].tolist()),
+                    effects=tuple(_effects(cut, bond, z[some[:near]], k).tolist()),
+                )
+                for some in (order, order.flip(0))
+            ]
+            yield Direction(bond, k, share, (ends[0], ends[1]))
+
+
+def _effects(
+    cut: Cut, bond: int, z: Float64[Tensor, "images k"], number: int
+) -> Float64[Tensor, " n_out"]:
+    """What the logits lose on average when a coordinate is set to zero."""
+    without = z.clone()
+    without[:, number] = 0
+    both = torch.cat([z, without])
+    for core in cut.cores[bond:]:
+        both = core(both)
+    whole, rest = both.chunk(2)
+    return (whole - rest).mean(0)

@@ -1,0 +1,152 @@
+"""The part of a report that shows a deep model on few directions."""
+
+import plotly.graph_objects as go
+
+from bilens.read import BondReading
+from bilens.report.directions import directions_figure, matrices_figure
+from bilens.report.network import network_figure
+from bilens.report.page import Section, Table
+from bilens.report.style import BLUE, GREY, RED, dress
+
+__all__ = ["bond_figure", "bond_figures", "bond_sections", "kept_directions_figure"]
+
+COLORS = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
+FLOOR = 1e-8
+"""Shares below are rounding, or soon will be."""
+
+
+def bond_figure(reading: BondReading) -> go.Figure:
+    """The squared singular values of each bond, with a mark where the cut ends."""
+    figure = go.Figure()
+    for number, (bond, kept) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
+        color, name = COLORS[number % len(COLORS)], bond_name(number)
+        shares = [share for share in bond.shares.tolist() if share > FLOOR]
+        figure.add_scatter(
+            x=list(range(1, len(shares) + 1)),
+            y=shares,
+            mode="lines",
+            name=name,
+            line={"color": color, "width": 2},
+            hovertemplate=f"{name}, direction %{{x}}: %{{y:.2%}}<extra></extra>",
+        )
+        figure.add_scatter(
+            x=[kept],
+            y=[max(float(bond.shares[kept - 1]), FLOOR)],
+            mode="markers",
+            marker={"color": color, "size": 11, "symbol": "diamond"},
+            hovertemplate=f"{name}: {kept} kept<extra></extra>",
+            showlegend=False,
+        )
+    figure.update_xaxes(title="direction", type="log", dtick=1, fixedrange=True)
+    figure.update_yaxes(
+        title="share of the squared norm", type="log", tickformat=".0e", fixedrange=True
+    )
+    return dress(figure, height=340).update_layout(
+        legend={"x": 0.02, "y": 0.02, "xanchor": "left", "yanchor": "bottom"}
+    )
+
+
+def kept_directions_figure(reading: BondReading) -> go.Figure:
+    """Test accuracy of uniform cuts against the directions that each bond keeps."""
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[k for k, _, _ in reading.by_rank],
+        y=[100 * accuracy for _, accuracy, _ in reading.by_rank],
+        customdata=[certificate for _, _, certificate in reading.by_rank],
+        mode="lines+markers",
+        line={"color": BLUE, "width": 2},
+        hovertemplate="%{x} directions: %{y:.2f} %, certificate %{customdata:.2g}<extra></extra>",
+    )
+    figure.add_hline(
+        y=100 * reading.accuracy,
+        line={"dash": "dot", "color": GREY, "width": 1.5},
+        opacity=1,
+        annotation_text=f"the model: {reading.accuracy:.2%}",
+        annotation_position="bottom right",
+    )
+    figure.update_xaxes(title="directions kept at each bond", type="log", dtick=1, fixedrange=True)
+    figure.update_yaxes(title="test accuracy (%)", fixedrange=True)
+    return dress(figure, height=340).update_layout(showlegend=False)
+
+
+def bond_name(number: int) -> str:
+    """What a bond is called."""
+    return "pixels to layer 1" if number == 0 else f"layer {number} to {number + 1}"
+
+
+def bond_figures(reading: BondReading, shape: tuple[int, int]) -> dict[str, go.Figure]:
+    """Every figure of these sections, by the name of the file it would be saved as.
+
+    Args:
+        reading: of a classifier of any depth.
+        shape: height and width of an input as an image.
+    """
+    figures = {"bonds": bond_figure(reading), "kept-directions": kept_directions_figure(reading)}
+    for class_ in range(reading.data.n_classes):
+        figures[f"network-{class_}"] = network_figure(reading, class_, shape)
+    for number in range(len(reading.cut.cores)):
+        figures[f"directions-{number}"] = directions_figure(reading, number, shape)
+    for number in range(len(reading.cut.cores)):
+        figures[f"matrices-{number}"] = matrices_figure(reading, number)
+    return figures
+
+
+def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[Section]:
+    """The sections, from the figures of `bond_figures`."""
+    cut, n = reading.cut, len(reading.cut.cores)
+    ranks = " + ".join(map(str, cut.ranks))
+    few = next((k for k, a in reading.by_products if a >= reading.accuracy - reading.drop), None)
+    products = f"{len(cut.products()):,} products of two coordinates" + (
+        f"; the {few:,} of largest share keep the test accuracy within {reading.drop:.1%}"
+        if few
+        else ""
+    )
+    table = [
+        (str(k), f"{accuracy:.2%}", f"{100 * (reading.accuracy - accuracy):+.2f}", f"{bound:.2g}")
+        for k, accuracy, bound in reading.by_rank
+        if k % 4 == 0 or k == reading.by_rank[-1][0]
+    ]
+    over = "the training images" if reading.metric == "images" else "weights alone"
+    return [
+        Section(
+            "How few directions are enough",
+            "Everything that one layer hands to the next passes through a bond, and the model uses "
+            f"few directions of it. Their shares of the model's squared norm (over {over}) fall "
+            f"fast. The smallest cut found, {ranks} directions (diamonds), has a test accuracy of "
+            f"{reading.cut_accuracy:.2%}; it was chosen on training images. The certificate bounds "
+            "what a cut changes in the model, relative to its norm, from the weights.",
+            rows=[
+                [figures["bonds"], figures["kept-directions"]],
+                [
+                    Table(
+                        ("directions at each bond", "accuracy", "drop (points)", "certificate"),
+                        table,
+                    )
+                ],
+            ],
+        ),
+        Section(
+            "The network that is left",
+            "For each class, from its logit on the right to the pixels: the products of two "
+            "coordinates that make up most of it, those that make up most of these, and so on. A "
+            "percentage stands for a product, blue where it adds and red where it takes away: its "
+            "share of what it adds to. One line into it is a square. The same number is the same "
+            "coordinate in every drawing. Coordinates behind the first layer show the test images "
+            "where they are largest and smallest.",
+            rows=[[figures[f"network-{class_}"]] for class_ in range(reading.data.n_classes)],
+        ),
+        Section(
+            "Every direction",
+            "What a coordinate of the pixels stands for (blue where they go with it, red against "
+            "it); for one behind the first layer, the strongest positive and negative eigenvector "
+            "of its interaction matrix. Then the test images at both ends of it and the logits "
+            "that it raises and lowers there: what they would lose without it.",
+            rows=[[figures[f"directions-{number}"]] for number in range(n)],
+        ),
+        Section(
+            "The layers, whole",
+            f"All {products}. One matrix for each coordinate that a layer makes, over the "
+            "coordinates that it reads.",
+            rows=[[figures[f"matrices-{number}"]] for number in range(n)],
+        ),
+    ]

@@ -1,0 +1,120 @@
+"""Every coordinate of a cut model as a row of pictures, and every layer as its matrices."""
+
+from collections.abc import Sequence
+from html import escape
+
+import plotly.graph_objects as go
+import torch
+
+from bilens.read import BondReading, Direction, End
+from bilens.report.canvas import Canvas
+from bilens.report.picture import as_image, diverging, grey
+from bilens.report.style import BLUE, GREY, RED
+
+__all__ = ["directions_figure", "matrices_figure"]
+
+GAP, NAMES, NAMED = 0.16, 1.7, 3
+TILE, COLUMNS = 1.3, 7
+LEAST = 0.25
+"""Of the largest effect of a direction: smaller ones are not named."""
+
+
+def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -> go.Figure:
+    """The coordinates of a bond, one row each: what it stands for, and both of its ends.
+
+    Args:
+        reading: of a classifier.
+        bond: number of the bond, the input's being 0.
+        shape: height and width of an input as an image.
+    """
+    rows = [found for found in reading.directions if found.bond == bond]
+    aspect = shape[0] / shape[1]
+    rise = aspect + GAP
+    shown = 1 + (bond == 1)
+    start = 1.1 + shown * 1.08
+    images = len(rows[0].ends[0].images)
+    side = images * 1.04 + NAMES
+    title = (
+        "Coordinates of the pixels"
+        if bond == 0
+        else f"Coordinates between layers {bond} and {bond + 1}"
+    )
+    canvas = Canvas(start + 2 * side, rise * len(rows), unit=56, title=title)
+    for place, direction in enumerate(rows):
+        y = rise * place
+        middle = y + aspect / 2
+        canvas.label(
+            f"<b>{bond}.{direction.number + 1}</b><br>{direction.share:.1%}",
+            x=0.5,
+            y=middle,
+            color=GREY,
+            on_line=True,
+        )
+        for number, picture in enumerate(_stands_for(reading, direction, shape)):
+            canvas.picture(picture, x=1.05 + 1.08 * number, y=y, width=1, height=aspect)
+        for number, end in enumerate(direction.ends):
+            left = start + side * number
+            for i, index in enumerate(end.images):
+                picture = grey(as_image(reading.data.test_images[index], shape))
+                canvas.picture(picture, x=left + 1.04 * i, y=y, width=1, height=aspect)
+            text = _moved(end, reading.data.class_names)
+            canvas.label(text, x=left + side - NAMES / 2 - 0.1, y=middle, on_line=True)
+    return canvas.figure()
+
+
+def matrices_figure(reading: BondReading, layer: int) -> go.Figure:
+    """The interaction matrices of a layer of the cut model, one for each coordinate it makes.
+
+    Args:
+        reading: of a classifier.
+        layer: number of the layer, the first being 0.
+    """
+    core = reading.cut.cores[layer]
+    matrices = core.dense()
+    limit = float(matrices.abs().max())
+    is_last = layer == len(reading.cut.cores) - 1
+    names = (
+        [escape(name) for name in reading.data.class_names]
+        if is_last
+        else [f"{layer + 1}.{k + 1}" for k in range(core.n_out)]
+    )
+    n_rows = -(-len(names) // COLUMNS)
+    title = f"Layer {layer + 1}: {core.n_out} matrices of {core.n_in} x {core.n_in}"
+    canvas = Canvas(TILE * COLUMNS, TILE * n_rows, unit=96, title=title)
+    for place, (name, matrix) in enumerate(zip(names, matrices, strict=True)):
+        row, column = divmod(place, COLUMNS)
+        x, y = TILE * column + (TILE - 1) / 2, TILE * row
+        # Square roots: the few large entries would leave the others white.
+        shown = (matrix.sign() * (matrix.abs() / limit).sqrt()).numpy()
+        canvas.picture(diverging(shown, 1.0), x=x, y=y, width=1, height=1)
+        canvas.label(name, x=x + 0.5, y=y + 1.01, color=GREY)
+    return canvas.figure()
+
+
+def _stands_for(
+    reading: BondReading, direction: Direction, shape: tuple[int, int]
+) -> Sequence[str]:
+    """Pictures in pixels: of the direction itself, or of the ends of the matrix that makes it."""
+    write = reading.cut.write
+    if direction.bond == 0:
+        return [diverging(as_image(write[:, direction.number], shape))]
+    if direction.bond > 1:
+        return []
+    form = reading.cut.cores[0].interaction(output=direction.number)
+    _, vectors = torch.linalg.eigh(form.dense())
+    return [diverging(as_image(write @ vectors[:, i], shape)) for i in (-1, 0)]
+
+
+def _moved(end: End, names: Sequence[str]) -> str:
+    """The classes that an end raises and lowers most; safe for HTML."""
+    largest = max(abs(effect) for effect in end.effects)
+    lines = []
+    for mark, sign, color in (("▲", 1, BLUE), ("▼", -1, RED)):
+        by_size = sorted(
+            (i for i, e in enumerate(end.effects) if sign * e > LEAST * largest),
+            key=lambda i: -sign * end.effects[i],
+        )
+        if by_size:
+            text = escape(", ".join(names[i] for i in by_size[:NAMED]))
+            lines.append(f'<span style="color:{color}">{mark} {text}</span>')
+    return "<br>".join(lines)

@@ -1,0 +1,344 @@
+"""The few directions that a deep model uses between its layers, from its weights.
+
+A model of n layers is a tree of tensors T with 2^n leaves, all of them the input. Below layer l + 1
+there is a bond, used 2^(n-l) times. Cut open at one use, the tree is a matrix, the subtree below
+times all the rest, and it has singular values. They come from two Gram matrices for each bond,
+neither of which needs the tree:
+
+    below:  P_0 = E M E',  P_(l+1) = D 1/2 [(L P L')*(R P R') + (L P R')*(R P L')] D'
+    above:  U_n = W'W,  S = D' U_(l+1) D,  and with P = P_l
+            U_l = 1/4 [L'(S*RPR')L + L'(S*RPL')R + R'(S*LPR')L + R'(S*LPL')R]
+
+The squared singular values are the eigenvalues of P_l U_l. With P = K K' both steps are Gram
+matrices of the layer of factors LK, RK, D: of its outputs, and of its inputs.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import factorial
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bilens.checks import check_count, check_finite
+from bilens.errors import BilensError
+from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.chain import joined
+from bilens.tensor.cut import Cut, fewest_hidden
+from bilens.tensor.exact import exact
+from bilens.tensor.gram import hidden_product
+from bilens.tensor.positive import checked_positive, square_root
+
+__all__ = ["Bond", "Bonds", "bonds"]
+
+
+@exact
+@dataclass(frozen=True, eq=False)
+class Bond:
+    """What one layer reads of what comes from below, in directions that matter less and less.
+
+    z = read h are the coordinates of h, and write z is h again. Over the leaves' metric they are
+    uncorrelated and of unit size: P is the identity in them, and U is diagonal.
+
+    Attributes:
+        shares: squared singular values of the model unfolded here, over their sum, descending.
+        read: V'K^+, one row for each direction.
+        write: K V, one column for each direction.
+        uses: how often the tree has this bond.
+    """
+
+    shares: Float64[Tensor, " k"]
+    read: Float64[Tensor, "k n"]
+    write: Float64[Tensor, "n k"]
+    uses: int
+
+    @property
+    def k(self) -> int:
+        """Number of directions that come from below."""
+        return len(self.shares)
+
+    def projector(self, k: int) -> Float64[Tensor, "n n"]:
+        """The projector on the first k directions, K V_k V_k' K^+.
+
+        Raises:
+            BilensError: k is not between 1 and the number of directions.
+        """
+        check_count("k", k, self.k, "the number of directions")
+        return self.write[:, :k] @ self.read[:k]
+
+
+@exact
+@dataclass(frozen=True, eq=False)
+class Bonds:
+    """All bonds of a model, the one between its input and its first layer first.
+
+    Attributes:
+        bonds: one for each layer.
+        cores: the layers in the coordinates of all directions; a cut model's are their corners.
+        directions: W, one row for each output direction.
+        norm: |T|, the norm of the whole tree along the directions, over the leaves' metric.
+        constant: the last input coordinate is the constant 1.
+    """
+
+    bonds: tuple[Bond, ...]
+    cores: tuple[BilinearTensor, ...]
+    directions: Float64[Tensor, "m n_out"]
+    norm: float
+    constant: bool
+
+    def certificate(self, ranks: int | Sequence[int]) -> float:
+        """What a cut costs at most, known before it is made: |T - T_cut| / |T|.
+
+        |T - T_cut|^2 <= sum_l 2^(n-l) sum_(i > r_l) lambda_(l, i)
+
+        Cutting one use of a bond is an orthogonal projection of T, and several in a row lose at
+        most the sum of what each loses alone. For an input with x'M^+ x <= s no output along a
+        direction of unit length is off by more than certificate |T| s^(2^(n-1)).
+
+        Raises:
+            BilensError: as `cut`.
+        """
+        kept = self._checked_ranks(ranks)
+        lost = [b.uses * b.shares[k:].sum() for b, k in zip(self.bonds, kept, strict=True)]
+        return float(torch.stack(lost).sum().sqrt())
+
+    def error(self, ranks: int | Sequence[int]) -> float:
+        """|T - T_cut| / |T| itself, down to 1e-8, below which it is rounding.
+
+        Raises:
+            BilensError: as `cut`.
+        """
+        kept = self._checked_ranks(ranks)
+        mixed = torch.eye(self.bonds[0].k, kept[0]).to(self.directions)
+        small = mixed[: kept[0]]
+        for full, cut in zip(self.cores, self.cut(kept).cores, strict=True):
+            mixed = _gram_with(full, cut, mixed)
+            small = _gram_with(cut, cut, small)
+        W = self.directions
+        both, alone = (((W @ P) * W).sum() / self.norm**2 for P in (mixed, small))
+        return float((1 - 2 * both + alone).clamp_min(0).sqrt())
+
+    def gaussian_error(self, ranks: int | Sequence[int]) -> float:
+        """What sqrt(E |f(x) - f_cut(x)|^2) is at most, f along the directions, from `certificate`.
+
+        For x ~ N(mu, Sigma) whose second moment is the metric: N(0, I) for the identity, with or
+        without biases. With m = 2^n leaves, r directions of the input and sizes of one,
+
+            E (T . x^m)^2 <= |T|^2 sum_j j! (sum_k m! r^(k/2) / (j! (m - j - 2k)! 2^k k!))^2,
+
+        Wick's theorem with every term at its largest. That factor is 10^12 for three layers on 100
+        directions: of use for cuts that lose next to nothing. Sample x to know what others lose.
+
+        Raises:
+            BilensError: as `cut`.
+        """
+        m, r = 2 ** len(self.bonds), self.bonds[0].k
+        factor = 0.0
+        for j in range(m + 1):
+            ways = (
+                factorial(m) * r ** (k / 2) / (factorial(m - j - 2 * k) * 2**k * factorial(k))
+                for k in range((m - j) // 2 + 1)
+            )
+            factor += float(sum(ways)) ** 2 / factorial(j)
+        return self.certificate(ranks) * self.norm * math.sqrt(factor)
+
+    def ranks_within(self, error: float) -> tuple[int, ...]:
+        """The fewest directions over all bonds for which the certificate is at most `error`.
+
+        Raises:
+            BilensError: the error is negative or NaN.
+        """
+        if not error >= 0:
+            raise BilensError(f"error={error}, expected 0 or more, relative to the model's norm")
+        costs = [bond.uses * bond.shares for bond in self.bonds]
+        numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
+        cost, order = torch.cat(costs).sort()
+        dropped = torch.cat(numbers)[order][cost.cumsum(0) <= error**2]
+        counts = torch.bincount(dropped, minlength=len(costs)).tolist()
+        return tuple(max(1, b.k - count) for b, count in zip(self.bonds, counts, strict=True))
+
+    def ranks_scoring(self, score: Callable[[Cut], float], least: float) -> tuple[int, ...]:
+        """Few directions over all bonds for which a cut still scores `least`, found greedily.
+
+        From twice the smallest uniform cut that does, the direction goes whose loss costs the score
+        least, one at a time, until 2 in a row for each bond are missed too often; the smallest cut
+        that scored enough is kept. Takes some 6 n times that uniform cut's rank of scores.
+
+        Args:
+            score: of a cut model, such as its accuracy on images.
+            least: what it has to reach.
+
+        Raises:
+            BilensError: the whole model does not reach it.
+        """
+        whole = tuple(bond.k for bond in self.bonds)
+        reached = score(self.cut(whole))
+        if not reached >= least:
+            raise BilensError(f"least={least}, but the model with all directions scores {reached}")
+        k = 1
+        while k < max(whole) and score(self.cut(k)) < least:
+            k += 1
+        ranks, best = self._checked_ranks(2 * k), self._checked_ranks(k)
+        missed = 0
+        while missed < 2 * len(ranks) and any(rank > 1 for rank in ranks):
+            fewer = [
+                (*ranks[:i], rank - 1, *ranks[i + 1 :]) for i, rank in enumerate(ranks) if rank > 1
+            ]
+            scores = [score(self.cut(some)) for some in fewer]
+            ranks = fewer[max(range(len(fewer)), key=scores.__getitem__)]
+            missed = 0 if max(scores) >= least else missed + 1
+            if not missed and sum(ranks) < sum(best):
+                best = ranks
+        return best
+
+    def cut(self, ranks: int | Sequence[int]) -> Cut:
+        """The model that keeps the first directions of each bond.
+
+        Args:
+            ranks: how many for each bond, the input's first; one number for all of them, where a
+                bond that has fewer directions keeps what it has.
+
+        Raises:
+            BilensError: a number is below 1 or above what its bond has, or there is not one for
+                each bond.
+        """
+        kept = self._checked_ranks(ranks)
+        above = [*kept[1:], self.cores[-1].n_out]
+        W = self.directions / self.norm
+        return Cut(
+            read=self.bonds[0].read[: kept[0]],
+            write=self.bonds[0].write[:, : kept[0]],
+            cores=tuple(
+                fewest_hidden(BilinearTensor(core.left[:, :k], core.right[:, :k], core.out[:m]))
+                for core, k, m in zip(self.cores, kept, above, strict=True)
+            ),
+            environments=(
+                *(bond.shares[:k].diag() for bond, k in zip(self.bonds, kept, strict=True)),
+                W.T @ W,
+            ),
+            certificate=self.certificate(kept),
+            constant=self.constant,
+        )
+
+    def _checked_ranks(self, ranks: int | Sequence[int]) -> tuple[int, ...]:
+        if isinstance(ranks, int):
+            check_count("ranks", ranks)
+            return tuple(min(ranks, bond.k) for bond in self.bonds)
+        if len(ranks) != len(self.bonds):
+            raise BilensError(
+                f"ranks has {len(ranks)} numbers, expected {len(self.bonds)}, one for each bond"
+            )
+        for i, (rank, bond) in enumerate(zip(ranks, self.bonds, strict=True)):
+            check_count(f"ranks[{i}]", rank, bond.k, "the number of directions of that bond")
+        return tuple(ranks)
+
+
+@exact
+@torch.no_grad()
+def bonds(
+    tensors: Sequence[BilinearTensor],
+    directions: Float[Tensor, "*batch n_out"],
+    metric: Float[Tensor, "n_in n_in"] | None = None,
+    embedding: Float[Tensor, "d_model n_in"] | None = None,
+) -> Bonds:
+    """The singular values and directions of a deep model at each of its bonds.
+
+    In float64 whatever the dtype of the tensors. Costs O(rank^2 n + n^3) for each layer, where the
+    tree has n_in^(2^layers) entries. Exact for the tree, whose leaves are told apart; as a function
+    of one x the model may need fewer directions.
+
+    Args:
+        tensors: one for each layer; each reads what the one before gives.
+        directions: W, one output direction or a batch of them in the last axis: what counts.
+        metric: M, the second moment of inputs, x.T @ x / len(x), with the constant coordinate where
+            the model has one. By default the identity: weights alone.
+        embedding: E, which the first tensor reads the input through; with a constant coordinate
+            `affine(E, bias)`. Folded into the first tensor it gives the same, more slowly.
+
+    Raises:
+        BilensError: the chain is empty or does not fit together, the directions, the metric or the
+            embedding do not fit it, the metric is not symmetric or has a negative eigenvalue, a
+            number is not finite, or the model is zero along the directions.
+
+    Source:
+        Dooms et al. 2025, arXiv 2504.02667, appendix G: orthogonalise, diagonalise, truncate. They
+        build dense cores at O(n^4) a layer.
+    """
+    chain = [
+        BilinearTensor(t.left, t.right, t.out).to(torch.float64)
+        for t in joined(tensors, directions)
+    ]
+    E, sizes = _checked_input(chain[0], metric, embedding)
+    roots, below, scales = [], [], []
+    P, scale = E @ sizes, torch.zeros((), dtype=torch.float64, device=E.device)
+    for tensor in chain:
+        # Sizes are squared with every layer and soon leave float64; their logarithms do not.
+        P, scale = _of_trace_1(P, scale)
+        roots.append(square_root(P))
+        scales.append((scale / 2).exp())
+        below.append(tensor.change_basis(inputs=roots[-1][0]))
+        P, scale = below[-1].output_gram(), 2 * scale
+    W = directions.to(P).reshape(-1, len(P))
+    _, log_square = _of_trace_1(W @ P @ W.T, scale)
+    norm = float((log_square / 2).exp())
+    found: list[Bond] = []
+    weights = W
+    for i in reversed(range(len(chain))):
+        H = below[i].change_basis(outputs=weights / weights.abs().max()).input_gram()
+        values, V = torch.linalg.eigh(H)
+        shares, V = values.flip(0).clamp_min(0), V.flip(1)
+        shares = shares / shares.sum()
+        K, inverse = roots[i]
+        read, write = V.T @ inverse, K @ V
+        weights = shares.sqrt()[:, None] * read
+        found.insert(0, Bond(shares, read / scales[i], write * scales[i], 2 ** (len(chain) - i)))
+    reads = [bond.read for bond in found[1:]]
+    cores = tuple(
+        tensor.change_basis(bond.write, above)
+        for tensor, bond, above in zip(chain, found, [*reads, None], strict=True)
+    )
+    first = found[0]
+    found[0] = Bond(first.shares, first.read @ E, sizes @ first.read.T, first.uses)
+    if not 0 < norm < torch.inf or not all(torch.isfinite(core.left).all() for core in cores):
+        raise BilensError(
+            f"The model's norm is {norm:.3g} and outside of what float64 can hold; scale its "
+            "weights or the metric"
+        )
+    return Bonds(tuple(found), cores, W, norm, tensors[0].constant)
+
+
+def _gram_with(
+    a: BilinearTensor, b: BilinearTensor, P: Float64[Tensor, "n_a n_b"]
+) -> Float64[Tensor, "m_a m_b"]:
+    """Inner products of the outputs of two layers, P being those of what they read."""
+    return a.out @ hidden_product(a.left @ P, a.right @ P, b.left, b.right) @ b.out.T
+
+
+def _of_trace_1(
+    P: Float64[Tensor, "n n"], log_scale: Float64[Tensor, ""]
+) -> tuple[Float64[Tensor, "n n"], Float64[Tensor, ""]]:
+    """P over its trace, and the logarithm of the trace in addition to what there was."""
+    trace = P.trace()
+    if not trace > 0:
+        raise BilensError(
+            "The model is zero along the directions, so that it has no bonds; choose others, or "
+            "check its weights and the metric"
+        )
+    return P / trace, log_scale + trace.log()
+
+
+def _checked_input(
+    first: BilinearTensor, metric: Tensor | None, embedding: Tensor | None
+) -> tuple[Float64[Tensor, "n n_in"], Float64[Tensor, "n_in n"]]:
+    """E and M E' in float64."""
+    one = torch.eye(first.n_in, dtype=torch.float64, device=first.left.device)
+    E = one if embedding is None else embedding.to(one)
+    if E.shape[0] != first.n_in:
+        raise BilensError(
+            f"embedding has shape {tuple(E.shape)}; expected {first.n_in} rows, one for each input "
+            "of the first tensor, the constant among them"
+        )
+    check_finite(embedding=E)
+    return E, E.T if metric is None else checked_positive("metric", metric, E.shape[1]).to(E) @ E.T

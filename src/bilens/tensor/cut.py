@@ -1,0 +1,175 @@
+"""A deep model on few coordinates between its layers, and the products that it is made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from bilens.checks import check_count
+from bilens.errors import BilensError
+from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.constant import fit_input
+from bilens.tensor.exact import exact
+
+__all__ = ["Cut", "Products", "fewest_hidden", "of_products"]
+
+
+@exact
+@dataclass(frozen=True, eq=False)
+class Products:
+    """The terms c z_i z_j that the layers of a cut model add up, the largest share first.
+
+    Attributes:
+        layer: which core each belongs to, the first being 0.
+        output: what it adds to.
+        first: i.
+        second: j, at least i.
+        coefficient: c; twice the entry of the interaction matrix where i and j differ.
+        share: of the squared norm of the model that one use of the term makes up.
+    """
+
+    layer: Int[Tensor, " terms"]
+    output: Int[Tensor, " terms"]
+    first: Int[Tensor, " terms"]
+    second: Int[Tensor, " terms"]
+    coefficient: Float64[Tensor, " terms"]
+    share: Float64[Tensor, " terms"]
+
+    def __len__(self) -> int:
+        """Number of terms."""
+        return len(self.layer)
+
+
+@exact
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A model cut to a few directions of each bond.
+
+    z_0 = read x,  z_(l+1) = core_l(z_l),  and the last core gives the outputs
+
+    Each output of a core is an interaction matrix of r x r numbers, and what one core gives is what
+    the next reads. Any basis of the coordinates makes the same model; `Bonds.cut` gives the one
+    ordered by singular values, in which the coordinates are uncorrelated and of unit size.
+
+    Attributes:
+        read: one row for each direction of the input.
+        write: what of an input each coordinate stands for: write z_0 is x on those directions.
+        cores: the layers on the coordinates, without a constant: it is one of their directions.
+        environments: U at each bond, the input's first, and of the outputs: a change of size e in
+            coordinate k is a share U_kk e^2 of the model's squared norm, at each use.
+        certificate: |T - T_cut| / |T| is at most this; see `Bonds.certificate`.
+        constant: the last input coordinate is the constant 1.
+    """
+
+    read: Float64[Tensor, "k n_in"]
+    write: Float64[Tensor, "n_in k"]
+    cores: tuple[BilinearTensor, ...]
+    environments: tuple[Float64[Tensor, "_ _"], ...]
+    certificate: float
+    constant: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Directions kept of each bond, the input's first."""
+        return tuple(core.n_in for core in self.cores)
+
+    def tensors(self) -> list[BilinearTensor]:
+        """The model as an ordinary chain, from the input on."""
+        first = replace(self.cores[0].change_basis(inputs=self.read), constant=self.constant)
+        return [first, *self.cores[1:]]
+
+    def coordinates(self, x: Float[Tensor, "*batch n_in"]) -> list[Float64[Tensor, "*batch _"]]:
+        """The coordinates z at each bond, the input's first, and then the outputs."""
+        z = [fit_input(x, self.read, self.constant) @ self.read.T]
+        for core in self.cores:
+            z.append(core(z[-1]))
+        return z
+
+    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float64[Tensor, "*batch n_out"]:
+        """What the cut model makes of each row of x."""
+        return self.coordinates(x)[-1]
+
+    def rotate(self, rotations: Sequence[Float[Tensor, "_ _"]]) -> "Cut":
+        """The same model in other coordinates, z = O z': one O for each bond, the input's first.
+
+        Raises:
+            BilensError: there is not one for each bond, one does not fit, or one is not orthogonal.
+        """
+        shapes = [tuple(rotation.shape) for rotation in rotations]
+        if shapes != [(k, k) for k in self.ranks]:
+            raise BilensError(
+                f"rotations have shapes {shapes}; expected square ones of "
+                f"sizes {self.ranks}, one for each bond"
+            )
+        turned = [rotation.to(self.read) for rotation in rotations]
+        for i, turn in enumerate(turned):
+            if not torch.allclose(turn.T @ turn, torch.eye(len(turn)).to(turn), atol=1e-8):
+                raise BilensError(f"rotations[{i}] is not orthogonal, so the model would change")
+        above = [turn.T for turn in turned[1:]]
+        return replace(
+            self,
+            read=turned[0].T @ self.read,
+            write=self.write @ turned[0],
+            cores=tuple(
+                core.change_basis(turn, up)
+                for core, turn, up in zip(self.cores, turned, [*above, None], strict=True)
+            ),
+            environments=(
+                *(turn.T @ U @ turn for turn, U in zip(turned, self.environments, strict=False)),
+                self.environments[-1],
+            ),
+        )
+
+    def products(self) -> Products:
+        """Every term of every layer in these coordinates: sum_l n_out r (r + 1) / 2 of them."""
+        found = []
+        for number, (core, U) in enumerate(zip(self.cores, self.environments[1:], strict=True)):
+            i, j = torch.triu_indices(core.n_in, core.n_in, device=U.device)
+            entries = core.dense()[:, i, j]
+            times = torch.where(i == j, 1.0, 2.0).to(entries)
+            shares = U.diagonal()[:, None].clamp_min(0) * times * entries**2
+            output = torch.arange(core.n_out, device=U.device)
+            o, _ = torch.broadcast_tensors(output[:, None], entries)
+            layer = torch.full_like(o, number)
+            columns = (layer, o, i.expand_as(o), j.expand_as(o), times * entries, shares)
+            found.append([column.reshape(-1) for column in columns])
+        layer, o, i, j, coefficient, share = (torch.cat(c) for c in zip(*found, strict=True))
+        order = share.argsort(descending=True, stable=True)
+        return Products(*(c[order] for c in (layer, o, i, j, coefficient, share)))
+
+    def keep_products(self, k: int) -> list[BilinearTensor]:
+        """The chain that adds up only the k products of largest share.
+
+        Raises:
+            BilensError: k is not between 1 and the number of products.
+        """
+        terms = self.products()
+        check_count("k", k, len(terms), "the number of products in the cut model")
+        chain = []
+        for number, core in enumerate(self.cores):
+            here = torch.nonzero(terms.layer[:k] == number).flatten()
+            out = core.out.new_zeros(core.n_out, core.n_in, core.n_in)
+            at = (terms.output[here], terms.first[here], terms.second[here])
+            out[at] = terms.coefficient[here]
+            chain.append(of_products(out))
+        first = replace(chain[0].change_basis(inputs=self.read), constant=self.constant)
+        return [first, *chain[1:]]
+
+
+def fewest_hidden(core: BilinearTensor) -> BilinearTensor:
+    """The same tensor with a hidden unit for each pair of inputs, where those are fewer."""
+    if core.rank <= core.n_in * (core.n_in + 1) // 2:
+        return core
+    B = core.dense()
+    return of_products(torch.triu(B) + torch.triu(B, 1))
+
+
+def of_products(coefficients: Float64[Tensor, "n_out k k"]) -> BilinearTensor:
+    """The tensor of x -> sum_ij c_oij x_i x_j, with one hidden unit for each pair in use."""
+    used = coefficients.abs().amax(0) > 0
+    used[0, 0] |= not used.any()
+    i, j = torch.nonzero(used, as_tuple=True)
+    one = torch.eye(len(used), dtype=coefficients.dtype, device=coefficients.device)
+    return BilinearTensor(one[i], one[j], coefficients[:, i, j])

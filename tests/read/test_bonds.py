@@ -1,0 +1,117 @@
+import json
+from functools import cache
+
+import pytest
+import torch
+
+import bilens
+from bilens.errors import BilensError, NotBilinearError
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.read import (
+    BondReading,
+    classifier_bonds,
+    product_accuracies,
+    rank_accuracies,
+    read_bonds,
+)
+from bilens.tensor import affine, bonds, with_constant
+from tests.models import digit_model, digits
+
+
+@cache
+def reading(bias: bool = False) -> BondReading:
+    return read_bonds(digit_model(n_layers=2, bias=bias), digits(), drop=0.02)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_cut_keeps_the_accuracy_on_the_images_it_was_chosen_on(bias):
+    model, data, found = digit_model(n_layers=2, bias=bias), digits(), reading(bias)
+    small = found.cut_model()
+    on_training = data.train_images, data.train_labels
+    assert small.accuracy(*on_training) >= model.accuracy(*on_training) - 0.02
+    assert sum(found.cut.ranks) < 2 * 24
+    assert found.cut_accuracy == small.accuracy(data.test_images, data.test_labels)
+    assert found.accuracy == model.accuracy(data.test_images, data.test_labels)
+    assert found.by_rank[-1][1:] == (pytest.approx(found.accuracy, abs=0.01), 0)
+    assert found.by_products[-1] == (len(found.cut.products()), pytest.approx(found.cut_accuracy))
+    accuracies = [accuracy for _, accuracy in found.by_products]
+    assert max(accuracies[:3]) < found.cut_accuracy
+    record = found.record()
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["error"] <= record["certificate"] + 1e-7
+
+
+def test_a_cut_model_is_saved_and_opened_as_any_other(tmp_path):
+    found = reading(bias=True)
+    found.cut_model().save_files(tmp_path)
+    opened = bilens.load(tmp_path)
+    x = digits().test_images
+    assert torch.equal(opened(x), found.cut_model()(x))
+    assert (opened(x).argmax(-1) == found.cut(x).argmax(-1)).float().mean() > 0.99
+    again = classifier_bonds(opened, digits(), "weights")
+    assert len(again.bonds) == 2
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_bonds_are_of_the_logits_less_their_mean(bias):
+    model, data = digit_model(n_layers=2, bias=bias), digits()
+    found = classifier_bonds(model, data)
+    x = data.test_images[:20].double()
+    logits = model(data.test_images[:20]).detach().double()
+    expected = logits - logits.mean(-1, keepdim=True)
+    assert (found.cut(100)(x) - expected).abs().max() < 1e-3 * expected.abs().max()
+    images = data.train_images.double()
+    images = with_constant(images) if bias else images
+    E = affine(model.embed.weight, model.embed.bias) if bias else model.embed.weight
+    assert torch.equal(E, model.embedding())
+    by_hand = bonds(
+        model.layer_tensors(), torch.eye(10) - 0.1, images.T @ images / len(images), E.detach()
+    )
+    for a, b in zip(found.bonds, by_hand.bonds, strict=True):
+        assert (a.shares - b.shares).abs().max() < 1e-6
+    alone = classifier_bonds(model, data, "weights")
+    assert (alone.bonds[0].shares - found.bonds[0].shares).abs().max() > 1e-3
+
+
+def test_directions_tell_what_they_do():
+    found, data = reading(), digits()
+    assert [d.bond for d in found.directions].count(1) == found.cut.ranks[1]
+    z = found.cut.coordinates(data.test_images)
+    for direction in found.directions:
+        own = z[direction.bond][:, direction.number]
+        highest, lowest = direction.ends
+        assert float(own[highest.images[0]]) == float(own.max())
+        assert float(own[lowest.images[0]]) == float(own.min())
+        assert len(highest.images) == 4
+    # One end of a coordinate behind the first layer, by hand.
+    direction = next(d for d in found.directions if d.bond == 1)
+    near = z[1][:, direction.number].argsort(descending=True)[: round(0.02 * len(z[1]))]
+    without = z[1][near].clone()
+    without[:, direction.number] = 0
+    core = found.cut.cores[1]
+    expected = (core(z[1][near]) - core(without)).mean(0)
+    assert torch.allclose(torch.tensor(direction.ends[0].effects).double(), expected)
+
+
+def test_curves_measure_ordinary_models():
+    found, data = reading(), digits()
+    (three,) = rank_accuracies(found.bonds, found.model, data, [3])
+    cut = ImageClassifier.from_cut(found.bonds.cut(3), found.model.config)
+    assert three == (
+        3,
+        cut.accuracy(data.test_images, data.test_labels),
+        found.bonds.certificate(3),
+    )
+    plain = found.bonds.cut(found.cut.ranks)
+    assert product_accuracies(plain, data)[-1][1] == pytest.approx(found.cut_accuracy, abs=0.01)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained():
+    model, data = digit_model(n_layers=2), digits()
+    with pytest.raises(BilensError, match="metric='cosine', expected one of images, weights"):
+        classifier_bonds(model, data, "cosine")  # type: ignore[arg-type]
+    with pytest.raises(BilensError, match="drop=-1, expected 0 or more"):
+        read_bonds(model, data, drop=-1)
+    with pytest.raises(NotBilinearError, match="gate relu"):
+        read_bonds(ImageClassifier(ClassifierConfig(64, 10, gate="relu", n_layers=2)), data)

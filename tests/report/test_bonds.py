@@ -1,0 +1,70 @@
+from functools import cache
+
+import torch
+
+from bilens.read import BondReading, read_bonds
+from bilens.report import (
+    bond_figure,
+    directions_figure,
+    kept_directions_figure,
+    matrices_figure,
+    network_figure,
+)
+from bilens.report.network import chosen_edges
+from tests.models import digit_model, digits
+
+SHAPE = (8, 8)
+
+
+@cache
+def reading() -> BondReading:
+    return read_bonds(digit_model(n_layers=2), digits(), drop=0.02)
+
+
+def test_spectra_mark_where_the_cut_ends():
+    figure = bond_figure(reading())
+    lines = [trace for trace in figure.data if trace.mode == "lines"]
+    marks = [trace for trace in figure.data if trace.mode == "markers"]
+    assert [mark.x[0] for mark in marks] == list(reading().cut.ranks)
+    assert [line.name for line in lines] == ["pixels to layer 1", "layer 1 to 2"]
+    assert lines[0].y[0] == float(reading().bonds.bonds[0].shares[0])
+
+
+def test_accuracies_by_directions_are_drawn():
+    figure = kept_directions_figure(reading())
+    assert list(figure.data[0].x) == [k for k, _, _ in reading().by_rank]
+    assert figure.data[0].y[-1] == 100 * reading().by_rank[-1][1]
+
+
+def test_a_network_has_the_largest_products():
+    products = reading().cut.products()
+    edges = chosen_edges(products, 2, 6)
+    top = [edge for edge in edges if edge.target == (2, 6)]
+    assert len(top) == 4
+    own = (products.layer == 1) & (products.output == 6)
+    strongest = torch.nonzero(own).flatten()[0]
+    assert top[0].coefficient == float(products.coefficient[strongest])
+    assert top[0].sources == (
+        (1, int(products.first[strongest])),
+        (1, int(products.second[strongest])),
+    )
+    assert 0 < sum(edge.part for edge in top) <= 1
+    # Every node that is read is also explained, down to the pixels.
+    read = {source for edge in edges for source in edge.sources if source[0] > 0}
+    assert read == {edge.target for edge in edges if edge.target[0] == 1}
+    figure = network_figure(reading(), 6, SHAPE)
+    shown = {note.text for note in figure.layout.annotations}
+    assert {f"{bond}.{number + 1}" for bond, number in read} <= shown
+    drawn = sum(len(set(edge.sources)) + 1 for edge in edges)
+    assert sum(trace.mode == "lines" for trace in figure.data) == drawn
+
+
+def test_each_direction_has_a_row_and_each_layer_its_matrices():
+    ranks = reading().cut.ranks
+    for bond, pictures in enumerate((1 + 8, 2 + 8)):
+        figure = directions_figure(reading(), bond, SHAPE)
+        assert len(figure.layout.images) == ranks[bond] * pictures
+        arrows = [note.text for note in figure.layout.annotations if "▲" in note.text]
+        assert len(arrows) >= ranks[bond]
+    assert len(matrices_figure(reading(), 0).layout.images) == ranks[1]
+    assert len(matrices_figure(reading(), 1).layout.images) == 10

@@ -1,0 +1,240 @@
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.tensor import BilinearTensor, affine, bonds
+from tests.tensor.deep import chains, dense_chain, forward, random_chain
+from tests.tensor.factors import close, normal, random_tensor
+
+N_IN, N_OUT = 3, 3
+
+cases = st.fixed_dictionaries({"chain": chains, "with_metric": st.booleans()})
+
+
+def case(chain: dict, with_metric: bool) -> tuple[list[BilinearTensor], Tensor, Tensor | None]:
+    tensors = random_chain(**chain, n_in=N_IN, n_out=N_OUT)
+    metric = None
+    if with_metric:
+        x = normal(8, tensors[0].n_in, seed=chain["seed"])
+        metric = x.T @ x / 8
+    return tensors, normal(2, N_OUT, seed=chain["seed"]), metric
+
+
+def whole_tree(tensors: list[BilinearTensor], directions: Tensor, metric: Tensor | None) -> Tensor:
+    """T, with an axis of directions and one for each leaf, in which the metric is the identity."""
+    arrays = dense_chain(tensors)
+    T = torch.tensordot(directions, arrays[-1], dims=1)
+    for array in reversed(arrays[:-1]):
+        for _ in range(T.ndim - 1):
+            # Each leaf makes room for two at the end, so that the next in turn is again the first.
+            T = torch.tensordot(T, array, dims=([1], [0]))
+    if metric is not None:
+        root = torch.linalg.cholesky(metric)
+        for _ in range(T.ndim - 1):
+            T = torch.tensordot(T, root, dims=([1], [0]))
+    return T
+
+
+def unfolded(T: Tensor, leaves: int) -> Tensor:
+    """The matrix of the first `leaves` leaves times all the rest."""
+    size = T.shape[1] ** leaves
+    return T.reshape(len(T), size, -1).transpose(0, 1).reshape(size, -1)
+
+
+@settings(max_examples=40)
+@given(cases)
+def test_singular_values_are_those_of_the_unfolded_tree(given_case: dict) -> None:
+    tensors, directions, metric = case(**given_case)
+    T = whole_tree(tensors, directions, metric)
+    found = bonds(tensors, directions, metric)
+    assert found.norm == pytest.approx(float(T.norm()), rel=1e-10)
+    for i, bond in enumerate(found.bonds):
+        squares = torch.linalg.svdvals(unfolded(T, 2**i)) ** 2 / T.norm() ** 2
+        both = torch.zeros(2, max(len(squares), bond.k), dtype=torch.float64)
+        both[0, : len(squares)], both[1, : bond.k] = squares, bond.shares
+        assert (both[0] - both[1]).abs().max() < 1e-12
+        assert bond.uses == 2 ** (len(tensors) - i)
+
+
+@settings(max_examples=40)
+@given(cases, st.integers(1, 3))
+def test_a_projector_keeps_the_best_subspace(given_case: dict, k: int) -> None:
+    """Cutting one use of one bond leaves the best approximation of the tree unfolded there."""
+    tensors, directions, metric = case(**given_case)
+    found = bonds(tensors, directions, metric)
+    for i, bond in enumerate(found.bonds):
+        projector = bond.projector(min(k, bond.k))
+        assert close(projector @ projector, projector, 1e-8)
+        # In whitened coordinates of what is below, the projector is an orthogonal one.
+        assert close(bond.read @ bond.write, torch.eye(bond.k, dtype=torch.float64), 1e-8)
+        lost = float(bond.shares[min(k, bond.k) :].sum())
+        squares = torch.linalg.svdvals(unfolded(whole_tree(tensors, directions, metric), 2**i)) ** 2
+        best = float(squares[min(k, bond.k) :].sum() / squares.sum())
+        assert lost == pytest.approx(best, abs=1e-12)
+
+
+@settings(max_examples=100)
+@given(cases, st.integers(0, 10_000))
+def test_no_cut_loses_more_than_its_certificate(given_case: dict, seed: int) -> None:
+    tensors, directions, metric = case(**given_case)
+    found = bonds(tensors, directions, metric)
+    generator = torch.Generator().manual_seed(seed)
+    ranks = [int(torch.randint(1, b.k + 1, (), generator=generator)) for b in found.bonds]
+    cut = found.cut(ranks)
+    T = whole_tree(tensors, directions, metric)
+    lost = (T - whole_tree(cut.tensors(), directions, metric)).norm() / T.norm()
+    assert found.error(ranks) == pytest.approx(float(lost), abs=1e-6)
+    assert cut.certificate**2 >= float(lost) ** 2 - 1e-12
+    assert cut.certificate == found.certificate(ranks)
+
+
+@settings(max_examples=40)
+@given(cases)
+def test_all_directions_are_the_model(given_case: dict) -> None:
+    tensors, directions, metric = case(**given_case)
+    found = bonds(tensors, directions, metric)
+    x = normal(6, N_IN, seed=1)
+    cut = found.cut(100)
+    expected = forward(tensors, x) @ directions.T
+    assert close(cut(x) @ directions.T, expected, 1e-8)
+    assert close(forward(cut.tensors(), x) @ directions.T, expected, 1e-8)
+    assert cut.certificate == 0
+
+
+@settings(max_examples=40)
+@given(cases)
+def test_coordinates_are_of_unit_size(given_case: dict) -> None:
+    """Below every bond P is the identity, above it U is diagonal: the shares."""
+    tensors, directions, metric = case(**given_case)
+    found = bonds(tensors, directions, metric)
+    for core, bond in zip(found.cores, found.bonds[1:], strict=False):
+        assert close(core.output_gram(), torch.eye(bond.k, dtype=torch.float64), 1e-6)
+    weights = found.directions / found.norm
+    for core, bond in zip(reversed(found.cores), reversed(found.bonds), strict=True):
+        U = core.change_basis(outputs=weights).input_gram()
+        assert close(U, bond.shares.diag(), 1e-6)
+        weights = bond.shares.sqrt().diag()
+
+
+@settings(max_examples=30)
+@given(chains, st.booleans())
+def test_an_embedding_may_be_folded_in(chain: dict, with_metric: bool) -> None:
+    tensors = random_chain(**chain, n_in=5, n_out=N_OUT)
+    E = normal(5, 4, seed=chain["seed"])
+    if tensors[0].constant:
+        E = affine(E, normal(5, seed=3))
+    x = normal(9, E.shape[1], seed=2)
+    metric = x.T @ x / 9 if with_metric else None
+    directions = torch.eye(N_OUT, dtype=torch.float64)
+    apart = bonds(tensors, directions, metric, E)
+    first = tensors[0]
+    folded = BilinearTensor(first.left @ E, first.right @ E, first.out, first.constant)
+    together = bonds([folded, *tensors[1:]], directions, metric)
+    assert apart.norm == pytest.approx(together.norm, rel=1e-8)
+    for a, b in zip(apart.bonds, together.bonds, strict=True):
+        k = min(a.k, b.k)
+        assert (a.shares[:k] - b.shares[:k]).abs().max() < 1e-10
+        assert a.read.shape[1] == b.read.shape[1]
+    assert close(apart.cut(100)(x), together.cut(100)(x), 1e-8)
+
+
+@settings(max_examples=30)
+@given(cases, st.floats(0, 2))
+def test_ranks_within_are_the_fewest(given_case: dict, error: float) -> None:
+    tensors, directions, metric = case(**given_case)
+    found = bonds(tensors, directions, metric)
+    ranks = found.ranks_within(error)
+    assert found.certificate(ranks) <= error + 1e-9
+    every = product(*(range(1, bond.k + 1) for bond in found.bonds))
+    fewest = min(sum(r) for r in every if found.certificate(list(r)) <= error)
+    # What is left out adds up in another order.
+    assert sum(ranks) <= fewest or found.certificate([*ranks]) == pytest.approx(error)
+
+
+def test_ranks_scoring_leaves_out_what_the_score_can_do_without() -> None:
+    tensors = random_chain(2, "plain", width=3, n_in=3, n_out=2, seed=4)
+    found = bonds(tensors, torch.eye(2, dtype=torch.float64))
+    asked = []
+
+    def score(cut: object) -> float:
+        asked.append(cut.ranks)  # type: ignore[attr-defined]
+        return float(cut.ranks[0] >= 2)  # type: ignore[attr-defined]
+
+    assert found.ranks_scoring(score, 1.0) == (2, 1)
+    assert (3, 3) in asked
+    with pytest.raises(BilensError, match="least=2.0, but the model with all directions scores 1"):
+        found.ranks_scoring(score, 2.0)
+
+
+def test_float32_is_computed_in_float64() -> None:
+    tensors = random_chain(3, "bias and residual", seed=3)
+    directions = torch.eye(4)
+    small = [tensor.to(torch.float32) for tensor in tensors]
+    found = bonds(small, directions)
+    same = bonds([tensor.to(torch.float64) for tensor in small], directions.double())
+    for a, b in zip(found.bonds, same.bonds, strict=True):
+        assert a.shares.dtype == torch.float64
+        assert torch.equal(a.shares, b.shares)
+
+
+def test_deep_models_stay_within_the_range_of_numbers() -> None:
+    """Ten layers square sizes ten times: the model's norm is then beyond float64."""
+    layer = random_tensor(2, 2, 2, seed=1)
+    tame = [BilinearTensor(layer.left, layer.right, layer.out / layer.norm())] * 6
+    assert bonds(tame, torch.eye(2, dtype=torch.float64)).norm > 0
+    wild = [BilinearTensor(layer.left * 1e3, layer.right, layer.out)] * 9
+    with pytest.raises(BilensError, match="outside of what float64 can hold; scale its weights"):
+        bonds(wild, torch.eye(2, dtype=torch.float64))
+
+
+def test_gaussian_error_bounds_what_a_cut_loses() -> None:
+    for kind, depth in product(("plain", "bias and residual"), (1, 2, 3)):
+        tensors = random_chain(depth, kind, width=2, n_in=2, n_out=2, seed=6)
+        found = bonds(tensors, torch.eye(2, dtype=torch.float64))
+        x = normal(100_000, 2, seed=2)
+        lost = (forward(tensors, x) - found.cut(1)(x)).square().sum(-1).mean().sqrt()
+        assert float(lost) <= found.gaussian_error(1)
+        assert found.gaussian_error(9) == 0
+
+
+def test_bad_input_is_named() -> None:
+    tensors = random_chain(2, "plain", n_in=3, n_out=2, seed=1)
+    u = torch.eye(2, dtype=torch.float64)
+    one = torch.eye(3, dtype=torch.float64)
+    broken = one.clone()
+    broken[0, 0] = torch.nan
+    bad = [
+        ((tensors[::-1], u), "tensors\\[0\\] has 2 outputs, but tensors\\[1\\] reads 3"),
+        (([], u), "tensors is empty"),
+        ((tensors, torch.eye(3)), "directions has shape \\(3, 3\\); its last axis should"),
+        ((tensors, u * torch.nan), "directions holds NaN"),
+        ((tensors, u * 0), "zero along the directions"),
+        ((tensors, u, broken), "metric holds NaN"),
+        ((tensors, u, one[:2, :2]), "metric has shape \\(2, 2\\); expected \\(3, 3\\)"),
+        ((tensors, u, -one), "metric has the eigenvalue -1; expected none below 0"),
+        ((tensors, u, one * 0), "metric is zero; expected something like x.T @ x"),
+        ((tensors, u, one + one.roll(1, 0)), "metric is not symmetric"),
+        ((tensors, u, None, one[:2]), "embedding has shape \\(2, 3\\); expected 3 rows"),
+        ((tensors, u, None, broken), "embedding holds NaN"),
+    ]
+    for arguments, message in bad:
+        with pytest.raises(BilensError, match=message):
+            bonds(*arguments)
+    found = bonds(tensors, u)
+    for ranks, message in (
+        (0, "ranks=0, expected a whole number, at least 1"),
+        ([1], "ranks has 1 numbers, expected 2, one for each bond"),
+        ([1, 0], "ranks\\[1\\]=0, expected a whole number, 1 to"),
+        ([1, 99], "ranks\\[1\\]=99, expected a whole number, 1 to"),
+    ):
+        with pytest.raises(BilensError, match=message):
+            found.cut(ranks)
+    with pytest.raises(BilensError, match="error=nan, expected 0 or more"):
+        found.ranks_within(torch.nan)
+    with pytest.raises(BilensError, match="k=0, expected a whole number, 1 to"):
+        found.bonds[0].projector(0)

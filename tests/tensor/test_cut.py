@@ -1,0 +1,114 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.tensor import Bonds, Cut, bonds, product_weight, sparse_basis
+from tests.tensor.deep import chains, forward, random_chain
+from tests.tensor.factors import close, normal
+
+cuts = st.fixed_dictionaries({"chain": chains, "ranks": st.integers(1, 4)})
+
+
+def make(chain: dict, ranks: int) -> tuple[Bonds, Cut]:
+    tensors = random_chain(**chain, n_in=3, n_out=2)
+    found = bonds(tensors, torch.eye(2, dtype=torch.float64))
+    return found, found.cut(ranks)
+
+
+def rotation(k: int, seed: int) -> Tensor:
+    return torch.linalg.qr(normal(k, k, seed=seed)).Q
+
+
+@settings(max_examples=40)
+@given(cuts)
+def test_a_rotation_leaves_the_model_as_it_is(case: dict) -> None:
+    _, cut = make(**case)
+    turned = cut.rotate([rotation(k, i) for i, k in enumerate(cut.ranks)])
+    x = normal(6, 3, seed=2)
+    assert close(turned(x), cut(x), 1e-8)
+    assert close(forward(turned.tensors(), x), cut(x), 1e-8)
+    assert close(turned.write @ turned.read, cut.write @ cut.read, 1e-8)
+    assert turned.certificate == cut.certificate
+    for before, after in zip(cut.environments, turned.environments, strict=True):
+        assert float(after.trace()) == pytest.approx(float(before.trace()))
+
+
+@settings(max_examples=40)
+@given(cuts)
+def test_all_products_are_the_model(case: dict) -> None:
+    found, cut = make(**case)
+    terms = cut.products()
+    assert len(terms) == sum(c.n_out * c.n_in * (c.n_in + 1) // 2 for c in cut.cores)
+    assert (terms.share[:-1] >= terms.share[1:]).all()
+    assert (terms.first <= terms.second).all()
+    x = normal(6, 3, seed=2)
+    assert close(forward(cut.keep_products(len(terms)), x), cut(x), 1e-8)
+    # Uncut, what a layer's products make up is the whole of the model.
+    whole = found.cut(100)
+    terms = whole.products()
+    for layer in range(len(whole.cores)):
+        assert float(terms.share[terms.layer == layer].sum()) == pytest.approx(1, abs=1e-6)
+    z = whole.coordinates(x)
+    for layer, core in enumerate(whole.cores):
+        total = torch.zeros(6, core.n_out, dtype=torch.float64)
+        for row in torch.nonzero(terms.layer == layer).flatten():
+            o, i, j = (int(column[row]) for column in (terms.output, terms.first, terms.second))
+            total[:, o] += terms.coefficient[row] * z[layer][:, i] * z[layer][:, j]
+        assert close(total, z[layer + 1], 1e-8)
+
+
+def test_few_products_are_the_largest() -> None:
+    _, cut = make({"depth": 2, "kind": "bias", "width": 3, "seed": 1}, 4)
+    terms = cut.products()
+    x = normal(5, 3, seed=2)
+    z0, _, _ = cut.coordinates(x)
+    expected = torch.zeros(5, cut.ranks[1], dtype=torch.float64)
+    for row in range(7):
+        if terms.layer[row] == 0:
+            i, j = int(terms.first[row]), int(terms.second[row])
+            expected[:, terms.output[row]] += terms.coefficient[row] * z0[:, i] * z0[:, j]
+    assert close(cut.keep_products(7)[0](x), expected, 1e-10)
+
+
+@settings(max_examples=15)
+@given(cuts)
+def test_a_sparse_basis_is_the_same_model_with_less_weight(case: dict) -> None:
+    _, cut = make(**case)
+    sparse = sparse_basis(cut, steps=30)
+    x = normal(6, 3, seed=2)
+    assert close(sparse(x), cut(x), 1e-7)
+    assert product_weight(sparse) <= product_weight(cut) * (1 + 1e-9) + 1e-12
+    assert (sparse.write.sum(0) >= 0).all()
+    for U in sparse.environments[:-1]:
+        sizes = U.diagonal()
+        assert (sizes[:-1] >= sizes[1:] - 1e-12).all()
+    for core in sparse.cores[:-1]:
+        B = core.dense()
+        for matrix in B:
+            twice = matrix * (2 - torch.eye(len(matrix), dtype=torch.float64)).sqrt()
+            assert twice.max() >= -twice.min() - 1e-9
+
+
+def test_hidden_products_are_found_again() -> None:
+    """A model of few products in a turned basis: the rotation that hides them is undone."""
+    _, cut = make({"depth": 2, "kind": "plain", "width": 3, "seed": 3}, 3)
+    plain = cut.keep_products(5)
+    found = bonds(plain, torch.eye(2, dtype=torch.float64)).cut(3)
+    hidden = found.rotate([rotation(k, i) for i, k in enumerate(found.ranks)])
+    assert product_weight(sparse_basis(hidden)) < 0.85 * product_weight(hidden)
+
+
+def test_bad_input_is_named() -> None:
+    _, cut = make({"depth": 2, "kind": "plain", "width": 3, "seed": 3}, 2)
+    one = torch.eye(2, dtype=torch.float64)
+    with pytest.raises(BilensError, match=r"rotations have shapes \[\(2, 2\)\]; expected square"):
+        cut.rotate([one])
+    with pytest.raises(BilensError, match=r"rotations\[1\] is not orthogonal"):
+        cut.rotate([one, 2 * one])
+    with pytest.raises(BilensError, match="k=99, expected a whole number, 1 to 12, the number of"):
+        cut.keep_products(99)
+    with pytest.raises(BilensError, match="steps=0, expected a whole number"):
+        sparse_basis(cut, steps=0)
