@@ -9,7 +9,7 @@ from torch import Tensor
 from bilens.residual import ResidualModel, Trace
 from bilens.residual.parts import Norm
 
-__all__ = ["FrozenAttention", "Reads"]
+__all__ = ["FrozenAttention", "Reads", "Source", "read_moment"]
 
 INPUTS = 5
 """Factors of a head without softmax: two queries, two keys and a value, each linear in a stream."""
@@ -80,10 +80,19 @@ class Reads:
 
 
 @dataclass(frozen=True, eq=False)
-class _Values:
-    """Values that heads read from one stream."""
+class Source:
+    """Values that heads read from one stream: of their own layer, or of the first.
 
-    layer: int
+    Attributes:
+        moment: which stream.
+        matrix: V, by the share that it has.
+        bias: of it.
+        norm: of the stream, if there is one.
+        scale: what it multiplies by.
+        read: the values.
+    """
+
+    moment: int
     matrix: Float[Tensor, "heads d_model d_head"]
     bias: Float[Tensor, "heads d_head"]
     norm: Norm | None
@@ -110,23 +119,21 @@ class FrozenAttention:
         self.pattern, self.out, self.out_bias = found.pattern, weights.out, weights.out_bias
         self.out_scale = found.attn_out_scale
         own = _values(model, trace, layer, 1.0)
-        self._values = [own]
+        self.sources = [own]
         share = model.layer(layer).heads.v_first_share
         if share is not None:
             first = model.layer(0).heads.v_first_share
             assert first is not None
             mixed = float(share.detach()) / (1 - float(first.detach()))
-            self._values.append(_values(model, trace, 0, mixed))
-        self.values = torch.stack([part.read for part in self._values]).sum(0)
+            self.sources.append(_values(model, trace, 0, mixed))
+        self.values = torch.stack([part.read for part in self.sources]).sum(0)
         self.asked = _Asked.on(model, trace, layer) if through_patterns else None
 
     def back(self, w: Float[Tensor, "time d_model"]) -> Float[Tensor, "heads time d_head"]:
         """Directions of what is written, as directions of each head's mixed values."""
         return torch.einsum("hed,pd->hpe", self.out, w * self.out_scale[:, None])
 
-    def flows(
-        self, back: Float[Tensor, "heads time d_head"]
-    ) -> Float[Tensor, "heads time time"]:
+    def flows(self, back: Float[Tensor, "heads time d_head"]) -> Float[Tensor, "heads time time"]:
         """What each head adds along the directions at p from s."""
         return self.pattern * (back @ self.values.mT)
 
@@ -135,7 +142,7 @@ class FrozenAttention:
         share = 1.0 if self.asked is None else 1 / INPUTS
         found = [
             Reads(
-                moment=read_moment(part.layer),
+                moment=part.moment,
                 at_source=True,
                 weights=share * self.pattern,
                 partner=back,
@@ -144,10 +151,10 @@ class FrozenAttention:
                 norm=part.norm,
                 scale=part.scale,
             )
-            for part in self._values
+            for part in self.sources
         ]
         if self.asked is not None:
-            found += self.asked.reads(share * (back @ self.values.mT), self._values[0])
+            found += self.asked.reads(share * (back @ self.values.mT), self.sources[0])
         return found
 
     def writes(
@@ -172,11 +179,11 @@ def read_moment(layer: int) -> int:
     return 3 * layer + 1
 
 
-def _values(model: ResidualModel, trace: Trace, layer: int, share: float) -> _Values:
+def _values(model: ResidualModel, trace: Trace, layer: int, share: float) -> Source:
     found, weights, norm = trace.layers[layer], model.heads(layer), model.layer(layer).heads.norm
     matrix, bias = share * weights.value, share * weights.value_bias
     read = _normalised(norm, found.attn_input, found.attn_scale) @ matrix + bias[:, None]
-    return _Values(layer, matrix, bias, norm, found.attn_scale, read)
+    return Source(read_moment(layer), matrix, bias, norm, found.attn_scale, read)
 
 
 def _normalised(norm: Norm | None, x: Tensor, scale: Tensor) -> Tensor:
@@ -209,12 +216,16 @@ class _Asked:
         pairs, matrices, sizes = [], [], []
         rows = torch.cat([n, torch.ones_like(n[:, :1])], 1)
         for pair in chosen:
-            actual = [torch.cat([t[pair][side] for t in each], 0).transpose(0, 1) for side in (0, 1)]
+            actual = [
+                torch.cat([t[pair][side] for t in each], 0).transpose(0, 1) for side in (0, 1)
+            ]
             linear = [torch.stack([t[pair][side] for t in maps]) for side in (0, 1)]
             plain = [torch.einsum("td,tdhe->hte", rows, matrix) for matrix in linear]
             pairs.append((actual[0], actual[1]))
             matrices.append((linear[0], linear[1]))
-            size = [_ratio(a.norm(dim=-1), p.norm(dim=-1)) for a, p in zip(actual, plain, strict=True)]
+            size = [
+                _ratio(a.norm(dim=-1), p.norm(dim=-1)) for a, p in zip(actual, plain, strict=True)
+            ]
             sizes.append((size[0], size[1]))
         (q1, k1), (q2, k2) = pairs
         seen = torch.ones(len(n), len(n), dtype=torch.bool, device=n.device).tril()
@@ -222,7 +233,7 @@ class _Asked:
         row = _ratio((raw * found.pattern).sum(-1), raw.square().sum(-1))
         return cls(pairs, matrices, sizes, row)
 
-    def reads(self, along: Float[Tensor, "heads time time"], values: _Values) -> list[Reads]:
+    def reads(self, along: Float[Tensor, "heads time time"], values: Source) -> list[Reads]:
         """Where queries and keys read, given what a pattern of ones would add from s to p."""
         found = []
         for this, other in ((0, 1), (1, 0)):
@@ -236,7 +247,7 @@ class _Asked:
                 sized = weights * (size[:, None] if side else size[..., None])
                 found.append(
                     Reads(
-                        moment=read_moment(values.layer),
+                        moment=values.moment,
                         at_source=side == 1,
                         weights=sized,
                         partner=partner,

@@ -1,6 +1,7 @@
 """Collects the nodes of a flow layer by layer."""
 
 from collections import defaultdict
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +13,7 @@ from bilens.residual import ResidualModel, Trace
 
 __all__ = ["FlowBuilder"]
 
-Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Part = Literal["attention", "mlp"]
 
 
 class FlowBuilder:
@@ -28,7 +29,8 @@ class FlowBuilder:
         self.nodes: list[Node] = []
         self.constants: list[Tensor] = []
         self.vectors: list[Tensor] = []
-        self.rows: dict[str, list[Part]] = {"reads": [], "writes": []}
+        self.rows: dict[str, list[tuple[Tensor, ...]]] = {"reads": [], "writes": []}
+        self.outs: dict[tuple[int | None, Part | None], tuple[Tensor, float]] = {}
 
     def add(
         self,
@@ -57,25 +59,27 @@ class FlowBuilder:
         """What nodes write at some positions."""
         self._row("writes", nodes, position, moment, vectors)
 
-    def add_biases(self, above: dict[int, Float[Tensor, "time d_model"]]) -> None:
+    def write_bias(self, layer: int, part: Part, w: Tensor, written: Tensor) -> None:
+        """What a bias writes at every position, along the directions w that read it."""
+        if written.any():
+            self.outs[layer, part] = written, float((w * written).sum())
+
+    def add_biases(self) -> None:
         """The last nodes: what biases add, of each layer's attention, MLP, and the unembedding."""
-        added: dict[tuple[int | None, str | None], float] = defaultdict(float)
-        constants = torch.cat(self.constants).tolist()
-        for node, constant in zip(self.nodes, constants, strict=True):
-            if constant and node.kind not in ("token", "position"):
-                added[node.layer, node.part] += constant
-        outs = {}
-        for layer in range(self.model.n_layers):
-            bias = self.model.heads(layer).out_bias
-            if bias.any():
-                outs[layer] = self.trace.layers[layer].attn_out_scale[:, None] * bias
-                through = (outs[layer] * above[3 * layer + 2]).sum()
-                added[layer, "attention"] += float(through)
-        for (layer, part), flow in added.items():
-            number = self.add([Node("bias", flow, layer, part)], above[0].new_zeros(1))
-            if part == "attention" and layer in outs:
-                places = torch.arange(len(outs[layer]), device=number.device)
-                self.write(number.expand(len(places)), places, 3 * layer + 2, outs[layer])
+        flows: dict[tuple[int | None, Part | None], float] = defaultdict(float)
+        constants = torch.cat(self.constants)
+        for node, constant in zip(self.nodes, constants.tolist(), strict=True):
+            if constant:
+                flows[node.layer, node.part] += constant
+        for place, (_, through) in self.outs.items():
+            flows[place] += through
+        for (layer, part), through in flows.items():
+            number = self.add([Node("bias", through, layer, part)], constants.new_zeros(1))
+            if (layer, part) in self.outs:
+                written, _ = self.outs[layer, part]
+                places = torch.arange(len(written), device=number.device)
+                moment = 3 * layer + (2 if part == "attention" else 3)
+                self.write(number.expand(len(places)), places, moment, written)
 
     def flow(self, u: Float[Tensor, " d_model"], value: float, frozen: tuple[str, ...]) -> Flow:
         """What was collected."""
@@ -85,8 +89,7 @@ class FlowBuilder:
         )
         vectors = u.new_zeros(0, self.model.d_model + 1)
         return Flow(
-            ids=self.trace.ids,
-            position=len(self.trace.ids) - 1,
+            trace=self.trace,
             direction=u,
             value=value,
             nodes=tuple(self.nodes),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bilens.checks import check_count
 from bilens.errors import BilensError
+from bilens.residual import Trace
 
 __all__ = ["Flow", "FlowGraph", "Node", "Rows"]
 
@@ -114,8 +115,7 @@ class Flow:
     positions and biases adds up to the logit.
 
     Attributes:
-        ids: the text.
-        position: whose next token is predicted.
+        trace: the model on the text, up to the position whose next token is predicted.
         direction: u, in the normalised stream behind the last layer.
         value: u . n + b at that position, before a soft-cap, as the model has it.
         nodes: the logit first; above before below.
@@ -129,8 +129,7 @@ class Flow:
         frozen: what is held fixed at what it is on this text.
     """
 
-    ids: Int[Tensor, " time"]
-    position: int
+    trace: Trace
     direction: Float[Tensor, " d_model"]
     value: float
     nodes: tuple[Node, ...]
@@ -142,9 +141,22 @@ class Flow:
     frozen: tuple[str, ...]
 
     @property
+    def ids(self) -> Int[Tensor, " time"]:
+        """The text."""
+        return self.trace.ids
+
+    @property
     def absolute(self) -> float:
         """Sum of |flow| over all nodes but the logit."""
         return sum(abs(node.flow) for node in self.nodes[1:])
+
+    def node(self, number: int) -> Node:
+        """One of the nodes.
+
+        Raises:
+            BilensError: there is no such node.
+        """
+        return self.nodes[self._checked(number)]
 
     def vector(self, number: int) -> Float[Tensor, " d_model_and_1"]:
         """The eigenvector that a node is, a row of `vectors`.
@@ -152,11 +164,18 @@ class Flow:
         Raises:
             BilensError: the node is not an eigenvector.
         """
-        node = self.nodes[self._checked(number)]
+        node = self.node(number)
         if node.kind != "eigenvector":
             raise BilensError(f"number={number} is a node of kind {node.kind}, not an eigenvector")
         before = sum(other.kind == "eigenvector" for other in self.nodes[:number])
         return self.vectors[before]
+
+    def above(self, moment: int) -> Float[Tensor, "time d_model"]:
+        """What reads each position of the stream as it stands at a moment, all together."""
+        reads = self.reads
+        shares = self.mixing[reads.moment, moment, None]
+        w = torch.zeros_like(self.trace.stream)
+        return w.index_add(0, reads.position, shares * reads.vector)
 
     def edges(self, numbers: Sequence[int] | None = None) -> Float[Tensor, "n n"]:
         """What flows between some nodes: row a, column b is what b sends up to a.

@@ -47,13 +47,14 @@ class Eigenvectors(NamedTuple):
 class FrozenMLP:
     """The MLP of a layer on a text, its norms' scales and gate ratios held fixed.
 
-    It writes B_p(z, z) = D diag(rho_p) ((L z) * (R z)) at position p, with the biases in the
-    constant coordinate of z. Without a gate R z = 1, and it is linear.
+    It writes B_p(z, z) = D diag(rho_p) ((L z) * (R z)) at position p, and a bias; those of L and R
+    are in the constant coordinate of z. Without a gate R z = 1, and it is linear.
 
     Attributes:
         left: L, with the norm's gain.
         right: R.
         out: D.
+        out_bias: what is added behind D.
         z: what it reads: the normalised stream.
         ratio: rho, act(g) / g.
         gated: whether it has a gate.
@@ -66,6 +67,7 @@ class FrozenMLP:
     left: Float[Tensor, "rank n_in"]
     right: Float[Tensor, "rank n_in"]
     out: Float[Tensor, "d_model rank"]
+    out_bias: Float[Tensor, " d_model"]
     z: Float[Tensor, "time n_in"]
     ratio: Float[Tensor, "time rank"]
     gated: bool
@@ -80,15 +82,15 @@ class FrozenMLP:
         parts, found, tensor = model.layer(layer).mlp, trace.layers[layer], model.mlp_factors(layer)
         x = found.mlp_input
         z = x if parts.norm is None else parts.norm.centred(x) * found.mlp_scale[:, None]
-        # A bias behind the MLP is one hidden unit more, which has no gate.
-        missing = tensor.rank - found.gate_ratio.shape[1]
-        ones = found.gate_ratio.new_ones(len(x), missing)
+        # A bias behind the MLP is one hidden unit more; it is no product of what is read.
+        units = found.gate_ratio.shape[1]
         return cls(
-            left=tensor.left,
-            right=tensor.right,
-            out=tensor.out,
+            left=tensor.left[:units],
+            right=tensor.right[:units],
+            out=tensor.out[:, :units],
+            out_bias=tensor.out[:, units:].sum(1),
             z=with_constant(z) if tensor.constant else z,
-            ratio=torch.cat([found.gate_ratio, ones], 1),
+            ratio=found.gate_ratio,
             gated=parts.gate is not None,
             constant=tensor.constant,
             norm=parts.norm,
@@ -125,7 +127,7 @@ class FrozenMLP:
         return n * self.in_scale[position, None], added
 
     def written(self) -> Float[Tensor, "time d_model"]:
-        """All that it writes."""
+        """All that it writes, but for the bias."""
         hidden = self.ratio * (self.z @ self.left.T) * (self.z @ self.right.T)
         return (hidden @ self.out.T) * self.out_scale[:, None]
 
@@ -139,21 +141,19 @@ class FrozenMLP:
         out = (self.ratio[position] * hidden) @ self.out.T
         return (vector * z).sum(-1, keepdim=True) * out * self.out_scale[position, None]
 
-    def eigenvectors(
-        self, q: Float[Tensor, "time rank"], positions: Int[Tensor, " some"], k: int, least: float
-    ) -> Eigenvectors:
+    def eigenvectors(self, q: Float[Tensor, "time rank"], k: int, least: float) -> Eigenvectors:
         """At each position the k eigenvectors of largest |lambda (v.z)^2|, if that reaches `least`.
 
         Each form is decomposed whole, O(rank n_in^2 + n_in^3): what is large in lambda (v.z)^2 need
-        not be large in lambda, so that iterating for the largest |lambda| would miss it.
+        not be large in lambda, so that iterating for the largest |lambda| would miss it. Forms of
+        which no eigenvector can reach it are left out: for unit v, |(v.z) (v'Qz)| is at most
+        (|z| |Qz| + |z'Qz|) / 2.
         """
         pulled = self.pulled(q)
+        bound = (self.z.norm(dim=-1) * pulled.norm(dim=-1) + (self.z * pulled).sum(-1).abs()) / 2
+        positions = (bound >= least).nonzero()[:, 0]
         at_once = max(1, FORMS_BYTES // (4 * self.left.element_size() * self.left.shape[1] ** 2))
-        found = [
-            self._eigenvectors(q, pulled, some, k, least)
-            for some in positions.split(at_once)
-            if len(some)
-        ] or [self._eigenvectors(q, pulled, positions, k, least)]
+        found = [self._eigenvectors(q, pulled, some, k, least) for some in positions.split(at_once)]
         return Eigenvectors(*(torch.cat(part) for part in zip(*found, strict=True)))
 
     def _eigenvectors(

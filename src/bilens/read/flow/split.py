@@ -118,7 +118,9 @@ class _Split:
         """Everything that carries at least a share `threshold` of the absolute flow, as a node."""
         n_layers, last = self.model.n_layers, self.time - 1
         value = float(self.root @ self.trace.stream[last]) + bias
-        number = self.graph.add([Node("output", value, position=last)], self.root.new_tensor([bias]))
+        number = self.graph.add(
+            [Node("output", value, position=last)], self.root.new_tensor([bias])
+        )
         self.graph.read(number, self.places[-1:], 3 * n_layers, self.root[None])
         # What carries nothing at all is never split.
         least = max(threshold * self.absolute, torch.finfo(self.root.dtype).tiny)
@@ -166,15 +168,18 @@ class _Split:
     def _split_mlp(self, layer: int, k: int, least: float) -> None:
         mlp, graph = FrozenMLP.on(self.model, self.trace, layer), self.graph
         seen = 3 * layer + (1 if self.model.parts.parallel else 2)
-        q = mlp.weights(self.above[3 * layer + 3])
+        w = self.above[3 * layer + 3]
+        graph.write_bias(layer, "mlp", w, mlp.out_bias * mlp.out_scale[:, None])
+        q = mlp.weights(w)
         pulled, out = mlp.pulled(q), mlp.written()
         flows = (pulled * mlp.z).sum(-1)
         if mlp.gated:
-            busy = (mlp.units(q).abs().sum(-1) >= least).nonzero()[:, 0]
-            found = mlp.eigenvectors(q, busy, k, least)
+            found = mlp.eigenvectors(q, k, least)
             at, own = found.position, mlp.written_along(found.vector, found.position)
             taken = found.pull[:, None] * found.vector
-            each = zip(*(x.tolist() for x in (found.flow, at, found.rank, found.value)), strict=True)
+            each = zip(
+                *(x.tolist() for x in (found.flow, at, found.rank, found.value)), strict=True
+            )
             nodes = [Node("eigenvector", f, layer, "mlp", p, p, i + 1, x) for f, p, i, x in each]
             reads, constants = mlp.read(taken, at)
             number = graph.add(nodes, constants, found.vector)
@@ -191,7 +196,9 @@ class _Split:
 
     def _split_heads(self, layer: int, least: float) -> None:
         heads, graph, written = self._heads(layer), self.graph, 3 * layer + 2
-        back = heads.back(self.above[written])
+        w = self.above[written]
+        graph.write_bias(layer, "attention", w, heads.out_bias * heads.out_scale[:, None])
+        back = heads.back(w)
         flows = heads.flows(back)
         strong = flows.abs() >= least
         index = head, position, source = strong.nonzero(as_tuple=True)
@@ -225,7 +232,7 @@ class _Split:
             number = graph.add(nodes, rows.new_zeros(len(rows)))
             for moment, x in written.items():
                 graph.write(number, self.places, moment, x)
-        graph.add_biases(self.above)
+        graph.add_biases()
 
     def _frozen(self) -> tuple[str, ...]:
         layers, config = self.model.parts.layers, self.model.config
