@@ -12,15 +12,6 @@ def normalised(norm, x: Tensor, scale: Tensor) -> Tensor:
 
 
 def mlp_out(view: ResidualModel, layer: int, n: Tensor, ratio: Tensor) -> Tensor:
-    if view.layer(layer).mlp.gate is None:
-        # What has no gate is linear for the ratios of a text.
-        up, down = view.layer(layer).mlp.up, view.layer(layer).mlp.down
-        hidden = n @ view.mlp_reads(layer)["in"].T
-        norm = view.layer(layer).mlp.norm
-        bias = norm.folded(up.weight(), up.bias())[1] if norm else up.bias()
-        hidden = hidden if bias is None else hidden + bias
-        out = (hidden * ratio) @ view.mlp_writes(layer).T
-        return out if down.bias() is None else out + view.parts.residual_scale * down.bias()
     tensor = view.mlp_factors(layer)
     z = with_constant(n) if tensor.constant else n
     extra = torch.ones(len(ratio), tensor.rank - ratio.shape[1]).to(ratio)

@@ -221,8 +221,6 @@ def test_plain_mlps_have_no_tensor():
     for name in PLAIN[:1]:
         with pytest.raises(NotBilinearError, match="has no gate, so that there is no product in"):
             ResidualModel(tiny(name)).mlp(0)
-        with pytest.raises(NotBilinearError, match="has no gate"):
-            ResidualModel(tiny(name)).mlp_factors(0)
 
 
 def test_every_family_is_tested():

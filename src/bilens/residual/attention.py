@@ -88,7 +88,7 @@ def _own(model: Any, heads: Heads, x: Tensor, position: int, *, linear: bool) ->
     _, pos_embed, rope = model.embed_text(ids, torch.full_like(ids, position))
     found = heads.module.queries_keys(  # type: ignore[operator]
         x[:, None].to(heads.out.module.weight.dtype),  # type: ignore[arg-type]
-        None if pos_embed is None or linear else pos_embed.expand(len(x), 1, -1),
+        None if pos_embed is None else pos_embed.expand(len(x), 1, -1),
         rope,
         normed=not linear,
     )

@@ -269,17 +269,17 @@ class ResidualModel:
         """D, up and gate of a layer as the tensor that they are where act(z) = slope z.
 
         With the ratios act(z) / z of a `Trace` as weights of its hidden units the same factors are
-        the MLP on a text, exactly.
+        the MLP on a text, exactly. What has no gate is D (up(x) * 1), with the constant coordinate.
 
         Raises:
-            NotBilinearError: the MLP has no gate.
             BilensError: there is no such layer.
         """
         mlp = self.layer(layer).mlp
-        if mlp.gate is None:
-            raise NotBilinearError(f"{mlp.name} has no gate, so that there is no product in it")
         left, left_bias = self._read(mlp.up, mlp.norm)
-        right, right_bias = self._read(mlp.gate, mlp.norm)
+        if mlp.gate is None:
+            right, right_bias = torch.zeros_like(left), left.new_ones(len(left))
+        else:
+            right, right_bias = self._read(mlp.gate, mlp.norm)
         out, out_bias = self._write(mlp.down, mlp.out_norm)
         tensor = BilinearTensor(left, slope * right, out)
         if left_bias is None and right_bias is None and out_bias is None:
@@ -379,18 +379,41 @@ class ResidualModel:
         """
         if distance < 0:
             raise BilensError(f"distance={distance}, expected 0 or more: tokens see nothing later")
-        heads = self.layer(layer).heads
+        asked = self.query_key_maps(layer, distance)
+        answered = self.query_key_maps(layer, 0)
+        return tuple(
+            FactoredMatrix(q[:-1].transpose(0, 1), k[:-1].transpose(0, 1))
+            for (q, _), (_, k) in zip(asked, answered, strict=True)
+        )
+
+    @torch.no_grad()
+    def query_key_maps(self, layer: int, position: int) -> QueriesKeys:
+        """The maps from normalised rows n at one position to queries and keys, as [n, 1] @ map.
+
+        Rotation and the scores' scale are in them; of norms of queries and keys the gain is, and
+        the scale is not.
+
+        Returns:
+            One or two pairs of (d_model + 1, heads, d_head); the last row is what biases, and
+            positions that are vectors, give alone.
+
+        Raises:
+            BilensError: there is no such layer.
+        """
+        norm = self.layer(layer).heads.norm
         basis = torch.eye(self.d_model, dtype=self.dtype, device=self.device)
-        if heads.norm is not None:
-            basis = heads.norm.folded(basis, None)[0].T
-        # The last row asks for what biases give alone.
-        rows = torch.cat([basis, torch.zeros_like(basis[:1])])
+        none = torch.zeros_like(basis[:1])
+        if norm is not None:
+            basis = norm.folded(basis, None)[0].T
+            bias = norm.bias()
+            none = none if bias is None else bias[None]
+            basis = basis + none
+        found = self._queries_keys(layer, torch.cat([basis, none]), position, linear=True)
 
-        def maps(position: int, side: int) -> list[Tensor]:
-            found = self._queries_keys(layer, rows, position, linear=True)
-            return [(pair[side][:-1] - pair[side][-1:]).transpose(0, 1) for pair in found]
+        def each(rows: Tensor) -> Tensor:
+            return torch.cat([rows[:-1] - rows[-1:], rows[-1:]])
 
-        return tuple(map(FactoredMatrix, maps(distance, 0), maps(0, 1)))
+        return [(each(q), each(k)) for q, k in found]
 
     @torch.no_grad()
     def queries_keys(

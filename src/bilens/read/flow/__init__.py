@@ -1,0 +1,7 @@
+"""An exact split of a logit on a text, through every layer, and interventions that test it."""
+
+from bilens.read.flow.ablation import Ablation, Direction, ablate
+from bilens.read.flow.graph import Flow, FlowGraph, Node, Rows
+from bilens.read.flow.split import flow
+
+__all__ = ["Ablation", "Direction", "Flow", "FlowGraph", "Node", "Rows", "ablate", "flow"]

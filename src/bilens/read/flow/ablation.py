@@ -1,0 +1,290 @@
+"""Interventions: a part of a flow is removed from the running model, and the logit changes."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bilens.checks import check_count
+from bilens.errors import BilensError
+from bilens.read.flow.attention import FrozenAttention
+from bilens.read.flow.graph import Flow, Node
+from bilens.read.flow.mlp import FrozenMLP
+from bilens.residual import ResidualModel
+from bilens.residual.parts import LinearMap
+
+__all__ = ["Ablation", "Direction", "ablate"]
+
+
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """A direction of what the MLP of a layer reads, at all positions.
+
+    Attributes:
+        layer: its number.
+        vector: v, of unit length, in the normalised stream; with the constant as its last
+            coordinate, as `Flow.vectors` have it, or without.
+    """
+
+    layer: int
+    vector: Float[Tensor, " n"]
+
+
+Part = int | tuple[int, int] | Direction
+Change = Callable[[Tensor], None]
+"""Changes the row of a batch that a module has made, or is given, in place."""
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What became of a logit when a part of the model was removed or scaled.
+
+    Attributes:
+        predicted: how much it should change: by what flows through the part.
+        actual: how much it changes when the model runs so.
+    """
+
+    predicted: float
+    actual: float
+
+
+@torch.no_grad()
+def ablate(
+    model: ResidualModel,
+    found: Flow,
+    parts: Sequence[Part],
+    *,
+    scale: float = 0.0,
+    batch_size: int = 16,
+) -> list[Ablation]:
+    """Run a model with each of some parts of a flow removed, or its flow scaled.
+
+    Of a head the entry of its pattern is scaled; of an eigenvector, at its position, what L and R
+    read along it, so that lambda (v.z)^2 is multiplied by the scale; of a token or position its
+    vector; of an MLP without a gate what it writes. Of an edge from b to a, what a reads of b:
+    nothing else sees that b is gone. Of a direction, what L and R read along it at all positions.
+    All else runs as the model does: norms, patterns and gates may change.
+
+    Args:
+        model: that the flow is of.
+        found: the flow.
+        parts: numbers of nodes; for an edge the number of the node above and of that below it; or
+            directions.
+        scale: by which the flow of a node, or what is read along an edge or direction, is
+            multiplied; 0 removes it.
+        batch_size: parts at once, each a text of its own.
+
+    Raises:
+        BilensError: there is no such node or edge, it is not one part of the model (the logit, a
+            remainder, a bias), or the scale is negative.
+    """
+    check_count("batch_size", batch_size)
+    if not 0 <= scale < torch.inf:
+        raise BilensError(f"scale={scale}, expected 0 or more; 0 removes the part")
+    runner = _Runner(model, found, scale)
+    planned = [runner.plan(part) for part in parts]
+    changes = []
+    for start in range(0, len(planned), batch_size):
+        changes += runner.run([hook for _, hook in planned[start : start + batch_size]])
+    return [
+        Ablation(predicted, actual) for (predicted, _), actual in zip(planned, changes, strict=True)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Hook:
+    """Where a run differs: what happens to the inputs or outputs of some modules."""
+
+    changes: Sequence[tuple[nn.Module, bool, Change]]
+
+
+class _Runner:
+    """Plans interventions on the text of a flow, and runs them."""
+
+    def __init__(self, model: ResidualModel, found: Flow, scale: float) -> None:
+        self.model, self.flow, self.scale = model, found, scale
+        parts = model.parts
+        self.last = parts.unembed.module if parts.norm is None else parts.norm.module
+        self.heads: dict[int, FrozenAttention] = {}
+
+    def plan(self, part: Part) -> tuple[float, _Hook]:
+        """The predicted change, and what to do."""
+        if isinstance(part, Direction):
+            return self.direction(part)
+        return self.edge(*part) if isinstance(part, tuple) else self.node(part)
+
+    def direction(self, part: Direction) -> tuple[float, _Hook]:
+        """The predicted change, and what to do, for a direction at all positions."""
+        mlp = FrozenMLP.on(self.model, self.flow.trace, part.layer)
+        v, less = self._fitted(mlp, part), 1 - self.scale
+        q = mlp.weights(self.flow.above(3 * part.layer + 3))
+        overlap, pull = mlp.z @ v, mlp.pulled(q) @ v
+        square = q @ ((mlp.left @ v) * (mlp.right @ v))
+        predicted = -2 * less * overlap * pull + (less * overlap) ** 2 * square
+        places = torch.arange(len(overlap), device=overlap.device)
+        return float(predicted.sum()), self._reading(part.layer, mlp, v, places, -less * overlap)
+
+    def node(self, number: int) -> tuple[float, _Hook]:
+        """The predicted change, and what to do, for a node."""
+        node = self.flow.node(number)
+        predicted = (self.scale - 1) * node.flow
+        match node.kind:
+            case "head":
+                return predicted, self._head(node, self.scale * self._value(node))
+            case "eigenvector":
+                return predicted, self._eigenvector(number, self.scale**0.5)
+            case "token" | "position" | "mlp":
+                return predicted, self._scaled(node)
+        raise BilensError(
+            f"number={number} is {node.kind}, which is not one part of the model to remove; "
+            "expected a token, position, head, eigenvector or mlp"
+        )
+
+    def edge(self, above: int, below: int) -> tuple[float, _Hook]:
+        """The predicted change, and what to do, for an edge."""
+        a, b = self.flow.node(above), self.flow.node(below)
+        through = float(self.flow.edges([above, below])[0, 1])
+        if b.kind == "bias" or above >= below:
+            raise BilensError(
+                f"edge=({above}, {below}), expected a node and one below it that is not a bias"
+            )
+        if a.kind == "eigenvector":
+            reading = 1 - (1 - self.scale) * through / a.flow
+            return (reading**2 - 1) * a.flow, self._eigenvector(above, reading)
+        predicted = (self.scale - 1) * through
+        if a.kind == "output":
+            less = (1 - self.scale) * self._arriving(below, 3 * self.model.n_layers)[-1]
+
+            def lessen(x: Tensor) -> None:
+                x[-1] -= less.to(x)
+
+            return predicted, _Hook([(self.last, True, lessen)])
+        if a.kind == "head" and "patterns of attention" in self.flow.frozen:
+            value = self._value(a)
+            for part in self._heads(a.layer).sources:
+                n = self._arriving(below, part.moment)[a.source]
+                n = n if part.norm is None else part.norm.centred(n)
+                less = (n * part.scale[a.source]) @ part.matrix[a.number]
+                value = value - (1 - self.scale) * less
+            return predicted, self._head(a, value)
+        raise BilensError(
+            f"edge=({above}, {below}) ends in a node of kind {a.kind}; expected the logit, an "
+            "eigenvector, or a head whose patterns are held fixed"
+        )
+
+    def run(self, hooks: Sequence[_Hook]) -> list[float]:
+        """How much the logit changes by each."""
+        ids = self.flow.ids.expand(len(hooks) + 1, -1)
+        stream: list[Tensor] = []
+        with ExitStack() as stack:
+            for row, hook in enumerate(hooks, 1):
+                for module, before, change in hook.changes:
+                    stack.enter_context(_hooked(module, before, row, len(ids), change))
+            stack.enter_context(
+                self.last.register_forward_pre_hook(lambda _, args: stream.append(args[0][:, -1]))
+            )
+            self.model.model(ids, use_cache=False)
+        norm, x = self.model.parts.norm, stream[0].to(self.flow.direction)
+        values = (x if norm is None else norm.normalised(x)) @ self.flow.direction
+        return (values[1:] - values[0]).tolist()
+
+    def _heads(self, layer: int) -> FrozenAttention:
+        if layer not in self.heads:
+            self.heads[layer] = FrozenAttention(
+                self.model, self.flow.trace, layer, through_patterns=False
+            )
+        return self.heads[layer]
+
+    def _value(self, node: Node) -> Tensor:
+        return self._heads(node.layer).values[node.number, node.source]
+
+    def _head(self, node: Node, value: Tensor) -> _Hook:
+        """Let a head take another value from one position to one."""
+        heads, d = self.model.layer(node.layer).heads, len(value)
+        weight = self.flow.trace.layers[node.layer].pattern[node.number, node.position, node.source]
+        change = weight * (value - self._value(node))
+
+        def replaced(x: Tensor) -> None:
+            x[node.position, node.number * d : (node.number + 1) * d] += change.to(x)
+
+        return _Hook([(heads.out.module, True, replaced)])
+
+    def _eigenvector(self, number: int, reading: float) -> _Hook:
+        """Multiply what L and R read along an eigenvector at its position."""
+        node = self.flow.node(number)
+        mlp = FrozenMLP.on(self.model, self.flow.trace, node.layer)
+        v = self._fitted(mlp, Direction(node.layer, self.flow.vector(number)))
+        at = torch.tensor([node.position], device=v.device)
+        return self._reading(node.layer, mlp, v, at, (reading - 1) * (mlp.z[at] @ v))
+
+    def _reading(
+        self, layer: int, frozen: FrozenMLP, v: Tensor, at: Tensor, added: Tensor
+    ) -> _Hook:
+        """Let L and R read so much more of a direction at some positions."""
+        mlp = self.model.layer(layer).mlp
+        assert mlp.gate is not None
+        changes = []
+        for part, factor in ((mlp.up, frozen.left), (mlp.gate, frozen.right)):
+            rows = added[:, None] * (factor @ v)
+            changes.append((part.module, False, _adding(part, at, rows)))
+        return _Hook(changes)
+
+    def _fitted(self, mlp: FrozenMLP, part: Direction) -> Tensor:
+        width = self.model.d_model
+        if part.vector.shape not in ((width,), (width + 1,)) or not mlp.gated:
+            raise BilensError(
+                f"direction has shape {tuple(part.vector.shape)} in layer {part.layer}; expected "
+                f"({width},) or ({width + 1},), of what a gated MLP reads"
+            )
+        v = functional.pad(part.vector, (0, width + 1 - len(part.vector))).to(mlp.z)
+        if abs(float(v.norm()) - 1) > 1e-3:
+            raise BilensError(f"direction has the length {float(v.norm()):.3g}, expected 1")
+        return v if mlp.constant else v[:-1]
+
+    def _scaled(self, node: Node) -> _Hook:
+        parts, position, scale = self.model.parts, node.position, self.scale
+        if node.kind == "mlp":
+            mlp = self.model.layer(node.layer).mlp
+            module = mlp.down.module if mlp.out_norm is None else mlp.out_norm.module
+        else:
+            table = parts.embed if node.kind == "token" else parts.positions
+            assert table is not None
+            module = table.module
+
+        def scaled(x: Tensor) -> None:
+            x[position] *= scale
+
+        return _Hook([(module, False, scaled)])
+
+    def _arriving(self, number: int, moment: int) -> Tensor:
+        """What a node wrote, at each position, as it stands in the stream at a moment."""
+        writes = self.flow.writes
+        mine = writes.node == number
+        shares = self.flow.mixing[moment, writes.moment[mine], None]
+        x = torch.zeros_like(self.flow.trace.stream)
+        return x.index_add(0, writes.position[mine], shares * writes.vector[mine])
+
+
+def _adding(part: LinearMap, at: Tensor, added: Tensor) -> Change:
+    def add(x: Tensor) -> None:
+        rows = torch.arange(x.shape[-1]) if part.rows is None else part.rows
+        x[at[:, None], rows.to(x.device)] += added.to(x)
+
+    return add
+
+
+def _hooked(module: nn.Module, before: bool, row: int, rows: int, change: Change) -> Any:
+    def changed(x: Tensor) -> Tensor:
+        # Position vectors may come once for the whole batch.
+        x = x.expand(rows, *x.shape[-2:]).clone()
+        change(x[row])
+        return x
+
+    if before:
+        return module.register_forward_pre_hook(lambda _, args: (changed(args[0]), *args[1:]))
+    return module.register_forward_hook(lambda _, __, out: changed(out))

@@ -1,0 +1,116 @@
+"""Collects the nodes of a flow layer by layer."""
+
+from collections import defaultdict
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from bilens.read.flow.graph import Flow, Node, Rows
+from bilens.residual import ResidualModel, Trace
+
+__all__ = ["FlowBuilder"]
+
+Part = Literal["attention", "mlp"]
+
+
+class FlowBuilder:
+    """A flow in the making; nodes come in from the logit downwards.
+
+    Args:
+        model: the model.
+        trace: it on the text.
+    """
+
+    def __init__(self, model: ResidualModel, trace: Trace) -> None:
+        self.model, self.trace = model, trace
+        self.nodes: list[Node] = []
+        self.constants: list[Tensor] = []
+        self.vectors: list[Tensor] = []
+        self.rows: dict[str, list[tuple[Tensor, ...]]] = {"reads": [], "writes": []}
+        self.outs: dict[tuple[int | None, Part | None], tuple[Tensor, float]] = {}
+
+    def add(
+        self,
+        nodes: list[Node],
+        constants: Float[Tensor, " n"],
+        vectors: Float[Tensor, "n n_in"] | None = None,
+    ) -> Int[Tensor, " n"]:
+        """Add nodes, with what biases of their own add in each; gives their numbers."""
+        first = len(self.nodes)
+        self.nodes += nodes
+        self.constants.append(constants)
+        if vectors is not None:
+            missing = self.model.d_model + 1 - vectors.shape[1]
+            self.vectors.append(functional.pad(vectors, (0, missing)))
+        return torch.arange(first, len(self.nodes), device=constants.device)
+
+    def read(
+        self, nodes: Int[Tensor, " n"], position: Tensor, moment: int, vectors: Tensor
+    ) -> None:
+        """What nodes read at some positions."""
+        self._row("reads", nodes, position, moment, vectors)
+
+    def write(
+        self, nodes: Int[Tensor, " n"], position: Tensor, moment: int, vectors: Tensor
+    ) -> None:
+        """What nodes write at some positions."""
+        self._row("writes", nodes, position, moment, vectors)
+
+    def write_bias(self, layer: int, part: Part, w: Tensor, written: Tensor) -> None:
+        """What a bias writes at every position, along the directions w that read it."""
+        if written.any():
+            self.outs[layer, part] = written, float((w * written).sum())
+
+    def add_biases(self) -> None:
+        """The last nodes: what biases add, of each layer's attention, MLP, and the unembedding."""
+        flows: dict[tuple[int | None, Part | None], float] = defaultdict(float)
+        constants = torch.cat(self.constants)
+        for node, constant in zip(self.nodes, constants.tolist(), strict=True):
+            if constant:
+                flows[node.layer, node.part] += constant
+        for place, (_, through) in self.outs.items():
+            flows[place] += through
+        for (layer, part), through in flows.items():
+            number = self.add([Node("bias", through, layer, part)], constants.new_zeros(1))
+            if (layer, part) in self.outs:
+                written, _ = self.outs[layer, part]
+                places = torch.arange(len(written), device=number.device)
+                moment = 3 * layer + (2 if part == "attention" else 3)
+                self.write(number.expand(len(places)), places, moment, written)
+
+    def flow(self, u: Float[Tensor, " d_model"], value: float, frozen: tuple[str, ...]) -> Flow:
+        """What was collected."""
+        reads, writes = (
+            Rows(*(torch.cat(part) for part in zip(*self.rows[name], strict=True)))
+            for name in ("reads", "writes")
+        )
+        vectors = u.new_zeros(0, self.model.d_model + 1)
+        return Flow(
+            trace=self.trace,
+            direction=u,
+            value=value,
+            nodes=tuple(self.nodes),
+            reads=reads,
+            writes=writes,
+            constants=torch.cat(self.constants),
+            mixing=self._mixing(u),
+            vectors=torch.cat([vectors, *self.vectors]),
+            frozen=frozen,
+        )
+
+    def _row(
+        self, name: str, nodes: Tensor, position: Tensor, moment: int, vectors: Tensor
+    ) -> None:
+        self.rows[name].append((nodes, position, torch.full_like(nodes, moment), vectors))
+
+    def _mixing(self, like: Tensor) -> Float[Tensor, "moments moments"]:
+        """1 where a read sees a write, times what the layers between them multiply the stream by."""
+        found = like.new_ones(3 * self.model.n_layers + 1, 3 * self.model.n_layers + 1).tril()
+        for layer in range(self.model.n_layers):
+            mix = self.model.layer(layer).residual_mix
+            if mix is not None:
+                found[3 * layer + 1 :, : 3 * layer + 1] *= mix[0].detach().to(like)
+        return found

@@ -1,0 +1,303 @@
+"""The graph of a flow: nodes, what each reads and writes, and edges that conserve at every node."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bilens.checks import check_count
+from bilens.errors import BilensError
+from bilens.residual import Trace
+
+__all__ = ["Flow", "FlowGraph", "Node", "Rows"]
+
+Kind = Literal["output", "token", "position", "head", "eigenvector", "mlp", "bias", "rest"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A part of a model on a text.
+
+    Attributes:
+        kind: output, the logit itself; token, an embedding; position, a position's vector; head,
+            from one position to one; eigenvector, of an MLP at a position; mlp, one without a gate
+            at a position, whole; bias; or rest, what was not split further.
+        flow: how much of the logit goes through it.
+        layer: its number.
+        part: attention or mlp, for what is in a layer.
+        position: where it stands, or writes to.
+        source: the position that a head looks at.
+        number: of the head; of the eigenvector, 1 for the strongest there.
+        eigenvalue: of an eigenvector.
+    """
+
+    kind: Kind
+    flow: float
+    layer: int | None = None
+    part: Literal["attention", "mlp"] | None = None
+    position: int | None = None
+    source: int | None = None
+    number: int | None = None
+    eigenvalue: float | None = None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is one part of the model, rather than the logit or a remainder."""
+        return self.kind not in ("output", "rest")
+
+    def name(self, tokens: Sequence[str]) -> str:
+        """What to call it, given the tokens of the text."""
+        at = None if self.position is None else f"{tokens[self.position]}"
+        match self.kind:
+            case "output":
+                return f"the logit at {at}"
+            case "token":
+                return f"token {at}"
+            case "position":
+                return f"position {self.position}"
+            case "head":
+                assert self.source is not None
+                return f"head {self.layer}.{self.number} from {tokens[self.source]} to {at}"
+            case "eigenvector":
+                return f"MLP {self.layer} eigenvector {self.number} at {at}"
+            case "mlp":
+                return f"MLP {self.layer} at {at}"
+            case "bias":
+                where = {"attention": "attention of layer", "mlp": "MLP"}
+                if self.part is None:
+                    return "biases of the unembedding"
+                return f"biases of {where[self.part]} {self.layer}"
+            case _:
+                if self.part == "attention":
+                    return f"other heads of layer {self.layer}"
+                return f"rest of MLP {self.layer} at {at}"
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Vectors that nodes read from the stream, or write to it.
+
+    Moments number the states of the stream: 0 is what the embedding wrote; layer l mixes the
+    embedding in (where it does) at 3l + 1, its heads write at 3l + 2 and its MLP at 3l + 3. A read
+    at a moment sees all that was written up to it.
+
+    Attributes:
+        node: whose.
+        position: where.
+        moment: when.
+        vector: what.
+    """
+
+    node: Int[Tensor, " rows"]
+    position: Int[Tensor, " rows"]
+    moment: Int[Tensor, " rows"]
+    vector: Float[Tensor, "rows d_model"]
+
+    def of(self, nodes: Int[Tensor, " n"], n_nodes: int) -> "Rows":
+        """Those of some nodes, which are numbered anew from 0 in the order given."""
+        place = torch.full((n_nodes,), -1, device=self.node.device)
+        place[nodes] = torch.arange(len(nodes), device=place.device)
+        kept = place[self.node] >= 0
+        return Rows(
+            place[self.node[kept]], self.position[kept], self.moment[kept], self.vector[kept]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """An exact split of a logit, or of any direction of the last stream, on one text.
+
+    Node b writes o_b into the stream and node a reads it in direction r_a; the edge between them
+    carries r_a . o_b. What flows into a node is what flows out of it, and what flows out of tokens,
+    positions and biases adds up to the logit.
+
+    Attributes:
+        trace: the model on the text, up to the position whose next token is predicted.
+        direction: u, in the normalised stream behind the last layer.
+        value: u . n + b at that position, before a soft-cap, as the model has it.
+        nodes: the logit first; above before below.
+        reads: r_a.
+        writes: o_b.
+        constants: what each node adds by biases of its own.
+        mixing: by what a row written at a moment is multiplied when it is read at a later one;
+            0 where it is read earlier.
+        vectors: of the nodes that are eigenvectors, in their order: in the normalised stream that
+            the MLP reads, and last the constant, through which biases come in.
+        frozen: what is held fixed at what it is on this text.
+    """
+
+    trace: Trace
+    direction: Float[Tensor, " d_model"]
+    value: float
+    nodes: tuple[Node, ...]
+    reads: Rows
+    writes: Rows
+    constants: Float[Tensor, " nodes"]
+    mixing: Float[Tensor, "moments moments"]
+    vectors: Float[Tensor, "eigenvectors d_model_and_1"]
+    frozen: tuple[str, ...]
+
+    @property
+    def ids(self) -> Int[Tensor, " time"]:
+        """The text."""
+        return self.trace.ids
+
+    @property
+    def absolute(self) -> float:
+        """Sum of |flow| over all nodes but the logit."""
+        return sum(abs(node.flow) for node in self.nodes[1:])
+
+    def node(self, number: int) -> Node:
+        """One of the nodes.
+
+        Raises:
+            BilensError: there is no such node.
+        """
+        return self.nodes[self._checked(number)]
+
+    def vector(self, number: int) -> Float[Tensor, " d_model_and_1"]:
+        """The eigenvector that a node is, a row of `vectors`.
+
+        Raises:
+            BilensError: the node is not an eigenvector.
+        """
+        node = self.node(number)
+        if node.kind != "eigenvector":
+            raise BilensError(f"number={number} is a node of kind {node.kind}, not an eigenvector")
+        before = sum(other.kind == "eigenvector" for other in self.nodes[:number])
+        return self.vectors[before]
+
+    def above(self, moment: int) -> Float[Tensor, "time d_model"]:
+        """What reads each position of the stream as it stands at a moment, all together."""
+        reads = self.reads
+        shares = self.mixing[reads.moment, moment, None]
+        w = torch.zeros_like(self.trace.stream)
+        return w.index_add(0, reads.position, shares * reads.vector)
+
+    def edges(self, numbers: Sequence[int] | None = None) -> Float[Tensor, "n n"]:
+        """What flows between some nodes: row a, column b is what b sends up to a.
+
+        Args:
+            numbers: of the nodes; all by default, which takes n^2 numbers.
+
+        Raises:
+            BilensError: there is no such node.
+        """
+        chosen = range(len(self.nodes)) if numbers is None else numbers
+        index = torch.tensor([self._checked(i) for i in chosen], device=self.constants.device)
+        n = len(index)
+        reads, writes = (rows.of(index, len(self.nodes)) for rows in (self.reads, self.writes))
+        found = self.constants.new_zeros(n * n)
+        for position in range(len(self.ids)):
+            r, w = (rows.position == position for rows in (reads, writes))
+            shares = self.mixing[reads.moment[r, None], writes.moment[None, w]]
+            flows = (reads.vector[r] @ writes.vector[w].T) * shares
+            cells = reads.node[r, None] * n + writes.node[None, w]
+            found.index_add_(0, cells.flatten(), flows.flatten())
+        found = found.unflatten(0, (n, n))
+        self._add_biases(found, [self.nodes[i] for i in chosen], self.constants[index])
+        return found
+
+    def _add_biases(self, edges: Tensor, nodes: Sequence[Node], constants: Tensor) -> None:
+        place = {
+            (node.layer, node.part): column
+            for column, node in enumerate(nodes)
+            if node.kind == "bias"
+        }
+        for row, node in enumerate(nodes):
+            column = place.get((node.layer, node.part))
+            if column is not None and node.kind not in ("bias", "token", "position"):
+                edges[row, column] += constants[row]
+
+    def graph(self, numbers: Sequence[int]) -> "FlowGraph":
+        """Some of the nodes with the logit, and what flows between them.
+
+        Raises:
+            BilensError: there is no such node.
+        """
+        chosen = tuple(sorted({0, *(self._checked(i) for i in numbers)}))
+        nodes = tuple(self.nodes[i] for i in chosen)
+        held = sum(abs(node.flow) for node in nodes[1:])
+        return FlowGraph(self, chosen, nodes, self.edges(chosen), held / (self.absolute or 1.0))
+
+    def top(self, k: int) -> "FlowGraph":
+        """The k parts of the model with the largest |flow|; remainders are not among them.
+
+        Raises:
+            BilensError: k is not positive.
+        """
+        check_count("k", k)
+        return self.graph(self._strongest()[:k])
+
+    def covering(self, share: float) -> "FlowGraph":
+        """As few parts of the model as hold this share of the absolute flow.
+
+        Raises:
+            BilensError: the share is not above 0 and at most 1, or more of the absolute flow than
+                is left goes through remainders.
+        """
+        if not 0 < share <= 1:
+            raise BilensError(f"share={share}, expected a number above 0 and at most 1")
+        order, held, least = self._strongest(), 0.0, share * self.absolute * (1 - 1e-6)
+        for count, number in enumerate(order, 1):
+            held += abs(self.nodes[number].flow)
+            if held >= least:
+                return self.graph(order[:count])
+        raise BilensError(
+            f"share={share}, and all parts together hold {held / (self.absolute or 1):.3f} of the "
+            "absolute flow; the rest was not split. Lower the threshold of flow(), or raise its k"
+        )
+
+    def _strongest(self) -> list[int]:
+        parts = [i for i, node in enumerate(self.nodes) if node.is_part]
+        return sorted(parts, key=lambda i: -abs(self.nodes[i].flow))
+
+    def _checked(self, number: int) -> int:
+        if isinstance(number, bool) or not 0 <= number < len(self.nodes):
+            raise BilensError(
+                f"number={number!r}, expected 0 to {len(self.nodes) - 1}, those of the nodes"
+            )
+        return int(number)
+
+
+@dataclass(frozen=True, eq=False)
+class FlowGraph:
+    """Some nodes of a flow.
+
+    Attributes:
+        flow: of which.
+        numbers: of the nodes in the flow.
+        nodes: the logit first; above before below.
+        edges: row a, column b is what b sends up to a.
+        share_of_flow: how much of the absolute flow goes through them.
+    """
+
+    flow: Flow
+    numbers: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    edges: Float[Tensor, "n n"]
+    share_of_flow: float
+
+    @property
+    def share_of_logit(self) -> float:
+        """How much of the logit starts and stays in these nodes all the way up.
+
+        The sum over all paths from tokens, positions and biases to the logit whose nodes are all
+        here, over the logit. What a node sends up is shared out in proportion to what flows in. As
+        flows have signs, it may be above 1 or below 0.
+        """
+        flows = self.edges.new_tensor([node.flow for node in self.nodes])
+        # reached[b]: which part of the direction that b reads comes from nodes that are here.
+        reached = torch.zeros_like(flows)
+        reached[0] = 1
+        total = 0.0
+        for b in range(1, len(self.nodes)):
+            arriving = float(reached[:b] @ self.edges[:b, b])
+            if self.nodes[b].kind in ("token", "position", "bias"):
+                total += arriving
+            elif flows[b] != 0:
+                reached[b] = arriving / flows[b]
+        return total / self.flow.value if self.flow.value else 0.0

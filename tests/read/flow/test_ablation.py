@@ -1,0 +1,92 @@
+"""Interventions do to the model what they say; where nothing is held fixed the flow predicts them."""
+
+import pytest
+import torch
+
+from bilens.errors import BilensError
+from bilens.read.flow import Direction, ablate, flow
+from bilens.residual import ResidualModel
+from tests.families import ALL, exact_norms, some_text, tiny
+from tests.language import random_model, random_text
+
+STRAIGHT = {"n_layers": 2, "norm": "none", "bias": True, "attention": "softmax"}
+
+
+def numbers(found, **wanted):
+    return [
+        i
+        for i, node in enumerate(found.nodes)
+        if all(getattr(node, name) == value for name, value in wanted.items())
+    ]
+
+
+def without_mlps(model):
+    for block in model.blocks:
+        block.mlp.out.weight.zero_()
+    return model
+
+
+def exact(results, tolerance=1e-10):
+    assert results
+    assert all(r.actual == pytest.approx(r.predicted, abs=tolerance) for r in results)
+    assert any(abs(r.actual) > 1e-3 for r in results)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.25, 2.0])
+def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale):
+    view, ids = ResidualModel(random_model(**STRAIGHT)), random_text()
+    found = flow(view, ids, view.direction(3), k=20, threshold=0)
+    last = numbers(found, kind="eigenvector", layer=1, position=len(ids) - 1)
+    exact(ablate(view, found, last, scale=scale, batch_size=5))
+
+
+@pytest.mark.parametrize("settings", [{}, {"positions": "learned"}, {"embed_mix": True}])
+def test_edges_to_the_logit_are_exact_without_a_norm(settings):
+    view, ids = ResidualModel(random_model(**STRAIGHT, **settings)), random_text()
+    found = flow(view, ids, view.direction(3), k=3, threshold=1e-4)
+    edges = [(0, i) for i, node in enumerate(found.nodes) if i and node.kind != "bias"]
+    exact(ablate(view, found, edges, scale=0.5))
+
+
+def test_edges_to_eigenvectors_change_what_they_read():
+    view, ids = ResidualModel(random_model(**STRAIGHT)), random_text()
+    found = flow(view, ids, view.direction(3), k=3, threshold=1e-4)
+    above = numbers(found, kind="eigenvector", layer=1, position=len(ids) - 1)
+    below = [i for kind in ("head", "token", "rest") for i in numbers(found, kind=kind)]
+    exact(ablate(view, found, [(a, b) for a in above for b in below if b > a]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"value_mix": True, "embed_mix": True}])
+def test_heads_under_nothing_but_the_unembedding_are_exact(settings):
+    view = ResidualModel(without_mlps(random_model(**STRAIGHT, **settings)))
+    found = flow(view, random_text(), view.direction(3), threshold=1e-3)
+    heads = numbers(found, kind="head", layer=1)
+    exact(ablate(view, found, heads))
+    below = [*numbers(found, kind="head", layer=0), *numbers(found, kind="token")]
+    exact(ablate(view, found, [(a, b) for a in heads for b in below]))
+
+
+def test_a_direction_is_taken_away_at_all_positions():
+    view, ids = ResidualModel(random_model(**STRAIGHT)), random_text(1)
+    found = flow(view, ids, view.direction(3), threshold=0)
+    v = torch.randn(16, generator=torch.Generator().manual_seed(0)).double()
+    exact(ablate(view, found, [Direction(1, v / v.norm())], scale=0.3))
+    eigenvectors = numbers(found, kind="eigenvector", layer=1)
+    whole = [Direction(1, found.vector(i)) for i in eigenvectors]
+    for one, other in zip(ablate(view, found, whole), ablate(view, found, eigenvectors)):
+        assert one.actual == pytest.approx(other.actual, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
+    with exact_norms():
+        view, ids = ResidualModel(tiny(name)), some_text()[0][:4]
+        assert len(set(ids.tolist())) == 4
+        u = view.direction(3)
+        found = flow(view, ids, u, threshold=0.1)
+        [result] = ablate(view, found, numbers(found, kind="token", position=1))
+        view.parts.embed.module.weight[ids[1]] = 0
+        zeroed = flow(view, ids, u, threshold=0.1)
+    # Between runs of other batches is a softmax in float32.
+    assert result.actual == pytest.approx(zeroed.value - found.value, abs=1e-5)
+    assert result.predicted == -found.nodes[numbers(found, kind="token", position=1)[0]].flow
