@@ -32,7 +32,7 @@ SHOWN = 4
 def run(workshop: Workshop) -> Outcome:
     """Decompose one model."""
     data = workshop.mnist
-    model = workshop.classifier(data, ClassifierTraining())
+    (model,) = workshop.classifiers(data, ClassifierTraining(), 1)
     spectra = class_spectra(model)
     figures: dict[str, go.Figure] = {}
     by_digit: dict[str, Any] = {}

@@ -15,12 +15,13 @@ from bilens.data import Corpus, ImageData, load_corpus, load_images
 from bilens.nn import AutoencoderConfig, ClassifierConfig, ImageClassifier, SparseAutoencoder
 from bilens.report import ContextList, Table
 from bilens.train import (
-    STATE_NAME,
     AutoencoderTraining,
     ClassifierTraining,
     Sampler,
+    is_begun,
+    is_finished,
     train_autoencoder,
-    train_classifier,
+    train_classifiers,
 )
 from bilens.train.language_settings import LanguageTraining
 
@@ -75,25 +76,6 @@ class Workshop:
         """The Fashion-MNIST clothes."""
         return load_images("fashion-mnist", self.data_dir)
 
-    def classifier(
-        self, data: ImageData, training: ClassifierTraining, *, d_model: int = 300, layers: int = 1
-    ) -> ImageClassifier:
-        """A trained classifier, from the folder of models where it is there already."""
-        config = ClassifierConfig(
-            n_inputs=data.n_inputs,
-            n_classes=data.n_classes,
-            d_model=d_model,
-            n_layers=layers,
-            image_shape=data.shape,
-            class_names=data.class_names,
-        )
-        name = f"{data.name}-{layers}x{d_model}-{_changed(training, 'epochs', 'seed')}"
-        run = self.models / re.sub(r"[^\w.=-]", "", name)
-        model, _ = train_classifier(
-            config, data, training, run, resume=(run / STATE_NAME).is_file()
-        )
-        return model.requires_grad_(False)
-
     def autoencoder(
         self,
         vectors: str,
@@ -111,7 +93,7 @@ class Workshop:
         """
         name = f"{vectors}-{config.d_in}x{config.n_features}-{_changed(training, 'seed')}"
         run = self.models / name
-        resume = (run / STATE_NAME).is_file()
+        resume = is_begun(run)
         model = train_autoencoder(config, sample, training, run, resume=resume)
         return model.requires_grad_(False)
 
@@ -124,16 +106,24 @@ class Workshop:
         d_model: int = 300,
         layers: int = 1,
     ) -> list[ImageClassifier]:
-        """The same model from several initialisations, seeds counting up from the training's."""
-        return [
-            self.classifier(
-                data,
-                replace(training, seed=training.seed + number),
-                d_model=d_model,
-                layers=layers,
-            )
-            for number in range(seeds)
-        ]
+        """The same model from several initialisations, seeds counting up from the training's.
+
+        Those that are in the folder of models already are taken from there.
+        """
+        config = ClassifierConfig(
+            n_inputs=data.n_inputs,
+            n_classes=data.n_classes,
+            d_model=d_model,
+            n_layers=layers,
+            image_shape=data.shape,
+            class_names=data.class_names,
+        )
+        name = f"{data.name}-{layers}x{d_model}-{_changed(replace(training, seed=0), 'epochs')}"
+        run = self.models / re.sub(r"[^\w.=-]", "", name)
+        numbers = range(training.seed, training.seed + seeds)
+        resume = any(is_begun(run / f"seed-{seed}") for seed in numbers)
+        trained = train_classifiers(config, data, training, numbers, run, resume=resume)
+        return [model.requires_grad_(False) for model, _ in trained]
 
     def language(
         self, name: str, training: LanguageTraining, model: dict[str, Any]
@@ -142,16 +132,15 @@ class Workshop:
         # transformers takes seconds to import, and most recipes do without it.
         from bilens.models import load  # noqa: PLC0415
         from bilens.nn.language import LanguageConfig  # noqa: PLC0415
-        from bilens.train.language import last_checkpoint, train_language  # noqa: PLC0415
+        from bilens.train.language import train_language  # noqa: PLC0415
 
         config = LanguageConfig(**model)
         sizes = f"{config.n_layers}x{config.d_model}x{config.d_hidden}x{config.n_ctx}"
         settings = _changed(training, "seed", "epochs")
         run = self.models / re.sub(r"[^\w.=-]", "", f"{name}-{sizes}-{settings}")
-        if not (run / "config.json").is_file():
+        if not is_finished(run):
             corpus = self.corpus(name, config.n_ctx, config.vocab_size)
-            resume = last_checkpoint(run) is not None
-            train_language(config, corpus, training, run, resume=resume)
+            train_language(config, corpus, training, run, resume=is_begun(run))
         found: LanguageModel = load(run)  # type: ignore[assignment]
         return found
 

@@ -1,14 +1,14 @@
 """`bilens train images`."""
 
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bilens.cli.console import DataDir, choose_device, out
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, GateName, NormName
-from bilens.train import ClassifierTraining, train_classifier
+from bilens.train import ClassifierTraining, train_classifier, train_classifiers
 
 __all__ = ["Architecture", "TrainImages"]
 
@@ -86,15 +86,18 @@ class TrainImages:
             raise BilensError(f"--seeds={self.seeds}, expected at least 1")
         data = load_images(self.data, self.data_dir).to(choose_device(self.device))
         base = self.output or Path("runs") / data.name
-        accuracies = []
-        for number in range(self.seeds):
-            training = replace(self.training, seed=self.training.seed + number)
-            run = base / f"seed-{training.seed}" if self.seeds > 1 else base
-            _, history = train_classifier(
-                self.architecture.config_for(data), data, training, run, resume=self.resume
+        config = self.architecture.config_for(data)
+        if self.seeds == 1:
+            found = {base: train_classifier(config, data, self.training, base, resume=self.resume)}
+        else:
+            seeds = range(self.training.seed, self.training.seed + self.seeds)
+            trained = train_classifiers(
+                config, data, self.training, seeds, base, resume=self.resume
             )
-            accuracies.append(history[-1]["test_accuracy"])
-            out.print(f"{run}: test accuracy {accuracies[-1]:.2%}", highlight=False)
+            found = {base / f"seed-{n}": one for n, one in zip(seeds, trained, strict=True)}
+        accuracies = [history[-1]["test_accuracy"] for _, history in found.values()]
+        for run, accuracy in zip(found, accuracies, strict=True):
+            out.print(f"{run}: test accuracy {accuracy:.2%}", highlight=False)
         if len(accuracies) > 1:
             mean, spread = statistics.mean(accuracies), statistics.stdev(accuracies)
             out.print(

@@ -23,6 +23,7 @@ from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
 from bilens.convert.record import read_record
 from bilens.convert.swish import base_activation, find_swish, give_swish
 from bilens.errors import BilensError, CheckpointError
+from bilens.files import UNFINISHED
 from bilens.nn.language import LanguageConfig
 from bilens.nn.language.quiet import quiet
 
@@ -121,7 +122,7 @@ def save_model(
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name, quiet():
+        with tempfile.TemporaryDirectory(dir=directory, prefix=UNFINISHED) as name, quiet():
             model.save_pretrained(name, state_dict=state)
             if tokenizer is not None:
                 tokenizer.save_pretrained(name)

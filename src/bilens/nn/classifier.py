@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bilens.checks import checked
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.gate import GateName
 from bilens.nn.gated import GatedLayer
 from bilens.nn.norm import NormName, make_norm
+from bilens.settings import Depth, Size, check_settings
 from bilens.tensor import BilinearTensor, affine
 
 __all__ = ["ClassifierConfig", "ImageClassifier"]
@@ -38,29 +40,26 @@ class ClassifierConfig:
         class_names: what the classes are called; empty for their numbers.
     """
 
-    n_inputs: int
-    n_classes: int
-    d_model: int = 300
-    n_layers: int = 1
-    d_hidden: int | None = None
+    n_inputs: Size
+    n_classes: Size
+    d_model: Size = 300
+    n_layers: Depth = 1
+    d_hidden: Size | None = None
     gate: GateName = "identity"
     beta: float = 1.0
     bias: bool = False
     residual: bool = False
     norm: NormName = "none"
-    image_shape: tuple[int, int] | None = None
+    image_shape: tuple[Size, Size] | None = None
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("n_inputs", "n_classes", "d_model", "n_layers", "d_hidden"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise BilensError(f"{name}={value!r}, expected a whole number of at least 1")
+        check_settings(self)
         shape = self.image_shape
         if shape is not None and self.n_inputs != shape[0] * shape[1]:
             raise BilensError(
-                f"image_shape={shape} has not the n_inputs={self.n_inputs} pixels that the model "
-                "reads"
+                f"image_shape={shape} has {shape[0] * shape[1]} pixels, but the model reads "
+                f"n_inputs={self.n_inputs}"
             )
         names = tuple(self.class_names) or tuple(str(number) for number in range(self.n_classes))
         object.__setattr__(self, "class_names", names)
@@ -106,6 +105,17 @@ class ImageClassifier(Checkpointed):
 
     if TYPE_CHECKING:
         __call__ = nn.Module.__call__
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw initial weights anew, as torch draws those of its linear layers."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_uniform_(module.weight, a=5**0.5, generator=generator)
+                if module.bias is not None:
+                    bound = module.in_features**-0.5
+                    nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+            elif module is not self and hasattr(module, "reset_parameters"):
+                module.reset_parameters()  # type: ignore[operator]
 
     def forward(self, x: Float[Tensor, "*batch n_inputs"]) -> Float[Tensor, "*batch n_classes"]:
         """The logits of flattened images."""
@@ -166,14 +176,24 @@ class ImageClassifier(Checkpointed):
             )
 
     @torch.no_grad()
+    @checked
     def accuracy(
-        self, x: Float[Tensor, "samples n_inputs"], labels: torch.Tensor, at_once: int = 8192
+        self,
+        x: Float[Tensor, "samples n_inputs"],
+        labels: Int[Tensor, " samples"],
+        batch_size: int = 8192,
     ) -> float:
-        """Share of the samples whose largest logit is their label's."""
+        """Share of the samples whose largest logit is their label's.
+
+        Raises:
+            BilensError: there are no samples, or their labels are not classes of the model.
+        """
+        most = self.config.n_classes - 1
+        if len(labels) == 0 or labels.min() < 0 or labels.max() > most:
+            found = f"{labels.min()} to {labels.max()}" if len(labels) else "none"
+            raise BilensError(f"labels holds {found}, expected classes from 0 to {most}")
         right = sum(
             int((self(some).argmax(-1) == wanted).sum())
-            for some, wanted in zip(
-                torch.split(x, at_once), torch.split(labels, at_once), strict=True
-            )
+            for some, wanted in zip(x.split(batch_size), labels.split(batch_size), strict=True)
         )
         return right / len(labels)

@@ -13,9 +13,9 @@ from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.train.comparison import Architecture, Comparison, Cost, LossCurve, Point, Summary
-from bilens.train.language import finished_history, train_language
+from bilens.train.language import train_language
 from bilens.train.language_settings import LanguageTraining
-from bilens.train.trainer import CHECKPOINTS, last_checkpoint
+from bilens.train.run_directory import CHECKPOINTS, is_begun
 
 __all__ = [
     "Architecture",
@@ -146,10 +146,8 @@ def compare_architectures(
 def _history(
     config: LanguageConfig, corpus: Corpus, training: LanguageTraining, run: Path, *, use_cpu: bool
 ) -> list[dict[str, Any]]:
-    history = finished_history(config, corpus, training, run)
-    if history is None:
-        resume = last_checkpoint(run) is not None
-        _, history = train_language(config, corpus, training, run, resume=resume, use_cpu=use_cpu)
+    resume = is_begun(run)
+    _, history = train_language(config, corpus, training, run, resume=resume, use_cpu=use_cpu)
     if PartialState().is_main_process:
         shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)
     return history
