@@ -13,6 +13,7 @@ from scipy import stats
 
 from bilens.data import Corpus, ImageData, load_corpus, load_images
 from bilens.nn import AutoencoderConfig, ClassifierConfig, ImageClassifier, SparseAutoencoder
+from bilens.nn.language_settings import LanguageSettings
 from bilens.report import ContextList, Table
 from bilens.train import (
     AutoencoderTraining,
@@ -126,7 +127,7 @@ class Workshop:
         return [model.requires_grad_(False) for model, _ in trained]
 
     def language(
-        self, name: str, training: LanguageTraining, model: dict[str, Any]
+        self, name: str, training: LanguageTraining, model: LanguageSettings
     ) -> "LanguageModel":
         """A trained language model, from the folder of models where it is there already."""
         # transformers takes seconds to import, and most recipes do without it.
@@ -134,7 +135,7 @@ class Workshop:
         from bilens.nn.language import LanguageConfig  # noqa: PLC0415
         from bilens.train.language import train_language  # noqa: PLC0415
 
-        config = LanguageConfig(**model)
+        config = LanguageConfig(**model.settings())
         sizes = f"{config.n_layers}x{config.d_model}x{config.d_hidden}x{config.n_ctx}"
         settings = _changed(training, "seed", "epochs")
         run = self.models / re.sub(r"[^\w.=-]", "", f"{name}-{sizes}-{settings}")

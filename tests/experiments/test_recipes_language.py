@@ -14,6 +14,7 @@ from experiments.workshop import Workshop
 
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.nn.language_settings import LanguageSettings
 from bilens.read.language import Output, read_direction
 from bilens.reproduce import RECIPES, reproduce
 from bilens.train.language_settings import PRESETS
@@ -39,7 +40,7 @@ class TinyWorkshop(Workshop):
         return 2 if isinstance(chosen, int) else chosen
 
     def language(self, name, training, model):
-        config = LanguageConfig(**{**model, "d_model": 16, "d_hidden": 20, "n_heads": 2})
+        config = LanguageConfig(**{**model.settings(), "d_model": 16, "d_hidden": 20, "n_heads": 2})
         torch.manual_seed(training.seed)
         return LanguageModel(config).eval().requires_grad_(False)
 
@@ -51,7 +52,7 @@ class TinyWorkshop(Workshop):
 def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
     assert name in RECIPES
     monkeypatch.setattr("experiments.workshop.Workshop", TinyWorkshop)
-    monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], model={"n_ctx": 16}))
+    monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], model=LanguageSettings(n_ctx=16)))
     record = reproduce(name, scale="small", output=tmp_path, models=tmp_path, data_dir=None)
     assert json.loads((tmp_path / f"{name}.json").read_text()) == record
     page = (tmp_path / f"{name}.html").read_text()

@@ -15,8 +15,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-torch.set_num_threads(1)
-
 from bilens.data import load_images
 from bilens.files import UNFINISHED
 from bilens.nn import AutoencoderConfig, ClassifierConfig
@@ -31,7 +29,13 @@ from bilens.train import (
     train_classifier,
     train_classifiers,
 )
+from bilens.train.anneal import anneal
+from bilens.train.language import LanguageTraining, train_language
+from tests.language import small_config, small_corpus
+from tests.train.test_anneal import TRAINING as ANNEALING
+from tests.train.test_anneal import corpus, fresh
 
+torch.set_num_threads(1)  # so that a fork has all threads that there are
 EVENTS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"}
 DIGITS = load_images("digits")
 CLASSIFIER = ClassifierConfig(64, 10, d_model=8, image_shape=(8, 8))
@@ -55,9 +59,6 @@ def train_features(run: Path, *, resume: bool) -> None:
 
 
 def train_words(run: Path, *, resume: bool) -> None:
-    from bilens.train.language import LanguageTraining, train_language
-    from tests.language import small_config, small_corpus
-
     training = LanguageTraining(
         epochs=2, batch_size=8, learning_rate=1e-2, save_every=3, log_every=4
     )
@@ -65,10 +66,7 @@ def train_words(run: Path, *, resume: bool) -> None:
 
 
 def train_annealed(run: Path, *, resume: bool) -> None:
-    from bilens.train.anneal import anneal
-    from tests.train.test_anneal import TRAINING, corpus, fresh
-
-    anneal(fresh(), corpus(), TRAINING, run, resume=resume, use_cpu=True)
+    anneal(fresh(), corpus(), ANNEALING, run, resume=resume, use_cpu=True)
 
 
 KINDS: dict[str, Callable[..., None]] = {
@@ -89,7 +87,7 @@ def in_a_fork(call: Callable[[], object]) -> int:
             call()
             status = 0
         except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
         os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -103,7 +101,7 @@ def watch(run: Path, act: Callable[[int], None]) -> None:
         writes = event == "open" and bool(int(details[2] or 0) & (os.O_WRONLY | os.O_RDWR))
         # What shutil.rmtree removes it names by a folder that it has open.
         place = str(details[0]) if writes or event in EVENTS else str(run.parent)
-        if f"{run}/" in f"{place}/" or not os.path.isabs(place):
+        if f"{run}/" in f"{place}/" or not Path(place).is_absolute():
             count += 1
             act(count)
 
@@ -184,4 +182,4 @@ def main(kind: str, every: int, folder: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))))
+    sys.stdout.write(json.dumps(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))))

@@ -67,8 +67,8 @@ def test_beta_falls_over_the_training_and_is_saved_with_the_model(name, tmp_path
     opened = open_model(tmp_path)
     ids = corpus().train[:3]["input_ids"]
     torch.testing.assert_close(opened(ids).logits, model(ids).logits)
-    for name, weight in model.state_dict().items():
-        assert torch.equal(opened.state_dict()[name], weight)
+    for part, weight in model.state_dict().items():
+        assert torch.equal(opened.state_dict()[part], weight)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == history
 

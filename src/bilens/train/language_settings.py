@@ -1,9 +1,10 @@
 """How language models are trained, and presets of size and training; quick to import."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from bilens.errors import BilensError
+from bilens.nn.language_settings import LanguageSettings
 from bilens.settings import Count, Positive
 from bilens.train.trainer_settings import TrainerSettings
 
@@ -42,35 +43,35 @@ class Preset:
     """A size of model and the training that goes with it.
 
     Attributes:
-        model: settings of `LanguageConfig` that differ from its defaults.
+        model: its sizes and parts.
         training: how it is trained.
     """
 
-    model: dict[str, Any] = field(default_factory=dict)
+    model: LanguageSettings = field(default_factory=LanguageSettings)
     training: LanguageTraining = field(default_factory=LanguageTraining)
 
 
 PRESETS = {
     "grammar": Preset(
-        {"vocab_size": 72, "d_model": 64, "n_heads": 2, "d_hidden": 128, "n_ctx": 32},
+        LanguageSettings(vocab_size=72, d_model=64, n_heads=2, d_hidden=128, n_ctx=32),
         LanguageTraining(epochs=5, batch_size=64, learning_rate=5e-3),
     ),
     "tiny": Preset(
-        {"d_model": 256, "n_heads": 4, "d_hidden": 768, "n_ctx": 128},
+        LanguageSettings(d_model=256, n_heads=4, d_hidden=768, n_ctx=128),
         LanguageTraining(epochs=2, batch_size=32, learning_rate=3e-3, warmup=0.02),
     ),
     "paper": Preset(),
     "500m": Preset(
-        {
-            "vocab_size": 50_304,
-            "d_model": 1152,
-            "n_layers": 18,
-            "n_heads": 9,
-            "d_hidden": 4608,
-            "n_ctx": 1024,
-            "norm": "rms",
-            "qk_norm": True,
-        },
+        LanguageSettings(
+            vocab_size=50_304,
+            d_model=1152,
+            n_layers=18,
+            n_heads=9,
+            d_hidden=4608,
+            n_ctx=1024,
+            norm="rms",
+            qk_norm=True,
+        ),
         LanguageTraining(
             epochs=1,
             batch_size=512,

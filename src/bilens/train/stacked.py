@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -142,7 +142,7 @@ class _Stack:
         models = [member.model for member in members]
         self.alone = len(models) == 1
         self.template = models[0] if self.alone else deepcopy(models[0]).to("meta")
-        self.weights: dict[str, Tensor] = dict(models[0].named_parameters())
+        self.weights = dict(models[0].named_parameters())
         self.buffers = {
             name: self._join([model.get_buffer(name) for model in models])
             for name, _ in models[0].named_buffers()
@@ -151,8 +151,8 @@ class _Stack:
             for name in self.weights:
                 parts = [model.get_parameter(name) for model in models]
                 self.weights[name] = nn.Parameter(self._join([weight.data for weight in parts]))
-                for weight, own in zip(parts, self.weights[name].data, strict=True):
-                    weight.data = own
+                for part_, own in zip(parts, self.weights[name].data, strict=True):
+                    part_.data = own
             for name, stacked in self.buffers.items():
                 for model, own in zip(models, stacked, strict=True):
                     model.get_buffer(name).data = own
@@ -228,7 +228,11 @@ class _Stack:
         return x, noise
 
     def _logits_of_one(
-        self, weights: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, noise: list[Tensor]
+        self,
+        weights: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        noise: list[Tensor],
     ) -> Tensor:
         with self.latent.drawn(noise):
             logits: Tensor = functional_call(self.template, {**weights, **buffers}, (x,))

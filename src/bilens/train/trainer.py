@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -128,14 +128,14 @@ def steps_per_epoch(arguments: TrainingArguments, corpus: Corpus) -> int:
     Raises:
         BilensError: there are fewer texts than a batch has.
     """
-    share, parts = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
-    size, texts = share * arguments.world_size, len(corpus.train)
+    parts, texts = arguments.gradient_accumulation_steps, len(corpus.train)
+    size: int = arguments.per_device_train_batch_size * arguments.world_size
     if texts < size * parts:
         raise BilensError(
             f"batch_size={size * parts}, expected at most {texts}, the texts of {corpus.name} to "
             "train on; give more text, or a smaller batch"
         )
-    return -(-(texts // size) // parts)
+    return math.ceil((texts // size) / parts)
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
@@ -192,7 +192,7 @@ class ResumableTrainer(Trainer):
     def require_finite_weights(self) -> None:
         """Raise if training has led out of the numbers, whether or not a loss was recorded."""
         try:
-            check_weights(self.model)
+            check_weights(cast(PreTrainedModel, self.model))
             finite = 1.0
         except CheckpointError:
             finite = 0.0
@@ -212,7 +212,7 @@ class ResumableTrainer(Trainer):
         self.require_finite_weights()
         loss = float(self.accelerator.reduce(self._tr_loss.clone(), "mean"))
         kept = {"loss": loss, "logged": self._globalstep_last_logged}
-        self.state.stateful_callbacks[ResumableTrainer.__name__] = kept  # type: ignore[index]
+        self._callbacks()[ResumableTrainer.__name__] = kept
         self.draft = draft = self.directory.draft(self.state.global_step)
         try:
             with file_errors(draft):
@@ -230,10 +230,14 @@ class ResumableTrainer(Trainer):
 
     def restore_loss(self) -> None:
         """Go on with the mean of the losses since the last record."""
-        kept = self.state.stateful_callbacks.get(ResumableTrainer.__name__)  # type: ignore[union-attr]
+        kept = self._callbacks().get(ResumableTrainer.__name__)
         if kept is not None:
             self._tr_loss.fill_(kept["loss"])
             self._globalstep_last_logged = kept["logged"]
+
+    def _callbacks(self) -> dict[str, Any]:
+        """What a checkpoint keeps; its annotation is that of what it is made from."""
+        return cast(dict[str, Any], self.state.stateful_callbacks)
 
 
 class _Watch(TrainerCallback):
@@ -298,9 +302,8 @@ class _Watch(TrainerCallback):
 
     def _kept(self, state: TrainerState) -> dict[str, Any]:
         """What a checkpoint keeps of this."""
-        callbacks: dict[str, Any] = state.stateful_callbacks  # type: ignore[assignment]
-        found: dict[str, Any] = callbacks.setdefault(type(self).__name__, {})
-        return found
+        callbacks = cast(dict[str, Any], state.stateful_callbacks)
+        return cast(dict[str, Any], callbacks.setdefault(type(self).__name__, {}))
 
 
 def run_trainer(
