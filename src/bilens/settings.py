@@ -66,10 +66,10 @@ Seed = Annotated[int, Between(0, 2**32 - 1)]
 """What random numbers start from; NumPy takes no larger one."""
 Share = Annotated[float, Between(0, 1)]
 """A part of a whole."""
-Positive = Annotated[float, Between(0, above=True)]
-"""A number above 0."""
-NotNegative = Annotated[float, Between(0)]
-"""A number of at least 0."""
+Positive = Annotated[float, Between(0, 1e12, above=True)]
+"""A number above 0, and so small that a product of two does not leave the range of float32."""
+NotNegative = Annotated[float, Between(0, 1e12)]
+"""The same, or 0."""
 
 
 def check_settings(settings: Any, kind: type[Any] | None = None) -> None:

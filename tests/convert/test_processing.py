@@ -17,8 +17,8 @@ from bilens.convert import open_model, process, save_model
 from bilens.convert.families import anatomy
 from bilens.errors import BilensError, CheckpointError
 from bilens.read.language.stream import block_inputs, read_stream
-from tests.convert.models import ALL, log_probabilities, some_text, tiny
-from tests.language import parts, random_model, random_text
+from tests.convert.models import ALL, log_probabilities, tiny
+from tests.language import check_same_model, parts, random_model, random_text
 
 STEPS = ["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]
 WITH_LAYER_NORM = ["gpt2", "gpt2-untied", "neox", "neox-sequential", "neox-no-bias"]
@@ -269,7 +269,7 @@ def test_plain_transformers_reads_a_model_that_needed_no_bias(tmp_path):
     assert report.added_biases == ()
     save_model(tmp_path, processed, None)
     plain = LlamaForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.equal(plain(some_text()).logits, processed(some_text()).logits)
+    check_same_model(plain, processed)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.train import anneal as module
 from bilens.train.anneal import AnnealTraining, anneal
 from tests.convert.models import GATED, VOCAB, tiny
-from tests.language import toy_tokenizer
+from tests.language import check_same_model, toy_tokenizer
 
 ROOT = Path(__file__).parents[2]
 TRAINING = AnnealTraining(
@@ -65,10 +65,7 @@ def test_beta_falls_over_the_training_and_is_saved_with_the_model(name, tmp_path
     assert [r["beta"] for r in history if "eval_loss" in r] == pytest.approx([start / 2, 0])
     assert find_swish(model.config) == 0
     opened = open_model(tmp_path)
-    ids = corpus().train[:3]["input_ids"]
-    torch.testing.assert_close(opened(ids).logits, model(ids).logits)
-    for part, weight in model.state_dict().items():
-        assert torch.equal(opened.state_dict()[part], weight)
+    check_same_model(opened, model)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == history
 
@@ -196,8 +193,7 @@ def test_a_finished_annealing_is_not_trained_on(tmp_path, capsys):
     assert f"{tmp_path} is finished" in capsys.readouterr().err
     assert same == history
     assert find_swish(again.config) == 0
-    for name, weight in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], weight)
+    check_same_model(again, model)
     after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     assert before == {path: after[path] for path in before}
     with pytest.raises(CheckpointError, match="holds training.json .* already.*--resume"):
@@ -246,7 +242,7 @@ def test_a_loss_that_leaves_the_numbers_is_an_error(tmp_path):
         run = tmp_path / str(number)
         message = "(The loss|The weights) became .* by step .; lower learning_rate, or raise warmup"
         with pytest.raises(BilensError, match=message):
-            run_anneal(run, replace(TRAINING, learning_rate=1e38, **how))
+            run_anneal(run, replace(TRAINING, learning_rate=1e12, **how))
         assert not (run / "model.safetensors").exists()
 
 

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import signal
 import threading
 from dataclasses import replace
@@ -184,6 +185,7 @@ def test_misuse_is_explained(digits):
         ("batch_size", 2.5, "a whole number, at least 1"),
         ("learning_rate", 0.0, "a finite number, above 0"),
         ("learning_rate", math.inf, "a finite number, above 0"),
+        ("learning_rate", 1e38, "a finite number, above 0 and at most 1,000,000,000,000"),
         ("decay", math.nan, "a finite number, above 0"),
         ("weight_decay", math.nan, "a finite number, at least 0"),
         ("input_noise", math.inf, "a finite number, at least 0"),
@@ -194,14 +196,14 @@ def test_misuse_is_explained(digits):
 )
 @pytest.mark.usefixtures("unchecked")
 def test_bad_settings_are_named(name, value, expected):
-    with pytest.raises(BilensError, match=f"{name}={value}, expected {expected}"):
+    with pytest.raises(BilensError, match=re.escape(f"{name}={value}, expected {expected}")):
         ClassifierTraining(**{name: value})
 
 
-@pytest.mark.parametrize("rate", [1e12, 1e38])
+@pytest.mark.parametrize("rate", [1e6, 1e12])
 def test_divergence_is_an_error_and_saves_no_model(digits, tmp_path, rate):
     """At the higher rate the one step of the training has a finite loss still."""
-    wild = ClassifierTraining(epochs=1, learning_rate=rate, batch_size=2000 if rate > 1e20 else 64)
+    wild = ClassifierTraining(epochs=1, learning_rate=rate, batch_size=2000 if rate > 1e9 else 64)
     with pytest.raises(
         BilensError, match=r"loss became infinite or NaN in epoch 1 of seed 0.*rate"
     ):

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bilens.checks import checked
+from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.gate import GateName
@@ -186,14 +186,16 @@ class ImageClassifier(Checkpointed):
         """Share of the samples whose largest logit is their label's.
 
         Raises:
-            BilensError: there are no samples, or their labels are not classes of the model.
+            BilensError: there are no samples, their labels are not classes of the model, or its
+                logits are not finite.
         """
         most = self.config.n_classes - 1
         if len(labels) == 0 or labels.min() < 0 or labels.max() > most:
             found = f"{labels.min()} to {labels.max()}" if len(labels) else "none"
             raise BilensError(f"labels holds {found}, expected classes from 0 to {most}")
-        right = sum(
-            int((self(some).argmax(-1) == wanted).sum())
-            for some, wanted in zip(x.split(batch_size), labels.split(batch_size), strict=True)
-        )
+        right = 0
+        for some, wanted in zip(x.split(batch_size), labels.split(batch_size), strict=True):
+            logits = self(some)
+            check_finite(logits=logits)
+            right += int((logits.argmax(-1) == wanted).sum())
         return right / len(labels)

@@ -1,6 +1,5 @@
 """Classifiers trained as one: weights stacked, products batched, one step of one optimizer."""
 
-import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from bilens.checks import check_weights
+from bilens.checks import check_finite, check_weights
 from bilens.data import ImageData
-from bilens.errors import BilensError, CheckpointError
+from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.progress import progress_bar
 from bilens.train.interrupt import interrupt_between_steps
@@ -88,7 +87,7 @@ class Member:
         Args:
             steps: of an epoch.
         """
-        self._require_finite()
+        self._check_finite()
         if self.run is None:
             return
         self.model.save_files(self.run.path)
@@ -97,29 +96,30 @@ class Member:
         save_state(draft, vars(self.place), model=model, optimizer=self.slots, noise=noise)
         self.run.keep(draft)
 
-    def _require_finite(self) -> None:
+    def _check_finite(self, data: ImageData | None = None) -> float:
+        """Raise if the training diverged; else give the accuracy on the test set of `data`."""
         try:
             check_weights(self.model)
-            finite = math.isfinite(self.place.loss_sum)
-        except CheckpointError:
-            finite = False
-        if not finite:
+            check_finite(loss=torch.tensor(self.place.loss_sum))
+            test = None if data is None else (data.test_images, data.test_labels)
+            return 0.0 if test is None else self.model.accuracy(*test)
+        except BilensError as error:
             raise BilensError(
                 f"The loss became infinite or NaN in epoch {self.place.epoch + 1} of seed "
                 f"{self.training.seed}. Lower the learning rate (now "
                 f"{self.training.learning_rate}), or check the data for NaN."
-            )
+            ) from error
 
     def finish_epoch(self, data: ImageData) -> dict[str, Any]:
         """Measure, record and move on to the next epoch."""
-        self._require_finite()
+        accuracy = self._check_finite(data)
         place, training = self.place, self.training
         seen = len(data.train_labels)
         record = {
             "epoch": place.epoch + 1,
             "train_loss": place.loss_sum / seen,
             "train_accuracy": place.correct / seen,
-            "test_accuracy": self.model.accuracy(data.test_images, data.test_labels),
+            "test_accuracy": accuracy,
             "learning_rate": training.learning_rate * training.decay**place.epoch,
             "train_seconds": round(place.seconds, 3),
         }

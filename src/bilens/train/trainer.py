@@ -1,5 +1,6 @@
 """Training through the Hugging Face Trainer: seeded, watched, stopped and resumed in one way."""
 
+import atexit
 import math
 import random
 import threading
@@ -372,6 +373,11 @@ def run_trainer(
     return history
 
 
+def _leave_group() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def _open(
     stack: ExitStack,
     run: Path,
@@ -380,6 +386,10 @@ def _open(
     arguments: TrainingArguments,
 ) -> tuple[RunDirectory, Path | None]:
     """The first process opens the run, and tells the others what it found there."""
+    if arguments.world_size > 1:
+        # Left to the end of the interpreter, threads of the group may outlive what they use.
+        atexit.unregister(_leave_group)
+        atexit.register(_leave_group)
     found: list[Any] = [None]
     if arguments.process_index == 0:
         try:
