@@ -1,5 +1,6 @@
 """The image classifier of the papers: embedding, bilinear layers, unembedding."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -125,11 +126,27 @@ class ImageClassifier(Checkpointed):
         logits: Tensor = self.unembed(self.norms[-1](hidden))
         return logits
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embed.weight.device
+
+    def readable(self) -> "ImageClassifier":
+        """The model where it can be read: itself, or a copy on the CPU.
+
+        What is read from weights needs float64 in places, which mps does not have.
+        """
+        try:
+            torch.zeros((), dtype=torch.float64, device=self.device)
+        except (TypeError, RuntimeError):
+            return deepcopy(self).to("cpu")
+        return self
+
     def layer_tensors(self) -> list[BilinearTensor]:
         """One tensor for each layer, behind the embedding: the next reads what the last gives.
 
         The unembedding is folded into the last. With biases or residuals each has the constant
-        coordinate.
+        coordinate. They are on the device of the model, or on the CPU if that has no float64.
 
         Raises:
             NotBilinearError: a gate is not linear, or there is a norm.
@@ -140,10 +157,11 @@ class ImageClassifier(Checkpointed):
                 "input, so from pixels to logits it is not a tensor. Each layer is one, on its "
                 "normalised input: model.layers[0].tensor()."
             )
-        chain = [layer.tensor(f"layers[{i}]") for i, layer in enumerate(self.layers)]  # type: ignore[operator]
-        chain[-1] = chain[-1].change_basis(outputs=self.unembed.weight)
-        if self.unembed.bias is not None:
-            chain[-1] = chain[-1].with_bias(out=self.unembed.bias)
+        model = self.readable()
+        chain = [layer.tensor(f"layers[{i}]") for i, layer in enumerate(model.layers)]  # type: ignore[operator]
+        chain[-1] = chain[-1].change_basis(outputs=model.unembed.weight)
+        if model.unembed.bias is not None:
+            chain[-1] = chain[-1].with_bias(out=model.unembed.bias)
         return chain
 
     def tensors(self) -> list[BilinearTensor]:
@@ -152,8 +170,9 @@ class ImageClassifier(Checkpointed):
         Raises:
             NotBilinearError: a gate is not linear, or there is a norm.
         """
-        first, *others = self.layer_tensors()
-        E = affine(self.embed.weight, self.embed.bias) if first.constant else self.embed.weight
+        model = self.readable()
+        first, *others = model.layer_tensors()
+        E = affine(model.embed.weight, model.embed.bias) if first.constant else model.embed.weight
         return [first.change_basis(inputs=E), *others]
 
     def tensor(self) -> BilinearTensor:

@@ -95,6 +95,8 @@ def logit_spectra(
         Pearce et al. 2024, section 4.1.
     """
     model.require_single_layer()
+    model = model.readable()
+    directions = directions.to(model.embed.weight)
     if basis == "pixels":
         return model.tensor().interaction(directions).eigh()
     spectrum = model.layer_tensors()[0].interaction(directions).eigh()
@@ -107,6 +109,8 @@ def read_classifier(
 ) -> ClassifierReading:
     """Decompose each logit of a single-layer classifier into its eigenvectors.
 
+    On the device of the model, which the data is moved to, or on the CPU if that has no float64.
+
     Args:
         model: the classifier.
         data: what it is measured on.
@@ -116,7 +120,8 @@ def read_classifier(
         NotBilinearError: the model is not one tensor.
         BilensError: the data does not fit the model.
     """
-    spectrum = class_spectra(model, basis)
+    model = model.readable()
+    data, spectrum = data.to(model.device), class_spectra(model, basis)
     return ClassifierReading(
         model=model,
         data=data,

@@ -76,6 +76,8 @@ def path_accuracies(
 def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepReading:
     """Find the k best eigenvector paths over all classes, and measure the model that they make.
 
+    On the device of the model, which the data is moved to, or on the CPU if that has no float64.
+
     Args:
         model: a classifier of any number of layers.
         data: what it is measured on.
@@ -84,7 +86,9 @@ def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepRea
     Raises:
         NotBilinearError: a gate is not linear, or there is a norm.
     """
-    tensors, directions = model.tensors(), torch.eye(data.n_classes)
+    model = model.readable()
+    data, directions = data.to(model.device), torch.eye(data.n_classes, device=model.device)
+    tensors = model.tensors()
     search = top_paths(tensors, directions, min(k, make_chain(tensors, directions).n_leaves))
     found = len(search.paths)
     counts = [stop for stop in STOPS if stop < found] + [found]
