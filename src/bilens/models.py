@@ -24,6 +24,7 @@ def load(
 ) -> "ImageClassifier | SparseAutoencoder | LanguageModel":
     """Load a saved model for reading: in evaluation mode, its weights frozen.
 
+    Scalar norms of a language model are folded into its weights.
     To train it further, thaw it with `requires_grad_()`.
 
     Args:
@@ -47,9 +48,10 @@ def _open(source: str | Path, settings: dict[str, Any], **hub: Any) -> Any:
     # transformers takes seconds to import, and classifiers do without it.
     from bilens.convert import open_model  # noqa: PLC0415
     from bilens.convert.layouts import find_layout  # noqa: PLC0415
+    from bilens.nn.language import fold_scalar_norms  # noqa: PLC0415
 
     if settings.get("model_type") == LANGUAGE:
-        return open_model(source, **hub)
+        return fold_scalar_norms(open_model(source, **hub))  # type: ignore[arg-type]
     layout = find_layout(settings)
     if layout is None:
         raise CheckpointError(

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 import bilens
 from bilens.errors import BilensError, CheckpointError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.nn.norm import MOMENTUM, ScalarNorm
 
 configs = st.fixed_dictionaries(
     {
@@ -19,6 +20,7 @@ configs = st.fixed_dictionaries(
         "d_hidden": st.one_of(st.none(), st.integers(1, 7)),
         "bias": st.booleans(),
         "residual": st.booleans(),
+        "norm": st.sampled_from(["none", "scalar"]),
         "image_shape": st.just((3, 4)),
     }
 )
@@ -26,7 +28,11 @@ configs = st.fixed_dictionaries(
 
 def build(config: ClassifierConfig) -> ImageClassifier:
     torch.manual_seed(0)
-    return ImageClassifier(config)
+    model = ImageClassifier(config)
+    # Scalar norms know what they saw in training.
+    for _ in range(3):
+        model(torch.randn(5, config.n_inputs))
+    return model.eval()
 
 
 @given(configs)
@@ -45,6 +51,22 @@ def test_all_eigenvectors_rebuild_the_logits(settings):
     x = torch.randn(5, 12, dtype=torch.float64)
     spectrum = model.tensor().interaction(output=range(settings["n_classes"])).eigh()
     assert torch.allclose(spectrum(x), model(x), rtol=1e-10, atol=1e-11)
+
+
+def test_a_scalar_norm_is_the_batch_in_training_and_the_mean_of_batches_behind_it():
+    norm, batches = ScalarNorm(), [torch.randn(4, 7) * size for size in (1.0, 5.0, 2.0)]
+    assert torch.equal(norm.eval()(batches[0]), batches[0])
+    norm.train()
+    for x in batches:
+        y = norm(x)
+        assert float(y.square().mean()) == pytest.approx(1, rel=1e-4)
+    shares = [(1 - MOMENTUM) ** 2, 1 - MOMENTUM, 1.0]
+    squares = [float(x.square().mean()) for x in batches]
+    mean = sum(a * b for a, b in zip(shares, squares, strict=True)) / sum(shares)
+    assert torch.allclose(norm.eval()(batches[0]), batches[0] / mean**0.5, rtol=1e-4)
+    assert torch.autograd.gradcheck(
+        ScalarNorm().double(), (torch.randn(3, 2).double().requires_grad_(),)
+    )
 
 
 def test_what_is_no_tensor_says_so():
@@ -124,7 +146,7 @@ def test_accuracy_refuses_what_are_no_labels(labels, message):
         ),
         ({"image_shape": (4,)}, r"image_shape=\(4,\), expected 2 values"),
         ({"class_names": ("a",)}, "class_names has 1 names, expected n_classes=2"),
-        ({"norm": "batch"}, "norm='batch', expected one of none, rms, layer"),
+        ({"norm": "batch"}, "norm='batch', expected one of none, scalar, rms"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

@@ -6,12 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+import bilens
+from bilens.convert import save_model
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ATTENTIONS, MLPS, make_mlp
-from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.nn.language import LanguageConfig, LanguageModel, fold_scalar_norms
 from bilens.nn.norm import make_norm
 from bilens.nn.position import rotate, rotation
-from tests.language import VOCAB, check_same_model, parts, random_model, random_text
+from tests.language import (
+    VOCAB,
+    check_same_model,
+    parts,
+    random_model,
+    random_text,
+    toy_tokenizer,
+)
 
 
 def test_paper_preset_has_the_size_of_table_3():
@@ -371,7 +380,7 @@ def test_bad_settings_are_named(unchecked, settings, message):
 
 
 def test_bad_parts_are_named(unchecked):
-    with pytest.raises(BilensError, match="norm='batch', expected one of none, rms, layer"):
+    with pytest.raises(BilensError, match="norm='batch', expected one of none, scalar, rms"):
         make_norm("batch", 4)
     with pytest.raises(BilensError, match="mlp='cubic', expected one of bilinear"):
         make_mlp("cubic", 4, 4, bias=False)
@@ -436,3 +445,44 @@ def test_learned_positions_have_an_end():
         model(random_text(13)[None])
     with pytest.raises(BilensError, match="layer=1, expected 0 to 0"):
         model.mlp(1)
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "attention": st.sampled_from(ATTENTIONS),
+            "mlp": st.sampled_from(["bilinear", "swiglu", "relu2"]),
+            "positions": st.sampled_from(["rotary", "learned", "none"]),
+            "n_layers": st.integers(1, 2),
+            **{name: st.booleans() for name in ("bias", "qk_norm", "value_mix", "embed_mix")},
+            "tie_word_embeddings": st.booleans(),
+        }
+    )
+)
+def test_scalar_norms_fold_into_the_weights(settings):
+    model = random_model(norm="scalar", **settings).train()
+    for seed in range(3):
+        model(random_text(seed=seed)[None])
+    expected = model.eval()(random_text()[None]).logits
+    assert not torch.allclose(expected, expected * float(model.norm.scale))
+    folded = fold_scalar_norms(model)
+    assert folded.config.norm == "none"
+    assert not [name for name, _ in folded.named_buffers() if "norm" in name]
+    torch.testing.assert_close(folded(random_text()[None]).logits, expected)
+
+
+def test_a_model_with_scalar_norms_is_loaded_without_them(tmp_path):
+    model = random_model(norm="scalar").float().train()
+    for seed in range(3):
+        model(random_text(seed=seed)[None])
+    save_model(tmp_path, model.eval(), toy_tokenizer())
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config.norm == "scalar"
+    loaded = bilens.load(tmp_path)
+    assert loaded.config.norm == "none"
+    ids = random_text()[None]
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-3, atol=1e-4)
+
+
+def test_a_scalar_norm_has_to_fold(unchecked):
+    with pytest.raises(BilensError, match="positions='shortformer': positions are added behind th"):
+        LanguageConfig(norm="scalar", positions="shortformer")

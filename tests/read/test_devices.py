@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import class_spectra, explain, logit_spectra, read_classifier, read_deep
-from bilens.train import ClassifierTraining, train_classifier
+from bilens.nn import ImageClassifier
+from bilens.read import class_spectra, logit_spectra, read_classifier, read_deep
 from tests.devices import Elsewhere, second_device
 from tests.models import digit_model, digits
 

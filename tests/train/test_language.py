@@ -186,16 +186,16 @@ def stopped_at(step, monkeypatch):
     monkeypatch.setattr(language, "_collate", press)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_torch", "muon"])
-def test_a_stopped_training_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch, optimizer):
-    training = replace(TRAINING, optimizer=optimizer, log_every=3)
-    train(tmp_path / "whole", training)
+@pytest.mark.parametrize(("optimizer", "norm"), [("adamw_torch", "scalar"), ("muon", "rms")])
+def test_a_stopped_training_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch, optimizer, norm):
+    training, config = replace(TRAINING, optimizer=optimizer, log_every=3), small_config(norm=norm)
+    train(tmp_path / "whole", training, config)
     with monkeypatch.context() as patch:
         stopped_at(7, patch)
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "parts", training)
+            train(tmp_path / "parts", training, config)
     assert not (tmp_path / "parts" / "model.safetensors").exists()
-    train(tmp_path / "parts", training, resume=True)
+    train(tmp_path / "parts", training, config, resume=True)
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     whole, parts = (

@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +13,7 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.gate import GateName
 from bilens.nn.gated import GatedLayer
-from bilens.nn.norm import NormName, make_norm
+from bilens.nn.norm import NormName, ScalarNorm, make_norm
 from bilens.settings import Depth, Size, check_settings
 from bilens.tensor import BilinearTensor, affine
 
@@ -36,7 +36,8 @@ class ClassifierConfig:
         beta: of the swish gate.
         bias: biases everywhere.
         residual: each layer adds to its input instead of replacing it.
-        norm: none, or rms for a normalisation before each layer and before the unembedding.
+        norm: none; or a normalisation before each layer and before the unembedding: scalar, which
+            divides by a running mean and leaves the model a tensor; rms or layer, which do not.
         image_shape: height and width, for pictures; None if the inputs are no images.
         class_names: what the classes are called; empty for their numbers.
     """
@@ -145,13 +146,14 @@ class ImageClassifier(Checkpointed):
     def layer_tensors(self) -> list[BilinearTensor]:
         """One tensor for each layer, behind the embedding: the next reads what the last gives.
 
-        The unembedding is folded into the last. With biases or residuals each has the constant
-        coordinate. They are on the device of the model, or on the CPU if that has no float64.
+        Scalar norms are folded in, and the unembedding into the last. With biases or residuals each
+        has the constant coordinate. They are on the device of the model, or on the CPU if that has
+        no float64.
 
         Raises:
-            NotBilinearError: a gate is not linear, or there is a norm.
+            NotBilinearError: a gate is not linear, or there is a norm other than a scalar one.
         """
-        if self.config.norm != "none":
+        if self.config.norm not in ("none", "scalar"):
             raise NotBilinearError(
                 f"The model has norm={self.config.norm!r}, which divides by the length of its "
                 "input, so from pixels to logits it is not a tensor. Each layer is one, on its "
@@ -159,7 +161,16 @@ class ImageClassifier(Checkpointed):
             )
         model = self.readable()
         chain = [layer.tensor(f"layers[{i}]") for i, layer in enumerate(model.layers)]  # type: ignore[operator]
-        chain[-1] = chain[-1].change_basis(outputs=model.unembed.weight)
+        outputs = model.unembed.weight
+        if self.config.norm == "scalar":
+            *scales, last = (norm.scale for norm in cast(list[ScalarNorm], model.norms))
+            same = torch.eye(self.config.d_model, dtype=outputs.dtype, device=outputs.device)
+            chain = [
+                tensor.change_basis(inputs=scale * same)
+                for tensor, scale in zip(chain, scales, strict=True)
+            ]
+            outputs = last * outputs
+        chain[-1] = chain[-1].change_basis(outputs=outputs)
         if model.unembed.bias is not None:
             chain[-1] = chain[-1].with_bias(out=model.unembed.bias)
         return chain
@@ -168,7 +179,7 @@ class ImageClassifier(Checkpointed):
         """As `layer_tensors`, from the pixels on: the embedding is folded into the first.
 
         Raises:
-            NotBilinearError: a gate is not linear, or there is a norm.
+            NotBilinearError: a gate is not linear, or there is a norm other than a scalar one.
         """
         model = self.readable()
         first, *others = model.layer_tensors()
@@ -180,7 +191,7 @@ class ImageClassifier(Checkpointed):
 
         Raises:
             NotBilinearError: the model is deeper than one layer, a gate is not linear, or there
-                is a norm.
+                is a norm other than a scalar one.
         """
         self.require_single_layer()
         return self.tensors()[0]

@@ -26,7 +26,8 @@ class LanguageSettings:
         d_hidden: hidden units of each MLP.
         n_ctx: tokens of a text in training; learned and shortformer positions end there.
         mlp: bilinear, swiglu, geglu, reglu, relu, relu2 or gelu; only bilinear is a tensor.
-        norm: none, rms or layer: before attention, before the MLP and before the unembedding.
+        norm: none, scalar, rms or layer: before attention, before the MLP and before the
+            unembedding; scalar divides by a running mean, which weights take in when it is read.
         positions: rotary, learned, shortformer or none.
         attention: softmax, squared, bilinear or differential; squared and bilinear are tensors.
         attention_scale: of each score; none: 1 / d_head where scores are multiplied, and
@@ -92,6 +93,11 @@ class LanguageSettings:
             size, part = getattr(self, name), getattr(self, divisor) or 1
             if size % part:
                 raise BilensError(f"{name}={size} is not a multiple of {divisor}={part}")
+        if (self.norm, self.positions) == ("scalar", "shortformer"):
+            raise BilensError(
+                "norm='scalar' with positions='shortformer': positions are added behind the norm, "
+                "so weights cannot take it in; expected other positions"
+            )
         normed = {"none": ATTENTIONS, "sum": ("squared",), "rms": ("squared", "bilinear")}
         if self.attention not in normed[self.attention_norm]:
             raise BilensError(

@@ -2,6 +2,7 @@
 
 from bilens.nn.language.attention import Attention
 from bilens.nn.language.config import LanguageConfig
+from bilens.nn.language.fold import fold_scalar_norms
 from bilens.nn.language.model import Block, LanguageModel
 
-__all__ = ["Attention", "Block", "LanguageConfig", "LanguageModel"]
+__all__ = ["Attention", "Block", "LanguageConfig", "LanguageModel", "fold_scalar_norms"]
