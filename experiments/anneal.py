@@ -20,7 +20,6 @@ The learning rate falls linearly to 0, which a small budget of tokens asks for; 
 Small: 4.8 million tokens each, half an hour on one core. Paper: 105 million.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,8 @@ from typing import Any
 from bilens.convert import give_swish, open_model, open_tokenizer
 from bilens.data import Corpus, load_documents
 from bilens.errors import DataError
-from bilens.train import METRICS_NAME
+from bilens.train import is_begun
 from bilens.train.anneal import AnnealTraining, anneal
-from bilens.train.trainer import last_checkpoint
 from experiments.context import Outcome, RecipeContext, validation_loss
 from experiments.curves import line_figure, spread_line
 
@@ -104,9 +102,6 @@ def _train(
     context: RecipeContext, path: Path, corpus: Corpus, schedule: Any, tokens: int
 ) -> list[dict[str, Any]]:
     folder = context.models / f"{path.stem}-{schedule}-{tokens}"
-    if (folder / METRICS_NAME).is_file():
-        lines = (folder / METRICS_NAME).read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
     steps = tokens // (LENGTH * BATCH)
     training = AnnealTraining(
         schedule=schedule,
@@ -122,8 +117,7 @@ def _train(
         evaluate_every=max(1, steps // 2),
         save_every=100,
     )
-    resume = last_checkpoint(folder) is not None
-    return anneal(open_model(path), corpus, training, folder, resume=resume)
+    return anneal(open_model(path), corpus, training, folder, resume=is_begun(folder))
 
 
 def _validation(history: list[dict[str, Any]]) -> tuple[float, float]:

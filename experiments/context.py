@@ -15,14 +15,16 @@ from bilens.data import Corpus, ImageData, load_corpus, load_images
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import AutoencoderConfig, ClassifierConfig, ImageClassifier, SparseAutoencoder
+from bilens.nn.language_settings import LanguageSettings
 from bilens.report import ContextList, Table
 from bilens.train import (
-    STATE_NAME,
     AutoencoderTraining,
     ClassifierTraining,
     Sampler,
+    is_begun,
+    is_finished,
     train_autoencoder,
-    train_classifier,
+    train_classifiers,
 )
 from bilens.train.language_settings import LanguageTraining
 
@@ -82,42 +84,6 @@ class RecipeContext:
         """The Fashion-MNIST clothes."""
         return load_images("fashion-mnist", self.data_dir)
 
-    def classifier(
-        self,
-        data: ImageData,
-        training: ClassifierTraining,
-        *,
-        d_model: int = 300,
-        layers: int = 1,
-        affine: bool = False,
-    ) -> ImageClassifier:
-        """A trained classifier, from the folder of models where it is there already.
-
-        Args:
-            data: what it learns.
-            training: how.
-            d_model: its width.
-            layers: how many.
-            affine: with biases and residuals.
-        """
-        config = ClassifierConfig(
-            n_inputs=data.n_inputs,
-            n_classes=data.n_classes,
-            d_model=d_model,
-            n_layers=layers,
-            bias=affine,
-            residual=affine,
-            image_shape=data.shape,
-            class_names=data.class_names,
-        )
-        kind = "affine-" if affine else ""
-        name = f"{data.name}-{layers}x{d_model}-{kind}{_changed(training, 'epochs', 'seed')}"
-        run = self.models / re.sub(r"[^\w.=-]", "", name)
-        model, _ = train_classifier(
-            config, data, training, run, resume=(run / STATE_NAME).is_file()
-        )
-        return model.requires_grad_(False)
-
     def autoencoder(
         self,
         vectors: str,
@@ -135,7 +101,7 @@ class RecipeContext:
         """
         name = f"{vectors}-{config.d_in}x{config.n_features}-{_changed(training, 'seed')}"
         run = self.models / name
-        resume = (run / STATE_NAME).is_file()
+        resume = is_begun(run)
         model = train_autoencoder(config, sample, training, run, resume=resume)
         return model.requires_grad_(False)
 
@@ -144,26 +110,53 @@ class RecipeContext:
         data: ImageData,
         training: ClassifierTraining,
         seeds: int,
-        **sizes: Any,
+        *,
+        d_model: int = 300,
+        layers: int = 1,
+        affine: bool = False,
     ) -> list[ImageClassifier]:
-        """The same model from several initialisations, seeds counting up from the training's."""
-        return [
-            self.classifier(data, replace(training, seed=training.seed + number), **sizes)
-            for number in range(seeds)
-        ]
+        """The same model from several initialisations, seeds counting up from the training's.
+
+        Those that are in the folder of models already are taken from there.
+
+        Args:
+            data: what they learn.
+            training: how.
+            seeds: how many.
+            d_model: their width.
+            layers: how many.
+            affine: with biases and residuals.
+        """
+        config = ClassifierConfig(
+            n_inputs=data.n_inputs,
+            n_classes=data.n_classes,
+            d_model=d_model,
+            n_layers=layers,
+            bias=affine,
+            residual=affine,
+            image_shape=data.shape,
+            class_names=data.class_names,
+        )
+        settings = _changed(replace(training, seed=0), "epochs")
+        kind = "affine-" if affine else ""
+        name = f"{data.name}-{layers}x{d_model}-{kind}{settings}"
+        run = self.models / re.sub(r"[^\w.=-]", "", name)
+        numbers = range(training.seed, training.seed + seeds)
+        resume = any(is_begun(run / f"seed-{seed}") for seed in numbers)
+        trained = train_classifiers(config, data, training, numbers, run, resume=resume)
+        return [model.requires_grad_(False) for model, _ in trained]
 
     def language(
-        self, name: str, training: LanguageTraining, model: dict[str, Any]
+        self, name: str, training: LanguageTraining, model: LanguageSettings
     ) -> "ResidualModel":
         """A trained language model, from the folder of models where it is there already."""
-        config = models.LanguageConfig(**model)
+        config = models.LanguageConfig(**model.settings())
         sizes = f"{config.n_layers}x{config.d_model}x{config.d_hidden}x{config.n_ctx}"
         settings = _changed(training, "seed", "epochs")
         run = self.models / re.sub(r"[^\w.=-]", "", f"{name}-{sizes}-{settings}")
-        if not (run / "config.json").is_file():
+        if not is_finished(run):
             corpus = self.corpus(name, config.n_ctx, config.vocab_size)
-            resume = training_language.last_checkpoint(run) is not None
-            training_language.train_language(config, corpus, training, run, resume=resume)
+            training_language.train_language(config, corpus, training, run, resume=is_begun(run))
         return load(run)  # type: ignore[return-value]
 
     def corpus(self, name: str, n_ctx: int, vocab_size: int) -> Corpus:

@@ -41,7 +41,7 @@ def run(context: RecipeContext) -> Outcome:
         ("fashion_mnist", context.fashion, 1.0, None),
     ):
         training = ClassifierTraining(weight_decay=weight_decay, input_noise=1.0)
-        model = context.classifier(data, training)
+        (model,) = context.classifiers(data, training, 1)
         spectra = class_spectra(model)
         names = data.class_names[:CLASSES]
         for class_, name in enumerate(names):

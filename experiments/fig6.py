@@ -47,7 +47,7 @@ Branches = Mapping[str, tuple[float, Spectrum]]
 def run(context: RecipeContext) -> Outcome:
     """Follow the outermost eigenvectors of each digit."""
     data = context.mnist
-    model = context.classifier(data, TRAINING, layers=2)
+    (model,) = context.classifiers(data, TRAINING, 1, layers=2)
     first, last = model.tensors()
     spectra = last.interaction(output=range(data.n_classes)).eigh()
     figures: dict[str, go.Figure] = {}

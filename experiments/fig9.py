@@ -32,7 +32,7 @@ SHOWN = 4
 def run(context: RecipeContext) -> Outcome:
     """Decompose one model."""
     data = context.mnist
-    model = context.classifier(data, ClassifierTraining())
+    (model,) = context.classifiers(data, ClassifierTraining(), 1)
     spectra = class_spectra(model)
     figures: dict[str, go.Figure] = {}
     by_digit: dict[str, Any] = {}

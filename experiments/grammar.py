@@ -42,7 +42,7 @@ HELD_OUT = 1000
 def run(context: RecipeContext) -> Outcome:
     """Train on the grammar and look for it in the weights."""
     preset, grammar = PRESETS["grammar"], Grammar()
-    corpus = load_corpus("grammar", n_ctx=preset.model["n_ctx"])
+    corpus = load_corpus("grammar", n_ctx=preset.model.n_ctx)
     ids = corpus.validation[:HELD_OUT]["input_ids"]
     found: list[dict[str, float]] = []
     for seed in range(context.choose(3, 10)):

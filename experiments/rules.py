@@ -44,6 +44,7 @@ from bilens.data.deep_grammar import (
     VALUES,
     VERBS,
 )
+from bilens.nn.language_settings import LanguageSettings
 from bilens.report import Table
 from bilens.residual import ResidualModel
 from bilens.train.language_settings import LanguageTraining
@@ -52,7 +53,13 @@ from experiments.context import Outcome, RecipeContext, interval
 __all__ = ["KINDS", "Circuits", "count", "divergence", "parts_of_rules", "run"]
 
 KINDS = ("induction", "agreement", "brackets", "other")
-SIZES = {"vocab_size": 46, "d_model": 64, "n_heads": 4, "d_hidden": 128, "n_ctx": 32}
+SIZES: dict[str, Any] = {
+    "vocab_size": 46,
+    "d_model": 64,
+    "n_heads": 4,
+    "d_hidden": 128,
+    "n_ctx": 32,
+}
 # Products of scores begin too small to be felt without QK-norm.
 ATTENTION: dict[str, dict[str, Any]] = {
     "softmax": {"attention": "softmax"},
@@ -110,7 +117,7 @@ def run(context: RecipeContext) -> Outcome:
 
 def _trained(context: RecipeContext, attention: str, seed: int, n_layers: int) -> ResidualModel:
     own = replace(context, models=context.models / attention)
-    settings = {**SIZES, **ATTENTION[attention], "n_layers": n_layers}
+    settings = LanguageSettings(**SIZES, **ATTENTION[attention], n_layers=n_layers)
     training = replace(TRAINING, epochs=EPOCHS[attention], seed=seed)
     return own.language("deep-grammar", training, settings)
 

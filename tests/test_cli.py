@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import bilens
-from bilens.cli import COMMANDS, main
+from bilens.cli import COMMANDS, main, whole_number
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 
 SMALL = ["--d-model", "16", "--epochs", "2", "--weight-decay", "0"]
@@ -52,17 +52,67 @@ def test_the_readme_block(run):
 
 
 def test_several_seeds(tmp_path, capsys):
-    main(["train", "images", *SMALL, "--seeds", "2", "--seed", "5", "--output", str(tmp_path)])
+    command = ["train", "images", *SMALL, "--seed", "5", "--output", str(tmp_path)]
+    main([*command, "--seeds", "2"])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["seed-5", "seed-6"]
     assert "2 seeds" in capsys.readouterr().out
+    main([*command, "--seeds", "3", "--resume"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["seed-5", "seed-6", "seed-7"]
+    assert "3 seeds" in capsys.readouterr().out
+
+
+def test_a_run_is_not_overwritten(run, capsys):
+    before = (run / "model.safetensors").read_bytes()
+    with pytest.raises(SystemExit):
+        main(["train", "images", *SMALL, "--output", "run"])
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "Go on with that training by --resume" in shown
+    assert "or choose another --output" in shown
+    assert (run / "model.safetensors").read_bytes() == before
+    main(["train", "images", *SMALL, "--output", "run", "--resume"])
+    captured = capsys.readouterr()
+    assert "run is finished" in captured.err
+    assert "test accuracy" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("105M", 105_000_000), ("0.5b", 500_000_000), ("-1", -1), ("2k", 2000)]
+)
+def test_whole_numbers_may_be_short(text, number):
+    assert whole_number(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "many", "1.5", "1e6", "1MM", "0.0001K"])
+def test_what_is_not_a_whole_number(text):
+    with pytest.raises(ValueError, match="expected a whole number such as 1000000, 500K, 1M or"):
+        whole_number(text)
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         (["train", "images", "--data", "nothing"], "nothing"),
-        (["train", "images", "--epochs", "0"], "epochs=0, expected at least 1"),
-        (["train", "images", "--seeds", "0"], "--seeds=0, expected at least 1"),
+        (
+            ["train", "images", "--epochs", "0"],
+            "error: epochs=0, expected a whole number, at least",
+        ),
+        (
+            ["train", "images", "--seeds", "0"],
+            "error: seeds=0, expected a whole number, at least 1",
+        ),
+        (["train", "images", "--seed", str(2**64)], "error: seed=18446744073709551616, expected a"),
+        (
+            ["train", "images", "--learning-rate", "inf"],
+            "error: learning_rate=inf, expected a finite",
+        ),
+        (
+            ["train", "images", "--weight-decay", "-1"],
+            "error: weight_decay=-1.0, expected a finite",
+        ),
+        (
+            ["train", "images", "--epochs", "many"],
+            "'many', expected a whole number such as 1000000",
+        ),
         (["train", "images", "--device", "abacus"], "--device=abacus cannot be used here"),
         (["train", "images", "--resume", "--output", "void"], "nothing to resume"),
         (["decompose", "void"], "void is not a directory here"),
@@ -88,7 +138,7 @@ def test_a_run_without_its_record(run, capsys):
 
 
 def test_deep_models_are_read_by_their_paths(tmp_path, capsys):
-    main(["train", "images", *SMALL, "--layers", "2", "--output", str(tmp_path)])
+    main(["train", "images", *SMALL, "--n-layers", "2", "--output", str(tmp_path)])
     main(["decompose", str(tmp_path), "--paths", "50"])
     assert "nodes decomposed" in capsys.readouterr().out
     paths = load_file(tmp_path / "paths.safetensors")
@@ -152,7 +202,7 @@ def test_ctrl_c_and_resume_from_a_shell(tmp_path):
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 60
-    while not (stopped / "metrics.jsonl").exists() and time.monotonic() < deadline:
+    while not (stopped / "checkpoints").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -8,9 +8,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaForCausalLM
 
 from bilens.cli import main
-from bilens.cli.anneal import number_of_tokens
 from bilens.convert import find_swish, open_model, read_spectra, save_model
-from bilens.errors import BilensError
 from bilens.residual import ResidualModel
 from tests.convert.foreign import (
     PAPER,
@@ -160,15 +158,3 @@ def test_commands_on_a_model_of_the_paper(texts, tmp_path, capsys):
     assert "head-1 t5" in capsys.readouterr().out
     main(["contexts", str(folder), "--token", "t5", "--data", str(texts), "--eigenvectors", "1"])
     assert capsys.readouterr().out.count("eigenvalue") == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [("4096", 4096), ("500K", 500_000), ("1M", 10**6), ("0.5b", 5 * 10**8)]
-)
-def test_numbers_of_tokens(text, number):
-    assert number_of_tokens(text) == number
-
-
-def test_numbers_that_are_none():
-    with pytest.raises(BilensError, match="--tokens=many, expected a number such as 1000000, 500K"):
-        number_of_tokens("many")

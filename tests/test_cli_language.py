@@ -89,7 +89,8 @@ def test_the_report_of_a_language_model(run, capsys):
 
 def test_architectures_are_compared(run, tmp_path, capsys):
     data = ["--data", str(run.parent / "stories.txt"), "--evaluate-every", "5"]
-    parts = ["--mlp", "swiglu,bilinear", "--attention", "softmax,bilinear", "--seeds", "0,1"]
+    parts = ["--mlp", "swiglu", "bilinear", "--attention", "softmax", "bilinear"]
+    parts += ["--seeds", "0", "1"]
     command = ["compare", "--target-loss", "4.7", *parts, *data, *SMALL, *BRIEF, "--epochs", "1"]
     for _ in range(2):
         main([*command, "--equal-parameters", "--output", str(tmp_path)])
@@ -97,8 +98,9 @@ def test_architectures_are_compared(run, tmp_path, capsys):
         assert text.count("validation loss 4.") == 8
         assert "swiglu MLP, bilinear attention, seed 1: validation loss" in text
     record = json.loads((tmp_path / "comparison.json").read_text())
-    assert (record["target"], len(record["curves"]), len(record["summaries"])) == (4.7, 8, 4)
-    sizes = [summary["architecture"]["parameters"] for summary in record["summaries"]]
+    assert (record["target"], len(record["summary"])) == (4.7, 4)
+    assert len({(v["mlp"], v["attention"], v["seed"]) for v in record["validations"]}) == 8
+    sizes = [summary["parameters"] for summary in record["summary"]]
     assert max(sizes) - min(sizes) <= 3 * 16
     assert "Architectures compared" in (tmp_path / "comparison.html").read_text()
     assert (tmp_path / "bilinear-bilinear-seed1" / "model.safetensors").is_file()
@@ -117,12 +119,32 @@ def test_architectures_are_compared(run, tmp_path, capsys):
         ),
         (["decompose", "RUN"], "holds no image classifier"),
         (["train", "language", "--data", "nowhere.txt", "--device", "cpu"], "nowhere.txt"),
-        (["train", "language", "--n-heads", "5", "--device", "cpu"], "no multiple of n_heads=5"),
+        (["train", "language", "--n-heads", "5", "--device", "cpu"], "not a multiple of n_heads=5"),
+        (["train", "language", "--preset", "huge"], "invalid choice 'huge'"),
+        (["train", "language", "--optimizer", "lomo"], "invalid choice 'lomo'"),
+        (["train", "language", "--n-layers", "1000000M"], "n_layers=1000000000000, expected"),
         (
-            ["compare", "--target-loss", "3", "--seeds", "0,x"],
-            "--seeds=0,x, expected whole numbers",
+            ["train", "language", "--attention-scale", "nan"],
+            "attention_scale=nan, expected a finite",
         ),
-        (["compare", "--target-loss", "3", "--mlp", "swish"], "mlp='swish', expected one of"),
+        (
+            ["train", "language", "--target-loss", "nan"],
+            "target_loss=nan, expected a finite number",
+        ),
+        (["train", "language", "--evaluate-every", "-1"], "evaluate_every=-1, expected a whole"),
+        (["train", "language", "--epochs", "inf"], "epochs=inf, expected a finite number, above 0"),
+        (["train", "language", "--seed", "-1"], "seed=-1, expected a whole number, at least 0"),
+        (
+            ["train", "language", "--attention", "bilinear", "--precision", "fp16"],
+            "precision='fp16' with attention='bilinear': products of scores leave the range",
+        ),
+        (
+            ["compare", "--precision", "fp16", "--target-loss", "3"],
+            "precision='fp16' with attention='bilinear': products of scores leave the range",
+        ),
+        (["compare"], "target_loss=None, expected the validation loss to compare at"),
+        (["compare", "--target-loss", "3", "--seeds", "0,x"], "Error parsing --seeds"),
+        (["compare", "--target-loss", "3", "--mlp", "swish"], "invalid choice 'swish'"),
     ],
 )
 def test_a_mistake_gets_one_message(run, command, message, capsys, monkeypatch):

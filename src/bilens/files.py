@@ -17,9 +17,11 @@ from torch import Tensor
 from bilens.errors import CheckpointError
 
 __all__ = [
+    "UNFINISHED",
     "file_errors",
     "folder_written_whole",
     "only_process_in",
+    "temporary_beside",
     "write_json",
     "write_safetensors",
     "write_text",
@@ -27,6 +29,8 @@ __all__ = [
 ]
 
 LOCK = ".lock"
+UNFINISHED = ".unfinished-"
+"""What the names of files and folders begin with that are being written."""
 
 
 @contextmanager
@@ -59,9 +63,8 @@ def written_whole(path: Path) -> Iterator[Path]:
     """
     with file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Short and of its own: the name itself may be as long as names can be. Made by the one who
-        # writes, with the permissions that the user's umask leaves.
-        temporary = path.with_name(f".{uuid4().hex}{path.suffix}")
+        # Made by the one who writes, with the permissions that the user's umask leaves.
+        temporary = temporary_beside(path)
         try:
             yield temporary
             temporary.replace(path)
@@ -80,7 +83,7 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
     """
     with file_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = folder.with_name(f".{uuid4().hex}")
+        temporary = temporary_beside(folder)
         temporary.mkdir()
         try:
             yield temporary
@@ -97,7 +100,8 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
 def only_process_in(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run directory as long as the block runs.
 
-    The lock is the system's, so it ends with the process, however that ends.
+    The lock is the system's, so it ends with the process, however that ends. What a process left
+    half-written there when it was killed is removed.
 
     Raises:
         CheckpointError: another process works there, or the system refuses.
@@ -113,9 +117,17 @@ def only_process_in(folder: Path) -> Iterator[None]:
                 "choose another folder."
             ) from error
     try:
+        with file_errors(folder):
+            for unfinished in folder.glob(f"{UNFINISHED}*"):
+                shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink()
         yield
     finally:
         lock.release()
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name for what will be `path`: short, since that may be as long as names can be."""
+    return path.with_name(f"{UNFINISHED}{uuid4().hex}{path.suffix}")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,7 +9,18 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from bilens.errors import BilensError
 
-__all__ = ["Between", "Count", "Share", "Size", "check_settings", "read_settings"]
+__all__ = [
+    "Between",
+    "Count",
+    "Depth",
+    "NotNegative",
+    "Positive",
+    "Seed",
+    "Share",
+    "Size",
+    "check_settings",
+    "read_settings",
+]
 
 Settings = TypeVar("Settings")
 
@@ -22,47 +33,59 @@ class Between:
         least: smallest value.
         most: largest value.
         above: `least` itself is not allowed.
+        below: `most` itself is not allowed.
     """
 
     least: float = -math.inf
     most: float = math.inf
     above: bool = False
+    below: bool = False
 
     def holds(self, value: float) -> bool:
         """Whether a number lies within; NaN and infinite numbers never do."""
         over = value > self.least if self.above else value >= self.least
-        return math.isfinite(value) and over and value <= self.most
+        under = value < self.most if self.below else value <= self.most
+        return math.isfinite(value) and over and under
 
     def __str__(self) -> str:
         """As an error says it."""
-        lower = f"above {self.least:g}" if self.above else f"at least {self.least:g}"
-        if self.most == math.inf:
-            return lower if self.least > -math.inf else "finite"
-        return (
-            f"{lower} and at most {self.most:,.0f}"
-            if self.most >= 1e4
-            else (f"{lower} and at most {self.most:g}")
-        )
+        lower = f"{'above' if self.above else 'at least'} {self.least:g}"
+        upper = f"{'below' if self.below else 'at most'} "
+        upper += f"{self.most:,.0f}" if self.most >= 1e4 else f"{self.most:g}"
+        limits = [lower] * (self.least > -math.inf) + [upper] * (self.most < math.inf)
+        return " and ".join(limits) or "finite"
 
 
 Size = Annotated[int, Between(1, 2**20)]
 """A width, or a number of layers, heads or classes: more than a million is a mistake."""
 Count = Annotated[int, Between(1)]
 """How many, without an upper limit."""
+Depth = Annotated[int, Between(1, 1024)]
+"""A number of layers, each of which is a module of its own."""
+Seed = Annotated[int, Between(0, 2**32 - 1)]
+"""What random numbers start from; NumPy takes no larger one."""
 Share = Annotated[float, Between(0, 1)]
 """A part of a whole."""
+Positive = Annotated[float, Between(0, 1e12, above=True)]
+"""A number above 0, and so small that a product of two does not leave the range of float32."""
+NotNegative = Annotated[float, Between(0, 1e12)]
+"""The same, or 0."""
 
 
-def check_settings(settings: Any) -> None:
-    """Hold every field of a dataclass to its annotation; meant for `__post_init__`.
+def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
+    """Hold the fields of a dataclass to their annotations; meant for `__post_init__`.
 
     Knows int, float, bool, str, `Literal`, tuples, None, unions of these, and `Between` inside
     `Annotated`. An int passes for a float, a bool never for an int; a float has to be finite.
 
+    Args:
+        settings: an instance.
+        kind: the base class whose fields are meant; by default all fields are.
+
     Raises:
         BilensError: names the field, what it holds and what was expected.
     """
-    for name, hint in _hints(type(settings)).items():  # type: ignore[arg-type]
+    for name, hint in _hints(kind or type(settings)).items():  # type: ignore[arg-type]
         value = getattr(settings, name)
         if not _fits(value, hint):
             raise BilensError(f"{name}={value!r}, expected {_say(hint)}")

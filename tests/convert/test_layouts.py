@@ -61,7 +61,7 @@ def test_missing_and_unknown_weights_are_named(tmp_path, settings, shapes):
         (PAPER | {"bilinear": False}, "bilinear=False with gate=None in config.json: bilens has"),
         (
             PAPER | {"n_head": 3},
-            "config.json cannot be used: d_model=16 is no multiple of n_heads=3",
+            "config.json cannot be used: d_model=16 is not a multiple of n_heads=3",
         ),
         (RELEASED | {"n_embd": "wide"}, "config.json cannot be used: "),
         (IMAGES | {"d_hidden": 0}, "config.json cannot be used: d_model=0, expected a whole"),

@@ -15,8 +15,8 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.read.language import read_stream
 from bilens.residual import ResidualModel
 from bilens.residual.families import parts_of
-from tests.families import ALL, exact_norms, log_probabilities, some_text, tiny
-from tests.language import parts, random_model, random_text
+from tests.families import ALL, exact_norms, log_probabilities, tiny
+from tests.language import check_same_model, parts, random_model, random_text
 
 STEPS = ["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]
 WITH_LAYER_NORM = ["gpt2", "gpt2-untied", "neox", "neox-sequential", "neox-no-bias", "cohere2"]
@@ -308,7 +308,7 @@ def test_plain_transformers_reads_a_model_that_needed_no_bias(tmp_path):
     assert report.added_biases == ()
     save_model(tmp_path, processed, None)
     plain = LlamaForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.allclose(plain(some_text()).logits, processed(some_text()).logits, atol=1e-6)
+    check_same_model(plain, processed)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from bilens.convert import open_model, process
 from bilens.nn.language import LanguageModel
 from bilens.residual import ResidualModel
 from tests.convert.foreign import RELEASED, VOCAB, random_state, released_shapes, write
+from tests.language import check_same_model
 
 FLAGS = ("bilinear", "gated", "squared_mlp", "squared_attn", "bilinear_attn")
 ALL = [dict(zip(FLAGS, values, strict=True)) for values in product([False, True], repeat=5)]
@@ -114,9 +115,7 @@ def test_a_converted_model_is_saved_as_one_of_bilens(tmp_path, flags):
     state = random_state(released_shapes(settings), torch.float32)
     model = bilens.load(write(tmp_path / "theirs", settings, state, "pytorch_model.bin")).model
     model.save_pretrained(tmp_path / "ours")
-    again = bilens.load(tmp_path / "ours").model
-    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
-    torch.testing.assert_close(again(some_ids()[None]).logits, model(some_ids()[None]).logits)
+    check_same_model(bilens.load(tmp_path / "ours").model, model)
 
 
 @pytest.mark.parametrize("flags", [{}, {"bilinear": False, "squared_mlp": True}])

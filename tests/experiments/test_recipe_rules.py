@@ -96,7 +96,7 @@ class RandomContext(RecipeContext):
 
     def language(self, name, training, model):
         torch.manual_seed(training.seed)
-        config = LanguageConfig(**{**model, "d_model": 16, "d_hidden": 8, "n_heads": 2})
+        config = LanguageConfig(**{**model.settings(), "d_model": 16, "d_hidden": 8, "n_heads": 2})
         return ResidualModel(LanguageModel(config).requires_grad_(False))
 
 

@@ -1,7 +1,7 @@
 """The recipes for deep models and attacks, on the bundled digits with tiny models."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -62,11 +62,10 @@ class TinyContext(RecipeContext):
     def mnist(self):
         return digits()
 
-    def classifier(self, data, training, *, d_model=300, layers=1, affine=False):
-        return tiny_model({300: 5, 100: 3}[d_model], layers, training, affine)
-
-    def classifiers(self, data, training, seeds, **sizes):
-        return super().classifiers(data, training, min(seeds, 2), **sizes)
+    def classifiers(self, data, training, seeds, *, d_model=300, layers=1, affine=False):
+        width = {300: 5, 100: 3}[d_model]
+        several = [replace(training, seed=seed) for seed in range(min(seeds, 2))]
+        return [tiny_model(width, layers, one, affine) for one in several]
 
 
 @cache

@@ -14,6 +14,7 @@ from experiments.stories import PROMPT, VERBS, exactness, talk_share
 
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.nn.language_settings import LanguageSettings
 from bilens.read.language import TokenDirection, read_direction
 from bilens.reproduce import reproduce
 from bilens.residual import ResidualModel
@@ -40,7 +41,7 @@ class TinyContext(RecipeContext):
         return 2 if isinstance(chosen, int) else chosen
 
     def language(self, name, training, model):
-        config = LanguageConfig(**{**model, "d_model": 16, "d_hidden": 20, "n_heads": 2})
+        config = LanguageConfig(**{**model.settings(), "d_model": 16, "d_hidden": 20, "n_heads": 2})
         torch.manual_seed(training.seed)
         model = LanguageModel(config).requires_grad_(False)
         return ResidualModel(model, self.corpus(name, config.n_ctx, 300).tokenizer)
@@ -52,7 +53,7 @@ class TinyContext(RecipeContext):
 @pytest.mark.parametrize("name", ["grammar", "stories"])
 def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.context.RecipeContext", TinyContext)
-    monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], model={"n_ctx": 16}))
+    monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], model=LanguageSettings(n_ctx=16)))
     record = reproduce(name, scale="small", output=tmp_path, models=tmp_path, data_dir=None)
     assert json.loads((tmp_path / f"{name}.json").read_text()) == record
     page = (tmp_path / f"{name}.html").read_text()

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 import bilens
 from bilens.errors import BilensError, CheckpointError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.nn.norm import MOMENTUM, ScalarNorm
 from bilens.tensor import bonds
 
 configs = st.fixed_dictionaries(
@@ -20,6 +21,7 @@ configs = st.fixed_dictionaries(
         "d_hidden": st.one_of(st.none(), st.integers(1, 7)),
         "bias": st.booleans(),
         "residual": st.booleans(),
+        "norm": st.sampled_from(["none", "scalar"]),
         "image_shape": st.just((3, 4)),
     }
 )
@@ -27,7 +29,11 @@ configs = st.fixed_dictionaries(
 
 def build(config: ClassifierConfig) -> ImageClassifier:
     torch.manual_seed(0)
-    return ImageClassifier(config)
+    model = ImageClassifier(config)
+    # Scalar norms know what they saw in training.
+    for _ in range(3):
+        model(torch.randn(5, config.n_inputs))
+    return model.eval()
 
 
 @given(configs)
@@ -48,6 +54,22 @@ def test_all_eigenvectors_rebuild_the_logits(settings):
     assert torch.allclose(spectrum(x), model(x), rtol=1e-10, atol=1e-11)
 
 
+def test_a_scalar_norm_is_the_batch_in_training_and_the_mean_of_batches_behind_it():
+    norm, batches = ScalarNorm(), [torch.randn(4, 7) * size for size in (1.0, 5.0, 2.0)]
+    assert torch.equal(norm.eval()(batches[0]), batches[0])
+    norm.train()
+    for x in batches:
+        y = norm(x)
+        assert float(y.square().mean()) == pytest.approx(1, rel=1e-4)
+    shares = [(1 - MOMENTUM) ** 2, 1 - MOMENTUM, 1.0]
+    squares = [float(x.square().mean()) for x in batches]
+    mean = sum(a * b for a, b in zip(shares, squares, strict=True)) / sum(shares)
+    assert torch.allclose(norm.eval()(batches[0]), batches[0] / mean**0.5, rtol=1e-4)
+    assert torch.autograd.gradcheck(
+        ScalarNorm().double(), (torch.randn(3, 2).double().requires_grad_(),)
+    )
+
+
 def test_what_is_no_tensor_says_so():
     deep = build(ClassifierConfig(4, 2, 3, n_layers=2))
     with pytest.raises(NotBilinearError, match=r"2 layers.*degree 4.*model.tensors\(\)"):
@@ -66,7 +88,7 @@ def test_a_normalised_model_runs_and_its_layer_is_a_tensor():
 
 
 @given(configs)
-def test_saved_and_loaded_models_agree_to_the_bit(tmp_path_factory, settings):
+def test_saved_and_loaded_models_have_the_same_weights(tmp_path_factory, settings):
     config = ClassifierConfig(**settings)
     run = tmp_path_factory.mktemp("run")
     model = build(config)
@@ -74,7 +96,9 @@ def test_saved_and_loaded_models_agree_to_the_bit(tmp_path_factory, settings):
     x = torch.randn(3, 12)
     for loaded in (bilens.load(run), ImageClassifier.from_pretrained(run)):
         assert loaded.config == config
-        assert torch.equal(loaded(x), model(x))
+        for name, weight in model.state_dict().items():
+            assert torch.equal(loaded.state_dict()[name], weight)
+        assert torch.allclose(loaded(x), model(x), rtol=1e-4, atol=1e-6)
     assert sorted(p.name for p in run.iterdir()) == [
         "README.md",
         "config.json",
@@ -88,24 +112,42 @@ def test_accuracy_counts():
     labels = model(x).argmax(-1)
     labels[:10] = (labels[:10] + 1) % 3
     assert model.accuracy(x, labels, batch_size=7) == 0.8
-    with pytest.raises(BilensError, match=r"labels is a tensor of shape \(50, 1\)"):
-        model.accuracy(x, labels[:, None])
-    with pytest.raises(BilensError, match="labels holds .* to 3, expected .* 0 to 2"):
-        model.accuracy(x, labels + 1)
-    with pytest.raises(BilensError, match="labels is empty"):
-        model.accuracy(x[:0], labels[:0])
-    with pytest.raises(BilensError, match="batch_size=0"):
-        model.accuracy(x, labels, batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.zeros(5, 1, dtype=torch.int64), r"labels is a tensor of shape \(5, 1\)"),
+        (torch.zeros(4, dtype=torch.int64), r"labels is a tensor of shape \(4,\)"),
+        (torch.zeros(5), "labels is a tensor of shape .* and torch.float32, expected Int"),
+        (torch.tensor([0, 1, 2, 3, 0]), "labels holds 0 to 3, expected classes from 0 to 2"),
+        (torch.tensor([0, -1, 2, 1, 0]), "labels holds -1 to 2, expected classes from 0 to 2"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_accuracy_refuses_what_are_no_labels(labels, message):
+    with pytest.raises(BilensError, match=message):
+        build(ClassifierConfig(4, 3, 5)).accuracy(torch.randn(5, 4), labels)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_layers": 0}, "n_layers=0, expected a whole number of at least 1"),
+        ({"n_layers": 0}, "n_layers=0, expected a whole number, at least 1 and at most 1024"),
+        ({"n_layers": 10**12}, "n_layers=1000000000000, expected a whole number"),
         ({"d_model": 2.5}, "d_model=2.5"),
-        ({"image_shape": (3, 3)}, r"image_shape=\(3, 3\) has not the n_inputs=4 pixels"),
+        ({"d_model": None}, "d_model=None, expected a whole number"),
+        ({"d_model": True}, "d_model=True, expected a whole number"),
+        ({"d_model": 1e30}, r"d_model=1e\+30, expected a whole number"),
+        ({"d_hidden": -1}, "d_hidden=-1, expected a whole number"),
+        ({"beta": float("nan")}, "beta=nan, expected a finite number"),
+        (
+            {"image_shape": (3, 3)},
+            r"image_shape=\(3, 3\) has 9 pixels, but the model reads n_inputs",
+        ),
+        ({"image_shape": (4,)}, r"image_shape=\(4,\), expected 2 values"),
         ({"class_names": ("a",)}, "class_names has 1 names, expected n_classes=2"),
-        ({"norm": "batch"}, "norm='batch', expected one of none, rms, layer"),
+        ({"norm": "batch"}, "norm='batch', expected one of none, scalar, rms"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -132,22 +174,34 @@ def drop_a_tensor(path):
     save_file(state, path)
 
 
+def spoil_a_tensor(path):
+    state = load_file(path)
+    state["unembed.weight"][0, 0] = torch.nan
+    save_file(state, path)
+
+
 DAMAGES = [
     (lambda run: (run / "config.json").unlink(), "holds no config.json"),
     (lambda run: (run / "model.safetensors").unlink(), "holds no model.safetensors"),
     (lambda run: (run / "config.json").write_text("{"), "damaged and cannot be read as JSON"),
     (lambda run: (run / "config.json").write_text("[]"), "holds a list, expected a JSON object"),
-    (lambda run: edit(run / "config.json", colour=1), "unknown settings in config.json: colour"),
+    (lambda run: edit(run / "config.json", colour=1), "config.json: unknown settings: colour"),
     (lambda run: edit(run / "config.json", d_model="gone"), "missing settings.*d_model"),
     (lambda run: edit(run / "config.json", d_model=-1), "cannot be used: d_model=-1"),
     (lambda run: edit(run / "config.json", d_model=5), "does not fit its config.json"),
     (lambda run: edit(run / "config.json", model_type="other"), "model (of )?type .other"),
     (lambda run: (run / "model.safetensors").write_bytes(b"\0" * 20), "damaged.*safetensors"),
+    (lambda run: edit(run / "config.json", n_layers=10**12), "cannot be used: n_layers=10000000"),
+    (lambda run: edit(run / "config.json", d_model=2**20), "does not fit its config.json"),
+    (lambda run: edit(run / "config.json", d_model=None), "cannot be used: d_model=None"),
+    (lambda run: edit(run / "config.json", image_shape=[4]), "cannot be used: image_shape="),
+    (lambda run: spoil_a_tensor(run / "model.safetensors"), "unembed.weight holds NaN or infinite"),
     (lambda run: drop_a_tensor(run / "model.safetensors"), "unembed.weight"),
 ]
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES)
+@pytest.mark.usefixtures("unchecked")
 def test_a_damaged_model_is_refused(saved, damage, message):
     damage(saved)
     for open_ in (bilens.load, ImageClassifier.from_pretrained):

@@ -11,7 +11,13 @@ from bilens.nn import ATTENTIONS, MLPS, make_mlp
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.norm import make_norm
 from bilens.nn.position import rotate, rotation
-from tests.language import VOCAB, parts, random_model, random_text
+from tests.language import (
+    VOCAB,
+    check_same_model,
+    parts,
+    random_model,
+    random_text,
+)
 
 
 def test_paper_preset_has_the_size_of_table_3():
@@ -245,7 +251,7 @@ def test_a_saved_model_is_found_by_the_auto_class(tmp_path, tied):
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert isinstance(again, LanguageModel)
     assert (again.embed.weight is again.unembed.weight) == tied
-    assert torch.equal(again(random_text()[None]).logits, model(random_text()[None]).logits)
+    check_same_model(again, model)
 
 
 def test_initial_weights_are_those_of_gpt2():
@@ -346,11 +352,23 @@ def test_only_the_distance_counts_for_rotary_positions(positions):
             "attention_norm='sum' is for attention=squared, not 'bilinear'",
         ),
         ({"mlp_bias": "in"}, "mlp_bias='in', expected one of none, out, all"),
-        ({"norm_eps": -1e-8}, "norm_eps=-1e-08, expected a number above 0"),
-        ({"logit_cap": 0.0}, "logit_cap=0.0, expected a number above 0"),
-        ({"d_model": 0}, "d_model=0, expected a whole number of at least 1"),
-        ({"d_model": 10, "n_heads": 4}, "d_model=10 is no multiple of n_heads=4"),
-        ({"n_heads": 4, "n_kv_heads": 3}, "n_heads=4 is no multiple of n_kv_heads=3"),
+        ({"norm_eps": -1e-8}, "norm_eps=-1e-08, expected a finite number, above 0"),
+        ({"logit_cap": 0.0}, "logit_cap=0.0, expected a finite number, above 0"),
+        ({"d_model": 0}, "d_model=0, expected a whole number, at least 1"),
+        ({"hidden_size": -1}, "d_model=-1, expected a whole number, at least 1"),
+        ({"d_model": None}, "d_model=None, expected a whole number"),
+        ({"d_model": True}, "d_model=True, expected a whole number"),
+        ({"d_model": 1e30}, r"d_model=1e\+30, expected a whole number"),
+        (
+            {"n_layers": 10**12},
+            "n_layers=1000000000000, expected a whole number, at least 1 and at",
+        ),
+        (
+            {"attention_scale": float("nan")},
+            "attention_scale=nan, expected a finite number or none",
+        ),
+        ({"d_model": 10, "n_heads": 4}, "d_model=10 is not a multiple of n_heads=4"),
+        ({"n_heads": 4, "n_kv_heads": 3}, "n_heads=4 is not a multiple of n_kv_heads=3"),
     ],
 )
 def test_bad_settings_are_named(unchecked, settings, message):
@@ -359,7 +377,7 @@ def test_bad_settings_are_named(unchecked, settings, message):
 
 
 def test_bad_parts_are_named(unchecked):
-    with pytest.raises(BilensError, match="norm='batch', expected one of none, rms, layer"):
+    with pytest.raises(BilensError, match="norm='batch', expected one of none, scalar, rms"):
         make_norm("batch", 4)
     with pytest.raises(BilensError, match="mlp='cubic', expected one of bilinear"):
         make_mlp("cubic", 4, 4, bias=False)
@@ -402,7 +420,7 @@ def test_what_released_models_add_is_saved_and_decoded(tmp_path, attention):
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     ids = random_text()[None]
     whole = model(ids).logits
-    assert torch.equal(again(ids).logits, whole)
+    check_same_model(again, model)
     start = model(ids[:, :6], use_cache=True)
     last = [model(ids[:, t : t + 1], past_key_values=start.past_key_values) for t in (6, 7, 8)]
     pieces = [start.logits, *(out.logits for out in last)]

@@ -1,28 +1,30 @@
 """The page of a comparison: the table, the curves, and text that stays text."""
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from bilens.report import comparison_table, loss_figure, write_comparison_report
-from bilens.train.compare import Architecture, Comparison, LossCurve, Point
+from bilens.train.compare import Comparison
 
 
-def curve(losses, seed, mlp="swiglu", attention="softmax", name_of_size=11_000):
-    points = [Point(10 * n, 8e4 * n, 5.0 * n, loss) for n, loss in enumerate(losses, 1)]
-    return LossCurve(Architecture(mlp, attention, 20, name_of_size), seed, tuple(points))
+def curve(losses, seed, mlp="swiglu", attention="softmax"):
+    number = np.arange(1, len(losses) + 1)
+    about = {"mlp": mlp, "attention": attention, "d_hidden": 20, "parameters": 11_000}
+    took = {"steps": 10 * number, "tokens": 8e4 * number, "seconds": 5.0 * number}
+    return pd.DataFrame({**about, "seed": seed, **took, "loss": losses})
 
 
-COMPARISON = Comparison(
-    "<data>",
-    2.5,
-    (
-        curve([4.0, 2.0], 0),
-        curve([4.0, 2.0], 1),
-        curve([4.0, 3.0, 2.0], 0, "<b>", "bilinear"),
-        curve([4.0, 2.75, 2.25], 1, "<b>", "bilinear"),
-        curve([4.0, 3.0], 0, "swiglu", "bilinear"),
-        curve([4.0, 2.0], 1, "swiglu", "bilinear"),
-    ),
-)
+CURVES = [
+    curve([4.0, 2.0], 0),
+    curve([4.0, 2.0], 1),
+    curve([4.0, 3.0, 2.0], 0, "<b>", "bilinear"),
+    curve([4.0, 2.75, 2.25], 1, "<b>", "bilinear"),
+    curve([4.0, 3.0], 0, "swiglu", "bilinear"),
+    curve([4.0, 2.0], 1, "swiglu", "bilinear"),
+]
+COMPARISON = Comparison("<data>", 2.5, pd.concat(CURVES, ignore_index=True))
+SINGLE = Comparison("data", 2.5, CURVES[0])
 
 
 def test_the_table_gives_steps_tokens_and_seconds_with_ratios_to_the_first():
@@ -46,7 +48,7 @@ def test_the_table_gives_steps_tokens_and_seconds_with_ratios_to_the_first():
 
 
 def test_a_single_seed_has_no_spread():
-    table = comparison_table(Comparison("data", 2.5, COMPARISON.curves[:1]))
+    table = comparison_table(SINGLE)
     assert table.rows[0][3] == "18"
 
 
@@ -74,7 +76,7 @@ def test_each_seed_is_thin_and_the_mean_is_thick(axis):
 
 
 def test_a_single_seed_is_drawn_once():
-    assert len(loss_figure(Comparison("data", 2.5, COMPARISON.curves[:1]), "steps").data) == 1
+    assert len(loss_figure(SINGLE, "steps").data) == 1
 
 
 def test_the_page(tmp_path):

@@ -21,7 +21,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.train import anneal as module
 from bilens.train.anneal import AnnealTraining, anneal
 from tests.families import GATED, VOCAB, tiny
-from tests.language import toy_tokenizer
+from tests.language import check_same_model, toy_tokenizer
 
 ROOT = Path(__file__).parents[2]
 TRAINING = AnnealTraining(
@@ -65,8 +65,7 @@ def test_beta_falls_over_the_training_and_is_saved_with_the_model(name, tmp_path
     assert [r["beta"] for r in history if "eval_loss" in r] == pytest.approx([start / 2, 0])
     assert find_swish(model.config) == 0
     opened = open_model(tmp_path)
-    ids = corpus().train[:3]["input_ids"]
-    assert torch.equal(opened(ids).logits, model(ids).logits)
+    check_same_model(opened, model)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == history
 
@@ -187,12 +186,26 @@ def test_there_has_to_be_something_to_resume(tmp_path):
         run_anneal(tmp_path, resume=True)
 
 
+def test_a_finished_annealing_is_not_trained_on(tmp_path, capsys):
+    model, history = run_anneal(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    again, same = run_anneal(tmp_path, resume=True)
+    assert f"{tmp_path} is finished" in capsys.readouterr().err
+    assert same == history
+    assert find_swish(again.config) == 0
+    check_same_model(again, model)
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert before == {path: after[path] for path in before}
+    with pytest.raises(CheckpointError, match="holds training.json .* already.*--resume"):
+        run_anneal(tmp_path)
+
+
 def test_a_corpus_that_does_not_fit_is_refused(tmp_path):
     model = fresh()
     model.config.vocab_size = 5
     with pytest.raises(BilensError, match="tokenizer of toys has 30 tokens; the model has vocab_s"):
         run_anneal(tmp_path, model=model)
-    with pytest.raises(BilensError, match="toys has 3 texts to train on, fewer than the batch_si"):
+    with pytest.raises(BilensError, match="batch_size=4, expected at most 3, the texts of toys"):
         run_anneal(tmp_path, texts=corpus(texts=3))
 
 
@@ -225,9 +238,12 @@ def test_a_batch_is_shared_out_evenly(tmp_path):
 
 
 def test_a_loss_that_leaves_the_numbers_is_an_error(tmp_path):
-    with pytest.raises(BilensError, match="The loss became infinite or NaN; lower learning_rate"):
-        run_anneal(tmp_path, replace(TRAINING, learning_rate=1e30))
-    assert not (tmp_path / "model.safetensors").exists()
+    for number, how in enumerate(({}, {"log_every": 100, "tokens": 32})):
+        run = tmp_path / str(number)
+        message = "(The loss|The weights) became .* by step .; lower learning_rate, or raise warmup"
+        with pytest.raises(BilensError, match=message):
+            run_anneal(run, replace(TRAINING, learning_rate=1e12, **how))
+        assert not (run / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(
@@ -235,11 +251,14 @@ def test_a_loss_that_leaves_the_numbers_is_an_error(tmp_path):
     [
         ({"schedule": "cubic"}, "schedule='cubic', expected one of linear, cosine, zero, held"),
         ({"decay": "cubic"}, "decay='cubic', expected one of none, linear, cosine"),
-        ({"warmup": 1}, "warmup=1, expected a share from 0 to below 1"),
-        ({"batch_size": 0}, "batch_size=0, expected at least 1"),
+        ({"warmup": 1}, "warmup=1, expected a finite number, at least 0 and below 1"),
+        ({"batch_size": 0}, "batch_size=0, expected a whole number, at least 1"),
+        ({"evaluate_every": -1}, "evaluate_every=-1, expected a whole number, at least 1"),
+        ({"weight_decay": -1}, "weight_decay=-1, expected a finite number, at least 0"),
+        ({"length": 10**12}, "length=1000000000000, expected a whole number"),
         ({"tokens": 31}, "tokens=31, expected at least 32, one step of batch_size=4 texts"),
-        ({"learning_rate": 0}, "learning_rate=0, expected more than 0"),
-        ({"annealing": 0}, "annealing=0, expected a share above 0 and up to 1"),
+        ({"learning_rate": 0}, "learning_rate=0, expected a finite number, above 0"),
+        ({"annealing": 0}, "annealing=0, expected a finite number, above 0 and at most 1"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

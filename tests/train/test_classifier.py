@@ -1,20 +1,22 @@
 import json
 import math
 import os
+import re
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import bilens
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.train import ClassifierTraining, train_classifier
-from bilens.train import classifier as module
-from bilens.train.noise import add_noise, noisy
+from bilens.train import ClassifierTraining, stacked, train_classifier, train_classifiers
+from bilens.train.interrupt import interrupt_between_steps
+from bilens.train.noise import LatentNoise, add_noise
+from bilens.train.state import load_state
 
 
 @pytest.fixture(scope="session")
@@ -29,16 +31,16 @@ BRIEF = ClassifierTraining(epochs=3, input_noise=0.5, latent_noise=0.1, batch_si
 
 def stop_after(monkeypatch, steps: int) -> None:
     """Press ctrl-C in the middle of the given step."""
-    taken = module._Session._step
+    taken = stacked._Stack._take_step
 
-    def counting(self, x, labels):
+    def counting(self, chosen):
         counting.steps += 1
         if counting.steps == steps:
             os.kill(os.getpid(), signal.SIGINT)
-        taken(self, x, labels)
+        taken(self, chosen)
 
     counting.steps = 0
-    monkeypatch.setattr(module._Session, "_step", counting)
+    monkeypatch.setattr(stacked._Stack, "_take_step", counting)
 
 
 def same_weights(a: ImageClassifier, b: ImageClassifier) -> bool:
@@ -72,7 +74,13 @@ def test_a_run_holds_what_is_needed(digits, tmp_path):
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == history
     assert json.loads((tmp_path / "run" / "training.json").read_text())["data"] == "digits"
-    assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
+    assert {path.name for path in (tmp_path / "run").iterdir()} - {".lock"} == {
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "training.json",
+    }
 
 
 @pytest.mark.parametrize("steps", [1, 10, 23, 40])
@@ -102,7 +110,7 @@ def test_resume_adds_epochs(digits, tmp_path):
 
 
 def test_a_second_ctrl_c_does_not_wait():
-    with pytest.raises(KeyboardInterrupt), module.interrupt_between_steps() as interrupt:
+    with pytest.raises(KeyboardInterrupt), interrupt_between_steps() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupt.requested
         os.kill(os.getpid(), signal.SIGINT)
@@ -123,15 +131,39 @@ def test_resume_refuses_other_settings(digits, tmp_path):
     with pytest.raises(CheckpointError, match="nothing to resume.*Train without --resume"):
         train_classifier(CONFIG, digits, BRIEF, tmp_path, resume=True)
     train_classifier(CONFIG, digits, BRIEF, tmp_path)
-    other = ClassifierTraining(**{**vars(BRIEF), "weight_decay": 0.1})
-    with pytest.raises(CheckpointError, match="weight_decay=0.5, not 0.1"):
-        train_classifier(CONFIG, digits, other, tmp_path, resume=True)
-    shorter = ClassifierTraining(**{**vars(BRIEF), "epochs": 1})
-    with pytest.raises(CheckpointError, match="epochs=3, not 1"):
-        train_classifier(CONFIG, digits, shorter, tmp_path, resume=True)
-    (tmp_path / "training_state.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(CheckpointError, match="damaged"):
-        train_classifier(CONFIG, digits, BRIEF, tmp_path, resume=True)
+    with pytest.raises(
+        CheckpointError, match="trained with weight_decay=0.5, not weight_decay=0.1"
+    ):
+        train_classifier(CONFIG, digits, replace(BRIEF, weight_decay=0.1), tmp_path, resume=True)
+    with pytest.raises(
+        CheckpointError, match=r"epochs=3, not epochs=1. .* \(epochs alone may grow"
+    ):
+        train_classifier(CONFIG, digits, replace(BRIEF, epochs=1), tmp_path, resume=True)
+    other = replace(CONFIG, d_model=25, bias=True)
+    with pytest.raises(CheckpointError, match="bias=False, d_model=24, not bias=True, d_model=25"):
+        train_classifier(other, digits, BRIEF, tmp_path, resume=True)
+
+
+def test_what_is_there_is_not_overwritten(digits, tmp_path):
+    train_classifier(CONFIG, digits, BRIEF, tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    message = (
+        "holds training.json and config.json and model.safetensors already.*--resume.*--output"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        train_classifier(CONFIG, digits, BRIEF, tmp_path)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_finished_training_says_so(digits, tmp_path, capsys):
+    model, history = train_classifier(CONFIG, digits, BRIEF, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    again, same = train_classifier(CONFIG, digits, BRIEF, tmp_path, resume=True)
+    assert f"{tmp_path} is finished: there is nothing left to train" in capsys.readouterr().err
+    assert same_weights(model, again)
+    assert same == history
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert before == {path: after[path] for path in before}
 
 
 def test_misuse_is_explained(digits):
@@ -139,19 +171,50 @@ def test_misuse_is_explained(digits):
         train_classifier(ClassifierConfig(32, 10), digits, BRIEF)
     with pytest.raises(BilensError, match="resume=True needs the run directory"):
         train_classifier(CONFIG, digits, BRIEF, resume=True)
-    with pytest.raises(BilensError, match=r"loss became (nan|inf) in epoch 1.*learning rate"):
-        wild = ClassifierTraining(epochs=1, learning_rate=1e12)
-        train_classifier(CONFIG, digits, wild)
-    for name, value in (("epochs", 0), ("learning_rate", 0.0), ("latent_noise", -1.0)):
-        with pytest.raises(BilensError, match=f"{name}={value}, expected"):
-            ClassifierTraining(**{name: value})
-    with pytest.raises(BilensError, match="weight_decay=nan"):
-        ClassifierTraining(weight_decay=math.nan)
+    with pytest.raises(
+        BilensError, match=r"seeds=\[1, 1\], expected at least one and none of them"
+    ):
+        train_classifiers(CONFIG, digits, BRIEF, [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("epochs", 0, "a whole number, at least 1"),
+        ("epochs", math.inf, "a whole number, at least 1"),
+        ("batch_size", 2.5, "a whole number, at least 1"),
+        ("learning_rate", 0.0, "a finite number, above 0"),
+        ("learning_rate", math.inf, "a finite number, above 0"),
+        ("learning_rate", 1e38, "a finite number, above 0 and at most 1,000,000,000,000"),
+        ("decay", math.nan, "a finite number, above 0"),
+        ("weight_decay", math.nan, "a finite number, at least 0"),
+        ("input_noise", math.inf, "a finite number, at least 0"),
+        ("latent_noise", -1.0, "a finite number, at least 0"),
+        ("seed", -1, "a whole number, at least 0 and at most 4,294,967,295"),
+        ("seed", 2**64, "a whole number, at least 0 and at most 4,294,967,295"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_bad_settings_are_named(name, value, expected):
+    with pytest.raises(BilensError, match=re.escape(f"{name}={value}, expected {expected}")):
+        ClassifierTraining(**{name: value})
+
+
+@pytest.mark.parametrize("rate", [1e6, 1e12])
+def test_divergence_is_an_error_and_saves_no_model(digits, tmp_path, rate):
+    """At the higher rate the one step of the training has a finite loss still."""
+    wild = ClassifierTraining(epochs=1, learning_rate=rate, batch_size=2000 if rate > 1e9 else 64)
+    with pytest.raises(
+        BilensError, match=r"loss became infinite or NaN in epoch 1 of seed 0.*rate"
+    ):
+        train_classifier(CONFIG, digits, wild, tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_noise_is_scaled_to_each_vector():
     x = torch.stack([torch.linspace(0, 1, 4000), torch.linspace(0, 10, 4000)])
-    noise = add_noise(x, 0.5, torch.Generator().manual_seed(0)) - x
+    noise = add_noise(x, torch.randn(x.shape, generator=torch.Generator().manual_seed(0)), 0.5) - x
     ratio = noise.std(dim=-1) / x.std(dim=-1)
     assert torch.allclose(ratio, torch.full((2,), 0.5), rtol=0.05)
     assert noise.mean(-1).abs().max() < 0.2
@@ -161,30 +224,82 @@ def test_where_the_noise_goes():
     torch.manual_seed(0)
     model = ImageClassifier(ClassifierConfig(16, 3, 8, n_layers=2))
     x = torch.rand(2, 16)
-    quiet = model(x)
+    clean = model(x)
     seen = []
     for part in (model.embed, *model.layers, model.unembed):
         part.register_forward_hook(lambda part, inputs, output: seen.append(inputs[0]))
-
-    def heard(input_noise, latent_noise):
-        seen.clear()
-        with noisy(model, input_noise, latent_noise, torch.Generator().manual_seed(0)):
-            model(x)
-        met = list(seen)
-        with torch.no_grad():
-            after = [model.embed, *model.layers]
-            clean = [x] + [part(z) for part, z in zip(after, met[:3], strict=True)]
-        return [not torch.allclose(z, c) for z, c in zip(met, clean, strict=True)]
-
-    assert heard(0.0, 0.0) == [False, False, False, False]
-    assert heard(1.0, 0.0) == [True, False, False, False]
-    assert heard(0.0, 0.3) == [True, True, True, True]
-    assert torch.equal(model(x), quiet)
-    with noisy(model.eval(), 1.0, 1.0, torch.Generator()):
-        assert torch.equal(model(x), quiet)
+    latent = LatentNoise(model, 0.3)
+    noise = [torch.randn(2, width) for width in latent.widths]
+    with latent.drawn(noise):
+        model(x)
+    met = list(seen)
+    with torch.no_grad():
+        parts = [model.embed, *model.layers]
+        inputs = [x, *(part(z) for part, z in zip(parts, met, strict=False))]
+    for z, noisy, drawn in zip(inputs, met, noise, strict=True):
+        assert torch.allclose(noisy, add_noise(z, drawn, 0.3))
+    assert torch.equal(model(x), clean)
+    latent.remove()
+    with latent.drawn(noise):
+        assert torch.equal(model(x), clean)
+    assert LatentNoise(model, 0.0).widths == []
 
 
 def test_the_state_has_no_pickle(digits, tmp_path):
     train_classifier(CONFIG, digits, BRIEF, tmp_path)
-    state = load_file(tmp_path / "training_state.safetensors")
-    assert {"generator", "loss_sum", "model.embed.weight", "optimizer.0.exp_avg"} <= state.keys()
+    newest = max((tmp_path / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)
+    record, state = load_state(newest, torch.device("cpu"))
+    assert record["epoch"] == 3
+    assert {"model.embed.weight", "optimizer.embed.weight.exp_avg", "noise.state"} <= state.keys()
+
+
+SEVERAL = [
+    ({}, {"input_noise": 0.5}),
+    ({"n_layers": 2, "bias": True, "residual": True, "d_hidden": 30}, {"latent_noise": 0.1}),
+    ({"norm": "rms", "gate": "silu"}, {"input_noise": 0.3, "latent_noise": 0.2}),
+    ({"norm": "scalar", "n_layers": 2}, {"input_noise": 0.3}),
+]
+
+
+@pytest.mark.parametrize(("parts", "noise"), SEVERAL)
+def test_seeds_at_once_are_single_runs_within_rounding(digits, parts, noise):
+    config = replace(CONFIG, d_model=12, **parts)
+    training = ClassifierTraining(epochs=1, batch_size=100, weight_decay=0.1, **noise)
+    together = train_classifiers(config, digits, training, [3, 7, 4])
+    for seed, (model, history) in zip([3, 7, 4], together, strict=True):
+        alone, expected = train_classifier(config, digits, replace(training, seed=seed))
+        for name, weight in alone.state_dict().items():
+            own = model.state_dict()[name]
+            torch.testing.assert_close(own, weight, rtol=1e-3, atol=1e-5)
+            assert own.untyped_storage().nbytes() == 4 * own.numel()
+        assert history[0]["train_loss"] == pytest.approx(expected[0]["train_loss"], rel=1e-4)
+        assert history[0].keys() == expected[0].keys()
+
+
+@pytest.mark.parametrize(("steps", "norm"), [(1, "none"), (30, "scalar")])
+def test_seeds_at_once_are_stopped_and_resumed(digits, tmp_path, monkeypatch, steps, norm):
+    config = replace(CONFIG, norm=norm)
+    straight = train_classifiers(config, digits, BRIEF, [0, 1])
+    with monkeypatch.context() as patch:
+        stop_after(patch, steps)
+        with pytest.raises(KeyboardInterrupt):
+            train_classifiers(config, digits, BRIEF, [0, 1], tmp_path)
+    resumed = train_classifiers(config, digits, BRIEF, [0, 1], tmp_path, resume=True)
+    for (a, one), (b, other) in zip(straight, resumed, strict=True):
+        assert all(torch.equal(x, b.state_dict()[name]) for name, x in a.state_dict().items())
+        assert without_time(one) == without_time(other)
+
+
+def test_seeds_that_stand_at_different_places_go_on(digits, tmp_path):
+    train_classifiers(CONFIG, digits, replace(BRIEF, epochs=2), [0, 1], tmp_path)
+    train_classifier(CONFIG, digits, BRIEF, tmp_path / "seed-0", resume=True)
+    three = train_classifiers(CONFIG, digits, BRIEF, [0, 1, 2], tmp_path, resume=True)
+    for seed, (model, history) in enumerate(three):
+        alone, _ = train_classifier(CONFIG, digits, replace(BRIEF, seed=seed))
+        for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-4)
+        assert [record["epoch"] for record in history] == [1, 2, 3]
+    with pytest.raises(CheckpointError, match="holds training.json"):
+        train_classifiers(CONFIG, digits, BRIEF, [2, 3], tmp_path)
+    with pytest.raises(CheckpointError, match="nothing to resume in .*none of these seeds"):
+        train_classifiers(CONFIG, digits, BRIEF, [8, 9], tmp_path, resume=True)

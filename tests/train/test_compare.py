@@ -1,21 +1,21 @@
 """Architectures compared: equal conditions, what is kept, and what the target cost."""
 
 import json
+import math
 import signal
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.train import language
+from bilens.train import is_finished, language
 from bilens.train.compare import (
-    Architecture,
     Comparison,
-    LossCurve,
-    Point,
     compare_architectures,
     count_parameters,
     of_equal_size,
@@ -38,8 +38,14 @@ def compare(run, training=TRAINING, configs=None, seeds=(0,), **how):
 
 
 def curve(losses, seed=0, mlp="bilinear", pace=0.5):
-    points = [Point(10.0 * n, 80.0 * n, 10 * n * pace, x) for n, x in enumerate(losses, 1)]
-    return LossCurve(Architecture(mlp, "softmax", 20, 1000), seed, tuple(points))
+    steps = 10.0 * np.arange(1, len(losses) + 1)
+    about = {"mlp": mlp, "attention": "softmax", "d_hidden": 20, "parameters": 1000, "seed": seed}
+    took = {"steps": steps, "tokens": 8 * steps, "seconds": pace * steps, "loss": losses}
+    return pd.DataFrame({**about, **took})
+
+
+def comparison(target, *curves):
+    return Comparison("data", target, pd.concat(curves, ignore_index=True))
 
 
 def test_each_goes_with_each():
@@ -90,77 +96,83 @@ def test_equal_size_may_be_out_of_reach():
     ("attention", "millions"), [("softmax", 498.1), ("bilinear", 545.9), ("differential", 545.9)]
 )
 def test_the_large_preset_has_half_a_billion_parameters(attention, millions):
-    config = LanguageConfig(**PRESETS["500m"].model, attention=attention)
+    config = LanguageConfig(**{**PRESETS["500m"].model.settings(), "attention": attention})
     assert count_parameters(config) / 1e6 == pytest.approx(millions, abs=0.1)
     assert (config.n_layers, config.n_heads, config.d_model, config.n_ctx) == (18, 9, 1152, 1024)
 
 
 def test_a_crossing_lies_on_the_line_between_two_validations():
     one = curve([5.0, 4.0, 3.0, 3.5, 2.0])
-    assert one.crossing(3.25) == Point(27.5, 220.0, 13.75, 3.25)
-    assert one.crossing(4.0) == Point(20.0, 160.0, 10.0, 4.0)
-    assert one.crossing(3.0) == Point(30.0, 240.0, 15.0, 3.0)
-    assert one.crossing(6.0) == one.points[0]
-    assert one.crossing(1.0) is None
-    assert one.seconds_per_step == 0.5
+    for target, expected in (
+        (3.25, [27.5, 220.0, 13.75]),
+        (4.0, [20.0, 160.0, 10.0]),
+        (3.0, [30.0, 240.0, 15.0]),
+        (6.0, [10.0, 80.0, 5.0]),
+    ):
+        found = comparison(target, one).crossings()
+        assert found.loc[0, ["steps", "tokens", "seconds"]].tolist() == expected
+    assert comparison(1.0, one).crossings()["steps"].isna().all()
 
 
 def test_costs_are_means_over_seeds_and_ratios_to_the_first():
     first = [curve([4.0, 3.0, 2.0], seed, "swiglu") for seed in (0, 1)]
     other = [curve([4.0, 3.0, 2.5, 2.0], 0, pace=1.0), curve([4.0, 2.0], 1, pace=2.0)]
-    one, two = Comparison("data", 2.5, (*first, *other)).summaries()
-    assert (one.architecture.mlp, one.reached, one.seeds) == ("swiglu", 2, 2)
-    assert (one.cost.steps, one.cost.tokens, one.cost.seconds) == (25, 200, 12.5)
-    assert (one.cost.deviation, one.cost.steps_ratio, one.cost.seconds_ratio) == (0, 1, 1)
-    assert two.cost.steps == (30 + 17.5) / 2
-    assert two.cost.deviation == pytest.approx(12.5 / 2**0.5)
-    assert two.cost.steps_ratio == two.cost.steps / 25
-    assert two.cost.seconds_ratio == pytest.approx((30 + 35) / 2 / 12.5)
+    one, two = comparison(2.5, *first, *other).summary().itertuples()
+    assert (one.mlp, one.reached, one.seeds) == ("swiglu", 2, 2)
+    assert (one.steps, one.tokens, one.seconds) == (25, 200, 12.5)
+    assert (one.deviation, one.steps_ratio, one.seconds_ratio) == (0, 1, 1)
+    assert two.steps == (30 + 17.5) / 2
+    assert two.deviation == pytest.approx(12.5 / 2**0.5)
+    assert two.steps_ratio == two.steps / 25
+    assert two.seconds_ratio == pytest.approx((30 + 35) / 2 / 12.5)
     assert (two.seconds_per_step, two.best) == (1.5, 2.0)
 
 
-def test_a_missed_target_is_no_cost():
+def test_a_missed_target_has_no_cost():
     curves = (curve([4.0, 3.0], 0, "swiglu"), curve([4.0, 2.0], 1, "swiglu"), curve([4.0, 2.0]))
-    one, two = Comparison("data", 2.5, curves).summaries()
-    assert (one.reached, one.seeds, one.cost, one.best) == (1, 2, None, 2.5)
-    assert two.cost.steps == 17.5
-    assert two.cost.steps_ratio is None
-    assert two.cost.seconds_ratio is None
+    one, two = comparison(2.5, *curves).summary().itertuples()
+    assert (one.reached, one.seeds, one.best) == (1, 2, 2.5)
+    assert math.isnan(one.steps)
+    assert (two.steps, two.reached) == (17.5, 1)
+    assert math.isnan(two.steps_ratio)
+    assert math.isnan(two.seconds_ratio)
 
 
 def test_the_mean_ends_where_the_first_seed_ends():
-    both = (curve([4.0, 3.0, 2.0], 0), curve([5.0, 4.0], 1))
-    mean = Comparison("data", 2.5, both).mean(both[0].architecture)
-    assert [(point.steps, point.loss) for point in mean] == [(10, 4.5), (20, 3.5)]
+    both = curve([4.0, 3.0, 2.0], 0), curve([5.0, 4.0], 1), curve([2.0], 0, "relu")
+    mean = comparison(2.5, *both).mean_curves()
+    assert mean["mlp"].tolist() == ["bilinear", "relu", "bilinear"]
+    assert mean["steps"].tolist() == [10, 10, 20]
+    assert mean["loss"].tolist() == [4.5, 2.0, 3.5]
 
 
 def test_architectures_are_trained_as_far_as_the_target(tmp_path):
     told = []
     found = compare(tmp_path, seeds=(0, 1), done=told.append)
-    assert told == list(found.curves)
-    assert [(c.architecture.mlp, c.seed) for c in told] == [
+    assert pd.concat(told, ignore_index=True).equals(found.validations)
+    assert [(one["mlp"].iloc[0], one["seed"].iloc[0]) for one in told] == [
         ("swiglu", 0),
         ("bilinear", 0),
         ("swiglu", 1),
         ("bilinear", 1),
     ]
     assert (found.data, found.target) == ("grammar", 4.27)
-    for one in found.curves:
-        losses = [point.loss for point in one.points]
+    for one in told:
+        losses, steps = one["loss"].tolist(), one["steps"].tolist()
         assert losses[-1] <= 4.27 < min(losses[:-1])
-        assert [p.steps for p in one.points] == [2 * n for n in range(1, len(losses) + 1)]
-        assert [p.tokens for p in one.points] == [8 * 8 * p.steps for p in one.points]
-        assert one.architecture.parameters == count_parameters(small_config())
-        folder = tmp_path / f"{one.architecture.mlp}-softmax-seed{one.seed}"
+        assert steps == [2 * n for n in range(1, len(losses) + 1)]
+        assert one["tokens"].tolist() == [8 * 8 * n for n in steps]
+        assert set(one["parameters"]) == {count_parameters(small_config())}
+        folder = tmp_path / f"{one['mlp'].iloc[0]}-softmax-seed{one['seed'].iloc[0]}"
         assert (folder / "model.safetensors").is_file()
         assert not (folder / "checkpoints").exists()
-    assert all(summary.cost.seconds > 0 for summary in found.summaries())
+    assert (found.summary()["seconds"] > 0).all()
 
 
 def test_what_is_finished_is_not_trained_again(tmp_path, monkeypatch):
     once = compare(tmp_path)
-    monkeypatch.setattr("bilens.train.compare.train_language", None)
-    assert compare(tmp_path) == once
+    monkeypatch.setattr("bilens.train.trainer.ResumableTrainer", None)
+    assert compare(tmp_path).validations.equals(once.validations)
 
 
 def test_a_stopped_comparison_goes_on(tmp_path, monkeypatch):
@@ -177,18 +189,20 @@ def test_a_stopped_comparison_goes_on(tmp_path, monkeypatch):
         patch.setattr(language, "_collate", press)
         with pytest.raises(KeyboardInterrupt):
             compare(tmp_path / "parts", replace(TRAINING, target_loss=0.1))
-    assert (tmp_path / "parts" / "swiglu-softmax-seed0" / "metrics.jsonl").is_file()
-    assert not (tmp_path / "parts" / "bilinear-softmax-seed0" / "metrics.jsonl").exists()
+    assert is_finished(tmp_path / "parts" / "swiglu-softmax-seed0")
+    assert not is_finished(tmp_path / "parts" / "bilinear-softmax-seed0")
     parts = compare(tmp_path / "parts", replace(TRAINING, target_loss=0.1))
-    for a, b in zip(whole.curves, parts.curves, strict=True):
-        assert [p.loss for p in a.points] == [p.loss for p in b.points]
-        assert [p.steps for p in a.points] == [p.steps for p in b.points]
+    timeless = [one.validations.drop(columns="seconds") for one in (whole, parts)]
+    assert timeless[0].equals(timeless[1])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"training": replace(TRAINING, target_loss=None)}, "target_loss is None, expected the"),
+        (
+            {"training": replace(TRAINING, target_loss=None)},
+            "target_loss=None, expected the validation",
+        ),
         ({"configs": []}, r"configs=\[\], expected at least one and none of them twice"),
         ({"seeds": (0, 0)}, r"seeds=\[0, 0\], expected at least one and none of them twice"),
         ({"configs": 2 * [small_config()]}, "configs=.'bilinear-softmax', 'bilinear-softmax'., ex"),
@@ -201,7 +215,10 @@ def test_nothing_to_compare_is_an_error(tmp_path, change, message):
 
 def test_other_settings_need_another_folder(tmp_path):
     compare(tmp_path)
-    with pytest.raises(CheckpointError, match="swiglu-softmax-seed0 was trained with batch_size=8"):
+    with pytest.raises(
+        CheckpointError,
+        match="swiglu-softmax-seed0 was trained with batch_size=8, not batch_size=4",
+    ):
         compare(tmp_path, replace(TRAINING, batch_size=4))
     lines = (tmp_path / "swiglu-softmax-seed0" / "metrics.jsonl").read_text().splitlines()
     assert all("seconds" in json.loads(line) for line in lines)

@@ -14,13 +14,15 @@ from bilens.convert import save_model
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn.language import LanguageModel
 from bilens.train import language
-from bilens.train.language import (
-    LanguageTraining,
-    finished_history,
-    last_checkpoint,
-    train_language,
+from bilens.train.language import LanguageTraining, train_language
+from bilens.train.run_directory import is_finished, read_metrics
+from tests.language import (
+    check_same_model,
+    random_model,
+    small_config,
+    small_corpus,
+    toy_tokenizer,
 )
-from tests.language import random_model, small_config, small_corpus, toy_tokenizer
 
 TRAINING = LanguageTraining(
     epochs=2, batch_size=8, learning_rate=1e-2, save_every=4, log_every=1, warmup=0.2
@@ -40,14 +42,14 @@ def test_a_run_holds_the_model_its_tokenizer_and_its_metrics(tmp_path):
     model, history = train(tmp_path)
     losses = [record["loss"] for record in history if "loss" in record]
     assert len(losses) == 10
-    assert history[-2]["eval_loss"] < losses[-1] < losses[0]
+    assert history[-1]["eval_loss"] < losses[-1] < losses[0]
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == history
     assert json.loads((tmp_path / "training.json").read_text())["data"] == "grammar"
     assert isinstance(AutoTokenizer.from_pretrained(tmp_path), PreTrainedTokenizerFast)
     assert model.config.bos_token_id == small_corpus().tokenizer.bos_token_id
     assert torch.equal(weights(tmp_path)["embed.weight"], model.W_E)
-    assert not list(tmp_path.glob(".*"))
+    assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
 
 
 def test_the_schedule_falls_linearly_after_the_warmup(tmp_path):
@@ -99,7 +101,7 @@ def test_the_clock_leaves_validations_out_and_counts_on(tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return collate(rows)
 
-    monkeypatch.setattr("bilens.train.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("bilens.train.trainer.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(language, "_collate", pass_time)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, training)
@@ -131,14 +133,44 @@ def test_the_order_of_texts_depends_on_the_seed_alone(tmp_path, monkeypatch, par
     assert not torch.equal(orders[0][0], orders[2][0])
 
 
-def test_what_has_ended_is_known(tmp_path):
-    config, corpus = small_config(), small_corpus()
-    assert finished_history(config, corpus, TRAINING, tmp_path) is None
-    _, history = train(tmp_path)
-    assert finished_history(config, corpus, TRAINING, tmp_path) == history
-    other = replace(TRAINING, learning_rate=0.1)
-    with pytest.raises(CheckpointError, match="trained with learning_rate=0.01, not 0.1. Resume"):
-        finished_history(config, corpus, other, tmp_path)
+def test_a_finished_training_is_not_trained_on(tmp_path, capsys):
+    model, history = train(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    again, same = train(tmp_path, resume=True)
+    assert f"{tmp_path} is finished: there is nothing left to train" in capsys.readouterr().err
+    assert same == history
+    check_same_model(again, model)
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert before == {path: after[path] for path in before}
+    with pytest.raises(CheckpointError, match="holds training.json .* already.*--resume"):
+        train(tmp_path)
+
+
+def test_metrics_are_written_as_they_come(tmp_path, monkeypatch):
+    """At each record the file holds it and all before it."""
+    seen, collate = [], language._collate
+
+    def read(rows):
+        if (tmp_path / "metrics.jsonl").exists():
+            seen.append(len(read_metrics(tmp_path)))
+        return collate(rows)
+
+    monkeypatch.setattr(language, "_collate", read)
+    _, history = train(tmp_path, replace(TRAINING, evaluate_every=100))
+    assert len(history) == 11
+    assert seen == sorted(seen)
+    assert len(set(seen)) >= 8
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(0.3, 2), (0.2, 1), (1.5, 8)])
+def test_a_part_of_a_pass_has_no_step_too_many(tmp_path, epochs, steps):
+    training = replace(TRAINING, epochs=epochs, save_every=1)
+    _, history = train(tmp_path, training)
+    assert max(record["step"] for record in history) == steps
+    assert history[-1]["step"] == steps
+    assert "eval_loss" in history[-1]
+    _, again = train(tmp_path, training, resume=True)
+    assert again == history
 
 
 def stopped_at(step, monkeypatch):
@@ -154,18 +186,23 @@ def stopped_at(step, monkeypatch):
     monkeypatch.setattr(language, "_collate", press)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_torch", "muon"])
-def test_a_stopped_training_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch, optimizer):
-    training = replace(TRAINING, optimizer=optimizer)
-    train(tmp_path / "whole", training)
+@pytest.mark.parametrize(("optimizer", "norm"), [("adamw_torch", "scalar"), ("muon", "rms")])
+def test_a_stopped_training_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch, optimizer, norm):
+    training, config = replace(TRAINING, optimizer=optimizer, log_every=3), small_config(norm=norm)
+    train(tmp_path / "whole", training, config)
     with monkeypatch.context() as patch:
         stopped_at(7, patch)
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "parts", training)
+            train(tmp_path / "parts", training, config)
     assert not (tmp_path / "parts" / "model.safetensors").exists()
-    train(tmp_path / "parts", training, resume=True)
+    train(tmp_path / "parts", training, config, resume=True)
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    whole, parts = (
+        [{k: v for k, v in record.items() if k != "seconds"} for record in read_metrics(run)]
+        for run in (tmp_path / "whole", tmp_path / "parts")
+    )
+    assert whole == parts
 
 
 def test_accumulated_steps_are_one_step(tmp_path):
@@ -176,28 +213,45 @@ def test_accumulated_steps_are_one_step(tmp_path):
         torch.testing.assert_close(one[name], four[name], rtol=1e-3, atol=1e-4)
 
 
-def test_the_last_checkpoint_is_the_last_whole_one(tmp_path):
-    assert last_checkpoint(tmp_path) is None
-    for number, whole in ((9, True), (10, True), (11, False)):
-        folder = tmp_path / "checkpoints" / f"checkpoint-{number}"
-        folder.mkdir(parents=True)
-        if whole:
-            (folder / "trainer_state.json").write_text("{}")
-    assert last_checkpoint(tmp_path).name == "checkpoint-10"
-
-
 def test_there_has_to_be_something_to_resume(tmp_path):
     with pytest.raises(CheckpointError, match="nothing to resume in .* Train without --resume"):
         train(tmp_path, resume=True)
     train(tmp_path)
-    with pytest.raises(CheckpointError, match="was trained with learning_rate=0.01, not 0.1"):
+    with pytest.raises(CheckpointError, match="with learning_rate=0.01, not learning_rate=0.1"):
         train(tmp_path, replace(TRAINING, learning_rate=0.1), resume=True)
+    with pytest.raises(
+        CheckpointError, match=r"with d_hidden=20, not d_hidden=24. Resume with the"
+    ):
+        train(tmp_path, config=small_config(d_hidden=24), resume=True)
 
 
-def test_a_loss_that_leaves_the_numbers_is_an_error(tmp_path):
-    with pytest.raises(BilensError, match="The loss became infinite or NaN; lower learning_rate"):
-        train(tmp_path, replace(TRAINING, learning_rate=1e20, warmup=0))
+@pytest.mark.parametrize(
+    ("how", "attention"),
+    [
+        ({}, {}),
+        ({"log_every": 100, "epochs": 0.2}, {}),
+        ({"log_every": 100, "save_every": 1}, {}),
+        ({}, {"attention_scale": 1e30, "attention": "bilinear"}),
+    ],
+    ids=["logged", "never logged", "saved before it is logged", "at once"],
+)
+def test_divergence_is_an_error_and_saves_no_model(tmp_path, how, attention):
+    training = replace(TRAINING, **{"learning_rate": 1e12, "warmup": 0, "optimizer": "sgd", **how})
+    with pytest.raises(BilensError, match=r"(The loss|The weights) became .*; lower learning_rate"):
+        train(tmp_path, training, small_config(**attention))
     assert not (tmp_path / "model.safetensors").exists()
+    assert not is_finished(tmp_path)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("attention", ["squared", "bilinear"])
+def test_float16_is_refused_before_anything_is_read(tmp_path, attention):
+    training = replace(TRAINING, precision="fp16")
+    with pytest.raises(BilensError, match="precision='fp16' with attention=.*expected precision="):
+        train_language(small_config(attention=attention), None, training, tmp_path, use_cpu=True)
+    with pytest.raises(BilensError, match="precision='fp16' needs a GPU; expected 'bf16' or 'floa"):
+        train(tmp_path, training)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -218,27 +272,32 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
         train(tmp_path, replace(TRAINING, report_to="wandb"))
 
 
-def test_an_unknown_optimizer_is_named(tmp_path):
-    with pytest.raises(BilensError, match="optimizer='moun', expected one of muon, adamw_torch, "):
-        train(tmp_path, replace(TRAINING, optimizer="moun"))
-
-
 def test_a_batch_is_shared_out_evenly(tmp_path):
     with pytest.raises(BilensError, match="batch_size=8 cannot be shared out evenly over 1 proc"):
         train(tmp_path, replace(TRAINING, accumulate=3))
+    with pytest.raises(
+        BilensError, match="batch_size=100000, expected at most 40, the texts of gr"
+    ):
+        train(tmp_path, replace(TRAINING, batch_size=100_000))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 0}, "batch_size=0, expected at least 1"),
-        ({"epochs": 0}, "epochs=0, expected more than 0"),
-        ({"weight_decay": -1}, "weight_decay=-1, expected 0 or more"),
-        ({"evaluate_every": 0}, "evaluate_every=0, expected at least 1"),
-        ({"evaluate_texts": 0}, "evaluate_texts=0, expected at least 1"),
-        ({"warmup": 1}, "warmup=1, expected a share from 0 to below 1"),
+        ({"batch_size": 0}, "batch_size=0, expected a whole number, at least 1"),
+        ({"epochs": 0}, "epochs=0, expected a finite number, above 0"),
+        ({"epochs": float("inf")}, "epochs=inf, expected a finite number, above 0"),
+        ({"learning_rate": float("inf")}, "learning_rate=inf, expected a finite number, above 0"),
+        ({"weight_decay": -1}, "weight_decay=-1, expected a finite number, at least 0"),
+        ({"evaluate_every": -1}, "evaluate_every=-1, expected a whole number, at least 1 or none"),
+        ({"evaluate_texts": 0}, "evaluate_texts=0, expected a whole number, at least 1 or none"),
+        ({"target_loss": float("nan")}, "target_loss=nan, expected a finite number or none"),
+        ({"warmup": 1}, "warmup=1, expected a finite number, at least 0 and below 1"),
+        ({"seed": 2**64}, "seed=18446744073709551616, expected a whole number, at least 0 and at"),
+        ({"optimizer": "lomo"}, "optimizer='lomo', expected one of adamw_torch, adamw_torch_fused"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_settings_are_named(change, message):
     with pytest.raises(BilensError, match=message):
         LanguageTraining(**change)

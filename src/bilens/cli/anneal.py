@@ -1,18 +1,25 @@
 """`bilens anneal` and `bilens export`: a gated model becomes a bilinear one."""
 
-import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from bilens.cli.console import DataDir, ModelName, RunDir, out
-from bilens.errors import BilensError
-from bilens.train.anneal_settings import AnnealTraining, DecayName, ScheduleName
-from bilens.train.language_settings import Precision, Tracker
+from bilens.lazy_imports import lazy_import
+from bilens.settings import Count, check_settings
+from bilens.train.anneal_settings import AnnealTraining
 
-__all__ = ["Anneal", "Export", "number_of_tokens"]
+if TYPE_CHECKING:
+    import accelerate
 
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+    from bilens import convert
+    from bilens import data as texts
+    from bilens.train import anneal
+else:  # transformers takes seconds to import, and `bilens anneal --help` does without it.
+    accelerate, convert = lazy_import("accelerate"), lazy_import("bilens.convert")
+    texts, anneal = lazy_import("bilens.data"), lazy_import("bilens.train.anneal")
+
+__all__ = ["Anneal", "Export"]
 
 
 @dataclass(frozen=True)
@@ -30,25 +37,8 @@ class Anneal:
         data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
             and without that the Hugging Face hub.
         output: run directory; by default runs/annealed-NAME.
-        schedule: how beta falls: linear, cosine, zero (from the start), or held (not at all).
-        tokens: how many to train on, as 1000000, 500K, 1M or 0.5B.
-        annealing: share of the training in which beta falls; the rest is at beta = 0.
-        length: tokens of a text.
         shortest: of texts with so many tokens to length, each stands alone, and others are left
             out (384 in the paper); by default all are joined and cut.
-        batch_size: texts in a step, over all processes and accumulated parts.
-        learning_rate: of AdamW.
-        decay: how the learning rate falls to zero by the end; none, as in the paper: not at all.
-        warmup: share of the steps in which the learning rate rises from zero.
-        weight_decay: of AdamW.
-        accumulate: parts that each process does its share of a batch in.
-        precision: bf16 or fp16 for mixed precision.
-        checkpointing: work activations out twice instead of keeping them.
-        log_every: steps between records of loss and beta.
-        evaluate_every: steps between validations; none but the last by default.
-        save_every: steps between checkpoints.
-        report_to: a tracker that gets the metrics too.
-        seed: of the order of the texts.
         resume: go on from where an earlier annealing in output was stopped.
         device: auto takes a GPU where there is one; cpu leaves it alone.
     """
@@ -57,52 +47,33 @@ class Anneal:
     data: str
     data_dir: DataDir = None
     output: Path | None = None
-    schedule: ScheduleName = "linear"
-    tokens: str = "105M"
-    annealing: float = 1.0
-    length: int = 512
-    shortest: int | None = None
-    batch_size: int = 8
-    learning_rate: float = 3e-6
-    decay: DecayName = "none"
-    warmup: float = 0.0
-    weight_decay: float = 0.0
-    accumulate: int = 1
-    precision: Precision = "float32"
-    checkpointing: bool = False
-    log_every: int = 50
-    evaluate_every: int | None = None
-    save_every: int = 500
-    report_to: Tracker = "none"
-    seed: int = 0
+    shortest: Count | None = None
     resume: bool = False
     device: Literal["auto", "cpu"] = "auto"
+    training: AnnealTraining = field(default_factory=AnnealTraining)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def run(self) -> None:
         """Anneal one model."""
-        training = self._training()
-        # transformers takes seconds to import, and other commands do without it.
-        from accelerate import PartialState  # noqa: PLC0415
-
-        from bilens.convert import open_model, open_tokenizer  # noqa: PLC0415
-        from bilens.data import load_documents  # noqa: PLC0415
-        from bilens.train.anneal import anneal  # noqa: PLC0415
-
-        model = open_model(self.model)
-        tokenizer = open_tokenizer(self.model, model)
+        model = convert.open_model(self.model)
+        tokenizer = convert.open_tokenizer(self.model, model)
         output = self.output or Path("runs") / f"annealed-{Path(self.model).stem}"
         cpu = self.device == "cpu"
-        state = PartialState(cpu=cpu)
+        state = accelerate.PartialState(cpu=cpu)
         # One process fills the cache of token ids, and the others open it.
         with state.main_process_first():
-            corpus = load_documents(
+            corpus = texts.load_documents(
                 self.data,
                 tokenizer,  # type: ignore[arg-type]
-                n_ctx=self.length,
+                n_ctx=self.training.length,
                 shortest=self.shortest,
                 data_dir=self.data_dir,
             )
-        history = anneal(model, corpus, training, output, resume=self.resume, use_cpu=cpu)
+        history = anneal.anneal(
+            model, corpus, self.training, output, resume=self.resume, use_cpu=cpu
+        )
         if state.is_main_process:
             last = next(record for record in reversed(history) if "eval_loss" in record)
             out.print(
@@ -111,11 +82,6 @@ class Anneal:
                 highlight=False,
                 soft_wrap=True,
             )
-
-    def _training(self) -> AnnealTraining:
-        own = AnnealTraining.__dataclass_fields__.keys()
-        settings: dict[str, Any] = {k: v for k, v in asdict(self).items() if k in own}
-        return AnnealTraining(**{**settings, "tokens": number_of_tokens(self.tokens)})
 
 
 @dataclass(frozen=True)
@@ -134,29 +100,9 @@ class Export:
 
     def run(self) -> None:
         """Fold the 1/2 of Swish into the gates and save."""
-        # transformers takes seconds to import, and other commands do without it.
-        from bilens.convert import (  # noqa: PLC0415
-            make_bilinear,
-            open_model,
-            open_tokenizer,
-            save_model,
-        )
-
-        model = open_model(self.run_dir)
-        tokenizer = open_tokenizer(self.run_dir, model)
-        make_bilinear(model)
+        model = convert.open_model(self.run_dir)
+        tokenizer = convert.open_tokenizer(self.run_dir, model)
+        convert.make_bilinear(model)
         output = self.output or self.run_dir / "bilinear"
-        save_model(output, model, tokenizer)
+        convert.save_model(output, model, tokenizer)
         out.print(f"model: {output}", highlight=False, soft_wrap=True)
-
-
-def number_of_tokens(text: str) -> int:
-    """A number such as 1000000, 500K, 1M or 0.5B.
-
-    Raises:
-        BilensError: it is none.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.upper())
-    if found is None:
-        raise BilensError(f"--tokens={text}, expected a number such as 1000000, 500K, 1M or 0.5B")
-    return round(float(found[1]) * UNITS[found[2]])

@@ -1,24 +1,50 @@
 """`bilens compare`."""
 
-from dataclasses import asdict, dataclass, field, replace
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import tyro
 from rich.table import Table
 
 from bilens.cli.console import out
-from bilens.cli.setup import Schedule, Setup, is_main_process
-from bilens.errors import BilensError
+from bilens.cli.language_setup import LanguageSetup
 from bilens.files import write_json
+from bilens.lazy_imports import lazy_import
+from bilens.nn import MlpName
+from bilens.nn.language_settings import LanguageSettings
+from bilens.train.language_settings import LanguageTraining, check_precision
 
 if TYPE_CHECKING:
-    from bilens.train.compare import LossCurve
+    import pandas as pd
+
+    from bilens import report
+    from bilens.train import compare
+else:  # transformers and plotly take seconds to import, and other commands do without them.
+    report, compare = lazy_import("bilens.report"), lazy_import("bilens.train.compare")
 
 __all__ = ["Compare"]
 
 
+@dataclass
+class SharedModel(LanguageSettings):
+    """What the models have in common."""
+
+    mlp: tyro.conf.Fixed[tyro.conf.Suppress[MlpName]] = "bilinear"
+    attention: tyro.conf.Fixed[tyro.conf.Suppress[str]] = "softmax"
+
+
 @dataclass(frozen=True)
-class Compare:
+class SharedTraining(LanguageTraining):
+    """What their trainings have in common."""
+
+    seed: tyro.conf.Fixed[tyro.conf.Suppress[int]] = 0
+
+
+@dataclass(frozen=True)
+class Compare(LanguageSetup):
     """Train architectures on the same texts in the same order as far as the same validation loss.
 
     Prints parameters, and the steps, tokens and seconds that each needed; the first architecture is
@@ -27,56 +53,59 @@ class Compare:
     processes put `torchrun --nproc-per-node=N -m bilens` in the place of `bilens`.
 
     Attributes:
-        target_loss: in nats a token; a training ends where its validation loss is as small, at the
-            latest after its epochs.
-        mlp: names of MLPs, separated by commas.
-        attention: names of attentions, separated by commas; each goes with each MLP.
-        seeds: of weights and order of the texts, separated by commas.
+        mlp: MLPs.
+        attention: attentions; each goes with each MLP.
+        seeds: of weights and order of the texts.
         equal_parameters: fewer hidden units, or more, give all the parameters of the first.
         output: directory to write to.
     """
 
-    target_loss: float
-    mlp: str = "swiglu,bilinear"
-    attention: str = "softmax,bilinear"
-    seeds: str = "0"
+    mlp: tuple[MlpName, ...] = ("swiglu", "bilinear")
+    attention: tuple[str, ...] = ("softmax", "bilinear")
+    seeds: tuple[int, ...] = (0,)
     equal_parameters: bool = False
     output: Path = Path("runs/compare")
-    setup: Setup = field(
-        default=Setup(training=Schedule(evaluate_every=50, evaluate_texts=256)),
-    )
+    model: SharedModel = field(default_factory=SharedModel)
+    training: SharedTraining = field(default_factory=SharedTraining)
+
+    @classmethod
+    def default_for(cls, args: Sequence[str]) -> "Compare":
+        """The settings of a preset, with validations as often as a crossing needs."""
+        preset = LanguageSetup.default_for(args)
+        often = replace(preset.training, evaluate_every=50, evaluate_texts=256)
+        return cls(
+            model=SharedModel(**preset.model.settings()), training=SharedTraining(**vars(often))
+        )
 
     def run(self) -> None:
         """Train, print and save."""
-        mlps, attentions, seeds = self.mlp.split(","), self.attention.split(","), self._seeds()
-        # transformers takes seconds to import, and other commands do without it.
-        from bilens.report import comparison_table, write_comparison_report  # noqa: PLC0415
-        from bilens.train.compare import (  # noqa: PLC0415
-            compare_architectures,
-            of_equal_size,
-            variants,
-        )
-
-        config, training, corpus = self.setup.prepare(mlp=mlps[0], attention=attentions[0])
-        configs = variants(config, mlps, attentions)
-        found = compare_architectures(
-            of_equal_size(configs) if self.equal_parameters else configs,
+        mlps, attentions = self.mlp, self.attention
+        for attention in attentions:
+            check_precision(attention, self.training.precision)
+        config, corpus = self.prepare(mlp=mlps[0], attention=attentions[0])
+        configs = compare.variants(config, mlps, attentions)
+        names = [field.name for field in fields(LanguageTraining)]
+        training = LanguageTraining(**{name: getattr(self.training, name) for name in names})
+        found = compare.compare_architectures(
+            compare.of_equal_size(configs) if self.equal_parameters else configs,
             corpus,
-            replace(training, target_loss=self.target_loss),
+            training,
             self.output,
-            seeds=seeds,
-            use_cpu=self.setup.use_cpu,
-            done=_tell,
+            seeds=self.seeds,
+            use_cpu=self.use_cpu,
+            done=self._tell,
         )
-        if not is_main_process():
+        if not self.is_main_process():
             return
-        record = asdict(found) | {"summaries": [asdict(summary) for summary in found.summaries()]}
+        record: dict[str, Any] = {"data": found.data, "target": found.target}
+        for name, rows in (("validations", found.validations), ("summary", found.summary())):
+            record[name] = json.loads(rows.to_json(orient="records"))
         write_json(self.output / "comparison.json", record)
-        settings = {**asdict(training), "target_loss": self.target_loss, "seed": self.seeds}
-        facts = [(name, str(value)) for name, value in settings.items()]
+        settings = {**asdict(training), "seed": list(self.seeds)}
         page = self.output / "comparison.html"
-        write_comparison_report(page, found, facts)
-        whole = comparison_table(found)
+        facts = [(name, str(value)) for name, value in settings.items()]
+        report.write_comparison_report(page, found, facts)
+        whole = report.comparison_table(found)
         table = Table(title=whole.caption, box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for name in whole.header:
             table.add_column(name, overflow="fold")
@@ -85,21 +114,12 @@ class Compare:
         out.print(table)
         out.print(f"page: {page}", highlight=False, soft_wrap=True)
 
-    def _seeds(self) -> list[int]:
-        try:
-            return [int(seed) for seed in self.seeds.split(",")]
-        except ValueError as error:
-            raise BilensError(
-                f"--seeds={self.seeds}, expected whole numbers separated by commas"
-            ) from error
-
-
-def _tell(curve: "LossCurve") -> None:
-    if is_main_process():
-        last = curve.points[-1]
-        out.print(
-            f"{curve.architecture}, seed {curve.seed}: validation loss {last.loss:.4f} after "
-            f"{last.steps:,.0f} steps",
-            highlight=False,
-            soft_wrap=True,
-        )
+    def _tell(self, curve: "pd.DataFrame") -> None:
+        if self.is_main_process():
+            last = curve.iloc[-1]
+            out.print(
+                f"{last['mlp']} MLP, {last['attention']} attention, seed {last['seed']}: "
+                f"validation loss {last['loss']:.4f} after {last['steps']:,.0f} steps",
+                highlight=False,
+                soft_wrap=True,
+            )

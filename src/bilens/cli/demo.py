@@ -6,7 +6,7 @@ from pathlib import Path
 from bilens.cli.decompose import Decompose
 from bilens.cli.report import Report
 from bilens.cli.train_images import Architecture, TrainImages
-from bilens.train import ClassifierTraining
+from bilens.train import ClassifierTraining, is_begun
 
 __all__ = ["Demo"]
 
@@ -26,6 +26,11 @@ class Demo:
     def run(self) -> None:
         """Train, decompose and report."""
         architecture = Architecture(d_model=100)
-        TrainImages(output=self.output, architecture=architecture, training=TRAINING).run()
+        TrainImages(
+            output=self.output,
+            resume=is_begun(self.output),
+            architecture=architecture,
+            training=TRAINING,
+        ).run()
         Decompose(self.output).run()
         Report(str(self.output)).run()

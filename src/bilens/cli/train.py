@@ -1,7 +1,8 @@
 """`bilens train`: images or language."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -19,6 +20,14 @@ class Train:
         Annotated[TrainImages, tyro.conf.subcommand("images")]
         | Annotated[TrainLanguage, tyro.conf.subcommand("language")]
     )
+
+    @staticmethod
+    def default_for(args: Sequence[str]) -> Any:
+        """The settings of a preset for language models."""
+        if args[:1] != ["language"]:
+            return tyro.MISSING
+        default: Any = TrainLanguage.default_for(args)
+        return Train(default)
 
     def run(self) -> None:
         """Train what was asked for."""

@@ -1,56 +1,41 @@
 """`bilens train images`."""
 
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from bilens.cli.console import DataDir, choose_device, out
 from bilens.data import ImageData, load_images
-from bilens.errors import BilensError
-from bilens.nn import ClassifierConfig, GateName, NormName
-from bilens.train import ClassifierTraining, train_classifier
+from bilens.nn import ClassifierConfig
+from bilens.settings import Between, check_settings
+from bilens.train import ClassifierTraining, train_classifier, train_classifiers
 
 __all__ = ["Architecture", "TrainImages"]
 
+Hidden = Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress]
+
 
 @dataclass(frozen=True)
-class Architecture:
-    """The model. The defaults are Table 2 of Pearce et al. 2024.
+class Architecture(ClassifierConfig):
+    """The model, but for what the data says. The defaults are Table 2 of Pearce et al. 2024."""
 
-    Attributes:
-        layers: number of layers; one layer reads as one tensor.
-        d_model: width of the embedding and of every layer.
-        d_hidden: hidden units of each layer, projected back to d_model; none: d_model of them, and
-            no projection.
-        gate: identity makes the layers bilinear; the others are for comparison.
-        bias: biases everywhere.
-        residual: each layer adds to its input.
-        norm: normalise before each layer; such a model is no tensor.
-    """
-
-    layers: int = 1
-    d_model: int = 300
-    d_hidden: int | None = None
-    gate: GateName = "identity"
-    bias: bool = False
-    residual: bool = False
-    norm: NormName = "none"
+    n_inputs: Hidden = 1
+    n_classes: Hidden = 1
+    image_shape: tyro.conf.Fixed[tyro.conf.Suppress[tuple[int, int] | None]] = None
+    class_names: tyro.conf.Fixed[tyro.conf.Suppress[tuple[str, ...]]] = ()
 
     def config_for(self, data: ImageData) -> ClassifierConfig:
         """The same model for the images of `data`."""
-        return ClassifierConfig(
-            n_inputs=data.n_inputs,
-            n_classes=data.n_classes,
-            d_model=self.d_model,
-            n_layers=self.layers,
-            d_hidden=self.d_hidden,
-            gate=self.gate,
-            bias=self.bias,
-            residual=self.residual,
-            norm=self.norm,
-            image_shape=data.shape,
-            class_names=data.class_names,
-        )
+        told = {
+            "n_inputs": data.n_inputs,
+            "n_classes": data.n_classes,
+            "image_shape": data.shape,
+            "class_names": data.class_names,
+        }
+        return ClassifierConfig(**{**asdict(self), **told})
 
 
 @dataclass(frozen=True)
@@ -59,14 +44,16 @@ class TrainImages:
 
     The run directory holds the model (config.json and model.safetensors, which bilens.load and
     from_pretrained read), training.json, one line of metrics for each epoch in metrics.jsonl, and
-    the state that --resume goes on from. Ctrl-C stops between two steps and loses nothing.
+    checkpoints, from the last whole one of which --resume goes on. Ctrl-C stops between two steps
+    and loses nothing.
 
     Attributes:
         data: digits (bundled, 8x8), mnist, fashion-mnist, or a folder of four IDX files.
         data_dir: folder that holds the IDX files of mnist or fashion-mnist; by default the
             environment variable BILENS_DATA, and without that the Hugging Face hub.
         output: run directory; by default runs/NAME-OF-THE-DATA.
-        seeds: train this many models, from --seed on, each in a directory of its own below output.
+        seeds: train this many models at once, from --seed on, each in a directory of its own below
+            output.
         resume: go on from where an earlier training in output was stopped.
         device: cpu, cuda, cuda:1, mps, ...; auto takes a GPU where there is one.
     """
@@ -74,27 +61,29 @@ class TrainImages:
     data: str = "digits"
     data_dir: DataDir = None
     output: Path | None = None
-    seeds: int = 1
+    seeds: Annotated[int, Between(1, 1024)] = 1
     resume: bool = False
     device: str = "auto"
     architecture: Architecture = field(default_factory=Architecture)
     training: ClassifierTraining = field(default_factory=ClassifierTraining)
 
+    def __post_init__(self) -> None:
+        check_settings(self)
+
     def run(self) -> None:
         """Train one model or several."""
-        if self.seeds < 1:
-            raise BilensError(f"--seeds={self.seeds}, expected at least 1")
         data = load_images(self.data, self.data_dir).to(choose_device(self.device))
-        base = self.output or Path("runs") / data.name
-        accuracies = []
-        for number in range(self.seeds):
-            training = replace(self.training, seed=self.training.seed + number)
-            run = base / f"seed-{training.seed}" if self.seeds > 1 else base
-            _, history = train_classifier(
-                self.architecture.config_for(data), data, training, run, resume=self.resume
-            )
-            accuracies.append(history[-1]["test_accuracy"])
-            out.print(f"{run}: test accuracy {accuracies[-1]:.2%}", highlight=False)
+        config, run = self.architecture.config_for(data), self.output or Path("runs") / data.name
+        if self.seeds == 1:
+            trained = [train_classifier(config, data, self.training, run, resume=self.resume)]
+            runs = [run]
+        else:
+            seeds = range(self.training.seed, self.training.seed + self.seeds)
+            trained = train_classifiers(config, data, self.training, seeds, run, resume=self.resume)
+            runs = [run / f"seed-{seed}" for seed in seeds]
+        accuracies = [history[-1]["test_accuracy"] for _, history in trained]
+        for folder, accuracy in zip(runs, accuracies, strict=True):
+            out.print(f"{folder}: test accuracy {accuracy:.2%}", highlight=False, soft_wrap=True)
         if len(accuracies) > 1:
             mean, spread = statistics.mean(accuracies), statistics.stdev(accuracies)
             out.print(

@@ -1,60 +1,49 @@
 """`bilens train language`."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bilens.cli.console import out
-from bilens.cli.setup import Setup, is_main_process
-from bilens.nn import MlpName
+from bilens.cli.language_setup import LanguageSetup
+from bilens.lazy_imports import lazy_import
+
+if TYPE_CHECKING:
+    from bilens.train import language
+else:  # transformers takes seconds to import, and classifiers do without it.
+    language = lazy_import("bilens.train.language")
 
 __all__ = ["TrainLanguage"]
 
 
 @dataclass(frozen=True)
-class TrainLanguage:
+class TrainLanguage(LanguageSetup):
     """Train a language model from scratch and save it with its tokenizer.
 
     The run directory holds the model and the tokenizer as Hugging Face folders do, training.json,
-    metrics.jsonl and checkpoints, from the last of which --resume goes on. For several processes
-    put `torchrun --nproc-per-node=N -m bilens` in the place of `bilens`.
+    metrics.jsonl and checkpoints, from the last whole one of which --resume goes on. For several
+    processes put `torchrun --nproc-per-node=N -m bilens` in the place of `bilens`.
 
     Attributes:
         output: run directory; by default runs/NAME-OF-THE-DATA.
         resume: go on from where an earlier training in output was stopped.
-        mlp: only bilinear is a tensor; the others are for comparison.
-        attention: softmax, squared, bilinear or differential; only squared and bilinear are
-            tensors, the others are for comparison.
-        seed: of the weights and the order of the texts.
-        target_loss: the training ends at a validation loss as small as this.
     """
 
-    setup: Setup = field(default=Setup())
     output: Path | None = None
     resume: bool = False
-    mlp: MlpName = "bilinear"
-    attention: str = "softmax"
-    seed: int = 0
-    target_loss: float | None = None
 
     def run(self) -> None:
         """Train one model."""
-        # transformers takes seconds to import, and other commands do without it.
-        from bilens.train.language import train_language  # noqa: PLC0415
-
-        config, training, corpus = self.setup.prepare(mlp=self.mlp, attention=self.attention)
-        run = self.output or Path("runs") / Path(self.setup.data).name
-        model, history = train_language(
-            config,
-            corpus,
-            replace(training, seed=self.seed, target_loss=self.target_loss),
-            run,
-            resume=self.resume,
-            use_cpu=self.setup.use_cpu,
+        config, corpus = self.prepare()
+        run = self.output or Path("runs") / Path(self.data).name
+        model, history = language.train_language(
+            config, corpus, self.training, run, resume=self.resume, use_cpu=self.use_cpu
         )
-        if is_main_process():
+        if self.is_main_process():
             loss = next(r["eval_loss"] for r in reversed(history) if "eval_loss" in r)
             size = sum(parameter.numel() for parameter in model.parameters())
             out.print(
                 f"{run}: {size:,} parameters, validation loss {loss:.4f} nats a token",
                 highlight=False,
+                soft_wrap=True,
             )

@@ -27,7 +27,7 @@ from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
 from bilens.convert.swish import base_activation, find_swish, give_swish
 from bilens.convert.weights import WEIGHT_FILES, shard_names
 from bilens.errors import BilensError, CheckpointError
-from bilens.files import file_errors
+from bilens.files import UNFINISHED, file_errors
 from bilens.nn import read_config
 from bilens.nn.language import LanguageConfig
 from bilens.nn.language.no_progress import no_progress
@@ -173,7 +173,7 @@ def save_model(
     """
     with file_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        draft = directory / f".{uuid4().hex}"
+        draft = directory / f"{UNFINISHED}{uuid4().hex}"
         draft.mkdir()
         try:
             with no_progress():

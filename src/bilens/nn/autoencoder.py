@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bilens.errors import BilensError
 from bilens.nn.checkpoint import Checkpointed
+from bilens.settings import Size, check_settings
 
 __all__ = ["AutoencoderConfig", "SparseAutoencoder"]
 
@@ -22,13 +22,11 @@ class AutoencoderConfig:
         n_features: how many features it has.
     """
 
-    d_in: int
-    n_features: int
+    d_in: Size
+    n_features: Size
 
     def __post_init__(self) -> None:
-        for name in ("d_in", "n_features"):
-            if getattr(self, name) < 1:
-                raise BilensError(f"{name}={getattr(self, name)}, expected at least 1")
+        check_settings(self)
 
 
 class SparseAutoencoder(Checkpointed):
@@ -47,16 +45,23 @@ class SparseAutoencoder(Checkpointed):
     def __init__(self, config: AutoencoderConfig) -> None:
         super().__init__()
         self.config = config
-        features = torch.randn(config.d_in, config.n_features)
-        self.features = nn.Parameter(features / features.norm(dim=0))
-        # Contiguous: a fused optimizer walks over a parameter and its loaded state side by side.
-        encoder = self.features.detach().T.clone(memory_format=torch.contiguous_format)
-        self.encoder = nn.Parameter(encoder)
-        self.encoder_bias = nn.Parameter(torch.zeros(config.n_features))
-        self.decoder_bias = nn.Parameter(torch.zeros(config.d_in))
+        self.features = nn.Parameter(torch.empty(config.d_in, config.n_features))
+        self.encoder = nn.Parameter(torch.empty(config.n_features, config.d_in))
+        self.encoder_bias = nn.Parameter(torch.empty(config.n_features))
+        self.decoder_bias = nn.Parameter(torch.empty(config.d_in))
+        self.reset_parameters()
 
     if TYPE_CHECKING:
         __call__ = nn.Module.__call__
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw initial weights anew: random features, and an encoder that reads along them."""
+        self.features.normal_(generator=generator)
+        self.normalise()
+        self.encoder.copy_(self.features.T)
+        self.encoder_bias.zero_()
+        self.decoder_bias.zero_()
 
     def encode(self, y: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch n_features"]:
         """The activations of the features, none negative."""

@@ -2,7 +2,7 @@
 
 import json
 import os.path
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -14,9 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from bilens.checks import check_weights
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import write_json, write_safetensors
 from bilens.hub import HTTPError, hub_asked_once
+from bilens.settings import read_settings
 
 Loaded = TypeVar("Loaded", bound="Checkpointed")
 
@@ -74,20 +76,29 @@ class Checkpointed(nn.Module, ModelHubMixin):
                 f"{pretrained_model_name_or_path} holds a model of type {kind!r}; {cls.__name__} "
                 f"loads {cls.model_type!r}. bilens.load() finds the right class by itself."
             )
-        model = cls(_build_config(cls.config_class, settings, pretrained_model_name_or_path))
+        config = _build_config(cls.config_class, settings, pretrained_model_name_or_path)
+        # Without memory for its weights, whose shapes have to be those of the file.
+        with torch.device("meta"):
+            model = cls(config)
         path = fetch(pretrained_model_name_or_path, WEIGHTS_NAME, **hub)
+        kinds = {name: weight.dtype for name, weight in model.state_dict().items()}
         try:
-            state = load_file(path, device=str(device))
+            # Copied, as the memory of a mapped file is aligned otherwise, and the file may go.
+            state = {
+                name: weight.to(dtype=kinds.get(name), copy=True)
+                for name, weight in load_file(path, str(device)).items()
+            }
         except SafetensorError as error:
             raise CheckpointError(
                 f"{path} is damaged and cannot be read as safetensors ({error}). Train again, or "
                 "fetch the file again."
             ) from error
         try:
-            model.load_state_dict(state)
+            model.load_state_dict(state, assign=True)
         except RuntimeError as error:
             raise CheckpointError(f"{path} does not fit its {CONFIG_NAME}: {error}") from error
-        return model.to(device).eval()
+        check_weights(model)
+        return model.eval()
 
 
 def fetch(source: str | Path, name: str, **hub: Any) -> Path:
@@ -132,20 +143,7 @@ def read_config(source: str | Path, **hub: Any) -> dict[str, Any]:
 
 
 def _build_config(config_class: type[Any], settings: dict[str, Any], source: str | Path) -> Any:
-    known = {field.name for field in fields(config_class)}
-    for complaint, names in (
-        ("unknown", settings.keys() - known),
-        ("missing", known - settings.keys()),
-    ):
-        if names:
-            raise CheckpointError(
-                f"{source}: {complaint} settings in {CONFIG_NAME}: {', '.join(sorted(names))}. "
-                "The model was saved by another version of bilens, or edited."
-            )
     try:
-        # JSON has no tuples.
-        return config_class(
-            **{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
-        )
-    except (BilensError, TypeError) as error:
-        raise CheckpointError(f"{source}: {CONFIG_NAME} cannot be used: {error}") from error
+        return read_settings(config_class, settings, Path(source) / CONFIG_NAME)
+    except BilensError as error:
+        raise CheckpointError(str(error)) from error

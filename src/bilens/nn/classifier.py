@@ -1,18 +1,20 @@
 """The image classifier of the papers: embedding, bilinear layers, unembedding."""
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bilens.checks import check_count, check_labels
+from bilens.checks import check_count, check_finite, check_labels
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.gate import GateName
 from bilens.nn.gated import GatedLayer
-from bilens.nn.norm import NormName, make_norm
+from bilens.nn.norm import NormName, ScalarNorm, make_norm
+from bilens.settings import Depth, Size, check_settings
 from bilens.tensor import BilinearTensor, Cut, affine
 from bilens.tensor.exact import exact
 
@@ -35,34 +37,32 @@ class ClassifierConfig:
         beta: of the swish gate.
         bias: biases everywhere.
         residual: each layer adds to its input instead of replacing it.
-        norm: none, or rms for a normalisation before each layer and before the unembedding.
+        norm: none; or a normalisation before each layer and before the unembedding: scalar, which
+            divides by a running mean and leaves the model a tensor; rms or layer, which do not.
         image_shape: height and width, for pictures; None if the inputs are no images.
         class_names: what the classes are called; empty for their numbers.
     """
 
-    n_inputs: int
-    n_classes: int
-    d_model: int = 300
-    n_layers: int = 1
-    d_hidden: int | None = None
+    n_inputs: Size
+    n_classes: Size
+    d_model: Size = 300
+    n_layers: Depth = 1
+    d_hidden: Size | None = None
     gate: GateName = "identity"
     beta: float = 1.0
     bias: bool = False
     residual: bool = False
     norm: NormName = "none"
-    image_shape: tuple[int, int] | None = None
+    image_shape: tuple[Size, Size] | None = None
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("n_inputs", "n_classes", "d_model", "n_layers", "d_hidden"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise BilensError(f"{name}={value!r}, expected a whole number of at least 1")
+        check_settings(self)
         shape = self.image_shape
         if shape is not None and self.n_inputs != shape[0] * shape[1]:
             raise BilensError(
-                f"image_shape={shape} has not the n_inputs={self.n_inputs} pixels that the model "
-                "reads"
+                f"image_shape={shape} has {shape[0] * shape[1]} pixels, but the model reads "
+                f"n_inputs={self.n_inputs}"
             )
         names = tuple(self.class_names) or tuple(str(number) for number in range(self.n_classes))
         object.__setattr__(self, "class_names", names)
@@ -109,6 +109,17 @@ class ImageClassifier(Checkpointed):
     if TYPE_CHECKING:
         __call__ = nn.Module.__call__
 
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw initial weights anew, as torch draws those of its linear layers."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_uniform_(module.weight, a=5**0.5, generator=generator)
+                if module.bias is not None:
+                    bound = module.in_features**-0.5
+                    nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+            elif module is not self and hasattr(module, "reset_parameters"):
+                module.reset_parameters()  # type: ignore[operator]
+
     def forward(self, x: Float[Tensor, "*batch n_inputs"]) -> Float[Tensor, "*batch n_classes"]:
         """The logits of flattened images."""
         hidden: Tensor = self.embed(x)
@@ -117,35 +128,63 @@ class ImageClassifier(Checkpointed):
         logits: Tensor = self.unembed(self.norms[-1](hidden))
         return logits
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embed.weight.device
+
+    def readable(self) -> "ImageClassifier":
+        """The model where it can be read: itself, or a copy on the CPU.
+
+        What is read from weights needs float64 in places, which mps does not have.
+        """
+        try:
+            torch.zeros((), dtype=torch.float64, device=self.device)
+        except (TypeError, RuntimeError):
+            return deepcopy(self).to("cpu")
+        return self
+
     def layer_tensors(self) -> list[BilinearTensor]:
         """One tensor for each layer, behind the embedding: the next reads what the last gives.
 
-        The unembedding is folded into the last. With biases or residuals each has the constant
-        coordinate.
+        Scalar norms are folded in, and the unembedding into the last. With biases or residuals each
+        has the constant coordinate. They are on the device of the model, or on the CPU if that has
+        no float64.
 
         Raises:
-            NotBilinearError: a gate is not linear, or there is a norm.
+            NotBilinearError: a gate is not linear, or there is a norm other than a scalar one.
         """
-        if self.config.norm != "none":
+        if self.config.norm not in ("none", "scalar"):
             raise NotBilinearError(
                 f"The model has norm={self.config.norm!r}, which divides by the length of its "
                 "input, so from pixels to logits it is not a tensor. Each layer is one, on its "
                 "normalised input: model.layers[0].tensor()."
             )
-        chain = [layer.tensor(f"layers[{i}]") for i, layer in enumerate(self.layers)]  # type: ignore[operator]
-        chain[-1] = chain[-1].change_basis(outputs=self.unembed.weight)
-        if self.unembed.bias is not None:
-            chain[-1] = chain[-1].with_bias(out=self.unembed.bias)
+        model = self.readable()
+        chain = [layer.tensor(f"layers[{i}]") for i, layer in enumerate(model.layers)]  # type: ignore[operator]
+        outputs = model.unembed.weight
+        if self.config.norm == "scalar":
+            *scales, last = (norm.scale for norm in cast(list[ScalarNorm], model.norms))
+            same = torch.eye(self.config.d_model, dtype=outputs.dtype, device=outputs.device)
+            chain = [
+                tensor.change_basis(inputs=scale * same)
+                for tensor, scale in zip(chain, scales, strict=True)
+            ]
+            outputs = last * outputs
+        chain[-1] = chain[-1].change_basis(outputs=outputs)
+        if model.unembed.bias is not None:
+            chain[-1] = chain[-1].with_bias(out=model.unembed.bias)
         return chain
 
     def tensors(self) -> list[BilinearTensor]:
         """As `layer_tensors`, from the pixels on: the embedding is folded into the first.
 
         Raises:
-            NotBilinearError: a gate is not linear, or there is a norm.
+            NotBilinearError: a gate is not linear, or there is a norm other than a scalar one.
         """
-        first, *others = self.layer_tensors()
-        return [first.change_basis(inputs=self.embedding()), *others]
+        model = self.readable()
+        first, *others = model.layer_tensors()
+        return [first.change_basis(inputs=model.embedding()), *others]
 
     def embedding(self) -> Float[Tensor, "d_model n_inputs"]:
         """The map from pixels to what the first of `layer_tensors` reads, the constant included."""
@@ -158,7 +197,7 @@ class ImageClassifier(Checkpointed):
 
         Raises:
             NotBilinearError: the model is deeper than one layer, a gate is not linear, or there
-                is a norm.
+                is a norm other than a scalar one.
         """
         self.require_single_layer()
         return self.tensors()[0]
@@ -220,6 +259,7 @@ class ImageClassifier(Checkpointed):
 
     @exact
     @torch.no_grad()
+    @exact
     def accuracy(
         self,
         x: Float[Tensor, "samples n_inputs"],
@@ -229,13 +269,15 @@ class ImageClassifier(Checkpointed):
         """Share of the samples whose largest logit is their label's, wherever the samples are.
 
         Raises:
-            BilensError: there are no samples, or a label is not a class.
+            BilensError: there are no samples, a label is not a class, or logits are not finite.
         """
         check_labels(labels, self.config.n_classes)
         check_count("batch_size", batch_size)
-        right, device = 0, self.embed.weight.device
+        right = 0
         for some, wanted in zip(x.split(batch_size), labels.split(batch_size), strict=True):
-            right += int((self(some.to(device)).argmax(-1) == wanted.to(device)).sum())
+            logits = self(some.to(self.device))
+            check_finite(logits=logits)
+            right += int((logits.argmax(-1) == wanted.to(self.device)).sum())
         return right / len(labels)
 
 

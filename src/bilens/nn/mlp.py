@@ -75,7 +75,7 @@ class PlainMLP(nn.Module):
         return torch.relu(z)
 
     def tensor(self, name: str = "this layer") -> BilinearTensor:
-        """There is none.
+        """Raise, as there is no tensor without a gate.
 
         Raises:
             NotBilinearError: always.

@@ -2,22 +2,73 @@
 
 from typing import Literal, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from bilens.errors import BilensError
 
-__all__ = ["NORMS", "NormName", "make_norm"]
+__all__ = ["NORMS", "NormName", "ScalarNorm", "make_norm"]
 
-NormName = Literal["none", "rms", "layer"]
-"""Norms by their names; only a model without is a polynomial of its input."""
+NormName = Literal["none", "scalar", "rms", "layer"]
+"""Norms by their names; only with none, or a scalar one, a model is a polynomial of its input."""
 NORMS: tuple[str, ...] = get_args(NormName)
 
 
-def make_norm(name: NormName, width: int, eps: float | None = None) -> nn.Module:
-    """A norm by its name: none, rms (RMSNorm with a gain), layer (LayerNorm with gain and bias).
+class ScalarNorm(nn.Module):
+    """x / s: in training s^2 is the mean square of the batch, and then a running mean of those.
+
+    One number for all samples and coordinates, and a constant once the model is trained, so that a
+    polynomial stays one.
 
     Args:
-        name: of the norm.
+        eps: what it adds to the mean square; None for 1e-6.
+
+    Source:
+        Chi-nets divide by a running root mean square; there it has no gradient.
+    """
+
+    def __init__(self, eps: float | None = None) -> None:
+        super().__init__()
+        self.eps = 1e-6 if eps is None else eps
+        self.register_buffer("mean_square", torch.empty(1))
+        self.register_buffer("weight", torch.empty(1))
+        self.mean_square: Tensor
+        self.weight: Tensor
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Forget what was seen."""
+        self.mean_square.zero_()
+        self.weight.zero_()
+
+    @property
+    def scale(self) -> Tensor:
+        """1 / s of a trained model, or 1 before any training; (1,)."""
+        seen = self.weight > 0
+        mean = self.mean_square / torch.where(seen, self.weight, 1.0)
+        return torch.where(seen, (mean + self.eps).rsqrt(), 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Divide by the scale."""
+        if not self.training:
+            return x * self.scale.to(x.dtype)
+        now = x.to(torch.promote_types(x.dtype, torch.float32)).square().mean()
+        with torch.no_grad():
+            # As in Adam, the mean over what was seen so far is right from the first step on.
+            self.mean_square.mul_(1 - MOMENTUM).add_(MOMENTUM * now)
+            self.weight.mul_(1 - MOMENTUM).add_(MOMENTUM)
+        return x * (now + self.eps).rsqrt().to(x.dtype)
+
+
+MOMENTUM = 0.02
+
+
+def make_norm(name: NormName, width: int, eps: float | None = None) -> nn.Module:
+    """A norm by its name.
+
+    Args:
+        name: none; scalar (`ScalarNorm`); rms (RMSNorm with a gain); or layer (LayerNorm with gain
+            and bias).
         width: of its input.
         eps: what it adds to the mean square; None for what torch adds.
 
@@ -27,6 +78,8 @@ def make_norm(name: NormName, width: int, eps: float | None = None) -> nn.Module
     match name:
         case "none":
             return nn.Identity()
+        case "scalar":
+            return ScalarNorm(eps)
         case "rms":
             return nn.RMSNorm(width, eps)
         case "layer":

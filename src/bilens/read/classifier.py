@@ -106,6 +106,8 @@ def logit_spectra(
     if basis not in get_args(Basis):
         raise BilensError(f"basis={basis!r}, expected one of {', '.join(get_args(Basis))}")
     model.require_single_layer()
+    model = model.readable()
+    directions = directions.to(model.embed.weight)
     if basis == "pixels":
         return model.tensor().interaction(directions).eigh()
     spectrum = model.layer_tensors()[0].interaction(directions).eigh()
@@ -119,7 +121,7 @@ def read_classifier(
 ) -> ClassifierReading:
     """Decompose each logit of a single-layer classifier into its eigenvectors.
 
-    The spectra are on the device of the data, wherever the model is.
+    On the device of the model, which the data is moved to, or on the CPU if that has no float64.
 
     Args:
         model: the classifier.
@@ -130,8 +132,8 @@ def read_classifier(
         NotBilinearError: the model is not one tensor.
         BilensError: the data does not fit the model, or there is no such basis.
     """
-    spectrum = class_spectra(model, basis)
-    data = data.to(model.embed.weight.device)
+    model = model.readable()
+    data, spectrum = data.to(model.device), class_spectra(model, basis)
     return ClassifierReading(
         model=model,
         data=data,

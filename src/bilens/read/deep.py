@@ -80,7 +80,7 @@ def path_accuracies(
 def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepReading:
     """Find the k best eigenvector paths over all classes, and measure the model that they make.
 
-    The paths are on the device of the data, wherever the model is.
+    On the device of the model, which the data is moved to, or on the CPU if that has no float64.
 
     Args:
         model: a classifier of any number of layers.
@@ -92,9 +92,9 @@ def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepRea
         BilensError: the model is not a classifier of bilens, or k is not positive.
     """
     check_classifier(model)
-    data = data.to(model.embed.weight.device)
+    model = model.readable()
+    data, directions = data.to(model.device), torch.eye(data.n_classes, device=model.device)
     tensors = model.tensors()
-    directions = torch.eye(data.n_classes, device=model.embed.weight.device)
     search = top_paths(tensors, directions, min(k, make_chain(tensors, directions).n_leaves))
     found = len(search.paths)
     counts = [stop for stop in STOPS if stop < found] + [found]

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from html import escape
+from math import isnan
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import plotly.graph_objects as go
 
 from bilens.report.page import Section, Table, write_page
 from bilens.report.style import BLUE, GREY, RED, dress
-from bilens.train.comparison import Comparison, Point, Summary
+
+if TYPE_CHECKING:  # pandas takes its time to import
+    from bilens.train.comparison import Comparison
 
 __all__ = ["Axis", "comparison_table", "loss_figure", "write_comparison_report"]
 
@@ -23,7 +26,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """One for each MLP."""
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: "Comparison") -> Table:
     """What each architecture needed for the target; ratios are to the first one."""
     header = (
         "MLP",
@@ -39,13 +42,13 @@ def comparison_table(comparison: Comparison) -> Table:
     )
     return Table(
         header,
-        [_row(summary) for summary in comparison.summaries()],
+        [_row(row) for row in comparison.summary().itertuples()],
         f"To a validation loss of {comparison.target:g} nats a token",
         words=2,
     )
 
 
-def loss_figure(comparison: Comparison, axis: Axis) -> go.Figure:
+def loss_figure(comparison: "Comparison", axis: Axis) -> go.Figure:
     """Validation losses: a thin line for each seed, a thick one for their mean.
 
     Args:
@@ -53,35 +56,28 @@ def loss_figure(comparison: Comparison, axis: Axis) -> go.Figure:
         axis: what they are drawn against.
     """
     figure = go.Figure()
-    attentions, mlps = (
-        list(
-            dict.fromkeys(
-                getattr(architecture, name) for architecture in comparison.by_architecture
-            )
-        )
-        for name in ("attention", "mlp")
-    )
-    for architecture, curves in comparison.by_architecture.items():
-        line = {
-            "color": COLORS[attentions.index(architecture.attention) % len(COLORS)],
-            "dash": DASHES[mlps.index(architecture.mlp) % len(DASHES)],
-        }
-        name = escape(str(architecture))
-        for curve in curves if len(curves) > 1 else []:
+    several = comparison.validations["seed"].nunique() > 1
+    mlps, attentions = (list(comparison.validations[n].unique()) for n in ("mlp", "attention"))
+    thin: dict[str, Any] = {"line": {"width": 1}, "opacity": 0.4, "showlegend": False}
+    kinds = [(comparison.validations, thin)] if several else []
+    kinds += [(comparison.mean_curves().assign(seed=None), {"line": {"width": 2.5}})]
+    for curves, look in kinds:
+        parts = ["mlp", "attention", "d_hidden", "parameters", "seed"]
+        for (mlp, attention, _, _, seed), curve in curves.groupby(parts, sort=False, dropna=False):
+            name = escape(f"{mlp} MLP, {attention} attention")
+            line = {
+                "color": COLORS[attentions.index(attention) % len(COLORS)],
+                "dash": DASHES[mlps.index(mlp) % len(DASHES)],
+            }
             figure.add_scatter(
-                **_line(curve.points, axis),
-                line={**line, "width": 1},
-                opacity=0.4,
-                name=f"{name}, seed {curve.seed}",
+                **{**look, "line": {**line, **look["line"]}},
+                x=curve[axis],
+                y=curve["loss"],
+                mode="lines",
+                hovertemplate="%{x:.4g}: %{y:.4f}",
+                name=name if look is not thin else f"{name}, seed {seed}",
                 legendgroup=name,
-                showlegend=False,
             )
-        figure.add_scatter(
-            **_line(comparison.mean(architecture), axis),
-            line={**line, "width": 2.5},
-            name=name,
-            legendgroup=name,
-        )
     figure.add_hline(
         y=comparison.target,
         line={"dash": "dot", "color": GREY, "width": 1.5},
@@ -97,7 +93,7 @@ def loss_figure(comparison: Comparison, axis: Axis) -> go.Figure:
 
 
 def write_comparison_report(
-    path: Path, comparison: Comparison, facts: Sequence[tuple[str, str]]
+    path: Path, comparison: "Comparison", facts: Sequence[tuple[str, str]]
 ) -> dict[str, go.Figure]:
     """Write the page of a comparison and give back its figures, by what they are drawn against.
 
@@ -131,34 +127,25 @@ def write_comparison_report(
     return figures
 
 
-def _row(summary: Summary) -> tuple[str, ...]:
-    architecture, cost = summary.architecture, summary.cost
-    about = (architecture.mlp, architecture.attention, f"{architecture.parameters / 1e6:.3g}M")
-    pace, best = f"{summary.seconds_per_step:.3g}", f"{summary.best:.3f}"
-    if cost is None:
-        missed = f"missed by {summary.seeds - summary.reached} of {summary.seeds}"
+def _row(row: Any) -> tuple[str, ...]:
+    """What the table says of a row of the summary."""
+    about = (row.mlp, row.attention, f"{row.parameters / 1e6:.3g}M")
+    pace, best = f"{row.seconds_per_step:.3g}", f"{row.best:.3f}"
+    if row.reached < row.seeds:
+        missed = f"missed by {row.seeds - row.reached} of {row.seeds}"
         return (*about, missed, "", "", pace, "", "", best)
-    spread = f"{NBSP}±{NBSP}{cost.deviation:.1f}" if summary.seeds > 1 else ""
+    spread = f"{NBSP}±{NBSP}{row.deviation:.1f}" if row.seeds > 1 else ""
     return (
         *about,
-        f"{cost.steps:,.0f}{spread}",
-        _ratio(cost.steps_ratio),
-        f"{cost.tokens / 1e6:.3g}M",
+        f"{row.steps:,.0f}{spread}",
+        _ratio(row.steps_ratio),
+        f"{row.tokens / 1e6:.3g}M",
         pace,
-        f"{cost.seconds:,.1f}",
-        _ratio(cost.seconds_ratio),
+        f"{row.seconds:,.1f}",
+        _ratio(row.seconds_ratio),
         best,
     )
 
 
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def _line(points: Sequence[Point], axis: Axis) -> dict[str, object]:
-    return {
-        "x": [getattr(point, axis) for point in points],
-        "y": [point.loss for point in points],
-        "mode": "lines",
-        "hovertemplate": "%{x:.4g}: %{y:.4f}",
-    }
+def _ratio(value: float) -> str:
+    return "" if isnan(value) else f"{value:.3f}"

@@ -11,8 +11,9 @@ from transformers.pytorch_utils import Conv1D
 
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
+from bilens.nn.norm import ScalarNorm
 from bilens.residual.layers import MLP, Heads, Layer, Parts
-from bilens.residual.parts import Embedding, LinearMap, Norm
+from bilens.residual.parts import ConstantNorm, Embedding, LinearMap, Norm
 
 __all__ = ["Family", "evaluating", "known_families", "parts_of", "register_family"]
 
@@ -419,6 +420,8 @@ class _Finder:
         module = self._module(name)
         if isinstance(module, nn.Identity):
             return None
+        if isinstance(module, ScalarNorm):
+            return ConstantNorm(name, module, centres=False, offset=0.0, eps=0.0)
         if not isinstance(getattr(module, "weight", None), nn.Parameter):
             raise self._unknown(name, "a norm with a gain, or nn.Identity for none")
         return known_norm(name, module)

@@ -17,7 +17,7 @@ from bilens.nn import Gate
 from bilens.residual.attention import QueriesKeys, queries_keys
 from bilens.residual.families import parts_of
 from bilens.residual.layers import Layer
-from bilens.residual.parts import working_dtype
+from bilens.residual.parts import ConstantNorm, working_dtype
 from bilens.residual.trace import Trace, mlp_inputs, trace
 from bilens.tensor import BilinearTensor, FactoredMatrix, QuadraticForm
 
@@ -116,7 +116,7 @@ class ResidualModel:
     @property
     def has_norms(self) -> bool:
         """Whether a norm stands before the unembedding, whose scale a text decides."""
-        return self.parts.norm is not None
+        return self.parts.norm is not None and not isinstance(self.parts.norm, ConstantNorm)
 
     def to(self, device: torch.device | str) -> "ResidualModel":
         """The same view of the model on another device; the model itself moves."""
@@ -276,6 +276,7 @@ class ResidualModel:
         """
         mlp = self.layer(layer).mlp
         left, left_bias = self._read(mlp.up, mlp.norm)
+        right_bias: Tensor | None
         if mlp.gate is None:
             right, right_bias = torch.zeros_like(left), left.new_ones(len(left))
         else:

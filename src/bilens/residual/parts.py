@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-__all__ = ["Embedding", "LinearMap", "Norm", "working_dtype"]
+__all__ = ["ConstantNorm", "Embedding", "LinearMap", "Norm", "working_dtype"]
 
 
 def working_dtype(stored: torch.dtype) -> torch.dtype:
@@ -119,7 +119,7 @@ class Norm:
     eps: float
 
     def gain(self) -> Float[Tensor, " d_model"]:
-        """The gain g."""
+        """The gain g; of one number where all are the same."""
         stored = _weight(self.module).detach()
         return self.offset + stored.to(working_dtype(stored.dtype))
 
@@ -180,6 +180,23 @@ class Norm:
         _put(weight, torch.full_like(weight, 1 - self.offset))
         if getattr(self.module, "bias", None) is not None:
             _put(self.module.bias, torch.zeros_like(self.module.bias))  # type: ignore[arg-type]
+
+
+class ConstantNorm(Norm):
+    """s x with a number s that training has found, as of a `bilens.nn.norm.ScalarNorm`: n = x."""
+
+    def gain(self) -> Float[Tensor, " 1"]:
+        """S."""
+        found: Tensor = self.module.scale  # type: ignore[assignment]
+        return found.to(working_dtype(found.dtype))
+
+    def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
+        """1, whatever x is."""
+        return torch.ones_like(x[..., 0])
+
+    def make_plain(self) -> None:
+        """Set s to 1."""
+        self.module.reset_parameters()  # type: ignore[operator]
 
 
 def _weight(module: nn.Module) -> nn.Parameter:

@@ -8,24 +8,30 @@ from bilens.train.autoencoder import (
     similarity_penalty,
     train_autoencoder,
 )
-from bilens.train.classifier import (
+from bilens.train.classifier import ClassifierTraining, train_classifier, train_classifiers
+from bilens.train.run_directory import (
     METRICS_NAME,
-    ClassifierTraining,
-    train_classifier,
+    TRAINING_NAME,
+    is_begun,
+    is_finished,
+    read_metrics,
+    read_training,
 )
-from bilens.train.state import STATE_NAME, TRAINING_NAME, read_training
 
 __all__ = [
     "METRICS_NAME",
-    "STATE_NAME",
     "TRAINING_NAME",
     "AutoencoderTraining",
     "ClassifierTraining",
     "Sampler",
+    "is_begun",
+    "is_finished",
     "pair_sampler",
+    "read_metrics",
     "read_training",
     "row_sampler",
     "similarity_penalty",
     "train_autoencoder",
     "train_classifier",
+    "train_classifiers",
 ]

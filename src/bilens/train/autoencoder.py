@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +14,11 @@ from torch import Tensor
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.progress import progress_bar
+from bilens.settings import Count, NotNegative, Positive, Seed, check_settings
 from bilens.tensor import BilinearTensor
 from bilens.train.interrupt import interrupt_between_steps
-from bilens.train.state import TrainingState
+from bilens.train.run_directory import RunDirectory, open_run
+from bilens.train.state import load_state, part, save_state
 
 __all__ = [
     "AutoencoderTraining",
@@ -52,25 +55,17 @@ class AutoencoderTraining:
         Pearce & Dooms 2024, appendix "SAE training"; weights and rates are not given there.
     """
 
-    steps: int = 4000
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    l1: float = 0.1
-    similarity: float = 0.01
-    power: float = 10.0
-    similarity_sample: int = 512
-    seed: int = 0
+    steps: Count = 4000
+    batch_size: Count = 256
+    learning_rate: Positive = 1e-3
+    l1: NotNegative = 0.1
+    similarity: NotNegative = 0.01
+    power: Positive = 10.0
+    similarity_sample: Count = 512
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "similarity_sample"):
-            if getattr(self, name) < 1:
-                raise BilensError(f"{name}={getattr(self, name)}, expected at least 1")
-        for name in ("l1", "similarity"):
-            if not getattr(self, name) >= 0:
-                raise BilensError(f"{name}={getattr(self, name)}, expected 0 or more")
-        for name in ("learning_rate", "power"):
-            if not getattr(self, name) > 0:
-                raise BilensError(f"{name}={getattr(self, name)}, expected more than 0")
+        check_settings(self)
 
 
 def row_sampler(rows: Float[Tensor, "samples d_in"]) -> Sampler:
@@ -148,21 +143,30 @@ def train_autoencoder(
     """
     if resume and run is None:
         raise BilensError("resume=True needs the run directory to resume from")
-    session = _Session(config, sample, training, run)
-    if resume:
-        session.load()
-    with progress_bar() as bar, interrupt_between_steps() as interrupt:
+    settings = {**asdict(training), "model": asdict(config)}
+    with ExitStack() as stack:
+        directory = None
+        session = _Session(config, sample, training)
+        if run is not None:
+            opened = open_run(run, settings, resume=resume, length="steps")
+            directory = stack.enter_context(opened)
+        if resume and directory is not None:
+            session.load(directory)
+        bar = stack.enter_context(progress_bar())
+        interrupt = stack.enter_context(interrupt_between_steps())
         task = bar.add_task(
             "sparse autoencoder", total=training.steps, completed=session.step, note=""
         )
         while session.step < training.steps:
             session.take_step()
             bar.advance(task)
-            if interrupt.requested:
-                session.save()
+            ended = session.step == training.steps
+            if interrupt.requested or session.step % SAVE_EVERY == 0 or ended:
+                session.save(directory)
+            if interrupt.requested and not ended:
                 raise KeyboardInterrupt
-            if session.step % SAVE_EVERY == 0 or session.step == training.steps:
-                session.save()
+        if directory is not None and not directory.finished:
+            directory.finish()
     return session.finished()
 
 
@@ -170,15 +174,11 @@ class _Session:
     """The moving parts of one training, and how they are saved."""
 
     def __init__(
-        self,
-        config: AutoencoderConfig,
-        sample: Sampler,
-        training: AutoencoderTraining,
-        run: Path | None,
+        self, config: AutoencoderConfig, sample: Sampler, training: AutoencoderTraining
     ) -> None:
-        self.sample, self.training, self.run = sample, training, run
-        generator = torch.Generator().manual_seed(training.seed)
-        first = sample(4096, generator)
+        self.sample, self.training = sample, training
+        self.generator = torch.Generator().manual_seed(training.seed)
+        first = sample(4096, self.generator)
         if first.shape[-1] != config.d_in:
             raise BilensError(f"sample gives vectors of {first.shape[-1]}; d_in is {config.d_in}")
         self.scale = float(first.pow(2).sum(-1).mean().sqrt())
@@ -186,40 +186,62 @@ class _Session:
             raise BilensError(
                 f"The vectors have mean length {self.scale}; expected a number above 0"
             )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(training.seed)
-            self.model = SparseAutoencoder(config).to(first.device)
+        with torch.device("meta"):
+            self.model = SparseAutoencoder(config)
+        self.model.to_empty(device="cpu")
+        self.model.reset_parameters(torch.Generator().manual_seed(training.seed))
+        self.model.to(first.device)
         with torch.no_grad():
             self.model.decoder_bias.copy_(first.mean(0) / self.scale)
-        optimizer = torch.optim.Adam(self.model.parameters(), training.learning_rate, fused=True)
-        settings = {**asdict(training), "model": asdict(config)}
-        self.state = TrainingState(self.model, optimizer, generator, settings, "steps")
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), training.learning_rate, fused=True
+        )
         self.step, self.loss = 0, torch.zeros(())
 
-    def load(self) -> None:
-        assert self.run is not None
-        record = self.state.load(self.run)
+    def load(self, run: RunDirectory) -> None:
+        checkpoint = run.newest_checkpoint()
+        if checkpoint is None:
+            return
+        record, tensors = load_state(checkpoint, self.model.features.device)
         if not math.isclose(record["scale"], self.scale, rel_tol=1e-3):
             raise CheckpointError(
-                f"sample gives vectors of mean length {self.scale:.6g}; {self.run} was trained on "
+                f"sample gives vectors of mean length {self.scale:.6g}; {run.path} was trained on "
                 f"vectors of {record['scale']:.6g}. Resume with the same vectors, or train "
                 "elsewhere."
             )
         self.step, self.scale = record["step"], record["scale"]
+        self.model.load_state_dict(part(tensors, "model"))
+        for name, weight in self.model.named_parameters():
+            self.optimizer.state[weight] = part(tensors, f"optimizer.{name}")
+        self.generator.set_state(tensors["generator.state"].cpu())
 
-    def save(self) -> None:
+    def save(self, run: RunDirectory | None) -> None:
         """Write the run, unless it went wrong: what is there is worth more then."""
-        if not torch.isfinite(self.loss):
+        finite = all(torch.isfinite(some).all() for some in (self.loss, *self.model.parameters()))
+        if not finite:
             raise BilensError(
-                f"The loss became {float(self.loss)} by step {self.step}; lower learning_rate"
+                f"The loss became infinite or NaN by step {self.step}; lower learning_rate"
             )
-        if self.run is not None:
-            self.finished().save_files(self.run)
-            self.state.save(self.run, {"step": self.step, "scale": self.scale})
+        if run is None:
+            return
+        self.finished().save_files(run.path)
+        draft = run.draft(self.step)
+        slots = {
+            f"{name}.{slot}": value
+            for name, weight in self.model.named_parameters()
+            for slot, value in self.optimizer.state[weight].items()
+        }
+        save_state(
+            draft,
+            {"step": self.step, "scale": self.scale},
+            model=self.model.state_dict(),
+            optimizer=slots,
+            generator={"state": self.generator.get_state()},
+        )
+        run.keep(draft)
 
     def take_step(self) -> None:
-        training, model = self.training, self.model
-        generator, optimizer = self.state.generator, self.state.optimizer
+        training, model, generator = self.training, self.model, self.generator
         y = self.sample(training.batch_size, generator) / self.scale
         f = model.encode(y)
         error = (model.decode(f) - y).pow(2).sum(-1).mean()
@@ -228,9 +250,9 @@ class _Session:
         chosen = torch.randperm(n_features, generator=generator)[:sampled]
         alike = similarity_penalty(model.features[:, chosen], training.power)
         loss = error + training.l1 * f.sum(-1).mean() + training.similarity * alike
-        optimizer.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        self.optimizer.step()
         model.normalise()
         self.step, self.loss = self.step + 1, loss.detach()
 

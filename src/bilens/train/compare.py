@@ -1,34 +1,23 @@
 """Train several architectures on the same texts in the same order, as far as a target loss."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 import torch
 from accelerate import PartialState
 
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.train.comparison import Architecture, Comparison, Cost, LossCurve, Point, Summary
-from bilens.train.language import finished_history, train_language
+from bilens.train.comparison import Comparison
+from bilens.train.language import train_language
 from bilens.train.language_settings import LanguageTraining
-from bilens.train.trainer import CHECKPOINTS, last_checkpoint
+from bilens.train.run_directory import CHECKPOINTS, is_begun
 
-__all__ = [
-    "Architecture",
-    "Comparison",
-    "Cost",
-    "LossCurve",
-    "Point",
-    "Summary",
-    "compare_architectures",
-    "count_parameters",
-    "of_equal_size",
-    "variants",
-]
+__all__ = ["Comparison", "compare_architectures", "count_parameters", "of_equal_size", "variants"]
 
 
 def variants(
@@ -94,7 +83,7 @@ def compare_architectures(
     *,
     seeds: Sequence[int] = (0,),
     use_cpu: bool = False,
-    done: Callable[[LossCurve], None] = lambda curve: None,
+    done: Callable[[pd.DataFrame], None] = lambda curve: None,
 ) -> Comparison:
     """Train each model with each seed until its validation loss reaches the target.
 
@@ -110,7 +99,7 @@ def compare_architectures(
         run: the directory to write to, with one of `train_language` for each model and seed in it.
         seeds: of the initial weights and of the order of the texts.
         use_cpu: leave GPUs alone.
-        done: is told of each training that has ended.
+        done: is told of each training that has ended, by its rows of `Comparison.validations`.
 
     Raises:
         BilensError: there is no target, no architecture or no seed, one of them is there twice, or
@@ -122,44 +111,37 @@ def compare_architectures(
         The post on tensor-transformer variants, which compares at a loss of 3.0.
     """
     if training.target_loss is None:
-        raise BilensError("training.target_loss is None, expected the loss to compare at")
+        raise BilensError("target_loss=None, expected the validation loss to compare at")
     names = [f"{config.mlp}-{config.attention}" for config in configs]
     for what, some in (("configs", names), ("seeds", seeds)):
         if not some or len(set(some)) < len(some):
             raise BilensError(f"{what}={list(some)}, expected at least one and none of them twice")
+    tokens = training.batch_size * len(corpus.train[0]["input_ids"])
     curves = []
     for seed in seeds:
         for name, config in zip(names, configs, strict=True):
-            one = replace(training, seed=seed)
-            history = _history(config, corpus, one, run / f"{name}-seed{seed}", use_cpu=use_cpu)
-            points = tuple(
-                _points(history, training.batch_size * len(corpus.train[0]["input_ids"]))
+            one, folder = replace(training, seed=seed), run / f"{name}-seed{seed}"
+            resume = is_begun(folder)
+            _, history = train_language(config, corpus, one, folder, resume=resume, use_cpu=use_cpu)
+            if PartialState().is_main_process:
+                shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+            found = pd.DataFrame([record for record in history if "eval_loss" in record])
+            curve = pd.DataFrame(
+                {
+                    "mlp": config.mlp,
+                    "attention": config.attention,
+                    "d_hidden": config.d_hidden,
+                    "parameters": count_parameters(config),
+                    "seed": seed,
+                    "steps": found["step"],
+                    "tokens": found["step"] * tokens,
+                    "seconds": found["seconds"],
+                    "loss": found["eval_loss"],
+                }
             )
-            architecture = Architecture(
-                config.mlp, config.attention, config.d_hidden, count_parameters(config)
-            )
-            curves.append(LossCurve(architecture, seed, points))
-            done(curves[-1])
-    return Comparison(corpus.name, training.target_loss, tuple(curves))
-
-
-def _history(
-    config: LanguageConfig, corpus: Corpus, training: LanguageTraining, run: Path, *, use_cpu: bool
-) -> list[dict[str, Any]]:
-    history = finished_history(config, corpus, training, run)
-    if history is None:
-        resume = last_checkpoint(run) is not None
-        _, history = train_language(config, corpus, training, run, resume=resume, use_cpu=use_cpu)
-    if PartialState().is_main_process:
-        shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)
-    return history
-
-
-def _points(history: list[dict[str, Any]], tokens: int) -> Iterator[Point]:
-    for record in history:
-        if "eval_loss" in record:
-            step = record["step"]
-            yield Point(step, step * tokens, record["seconds"], record["eval_loss"])
+            curves.append(curve)
+            done(curve)
+    return Comparison(corpus.name, training.target_loss, pd.concat(curves, ignore_index=True))
 
 
 def _with_hidden(config: LanguageConfig, width: int) -> LanguageConfig:

@@ -1,200 +1,81 @@
 """What a comparison of architectures found: validation losses, and what reaching a target cost."""
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
-__all__ = ["Architecture", "Comparison", "Cost", "LossCurve", "Point", "Summary"]
+import pandas as pd
 
+__all__ = ["ARCHITECTURE", "COST", "Comparison"]
 
-@dataclass(frozen=True)
-class Architecture:
-    """One of those compared.
-
-    Attributes:
-        mlp: its MLP by name.
-        attention: its attention by name.
-        d_hidden: hidden units of each MLP.
-        parameters: of the whole model.
-    """
-
-    mlp: str
-    attention: str
-    d_hidden: int
-    parameters: int
-
-    def __str__(self) -> str:
-        return f"{self.mlp} MLP, {self.attention} attention"
+ARCHITECTURE = ["mlp", "attention", "d_hidden", "parameters"]
+"""The columns that tell architectures apart."""
+COST = ["steps", "tokens", "seconds"]
+"""The columns that say what a training took until a row."""
+SEED = [*ARCHITECTURE, "seed"]
 
 
-@dataclass(frozen=True)
-class Point:
-    """Where a training stands.
-
-    Attributes:
-        steps: of the optimizer; between two of them where a crossing is.
-        tokens: trained on.
-        seconds: that the steps took, without validations and checkpoints.
-        loss: of the validation, in nats a token.
-    """
-
-    steps: float
-    tokens: float
-    seconds: float
-    loss: float
-
-
-@dataclass(frozen=True)
-class LossCurve:
-    """The validations of one training, in order.
-
-    Attributes:
-        architecture: what was trained.
-        seed: of its weights and of the order of the texts.
-        points: one for each validation.
-    """
-
-    architecture: Architecture
-    seed: int
-    points: tuple[Point, ...]
-
-    def crossing(self, target: float) -> Point | None:
-        """Where the loss first reaches `target`, on the straight line between two validations.
-
-        The first validation has none before it and is taken as it is. None if the loss stays above.
-        """
-        after = next((n for n, point in enumerate(self.points) if point.loss <= target), None)
-        if after is None or after == 0:
-            return None if after is None else self.points[0]
-        a, b = self.points[after - 1], self.points[after]
-        share = (a.loss - target) / (a.loss - b.loss)
-
-        def between(first: float, second: float) -> float:
-            return first + share * (second - first)
-
-        return Point(
-            between(a.steps, b.steps),
-            between(a.tokens, b.tokens),
-            between(a.seconds, b.seconds),
-            target,
-        )
-
-    @property
-    def seconds_per_step(self) -> float:
-        """Over the whole training."""
-        return self.points[-1].seconds / self.points[-1].steps
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What it took to reach the target, the mean over seeds.
-
-    Attributes:
-        steps: of the optimizer.
-        deviation: standard deviation of the steps over seeds; zero for a single one.
-        tokens: trained on.
-        seconds: as measured.
-        steps_ratio: steps over those of the first architecture, which is the ratio of seconds if
-            all took equally long a step; None where the first never reached the target.
-        seconds_ratio: the same of the seconds as they were measured.
-    """
-
-    steps: float
-    deviation: float
-    tokens: float
-    seconds: float
-    steps_ratio: float | None
-    seconds_ratio: float | None
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One architecture over all seeds.
-
-    Attributes:
-        architecture: which.
-        seeds: how many.
-        reached: how many of them reached the target.
-        best: the smallest validation loss of each seed, their mean.
-        seconds_per_step: the mean over seeds.
-        cost: of the target; None unless every seed reached it, since those that did not would be
-            missing from the mean.
-    """
-
-    architecture: Architecture
-    seeds: int
-    reached: int
-    best: float
-    seconds_per_step: float
-    cost: Cost | None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Comparison:
     """Architectures trained on the same texts in the same order.
 
     Attributes:
         data: what they were trained on.
         target: the validation loss to reach, in nats a token.
-        curves: one for each architecture and seed; the first architecture is what ratios refer to.
+        validations: a row for each validation of each training, in order: the architecture (`mlp`,
+            `attention`, `d_hidden`, `parameters`), the `seed`, the `steps` of the optimizer, the
+            `tokens` trained on and the `seconds` that took without validations and checkpoints,
+            and the `loss`. Ratios refer to the first architecture.
     """
 
     data: str
     target: float
-    curves: tuple[LossCurve, ...]
+    validations: pd.DataFrame
 
-    @cached_property
-    def by_architecture(self) -> dict[Architecture, list[LossCurve]]:
-        """The seeds of each architecture."""
-        found: dict[Architecture, list[LossCurve]] = {}
-        for curve in self.curves:
-            found.setdefault(curve.architecture, []).append(curve)
-        return found
+    def crossings(self) -> pd.DataFrame:
+        """What each training took until its loss first reached the target; NaN where it did not.
 
-    def mean(self, architecture: Architecture) -> list[Point]:
-        """The mean over seeds of each validation that all of them had."""
-        curves = self.by_architecture[architecture]
-        return [_mean(points) for points in zip(*(c.points for c in curves), strict=False)]
+        Read off the straight line between two validations; the first has none before it and is
+        taken as it is.
+        """
 
-    def summaries(self) -> list[Summary]:
-        """One for each architecture, in order."""
-        found: list[Summary] = []
-        first: Point | None = None
-        for architecture, curves in self.by_architecture.items():
-            crossings = [p for p in (curve.crossing(self.target) for curve in curves) if p]
-            whole = _mean(crossings) if len(crossings) == len(curves) else None
-            first = first if found else whole
-            found.append(
-                Summary(
-                    architecture,
-                    seeds=len(curves),
-                    reached=len(crossings),
-                    best=statistics.fmean(min(p.loss for p in curve.points) for curve in curves),
-                    seconds_per_step=statistics.fmean(curve.seconds_per_step for curve in curves),
-                    cost=None
-                    if whole is None
-                    else _cost(whole, [p.steps for p in crossings], first),
-                )
-            )
-        return found
+        def crossing(curve: pd.DataFrame) -> pd.Series:
+            reached = (curve["loss"] <= self.target).to_numpy()
+            after = int(reached.argmax()) if reached.any() else None
+            if after is None:
+                return pd.Series(float("nan"), COST)
+            b = curve.iloc[after]
+            a = curve.iloc[after - 1] if after else b
+            share = (a["loss"] - self.target) / (a["loss"] - b["loss"]) if after else 0.0
+            return a[COST] + share * (b[COST] - a[COST])
 
+        columns = self.validations.groupby(SEED, sort=False)[[*COST, "loss"]]
+        return columns.apply(crossing).astype(float).reset_index()
 
-def _mean(points: Sequence[Point]) -> Point:
-    return Point(
-        *(
-            statistics.fmean(getattr(point, name) for point in points)
-            for name in ("steps", "tokens", "seconds", "loss")
-        )
-    )
+    def mean_curves(self) -> pd.DataFrame:
+        """For each architecture the mean over seeds of each validation that all of them had."""
+        number = self.validations.groupby(SEED, sort=False).cumcount().rename("number")
+        groups = self.validations.groupby([*ARCHITECTURE, number], sort=False)
+        mean, seeds = groups[[*COST, "loss"]].mean(), groups.size()
+        complete = seeds == seeds.groupby(ARCHITECTURE, sort=False).transform("max")
+        return mean[complete].sort_index(level="number", sort_remaining=False).reset_index()
 
+    def summary(self) -> pd.DataFrame:
+        """A row for each architecture, in order.
 
-def _cost(whole: Point, steps: Sequence[float], first: Point | None) -> Cost:
-    return Cost(
-        whole.steps,
-        statistics.stdev(steps) if len(steps) > 1 else 0.0,
-        whole.tokens,
-        whole.seconds,
-        None if first is None else whole.steps / first.steps,
-        None if first is None else whole.seconds / first.seconds,
-    )
+        The columns are those of the architecture; `seeds`, and how many of them `reached` the
+        target; the mean `steps`, `tokens` and `seconds` that it took, the standard `deviation` of
+        the steps, and `steps_ratio` and `seconds_ratio`, NaN unless every seed reached it, since
+        those that did not would be missing from the mean; `seconds_per_step`; and `best`, the mean
+        of the seeds' smallest losses.
+        """
+        crossings = self.crossings().groupby(ARCHITECTURE, sort=False)
+        table = crossings[COST].agg(lambda values: values.mean(skipna=False))
+        table["deviation"] = crossings["steps"].agg(lambda values: values.std(skipna=False))
+        table["seeds"], table["reached"] = crossings.size(), crossings["steps"].count()
+        table["steps_ratio"] = table["steps"] / table["steps"].iloc[0]
+        table["seconds_ratio"] = table["seconds"] / table["seconds"].iloc[0]
+        each = self.validations.groupby(SEED, sort=False)
+        last = each.last()
+        pace = last["seconds"] / last["steps"]
+        table["seconds_per_step"] = pace.groupby(ARCHITECTURE, sort=False).mean()
+        table["best"] = each["loss"].min().groupby(ARCHITECTURE, sort=False).mean()
+        return table.reset_index()

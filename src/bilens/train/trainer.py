@@ -1,67 +1,74 @@
-"""What trainings through the Hugging Face Trainer share: settings, bar, ctrl-C, checkpoints."""
+"""Training through the Hugging Face Trainer: seeded, watched, stopped and resumed in one way."""
 
-import json
+import atexit
 import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 
+import numpy as np
 import torch
-from rich.progress import Progress, TaskID
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from accelerate.utils import broadcast_object_list
+from rich.progress import Progress
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 
+from bilens.checks import check_weights
+from bilens.convert import open_model, save_model
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
-from bilens.train.anneal_settings import AnnealTraining
-from bilens.train.interrupt import Interrupt
-from bilens.train.language_settings import LanguageTraining
-from bilens.train.state import TRAINING_NAME
+from bilens.files import file_errors
+from bilens.nn.language.no_progress import no_progress
+from bilens.progress import progress_bar
+from bilens.train.interrupt import Interrupt, interrupt_between_steps
+from bilens.train.run_directory import CHECKPOINTS, RunDirectory, open_run, read_metrics
+from bilens.train.trainer_settings import TrainerSettings
 
 __all__ = [
-    "CHECKPOINTS",
-    "Watch",
-    "check_settings",
+    "ResumableTrainer",
+    "alone_with_seed",
     "check_vocabulary",
-    "checkpoint_to_resume",
-    "last_checkpoint",
+    "run_trainer",
+    "steps_per_epoch",
     "trainer_arguments",
 ]
 
-CHECKPOINTS = "checkpoints"
+_ALONE = threading.RLock()
 
 
-class Watch(TrainerCallback):
-    """Shows how far the training is; ends it on ctrl-C and when the loss is no longer finite."""
+@contextmanager
+def alone_with_seed(seed: int) -> Iterator[None]:
+    """Seed all random numbers inside the block, and give back those of before behind it.
 
-    def __init__(self, interrupt: Interrupt, bar: Progress) -> None:
-        self.interrupt, self.bar = interrupt, bar
-        self.task: TaskID = bar.add_task("training", note="")
-
-    def on_train_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
-    ) -> None:
-        """Show how many steps there are, and how many of them are done already."""
-        self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
-
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
-    ) -> None:
-        """Show the step; save and stop if ctrl-C was pressed in it."""
-        self.bar.update(self.task, completed=state.global_step)
-        if self.interrupt.requested:
-            control.should_save = control.should_training_stop = True
-
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
-        """Show the loss; stop where it is no number."""
-        for name in ("loss", "eval_loss"):
-            if name in rest["logs"]:
-                self.bar.update(self.task, note=f"{name} {rest['logs'][name]:.4f}")
-        if not math.isfinite(rest["logs"].get("loss", 0.0)):
-            control.should_training_stop = True
+    The Trainer draws from the generators of the whole process and keeps its state there, so that
+    trainings in several threads take turns.
+    """
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with _ALONE, torch.random.fork_rng(devices=gpus):
+        python, numpy = random.getstate(), np.random.get_state()
+        set_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def trainer_arguments(
-    training: LanguageTraining | AnnealTraining, run: Path, *, use_cpu: bool, **own: Any
+    training: TrainerSettings, run: Path, *, use_cpu: bool, **own: Any
 ) -> TrainingArguments:
     """What the Trainer is told, the batch shared out over its processes.
 
@@ -69,10 +76,11 @@ def trainer_arguments(
         training: the settings that every training has.
         run: the directory that checkpoints go below.
         use_cpu: leave GPUs alone.
-        own: what one kind of training has besides: its length, schedule and evaluations.
+        own: what one kind of training has besides: its optimizer and schedule.
 
     Raises:
-        BilensError: the tracker is not installed, or the batch cannot be shared out evenly.
+        BilensError: the tracker is not installed, the batch cannot be shared out evenly, or the
+            device has not the precision.
     """
     tracker = training.report_to
     if tracker != "none" and find_spec(tracker) is None:
@@ -80,17 +88,21 @@ def trainer_arguments(
             f"report_to={tracker!r} needs the package {tracker}: pip install {tracker}, or leave "
             "report_to out; the metrics are in metrics.jsonl anyway"
         )
+    if training.precision == "fp16" and (use_cpu or not torch.cuda.is_available()):
+        raise BilensError("precision='fp16' needs a GPU; expected 'bf16' or 'float32' on a CPU")
     arguments = TrainingArguments(
         output_dir=str(run / CHECKPOINTS),
         learning_rate=training.learning_rate,
         weight_decay=training.weight_decay,
+        warmup_steps=training.warmup,
         gradient_accumulation_steps=training.accumulate,
         bf16=training.precision == "bf16",
         fp16=training.precision == "fp16",
         seed=training.seed,
+        eval_strategy="steps",
+        eval_steps=training.evaluate_every or 1,
         save_strategy="steps",
         save_steps=training.save_every,
-        save_total_limit=2,
         logging_steps=training.log_every,
         logging_nan_inf_filter=False,
         report_to=tracker,
@@ -111,6 +123,22 @@ def trainer_arguments(
     return arguments
 
 
+def steps_per_epoch(arguments: TrainingArguments, corpus: Corpus) -> int:
+    """Steps of the optimizer in a pass over the texts to train on; a rest of a part is left out.
+
+    Raises:
+        BilensError: there are fewer texts than a batch has.
+    """
+    parts, texts = arguments.gradient_accumulation_steps, len(corpus.train)
+    size: int = arguments.per_device_train_batch_size * arguments.world_size
+    if texts < size * parts:
+        raise BilensError(
+            f"batch_size={size * parts}, expected at most {texts}, the texts of {corpus.name} to "
+            "train on; give more text, or a smaller batch"
+        )
+    return math.ceil((texts // size) / parts)
+
+
 def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
     """Raise if a corpus may hold tokens that a model has not.
 
@@ -125,38 +153,253 @@ def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
         )
 
 
-def last_checkpoint(run: Path) -> Path | None:
-    """The latest whole checkpoint below `run`; a half-written one has no trainer_state.json."""
-    whole = [path.parent for path in (run / CHECKPOINTS).glob("checkpoint-*/trainer_state.json")]
-    return max(whole, key=lambda path: int(path.name.split("-")[-1]), default=None)
+class ResumableTrainer(Trainer):
+    """The Trainer, whose checkpoints are whole or not there, and which refuses what diverged.
 
-
-def checkpoint_to_resume(run: Path, settings: dict[str, Any]) -> Path:
-    """The checkpoint to go on from, of a training with the same settings.
-
-    Raises:
-        CheckpointError: there is none, or the settings were others.
+    Args:
+        directory: the run.
+        extra: gives what every record holds besides.
+        rest: of the Trainer itself.
     """
-    checkpoint = last_checkpoint(run)
-    if checkpoint is None or not (run / TRAINING_NAME).is_file():
-        raise CheckpointError(
-            f"There is nothing to resume in {run}: no whole checkpoint below {CHECKPOINTS}. Train "
-            "without --resume."
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        extra: Callable[[], dict[str, float]] = dict,
+        **rest: Any,
+    ) -> None:
+        self.directory, self.extra = directory, extra
+        self.draft: Path | None = None
+        super().__init__(**rest)
+        self.remove_callback(PrinterCallback)
+
+    def get_eval_dataloader(self, *which: Any) -> Any:
+        """Validations leave no text out, unlike passes over the training set."""
+        self.args.dataloader_drop_last = False
+        try:
+            return super().get_eval_dataloader(*which)
+        finally:
+            self.args.dataloader_drop_last = True
+
+    def log(self, logs: dict[str, float], *rest: Any, **named: Any) -> None:
+        """Record losses, which have to be finite, but no timings and summaries of single calls."""
+        losses = [logs[name] for name in ("loss", "eval_loss") if name in logs]
+        if not all(map(math.isfinite, losses)):
+            self._diverged(f"The loss became {losses[0]}")
+        if losses:
+            kept = {k: v for k, v in logs.items() if not k.endswith(("_runtime", "_per_second"))}
+            super().log({**kept, **self.extra()}, *rest, **named)
+
+    def require_finite_weights(self) -> None:
+        """Raise if training has led out of the numbers, whether or not a loss was recorded."""
+        try:
+            check_weights(cast(PreTrainedModel, self.model))
+            finite = 1.0
+        except CheckpointError:
+            finite = 0.0
+        everywhere = self.accelerator.reduce(torch.tensor(finite, device=self.args.device), "mean")
+        if everywhere < 1:
+            self._diverged("The weights became infinite or NaN")
+
+    def _diverged(self, what: str) -> NoReturn:
+        raise BilensError(
+            f"{what} by step {self.state.global_step}; lower learning_rate, or raise warmup"
         )
-    check_settings(run, settings)
-    return checkpoint
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return super()._get_output_dir(trial) if self.draft is None else str(self.draft.parent)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.require_finite_weights()
+        loss = float(self.accelerator.reduce(self._tr_loss.clone(), "mean"))
+        kept = {"loss": loss, "logged": self._globalstep_last_logged}
+        self._callbacks()[ResumableTrainer.__name__] = kept
+        self.draft = draft = self.directory.draft(self.state.global_step)
+        try:
+            with file_errors(draft):
+                super()._save_checkpoint(model, trial)
+        except RuntimeError as error:
+            if "inline_container" not in str(error):
+                raise
+            raise CheckpointError(f"{draft} could not be written: {error}") from error
+        finally:
+            self.draft = None
+        self.accelerator.wait_for_everyone()
+        if self.is_world_process_zero():
+            self.directory.keep(draft)
+        self.accelerator.wait_for_everyone()
+
+    def restore_loss(self) -> None:
+        """Go on with the mean of the losses since the last record."""
+        kept = self._callbacks().get(ResumableTrainer.__name__)
+        if kept is not None:
+            self._tr_loss.fill_(kept["loss"])
+            self._globalstep_last_logged = kept["logged"]
+
+    def _callbacks(self) -> dict[str, Any]:
+        """What a checkpoint keeps; its annotation is that of what it is made from."""
+        return cast(dict[str, Any], self.state.stateful_callbacks)
 
 
-def check_settings(run: Path, settings: dict[str, Any]) -> None:
-    """Raise if a run was trained with others.
+class _Watch(TrainerCallback):
+    """Shows how far a training is, writes its metrics as they come, and ends it when it should.
+
+    Every record gets the seconds that steps took over all parts of the training, without
+    validations and checkpoints.
+    """
+
+    def __init__(self, interrupt: Interrupt, bar: Progress, target: float | None) -> None:
+        self.interrupt, self.bar = interrupt, bar
+        self.target = -math.inf if target is None else target
+        self.reached = False
+        self.task = bar.add_task("training", note="")
+        self.trainer: ResumableTrainer
+
+    def on_train_begin(
+        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        self.trainer.restore_loss()
+        self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
+        self.seconds = self._kept(state).get("seconds", 0.0)
+        self.since = time.perf_counter()
+        if state.is_world_process_zero:
+            self.trainer.directory.start_metrics(state.log_history)
+
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        if state.global_step >= state.max_steps:
+            # There is no checkpoint of the end: what goes on from one has a step to take.
+            control.should_log = control.should_evaluate = True
+            control.should_save = False
+        elif self.interrupt.requested:
+            control.should_save = control.should_training_stop = True
+        if torch.cuda.is_available() and (control.should_evaluate or control.should_save):
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seconds += now - self.since
+        self.since = now
+        self._kept(state)["seconds"] = self.seconds
+        self.bar.update(self.task, completed=state.global_step)
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+        record = state.log_history[-1]
+        record["seconds"] = self.seconds
+        if state.is_world_process_zero:
+            self.trainer.directory.add_metrics(record)
+        for name in record.keys() & {"loss", "eval_loss"}:
+            self.bar.update(self.task, note=f"{name} {record[name]:.4f}")
+
+    def on_evaluate(
+        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        self.since = time.perf_counter()
+        if rest["metrics"]["eval_loss"] <= self.target:
+            self.reached = control.should_training_stop = True
+            control.should_save = False
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+        self.since = time.perf_counter()
+
+    def _kept(self, state: TrainerState) -> dict[str, Any]:
+        """What a checkpoint keeps of this."""
+        callbacks = cast(dict[str, Any], state.stateful_callbacks)
+        return cast(dict[str, Any], callbacks.setdefault(type(self).__name__, {}))
+
+
+def run_trainer(
+    model: PreTrainedModel,
+    corpus: Corpus,
+    settings: dict[str, Any],
+    run: Path,
+    arguments: TrainingArguments,
+    *,
+    resume: bool,
+    **rest: Any,
+) -> list[dict[str, Any]]:
+    """Train a model in place and save it in `run` with its tokenizer, or go on with that.
+
+    Args:
+        model: what to train.
+        corpus: texts in its tokens.
+        settings: what training.json says; a training that is resumed must have the same.
+        run: the directory to write to.
+        arguments: of the Trainer, with the number of steps.
+        resume: go on from the newest whole checkpoint in `run`.
+        rest: of `ResumableTrainer`; and `target`, the validation loss to end at.
+
+    Returns:
+        The metrics as they were logged.
 
     Raises:
-        CheckpointError: they differ.
+        BilensError: the training diverged; nothing is saved then.
+        CheckpointError: `run` holds a training and `resume` was not asked for, or none and it was;
+            or the system refuses.
+        KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
     """
-    before = json.loads((run / TRAINING_NAME).read_text(encoding="utf-8"))
-    for name in sorted(before.keys() | settings.keys()):
-        if before.get(name) != settings.get(name):
-            raise CheckpointError(
-                f"{run} was trained with {name}={before.get(name)!r}, not "
-                f"{settings.get(name)!r}. Resume with the same settings, or train elsewhere."
-            )
+    target, callbacks = rest.pop("target", None), list(rest.pop("callbacks", ()))
+    with ExitStack() as stack:
+        directory, checkpoint = _open(stack, run, settings, resume, arguments)
+        if directory.finished:
+            model.load_state_dict(open_model(run).state_dict())
+            return read_metrics(run)
+        interrupt = stack.enter_context(interrupt_between_steps())
+        bar = stack.enter_context(progress_bar())
+        stack.enter_context(no_progress())
+        watch = _Watch(interrupt, bar, target)
+        cached, model.config.use_cache = model.config.use_cache, False
+        trainer = watch.trainer = ResumableTrainer(
+            directory,
+            model=model,
+            args=arguments,
+            train_dataset=corpus.train,
+            processing_class=corpus.tokenizer,
+            callbacks=[*callbacks, watch],
+            **rest,
+        )
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        if not watch.reached and trainer.state.global_step < arguments.max_steps:
+            raise KeyboardInterrupt
+        trainer.require_finite_weights()
+        model.config.use_cache = cached
+        # Under FSDP each process holds a part of every weight, and all have to hand it over.
+        sharded = trainer.is_fsdp_enabled
+        state = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
+        if trainer.is_world_process_zero():
+            save_model(run, model, corpus.tokenizer, state)
+            directory.finish()
+        trainer.accelerator.wait_for_everyone()
+    history: list[dict[str, Any]] = trainer.state.log_history
+    return history
+
+
+def _leave_group() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _open(
+    stack: ExitStack,
+    run: Path,
+    settings: dict[str, Any],
+    resume: bool,
+    arguments: TrainingArguments,
+) -> tuple[RunDirectory, Path | None]:
+    """The first process opens the run, and tells the others what it found there."""
+    if arguments.world_size > 1:
+        # Left to the end of the interpreter, threads of the group may outlive what they use.
+        atexit.unregister(_leave_group)
+        atexit.register(_leave_group)
+    found: list[Any] = [None]
+    if arguments.process_index == 0:
+        try:
+            directory = stack.enter_context(open_run(run, settings, resume=resume))
+            going_on = resume and not directory.finished
+            found = [(directory, directory.newest_checkpoint() if going_on else None)]
+        except BilensError as error:
+            found = [error]
+    broadcast_object_list(found)
+    if isinstance(found[0], BilensError):
+        raise found[0]
+    opened: tuple[RunDirectory, Path | None] = found[0]
+    return opened

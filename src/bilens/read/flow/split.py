@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite, checked
 from bilens.errors import BilensError
-from bilens.read.flow.attention import FrozenAttention, Reads, read_moment
+from bilens.read.flow.attention import FrozenAttention, read_moment
 from bilens.read.flow.builder import FlowBuilder
 from bilens.read.flow.graph import Flow, Node
 from bilens.read.flow.mlp import FrozenMLP

@@ -1,0 +1,306 @@
+"""Classifiers trained as one: weights stacked, products batched, one step of one optimizer."""
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from bilens.checks import check_finite, check_weights
+from bilens.data import ImageData
+from bilens.errors import BilensError
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.progress import progress_bar
+from bilens.train.interrupt import interrupt_between_steps
+from bilens.train.noise import LatentNoise
+from bilens.train.run_directory import RunDirectory
+from bilens.train.state import load_state, part, save_state
+
+if TYPE_CHECKING:
+    from bilens.train.classifier import ClassifierTraining
+
+__all__ = ["Member", "train_together"]
+
+
+@dataclass
+class _Place:
+    """Where a training stands.
+
+    Attributes:
+        epoch: epochs finished.
+        step: steps finished in the epoch that is under way.
+        loss_sum: over the images of that epoch so far.
+        correct: images of that epoch classified correctly while training.
+        seconds: time spent in that epoch so far, its share where several seeds train at once.
+        history: one record of metrics for each finished epoch.
+    """
+
+    epoch: int
+    step: int
+    loss_sum: float
+    correct: int
+    seconds: float
+    history: list[dict[str, Any]]
+
+
+class Member:
+    """One of the models that are trained together: where it stands and how it is saved."""
+
+    def __init__(
+        self,
+        config: ClassifierConfig,
+        training: "ClassifierTraining",
+        device: torch.device,
+        run: RunDirectory | None,
+    ) -> None:
+        self.training, self.run = training, run
+        with torch.device("meta"):
+            self.model = ImageClassifier(config)
+        self.model.to_empty(device="cpu")
+        self.model.reset_parameters(torch.Generator().manual_seed(training.seed))
+        self.model.to(device)
+        self.noise = torch.Generator(device).manual_seed(training.seed)
+        self.slots: dict[str, Tensor] = {}
+        self.place = _Place(0, 0, 0.0, 0, 0.0, [])
+
+    def load(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        assert self.run is not None
+        checkpoint = self.run.newest_checkpoint()
+        if checkpoint is not None:
+            device = next(self.model.parameters()).device
+            record, tensors = load_state(checkpoint, device)
+            self.place = _Place(**record)
+            self.model.load_state_dict(part(tensors, "model"))
+            self.slots = part(tensors, "optimizer")
+            self.noise.set_state(tensors["noise.state"].cpu())
+
+    def save(self, steps: int) -> None:
+        """Write the model, then a checkpoint.
+
+        Args:
+            steps: of an epoch.
+        """
+        self._check_finite()
+        if self.run is None:
+            return
+        self.model.save_files(self.run.path)
+        draft = self.run.draft(steps * self.place.epoch + self.place.step)
+        model, noise = self.model.state_dict(), {"state": self.noise.get_state()}
+        save_state(draft, vars(self.place), model=model, optimizer=self.slots, noise=noise)
+        self.run.keep(draft)
+
+    def _check_finite(self, data: ImageData | None = None) -> float:
+        """Raise if the training diverged; else give the accuracy on the test set of `data`."""
+        try:
+            check_weights(self.model)
+            check_finite(loss=torch.tensor(self.place.loss_sum))
+            test = None if data is None else (data.test_images, data.test_labels)
+            return 0.0 if test is None else self.model.accuracy(*test)
+        except BilensError as error:
+            raise BilensError(
+                f"The loss became infinite or NaN in epoch {self.place.epoch + 1} of seed "
+                f"{self.training.seed}. Lower the learning rate (now "
+                f"{self.training.learning_rate}), or check the data for NaN."
+            ) from error
+
+    def finish_epoch(self, data: ImageData) -> dict[str, Any]:
+        """Measure, record and move on to the next epoch."""
+        accuracy = self._check_finite(data)
+        place, training = self.place, self.training
+        seen = len(data.train_labels)
+        record = {
+            "epoch": place.epoch + 1,
+            "train_loss": place.loss_sum / seen,
+            "train_accuracy": place.correct / seen,
+            "test_accuracy": accuracy,
+            "learning_rate": training.learning_rate * training.decay**place.epoch,
+            "train_seconds": round(place.seconds, 3),
+        }
+        place.history.append(record)
+        if self.run is not None:
+            self.run.add_metrics(record)
+        place.epoch, place.step, place.seconds = place.epoch + 1, 0, 0.0
+        place.loss_sum, place.correct = 0.0, 0
+        return record
+
+
+class _Stack:
+    """Models that stand at the same place as one: their weights stacked, one optimizer for all.
+
+    The weights of each are views of the stack, so every model is always as it was last trained.
+    """
+
+    def __init__(self, members: Sequence[Member], data: ImageData) -> None:
+        self.members, self.data, self.training = members, data, members[0].training
+        models = [member.model for member in members]
+        self.alone = len(models) == 1
+        self.template = models[0] if self.alone else deepcopy(models[0]).to("meta")
+        self.weights = dict(models[0].named_parameters())
+        self.buffers = {
+            name: self._join([model.get_buffer(name) for model in models])
+            for name, _ in models[0].named_buffers()
+        }
+        if not self.alone:
+            for name in self.weights:
+                parts = [model.get_parameter(name) for model in models]
+                self.weights[name] = nn.Parameter(self._join([weight.data for weight in parts]))
+                for part_, own in zip(parts, self.weights[name].data, strict=True):
+                    part_.data = own
+            for name, stacked in self.buffers.items():
+                for model, own in zip(models, stacked, strict=True):
+                    model.get_buffer(name).data = own
+        self.optimizer = torch.optim.AdamW(
+            self.weights.values(), weight_decay=self.training.weight_decay, fused=True
+        )
+        for name, weight in self.weights.items() if members[0].slots else ():
+            slots = [part(member.slots, name) for member in members]
+            for slot in slots[0]:
+                joined = self._join([some[slot] for some in slots])
+                self.optimizer.state[weight][slot] = joined
+        self.latent = LatentNoise(self.template, self.training.latent_noise)
+        self.noise_size = self.training.input_noise * data.train_images.std(-1, keepdim=True)
+        self.place = members[0].place
+        device = data.train_images.device
+        self.loss_sum = torch.tensor([m.place.loss_sum for m in members], device=device)
+        self.correct = torch.tensor([m.place.correct for m in members], device=device)
+
+    def steps_of_epoch(self) -> Iterator[None]:
+        """Do what is left of the epoch under way, giving control back after each step."""
+        training, size = self.training, len(self.data.train_images)
+        self.template.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = training.learning_rate * training.decay**self.place.epoch
+        orders = torch.stack([self._order(member.training.seed, size) for member in self.members])
+        for chosen in orders.split(training.batch_size, dim=1)[self.place.step :]:
+            start = time.perf_counter()
+            self._take_step(chosen)
+            share = (time.perf_counter() - start) / len(self.members)
+            for member in self.members:
+                member.place.step += 1
+                member.place.seconds += share
+            yield
+        self.template.eval()
+
+    def _order(self, seed: int, size: int) -> Tensor:
+        """It depends on the seed and the epoch alone: a resumed epoch finds it again."""
+        device = self.data.train_images.device
+        generator = torch.Generator(device).manual_seed(_mix(seed, self.place.epoch))
+        return torch.randperm(size, generator=generator, device=device)
+
+    def _take_step(self, chosen: Tensor) -> None:
+        x, noise = self._batch(chosen)
+        labels = self.data.train_labels[chosen]
+        if self.alone:
+            with self.latent.drawn([some[0] for some in noise]):
+                logits = self.template(x[0])[None]
+        else:
+            logits = vmap(self._logits_of_one)(self.weights, self.buffers, x, noise)
+        flat = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        entropies = flat.view_as(labels)
+        self.optimizer.zero_grad()
+        entropies.mean(1).sum().backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            self.loss_sum += entropies.sum(1)
+            self.correct += (logits.argmax(-1) == labels).sum(1)
+
+    def _batch(self, chosen: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The images of a step, noisy, and the noise in front of the parts of the models."""
+        images = self.data.train_images
+        x = images.index_select(0, chosen.flatten()).unflatten(0, chosen.shape)
+        on_input = [images.shape[1]] if self.training.input_noise else []
+        widths = [*on_input, *self.latent.widths]
+        count, size = chosen.shape
+        drawn = x.new_empty(count, size * sum(widths))
+        for member, own in zip(self.members, drawn, strict=True):
+            own.normal_(generator=member.noise)
+        parts = drawn.split([size * width for width in widths], dim=1)
+        noise = [some.unflatten(1, (size, -1)) for some in parts]
+        if on_input:
+            x.addcmul_(noise.pop(0), self.noise_size[chosen])
+        return x, noise
+
+    def _logits_of_one(
+        self,
+        weights: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        noise: list[Tensor],
+    ) -> Tensor:
+        with self.latent.drawn(noise):
+            logits: Tensor = functional_call(self.template, {**weights, **buffers}, (x,))
+        return logits
+
+    def settle(self) -> None:
+        """Tell the members what only the stack knows: sums of the epoch, and moments."""
+        sums = zip(self.members, self.loss_sum.tolist(), self.correct.tolist(), strict=True)
+        for number, (member, loss_sum, correct) in enumerate(sums):
+            member.place.loss_sum, member.place.correct = loss_sum, correct
+            member.slots = {
+                f"{name}.{slot}": self._own(value, number)
+                for name, weight in self.weights.items()
+                for slot, value in self.optimizer.state[weight].items()
+            }
+
+    def finish_epoch(self) -> list[dict[str, Any]]:
+        """The record of each member for the epoch that has just ended."""
+        self.settle()
+        self.loss_sum.zero_()
+        self.correct.zero_()
+        return [member.finish_epoch(self.data) for member in self.members]
+
+    def release(self) -> None:
+        """Give every model weights of its own, and no noise."""
+        self.latent.remove()
+        for member in self.members if not self.alone else ():
+            for some in (*member.model.parameters(), *member.model.buffers()):
+                some.data = some.data.clone()
+
+    def _join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Numbers of steps are the same for all, and stay single ones."""
+        return tensors[0] if self.alone or tensors[0].ndim == 0 else torch.stack(list(tensors))
+
+    def _own(self, tensor: Tensor, number: int) -> Tensor:
+        return tensor if self.alone or tensor.ndim == 0 else tensor[number]
+
+
+def train_together(members: Sequence[Member], data: ImageData) -> None:
+    """Train models that stand at the same place to their end."""
+    training, place = members[0].training, members[0].place
+    steps = -(-len(data.train_labels) // training.batch_size)
+    stack = _Stack(members, data)
+    with progress_bar() as bar, interrupt_between_steps() as interrupt:
+        done = steps * place.epoch + place.step
+        task = bar.add_task("training", total=steps * training.epochs, completed=done, note="")
+        while place.epoch < training.epochs:
+            for _ in stack.steps_of_epoch():
+                bar.advance(task)
+                if interrupt.requested:
+                    stack.settle()
+                    for member in members:
+                        member.save(steps)
+                    raise KeyboardInterrupt
+            records = stack.finish_epoch()
+            for member in members:
+                member.save(steps)
+            loss, accuracy = (
+                statistics.mean(record[name] for record in records)
+                for name in ("train_loss", "test_accuracy")
+            )
+            bar.update(task, note=f"loss {loss:.4f}, test accuracy {accuracy:.2%}")
+    stack.release()
+    for member in members:
+        if member.run is not None and not member.run.finished:
+            member.run.finish()
+
+
+def _mix(seed: int, epoch: int) -> int:
+    """One number for both, different from the seeds in use for weights and noise."""
+    return (seed * 1_000_003 + epoch + 1) % 2**63

@@ -1,0 +1,59 @@
+"""Classifiers are read on the device that they are on, whatever device their data is on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bilens.nn import ImageClassifier
+from bilens.read import class_spectra, logit_spectra, read_classifier, read_deep
+from tests.devices import Elsewhere, second_device
+from tests.models import digit_model, digits
+
+
+def test_the_second_device_refuses_what_a_gpu_refuses():
+    with second_device() as device:
+        x = torch.ones(2, 3).to(device)
+        assert (x.device, (x @ x.T).device) == (device, device)
+        assert (x @ x.T).cpu().tolist() == [[3, 3], [3, 3]]
+        with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+            x + torch.ones(3)
+        with pytest.raises(TypeError, match="use Tensor.cpu"):
+            x.numpy()
+    with second_device(wide=False) as device, pytest.raises(TypeError, match="float64"):
+        torch.ones(2).to(device).double()
+
+
+def there(model: ImageClassifier, device: torch.device) -> ImageClassifier:
+    copy = ImageClassifier(model.config)
+    copy.load_state_dict(model.state_dict())
+    return copy.requires_grad_(False).to(device)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("basis", ["model", "pixels"])
+def test_a_classifier_is_read_where_it_is(basis, wide):
+    data = digits()
+    data = replace(data, test_images=data.test_images[:50], test_labels=data.test_labels[:50])
+    expected = read_classifier(digit_model(), data, basis)
+    with second_device(wide=wide) as device:
+        model = there(digit_model(), device)
+        found = read_classifier(model, data, basis)
+        assert found.spectrum.values.device == (device if wide else torch.device("cpu"))
+        torch.testing.assert_close(found.spectrum.values.cpu(), expected.spectrum.values)
+        assert found.accuracy == expected.accuracy
+        assert found.record().keys() == expected.record().keys()
+        u = torch.eye(10)[3] - torch.eye(10)[8]
+        assert logit_spectra(model, u, basis).values.shape[0] in (24, 64)
+        assert isinstance(class_spectra(model, basis).values, Elsewhere) == wide
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_a_deep_classifier_is_read_where_it_is(wide):
+    data = digits()
+    data = replace(data, test_images=data.test_images[:50], test_labels=data.test_labels[:50])
+    expected = read_deep(digit_model(2), data, 30)
+    with second_device(wide=wide) as device:
+        found = read_deep(there(digit_model(2), device), data, 30)
+        assert found.by_paths == expected.by_paths
+        assert found.accuracy == expected.accuracy

@@ -1,0 +1,185 @@
+"""Kill a training at its file operations, go on with it, and compare with one left alone.
+
+Run as `python -m tests.train.kill_attack KIND EVERY FOLDER`; see test_kills.py. Each try is a fork
+of this process, which has imported everything that a training needs by training once.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from bilens.data import load_images
+from bilens.files import UNFINISHED
+from bilens.nn import AutoencoderConfig, ClassifierConfig
+from bilens.train import (
+    AutoencoderTraining,
+    ClassifierTraining,
+    autoencoder,
+    is_begun,
+    read_metrics,
+    row_sampler,
+    train_autoencoder,
+    train_classifier,
+    train_classifiers,
+)
+from bilens.train.anneal import anneal
+from bilens.train.language import LanguageTraining, train_language
+from tests.language import small_config, small_corpus
+from tests.train.test_anneal import TRAINING as ANNEALING
+from tests.train.test_anneal import corpus, fresh
+
+torch.set_num_threads(1)  # so that a fork has all threads that there are
+EVENTS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"}
+DIGITS = load_images("digits")
+CLASSIFIER = ClassifierConfig(64, 10, d_model=8, image_shape=(8, 8))
+THREE_EPOCHS = ClassifierTraining(epochs=3, batch_size=400, input_noise=0.3)
+
+
+def train_one(run: Path, *, resume: bool) -> None:
+    train_classifier(CLASSIFIER, DIGITS, THREE_EPOCHS, run, resume=resume)
+
+
+def train_two(run: Path, *, resume: bool) -> None:
+    resume = any(is_begun(run / f"seed-{seed}") for seed in (0, 1))
+    train_classifiers(CLASSIFIER, DIGITS, THREE_EPOCHS, [0, 1], run, resume=resume)
+
+
+def train_features(run: Path, *, resume: bool) -> None:
+    autoencoder.SAVE_EVERY = 10
+    rows = torch.randn(500, 12, generator=torch.Generator().manual_seed(0))
+    training = AutoencoderTraining(steps=30, batch_size=16)
+    train_autoencoder(AutoencoderConfig(12, 20), row_sampler(rows), training, run, resume=resume)
+
+
+def train_words(run: Path, *, resume: bool) -> None:
+    training = LanguageTraining(
+        epochs=2, batch_size=8, learning_rate=1e-2, save_every=3, log_every=4
+    )
+    train_language(small_config(), small_corpus(), training, run, resume=resume, use_cpu=True)
+
+
+def train_annealed(run: Path, *, resume: bool) -> None:
+    anneal(fresh(), corpus(), ANNEALING, run, resume=resume, use_cpu=True)
+
+
+KINDS: dict[str, Callable[..., None]] = {
+    "classifier": train_one,
+    "seeds": train_two,
+    "autoencoder": train_features,
+    "language": train_words,
+    "anneal": train_annealed,
+}
+
+
+def in_a_fork(call: Callable[[], object]) -> int:
+    """The exit status of a fork that makes the call and no other cleaning up."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            call()
+            status = 0
+        except BaseException as error:
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def watch(run: Path, act: Callable[[int], None]) -> None:
+    """Call `act` with the number of each operation that changes files of the run, before it."""
+    count = 0
+
+    def hook(event: str, details: tuple[object, ...]) -> None:
+        nonlocal count
+        writes = event == "open" and bool(int(details[2] or 0) & (os.O_WRONLY | os.O_RDWR))
+        # What shutil.rmtree removes it names by a folder that it has open.
+        place = str(details[0]) if writes or event in EVENTS else str(run.parent)
+        if f"{run}/" in f"{place}/" or not Path(place).is_absolute():
+            count += 1
+            act(count)
+
+    sys.addaudithook(hook)
+
+
+def kill_at(number: int) -> Callable[[int], None]:
+    def act(count: int) -> None:
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return act
+
+
+def differences(run: Path, whole: Path, rounding: bool) -> list[str]:
+    """What a training left that is not as in one left alone.
+
+    Seeds that were stacked and go on alone have other products, and equal results within rounding.
+    """
+    different = [f"{path} is left over" for path in run.rglob(f"{UNFINISHED}*")]
+    models = [path.relative_to(whole) for path in whole.rglob("model.safetensors")]
+    for path in models if rounding else ():
+        a, b = (load_file(folder / path) for folder in (run, whole))
+        if not all(torch.allclose(a[name], b[name], rtol=1e-2, atol=1e-4) for name in b):
+            different.append(str(path))
+    files = [path.relative_to(whole) for path in whole.rglob("metrics.jsonl")]
+    digits = 3 if rounding else None
+    for path in files if rounding else [*files, *models]:
+        a, b = (content(folder / path, digits) for folder in (run, whole))
+        if "checkpoints" not in path.parts and a != b:
+            different.append(str(path))
+    return different
+
+
+def content(path: Path, rounding: int | None = None) -> object:
+    if path.name != "metrics.jsonl":
+        return path.read_bytes()
+    return [
+        {
+            key: value if rounding is None else round(value, rounding)
+            for key, value in record.items()
+            if "seconds" not in key
+        }
+        for record in read_metrics(path.parent)
+    ]
+
+
+def main(kind: str, every: int, folder: Path) -> dict[str, object]:
+    train = KINDS[kind]
+    whole, counted, log = folder / "whole", folder / "counted", folder / "count"
+    train(whole, resume=False)
+
+    def count_operations() -> None:
+        watch(counted, lambda number: log.write_text(str(number)) and None)
+        train(counted, resume=False)
+
+    assert in_a_fork(count_operations) == 0
+    points = int(log.read_text())
+    failures, tried = [], range(1, points + 1, every)
+    for number in tried:
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            run = Path(name) / "run"
+
+            def killed(run: Path = run, number: int = number) -> None:
+                watch(run, kill_at(number))
+                train(run, resume=False)
+
+            status = in_a_fork(killed)
+            if status != -signal.SIGKILL:
+                failures.append(f"{number}: not killed but ended with {status}")
+                continue
+            again = in_a_fork(lambda run=run: train(run, resume=is_begun(run)))
+            if again:
+                failures.append(f"{number}: could not go on")
+            elif different := differences(run, whole, kind == "seeds"):
+                failures.append(f"{number}: {different}")
+    return {"points": points, "tried": len(tried), "failures": failures}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))))

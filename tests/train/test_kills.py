@@ -1,0 +1,182 @@
+"""A training that is killed, or whose checkpoints are damaged, goes on to the same end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bilens.errors import CheckpointError
+from bilens.files import only_process_in
+from bilens.train import ClassifierTraining, is_finished, stacked, train_classifier
+from bilens.train import language as language_module
+from bilens.train.language import LanguageTraining, train_language
+from tests.language import small_config, small_corpus
+from tests.models import digits
+from tests.train.test_classifier import CONFIG
+
+ROOT = Path(__file__).parents[2]
+WORDS = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2, save_every=2, log_every=3)
+IMAGES = ClassifierTraining(epochs=4, batch_size=200, input_noise=0.3)
+
+
+def attack(kind: str, every: int, folder: Path) -> dict[str, object]:
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.train.kill_attack", kind, str(every), str(folder)],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("kind", "every"), [("classifier", 17), ("language", 23)])
+def test_a_kill_loses_nothing(kind, every, tmp_path):
+    outcome = attack(kind, every, tmp_path)
+    assert outcome["failures"] == []
+    assert outcome["tried"] >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classifier", "seeds", "autoencoder", "language", "anneal"])
+def test_a_kill_at_any_file_operation_loses_nothing(kind, tmp_path):
+    outcome = attack(kind, 1, tmp_path)
+    assert outcome["failures"] == []
+    assert outcome["tried"] == outcome["points"] > 50
+
+
+def stop(monkeypatch, owner: object, name: str, call: int) -> None:
+    """Press ctrl-C in a call of a function."""
+    calls, function = [], getattr(owner, name)
+
+    def press(*args):
+        calls.append(0)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+        return function(*args)
+
+    monkeypatch.setattr(owner, name, press)
+
+
+def train_words(run: Path, *, resume: bool = False) -> None:
+    train_language(small_config(), small_corpus(), WORDS, run, resume=resume, use_cpu=True)
+
+
+def train_images(run: Path, *, resume: bool = False) -> None:
+    train_classifier(CONFIG, digits(), IMAGES, run, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> dict[str, Path]:
+    """Of each kind a run that was left alone and, in the same folder, one that was stopped."""
+    found = {}
+    places = {"words": (train_words, language_module, "_collate", 8)}
+    places["images"] = (train_images, stacked._Stack, "_take_step", 29)
+    for kind, (train, *place) in places.items():
+        folder = found[kind] = tmp_path_factory.mktemp(kind)
+        train(folder / "whole")
+        with pytest.MonkeyPatch.context() as patch:
+            stop(patch, *place)
+            with pytest.raises(KeyboardInterrupt):
+                train(folder / "stopped")
+    return found
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    """A bit in the middle, where weights are: what no format of files notices."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "words": ["model", "config", "optimizer", "scheduler", "rng_state", "trainer_state", "manif"],
+    "images": ["training_state", "manifest"],
+}
+
+
+@pytest.mark.parametrize("how", [cut, flip, Path.unlink])
+@pytest.mark.parametrize(("kind", "start"), [(k, name) for k in DAMAGES for name in DAMAGES[k]])
+def test_a_damaged_checkpoint_is_passed_over(kind, start, how, stopped, tmp_path, capsys):
+    run, train = tmp_path / "run", {"words": train_words, "images": train_images}[kind]
+    shutil.copytree(stopped[kind] / "stopped", run)
+    steps = [int(path.name.split("-")[1]) for path in (run / "checkpoints").iterdir()]
+    newest = run / "checkpoints" / f"checkpoint-{max(steps)}"
+    (damaged,) = newest.glob(f"{start}*")
+    how(damaged)
+    train(run, resume=True)
+    assert f"{newest} is damaged or incomplete and is passed over" in capsys.readouterr().err
+    a, b = (load_file(one / "model.safetensors") for one in (run, stopped[kind] / "whole"))
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+def test_without_a_whole_checkpoint_a_training_begins_again(stopped, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(stopped["images"] / "stopped", run)
+    for checkpoint in (run / "checkpoints").iterdir():
+        (checkpoint / "manifest.json").write_text("[]")
+    (run / "checkpoints" / "checkpoint-of-mine").mkdir()
+    train_images(run, resume=True)
+    assert "has no checkpoint; the training starts from its beginning" in capsys.readouterr().err
+    a, b = (load_file(one / "model.safetensors") for one in (run, stopped["images"] / "whole"))
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+def test_a_second_training_in_one_folder_is_refused(tmp_path):
+    with (
+        only_process_in(tmp_path),
+        pytest.raises(CheckpointError, match="Another process is at work in"),
+    ):
+        train_images(tmp_path)
+    train_images(tmp_path)
+    assert is_finished(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "\xff"])
+def test_damaged_settings_are_named(content, tmp_path):
+    (tmp_path / "training.json").write_text(content, encoding="utf-16")
+    with pytest.raises(CheckpointError, match=r"training.json (is damaged|holds a)"):
+        train_images(tmp_path, resume=True)
+
+
+def in_threads(train: Callable[[int], None], threads: int) -> None:
+    running = [threading.Thread(target=train, args=(number,)) for number in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+
+
+@pytest.mark.parametrize("train", [train_images, train_words])
+def test_trainings_in_threads_of_one_process_agree(train, tmp_path):
+    before = torch.get_rng_state()
+    in_threads(lambda number: train(tmp_path / str(number)), 4)
+    train(tmp_path / "alone")
+    assert torch.equal(torch.get_rng_state(), before)
+    expected = (tmp_path / "alone" / "model.safetensors").read_bytes()
+    for number in range(4):
+        assert (tmp_path / str(number) / "model.safetensors").read_bytes() == expected
+
+
+def test_a_longer_training_goes_on_from_a_finished_one(tmp_path):
+    train_images(tmp_path)
+    longer = replace(IMAGES, epochs=5)
+    _, history = train_classifier(CONFIG, digits(), longer, tmp_path, resume=True)
+    assert len(history) == 5
+    assert is_finished(tmp_path)
