@@ -29,7 +29,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[explore]'
 	touch $@
 
 .venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt

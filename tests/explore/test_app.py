@@ -31,7 +31,9 @@ def test_without_gradio_it_says_what_to_install(image_run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(SystemExit):
         main(["explore", str(image_run)])
-    assert 'pip install "bilens[explore]"' in " ".join(capsys.readouterr().err.split())
+    assert "gradio is needed for this and is not installed: pip install 'gradio>=6.31'" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_the_command_serves_this_machine_alone(image_run, monkeypatch):

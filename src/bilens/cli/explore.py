@@ -1,8 +1,15 @@
 """`bilens explore`: a model in the browser."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bilens.cli.console import DataDir, ModelName
+from bilens.lazy_imports import lazy_import
+
+if TYPE_CHECKING:
+    from bilens import explore
+else:  # Gradio is optional, and takes seconds to import.
+    explore = lazy_import("bilens.explore")
 
 __all__ = ["Explore"]
 
@@ -34,8 +41,5 @@ class Explore:
 
     def run(self) -> None:
         """Read the model and serve until ctrl-C."""
-        # Gradio is an extra, and takes seconds to import.
-        from bilens.explore import explorer  # noqa: PLC0415
-
-        app = explorer(self.model, data=self.data, data_dir=self.data_dir)
+        app = explore.explorer(self.model, data=self.data, data_dir=self.data_dir)
         app.launch(host=self.host, port=self.port, share=self.share, open_browser=self.open_browser)

@@ -2,17 +2,23 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import plotly.graph_objects as go
 
 from bilens.cli.console import DataDir, RunDir, out
 from bilens.cli.decompose import read_images
 from bilens.errors import BilensError
+from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
 from bilens.read import Basis, DeepReading
 from bilens.report import Order, save_figures, write_classifier_report, write_deep_report
+
+if TYPE_CHECKING:
+    from bilens.cli import language
+else:  # transformers takes seconds to import, and classifiers do without it.
+    language = lazy_import("bilens.cli.language")
 
 __all__ = ["Report"]
 
@@ -56,9 +62,7 @@ class Report:
         if isinstance(model, ImageClassifier):
             drawn = self._images(model, page, title)
         else:
-            from bilens.cli.language import report_language  # noqa: PLC0415
-
-            drawn = report_language(
+            drawn = language.report_language(
                 model, self.run_dir, self.data_dir, self.token, self.minus, page, title
             )
         out.print(f"report: {page}", highlight=False)

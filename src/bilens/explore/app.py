@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bilens.data import load_corpus, load_images
 from bilens.errors import BilensError
@@ -12,9 +12,18 @@ from bilens.explore.deep_screen import DeepScreen
 from bilens.explore.framework import gradio as gr
 from bilens.explore.image_screen import ImageScreen
 from bilens.explore.images import ImageView
+from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
 from bilens.train import read_training
+
+if TYPE_CHECKING:
+    from bilens import convert
+    from bilens.explore import language, language_screen
+else:  # transformers takes seconds to import, and classifiers do without it.
+    convert = lazy_import("bilens.convert")
+    language = lazy_import("bilens.explore.language")
+    language_screen = lazy_import("bilens.explore.language_screen")
 
 __all__ = ["Explorer", "explorer"]
 
@@ -134,17 +143,12 @@ def _theme() -> gr.Theme:
 def _language_screen(
     model: Any, source: str | Path, name: str, data_dir: str | Path | None
 ) -> None:
-    # transformers takes seconds to import, and classifiers do without it.
-    from bilens.convert import open_tokenizer  # noqa: PLC0415
-    from bilens.explore.language import LanguageView  # noqa: PLC0415
-    from bilens.explore.language_screen import LanguageScreen  # noqa: PLC0415
-
     config = model.config
     corpus = load_corpus(
         name,
         n_ctx=config.n_ctx,
         vocab_size=config.vocab_size,
-        tokenizer=open_tokenizer(source, model),  # type: ignore[arg-type]
+        tokenizer=convert.open_tokenizer(source, model),  # type: ignore[arg-type]
         data_dir=data_dir,
     )
-    LanguageScreen(LanguageView(model, corpus))
+    language_screen.LanguageScreen(language.LanguageView(model, corpus))

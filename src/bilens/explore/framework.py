@@ -1,12 +1,12 @@
-"""Gradio, or a message that says how to install it."""
+"""Gradio, which is optional: the first use says how to install it."""
 
-from bilens.errors import BilensError
+from typing import TYPE_CHECKING
 
-try:
+from bilens.lazy_imports import lazy_import
+
+if TYPE_CHECKING:
     import gradio
-except ImportError as error:
-    raise BilensError(
-        'The explorer needs Gradio, which is not installed: pip install "bilens[explore]"'
-    ) from error
+else:
+    gradio = lazy_import("gradio", install="gradio>=6.31")
 
 __all__ = ["gradio"]

@@ -4,15 +4,15 @@ import re
 from typing import Any
 
 import plotly.graph_objects as go
-from gradio.components.plot import PlotData
 from plotly.io.json import to_json_plotly
 
+from bilens.explore.framework import gradio as gr
 from bilens.report.page import CONFIG
 
 __all__ = ["plot_of"]
 
 
-def plot_of(figure: go.Figure, name: str) -> PlotData:
+def plot_of(figure: go.Figure, name: str) -> Any:
     """A figure for `gr.Plot`, with the page's own settings instead of plotly's.
 
     Args:
@@ -25,4 +25,4 @@ def plot_of(figure: go.Figure, name: str) -> PlotData:
     layout["meta"] = {**layout.get("meta", {}), "height": layout["height"]}
     saving = {**CONFIG["toImageButtonOptions"], "filename": re.sub(r"\W+", "-", name)}  # type: ignore[dict-item]
     shown["config"] = {**CONFIG, "displayModeBar": True, "toImageButtonOptions": saving}
-    return PlotData(type="plotly", plot=to_json_plotly(shown))
+    return gr.components.plot.PlotData(type="plotly", plot=to_json_plotly(shown))
