@@ -13,6 +13,8 @@ import torch
 from bilens.data import token_id
 from bilens.errors import BilensError, NotBilinearError
 from bilens.explore.language import LanguageState, LanguageView
+from bilens.explore.prompt_notice import prompt_notice
+from bilens.explore.state_checks import StateError
 from bilens.read.language import split_by_eigenvectors, split_logits
 from tests.explore.browser import needs_chrome, visiting
 from tests.language import random_model, small_corpus
@@ -107,16 +109,19 @@ def test_later_blocks_are_read_when_they_are_asked_for():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"token": "lilly"}, "the nearest are lily"),
-        ({"minus": ("<script>",)}, "expected a single token of the vocabulary"),
-        ({"chosen": "nothing at all"}, "expected a single token"),
-        ({"layer": 1}, "layer=1, expected 0 to 0"),
-        ({"number": 8}, "number=8, expected 0 to 7"),
-        ({"prompt": "a" * 2001}, "prompt has 2001 letters, expected up to 2000"),
+        (
+            {"token": "lilly"},
+            "token: expected a single token of the vocabulary, .*the nearest are lily",
+        ),
+        ({"minus": ("<script>",)}, "minus: expected a single token of the vocabulary"),
+        ({"chosen": "nothing at all"}, "chosen: expected a single token"),
+        ({"layer": 1}, "layer: 1 is not a whole number from 0 to 0"),
+        ({"number": 8}, "number: 8 is not a whole number from 0 to 7"),
+        ({"prompt": "a" * 2001}, "prompt: 2,001 letters are too many, up to 2,000"),
     ],
 )
 def test_a_state_that_the_model_has_not(view, changes, message):
-    with pytest.raises(BilensError, match=message):
+    with pytest.raises(StateError, match=message):
         view.checked(replace(STATE, **changes))
 
 
@@ -139,6 +144,22 @@ def test_k_of_a_split(view):
         split_by_eigenvectors(view.model, ids, split_logits(view.model, ids), 3, 0)
 
 
+def test_a_prompt_that_is_seen_whole_needs_no_notice(view):
+    assert prompt_notice(view.tokenizer, "once lily ate", n_ctx=12) == ""
+    assert prompt_notice(view.tokenizer, " ".join(["once"] * 11), n_ctx=12) == ""
+
+
+def test_unknown_words_and_long_prompts_are_said(view):
+    page = prompt_notice(view.tokenizer, "once <i>zebra ate <i>zebra", n_ctx=12)
+    assert "Not in the vocabulary, and read as [UNK]: &lt;i&gt;zebra." in page
+    assert "Only the last 12 of 13 tokens are read." in prompt_notice(
+        view.tokenizer, " ".join(["once"] * 13), n_ctx=12
+    )
+    words = " ".join(f"zebra{letter}" for letter in "abcdefghij")
+    assert "zebraa, zebrab" in prompt_notice(view.tokenizer, words, n_ctx=12)
+    assert "and 2 more" in prompt_notice(view.tokenizer, words, n_ctx=12)
+
+
 @needs_chrome
 def test_a_language_model_in_the_browser(language_site, browser):
     with visiting(browser) as visit:
@@ -153,10 +174,15 @@ def test_a_language_model_in_the_browser(language_site, browser):
         page.get_by_role("option", name="doll").click()
         visit.wait(f"{title} === 'Spectrum of kite minus doll'")
         visit.wait("location.search.includes('token=kite&minus=doll')")
+        token.fill("zebra")
+        token.press("Enter")
+        page.wait_for_selector("text=expected a single token of the vocabulary, found 'zebra'")
+        assert token.input_value() == "kite"
         page.locator("#eigenvector label").nth(4).click()
         visit.wait("document.querySelector('#contexts h3').textContent.startsWith('N1')")
         page.locator("#prompt textarea").fill("<b>lily</b> ate")
         visit.wait("location.search.includes('prompt=%3Cb')")
+        visit.wait("document.querySelector('#prompt-notice').innerText.includes('<b>lily</b>')")
         with page.expect_download(timeout=15_000) as download:
             page.locator("#ngrams .save").first.click()
         assert download.value.suggested_filename == "n-grams-0.csv"

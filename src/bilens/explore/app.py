@@ -5,13 +5,17 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bilens.checks import check_count
 from bilens.data import load_corpus, load_images
 from bilens.errors import BilensError
 from bilens.explore.deep import DeepView
-from bilens.explore.deep_screen import DeepScreen
-from bilens.explore.framework import gradio as gr
-from bilens.explore.image_screen import ImageScreen
+from bilens.explore.deep_screen import deep_screen
+from bilens.explore.gradio_import import gradio as gr
+from bilens.explore.gradio_import import middleware
+from bilens.explore.image_screen import image_screen
 from bilens.explore.images import ImageView
+from bilens.explore.layout import html
+from bilens.explore.request_guard import RequestGuard, own_names
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
@@ -30,7 +34,6 @@ __all__ = ["Explorer", "explorer"]
 FOLDER = Path(__file__).parent
 FONTS = ["Inter", "Helvetica Neue", "Arial", "sans-serif"]
 MONOSPACED = ["ui-monospace", "monospace"]
-LARGEST_UPLOAD = "10mb"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +68,11 @@ class Explorer:
             The address.
 
         Raises:
-            BilensError: the port is taken.
+            BilensError: host and port cannot be listened on.
         """
+        if port is not None:
+            check_count("port", port, 65535)
+        guard = middleware.Middleware(RequestGuard, names=own_names(host, share=share))
         try:
             _, local, public = self.blocks.launch(
                 server_name=host,
@@ -81,13 +87,16 @@ class Explorer:
                 footer_links=[],
                 pwa=False,
                 mcp_server=False,
-                max_file_size=LARGEST_UPLOAD,
+                app_kwargs={"middleware": [guard]},
                 theme=_theme(),
                 css_paths=FOLDER / "style.css",
                 js=(FOLDER / "script.js").read_text(encoding="utf-8"),
             )
         except OSError as error:
-            raise BilensError(f"port={port} cannot be listened on: {error}") from error
+            raise BilensError(
+                f"host={host}, port={port} cannot be listened on: {error}. Leave out what another "
+                "program uses, or what is not a name or address of this machine."
+            ) from error
         address = public or local
         if wait:
             print(f"explorer: {address}  (ctrl-C stops it)")  # noqa: T201
@@ -122,13 +131,13 @@ def explorer(
     name = data or str(read_training(source)["data"])
     title = f"What {Path(source).name} computes"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
-        gr.Markdown(f"# {escape(title)}")
+        html("title", f"<h1>{escape(title)}</h1>")
         if isinstance(model, ImageClassifier):
             images = load_images(name, data_dir)
             if len(model.layers) > 1:
-                DeepScreen(DeepView(model, images))
+                deep_screen(DeepView(model, images))
             else:
-                ImageScreen(ImageView(model, images))
+                image_screen(ImageView(model, images))
         else:
             _language_screen(model, source, name, data_dir)
     return Explorer(blocks)
@@ -151,4 +160,4 @@ def _language_screen(
         tokenizer=convert.open_tokenizer(source, model),  # type: ignore[arg-type]
         data_dir=data_dir,
     )
-    language_screen.LanguageScreen(language.LanguageView(model, corpus))
+    language_screen.language_screen(language.LanguageView(model, corpus))

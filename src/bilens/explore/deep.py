@@ -1,14 +1,13 @@
 """What the explorer shows of a classifier of several layers: functions from a state to figures."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import plotly.graph_objects as go
 import torch
 
 from bilens.data import ImageData
-from bilens.errors import BilensError
-from bilens.explore.checks import check_ranges, image_shape_of
-from bilens.explore.ink import unpack_input
+from bilens.explore.input_codec import unpack_input
+from bilens.explore.state_checks import StateError, check_ranges, image_shape_of
 from bilens.nn import ImageClassifier
 from bilens.read import read_deep
 from bilens.report import Branch, branches_html, logits_figure, path_figure, tree_figure
@@ -76,27 +75,18 @@ class DeepView:
         """The state, if the model has it.
 
         Raises:
-            BilensError: it has no such class, node, number of paths or input.
+            StateError: it has no such class, node, number of paths or input.
         """
         check_ranges(state, output=(0, len(self.names) - 1), kept=(1, self.found))
         if len(state.opened) > MOST_OPEN:
-            raise BilensError(f"{len(state.opened)} nodes are open; expected up to {MOST_OPEN}")
+            raise StateError(
+                "opened",
+                f"{len(state.opened)} nodes are open; close some, up to {MOST_OPEN} can be",
+            )
         for node in state.opened:
             self._numbers(node)
         unpack_input(state.input, self.data)
         return state
-
-    def toggled(self, state: DeepState, node: str) -> DeepState:
-        """The state with a node opened, or closed together with all below it.
-
-        Raises:
-            BilensError: there is no such node, or too many are open.
-        """
-        below = f"{node}."
-        if node in state.opened:
-            kept = tuple(n for n in state.opened if n != node and not n.startswith(below))
-            return replace(state, opened=kept)
-        return self.checked(replace(state, opened=(*state.opened, node)))
 
     def tree_html(self, state: DeepState) -> str:
         """The tree of the class with the opened nodes, each with its strongest branches."""
@@ -131,9 +121,10 @@ class DeepView:
             part.isascii() and part.isdigit() and len(part) < 6 and int(part) < width
             for part in parts
         ):
-            raise BilensError(
-                f"opened={node[:40]!r}, expected up to {self.tree.depth - 1} numbers below {width} "
-                "with dots between them"
+            raise StateError(
+                "opened",
+                f"{node[:40]!r} is not a node: up to {self.tree.depth - 1} numbers below {width} "
+                "with dots between them",
             )
         return tuple(int(part) for part in parts)
 

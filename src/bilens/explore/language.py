@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from html import escape
 from itertools import islice
 
 import pandas as pd
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from bilens.data import Corpus, clean, token_id
 from bilens.errors import BilensError, NotBilinearError
-from bilens.explore.checks import check_ranges
+from bilens.explore.layout import note_html
+from bilens.explore.state_checks import StateError, check_ranges
 from bilens.nn.language import LanguageModel
 from bilens.read.language import (
     ContextIndex,
@@ -106,16 +106,25 @@ class LanguageView:
         """The state, if the model has it.
 
         Raises:
-            BilensError: it has no such token, block or eigenvector, or the prompt is too long.
+            StateError: it has no such token, block or eigenvector, or the prompt is too long.
         """
-        for name in (state.token, *state.minus, *filter(None, [state.chosen])):
-            token_id(self.tokenizer, name)
+        for field, names in (
+            ("token", [state.token]),
+            ("minus", state.minus),
+            ("chosen", filter(None, [state.chosen])),
+        ):
+            for name in names:
+                try:
+                    token_id(self.tokenizer, name)
+                except BilensError as error:
+                    raise StateError(field, str(error).removeprefix("token: ")) from error
         config = self.model.config
         eigenvectors = min(2 * OUTERMOST, config.d_model)
         check_ranges(state, layer=(0, config.n_layers - 1), number=(0, eigenvectors - 1))
         if len(state.prompt) > LONGEST_PROMPT:
-            raise BilensError(
-                f"prompt has {len(state.prompt)} letters, expected up to {LONGEST_PROMPT}"
+            raise StateError(
+                "prompt",
+                f"{len(state.prompt):,} letters are too many, up to {LONGEST_PROMPT:,} are read",
             )
         return state
 
@@ -201,7 +210,7 @@ class LanguageView:
                     self.model, self.tokenizer, direction, head, k=NGRAMS, among=self.frequent
                 )
         except NotBilinearError as error:
-            return _note(str(error))
+            return note_html(str(error))
         tables = [
             table_html(ngram_table(frame, caption), frame, f"n-grams-{number}")
             for number, (caption, frame) in enumerate(frames.items())
@@ -228,7 +237,7 @@ class LanguageView:
         try:
             terms = split_logits(self.model, ids)
         except NotBilinearError as error:
-            return _note(str(error)), [], None
+            return note_html(str(error)), [], None
         logits = terms.total()
         best = logits.topk(min(NEXT, len(logits))).indices
         frame = self._by_path(terms, logits, best)
@@ -273,7 +282,3 @@ def _path_table(frame: pd.DataFrame) -> Table:
         for token, probability, *values in frame.itertuples(index=False)
     ]
     return Table(tuple(frame.columns), rows, "The most likely next tokens, by path", words=1)
-
-
-def _note(text: str) -> str:
-    return f'<p class="bilens-note">{escape(text)}</p>'

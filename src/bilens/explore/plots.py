@@ -6,10 +6,22 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.io.json import to_json_plotly
 
-from bilens.explore.framework import gradio as gr
+from bilens.explore.gradio_import import gradio as gr
 from bilens.report.page import CONFIG
 
-__all__ = ["plot_of"]
+__all__ = ["picture", "plot_of"]
+
+
+def picture(name: str, figure: go.Figure | None = None) -> gr.Plot:
+    """A place for a figure."""
+    return gr.Plot(
+        figure and plot_of(figure, name),
+        show_label=False,
+        container=False,
+        label=name,
+        elem_id=name,
+        elem_classes="bilens-plot",
+    )
 
 
 def plot_of(figure: go.Figure, name: str) -> Any:

@@ -9,10 +9,13 @@
     if (!meta || !meta.aspect || !place.clientWidth || !window.Plotly) return;
     if (!sizes.has(layout)) sizes.set(layout, (layout.annotations || []).map((a) => a.font.size));
     const margins = layout.margin.t + layout.margin.b;
-    const height = Math.min(meta.height, Math.ceil(meta.aspect * place.clientWidth) + margins);
-    if (Math.abs(layout.height - height) <= 1) return;
+    const width = place.clientWidth;
+    const height = Math.min(meta.height, Math.ceil(meta.aspect * width) + margins);
+    // Plotly's own resizing gives way to the height that is set here, so the width is set as well.
+    const drawn = place.querySelector(".main-svg").clientWidth;
+    if (Math.abs(layout.height - height) <= 1 && Math.abs(drawn - width) <= 1) return;
     const scale = Math.min(1, Math.max(0.68, (1.5 * (height - margins)) / (meta.height - margins)));
-    const change = { height };
+    const change = { width, height };
     sizes.get(layout).forEach((size, i) => { change[`annotations[${i}].font.size`] = size * scale; });
     window.Plotly.relayout(place, change);
   };

@@ -1,0 +1,86 @@
+"""Which requests the explorer answers: those to its own name, from its own page.
+
+A page of somebody else's that is open in the same browser can send requests here. It is refused by
+its origin; and where it has made its own name point to this machine (DNS rebinding), by that name.
+"""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+__all__ = ["RequestGuard", "own_names"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+def own_names(host: str | None, *, share: bool) -> frozenset[str]:
+    """Names that this explorer is reached by, besides IP addresses.
+
+    Args:
+        host: where it listens.
+        share: it also has a public address of Gradio's.
+    """
+    names = {"localhost", socket.gethostname(), host, os.environ.get("SPACE_HOST")}
+    names |= {".gradio.live"} if share else set()
+    return frozenset(name.lower() for name in names if name)
+
+
+class RequestGuard:
+    """A layer around the app that refuses all other requests, and every upload of a file.
+
+    Args:
+        app: what is guarded.
+        names: of this explorer; one with a dot in front stands for all that end in it.
+    """
+
+    def __init__(self, app: App, names: frozenset[str]) -> None:
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer, or refuse with status 403 and the reason."""
+        reason = self._reason(scope) if scope["type"] in ("http", "websocket") else ""
+        if not reason:
+            await self.app(scope, receive, send)
+            return
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": reason.encode()})
+
+    def _reason(self, scope: Message) -> str:
+        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        if not self._is_own(host):
+            return (
+                "The explorer answers to its own name alone; start it with --host NAME for another."
+            )
+        if origin is not None and urlsplit(origin).netloc != host:
+            return "The explorer answers to its own page alone."
+        if scope["path"].rstrip("/").endswith("/upload"):
+            return "The explorer takes no files."
+        return ""
+
+    def _is_own(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+        except ValueError:
+            return False
+        return (
+            name in self.names
+            or any(name.endswith(own) for own in self.names if own.startswith("."))
+            or _is_address(name)
+        )
+
+
+def _is_address(name: str) -> bool:
+    # No name that somebody else owns, so that it cannot be made to point here.
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
