@@ -1,4 +1,4 @@
-"""Which requests the explorer answers: those to its own name, from its own page.
+"""Which requests the explorer answers: those to its own name, from its own page, without files.
 
 A page of somebody else's that is open in the same browser can send requests here. It is refused by
 its origin; and where it has made its own name point to this machine (DNS rebinding), by that name.
@@ -11,12 +11,15 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["RequestGuard", "own_names"]
+__all__ = ["RequestGuard", "is_own_name", "own_names"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+SENT = ("/queue/join", "/cancel", "/reset")
+"""What the page sends to; Gradio has more, such as uploads."""
 
 
 def own_names(host: str | None, *, share: bool) -> frozenset[str]:
@@ -31,12 +34,27 @@ def own_names(host: str | None, *, share: bool) -> frozenset[str]:
     return frozenset(name.lower() for name in names if name)
 
 
+def is_own_name(host: str, names: frozenset[str]) -> bool:
+    """Whether a Host header names this explorer: by a name of its own, or by an address.
+
+    Args:
+        host: the header, with or without a port.
+        names: of this explorer; one with a dot in front stands for all that end in it.
+    """
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return False
+    ends = tuple(own for own in names if own.startswith("."))
+    return name in names or name.endswith(ends) or _is_address(name)
+
+
 class RequestGuard:
-    """A layer around the app that refuses all other requests, and every upload of a file.
+    """A layer around the app that refuses all other requests, uploads of files among them.
 
     Args:
         app: what is guarded.
-        names: of this explorer; one with a dot in front stands for all that end in it.
+        names: of this explorer.
     """
 
     def __init__(self, app: App, names: frozenset[str]) -> None:
@@ -44,7 +62,7 @@ class RequestGuard:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer, or refuse with status 403 and the reason."""
-        reason = self._reason(scope) if scope["type"] in ("http", "websocket") else ""
+        reason = self._reason(scope) if scope["type"] == "http" else ""
         if not reason:
             await self.app(scope, receive, send)
             return
@@ -55,30 +73,17 @@ class RequestGuard:
     def _reason(self, scope: Message) -> str:
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        if not self._is_own(host):
-            return (
-                "The explorer answers to its own name alone; start it with --host NAME for another."
-            )
+        if not is_own_name(host, self.names):
+            return "The explorer answers to its own name alone; for another, start it with --host."
         if origin is not None and urlsplit(origin).netloc != host:
             return "The explorer answers to its own page alone."
-        if scope["path"].rstrip("/").endswith("/upload"):
-            return "The explorer takes no files."
+        if scope["method"] not in ("GET", "HEAD") and not scope["path"].endswith(SENT):
+            return "The explorer takes what its page sends and nothing else."
         return ""
-
-    def _is_own(self, host: str) -> bool:
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
-        except ValueError:
-            return False
-        return (
-            name in self.names
-            or any(name.endswith(own) for own in self.names if own.startswith("."))
-            or _is_address(name)
-        )
 
 
 def _is_address(name: str) -> bool:
-    # No name that somebody else owns, so that it cannot be made to point here.
+    # An address has no owner who could make it point here, as a name has.
     try:
         ipaddress.ip_address(name)
     except ValueError:
