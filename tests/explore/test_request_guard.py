@@ -2,15 +2,13 @@
 
 import http.client
 import json
-import threading
 import time
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import urlsplit
 
 import pytest
 
-from bilens.explore.request_guard import is_own_name, own_names
+from bilens.explore.request_guard import LARGEST, NOTHING_ELSE, is_own_name, own_names
 
 UPLOAD = (
     '--x\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n\r\nhi\r\n--x--\r\n'
@@ -76,7 +74,7 @@ def test_no_file_is_taken_from_anybody(image_site, path):
     kind = "multipart/form-data; boundary=x"
     assert ask(image_site, path, "POST", UPLOAD, Content_Type=kind) == (
         403,
-        "The explorer takes what its page sends and nothing else.",
+        NOTHING_ELSE,
     )
 
 
@@ -91,40 +89,39 @@ def test_names_follow_how_it_is_served(monkeypatch):
     assert not is_own_name("gradio.live.attacker.example", names)
 
 
-@pytest.fixture
-def witness():
-    """The address of a server that notes what it is asked."""
+def join(site: str, body: str):
+    return ask(site, "gradio_api/queue/join", "POST", body, Content_Type="application/json")
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "no json", "[]", '{"data": 3}', "[" * 10**5, '{"data": [[[1]]]}', '{"data": [{}]}'],
+)
+def test_what_its_page_never_sends_is_refused(image_site, body):
+    assert join(image_site, body) == (403, NOTHING_ELSE)
+
+
+def test_what_is_sent_has_an_end(image_site):
+    assert join(image_site, '{"data": ["' + "x" * LARGEST + '"]}') == (403, NOTHING_ELSE)
+
+
+def test_it_cannot_be_made_to_fetch_addresses(image_site, monkeypatch):
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
+    async def fetch(url: str, *args: object) -> None:
+        asked.append(url)
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_it_cannot_be_made_to_fetch_addresses(image_site, witness):
-    address, asked = witness
+    for name in ("async_ssrf_protected_get", "async_ssrf_protected_download"):
+        monkeypatch.setattr(f"gradio.processing_utils.{name}", fetch)
+    address = "https://attacker.example"
     for path in ("proxy=", "gradio_api/proxy=", "gradio_api/file=", "file=", "gradio_api/stream/"):
         assert ask(image_site, f"{path}{address}/a")[0] in (400, 403, 404)
     config = json.loads(ask(image_site, "config")[1])
     file = {"path": f"{address}/b", "url": f"{address}/c", "meta": {"_type": "gradio.FileData"}}
     for event in config["dependencies"]:
-        for value in (file, {"value": file}, [file], f"{address}/d"):
+        for value in (file, {"value": file}, [file], [[file]], f"{address}/d"):
             data = [value] * len(event["inputs"])
             body = {"data": data, "fn_index": event["id"], "session_hash": "attack"}
-            text, kind = json.dumps(body), "application/json"
-            ask(image_site, "gradio_api/queue/join", "POST", text, Content_Type=kind)
+            join(image_site, json.dumps(body))
     time.sleep(1)
     assert asked == []

@@ -5,6 +5,7 @@ its origin; and where it has made its own name point to this machine (DNS rebind
 """
 
 import ipaddress
+import json
 import os
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -18,8 +19,13 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-SENT = ("/queue/join", "/cancel", "/reset")
-"""What the page sends to; Gradio has more, such as uploads."""
+SENT = "/queue/join"
+"""Where the page sends what a person does; Gradio takes more elsewhere, such as uploads."""
+
+LARGEST = 2**21
+"""Bytes of a request: a drawing has a few thousand."""
+
+NOTHING_ELSE = "The explorer takes what its page sends and nothing else."
 
 
 def own_names(host: str | None, *, share: bool) -> frozenset[str]:
@@ -62,7 +68,14 @@ class RequestGuard:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer, or refuse with status 403 and the reason."""
-        reason = self._reason(scope) if scope["type"] == "http" else ""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        reason = self._reason(scope)
+        if not reason and scope["method"] == "POST":
+            body = await _body(receive)
+            reason = "" if _is_plain(body) else NOTHING_ELSE
+            receive = _again(body, receive)
         if not reason:
             await self.app(scope, receive, send)
             return
@@ -78,8 +91,44 @@ class RequestGuard:
         if origin is not None and urlsplit(origin).netloc != host:
             return "The explorer answers to its own page alone."
         if scope["method"] not in ("GET", "HEAD") and not scope["path"].endswith(SENT):
-            return "The explorer takes what its page sends and nothing else."
+            return NOTHING_ELSE
         return ""
+
+
+async def _body(receive: Receive) -> bytes:
+    """What a request sends, as far as it may go and one piece further."""
+    body, more = b"", True
+    while more and len(body) <= LARGEST:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Hand a body over that has been read, and then what else comes."""
+    parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def call() -> Message:
+        return next(parts, None) or await receive()
+
+    return call
+
+
+def _is_plain(body: bytes) -> bool:
+    """Whether all values are numbers and texts, or lists of them.
+
+    What Gradio takes for a file, an object, it would fetch from whatever address that names.
+    """
+    try:
+        values = json.loads(body)["data"] if len(body) <= LARGEST else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return isinstance(values, list) and not any(
+        isinstance(part, dict | list)
+        for value in values
+        for part in (value if isinstance(value, list) else [value])
+    )
 
 
 def _is_address(name: str) -> bool:
