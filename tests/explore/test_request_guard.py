@@ -108,7 +108,7 @@ def test_what_is_sent_has_an_end(image_site):
 def test_it_cannot_be_made_to_fetch_addresses(image_site, monkeypatch):
     asked = []
 
-    async def fetch(url: str, *args: object) -> None:
+    async def fetch(url: str, **settings: object) -> None:
         asked.append(url)
 
     for name in ("async_ssrf_protected_get", "async_ssrf_protected_download"):

@@ -1,5 +1,6 @@
 """Open a model, choose its screen, and serve it."""
 
+import socket
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -70,8 +71,7 @@ class Explorer:
         Raises:
             BilensError: host and port cannot be listened on.
         """
-        if port is not None:
-            check_count("port", port, 65535)
+        _check_place(host, port)
         guard = middleware.Middleware(RequestGuard, names=own_names(host, share=share))
         try:
             _, local, public = self.blocks.launch(
@@ -93,10 +93,7 @@ class Explorer:
                 js=(FOLDER / "script.js").read_text(encoding="utf-8"),
             )
         except OSError as error:
-            raise BilensError(
-                f"host={host}, port={port} cannot be listened on: {error}. Leave out what another "
-                "program uses, or what is not a name or address of this machine."
-            ) from error
+            raise _not_there(host, port, error) from error
         address = public or local
         if wait:
             print(f"explorer: {address}  (ctrl-C stops it)")  # noqa: T201
@@ -141,6 +138,28 @@ def explorer(
         else:
             _language_screen(model, source, name, data_dir)
     return Explorer(blocks)
+
+
+def _check_place(host: str | None, port: int | None) -> None:
+    # Gradio would ask for the name once for each port that it tries, and not say which it was.
+    if port is not None:
+        check_count("port", port, 65535)
+    try:
+        if host is not None:
+            kind, *_, place = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+            with socket.socket(kind) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+    except OSError as error:
+        raise _not_there(host, port, error) from error
+
+
+def _not_there(host: str | None, port: int | None, error: OSError) -> BilensError:
+    return BilensError(
+        f"host={host}, port={port} cannot be listened on: {error}. Another program may use the "
+        "port, or the host is not a name or address of this machine; leave out --host and "
+        "--port to have them chosen."
+    )
 
 
 def _theme() -> gr.Theme:
