@@ -5,8 +5,8 @@ from importlib import import_module
 from typing import Any
 
 import tyro
-from rich.console import Console
 
+from bilens.cli.terminal import errors
 from bilens.errors import BilensError
 
 __all__ = ["COMMANDS", "main", "parse"]
@@ -34,7 +34,6 @@ COMMANDS = {
 def main(args: list[str] | None = None) -> None:
     """Run one command; a mistake of the caller's ends with one message and status 1."""
     command = parse(sys.argv[1:] if args is None else args)
-    errors = Console(stderr=True)
     try:
         command.run()
     except BilensError as error:

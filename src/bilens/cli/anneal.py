@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bilens.cli.console import DataDir, ModelName, RunDir, out
+from bilens.cli.console import DataDir, ModelName, RunDir
+from bilens.cli.terminal import out
 from bilens.errors import BilensError
 from bilens.train.anneal_settings import AnnealTraining, DecayName, ScheduleName
 from bilens.train.language_settings import Precision, Tracker

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from bilens.cli.console import out
 from bilens.cli.setup import Schedule, Setup, is_main_process
+from bilens.cli.terminal import out
 from bilens.errors import BilensError
 from bilens.files import write_json
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bilens.cli.console import DataDir, RunDir, out
+from bilens.cli.console import DataDir, RunDir
+from bilens.cli.terminal import out
 from bilens.data import load_images
 from bilens.errors import BilensError
 from bilens.files import write_json, write_safetensors

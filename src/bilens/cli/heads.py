@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bilens.cli.console import RunDir, out
+from bilens.cli.console import RunDir
+from bilens.cli.terminal import out
 
 __all__ = ["Heads"]
 

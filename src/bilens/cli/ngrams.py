@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bilens.cli.console import DataDir, RunDir, out
+from bilens.cli.console import DataDir, RunDir
+from bilens.cli.terminal import out
 from bilens.errors import BilensError
 
 __all__ = ["Contexts", "Generate", "NGrams"]

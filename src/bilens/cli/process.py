@@ -5,7 +5,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bilens.cli.console import ModelName, out
+from bilens.cli.console import ModelName
+from bilens.cli.terminal import out
 
 __all__ = ["Process"]
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 import plotly.graph_objects as go
 
-from bilens.cli.console import DataDir, RunDir, out
+from bilens.cli.console import DataDir, RunDir
 from bilens.cli.decompose import read_images
+from bilens.cli.terminal import out
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.models import load

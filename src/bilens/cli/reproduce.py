@@ -6,7 +6,8 @@ from typing import Literal
 
 import tyro
 
-from bilens.cli.console import DataDir, out
+from bilens.cli.console import DataDir
+from bilens.cli.terminal import out
 from bilens.reproduce import RECIPES, reproduce
 
 __all__ = ["Reproduce"]

@@ -8,7 +8,8 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from bilens.cli.console import ModelName, choose_device, out
+from bilens.cli.console import ModelName, choose_device
+from bilens.cli.terminal import out
 from bilens.errors import BilensError
 
 __all__ = ["Spectra"]

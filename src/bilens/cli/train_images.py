@@ -4,7 +4,8 @@ import statistics
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bilens.cli.console import DataDir, choose_device, out
+from bilens.cli.console import DataDir, choose_device
+from bilens.cli.terminal import out
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, GateName, NormName

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bilens.cli.console import out
 from bilens.cli.setup import Setup, is_main_process
+from bilens.cli.terminal import out
 from bilens.nn import AttentionName, MlpName
 
 __all__ = ["TrainLanguage"]
