@@ -71,9 +71,9 @@ class Explorer:
         Raises:
             BilensError: host and port cannot be listened on.
         """
-        _check_place(host, port)
         guard = middleware.Middleware(RequestGuard, names=own_names(host, share=share))
         try:
+            _check_place(host, port)
             _, local, public = self.blocks.launch(
                 server_name=host,
                 server_port=port,
@@ -93,7 +93,11 @@ class Explorer:
                 js=(FOLDER / "script.js").read_text(encoding="utf-8"),
             )
         except OSError as error:
-            raise _not_there(host, port, error) from error
+            raise BilensError(
+                f"host={host}, port={port} cannot be listened on: {error}. Another program may use "
+                "the port, or the host is not a name or address of this machine; leave out --host "
+                "and --port to have them chosen."
+            ) from error
         address = public or local
         if wait:
             print(f"explorer: {address}  (ctrl-C stops it)")  # noqa: T201
@@ -141,25 +145,14 @@ def explorer(
 
 
 def _check_place(host: str | None, port: int | None) -> None:
-    # Gradio would ask for the name once for each port that it tries, and not say which it was.
+    # Gradio would ask for the name once for each port that it tries.
     if port is not None:
         check_count("port", port, 65535)
-    try:
-        if host is not None:
-            kind, *_, place = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
-            with socket.socket(kind) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(place)
-    except OSError as error:
-        raise _not_there(host, port, error) from error
-
-
-def _not_there(host: str | None, port: int | None, error: OSError) -> BilensError:
-    return BilensError(
-        f"host={host}, port={port} cannot be listened on: {error}. Another program may use the "
-        "port, or the host is not a name or address of this machine; leave out --host and "
-        "--port to have them chosen."
-    )
+    if host is not None:
+        kind, *_, place = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
 
 
 def _theme() -> gr.Theme:

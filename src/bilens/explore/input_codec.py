@@ -12,7 +12,6 @@ from PIL import Image
 from torch import Tensor
 
 from bilens.data import ImageData, fit_drawing, ink_of
-from bilens.errors import BilensError
 from bilens.explore.state_checks import StateError
 
 __all__ = ["is_test_image", "pack_drawing", "read_sketch", "unpack_input"]
@@ -82,7 +81,7 @@ def _read_picture(packed: str) -> Image.Image:
         picture = Image.open(io.BytesIO(base64.b64decode(packed)), formats=["PNG"])
         # The size stands in the file's head: what is too large is never unpacked.
         if max(picture.size) > LARGEST:
-            raise BilensError(f"it has {picture.width} x {picture.height} pixels")
+            raise ValueError("too large")
         picture.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise StateError(
