@@ -13,6 +13,7 @@ from bilens.files import write_json, write_safetensors
 from bilens.models import load
 from bilens.nn import ImageClassifier
 from bilens.read import Basis, ClassifierReading, DeepReading, read_classifier, read_deep
+from bilens.read.saved_paths import PATHS_NAME, save_paths
 from bilens.report import truncation_table
 from bilens.train import read_training
 
@@ -25,7 +26,8 @@ class Decompose:
 
     For a model of one layer, writes spectra.safetensors (values, vectors and residuals, batched
     over the classes); for a deeper one, paths.safetensors (classes, indices, eigenvalues,
-    effective eigenvalues and vectors of the strongest paths). Both come with decomposition.json.
+    effective eigenvalues and vectors of the strongest paths), which `bilens report` takes up. Both
+    come with decomposition.json.
 
     Attributes:
         run_dir: directory that `bilens train images` wrote.
@@ -49,8 +51,10 @@ class Decompose:
                 "gives the eigenvectors of a token and `bilens ngrams` its n-grams"
             )
         reading = read_images(model, self.run_dir, self.data_dir, self.basis, self.paths)
-        _save(self.run_dir, reading)
+        files = _save(self.run_dir, reading)
         _show(reading)
+        for file in files:
+            out.print(f"written: {file}", highlight=False, soft_wrap=True)
 
 
 def read_images(
@@ -59,30 +63,25 @@ def read_images(
     """Read a classifier of any depth on the data that it was trained on."""
     data = load_images(read_training(run)["data"], data_dir)
     if len(model.layers) > 1:
-        return read_deep(model, data, paths)
+        return read_deep(model, data, paths, run / PATHS_NAME)
     return read_classifier(model, data, basis)
 
 
-def _save(run: Path, reading: ClassifierReading | DeepReading) -> None:
+def _save(run: Path, reading: ClassifierReading | DeepReading) -> list[Path]:
     if isinstance(reading, DeepReading):
-        paths = reading.search.paths
-        tensors = {
-            "classes": paths.roots,
-            "indices": paths.indices,
-            "eigenvalues": paths.eigenvalues,
-            "effective": paths.effective,
-            "vectors": paths.vectors,
-        }
-        write_safetensors(run / "paths.safetensors", tensors)
+        file = run / PATHS_NAME
+        save_paths(file, reading.search, reading.model.tensors())
     else:
+        file = run / "spectra.safetensors"
         spectrum = reading.spectrum
         tensors = {
             "values": spectrum.values,
             "vectors": spectrum.vectors,
             "residuals": spectrum.residuals,
         }
-        write_safetensors(run / "spectra.safetensors", tensors)
+        write_safetensors(file, tensors)
     write_json(run / "decomposition.json", reading.record())
+    return [file, run / "decomposition.json"]
 
 
 def _show(reading: ClassifierReading | DeepReading) -> None:

@@ -20,6 +20,7 @@ from bilens.explore.request_guard import RequestGuard, own_names
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
+from bilens.read.saved_paths import PATHS_NAME
 from bilens.train import read_training
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def explorer(
         if isinstance(model, ImageClassifier):
             images = load_images(name, data_dir)
             if len(model.layers) > 1:
-                deep_screen(DeepView(model, images))
+                deep_screen(DeepView(model, images, Path(source) / PATHS_NAME))
             else:
                 image_screen(ImageView(model, images))
         else:

@@ -1,6 +1,7 @@
 """What the explorer shows of a classifier of several layers: functions from a state to figures."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import plotly.graph_objects as go
 import torch
@@ -45,16 +46,17 @@ class DeepView:
     Args:
         model: its inputs are images.
         data: what it is measured on.
+        saved: a file of `save_paths`, which saves the search if it is of this model.
 
     Raises:
         NotBilinearError: a gate is not linear, or there is a norm.
         BilensError: its inputs have no image shape, or the data does not fit it.
     """
 
-    def __init__(self, model: ImageClassifier, data: ImageData) -> None:
+    def __init__(self, model: ImageClassifier, data: ImageData, saved: Path | None = None) -> None:
         self.model, self.data, self.shape = model, data, image_shape_of(model)
         self.names = data.class_names
-        self.reading = read_deep(model, data, PATHS)
+        self.reading = read_deep(model, data, PATHS, saved)
         self.tree = LazyTree(model.tensors(), torch.eye(data.n_classes))
         self.found = len(self.reading.search.paths)
         self.start = DeepState(kept=min(100, self.found))

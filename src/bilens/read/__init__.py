@@ -13,6 +13,7 @@ from bilens.read.deep import DeepReading, path_accuracies, read_deep
 from bilens.read.explanation import Explanation, LogitExplanation, explain
 from bilens.read.inputs import top_inputs
 from bilens.read.recovery import SparsityReport, loss_recovered, sparsity
+from bilens.read.saved_paths import load_paths, save_paths
 from bilens.read.shared import (
     SharedFeature,
     SharedFeatures,
@@ -39,11 +40,13 @@ __all__ = [
     "class_mask",
     "class_spectra",
     "explain",
+    "load_paths",
     "logit_spectra",
     "loss_recovered",
     "path_accuracies",
     "read_classifier",
     "read_deep",
+    "save_paths",
     "shared_by_classes",
     "shared_by_paths",
     "sparsity",

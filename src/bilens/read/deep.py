@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
+from bilens.read.saved_paths import load_paths
 from bilens.read.shared import SharedFeatures, shared_by_paths
 from bilens.tensor import Paths, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
@@ -73,19 +75,24 @@ def path_accuracies(
 
 
 @torch.no_grad()
-def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepReading:
+def read_deep(
+    model: ImageClassifier, data: ImageData, k: int = 1000, saved: Path | None = None
+) -> DeepReading:
     """Find the k best eigenvector paths over all classes, and measure the model that they make.
 
     Args:
         model: a classifier of any number of layers.
         data: what it is measured on.
         k: how many paths; all of them where there are fewer.
+        saved: a file of `save_paths`, which is taken instead of a search where it is of this model
+            and holds enough paths.
 
     Raises:
         NotBilinearError: a gate is not linear, or there is a norm.
     """
     tensors, directions = model.tensors(), torch.eye(data.n_classes)
-    search = top_paths(tensors, directions, min(k, make_chain(tensors, directions).n_leaves))
+    k = min(k, make_chain(tensors, directions).n_leaves)
+    search = (saved and load_paths(saved, tensors, k)) or top_paths(tensors, directions, k)
     found = len(search.paths)
     counts = [stop for stop in STOPS if stop < found] + [found]
     return DeepReading(
