@@ -1,5 +1,6 @@
 """Open a model, choose its screen, and serve it."""
 
+import json
 import socket
 from dataclasses import dataclass
 from html import escape
@@ -21,6 +22,7 @@ from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
 from bilens.read.saved_paths import PATHS_NAME
+from bilens.report.style import DARK
 from bilens.train import read_training
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ class Explorer:
                 app_kwargs={"middleware": [guard]},
                 theme=_theme(),
                 css_paths=FOLDER / "style.css",
-                js=(FOLDER / "script.js").read_text(encoding="utf-8"),
+                js=_script(),
             )
         except OSError as error:
             raise BilensError(
@@ -154,6 +156,12 @@ def _check_place(host: str | None, port: int | None) -> None:
         with socket.socket(kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
+
+
+def _script() -> str:
+    figures = (FOLDER.parent / "report" / "figures.js").read_text(encoding="utf-8")
+    script = (FOLDER / "script.js").read_text(encoding="utf-8")
+    return f"() => {{{figures}\nconst COLOURS = {json.dumps(DARK)};\n{script}}}"
 
 
 def _theme() -> gr.Theme:

@@ -10,15 +10,24 @@ from bilens.data import ImageData
 from bilens.explore.input_codec import unpack_input
 from bilens.explore.state_checks import StateError, check_ranges, image_shape_of
 from bilens.nn import ImageClassifier
-from bilens.read import read_deep
-from bilens.report import Branch, branches_html, logits_figure, path_figure, tree_figure
+from bilens.read import class_paths, explain_deep, read_deep
+from bilens.report import (
+    Branch,
+    branches_html,
+    deep_explanation_figure,
+    logits_figure,
+    path_figure,
+    tree_figure,
+)
 from bilens.report.picture import as_image, diverging
-from bilens.tensor import LazyTree
 from bilens.tensor.paths import effective_eigenvalues
 
 __all__ = ["DeepState", "DeepView"]
 
 PATHS, DRAWN, BRANCHES = 300, 6, 5
+SEEN = 1000
+"""Test images that those beside a tree are chosen from."""
+
 MOST_OPEN = 40
 """Nodes that are shown opened at once."""
 
@@ -57,7 +66,7 @@ class DeepView:
         self.model, self.data, self.shape = model, data, image_shape_of(model)
         self.names = data.class_names
         self.reading = read_deep(model, data, PATHS, saved)
-        self.tree = LazyTree(model.tensors(), torch.eye(data.n_classes))
+        self.tree = self.reading.tree
         self.found = len(self.reading.search.paths)
         self.start = DeepState(kept=min(100, self.found))
 
@@ -100,12 +109,21 @@ class DeepView:
         paths = self.reading.search.paths.of(state.output)
         if not len(paths):
             return None
-        title = f"Strongest paths of {self.names[state.output]}"
-        return tree_figure(paths.truncate(min(DRAWN, len(paths))), self.shape, title=title)
+        name = self.names[state.output]
+        x = self.data.test_images[:SEEN]
+        some = class_paths(self.tree, paths.truncate(min(DRAWN, len(paths))), x)
+        title = f"Strongest paths of {name}"
+        return tree_figure(some.paths, self.shape, title=title, root=name, inputs=some.inputs)
 
     def paths_picture(self) -> go.Figure:
         """Accuracy of the model cut to its strongest paths."""
         return path_figure(self.reading.by_paths, self.reading.accuracy)
+
+    def explanation_figure(self, state: DeepState) -> go.Figure:
+        """The input, and the eigenvectors that make its highest logits."""
+        found = explain_deep(self.tree, unpack_input(state.input, self.data))
+        title = "What makes the highest logits"
+        return deep_explanation_figure(found, self.shape, self.names, title=title)
 
     def input_figure(self, state: DeepState) -> go.Figure:
         """Logits of the input: the model's, and those of the paths kept."""

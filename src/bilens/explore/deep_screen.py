@@ -5,7 +5,7 @@ from typing import Any
 
 from bilens.explore.deep import DeepState, DeepView
 from bilens.explore.gradio_import import gradio as gr
-from bilens.explore.layout import facts_html, heading, html, note_html
+from bilens.explore.layout import facts_html, heading, html
 from bilens.explore.plots import picture, plot_of
 from bilens.explore.screen import Screen
 from bilens.explore.sketchpad import sketchpad
@@ -41,13 +41,13 @@ def deep_screen(view: DeepView) -> Screen[DeepState]:
 
 
 def _tree(view: DeepView, screen: Screen[DeepState]) -> None:
-    heading("The tree of a logit")
-    html(
-        "tree-text",
-        note_html(
-            "Every eigenvector of a layer is a direction in the layer below, with eigenvectors of "
-            "its own, down to the pixels. Click one to see what it branches into."
-        ),
+    heading(
+        "The tree of a logit",
+        "Every eigenvector of a layer is a direction in the layer below, with eigenvectors of its "
+        "own, down to the pixels. Press one to see what it branches into. λ is its eigenvalue: "
+        "blue is positive, red negative, for pixels as well. Effective is the eigenvalue of the "
+        "whole path, which says how much it can weigh. On the right stand the strongest paths, "
+        "with the test images that each eigenvector reacts to most.",
     )
     screen.choice("output", view.names, label="Class")
     with gr.Row():
@@ -81,6 +81,18 @@ def _tree(view: DeepView, screen: Screen[DeepState]) -> None:
 
 
 def _input(view: DeepView, screen: Screen[DeepState]) -> None:
+    heading(
+        "One image, taken apart",
+        "Each logit is a sum over the eigenvectors of the last layer; the bold number is what one "
+        "of them adds, blue where it raises the logit and red where it lowers it. What it looks "
+        "for is a sum over eigenvectors of the layer below: the pictures above the number are "
+        "those that weigh most for this image, each with its share. Rest is what all others add.",
+    )
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            sketchpad(screen, view.data)
+        with gr.Column(scale=5, min_width=320):
+            explanation = picture("explanation")
     heading("How many paths it takes")
     kept = gr.Slider(
         1,
@@ -92,9 +104,13 @@ def _input(view: DeepView, screen: Screen[DeepState]) -> None:
     )
     screen.control("kept", kept)
     with gr.Row():
-        with gr.Column(scale=2, min_width=280):
-            sketchpad(screen, view.data)
-        with gr.Column(scale=5, min_width=320):
+        with gr.Column(min_width=320):
             logits = picture("logits")
+        with gr.Column(min_width=320):
             picture("paths", view.paths_picture())
+    screen.part(
+        "input",
+        [explanation],
+        lambda state: [plot_of(view.explanation_figure(state), "explanation")],
+    )
     screen.part("kept input", [logits], lambda state: [plot_of(view.input_figure(state), "logits")])

@@ -39,7 +39,14 @@ def _direction(view: ImageView, screen: Screen[ImageState]) -> None:
         (f"{number + 1} (σ = {value:.3g})", number)
         for number, value in enumerate(view.svd.values.tolist())
     ]
-    heading("A direction and its eigenvectors")
+    heading(
+        "A direction and its eigenvectors",
+        "The logit of a class, the difference of two, or another direction in the logits is "
+        "exactly a sum of activations λ (v·x)², one for each eigenvector v. P1, P2, ... have a "
+        "positive eigenvalue λ and only ever raise it; N1, N2, ... have a negative one and only "
+        "ever lower it. Blue pixels of an eigenvector are positive, red ones negative, each "
+        "picture on its own scale; beside it stand the three test images that it reacts to most.",
+    )
     with gr.Row():
         by = gr.Radio(
             [(CHOICES[name], name) for name in BY],
@@ -100,7 +107,11 @@ def _kept(view: ImageView, screen: Screen[ImageState]) -> None:
 
 
 def _input(view: ImageView, screen: Screen[ImageState]) -> None:
-    heading("One image, taken apart")
+    heading(
+        "One image, taken apart",
+        "One row for each of the three highest logits: the eigenvectors that move it most for this "
+        "image, and by how much. Rest is what all others that are kept add.",
+    )
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             sketchpad(screen, view.data)

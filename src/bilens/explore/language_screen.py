@@ -28,7 +28,14 @@ def language_screen(view: LanguageView) -> Screen[LanguageState]:
 
 def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:
     names, n_layers = [(name, name) for name in view.names], view.model.config.n_layers
-    heading("A direction and its eigenvectors")
+    heading(
+        "A direction and its eigenvectors",
+        "What the MLP adds to the logit of a token, or to its difference from others, is a sum of "
+        "squares, one for each eigenvector. P1, P2, ... have a positive eigenvalue λ and only ever "
+        "raise it; N1, N2, ... only ever lower it. Below the list stand the texts in which the "
+        "chosen one is most active, and how much; the next token is predicted at the one in "
+        "brackets. Tokens in blue make the number larger, those in red smaller.",
+    )
     with gr.Row():
         screen.choice("token", names, label="The next token")
         minus = gr.Dropdown(

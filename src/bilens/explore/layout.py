@@ -38,9 +38,9 @@ def html(name: str, content: str = "", **settings: Any) -> gr.HTML:
     return gr.HTML(content, elem_id=name, apply_default_css=False, **settings)
 
 
-def heading(text: str) -> None:
-    """The title of a part of the screen."""
-    html("", f"<h2>{escape(text)}</h2>")
+def heading(text: str, note: str = "") -> None:
+    """The title of a part of the screen, and a few sentences that explain it."""
+    html("", f"<h2>{escape(text)}</h2>" + (note_html(note) if note else ""))
 
 
 def note_html(text: str) -> str:

@@ -32,9 +32,6 @@ def plot_of(figure: go.Figure, name: str) -> Any:
         name: what a saved picture is called.
     """
     shown: dict[str, Any] = figure.to_plotly_json()
-    layout = shown["layout"]
-    # script.js keeps a figure of pictures in proportion, and needs to know its full height.
-    layout["meta"] = {**layout.get("meta", {}), "height": layout["height"]}
     saving = {**CONFIG["toImageButtonOptions"], "filename": re.sub(r"\W+", "-", name)}  # type: ignore[dict-item]
     shown["config"] = {**CONFIG, "displayModeBar": True, "toImageButtonOptions": saving}
     return gr.components.plot.PlotData(type="plotly", plot=to_json_plotly(shown))

@@ -10,8 +10,15 @@ from bilens.read.classifier import (
     read_classifier,
 )
 from bilens.read.deep import DeepReading, path_accuracies, read_deep
+from bilens.read.deep_explanation import (
+    BranchExplanation,
+    DeepExplanation,
+    DeepLogitExplanation,
+    explain_deep,
+)
 from bilens.read.explanation import Explanation, LogitExplanation, explain
 from bilens.read.inputs import top_inputs
+from bilens.read.path_inputs import ClassPaths, class_paths
 from bilens.read.recovery import SparsityReport, loss_recovered, sparsity
 from bilens.read.saved_paths import load_paths, save_paths
 from bilens.read.shared import (
@@ -26,7 +33,11 @@ from bilens.read.truncation import TruncationCurve, truncation_curve
 __all__ = [
     "Attack",
     "Basis",
+    "BranchExplanation",
+    "ClassPaths",
     "ClassifierReading",
+    "DeepExplanation",
+    "DeepLogitExplanation",
     "DeepReading",
     "Explanation",
     "LogitExplanation",
@@ -38,8 +49,10 @@ __all__ = [
     "attack",
     "bottleneck_curve",
     "class_mask",
+    "class_paths",
     "class_spectra",
     "explain",
+    "explain_deep",
     "load_paths",
     "logit_spectra",
     "loss_recovered",

@@ -12,7 +12,7 @@ from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 from bilens.read.saved_paths import load_paths
 from bilens.read.shared import SharedFeatures, shared_by_paths
-from bilens.tensor import Paths, TopPaths, top_paths
+from bilens.tensor import LazyTree, Paths, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
 
 __all__ = ["DeepReading", "path_accuracies", "read_deep"]
@@ -28,6 +28,7 @@ class DeepReading:
         model: the classifier.
         data: the data it is measured on.
         search: the best paths over all classes, and how much of the tree finding them took.
+        tree: of the model, whose nodes are decomposed when they are asked for.
         accuracy: of the model on the test images.
         by_paths: (number of paths, accuracy of the pruned tree), ascending.
         shared: features that paths of more than one class end at.
@@ -36,6 +37,7 @@ class DeepReading:
     model: ImageClassifier
     data: ImageData
     search: TopPaths
+    tree: LazyTree
     accuracy: float
     by_paths: tuple[tuple[int, float], ...]
     shared: SharedFeatures
@@ -99,6 +101,7 @@ def read_deep(
         model=model,
         data=data,
         search=search,
+        tree=LazyTree(tensors, directions),
         accuracy=model.accuracy(data.test_images, data.test_labels),
         by_paths=path_accuracies(search.paths, data, counts),
         shared=shared_by_paths(search.paths),
