@@ -30,6 +30,8 @@ def test_train_decompose_report(run, capsys):
     shown = capsys.readouterr().out
     assert "test accuracy" in shown
     assert "eigenvectors per class" in shown
+    for name in ("spectra.safetensors", "decomposition.json"):
+        assert f"written: {run / name}" in shown
     record = json.loads((run / "decomposition.json").read_text())
     spectra = load_file(run / "spectra.safetensors")
     assert spectra["values"].shape == (10, 16)
@@ -137,12 +139,15 @@ def test_a_run_without_its_record(run, capsys):
     assert "training.json is missing or damaged" in " ".join(capsys.readouterr().err.split())
 
 
-def test_deep_models_are_read_by_their_paths(tmp_path, capsys):
+def test_deep_models_are_read_by_their_paths(tmp_path, capsys, monkeypatch):
     main(["train", "images", *SMALL, "--n-layers", "2", "--output", str(tmp_path)])
     main(["decompose", str(tmp_path), "--paths", "50"])
-    assert "nodes decomposed" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "nodes decomposed" in shown
     paths = load_file(tmp_path / "paths.safetensors")
     assert paths["vectors"].shape == (50, 64)
+    assert f"written: {tmp_path / 'paths.safetensors'}" in shown
+    monkeypatch.setattr("bilens.read.deep.top_paths", None)
     main(["report", str(tmp_path), "--paths", "50"])
     assert "paths" in (tmp_path / "report.html").read_text()
 

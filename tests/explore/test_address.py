@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.explore.address import read_address, write_address
+from bilens.explore.address import LONGEST, read_address, write_address
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class State:
 
 
 def there_and_back(state: State) -> State:
-    query = write_address(state, State())
+    query, left_out = write_address(state, State())
+    assert left_out == []
     return read_address(State(), parse_qsl(query, keep_blank_values=True))
 
 
@@ -30,7 +31,7 @@ def test_an_address_stands_for_its_state(word, minus, kept):
 
 
 def test_the_first_state_has_an_empty_address():
-    assert write_address(State(), State()) == ""
+    assert write_address(State(), State()) == ("", [])
     assert there_and_back(State(minus=())) == State(minus=())
 
 
@@ -40,5 +41,16 @@ def test_what_others_add_is_left_alone():
 
 @pytest.mark.parametrize("number", ["", "x", "-1", "1e3", "٣", "1" * 5000])
 def test_what_is_no_number_is_refused(number):
-    with pytest.raises(BilensError, match="The address says kept=.*expected a whole number"):
+    with pytest.raises(BilensError, match="kept: .* is not a whole number"):
         read_address(State(), [("kept", number)])
+
+
+def test_an_address_is_never_long():
+    """What is left out are the longest parts, as few as do."""
+    drawing = State(word="x" * 300_000, minus=("y" * 3000,), kept=3)
+    query, left_out = write_address(drawing, State())
+    assert len(query) <= LONGEST
+    assert left_out == ["word"]
+    assert read_address(State(), parse_qsl(query)) == State(minus=drawing.minus, kept=3)
+    query, left_out = write_address(State(word="x" * 2500, minus=("y" * 3000,)), State())
+    assert left_out == ["minus"]

@@ -1,6 +1,9 @@
 """Opening a run: what the explorer is for, and what it says where it is not."""
 
+import json
+import shutil
 import sys
+import urllib.request
 
 import pytest
 
@@ -9,6 +12,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.explore import explorer
 from bilens.explore.app import Explorer
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
+from tests.explore.browser import served
 from tests.models import digit_model
 
 
@@ -48,5 +52,35 @@ def test_a_port_that_is_taken_is_named(image_run, monkeypatch):
         raise OSError("address already in use")
 
     monkeypatch.setattr("gradio.Blocks.launch", taken)
-    with pytest.raises(BilensError, match="port=80 cannot be listened on: address already in use"):
+    with pytest.raises(
+        BilensError, match="port=80 cannot be listened on: address already in use. Another"
+    ):
         explorer(image_run).launch(port=80, wait=False)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"port": 99999}, "port=99999, expected a whole number, 1 to 65535"),
+        ({"port": 0}, "port=0, expected a whole number, 1 to 65535"),
+        ({"host": "nope.invalid"}, "host=nope.invalid, port=None cannot be listened on: "),
+        ({"host": "203.0.113.1", "port": 7999}, "host=203.0.113.1, port=7999 cannot be listened"),
+    ],
+)
+def test_where_it_cannot_listen_it_says_so(image_run, place, message):
+    with pytest.raises(BilensError, match=message):
+        explorer(image_run).launch(**place, wait=False)
+
+
+def test_the_name_of_a_run_is_text(image_run, monkeypatch, tmp_path):
+    """In the title of the page and its heading, whatever the folder is called."""
+    name = "<img src=x onerror=alert(1)>[x](http:a)"
+    shutil.copytree(image_run, tmp_path / name)
+    with served(explorer(tmp_path / name)) as address:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            page = answer.read().decode()
+        with urllib.request.urlopen(address + "config", timeout=10) as answer:
+            config = json.load(answer)
+    assert "<img src=x" not in page.replace(r"\u003cimg", "")
+    (heading,) = [c for c in config["components"] if c["props"].get("elem_id") == "title"]
+    assert "&lt;img src=x onerror=alert(1)&gt;[x](http:a)" in heading["props"]["value"]

@@ -1,15 +1,25 @@
 """The explorer of a classifier in a browser, as a user meets it."""
 
+import base64
+import io
 import json
+import time
 import urllib.error
 import urllib.request
 
 import pytest
+import torch
 from PIL import Image
 
-from bilens.explore.ink import drawn_input
+from bilens.data import ink_of
+from bilens.explore.images import ImageView
+from bilens.explore.input_codec import read_sketch, unpack_input
 from tests.explore.browser import needs_chrome, visiting
-from tests.models import digits
+from tests.models import digit_model, digits
+
+
+def read_png(address: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2])))
 
 
 def status(address: str) -> int:
@@ -46,7 +56,7 @@ def test_an_address_is_a_view(image_site, browser):
         visit.wait("document.querySelector('#accuracy-text').textContent.includes('With 2 of')")
         title = page.evaluate("document.querySelector('#eigenvectors .gtitle').textContent")
         assert title == "Eigenvectors of 3 minus 8"
-        assert page.locator("#test-image input[type=number]").input_value() == "7"
+        assert page.locator("#sketchpad input[type=number]").input_value() == "7"
         assert page.url.endswith(query)
         with page.expect_download(timeout=15_000) as download:
             page.locator("#eigenvectors .modebar-btn").click()
@@ -61,46 +71,152 @@ def test_an_address_that_makes_no_sense_warns_and_starts_anew(image_site, browse
         assert page.locator("img[src=x]").count() == 0
 
 
+SHEET = "document.querySelector('#sketchpad canvas').toDataURL('image/png')"
+INPUT = "new URLSearchParams(location.search).get('input')"
+
+
+def draw_three(page, steps: int, pause: int) -> None:
+    """Draw a 3 in one stroke, with so many moves of the pointer on each of its lines."""
+    page.locator("#sketchpad canvas").scroll_into_view_if_needed()
+    box = page.locator("#sketchpad canvas").bounding_box()
+    first, *others = [(70, 60), (200, 60), (130, 130), (200, 190), (130, 240), (70, 210)]
+    page.mouse.move(box["x"] + first[0], box["y"] + first[1])
+    page.mouse.down()
+    for x, y in others:
+        page.mouse.move(box["x"] + x, box["y"] + y, steps=steps)
+        page.wait_for_timeout(pause)
+    page.mouse.up()
+
+
 @needs_chrome
-def test_what_is_drawn_or_uploaded_is_taken_apart_live(image_site, browser, tmp_path):
+@pytest.mark.parametrize(
+    ("steps", "pause", "taken"),
+    [(1, 0, 0.0), (8, 60, 0.0), (8, 200, 0.0), (4, 150, 0.9)],
+    ids=["in one move", "fast", "slow", "faster than the answers"],
+)
+def test_the_last_state_of_the_sheet_wins(image_site, browser, monkeypatch, steps, pause, taken):
+    """What is explained, and what the address stands for, is what is on the sheet in the end."""
+    plain = ImageView.input_figures
+
+    def slow(view, state):
+        time.sleep(taken)
+        return plain(view, state)
+
+    monkeypatch.setattr(ImageView, "input_figures", slow)
     with visiting(browser) as visit:
         page = visit.open(image_site, "#explanation .main-svg")
-        page.locator("#paper canvas").scroll_into_view_if_needed()
-        box = page.locator("#paper canvas").bounding_box()
-        middle = box["x"] + box["width"] / 2
-        page.mouse.move(middle, box["y"] + 60)
-        page.mouse.down()
-        page.mouse.move(middle, box["y"] + 220, steps=5)
-        # The pen is still on the paper.
-        visit.wait("location.search.includes('input=drawn-')")
-        page.mouse.up()
-        address = page.url
-        page.locator("#kept input[type=number]").fill("1")
-        visit.wait("document.querySelector('#accuracy-text').textContent.includes('With 1 of')")
-        visit.wait("location.search.startsWith('?kept=1&input=drawn-')")
-        assert address.split("input=")[1] in page.url
-        picture = Image.new("L", (60, 60), 255)
-        picture.paste(0, (10, 10, 50, 20))
-        picture.save(tmp_path / "seven.png")
-        page.locator("input[type=file]").set_input_files(tmp_path / "seven.png")
-        text = drawn_input(picture, digits())
-        visit.wait(f"location.search.endsWith('input={text}')")
+        page.locator("#sketchpad .clear").click()
+        draw_three(page, steps, pause)
+        page.wait_for_timeout(400)
+        text = read_sketch(page.evaluate(SHEET), digits())
+        visit.wait(f"{INPUT} === '{text}'")
+        logits = digit_model()(unpack_input(text, digits())).detach()
+        shown = "document.querySelector('#logits .js-plotly-plot').data[1].y"
+        visit.wait(f"Math.abs({shown}[3] - {float(logits[3])}) < 1e-3")
+        page.wait_for_timeout(500)
+        assert page.evaluate(INPUT) == text
 
 
 @needs_chrome
-def test_nothing_is_wider_than_the_window(image_site, browser):
+def test_an_address_of_a_drawing_opens_with_it_on_the_sheet(image_site, browser):
+    with visiting(browser) as visit:
+        page = visit.open(image_site, "#explanation .main-svg")
+        page.locator("#sketchpad .clear").click()
+        draw_three(page, 5, 0)
+        visit.wait(f"({INPUT} ?? '').length > 30")
+        address, text = page.url, page.evaluate(INPUT)
+    with visiting(browser) as visit:
+        page = visit.open(address, "#explanation .main-svg")
+        page.wait_for_timeout(300)
+        x = unpack_input(text, digits()).reshape(8, 8)
+        ink = ink_of(read_png(page.evaluate(SHEET)))
+        cells = torch.tensor(ink).reshape(8, 35, 8, 35).mean((1, 3))
+        assert torch.allclose(cells.float(), x, atol=0.02)
+
+
+@needs_chrome
+def test_test_images_and_pictures_are_put_on_the_sheet(image_site, browser, tmp_path):
+    with visiting(browser) as visit:
+        page = visit.open(image_site, "#explanation .main-svg")
+        page.locator("#sketchpad input[type=number]").fill("5")
+        visit.wait("location.search === '?input=test-5'")
+        before = page.evaluate(SHEET)
+        page.locator("#sketchpad .clear").click()
+        visit.wait("location.search.startsWith('?input=drawn-')")
+        page.locator("#sketchpad input[type=range]").fill("5")
+        visit.wait(f"{SHEET} === '{before}'")
+        picture = Image.new("L", (120, 60), 255)
+        picture.paste(0, (20, 10, 100, 20))
+        picture.save(tmp_path / "bar.png")
+        page.locator("#sketchpad input[type=file]").set_input_files(tmp_path / "bar.png")
+        visit.wait("location.search.startsWith('?input=drawn-')")
+        assert page.evaluate(INPUT) == read_sketch(page.evaluate(SHEET), digits())
+        (tmp_path / "bar.png").write_text("<svg onload=alert(1)>")
+        page.locator("#sketchpad input[type=file]").set_input_files(tmp_path / "bar.png")
+        visit.wait("document.querySelector('#sketchpad .message').textContent.includes('not a')")
+        page.locator("#sketchpad input[type=number]").fill("360")
+        visit.wait("document.querySelector('#sketchpad .message').textContent.includes('0 to 359')")
+        assert page.locator("#sketchpad input[type=number]").input_value() == "5"
+
+
+@needs_chrome
+def test_what_is_refused_is_said_where_it_was_typed(image_site, browser):
+    with visiting(browser) as visit:
+        page = visit.open(image_site, "#explanation .main-svg")
+        box = page.locator("#kept input[type=number]")
+        for typed in ("0", "100000", "2.5"):
+            box.fill(typed)
+            visit.wait(f"document.querySelector('#kept').innerText.includes('{typed} is not')")
+            assert box.input_value() == "10"
+        box.fill("7")
+        visit.wait("!document.querySelector('#kept').innerText.includes('is not')")
+        visit.wait("location.search === '?kept=7'")
+        class_ = page.get_by_label("Class", exact=True)
+        class_.fill("banana <b>")
+        class_.press("Enter")
+        page.wait_for_selector("text=banana <b> is not one of the choices")
+        assert class_.input_value() == "0"
+
+
+@needs_chrome
+def test_back_goes_through_the_views_and_stays_in_the_explorer(image_site, browser):
+    with visiting(browser) as visit:
+        page = visit.open(image_site, "#explanation .main-svg")
+        box = page.locator("#kept input[type=number]")
+        for kept in range(1, 7):
+            box.fill(str(kept))
+            visit.wait(f"location.search === '?kept={kept}'")
+            page.wait_for_timeout(1100)
+        for kept in range(5, 0, -1):
+            page.go_back()
+            visit.wait(
+                f"document.querySelector('#accuracy-text').innerText.includes('With {kept}')"
+            )
+            assert box.input_value() == str(kept)
+        page.go_back()
+        visit.wait("document.querySelector('#accuracy-text').innerText.includes('With 10')")
+        assert page.url == image_site
+        page.go_forward()
+        visit.wait("document.querySelector('#accuracy-text').innerText.includes('With 1 ')")
+        assert page.url.endswith("?kept=1")
+
+
+@needs_chrome
+def test_figures_fit_a_window_that_is_made_narrower(image_site, browser):
     with visiting(browser) as visit:
         page = visit.open(image_site + "?by=component", "#explanation .main-svg")
         visit.wait("document.querySelector('#direction .main-svg')")
-        for width in (1400, 390):
+        for width in (1400, 1000, 390, 1000):
             page.set_viewport_size({"width": width, "height": 900})
-            page.wait_for_timeout(500)
+            page.wait_for_timeout(700)
             assert visit.overflow() <= 0
             sizes = page.evaluate(
-                "[...document.querySelectorAll('.js-plotly-plot')].map(e => e.clientHeight)"
+                "[...document.querySelectorAll('.js-plotly-plot')].map(e => [e.clientWidth, "
+                "e.querySelector('.main-svg').clientWidth, e.clientHeight])"
             )
             assert len(sizes) == 6
-            assert min(sizes) > 80
+            assert all(abs(place - drawn) <= 1 for place, drawn, _ in sizes)
+            assert min(height for *_, height in sizes) > 80
 
 
 @pytest.mark.parametrize("folder", ["image_run", "/etc"])

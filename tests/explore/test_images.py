@@ -14,14 +14,9 @@ from PIL import Image
 from bilens.data import fit_drawing, ink_of
 from bilens.errors import BilensError
 from bilens.explore.images import ImageState, ImageView
-from bilens.explore.ink import (
-    drawn_input,
-    pack_drawing,
-    read_data_address,
-    read_picture,
-    unpack_input,
-)
+from bilens.explore.input_codec import pack_drawing, read_sketch, unpack_input
 from bilens.explore.plots import plot_of
+from bilens.explore.state_checks import StateError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from tests.models import digit_model, digits
 
@@ -31,10 +26,11 @@ def view() -> ImageView:
     return ImageView(digit_model(), digits())
 
 
-def png(picture: Image.Image) -> bytes:
+def sketch(picture: Image.Image, kind: str = "PNG") -> str:
+    """A picture as the sketchpad hands it over."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()
+    picture.save(buffer, kind)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def test_a_spectrum_rebuilds_its_direction(view):
@@ -77,7 +73,7 @@ def test_the_slider_moves_the_mark(view):
 def test_a_drawing_has_an_address(view):
     picture = Image.new("L", (50, 50), 255)
     picture.paste(0, (20, 10, 25, 40))
-    text = drawn_input(picture, digits())
+    text = read_sketch(sketch(picture), digits())
     x = unpack_input(text, digits())
     assert torch.allclose(x, fit_drawing(ink_of(picture), digits()), atol=1 / 255)
     assert view.checked(ImageState(input=text)).input == text
@@ -87,43 +83,57 @@ def test_a_drawing_has_an_address(view):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"by": "magic"}, "by='magic', expected class, difference, component"),
-        ({"output": 10}, "output=10, expected 0 to 9"),
-        ({"minus": 99}, "minus=99, expected 0 to 9"),
-        ({"component": 10}, "component=10, expected 0 to 9"),
-        ({"kept": 0}, "kept=0, expected 1 to 24"),
-        ({"input": "test-360"}, "expected test-0 to test-359, or a drawing of 64 pixels"),
-        ({"input": "../../etc/passwd"}, "expected test-0"),
-        ({"input": "drawn-!!!"}, "expected test-0"),
-        ({"input": "drawn-AAAA"}, "expected test-0"),
+        ({"by": "magic"}, "by: 'magic' is not one of class, difference, component"),
+        ({"output": 10}, "output: 10 is not a whole number from 0 to 9"),
+        ({"minus": 99}, "minus: 99 is not a whole number from 0 to 9"),
+        ({"component": 10}, "component: 10 is not a whole number from 0 to 9"),
+        ({"kept": 0}, "kept: 0 is not a whole number from 1 to 24"),
+        ({"input": "test-360"}, "neither a test image from 0 to 359 nor a drawing of 64 pixels"),
+        ({"input": "test-²"}, "neither a test image"),
+        ({"input": "../../etc/passwd"}, "neither a test image"),
+        ({"input": "drawn-!!!"}, "neither a test image"),
+        ({"input": "drawn-AAAA"}, "neither a test image"),
     ],
 )
 def test_a_state_that_the_model_has_not(view, changes, message):
-    with pytest.raises(BilensError, match=message):
+    with pytest.raises(StateError, match=message):
         view.checked(ImageState(**changes))
 
 
 def test_an_address_cannot_fill_the_memory():
     bomb = base64.urlsafe_b64encode(zlib.compress(bytes(10**8), 9)).decode()
     tracemalloc.start()
-    with pytest.raises(BilensError, match="or a drawing of 64 pixels"):
+    with pytest.raises(BilensError, match="nor a drawing of 64 pixels"):
         unpack_input("drawn-" + bomb, digits())
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 10**6
 
 
-def test_pictures_from_outside_are_checked():
-    picture = Image.new("L", (20, 20), 255)
-    assert read_picture(png(picture)).size == (20, 20)
-    address = "data:image/png;base64," + base64.b64encode(png(picture)).decode()
-    assert read_data_address(address).size == (20, 20)
-    with pytest.raises(BilensError, match="no picture that can be read"):
-        read_picture(b"<svg onload=alert(1)>")
-    with pytest.raises(BilensError, match="no picture that can be read; draw again"):
-        read_data_address("data:image/png;base64,A")
-    with pytest.raises(BilensError, match="5000 x 1 pixels; expected up to 4096"):
-        read_picture(png(Image.new("L", (5000, 1))))
+def test_an_empty_sheet_is_an_empty_image():
+    blank = read_sketch(sketch(Image.new("L", (50, 50), 255)), digits())
+    assert not unpack_input(blank, digits()).any()
+
+
+def test_what_is_not_a_drawing_is_passed_on():
+    assert read_sketch("test-3", digits()) == "test-3"
+    assert read_sketch("drawn-x", digits()) == "drawn-x"
+
+
+@pytest.mark.parametrize(
+    "sheet",
+    [
+        "data:image/png;base64,A",
+        "data:image/png;base64,PHN2ZyBvbmxvYWQ9YWxlcnQoMSk+",
+        sketch(Image.new("L", (20, 20)), "GIF"),
+        sketch(Image.new("L", (1025, 1))),
+    ],
+    ids=["no base64", "svg", "gif", "large"],
+)
+def test_a_sheet_that_is_not_a_picture_is_refused(sheet):
+    message = "input: the drawing is not a picture of up to 1024 pixels"
+    with pytest.raises(StateError, match=message):
+        read_sketch(sheet, digits())
 
 
 def test_figures_come_with_their_own_settings(view):

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from bilens.errors import BilensError
 from bilens.explore.language import LanguageState, LanguageView
+from bilens.explore.prompt_notice import prompt_notice
+from bilens.explore.state_checks import StateError
 from bilens.read.language import prompt_ids
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, visiting
@@ -115,32 +116,34 @@ def test_later_layers_are_read_when_they_are_asked_for():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"token": "lilly"}, "the nearest are lily"),
-        ({"minus": ("<script>",)}, "expected a single token of the vocabulary"),
-        ({"chosen": "nothing at all"}, "expected a single token"),
-        ({"layer": 1}, "layer=1, expected 0 to 0"),
-        ({"number": 8}, "number=8, expected 0 to 7"),
-        ({"prompt": "a" * 2001}, "prompt has 2001 letters, expected up to 2000"),
+        (
+            {"token": "lilly"},
+            "token: expected a single token of the vocabulary, .*the nearest are lily",
+        ),
+        ({"minus": ("<script>",)}, "minus: expected a single token of the vocabulary"),
+        ({"chosen": "nothing at all"}, "chosen: expected a single token"),
+        ({"layer": 1}, "layer: 1 is not a whole number from 0 to 0"),
+        ({"number": 8}, "number: 8 is not a whole number from 0 to 7"),
+        ({"prompt": "  "}, "prompt: .*holds no token that the model knows"),
+        ({"prompt": "once " * 30}, "prompt: .*has 30 tokens, expected up to 12"),
+        ({"prompt": "a" * 2001}, "prompt: 2,001 letters are too many, up to 2,000"),
     ],
 )
 def test_a_state_that_the_model_has_not(view, changes, message):
-    with pytest.raises(BilensError, match=message):
+    with pytest.raises(StateError, match=message):
         view.checked(replace(STATE, **changes))
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [("  ", "holds no token that the model knows"), ("once " * 30, "prompt has 30 tokens, expec")],
-)
-def test_a_prompt_that_the_model_cannot_read(view, prompt, message):
-    with pytest.raises(BilensError, match=message):
-        view.prediction(replace(STATE, prompt=prompt))
+def test_words_that_the_model_knows_need_no_notice(view):
+    assert prompt_notice(view.model, "once lily ate") == ""
 
 
-def test_unknown_words_are_counted(view):
-    page, _, _ = view.prediction(replace(STATE, prompt="once zorblax lily"))
-    assert "1 of the 3 tokens are not known." in page
-    assert "not known" not in view.prediction(STATE)[0]
+def test_unknown_words_are_said(view):
+    page = prompt_notice(view.model, "once <i>zebra ate <i>zebra")
+    assert "Not in the vocabulary, and read as [UNK]: &lt;i&gt;zebra." in page
+    words = " ".join(f"zebra{letter}" for letter in "abcdefghij")
+    assert "zebraa, zebrab" in prompt_notice(view.model, words)
+    assert "and 2 more" in prompt_notice(view.model, words)
 
 
 @needs_chrome
@@ -157,10 +160,15 @@ def test_a_language_model_in_the_browser(language_site, browser):
         page.get_by_role("option", name="doll").click()
         visit.wait(f"{title} === 'Spectrum of kite minus doll'")
         visit.wait("location.search.includes('token=kite&minus=doll')")
+        token.fill("zebra")
+        token.press("Enter")
+        page.wait_for_selector("text=expected a single token of the vocabulary")
+        assert token.input_value() == "kite"
         page.locator("#eigenvector label").nth(4).click()
         visit.wait("document.querySelector('#contexts h3').textContent.startsWith('N1')")
         page.locator("#prompt textarea").fill("<b>lily</b> ate")
         visit.wait("location.search.includes('prompt=%3Cb')")
+        visit.wait("document.querySelector('#prompt-notice').innerText.includes('<b>lily</b>')")
         with page.expect_download(timeout=15_000) as download:
             page.locator("#ngrams .save").first.click()
         assert download.value.suggested_filename == "n-grams-0.csv"

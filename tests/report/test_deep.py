@@ -2,9 +2,14 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read import read_bonds, read_deep
-from bilens.report import deep_figures, tree_figure, write_deep_report
-from bilens.tensor import top_paths
+from bilens.read import class_paths, explain_deep, read_bonds, read_deep
+from bilens.report import (
+    deep_explanation_figure,
+    deep_figures,
+    tree_figure,
+    write_deep_report,
+)
+from bilens.tensor import LazyTree, top_paths
 from tests.models import digit_model, digits
 
 
@@ -18,13 +23,35 @@ def test_a_tree_has_an_edge_for_every_eigenvector(paths):
     upper = {tuple(names[:1]) for names in paths.indices.tolist()}
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     assert len(lines) == len(upper) + len(paths)
-    assert len(figure.layout.images) == len(paths)
+    assert len(figure.layout.images) == len(paths) + 1
     texts = {note.text for note in figure.layout.annotations}
     assert {f"{float(value):+.3g}" for value in paths.effective} <= texts
     assert "&lt;six&gt;" in figure.layout.title.text
     colors = {note.font.color for note in figure.layout.annotations if note.text[0] == "-"}
     assert "#2166ac" not in colors
     assert all(1 <= trace.line.width <= 7 for trace in lines)
+
+
+def test_a_tree_has_a_root_and_images_beside_its_nodes(paths):
+    x = digits().test_images
+    some = class_paths(LazyTree(digit_model(2).tensors(), torch.eye(10)[6]), paths, x, k=2)
+    figure = tree_figure(some.paths, (8, 8), title="", root="<6>", inputs=some.inputs)
+    assert "<b>&lt;6&gt;</b>" in {note.text for note in figure.layout.annotations}
+    nodes = {tuple(names[:n]) for names in paths.indices.tolist() for n in (1, 2)}
+    assert len(figure.layout.images) == len(paths) + 2 * len(nodes) + 1
+
+
+def test_an_explained_input_has_its_parts():
+    tree = LazyTree(digit_model(2).tensors(), torch.eye(10))
+    found = explain_deep(tree, digits().test_images[3])
+    figure = deep_explanation_figure(found, (8, 8), ["<b>"] * 10, title="why")
+    assert len(figure.layout.images) == 1 + 3 * 3 * 2 + 1
+    texts = [note.text for note in figure.layout.annotations]
+    part = found.parts[0]
+    assert f"logit {part.logit:+.2f}" in texts
+    assert f"rest {part.rest:+.2f}" in texts
+    assert f"<b>{part.branches[0].activation:+.2f}</b>" in texts
+    assert "<b>&lt;b&gt;</b>" in texts
 
 
 def test_the_report_of_a_deep_model(tmp_path):
@@ -35,6 +62,7 @@ def test_the_report_of_a_deep_model(tmp_path):
     assert f"{reading.search.expanded:,} of {reading.search.total:,}" in page
     assert " + ".join(map(str, bonds.cut.ranks)) in page
     assert page.count('class="figure"') == len(figures) == len(deep_figures(reading, bonds))
+    assert {"explanation-clear", "explanation-close", "tree-0"} <= figures.keys()
 
 
 def test_misuse_is_explained(paths):

@@ -35,6 +35,12 @@ def test_a_table_comes_with_all_its_numbers():
     pd.testing.assert_frame_equal(pd.read_csv(io.BytesIO(base64.b64decode(packed))), frame)
 
 
+def test_the_name_of_a_saved_table_is_text():
+    page = table_html(Table(("a",), []), pd.DataFrame({"a": []}), f'"><script>{EVIL}')
+    assert "<script>" not in page
+    assert EVIL not in page
+
+
 def test_contexts_are_escaped_and_coloured():
     line = ContextLine(0.5, [(EVIL, 0.5), ("b", -0.25)], focal=0)
     page = contexts_html(ContextList(EVIL, [line]))

@@ -7,6 +7,7 @@ import subprocess
 
 import numpy as np
 import plotly.graph_objects as go
+import plotly.io
 import pytest
 import torch
 from PIL import Image
@@ -30,6 +31,7 @@ from bilens.report import (
     write_classifier_report,
 )
 from bilens.report.picture import as_image, diverging, grey
+from bilens.report.style import DARK, DIVERGING, PAPER
 from tests.models import digit_model, digits
 
 CHROME = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
@@ -83,9 +85,11 @@ def test_a_spectrum_shows_the_outer_eigenvalues_of_either_sign(reading):
 def test_eigenvectors_and_their_top_inputs(reading):
     x = digits().test_images
     figure = eigenvector_figure(reading.spectrum[3], x, (8, 8), title="<three>", k=4)
-    assert len(figure.layout.images) == 2 * 4 * (1 + 3)
+    # The last picture is the colour bar.
+    assert len(figure.layout.images) == 2 * 4 * (1 + 3) + 1
     labels = [note.text for note in figure.layout.annotations]
-    assert [text[:2] for text in labels] == ["P1", "P2", "P3", "P4", "N1", "N2", "N3", "N4"]
+    assert [text[:2] for text in labels[:8]] == ["P1", "P2", "P3", "P4", "N1", "N2", "N3", "N4"]
+    assert labels[8:] == ["negative", "positive"]
     assert figure.layout.title.text == "&lt;three&gt;"
     strongest = reading.spectrum[3].values.max().item()
     assert labels[0] == f"P1  λ = {strongest:+.3g}"
@@ -107,10 +111,32 @@ def test_the_truncation_table_ends_with_all():
 def test_an_explanation_has_three_rows(reading):
     part = explain(reading.spectrum, digits().test_images[0])
     figure = explanation_figure(part, (8, 8), ["<b>"] * 10, title="why")
-    assert len(figure.layout.images) == 1 + 3 * 5
+    assert len(figure.layout.images) == 1 + 3 * 5 + 1
     texts = " ".join(note.text for note in figure.layout.annotations)
     assert "&lt;b&gt;" in texts
     assert f"logit {part.parts[0].logit:+.2f}" in texts
+
+
+def test_figures_follow_the_template_of_plotly(monkeypatch, reading):
+    """The own colours are a template, so that another one shows, before or after."""
+    curve = truncation_figure(reading.curve)
+    assert curve.layout.template.layout.paper_bgcolor == PAPER
+    assert curve.layout.paper_bgcolor is None
+    assert curve.layout.font.color is None
+    monkeypatch.setattr(plotly.io.templates, "default", "plotly_dark")
+    dark = truncation_figure(reading.curve)
+    assert dark.layout.template.layout.paper_bgcolor == "rgb(17,17,17)"
+
+
+def test_every_figure_says_what_it_shows(reading):
+    for name, figure in classifier_figures(reading).items():
+        assert len(figure.layout.meta["alt"]) > 5, name
+
+
+def test_dark_pages_change_no_scale():
+    for light in DARK:
+        assert light not in DIVERGING
+    assert len(set(DARK.values())) == len(DARK)
 
 
 def test_the_page_escapes_what_it_is_given():

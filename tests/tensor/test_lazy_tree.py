@@ -27,6 +27,18 @@ def test_all_branches_together_are_the_model(shape, number):
     assert close(value(tree, (number,), x), forward(chain, x) @ u[number], 1e-9)
 
 
+@given(chains, st.integers(0, 1))
+def test_overlaps_are_what_the_nodes_give(shape, number):
+    chain, u, x = random_chain(**shape), normal(2, 4, seed=1), normal(3, 5, seed=2)
+    tree = LazyTree(chain, u)
+    node: tuple[int, ...] = (number,)
+    given_ = forward(chain, x) @ u[number]
+    while len(node) <= tree.depth:
+        overlaps = tree.overlaps(node, x)
+        assert close(overlaps.square() @ tree.branches(node).values, given_, 1e-9)
+        given_, node = overlaps[:, 0], (*node, 0)
+
+
 def test_nodes_have_the_names_that_paths_have():
     chain, u = random_chain(3, "bias", 3), normal(2, 4, seed=1)
     tree, paths = LazyTree(chain, u), decompile(chain, u)

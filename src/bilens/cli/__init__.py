@@ -8,8 +8,8 @@ from io import StringIO
 from typing import Any
 
 import tyro
-from rich.console import Console
 
+from bilens.cli.terminal import errors
 from bilens.errors import BilensError
 
 __all__ = ["COMMANDS", "main", "parse", "whole_number"]
@@ -42,7 +42,6 @@ COMMANDS = {
 
 def main(args: list[str] | None = None) -> None:
     """Run one command; a mistake of the caller's ends with one message and status 1."""
-    errors = Console(stderr=True)
     try:
         parse(sys.argv[1:] if args is None else args).run()
     except BilensError as error:

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bilens.cli.console import DataDir, ModelName, RunDir, out
+from bilens.cli.console import DataDir, ModelName, RunDir
+from bilens.cli.terminal import out
 from bilens.lazy_imports import lazy_import
 from bilens.settings import Count, check_settings
 from bilens.train.anneal_settings import AnnealTraining

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from rich.table import Table
 
-from bilens.cli.console import out
 from bilens.cli.language_setup import LanguageSetup
+from bilens.cli.terminal import out
 from bilens.files import write_json
 from bilens.lazy_imports import lazy_import
 from bilens.nn import MlpName

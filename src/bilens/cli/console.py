@@ -1,4 +1,4 @@
-"""What several commands share: where they print, and the device."""
+"""What several commands share: their arguments, and the device."""
 
 import os
 from pathlib import Path
@@ -6,13 +6,11 @@ from typing import Annotated
 
 import torch
 import tyro
-from rich.console import Console
 
 from bilens.errors import BilensError
 
-__all__ = ["DataDir", "Device", "ModelName", "RunDir", "choose_device", "out"]
+__all__ = ["DataDir", "Device", "ModelName", "RunDir", "choose_device"]
 
-out = Console()
 DataDir = Path | None
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]

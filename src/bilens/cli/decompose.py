@@ -5,7 +5,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bilens.cli.console import DataDir, RunDir, out
+from bilens.cli.console import DataDir, RunDir
+from bilens.cli.terminal import out
 from bilens.data import load_images
 from bilens.errors import BilensError
 from bilens.files import write_json, write_safetensors
@@ -21,6 +22,7 @@ from bilens.read import (
     read_classifier,
     read_deep,
 )
+from bilens.read.saved_paths import PATHS_NAME, save_paths
 from bilens.report import truncation_table
 from bilens.train import TRAINING_NAME, read_training
 
@@ -36,9 +38,10 @@ class Decompose:
 
     For a model of one layer, writes spectra.safetensors (values, vectors and residuals, batched
     over the classes); for a deeper one, paths.safetensors (classes, indices, eigenvalues,
-    effective eigenvalues and vectors of the strongest paths). Both come with decomposition.json.
-    With --bonds, writes bonds.safetensors (shares, read and write of each bond), bonds.json, and
-    the smallest cut that keeps the accuracy as an ordinary run, in the folder cut.
+    effective eigenvalues and vectors of the strongest paths), which `bilens report` takes up. Both
+    come with decomposition.json. With --bonds, writes bonds.safetensors (shares, read and write of
+    each bond), bonds.json, and the smallest cut that keeps the accuracy as an ordinary run, in the
+    folder cut.
 
     Attributes:
         run_dir: directory that `bilens train images` wrote.
@@ -74,8 +77,10 @@ class Decompose:
             _show_bonds(self.run_dir, found)
             return
         reading = read_images(model, self.run_dir, self.data_dir, self.basis, self.paths)
-        _save(self.run_dir, reading)
+        files = _save(self.run_dir, reading)
         _show(reading)
+        for file in files:
+            out.print(f"written: {file}", highlight=False, soft_wrap=True)
 
 
 def read_images(
@@ -84,24 +89,19 @@ def read_images(
     """Read a classifier of any depth on the data that it was trained on."""
     data = load_images(read_training(run)["data"], data_dir)
     if len(model.layers) > 1:
-        return read_deep(model, data, paths)
+        return read_deep(model, data, paths, run / PATHS_NAME)
     return read_classifier(model, data, basis)
 
 
-def _save(run: Path, reading: ClassifierReading | DeepReading) -> None:
+def _save(run: Path, reading: ClassifierReading | DeepReading) -> list[Path]:
     if isinstance(reading, DeepReading):
-        paths = reading.search.paths
-        tensors = {
-            "classes": paths.roots,
-            "indices": paths.indices,
-            "eigenvalues": paths.eigenvalues,
-            "effective": paths.effective,
-            "vectors": paths.vectors,
-        }
-        write_safetensors(run / "paths.safetensors", tensors)
+        file = run / PATHS_NAME
+        save_paths(file, reading.search, reading.model.tensors())
     else:
-        reading.spectrum.save(run / "spectra.safetensors")
+        file = run / "spectra.safetensors"
+        reading.spectrum.save(file)
     write_json(run / "decomposition.json", reading.record())
+    return [file, run / "decomposition.json"]
 
 
 def _save_bonds(run: Path, reading: BondReading) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from bilens.cli.console import DataDir, Device, ModelName, choose_device, out
+from bilens.cli.console import DataDir, Device, ModelName, choose_device
+from bilens.cli.terminal import out
 from bilens.errors import BilensError
 from bilens.files import written_whole
 from bilens.lazy_imports import lazy_import

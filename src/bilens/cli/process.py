@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
-from bilens.cli.console import Device, ModelName, choose_device, out
+from bilens.cli.console import Device, ModelName, choose_device
+from bilens.cli.terminal import out
 from bilens.files import write_json
 from bilens.lazy_imports import lazy_import
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 import plotly.graph_objects as go
 
-from bilens.cli.console import DataDir, Device, ModelName, choose_device, out
+from bilens.cli.console import DataDir, Device, ModelName, choose_device
 from bilens.cli.decompose import read_images
 from bilens.cli.language import trained_on
+from bilens.cli.terminal import out
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.models import load

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import tyro
 from rich.table import Table
 
-from bilens.cli.console import DataDir, out
+from bilens.cli.console import DataDir
+from bilens.cli.terminal import out
 from bilens.reproduce import recipes, reproduce
 
 __all__ = ["Reproduce"]

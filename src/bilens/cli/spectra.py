@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from bilens.cli.console import Device, ModelName, out
+from bilens.cli.console import Device, ModelName
 from bilens.cli.language import load_language
+from bilens.cli.terminal import out
 from bilens.lazy_imports import lazy_import
 
 if TYPE_CHECKING:

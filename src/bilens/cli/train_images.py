@@ -7,7 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from bilens.cli.console import DataDir, choose_device, out
+from bilens.cli.console import DataDir, choose_device
+from bilens.cli.terminal import out
 from bilens.data import ImageData, load_images
 from bilens.nn import ClassifierConfig
 from bilens.settings import Between, check_settings

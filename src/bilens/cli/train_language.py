@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bilens.cli.console import out
 from bilens.cli.language_setup import LanguageSetup
+from bilens.cli.terminal import out
 from bilens.lazy_imports import lazy_import
 
 if TYPE_CHECKING:

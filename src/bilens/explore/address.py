@@ -5,28 +5,37 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from bilens.errors import BilensError
+from bilens.explore.state_checks import StateError
 
-__all__ = ["read_address", "write_address"]
+__all__ = ["LONGEST", "read_address", "write_address"]
 
 State = TypeVar("State")
 
+LONGEST = 4000
+"""Letters of a query: browsers and servers refuse addresses that are much longer."""
 
-def write_address(state: Any, start: Any) -> str:
+
+def write_address(state: Any, start: Any) -> tuple[str, list[str]]:
     """The query of a state: what differs from the state that a screen starts with.
 
     Args:
         state: a dataclass of numbers, texts and tuples of texts.
         start: of the same class.
+
+    Returns:
+        The query, and the names of the fields that are too long for it and were left out.
     """
-    pairs = []
-    for name, value in _changed(state, start):
-        pairs += (
-            [(name, part) for part in value or ("",)]
-            if isinstance(value, tuple)
-            else [(name, value)]
-        )
-    return urlencode(pairs)
+    parts = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if value != getattr(start, field.name):
+            values = (value or ("",)) if isinstance(value, tuple) else (value,)
+            parts[field.name] = urlencode([(field.name, part) for part in values])
+    left_out = []
+    while len(query := "&".join(parts.values())) > LONGEST:
+        left_out.append(max(parts, key=lambda name: len(parts[name])))
+        del parts[left_out[-1]]
+    return query, left_out
 
 
 def read_address(start: State, query: Iterable[tuple[str, str]]) -> State:
@@ -35,7 +44,7 @@ def read_address(start: State, query: Iterable[tuple[str, str]]) -> State:
     Parts of other names are left alone: hosts add their own.
 
     Raises:
-        BilensError: a number is none.
+        StateError: a number is expected and something else came.
     """
     given: dict[str, list[str]] = {}
     for name, value in query:
@@ -54,13 +63,8 @@ def read_address(start: State, query: Iterable[tuple[str, str]]) -> State:
     return replace(start, **found)  # type: ignore[type-var]
 
 
-def _changed(state: Any, start: Any) -> list[tuple[str, Any]]:
-    values = [(field.name, getattr(state, field.name)) for field in fields(state)]
-    return [(name, value) for name, value in values if value != getattr(start, name)]
-
-
 def _number(name: str, text: str) -> int:
-    # int() takes other figures and underscores too, and any length.
+    # int() takes other digits and underscores too, and any length.
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise BilensError(f"The address says {name}={text!r}; expected a whole number")
+        raise StateError(name, f"{text[:40]!r} is not a whole number")
     return int(text)

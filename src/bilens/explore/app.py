@@ -1,20 +1,28 @@
 """Open a model, choose its screen, and serve it."""
 
+import json
+import socket
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bilens.checks import check_count
 from bilens.data import load_images
 from bilens.errors import BilensError
 from bilens.explore.deep import DeepView
-from bilens.explore.deep_screen import DeepScreen
-from bilens.explore.framework import gradio as gr
-from bilens.explore.image_screen import ImageScreen
+from bilens.explore.deep_screen import deep_screen
+from bilens.explore.gradio_import import gradio as gr
+from bilens.explore.gradio_import import middleware
+from bilens.explore.image_screen import image_screen
 from bilens.explore.images import ImageView
+from bilens.explore.layout import html
+from bilens.explore.request_guard import RequestGuard, own_names
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
+from bilens.read.saved_paths import PATHS_NAME
+from bilens.report.style import DARK
 from bilens.train import read_training
 
 if TYPE_CHECKING:
@@ -30,7 +38,6 @@ __all__ = ["Explorer", "explorer"]
 FOLDER = Path(__file__).parent
 FONTS = ["Inter", "Helvetica Neue", "Arial", "sans-serif"]
 MONOSPACED = ["ui-monospace", "monospace"]
-LARGEST_UPLOAD = "10mb"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +72,11 @@ class Explorer:
             The address.
 
         Raises:
-            BilensError: the port is taken.
+            BilensError: host and port cannot be listened on.
         """
+        guard = middleware.Middleware(RequestGuard, names=own_names(host, share=share))
         try:
+            _check_place(host, port)
             _, local, public = self.blocks.launch(
                 server_name=host,
                 server_port=port,
@@ -81,13 +90,17 @@ class Explorer:
                 footer_links=[],
                 pwa=False,
                 mcp_server=False,
-                max_file_size=LARGEST_UPLOAD,
+                app_kwargs={"middleware": [guard]},
                 theme=_theme(),
                 css_paths=FOLDER / "style.css",
-                js=(FOLDER / "script.js").read_text(encoding="utf-8"),
+                js=_script(),
             )
         except OSError as error:
-            raise BilensError(f"port={port} cannot be listened on: {error}") from error
+            raise BilensError(
+                f"host={host}, port={port} cannot be listened on: {error}. Another program may use "
+                "the port, or the host is not a name or address of this machine; leave out --host "
+                "and --port to have them chosen."
+            ) from error
         address = public or local
         if wait:
             print(f"explorer: {address}  (ctrl-C stops it)")  # noqa: T201
@@ -127,16 +140,33 @@ def explorer(
     name = data or str(read_training(source)["data"])
     title = f"What {Path(source).name} computes"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
-        gr.Markdown(f"# {escape(title)}")
+        html("title", f"<h1>{escape(title)}</h1>")
         if isinstance(model, ImageClassifier):
             images = load_images(name, data_dir).to(device)
             if len(model.layers) > 1:
-                DeepScreen(DeepView(model, images))
+                deep_screen(DeepView(model, images, Path(source) / PATHS_NAME))
             else:
-                ImageScreen(ImageView(model, images))
+                image_screen(ImageView(model, images))
         else:
             _language_screen(model, name, data_dir)
     return Explorer(blocks)
+
+
+def _check_place(host: str | None, port: int | None) -> None:
+    # Gradio would ask for the name once for each port that it tries.
+    if port is not None:
+        check_count("port", port, 65535)
+    if host is not None:
+        kind, *_, place = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+
+
+def _script() -> str:
+    figures = (FOLDER.parent / "report" / "figures.js").read_text(encoding="utf-8")
+    script = (FOLDER / "script.js").read_text(encoding="utf-8")
+    return f"() => {{{figures}\nconst COLOURS = {json.dumps(DARK)};\n{script}}}"
 
 
 def _theme() -> gr.Theme:
@@ -147,4 +177,4 @@ def _theme() -> gr.Theme:
 
 def _language_screen(model: Any, name: str, data_dir: str | Path | None) -> None:
     corpus = texts.corpus_for(model, name, data_dir)
-    language_screen.LanguageScreen(language.LanguageView(model, corpus))
+    language_screen.language_screen(language.LanguageView(model, corpus))

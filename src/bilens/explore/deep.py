@@ -1,24 +1,33 @@
 """What the explorer shows of a classifier of several layers: functions from a state to figures."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
 import plotly.graph_objects as go
 import torch
 
 from bilens.data import ImageData
-from bilens.errors import BilensError
-from bilens.explore.checks import check_ranges, image_shape_of
-from bilens.explore.ink import unpack_input
+from bilens.explore.input_codec import unpack_input
+from bilens.explore.state_checks import StateError, check_ranges, image_shape_of
 from bilens.nn import ImageClassifier
-from bilens.read import read_deep
-from bilens.report import Branch, branches_html, logits_figure, path_figure, tree_figure
+from bilens.read import class_paths, explain_deep, read_deep
+from bilens.report import (
+    Branch,
+    branches_html,
+    deep_explanation_figure,
+    logits_figure,
+    path_figure,
+    tree_figure,
+)
 from bilens.report.picture import as_image, diverging
-from bilens.tensor import LazyTree
 from bilens.tensor.paths import effective_eigenvalues
 
 __all__ = ["DeepState", "DeepView"]
 
 PATHS, DRAWN, BRANCHES = 300, 6, 5
+SEEN = 1000
+"""Test images that those beside a tree are chosen from."""
+
 MOST_OPEN = 40
 """Nodes that are shown opened at once."""
 
@@ -46,17 +55,18 @@ class DeepView:
     Args:
         model: its inputs are images.
         data: what it is measured on.
+        saved: a file of `save_paths`, which saves the search if it is of this model.
 
     Raises:
         NotBilinearError: a gate is not linear, or there is a norm.
         BilensError: its inputs have no image shape, or the data does not fit it.
     """
 
-    def __init__(self, model: ImageClassifier, data: ImageData) -> None:
+    def __init__(self, model: ImageClassifier, data: ImageData, saved: Path | None = None) -> None:
         self.model, self.data, self.shape = model, data, image_shape_of(model)
         self.names = data.class_names
-        self.reading = read_deep(model, data, PATHS)
-        self.tree = LazyTree(model.tensors(), torch.eye(data.n_classes))
+        self.reading = read_deep(model, data, PATHS, saved)
+        self.tree = self.reading.tree
         self.found = len(self.reading.search.paths)
         self.start = DeepState(kept=min(100, self.found))
 
@@ -76,27 +86,18 @@ class DeepView:
         """The state, if the model has it.
 
         Raises:
-            BilensError: it has no such class, node, number of paths or input.
+            StateError: it has no such class, node, number of paths or input.
         """
         check_ranges(state, output=(0, len(self.names) - 1), kept=(1, self.found))
         if len(state.opened) > MOST_OPEN:
-            raise BilensError(f"{len(state.opened)} nodes are open; expected up to {MOST_OPEN}")
+            raise StateError(
+                "opened",
+                f"{len(state.opened)} nodes are open; close some, up to {MOST_OPEN} can be",
+            )
         for node in state.opened:
             self._numbers(node)
         unpack_input(state.input, self.data)
         return state
-
-    def toggled(self, state: DeepState, node: str) -> DeepState:
-        """The state with a node opened, or closed together with all below it.
-
-        Raises:
-            BilensError: there is no such node, or too many are open.
-        """
-        below = f"{node}."
-        if node in state.opened:
-            kept = tuple(n for n in state.opened if n != node and not n.startswith(below))
-            return replace(state, opened=kept)
-        return self.checked(replace(state, opened=(*state.opened, node)))
 
     def tree_html(self, state: DeepState) -> str:
         """The tree of the class with the opened nodes, each with its strongest branches."""
@@ -108,12 +109,21 @@ class DeepView:
         paths = self.reading.search.paths.of(state.output)
         if not len(paths):
             return None
-        title = f"Strongest paths of {self.names[state.output]}"
-        return tree_figure(paths.truncate(min(DRAWN, len(paths))), self.shape, title=title)
+        name = self.names[state.output]
+        x = self.data.test_images[:SEEN]
+        some = class_paths(self.tree, paths.truncate(min(DRAWN, len(paths))), x)
+        title = f"Strongest paths of {name}"
+        return tree_figure(some.paths, self.shape, title=title, root=name, inputs=some.inputs)
 
     def paths_picture(self) -> go.Figure:
         """Accuracy of the model cut to its strongest paths."""
         return path_figure(self.reading.by_paths, self.reading.accuracy)
+
+    def explanation_figure(self, state: DeepState) -> go.Figure:
+        """The input, and the eigenvectors that make its highest logits."""
+        found = explain_deep(self.tree, unpack_input(state.input, self.data))
+        title = "What makes the highest logits"
+        return deep_explanation_figure(found, self.shape, self.names, title=title)
 
     def input_figure(self, state: DeepState) -> go.Figure:
         """Logits of the input: the model's, and those of the paths kept."""
@@ -131,9 +141,10 @@ class DeepView:
             part.isascii() and part.isdigit() and len(part) < 6 and int(part) < width
             for part in parts
         ):
-            raise BilensError(
-                f"opened={node[:40]!r}, expected up to {self.tree.depth - 1} numbers below {width} "
-                "with dots between them"
+            raise StateError(
+                "opened",
+                f"{node[:40]!r} is not a node: up to {self.tree.depth - 1} numbers below {width} "
+                "with dots between them",
             )
         return tuple(int(part) for part in parts)
 

@@ -1,17 +1,15 @@
 """The screen of a classifier of one layer: its controls, its figures, and what changes what."""
 
-from dataclasses import replace
 from typing import Any
 
-from bilens.explore.address import write_address
-from bilens.explore.framework import gradio as gr
+from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.images import BY, ImageState, ImageView
-from bilens.explore.ink import test_number
-from bilens.explore.input_panel import InputPanel
-from bilens.explore.plots import plot_of
-from bilens.explore.wiring import QUIET, address_bar, facts_html, guarded, picture, restored
+from bilens.explore.layout import facts_html, heading, html, note_html
+from bilens.explore.plots import picture, plot_of
+from bilens.explore.screen import Screen
+from bilens.explore.sketchpad import sketchpad
 
-__all__ = ["ImageScreen"]
+__all__ = ["image_screen"]
 
 CHOICES = {
     "class": "a class",
@@ -20,152 +18,108 @@ CHOICES = {
 }
 
 
-class ImageScreen:
-    """Lays itself out inside of a `gr.Blocks`; its handlers take the values of the controls.
+def image_screen(view: ImageView) -> Screen[ImageState]:
+    """Lay the screen out inside of a `gr.Blocks`.
 
     Args:
         view: the classifier, read.
     """
+    screen = Screen(view)
+    html("facts", facts_html(view.facts))
+    _direction(view, screen)
+    _kept(view, screen)
+    _input(view, screen)
+    screen.connect()
+    return screen
 
-    def __init__(self, view: ImageView) -> None:
-        self.view = view
-        gr.HTML(facts_html(view.facts), apply_default_css=False)
-        self._lay_out_direction()
-        self._lay_out_kept()
-        self._lay_out_input()
-        self.query = address_bar()
-        self.controls = [
-            *(self.by, self.output, self.minus, self.component),
-            *(self.kept, self.panel.source),
-        ]
-        self._connect()
 
-    def _lay_out_direction(self) -> None:
-        view, start = self.view, self.view.start
-        classes = [(name, number) for number, name in enumerate(view.names)]
-        components = [
-            (f"{number + 1} (σ = {value:.3g})", number)
-            for number, value in enumerate(view.svd.values.tolist())
-        ]
-        gr.Markdown("## A direction and its eigenvectors")
-        with gr.Row():
-            self.by = gr.Radio(
-                [(CHOICES[name], name) for name in BY],
-                value=start.by,
-                label="Direction",
-                min_width=320,
-            )
-            self.output = gr.Dropdown(classes, value=start.output, label="Class", min_width=120)
-            self.minus = gr.Dropdown(
-                classes, value=start.minus, label="Minus", visible=False, min_width=120
-            )
-            self.component = gr.Dropdown(
-                components, value=start.component, label="Component", visible=False, min_width=120
-            )
-        with gr.Row():
-            with gr.Column(scale=2, min_width=280):
-                self.spectrum, self.direction = picture("spectrum"), picture("direction")
-            with gr.Column(scale=5, min_width=320):
-                self.vectors = picture("eigenvectors")
-
-    def _lay_out_kept(self) -> None:
-        gr.Markdown("## How many eigenvectors it takes")
-        self.kept = gr.Slider(
-            1,
-            self.view.reading.spectrum.k,
-            value=self.view.start.kept,
-            step=1,
-            label="Eigenvectors kept of each class",
-            elem_id="kept",
+def _direction(view: ImageView, screen: Screen[ImageState]) -> None:
+    start = view.start
+    components = [
+        (f"{number + 1} (σ = {value:.3g})", number)
+        for number, value in enumerate(view.svd.values.tolist())
+    ]
+    heading(
+        "A direction and its eigenvectors",
+        "The logit of a class, the difference of two, or another direction in the logits is "
+        "exactly a sum of activations λ (v·x)², one for each eigenvector v. P1, P2, ... have a "
+        "positive eigenvalue λ and only ever raise it; N1, N2, ... have a negative one and only "
+        "ever lower it. Blue pixels of an eigenvector are positive, red ones negative, each "
+        "picture on its own scale; beside it stand the three test images that it reacts to most.",
+    )
+    with gr.Row():
+        by = gr.Radio(
+            [(CHOICES[name], name) for name in BY],
+            value=start.by,
+            label="Direction",
+            min_width=320,
         )
-        self.accuracy = gr.Markdown(elem_id="accuracy-text")
-        self.curve = picture("accuracy")
+        screen.control("by", by)
+        output = screen.choice("output", view.names, label="Class")
+        minus = screen.choice("minus", view.names, label="Minus", visible=False)
+        component = screen.choice("component", components, label="Component", visible=False)
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            spectrum, weights = picture("spectrum"), picture("direction")
+        with gr.Column(scale=5, min_width=320):
+            vectors = picture("eigenvectors")
 
-    def _lay_out_input(self) -> None:
-        gr.Markdown("## One image, taken apart")
-        with gr.Row():
-            with gr.Column(scale=2, min_width=280):
-                self.panel = InputPanel(self.view.data, self.view.start.input)
-            with gr.Column(scale=5, min_width=320):
-                self.logits, self.explanation = picture("logits"), picture("explanation")
-
-    def _connect(self) -> None:
-        choice = [self.by, self.output, self.minus, self.component]
-        figures = [self.spectrum, self.vectors, self.direction]
-        cut = [self.accuracy, self.curve]
-        apart = [self.logits, self.explanation]
-        gr.on(
-            [self.by.input, self.output.input, self.minus.input, self.component.input],
-            guarded(self.on_direction),
-            self.controls,
-            [*choice, *figures, self.query],
-            **QUIET,
-        )
-        self.kept.input(guarded(self.on_kept), self.controls, [*cut, *apart, self.query], **QUIET)
-        self.panel.connect(self.on_input, self.controls, [*apart, self.panel.source, self.query])
-        everything = [*choice, *figures, self.kept, *cut, *apart, self.panel.source]
-        everything += [self.panel.number, self.query]
-        gr.on(None, self.on_load, None, everything, **QUIET)
-
-    def on_direction(self, *values: Any) -> list[Any]:
-        """Another direction: its controls, its figures, the address."""
-        state = self._asked(values)
-        return [*self._choice(state), *self._figures(state), self._address(state)]
-
-    def on_kept(self, *values: Any) -> list[Any]:
-        """Another number of eigenvectors: accuracy, logits, the address."""
-        state = self._asked(values)
-        return [*self._cut(state), *self._apart(state), self._address(state)]
-
-    def on_input(self, source: str, *values: Any) -> list[Any]:
-        """Another input: logits, what makes them, the address."""
-        state = self.view.checked(replace(self._asked(values), input=source))
-        return [*self._apart(state), state.input, self._address(state)]
-
-    def on_load(self, request: gr.Request) -> list[Any]:
-        """What the page's address asks for."""
-        state = restored(self.view.start, self.view.checked, request)
+    def controls(state: ImageState) -> list[Any]:
         return [
-            *self._choice(state),
-            *self._figures(state),
-            state.kept,
-            *self._cut(state),
-            *self._apart(state),
-            state.input,
-            test_number(state.input) or 0,
-            self._address(state),
+            gr.update(visible=state.by != "component"),
+            gr.update(visible=state.by == "difference"),
+            gr.update(visible=state.by == "component"),
         ]
 
-    def _asked(self, values: tuple[Any, ...]) -> ImageState:
-        return self.view.checked(ImageState(*values))
-
-    def _address(self, state: ImageState) -> str:
-        return write_address(state, self.view.start)
-
-    def _choice(self, state: ImageState) -> list[Any]:
-        """The controls of the direction; those that do not matter are hidden."""
+    def figures(state: ImageState) -> list[Any]:
+        eigenvalues, eigenvectors = view.direction_figures(state)
+        bars = view.weights_figure(state)
         return [
-            state.by,
-            gr.update(value=state.output, visible=state.by != "component"),
-            gr.update(value=state.minus, visible=state.by == "difference"),
-            gr.update(value=state.component, visible=state.by == "component"),
+            plot_of(eigenvalues, "spectrum"),
+            plot_of(eigenvectors, "eigenvectors"),
+            gr.update(value=bars and plot_of(bars, "direction"), visible=bars is not None),
         ]
 
-    def _figures(self, state: ImageState) -> list[Any]:
-        spectrum, vectors = self.view.direction_figures(state)
-        weights = self.view.weights_figure(state)
-        return [
-            plot_of(spectrum, "spectrum"),
-            plot_of(vectors, "eigenvectors"),
-            gr.update(value=weights and plot_of(weights, "direction"), visible=weights is not None),
-        ]
+    screen.part("by", [output, minus, component], controls)
+    screen.part("by output minus component", [spectrum, vectors, weights], figures)
 
-    def _cut(self, state: ImageState) -> list[Any]:
-        return [
-            self.view.accuracy_text(state),
-            plot_of(self.view.curve_figure(state), "accuracy"),
-        ]
 
-    def _apart(self, state: ImageState) -> list[Any]:
-        logits, explanation = self.view.input_figures(state)
-        return [plot_of(logits, "logits"), plot_of(explanation, "explanation")]
+def _kept(view: ImageView, screen: Screen[ImageState]) -> None:
+    heading("How many eigenvectors it takes")
+    kept = gr.Slider(
+        1,
+        view.reading.spectrum.k,
+        value=view.start.kept,
+        step=1,
+        label="Eigenvectors kept of each class",
+        elem_id="kept",
+    )
+    text, curve = html("accuracy-text"), picture("accuracy")
+    screen.control("kept", kept)
+    screen.part(
+        "kept",
+        [text, curve],
+        lambda state: [
+            note_html(view.accuracy_text(state)),
+            plot_of(view.curve_figure(state), "accuracy"),
+        ],
+    )
+
+
+def _input(view: ImageView, screen: Screen[ImageState]) -> None:
+    heading(
+        "One image, taken apart",
+        "One row for each of the three highest logits: the eigenvectors that move it most for this "
+        "image, and by how much. Rest is what all others that are kept add.",
+    )
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            sketchpad(screen, view.data)
+        with gr.Column(scale=5, min_width=320):
+            logits, explanation = picture("logits"), picture("explanation")
+
+    def figures(state: ImageState) -> list[Any]:
+        bars, parts = view.input_figures(state)
+        return [plot_of(bars, "logits"), plot_of(parts, "explanation")]
+
+    screen.part("kept input", [logits, explanation], figures)

@@ -8,9 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.data import ImageData
-from bilens.errors import BilensError
-from bilens.explore.checks import check_ranges, image_shape_of
-from bilens.explore.ink import unpack_input
+from bilens.explore.input_codec import unpack_input
+from bilens.explore.state_checks import StateError, check_ranges, image_shape_of
 from bilens.nn import ImageClassifier
 from bilens.read import explain, logit_spectra, read_classifier
 from bilens.report import (
@@ -85,10 +84,10 @@ class ImageView:
         """The state, if the model has it.
 
         Raises:
-            BilensError: it has no such class, component, number of eigenvectors or input.
+            StateError: it has no such class, component, number of eigenvectors or input.
         """
         if state.by not in BY:
-            raise BilensError(f"by={state.by!r}, expected {', '.join(BY)}")
+            raise StateError("by", f"{str(state.by)[:40]!r} is not one of {', '.join(BY)}")
         classes = (0, len(self.names) - 1)
         check_ranges(
             state,

@@ -1,8 +1,9 @@
 """What the explorer shows of a language model: functions from a state to figures and tables."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from html import escape
 from itertools import islice
 
 import pandas as pd
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from bilens.data import Corpus
 from bilens.errors import BilensError, NotBilinearError
-from bilens.explore.checks import check_ranges
+from bilens.explore.layout import note_html
+from bilens.explore.state_checks import StateError, check_ranges
 from bilens.read.language import (
     ContextIndex,
     FoundContext,
@@ -91,16 +93,25 @@ class LanguageView:
         """The state, if the model has it.
 
         Raises:
-            BilensError: it has no such token, layer or eigenvector, or the prompt is too long.
+            StateError: it has no such token, layer or eigenvector, or cannot read the prompt.
         """
-        for name in (state.token, *state.minus, *filter(None, [state.chosen])):
-            self.model.token(name)
+        for field, names in (
+            ("token", [state.token]),
+            ("minus", state.minus),
+            ("chosen", filter(None, [state.chosen])),
+        ):
+            for name in names:
+                with _told(field, f"token={name!r}, "):
+                    self.model.token(name)
         eigenvectors = min(2 * OUTERMOST, self.model.d_model)
         check_ranges(state, layer=(0, self.model.n_layers - 1), number=(0, eigenvectors - 1))
         if len(state.prompt) > LONGEST_PROMPT:
-            raise BilensError(
-                f"prompt has {len(state.prompt)} letters, expected up to {LONGEST_PROMPT}"
+            raise StateError(
+                "prompt",
+                f"{len(state.prompt):,} letters are too many, up to {LONGEST_PROMPT:,} are read",
             )
+        with _told("prompt", "prompt="):
+            prompt_ids(self.model, state.prompt)
         return state
 
     def index(self, layer: int) -> ContextIndex:
@@ -164,7 +175,7 @@ class LanguageView:
         try:
             spectrum = self.spectrum(state).outermost(OUTERMOST)
         except NotBilinearError as error:
-            return _note(str(error))
+            return note_html(str(error))
         one = Spectrum(
             spectrum.values[state.number, None],
             spectrum.vectors[state.number, None],
@@ -202,7 +213,7 @@ class LanguageView:
             table_html(ngram_table(frame, caption), frame, f"n-grams-{number}")
             for number, (caption, frame) in enumerate(frames.items())
         ]
-        note = _note(reading.left_out) if reading.left_out else ""
+        note = note_html(reading.left_out) if reading.left_out else ""
         return f'<div class="tables">{"".join(tables)}</div>{note}'
 
     def prediction(self, state: LanguageState) -> tuple[str, list[str], go.Figure | None]:
@@ -211,7 +222,7 @@ class LanguageView:
         try:
             terms = split_logits(self.model, ids)
         except NotBilinearError as error:
-            return _note(str(error)), [], None
+            return note_html(str(error)), [], None
         logits = terms.total()
         best = logits.topk(min(NEXT, len(logits))).indices
         frame = self._by_path(terms, logits, best)
@@ -229,10 +240,8 @@ class LanguageView:
             ("MLP, all others", parts.rest),
         ]
         names, values = zip(*summands, strict=True)
-        unknown = int((ids == self.corpus.tokenizer.unk_token_id).sum())
-        note = _note(f"{unknown} of the {len(ids)} tokens are not known.") if unknown else ""
         return (
-            table_html(_path_table(frame), frame, "next-token") + note,
+            table_html(_path_table(frame), frame, "next-token"),
             likely,
             summands_figure(names, values, title=f"The logit of {chosen}"),
         )
@@ -250,13 +259,18 @@ class LanguageView:
         )
 
 
+@contextmanager
+def _told(field: str, prefix: str) -> Iterator[None]:
+    """Say an error beside the control of a field, which its text need not name then."""
+    try:
+        yield
+    except BilensError as error:
+        raise StateError(field, str(error).removeprefix(prefix)) from error
+
+
 def _path_table(frame: pd.DataFrame) -> Table:
     rows = [
         (token, f"{probability:.1%}", *(f"{value:+.2f}" for value in values))
         for token, probability, *values in frame.itertuples(index=False)
     ]
     return Table(tuple(frame.columns), rows, "The most likely next tokens, by path", words=1)
-
-
-def _note(text: str) -> str:
-    return f'<p class="bilens-note">{escape(text)}</p>'

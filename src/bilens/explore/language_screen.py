@@ -2,170 +2,103 @@
 
 from typing import Any
 
-from bilens.explore.address import write_address
-from bilens.explore.framework import gradio as gr
+from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.language import LanguageState, LanguageView
-from bilens.explore.plots import plot_of
-from bilens.explore.wiring import QUIET, address_bar, facts_html, guarded, picture, restored
+from bilens.explore.layout import facts_html, heading, html
+from bilens.explore.plots import picture, plot_of
+from bilens.explore.prompt_notice import prompt_notice
+from bilens.explore.screen import Screen
 
-__all__ = ["LanguageScreen"]
+__all__ = ["language_screen"]
 
 
-class LanguageScreen:
-    """Lays itself out inside of a `gr.Blocks`; its handlers take the values of the controls.
+def language_screen(view: LanguageView) -> Screen[LanguageState]:
+    """Lay the screen out inside of a `gr.Blocks`.
 
     Args:
         view: the model, read.
     """
+    screen = Screen(view)
+    html("facts", facts_html(view.facts))
+    _direction(view, screen)
+    _prompt(view, screen)
+    screen.connect()
+    return screen
 
-    def __init__(self, view: LanguageView) -> None:
-        self.view = view
-        gr.HTML(facts_html(view.facts), apply_default_css=False)
-        self._lay_out_direction()
-        self._lay_out_prompt()
-        self.query = address_bar()
-        self.controls = [
-            *(self.token, self.minus, self.layer),
-            *(self.number, self.prompt, self.asked),
-        ]
-        self._connect()
 
-    def _lay_out_direction(self) -> None:
-        view, start = self.view, self.view.start
-        gr.Markdown("## A direction and its eigenvectors")
-        with gr.Row():
-            self.token = gr.Dropdown(
-                view.names, value=start.token, label="The next token", min_width=200
-            )
-            self.minus = gr.Dropdown(
-                view.names,
-                value=list(start.minus),
-                multiselect=True,
-                label="minus the mean of",
-                scale=3,
-                min_width=280,
-            )
-            self.layer = gr.Slider(
-                0,
-                max(1, view.model.n_layers - 1),
-                value=0,
-                step=1,
-                label="Layer",
-                visible=view.model.n_layers > 1,
-            )
-        with gr.Row():
-            with gr.Column(scale=2, min_width=280):
-                self.spectrum = picture("spectrum")
-            with gr.Column(scale=5, min_width=320):
-                self.number = gr.Radio([], label="Eigenvector", elem_id="eigenvector")
-                self.contexts = gr.HTML(elem_id="contexts", apply_default_css=False)
-        gr.Markdown("## N-grams, from the weights alone")
-        self.ngrams = gr.HTML(elem_id="ngrams", apply_default_css=False)
-
-    def _lay_out_prompt(self) -> None:
-        gr.Markdown("## One prediction, taken apart")
-        self.prompt = gr.Textbox(
-            value=self.view.start.prompt, label="A text", elem_id="prompt", lines=2, max_lines=4
+def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:
+    names, n_layers = [(name, name) for name in view.names], view.model.n_layers
+    heading(
+        "A direction and its eigenvectors",
+        "What the MLP adds to the logit of a token, or to its difference from others, is a sum of "
+        "squares, one for each eigenvector. P1, P2, ... have a positive eigenvalue λ and only ever "
+        "raise it; N1, N2, ... only ever lower it. Below the list stand the texts in which the "
+        "chosen one is most active, and how much; the next token is predicted at the one in "
+        "brackets. Tokens in blue make the number larger, those in red smaller.",
+    )
+    with gr.Row():
+        screen.choice("token", names, label="The next token")
+        minus = gr.Dropdown(
+            view.names,
+            value=list(view.start.minus),
+            multiselect=True,
+            allow_custom_value=True,
+            label="minus the mean of",
+            scale=3,
+            min_width=280,
         )
-        self.seen = gr.State(self.view.start.prompt)
-        with gr.Row():
-            with gr.Column(scale=3, min_width=320):
-                self.table = gr.HTML(elem_id="next", apply_default_css=False)
-            with gr.Column(scale=4, min_width=320):
-                # What somebody chose; the control also shows the most likely token.
-                self.asked = gr.State("")
-                self.chosen = gr.Dropdown(
-                    self.view.names, value=None, label="Next token whose logit is split"
-                )
-                self.parts = picture("parts")
-
-    def _connect(self) -> None:
-        about = [self.spectrum, self.number, self.contexts, self.ngrams]
-        said = [self.table, self.chosen, self.asked, self.parts]
-        gr.on(
-            [self.token.input, self.minus.input, self.layer.input],
-            guarded(self.on_direction),
-            self.controls,
-            [*about, self.query],
-            **QUIET,
+        layer = gr.Slider(
+            0, max(1, n_layers - 1), value=0, step=1, label="Layer", visible=n_layers > 1
         )
-        self.number.input(
-            guarded(self.on_number), self.controls, [self.contexts, self.query], **QUIET
-        )
-        # `input` leaves out what is pasted; `change` also comes when the page itself sets the text.
-        self.prompt.change(
-            guarded(self.on_prompt),
-            [self.seen, *self.controls],
-            [self.seen, *said, self.query],
-            **QUIET,
-        )
-        self.chosen.input(
-            guarded(self.on_chosen), [self.chosen, *self.controls], [*said, self.query], **QUIET
-        )
-        everything = [self.token, self.minus, self.layer, self.prompt, self.seen]
-        everything += [*about, *said, self.query]
-        gr.on(None, self.on_load, None, everything, **QUIET)
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            spectrum = picture("spectrum")
+        with gr.Column(scale=5, min_width=320):
+            number = gr.Radio([], label="Eigenvector", elem_id="eigenvector")
+            contexts = html("contexts")
+    heading("N-grams, from the weights alone")
+    ngrams = html("ngrams")
 
-    def on_direction(self, *values: Any) -> list[Any]:
-        """Another direction: its spectrum, contexts and n-grams, the address."""
-        token, minus, layer, _, *others = values
-        state = self._asked((token, minus, layer, 0, *others))
-        return [*self._about(state), self._address(state)]
-
-    def on_number(self, *values: Any) -> list[Any]:
-        """Another eigenvector: its contexts, the address."""
-        state = self._asked(values)
-        return [self.view.contexts_page(state), self._address(state)]
-
-    def on_prompt(self, seen: str, *values: Any) -> list[Any]:
-        """Another text: its most likely next token taken apart, the address."""
-        *others, _ = values
-        state = self._asked((*others, ""))
-        if state.prompt == seen:
-            return [gr.skip()] * 6
-        return [state.prompt, *self._said(state), self._address(state)]
-
-    def on_chosen(self, chosen: str, *values: Any) -> list[Any]:
-        """Another next token of the same text."""
-        *others, _ = values
-        state = self._asked((*others, chosen))
-        return [*self._said(state), self._address(state)]
-
-    def on_load(self, request: gr.Request) -> list[Any]:
-        """What the page's address asks for."""
-        state = restored(self.view.start, self.view.checked, request)
-        return [
-            *(state.token, list(state.minus), state.layer, state.prompt, state.prompt),
-            *self._about(state),
-            *self._said(state),
-            self._address(state),
-        ]
-
-    def _asked(self, values: tuple[Any, ...]) -> LanguageState:
-        token, minus, layer, number, prompt, chosen = values
-        return self.view.checked(
-            LanguageState(token, tuple(minus), layer, number or 0, prompt, chosen or "")
-        )
-
-    def _address(self, state: LanguageState) -> str:
-        return write_address(state, self.view.start)
-
-    def _about(self, state: LanguageState) -> list[Any]:
-        choices = [(name, i) for i, name in enumerate(self.view.eigenvectors(state))]
-        figure = self.view.spectrum_picture(state)
+    def eigenvectors(state: LanguageState) -> list[Any]:
+        choices = [(name, i) for i, name in enumerate(view.eigenvectors(state))]
+        figure = view.spectrum_picture(state)
         return [
             gr.update(value=figure and plot_of(figure, "spectrum"), visible=figure is not None),
             gr.update(choices=choices, value=state.number, visible=bool(choices)),
-            self.view.contexts_page(state),
-            self.view.ngram_page(state),
         ]
 
-    def _said(self, state: LanguageState) -> list[Any]:
-        table, likely, figure = self.view.prediction(state)
-        chosen = state.chosen or (likely[0] if likely else None)
+    screen.control("minus", minus, read=tuple, write=lambda names: {"value": list(names)})
+    screen.control("layer", layer)
+    screen.control("number", number)
+    screen.part("token minus layer", [spectrum, number], eigenvectors)
+    screen.part("token minus layer number", [contexts], lambda state: [view.contexts_page(state)])
+    screen.part("token minus layer", [ngrams], lambda state: [view.ngram_page(state)])
+
+
+def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
+    heading("One prediction, taken apart")
+    prompt = gr.Textbox(
+        value=view.start.prompt, label="A text", elem_id="prompt", lines=2, max_lines=4
+    )
+    notice = html("prompt-notice")
+    with gr.Row():
+        with gr.Column(scale=3, min_width=320):
+            table = html("next")
+        with gr.Column(scale=4, min_width=320):
+            likely = [("the most likely one", ""), *((name, name) for name in view.names)]
+            chosen = screen.choice("chosen", likely, label="Next token whose logit is split")
+            parts = picture("parts")
+
+    def prediction(state: LanguageState) -> list[Any]:
+        page, _, figure = view.prediction(state)
+        bars = figure and plot_of(figure, "parts")
         return [
-            table,
-            gr.update(value=chosen, visible=bool(likely)),
-            state.chosen,
-            gr.update(value=figure and plot_of(figure, "parts"), visible=figure is not None),
+            prompt_notice(view.model, state.prompt),
+            page,
+            gr.update(visible=figure is not None),
+            gr.update(value=bars, visible=figure is not None),
         ]
+
+    # `input` leaves out what is pasted.
+    screen.control("prompt", prompt, event="change")
+    screen.part("prompt chosen", [notice, table, chosen, parts], prediction)

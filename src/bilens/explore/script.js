@@ -1,32 +1,21 @@
-() => {
-  "use strict";
-  // A figure of pictures keeps its proportions: on a narrow window it is lower, not emptier, and
-  // its labels are smaller.
-  const sizes = new WeakMap();
-  const fit = (place) => {
-    const layout = place.layout;
-    const meta = layout && layout.meta;
-    if (!meta || !meta.aspect || !place.clientWidth || !window.Plotly) return;
-    if (!sizes.has(layout)) sizes.set(layout, (layout.annotations || []).map((a) => a.font.size));
-    const margins = layout.margin.t + layout.margin.b;
-    const height = Math.min(meta.height, Math.ceil(meta.aspect * place.clientWidth) + margins);
-    if (Math.abs(layout.height - height) <= 1) return;
-    const scale = Math.min(1, Math.max(0.68, (1.5 * (height - margins)) / (meta.height - margins)));
-    const change = { height };
-    sizes.get(layout).forEach((size, i) => { change[`annotations[${i}].font.size`] = size * scale; });
-    window.Plotly.relayout(place, change);
-  };
-  const seen = new WeakSet();
-  const widths = new ResizeObserver((entries) => entries.forEach((entry) => fit(entry.target)));
-  const watch = () => {
-    for (const place of document.querySelectorAll(".js-plotly-plot")) {
-      if (seen.has(place)) continue;
-      seen.add(place);
-      widths.observe(place);
-      place.on("plotly_afterplot", () => fit(place));
-      fit(place);
-    }
-  };
-  new MutationObserver(watch).observe(document.body, { childList: true, subtree: true });
-  watch();
-}
+// The figures of the page are drawn by Gradio, and drawn again with each new state.
+const isDark = () => document.body.classList.contains("dark");
+const { recoloured, watch } = bilensFigures(COLOURS, isDark);
+const drawn = new WeakMap();
+const recolour = (place) => {
+  if (!isDark() || drawn.get(place) === place.layout.template) return;
+  const { data, layout } = JSON.parse(recoloured(JSON.stringify({ data: place.data, layout: place.layout })));
+  drawn.set(place, layout.template);
+  window.Plotly.react(place, data, layout);
+};
+const look = () => {
+  for (const place of document.querySelectorAll(".js-plotly-plot")) {
+    if (drawn.has(place)) continue;
+    drawn.set(place, null);
+    watch(place);
+    place.on("plotly_afterplot", () => recolour(place));
+    recolour(place);
+  }
+};
+new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
+look();

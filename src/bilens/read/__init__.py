@@ -21,10 +21,18 @@ from bilens.read.classifier import (
     read_classifier,
 )
 from bilens.read.deep import DeepReading, path_accuracies, read_deep
+from bilens.read.deep_explanation import (
+    BranchExplanation,
+    DeepExplanation,
+    DeepLogitExplanation,
+    explain_deep,
+)
 from bilens.read.explanation import Explanation, LogitExplanation, explain
 from bilens.read.fourier import FourierReading, read_fourier
 from bilens.read.inputs import top_inputs
+from bilens.read.path_inputs import ClassPaths, class_paths
 from bilens.read.recovery import SparsityReport, loss_recovered, sparsity
+from bilens.read.saved_paths import load_paths, save_paths
 from bilens.read.shared import (
     SharedFeature,
     SharedFeatures,
@@ -38,7 +46,11 @@ __all__ = [
     "Attack",
     "Basis",
     "BondReading",
+    "BranchExplanation",
+    "ClassPaths",
     "ClassifierReading",
+    "DeepExplanation",
+    "DeepLogitExplanation",
     "DeepReading",
     "Direction",
     "End",
@@ -55,9 +67,12 @@ __all__ = [
     "attack",
     "bottleneck_curve",
     "class_mask",
+    "class_paths",
     "class_spectra",
     "classifier_bonds",
     "explain",
+    "explain_deep",
+    "load_paths",
     "logit_spectra",
     "loss_recovered",
     "path_accuracies",
@@ -67,6 +82,7 @@ __all__ = [
     "read_classifier",
     "read_deep",
     "read_fourier",
+    "save_paths",
     "shared_by_classes",
     "shared_by_paths",
     "sparsity",

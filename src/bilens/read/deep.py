@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 from bilens.read.classes import check_classifier
+from bilens.read.saved_paths import load_paths
 from bilens.read.shared import SharedFeatures, shared_by_paths
-from bilens.tensor import Paths, TopPaths, top_paths
+from bilens.tensor import LazyTree, Paths, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
 from bilens.tensor.exact import exact
 
@@ -28,6 +30,7 @@ class DeepReading:
         model: the classifier.
         data: the data it is measured on.
         search: the best paths over all classes, and how much of the tree finding them took.
+        tree: of the model, whose nodes are decomposed when they are asked for.
         accuracy: of the model on the test images.
         by_paths: (number of paths, accuracy of the pruned tree), ascending.
         shared: features that paths of more than one class end at.
@@ -36,6 +39,7 @@ class DeepReading:
     model: ImageClassifier
     data: ImageData
     search: TopPaths
+    tree: LazyTree
     accuracy: float
     by_paths: tuple[tuple[int, float], ...]
     shared: SharedFeatures
@@ -77,7 +81,9 @@ def path_accuracies(
 
 @exact
 @torch.no_grad()
-def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepReading:
+def read_deep(
+    model: ImageClassifier, data: ImageData, k: int = 1000, saved: Path | None = None
+) -> DeepReading:
     """Find the k best eigenvector paths over all classes, and measure the model that they make.
 
     On the device of the model, which the data is moved to, or on the CPU if that has no float64.
@@ -86,6 +92,8 @@ def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepRea
         model: a classifier of any number of layers.
         data: what it is measured on; follows the model to its device.
         k: how many paths; all of them where there are fewer.
+        saved: a file of `save_paths`, which is taken instead of a search where it is of this model
+            and holds enough paths.
 
     Raises:
         NotBilinearError: a gate is not linear, or there is a norm.
@@ -95,13 +103,15 @@ def read_deep(model: ImageClassifier, data: ImageData, k: int = 1000) -> DeepRea
     model = model.readable()
     data, directions = data.to(model.device), torch.eye(data.n_classes, device=model.device)
     tensors = model.tensors()
-    search = top_paths(tensors, directions, min(k, make_chain(tensors, directions).n_leaves))
+    k = min(k, make_chain(tensors, directions).n_leaves)
+    search = (saved and load_paths(saved, tensors, k)) or top_paths(tensors, directions, k)
     found = len(search.paths)
     counts = [stop for stop in STOPS if stop < found] + [found]
     return DeepReading(
         model=model,
         data=data,
         search=search,
+        tree=LazyTree(tensors, directions),
         accuracy=model.accuracy(data.test_images, data.test_labels),
         by_paths=path_accuracies(search.paths, data, counts),
         shared=shared_by_paths(search.paths),

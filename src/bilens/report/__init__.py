@@ -10,6 +10,7 @@ from bilens.report.classifier import (
 )
 from bilens.report.compare import Axis, comparison_table, loss_figure, write_comparison_report
 from bilens.report.deep import deep_figures, path_figure, write_deep_report
+from bilens.report.deep_explanation import deep_explanation_figure
 from bilens.report.directions import directions_figure, matrices_figure
 from bilens.report.explanation import explanation_figure
 from bilens.report.heat import heat_figure
@@ -44,6 +45,7 @@ __all__ = [
     "classifier_figures",
     "comparison_table",
     "contexts_html",
+    "deep_explanation_figure",
     "deep_figures",
     "direction_figure",
     "directions_figure",

@@ -5,9 +5,13 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from bilens.report.style import INK, dress
+from bilens.report.picture import colour_bar
+from bilens.report.style import LINE, PAPER, dress
 
 __all__ = ["Canvas"]
+
+BAR, STRIP = 1.2, 0.3
+"""Width of the colour bar, and height of the strip below the figure that it stands in."""
 
 
 class Canvas:
@@ -21,10 +25,14 @@ class Canvas:
         height: in units; y grows downwards, squares stay square.
         unit: how many pixels high a unit is at full size.
         title: above the figure; made safe for HTML here.
+        alt: what it shows, for those who do not see it; by default the title.
     """
 
-    def __init__(self, width: float, height: float, *, unit: int, title: str) -> None:
+    def __init__(
+        self, width: float, height: float, *, unit: int, title: str, alt: str = ""
+    ) -> None:
         self.width, self.height, self.unit, self.title = width, height, unit, title
+        self.alt = alt
         self._images: list[dict[str, Any]] = []
         self._shapes: list[dict[str, Any]] = []
         self._labels: list[dict[str, Any]] = []
@@ -56,7 +64,7 @@ class Canvas:
                 "x1": x + width,
                 "y0": y,
                 "y1": y + height,
-                "line": {"color": "#d0d4da", "width": 1},
+                "line": {"color": LINE, "width": 1},
                 "fillcolor": "rgba(0,0,0,0)",
                 "opacity": 1,
             }
@@ -84,12 +92,14 @@ class Canvas:
         x: float,
         y: float,
         size: int = 11,
-        color: str = INK,
+        color: str | None = None,
         on_line: bool = False,
+        hover: str = "",
     ) -> None:
         """Write `text`, already safe for HTML, centred on x with its top at y.
 
-        With `on_line` it is centred on y too, on a white ground that keeps it readable.
+        With `on_line` it is centred on y too, on a plain ground that keeps it readable. `hover` is
+        shown under the pointer.
         """
         self._labels.append(
             {
@@ -101,17 +111,26 @@ class Canvas:
                 "xanchor": "center",
                 "yanchor": "middle" if on_line else "top",
                 "showarrow": False,
-                "bgcolor": "white" if on_line else "rgba(0,0,0,0)",
+                "bgcolor": PAPER if on_line else "rgba(0,0,0,0)",
                 "font": {"size": size, "color": color},
+                "hovertext": hover or None,
             }
         )
+
+    def scale(self) -> None:
+        """Add the colour bar of eigenvectors below everything else."""
+        middle, self.height = self.height + STRIP / 2, self.height + STRIP
+        left = (self.width - BAR) / 2
+        self.picture(colour_bar(), x=left, y=middle - 0.05, width=BAR, height=0.1)
+        for name, x in (("negative", left - 0.6), ("positive", left + BAR + 0.6)):
+            self.label(name, x=x, y=middle, on_line=True)
 
     def figure(self) -> go.Figure:
         """Everything collected, as a figure."""
         figure = go.Figure(self._traces)
         hidden = {"visible": False, "fixedrange": True, "constrain": "domain"}
         full = round(self.unit * self.height) + (48 if self.title else 16)
-        dress(figure, height=full, title=escape(self.title))
+        dress(figure, height=full, title=escape(self.title), alt=self.alt or self.title)
         return figure.update_layout(
             images=self._images,
             shapes=self._shapes,
@@ -121,5 +140,5 @@ class Canvas:
             margin={"l": 4, "r": 4, "b": 4},
             showlegend=False,
             # The page keeps these proportions when it is narrow.
-            meta={"aspect": self.height / self.width},
+            meta={**figure.layout.meta, "aspect": self.height / self.width, "height": full},
         )

@@ -13,6 +13,7 @@ from bilens.report.page import Section, Table, write_page
 from bilens.report.save import save_figure
 from bilens.report.shared import shared_figure, shared_section
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
+from bilens.report.telling import telling_examples
 from bilens.report.truncation import truncation_figure, truncation_table
 from bilens.tensor import Spectrum
 
@@ -45,7 +46,7 @@ def classifier_figures(
         )
     if reading.shared.features:
         figures["shared"] = shared_figure(reading.shared, shape, names)
-    for kind, number in _telling_examples(reading).items():
+    for kind, number in telling_examples(reading.model, reading.data).items():
         label = names[int(reading.data.test_labels[number])]
         figures[f"explanation-{kind}"] = explanation_figure(
             explain(reading.spectrum, x[number]),
@@ -72,7 +73,7 @@ def write_classifier_report(
         ("data", data.name),
         ("test accuracy", f"{reading.accuracy:.2%}"),
         ("with 10 eigenvectors a class", f"{_accuracy_at(reading, 10):.2%}"),
-        ("effective rank", f"{rank:.1f}"),
+        ("effective rank of a class", f"{rank:.1f}"),
         ("width", str(config.d_model)),
         ("parameters", f"{parameters:,}"),
     ]
@@ -83,23 +84,30 @@ def write_classifier_report(
     sections = [
         Section(
             "How few eigenvectors are enough",
-            "Each logit is a sum of eigenvector activations, λ (v·x)². Keeping the k largest of "
-            "each class by |λ| shows how many of them do the work.",
-            rows=[[Table(("k", "accuracy", "drop (points)"), table), figures["truncation"]]],
+            "Each logit is a sum of activations λ (v·x)², one for each eigenvector v: λ is its "
+            "eigenvalue and v·x its overlap with the image x. Keeping only those of largest |λ| "
+            "shows how many of them do the work. The effective rank, (Σ|λ|)² / Σλ², says how many "
+            "equally strong eigenvectors would weigh as much as all of a class's together.",
+            rows=[[Table(("kept", "accuracy", "drop (points)"), table), figures["truncation"]]],
         ),
         Section(
             "Why these logits",
-            "One row for each of the three highest logits: the eigenvectors that move it most for "
-            "this input, and by how much. Activations and rest add up to the logit.",
+            "One row for each of the three highest logits of an image. The pictures are the "
+            "eigenvectors that move the logit most for this image, with blue pixels where they are "
+            "positive and red ones where they are negative, each on its own scale. The number "
+            "below is the activation: blue raises the logit, red lowers it. Rest is what all other "
+            "eigenvectors add, so that a row adds up to its logit.",
             rows=[[figure] for name, figure in figures.items() if name.startswith("explanation")],
         ),
         shared_section(reading.shared, figures.get("shared"), "eigenvectors"),
         Section(
             "The eigenvectors of each class",
-            "Read from the weights alone; no data chose them. P raises the logit, N lowers it. An "
-            "eigenvector reacts to its blue part or to its red part, and not to both at once: "
-            "overlaps cancel before they are squared. Beside each stand the three test images it "
-            f"reacts to most. Ordered by {_ORDER_TEXT[order]}.",
+            "Read from the weights alone; no data chose them. P1, P2, ... are the eigenvectors of "
+            "positive eigenvalue λ, which only ever raise the logit; N1, N2, ... are those of "
+            "negative λ, which only ever lower it. An eigenvector reacts to its blue part or to "
+            "its red part, but not to both at once: overlaps cancel before they are squared. "
+            "Beside each stand the three test images that it reacts to most. Ordered by "
+            f"{_ORDER_TEXT[order]}.",
             rows=[
                 [figures[f"spectrum-{class_}"], figures[f"eigenvectors-{class_}"]]
                 for class_ in range(data.n_classes)
@@ -126,7 +134,7 @@ _ORDER_TEXT = {"eigenvalue": "eigenvalue", "activation": "mean activation over t
 def _shape(reading: ClassifierReading) -> tuple[int, int]:
     shape = reading.model.config.image_shape
     if shape is None:
-        raise BilensError("The model has no image_shape, so its eigenvectors are no pictures")
+        raise BilensError("The model has no image_shape, so its eigenvectors are not pictures")
     return shape
 
 
@@ -138,18 +146,3 @@ def _ordered(spectrum: Spectrum, x: torch.Tensor, order: Order) -> Spectrum:
 
 def _accuracy_at(reading: ClassifierReading, k: int) -> float:
     return reading.curve.accuracy[min(k, len(reading.curve.accuracy)) - 1]
-
-
-@torch.no_grad()
-def _telling_examples(reading: ClassifierReading) -> dict[str, int]:
-    """A clear case, a close call and a mistake, where there is one."""
-    logits = reading.model(reading.data.test_images)
-    best = logits.topk(2, dim=-1)
-    margin = best.values[:, 0] - best.values[:, 1]
-    right = best.indices[:, 0] == reading.data.test_labels
-    examples = {"clear": int(torch.where(right, margin, -torch.inf).argmax())}
-    if right.any():
-        examples["close"] = int(torch.where(right, margin, torch.inf).argmin())
-    if (~right).any():
-        examples["mistaken"] = int(torch.where(right, -torch.inf, margin).argmax())
-    return examples

@@ -87,7 +87,7 @@ def loss_figure(comparison: "Comparison", axis: Axis) -> go.Figure:
     )
     figure.update_xaxes(title=axis, fixedrange=True, rangemode="tozero")
     figure.update_yaxes(title="validation loss (nats a token)", fixedrange=True)
-    dress(figure, height=420)
+    dress(figure, height=420, alt=f"Validation losses against {axis}")
     legend = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0}
     return figure.update_layout(legend=legend, margin={"t": 60})
 

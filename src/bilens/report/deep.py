@@ -6,16 +6,19 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from bilens.errors import BilensError
-from bilens.read import BondReading, DeepReading
+from bilens.read import BondReading, DeepReading, class_paths, explain_deep
 from bilens.report.bonds import bond_figures, bond_sections
+from bilens.report.deep_explanation import deep_explanation_figure
 from bilens.report.page import Section, Table, write_page
 from bilens.report.shared import shared_figure, shared_section
 from bilens.report.style import BLUE, GREY, dress
+from bilens.report.telling import telling_examples
 from bilens.report.tree import tree_figure
 
 __all__ = ["deep_figures", "path_figure", "write_deep_report"]
 
-DRAWN = 8
+DRAWN, SEEN = 6, 2000
+"""Paths of a class that are drawn, and test images that those beside them are chosen from."""
 
 
 def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure:
@@ -37,7 +40,8 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure
     )
     figure.update_xaxes(title="paths kept over all classes", type="log", dtick=1, fixedrange=True)
     figure.update_yaxes(title="test accuracy (%)", fixedrange=True)
-    return dress(figure, height=340).update_layout(showlegend=False)
+    alt = "Test accuracy against the paths kept over all classes"
+    return dress(figure, height=340, alt=alt).update_layout(showlegend=False)
 
 
 def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figure]:
@@ -52,18 +56,28 @@ def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figur
     """
     shape = reading.model.config.image_shape
     if shape is None:
-        raise BilensError("The model has no image_shape, so its eigenvectors are no pictures")
+        raise BilensError("The model has no image_shape, so its eigenvectors are not pictures")
+    names, x, data = reading.data.class_names, reading.data.test_images, reading.data
     figures = bond_figures(bonds, shape)
     figures["paths"] = path_figure(reading.by_paths, reading.accuracy)
-    for class_, name in enumerate(reading.data.class_names):
+    for kind, number in telling_examples(reading.model, data).items():
+        label = names[int(data.test_labels[number])]
+        figures[f"explanation-{kind}"] = deep_explanation_figure(
+            explain_deep(reading.tree, x[number]),
+            shape,
+            names,
+            title=f"{kind.capitalize()}: test image {number}, labelled {label}",
+        )
+    for class_, name in enumerate(names):
         paths = reading.search.paths.of(class_)
         if len(paths):
+            some = class_paths(reading.tree, paths.truncate(min(DRAWN, len(paths))), x[:SEEN])
             title = f"Strongest paths of {name}"
             figures[f"tree-{class_}"] = tree_figure(
-                paths.truncate(min(DRAWN, len(paths))), shape, title=title
+                some.paths, shape, title=title, root=name, inputs=some.inputs
             )
     if reading.shared.features:
-        figures["shared"] = shared_figure(reading.shared, shape, reading.data.class_names)
+        figures["shared"] = shared_figure(reading.shared, shape, names)
     return figures
 
 
@@ -98,6 +112,17 @@ def write_deep_report(
     sections = [
         *bond_sections(bonds, figures),
         Section(
+            "Why these logits",
+            "One row for each of the three highest logits of an image. Each logit is a sum of "
+            "activations λ (v·h)², one for each eigenvector v of the last layer, where h is what "
+            "the layer below gives for the image and λ the eigenvalue. The bold number is the "
+            "activation: blue raises the logit, red lowers it; rest is what all other eigenvectors "
+            "add. What such an eigenvector looks for is itself a sum over eigenvectors of the "
+            "layer below, down to the pixels. The pictures are those that weigh most for this "
+            "image, each with its share; blue pixels are positive, red ones negative.",
+            rows=[[figure] for name, figure in figures.items() if name.startswith("explanation")],
+        ),
+        Section(
             "How few paths are enough",
             "Each logit is a tree: an eigenvector of the last layer is a direction in the one "
             "before, with eigenvectors of its own, down to the pixels. The paths are ranked over "
@@ -106,9 +131,12 @@ def write_deep_report(
         ),
         Section(
             "The strongest paths of each class",
-            "From the logit on the left to the pixels on the right. Edges carry eigenvalues, blue "
-            "where positive and red where negative; under a leaf stands its effective eigenvalue. "
-            "Everything after a red edge of the last layer lowers the logit. Further down a sign "
+            "From the logit on the left to the pixels on the right. An edge is an eigenvector, and "
+            "carries its eigenvalue, blue where positive and red where negative. Beside each stand "
+            "the test images that it reacts to most. A picture on the right is an eigenvector of "
+            "the first layer, blue where it is positive and red where it is negative; below it "
+            "stands the effective eigenvalue of the whole path, which says how much it can weigh. "
+            "Whatever follows a red edge of the last layer lowers the logit. Further down a sign "
             "says less: with the eigenvector above turned around, all below it change theirs.",
             rows=[[tree] for tree in trees],
         ),

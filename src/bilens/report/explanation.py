@@ -12,7 +12,7 @@ from bilens.report.style import BLUE, GREY, RED
 
 __all__ = ["explanation_figure"]
 
-GAP, LABEL, VERDICT = 0.12, 0.34, 1.5
+GAP, LABEL, VERDICT = 0.12, 0.34, 1.6
 
 
 def explanation_figure(
@@ -48,7 +48,8 @@ def explanation_figure(
             canvas.label(f"{activation:+.2f}", x=left + 0.5, y=top + aspect + 0.01, color=color)
         name = escape(class_names[part.class_])
         end = step * (k + 1) + VERDICT / 2
-        canvas.label(f"<b>{name}</b>", x=end, y=top + 0.12 * aspect, size=14)
-        canvas.label(f"logit {part.logit:+.2f}", x=end, y=top + 0.38 * aspect)
-        canvas.label(f"rest {part.rest:+.2f}", x=end, y=top + 0.62 * aspect, color=GREY)
+        canvas.label(f"<b>{name}</b>", x=end, y=top, size=13)
+        canvas.label(f"logit {part.logit:+.2f}", x=end, y=top + 0.34 * aspect)
+        canvas.label(f"rest {part.rest:+.2f}", x=end, y=top + 0.64 * aspect, color=GREY)
+    canvas.scale()
     return canvas.figure()

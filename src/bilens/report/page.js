@@ -1,18 +1,17 @@
 "use strict";
 // Figures are drawn once the page is laid out, so that each gets the width that it will keep.
 addEventListener("DOMContentLoaded", () => {
-  const config = JSON.parse(document.getElementById("config").textContent);
-  // A figure of pictures keeps its proportions: on a narrow window it is lower, not emptier.
-  const height = (place, layout) => {
-    const aspect = layout.meta && layout.meta.aspect;
-    const margins = layout.margin.t + layout.margin.b;
-    return aspect ? Math.min(layout.height, Math.ceil(aspect * place.clientWidth) + margins) : layout.height;
-  };
-  for (const source of document.querySelectorAll("script.figure")) {
-    const { data, layout } = JSON.parse(source.textContent);
-    const place = source.parentElement;
-    const drawn = { ...layout, height: height(place, layout) };
-    Plotly.newPlot(place, data, drawn, config);
-    addEventListener("resize", () => Plotly.relayout(place, { height: height(place, layout) }));
-  }
+  const { config, colours } = JSON.parse(document.getElementById("config").textContent);
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  let printing = false;
+  const { recoloured, watch } = bilensFigures(colours, () => scheme.matches && !printing);
+  const figures = [...document.querySelectorAll("script.figure")].map((source) => [source.parentElement, source.textContent]);
+  const draw = () => Promise.all(figures.map(([place, text]) => {
+    const { data, layout } = JSON.parse(recoloured(text));
+    return Plotly.react(place, data, layout, config);
+  }));
+  draw().then(() => figures.forEach(([place]) => watch(place)));
+  scheme.addEventListener("change", draw);
+  addEventListener("beforeprint", () => { printing = true; draw(); });
+  addEventListener("afterprint", () => { printing = false; draw(); });
 });

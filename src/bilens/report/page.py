@@ -13,6 +13,7 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from bilens.files import write_text
+from bilens.report.style import DARK
 
 __all__ = [
     "ContextLine",
@@ -120,7 +121,7 @@ def render_page(
             facts=facts,
             sections=sections,
             draw=lambda figure: _safe_json(figure.to_plotly_json()),
-            config=_safe_json(CONFIG),
+            config=_safe_json({"config": CONFIG, "colours": DARK}),
             plotly_js=Markup(get_plotlyjs()),
         )
     )

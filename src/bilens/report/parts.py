@@ -1,6 +1,7 @@
 """Parts of a page on their own, as HTML, for pages that others make."""
 
 import base64
+from html import escape
 
 import pandas as pd
 
@@ -19,8 +20,8 @@ def table_html(table: Table, frame: pd.DataFrame, name: str) -> str:
     """
     shown = page_templates().get_template("parts.html").module
     packed = base64.b64encode(frame.to_csv(index=False).encode()).decode()
-    link = f'<a class="save" download="{name}.csv" href="data:text/csv;base64,{packed}">CSV</a>'
-    return f'<div class="table">{shown.table(table)}{link}</div>'  # type: ignore[attr-defined]
+    link = f'download="{escape(name)}.csv" href="data:text/csv;base64,{packed}"'
+    return f'<div class="table">{shown.table(table)}<a class="save" {link}>CSV</a></div>'  # type: ignore[attr-defined]
 
 
 def contexts_html(contexts: ContextList) -> str:

@@ -1,4 +1,4 @@
-"""Vectors as pictures: red-blue around zero for eigenvectors, grey for inputs."""
+"""Vectors as pictures: red to blue around zero for eigenvectors, grey for inputs."""
 
 import base64
 import io
@@ -11,7 +11,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.report.style import DIVERGING
 
-__all__ = ["as_image", "diverging", "grey"]
+__all__ = ["as_image", "colour_bar", "diverging", "grey"]
 
 ENLARGED = 112
 """Pixels of a picture's shorter side, at least: browsers blur what they enlarge themselves."""
@@ -47,6 +47,11 @@ def diverging(image: Float[np.ndarray, "h w"], limit: float | None = None) -> st
     limit = float(np.abs(image).max()) if limit is None else limit
     scaled = np.clip(image / limit, -1, 1) if limit > 0 else np.zeros_like(image)
     return _png(PALETTE[np.rint(127 * scaled).astype(int) + 127].astype(np.uint8))
+
+
+def colour_bar() -> str:
+    """The colours of `diverging` from negative to positive, as a data address."""
+    return _png(PALETTE.round().astype(np.uint8)[None])
 
 
 def grey(image: Float[np.ndarray, "h w"]) -> str:

@@ -44,7 +44,7 @@ def save_figure(
 
 def _natural_width(figure: go.Figure) -> int:
     layout = figure.layout
-    if not layout.meta:
+    if not (layout.meta and "aspect" in layout.meta):
         return DEFAULT_WIDTH
     inner = layout.height - layout.margin.t - layout.margin.b
     return int(inner / layout.meta["aspect"] + layout.margin.l + layout.margin.r)

@@ -13,9 +13,10 @@ from bilens.report.style import BLUE, GREY, RED
 
 __all__ = ["shared_figure", "shared_section"]
 
-COLUMNS, STEP, LABEL, LINE = 4, 1.42, 0.62, 0.17
-LETTERS = 24
-"""That fit under a picture."""
+COLUMNS, STEP, LINE = 4, 1.42, 0.18
+SHOWN = 12
+LETTERS, LINES = 15, 2
+"""What fits under a picture: letters of a line, and lines of each sign."""
 
 
 def shared_figure(
@@ -23,7 +24,7 @@ def shared_figure(
     shape: tuple[int, int],
     class_names: Sequence[str],
     *,
-    show: int = 12,
+    show: int = SHOWN,
 ) -> go.Figure:
     """The first few shared features; the arrows under each name the classes that it moves.
 
@@ -35,22 +36,20 @@ def shared_figure(
     """
     features = shared.features[:show]
     aspect = shape[0] / shape[1]
-    rise = aspect + LABEL
+    below = [_below(feature, class_names) for feature in features]
+    rise = aspect + LINE * (max(map(len, below)) + 0.5)
     n_rows = -(-len(features) // COLUMNS)
-    canvas = Canvas(STEP * COLUMNS, rise * n_rows, unit=120, title="")
-    for place, feature in enumerate(features):
+    alt = f"{len(features)} pictures of features, each with the classes that it moves"
+    canvas = Canvas(STEP * COLUMNS, rise * n_rows, unit=120, title="", alt=alt)
+    for place, (feature, lines) in enumerate(zip(features, below, strict=True)):
         row, column = divmod(place, COLUMNS)
         left, top = STEP * column, rise * row
         picture = diverging(as_image(feature.vector, shape))
         canvas.picture(picture, x=left + (STEP - 1) / 2, y=top, width=1, height=aspect)
-        below = [(f"{feature.weight:.1%}", GREY)]
-        for raises, sign, color in ((True, "▲", BLUE), (False, "▼", RED)):
-            names = _moved(feature, raises, class_names)
-            if names:
-                below.append((f"{sign} {_fitted(names)}", color))
-        for line, (text, color) in enumerate(below):
-            y = top + aspect + 0.01 + LINE * line
-            canvas.label(text, x=left + STEP / 2, y=y, color=color)
+        for number, (text, color, whole) in enumerate(lines):
+            y = top + aspect + 0.01 + LINE * number
+            canvas.label(text, x=left + STEP / 2, y=y, color=color, hover=whole)
+    canvas.scale()
     return canvas.figure()
 
 
@@ -65,7 +64,7 @@ def shared_section(shared: SharedFeatures, figure: go.Figure | None, what: str) 
     if figure is None:
         text = f"None: no two of the {shared.compared:,} {what} compared are alike."
         return Section("Features shared between classes", text)
-    shown = len(figure.layout.images)
+    shown = min(SHOWN, len(shared.features))
     text = (
         f"The {shared.compared:,} strongest {what} of all classes, grouped where they are alike up "
         f"to sign, make {shared.groups:,} features. {len(shared.features):,} of them serve more "
@@ -82,12 +81,26 @@ def _moved(feature: SharedFeature, raises: bool, class_names: Sequence[str]) -> 
     return [class_names[class_] for class_ in classes]
 
 
-def _fitted(names: Sequence[str]) -> str:
-    """As many names as fit, and how many more there are; safe for HTML."""
-    kept = [names[0]]
-    for name in names[1:]:
-        if len(", ".join([*kept, name])) > LETTERS:
+def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Lines under a picture: their text, safe for HTML, their colour, and all of it."""
+    lines = [(f"{feature.weight:.1%}", GREY, "share of the weight")]
+    for raises, sign, color in ((True, "▲", BLUE), (False, "▼", RED)):
+        names = [escape(name) for name in _moved(feature, raises, class_names)]
+        whole = f"{'raises' if raises else 'lowers'} {', '.join(names)}"
+        lines += [(f"{sign} {line}", color, whole) for line in _wrapped(names)]
+    return lines
+
+
+def _wrapped(names: Sequence[str]) -> list[str]:
+    """Names in as many lines as there is room for; the last one says how many there are besides."""
+    lines = [""]
+    for number, name in enumerate(names):
+        longer = f"{lines[-1]}, {name}" if lines[-1] else name
+        if len(longer) <= LETTERS or not lines[-1]:
+            lines[-1] = longer
+        elif len(lines) < LINES:
+            lines.append(name)
+        else:
+            lines[-1] += f" +{len(names) - number}"
             break
-        kept.append(name)
-    more = f" +{len(names) - len(kept)}" if len(kept) < len(names) else ""
-    return escape(", ".join(kept)) + more
+    return lines if names else []

@@ -10,7 +10,7 @@ from bilens.errors import BilensError
 from bilens.read import top_inputs
 from bilens.report.canvas import Canvas
 from bilens.report.picture import as_image, diverging, grey
-from bilens.report.style import BLUE, RED, dress
+from bilens.report.style import BLUE, LINE, RED, dress
 from bilens.tensor import Spectrum
 
 __all__ = ["eigenvector_figure", "spectrum_figure"]
@@ -42,7 +42,7 @@ def spectrum_figure(spectrum: Spectrum, *, title: str, show: int = 20) -> go.Fig
             marker={"size": 5},
             hovertemplate="%{x}: λ = %{y:.4f}<extra></extra>",
         )
-    figure.add_hline(y=0, line={"width": 1, "color": "#d0d4da"})
+    figure.add_hline(y=0, line={"width": 1, "color": LINE})
     figure.update_xaxes(title="rank", fixedrange=True)
     figure.update_yaxes(title="eigenvalue", fixedrange=True)
     dress(figure, height=260, title=escape(title))
@@ -94,4 +94,5 @@ def eigenvector_figure(
                 )
             text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {spectrum.values[i]:+.3g}"
             canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
+    canvas.scale()
     return canvas.figure()

@@ -36,8 +36,8 @@ def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str
     )
     figure.update_yaxes(type="category", autorange="reversed", fixedrange=True)
     lowest, highest = min(0.0, *numbers), max(0.0, *numbers)
-    # Numbers stand outside of their bars, and need room there.
-    room = 0.16 * (highest - lowest)
+    # Numbers stand outside of their bars, and need room there on a phone, too.
+    room = 0.3 * (highest - lowest)
     ends = [lowest - (room if lowest < 0 else 0), highest + room]
     figure.update_xaxes(title="logit", fixedrange=True, zeroline=True, range=ends)
     return dress(figure, height=100 + ROW * len(labels), title=escape(title))

@@ -1,21 +1,34 @@
 """The eigenvector paths of a deep model as a drawn tree, pictures at the leaves."""
 
+from collections.abc import Mapping
+from html import escape
+
 import plotly.graph_objects as go
+from jaxtyping import Float
+from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.report.canvas import Canvas
-from bilens.report.picture import as_image, diverging
+from bilens.report.picture import as_image, diverging, grey
 from bilens.report.style import BLUE, GREY, RED
 from bilens.tensor import Paths
 
 __all__ = ["tree_figure"]
 
-STEP, GAP, THICKEST = 2.6, 0.42, 7.0
+STEP, GAP, THICKEST = 2.4, 0.42, 7.0
+ROOT, THUMB = 0.5, 0.32
 MOST = 24
 Name = tuple[int, ...]
 
 
-def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str) -> go.Figure:
+def tree_figure(
+    paths: Paths,
+    shape: tuple[int, int],
+    *,
+    title: str,
+    root: str = "",
+    inputs: Mapping[Name, Float[Tensor, "k n_in"]] | None = None,
+) -> go.Figure:
     """Draw paths from the direction on the left to first-layer eigenvectors on the right.
 
     An edge is as thick as its |eigenvalue| is large among those of its layer, blue where it is
@@ -25,6 +38,8 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str) -> go.Figur
         paths: of a single direction, few enough to look at.
         shape: height and width of an input as an image.
         title: above the figure.
+        root: what the direction is called.
+        inputs: images to show beside each eigenvector, up to three, as `class_paths` finds them.
 
     Raises:
         BilensError: the paths are of several directions, or more than can be drawn.
@@ -37,31 +52,47 @@ def tree_figure(paths: Paths, shape: tuple[int, int], *, title: str) -> go.Figur
             f"tree_figure() draws up to {MOST} paths of one direction; these are {len(paths)} of "
             f"{len(set(paths.roots.tolist()))}. Choose some with paths.truncate() or paths.of()."
         )
+    inputs = inputs or {}
     aspect, depth = shape[0] / shape[1], paths.depth
+    thumb = THUMB if inputs else 0.0
     rows = sorted(range(len(paths)), key=lambda row: paths.indices[row].tolist())
-    rise = aspect + GAP
-    canvas = Canvas(STEP * depth + 1.05, rise * len(rows), unit=88, title=title)
-    height: dict[Name, list[float]] = {}
+    rise, leaf = aspect + GAP, ROOT + STEP * depth
+    canvas = Canvas(leaf + 1.05 + thumb, rise * len(rows), unit=88, title=title)
+    heights: dict[Name, list[float]] = {}
     eigenvalue: dict[Name, float] = {}
-    for place_, row in enumerate(rows):
-        names = tuple(paths.indices[row].tolist())
-        middle = rise * place_ + aspect / 2
+    for place, row in enumerate(rows):
+        name = tuple(paths.indices[row].tolist())
         for length in range(depth + 1):
-            height.setdefault(names[:length], []).append(middle)
+            heights.setdefault(name[:length], []).append(rise * place + aspect / 2)
             if length:
-                eigenvalue[names[:length]] = float(paths.eigenvalues[row, length - 1])
-        left = STEP * depth
+                eigenvalue[name[:length]] = float(paths.eigenvalues[row, length - 1])
         picture = diverging(as_image(paths.vectors[row], shape))
-        canvas.picture(picture, x=left, y=rise * place_, width=1, height=aspect)
+        canvas.picture(picture, x=leaf, y=rise * place, width=1, height=aspect)
         text = f"{float(paths.effective[row]):+.3g}"
-        canvas.label(text, x=left + 0.5, y=rise * place_ + aspect, color=GREY)
+        canvas.label(text, x=leaf + 0.5, y=rise * place + aspect, color=GREY)
+    middle = {name: sum(ys) / len(ys) for name, ys in heights.items()}
     for name, value in eigenvalue.items():
-        color, x = BLUE if value > 0 else RED, STEP * (len(name) - 1)
-        start, end = (sum(ys) / len(ys) for ys in (height[name[:-1]], height[name]))
-        width = _thickness(name, eigenvalue)
-        canvas.line((x, start), (x + STEP, end), color=color, width=width)
-        y = (start + end) / 2
-        canvas.label(f"{value:+.2g}", x=x + STEP / 2, y=y, color=color, on_line=True)
+        color, x = BLUE if value > 0 else RED, ROOT + STEP * (len(name) - 1)
+        # Images stand between the edge that comes in and those that go out.
+        begin = x + (thumb if len(name) > 1 else 0)
+        start, end = (begin, middle[name[:-1]]), (x + STEP, middle[name])
+        canvas.line(start, end, color=color, width=_thickness(name, eigenvalue))
+        at = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+        canvas.label(f"{value:+.2g}", x=at[0], y=at[1], color=color, on_line=True)
+    for name, images in inputs.items():
+        left = ROOT + STEP * len(name) + (1.03 if len(name) == depth else 0)
+        top = middle[name] - aspect / 2
+        for number, image in enumerate(images):
+            canvas.picture(
+                grey(as_image(image, shape)),
+                x=left,
+                y=top + number * (aspect - THUMB * aspect) / 2,
+                width=THUMB,
+                height=THUMB * aspect,
+            )
+    if root:
+        canvas.label(f"<b>{escape(root)}</b>", x=ROOT / 2, y=middle[()], size=14, on_line=True)
+    canvas.scale()
     return canvas.figure()
 
 

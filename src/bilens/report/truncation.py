@@ -43,7 +43,8 @@ def truncation_figure(curve: TruncationCurve) -> go.Figure:
         fixedrange=True,
     )
     figure.update_yaxes(title="test accuracy (%)", fixedrange=True)
-    return dress(figure, height=340).update_layout(showlegend=False)
+    alt = "Test accuracy against the eigenvectors kept for each class"
+    return dress(figure, height=340, alt=alt).update_layout(showlegend=False)
 
 
 def kept_figure(curve: TruncationCurve, k: int) -> go.Figure:

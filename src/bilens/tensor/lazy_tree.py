@@ -10,6 +10,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import make_chain
+from bilens.tensor.constant import fit_input
 from bilens.tensor.exact import exact
 from bilens.tensor.spectrum import Spectrum
 
@@ -46,6 +47,11 @@ class LazyTree:
         """Number of layers; a node with that many eigenvectors in its name is a leaf."""
         return self._chain.depth
 
+    @property
+    def n_roots(self) -> int:
+        """Number of directions."""
+        return len(self._chain.directions)
+
     @torch.no_grad()
     def branches(self, node: Sequence[int]) -> Spectrum:
         """All eigenvectors that a node branches into, the largest |eigenvalue| first.
@@ -72,6 +78,30 @@ class LazyTree:
         return replace(
             spectrum, vectors=spectrum.vectors @ self._chain.basis, constant=self._chain.constant
         )
+
+    @torch.no_grad()
+    def overlaps(
+        self, node: Sequence[int], x: Float[Tensor, "samples n_in"]
+    ) -> Float[Tensor, "samples k"]:
+        """V . h of every branch of a node: its overlap with what the layer below gives for x.
+
+        What a node gives is sum_i lambda_i (v_i . h)^2 over its branches: the logit for a root, and
+        its own v . h for every other node.
+
+        Args:
+            node: number of the direction, then of each eigenvector.
+            x: inputs of the model.
+
+        Raises:
+            BilensError: there is no such node, or it is a leaf.
+        """
+        spectrum, chain = self.branches(node), self._chain
+        h = fit_input(x, chain.basis, chain.constant) @ chain.basis.T
+        if len(node) == self.depth:
+            return h @ self._inner(tuple(node)).vectors.T
+        for tensor in chain.tensors[: self.depth - len(node)]:
+            h = tensor(h)
+        return h @ spectrum.vectors.T
 
     def _inner(self, name: tuple[int, ...]) -> Spectrum:
         if name not in self._opened:

@@ -55,6 +55,11 @@ def longest(model: ResidualModel) -> int:
     return int(getattr(model.config, "max_position_embeddings", 2**31 - 1))
 
 
+def prompt_text(model: ResidualModel, prompt: str) -> str:
+    """A prompt as the tokenizer is given it: cleaned for models that learned from clean texts."""
+    return clean(prompt) if _cleans(model) else prompt
+
+
 def prompt_ids(model: ResidualModel, prompt: str) -> Int[Tensor, " time"]:
     """A prompt in the model's tokens, behind the one that its texts begin with.
 
@@ -63,7 +68,7 @@ def prompt_ids(model: ResidualModel, prompt: str) -> Int[Tensor, " time"]:
     """
     tokenizer: Any = _tokenizer(model)
     if _cleans(model):
-        ids = tokenizer(clean(prompt), add_special_tokens=False)["input_ids"]
+        ids = tokenizer(prompt_text(model, prompt), add_special_tokens=False)["input_ids"]
         begin = model.config.bos_token_id
         ids = ids if begin is None else [begin, *ids]
     else:

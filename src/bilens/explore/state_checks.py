@@ -5,19 +5,32 @@ from typing import Any
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 
-__all__ = ["check_ranges", "image_shape_of"]
+__all__ = ["StateError", "check_ranges", "image_shape_of"]
+
+
+class StateError(BilensError):
+    """A field of a state holds what the model does not have.
+
+    Args:
+        field: name of the field.
+        reason: what came and what was expected.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field, self.reason = field, reason
 
 
 def check_ranges(state: Any, **ranges: tuple[int, int]) -> None:
     """Raise if a number of a state lies outside of its lowest and highest.
 
     Raises:
-        BilensError: it does.
+        StateError: it does.
     """
     for name, (lowest, highest) in ranges.items():
         value = getattr(state, name)
         if not lowest <= value <= highest:
-            raise BilensError(f"{name}={value}, expected {lowest} to {highest}")
+            raise StateError(name, f"{value} is not a whole number from {lowest} to {highest}")
 
 
 def image_shape_of(model: ImageClassifier) -> tuple[int, int]:

@@ -1,0 +1,14 @@
+"""Gradio, which is optional, and its server's parts: the first use says how to install them."""
+
+from typing import TYPE_CHECKING
+
+from bilens.lazy_imports import lazy_import
+
+if TYPE_CHECKING:
+    import gradio
+    from starlette import middleware
+else:
+    gradio = lazy_import("gradio", install="gradio>=6.31")
+    middleware = lazy_import("starlette.middleware", install="gradio>=6.31")
+
+__all__ = ["gradio", "middleware"]

@@ -1,0 +1,222 @@
+"""A screen: controls that hold its state, and parts of the page that show the state.
+
+One handler answers every change of every control. It takes all controls as they are when it is
+sent, and while it runs no second one is sent, but one more afterwards: so whatever a person did
+last is what the page ends up showing.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from html import escape
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from urllib.parse import parse_qsl
+
+from bilens.explore.address import read_address, write_address
+from bilens.explore.gradio_import import gradio as gr
+from bilens.explore.layout import AddressBar
+from bilens.explore.state_checks import StateError
+
+__all__ = ["Control", "Screen", "View"]
+
+State = TypeVar("State")
+Updates = dict[Any, Any]
+
+EVENT: dict[str, Any] = {
+    "show_progress": "hidden",
+    "trigger_mode": "always_last",
+    "api_visibility": "private",
+    # A control's own errors leave the box as it is, and hold back what was done meanwhile.
+    "preprocess": False,
+}
+
+
+@runtime_checkable
+class View(Protocol[State]):
+    """What a screen shows: a state to start with, and a check of any other."""
+
+    start: State
+
+    def checked(self, state: State) -> State:
+        """The state, if the model has it.
+
+        Raises:
+            StateError: it does not.
+        """
+
+
+@dataclass(frozen=True)
+class Control:
+    """Where a person sets a field of the state.
+
+    Attributes:
+        component: of Gradio.
+        read: the field's value from the component's.
+        write: settings of the component that show a value of the field.
+        say: settings of the component that show a message beside it.
+        event: of the component; by default `input`, which the page itself never triggers.
+    """
+
+    component: Any
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], dict[str, Any]] = lambda value: {"value": value}
+    say: Callable[[str], dict[str, Any]] = lambda text: {"info": text}
+    event: str = "input"
+
+
+class Screen(Generic[State]):
+    """Put inside of a `gr.Blocks`: lay out components, name them here, then `connect`.
+
+    Args:
+        view: gives the first state, and says which states there are.
+    """
+
+    def __init__(self, view: View[State]) -> None:
+        self.view = view
+        self.controls: dict[str, Control] = {}
+        self.parts: list[tuple[frozenset[str], Callable[[State], Updates]]] = []
+        self.outputs: list[Any] = []
+
+    def control(self, field: str, component: Any, **how: Any) -> None:
+        """Let a component set a field of the state; see `Control`."""
+        self.controls[field] = Control(component, **how)
+
+    def choice(self, field: str, choices: Sequence[Any], **settings: Any) -> Any:
+        """Lay out a list to choose a field from; what is typed and not in it is refused.
+
+        Args:
+            field: of the state.
+            choices: names, whose numbers the field holds, or pairs of a name and a value.
+            settings: of Gradio's list.
+        """
+        pairs = [
+            choice if isinstance(choice, tuple) else (choice, number)
+            for number, choice in enumerate(choices)
+        ]
+        values: dict[Any, Any] = dict(pairs)
+        start = getattr(self.view.start, field)
+
+        def read(value: Any) -> Any:
+            value = values.get(value, value)
+            if not isinstance(value, type(start)):
+                raise StateError(field, f"{str(value)[:40]} is not one of the choices")
+            return value
+
+        component = gr.Dropdown(
+            pairs,
+            value=start,
+            # Otherwise what is not in the list is dropped without a word.
+            allow_custom_value=True,
+            min_width=120,
+            **settings,
+        )
+        self.control(field, component, read=read)
+        return component
+
+    def part(
+        self, names: str, outputs: Iterable[Any], show: Callable[[State], Iterable[Any]]
+    ) -> None:
+        """Show something of the state.
+
+        Args:
+            names: of the fields that it depends on, with spaces between them.
+            outputs: components that show it.
+            show: their values or updates, from a state.
+        """
+        outputs = list(outputs)
+        self.outputs += outputs
+        self.parts.append(
+            (
+                frozenset(names.split()),
+                lambda state: dict(zip(outputs, show(state), strict=True)),
+            )
+        )
+
+    def connect(self) -> None:
+        """Tie everything together; the address of the view and its button come last."""
+        self.bar = AddressBar()
+        self.seen = gr.State(self.view.start)
+        components = [control.component for control in self.controls.values()]
+        given = [self.seen, *components]
+        outputs = {*given, *self.outputs, self.bar.component}
+        events = [getattr(c.component, c.event) for c in self.controls.values()]
+        gr.on(events, self.on_change, given, outputs, **EVENT)
+        gr.on([self.bar.component.input], self.on_address, [self.bar.component], outputs, **EVENT)
+        gr.on(None, self.on_load, None, outputs, **EVENT)
+
+    def on_change(self, seen: State, *values: Any) -> Updates:
+        """Show what the controls ask for; a control that asks for what is not there goes back."""
+        given = dict(zip(self.controls, values, strict=True))
+        state, refused = self._asked(seen, given)
+        updates = self._shown(state, _differences(seen, state))
+        for field, reason in refused.items():
+            control = self.controls[field]
+            # An empty box is about to be filled.
+            back = {} if given[field] is None else control.write(getattr(seen, field))
+            updates[control.component] = gr.update(**back, **control.say(reason))
+        return updates
+
+    def _asked(self, seen: State, given: dict[str, Any]) -> tuple[State, dict[str, str]]:
+        """The state that controls ask for, and why some of them are left as they were."""
+        refused: dict[str, str] = {}
+        state = seen
+        for field, control in self.controls.items():
+            try:
+                value, held = control.read(given[field]), getattr(seen, field)
+                if type(value) is not type(held):
+                    shown = "An empty box" if value is None else str(value)[:40]
+                    kind = "a whole number" if isinstance(held, int) else "a text"
+                    raise StateError(field, f"{shown} is not {kind}")
+                state = replace(state, **{field: value})  # type: ignore[type-var]
+            except StateError as error:
+                refused[field] = error.reason
+        while True:
+            try:
+                return self.view.checked(state), refused
+            except StateError as error:
+                if error.field in refused:
+                    raise
+                refused[error.field] = error.reason
+                state = replace(state, **{error.field: getattr(seen, error.field)})  # type: ignore[type-var]
+
+    def on_address(self, query: str) -> Updates:
+        """Show what an address asks for, as when a person goes back."""
+        return self._restored(parse_qsl(query, keep_blank_values=True))
+
+    def on_load(self, request: gr.Request) -> Updates:
+        """Show what the page's address asks for."""
+        return self._restored(request.query_params.multi_items())
+
+    def _restored(self, query: Iterable[tuple[str, str]]) -> Updates:
+        state = self.view.start
+        try:
+            state = self.view.checked(read_address(state, query))
+        except StateError as error:
+            gr.Warning(escape(f"The address cannot be shown. {error}"))
+        updates = self._shown(state, {field.name for field in fields(state)})  # type: ignore[arg-type]
+        for field, control in self.controls.items():
+            shown = {**control.write(getattr(state, field)), **control.say("")}
+            # A part may have set whether it is visible.
+            shown |= updates.get(control.component, {})
+            updates[control.component] = gr.update(**shown)
+        return updates
+
+    def _shown(self, state: State, changed: set[str]) -> Updates:
+        """Updates of all that depends on what has changed."""
+        if not changed:
+            return {}
+        updates: Updates = {self.seen: state}
+        for names, show in self.parts:
+            if names & changed:
+                updates |= show(state)
+        for field in changed & self.controls.keys():
+            control = self.controls[field]
+            updates[control.component] = gr.update(
+                **{**control.say(""), **updates.get(control.component, {})}
+            )
+        updates[self.bar.component] = self.bar.update(*write_address(state, self.view.start))
+        return updates
+
+
+def _differences(one: Any, other: Any) -> set[str]:
+    names = (field.name for field in fields(one))
+    return {name for name in names if getattr(one, name) != getattr(other, name)}

@@ -1,0 +1,66 @@
+"""What commands print never reaches the terminal as a command to it."""
+
+import io
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+from rich.text import Text
+
+import bilens.cli
+from bilens.cli.language import frame_table
+from bilens.cli.terminal import PlainConsole, printable
+from bilens.errors import BilensError
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\rback\u202eturned\ud800"
+SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\rback\u202eturned\ud800"
+
+
+def printed(thing, **settings) -> str:
+    file = io.StringIO()
+    PlainConsole(file=file, width=200, **settings).print(thing)
+    return file.getvalue()
+
+
+def test_control_characters_are_written_out():
+    assert printable(EVIL) == SHOWN
+    assert printable("a\tb\nΩ 🙂 é") == "a\tb\nΩ 🙂 é"
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="\n\t")))
+def test_a_clean_text_stays(text):
+    assert all(c == " " or ord(c) > 31 for c in printable(text))
+    assert printable(printable(text)) == printable(text)
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_whatever_is_printed_is_clean(colour):
+    table = Table(title=EVIL)
+    table.add_column(EVIL)
+    table.add_row(Text(EVIL, style="bold"))
+    settings = {"force_terminal": colour, "color_system": "truecolor" if colour else None}
+    # Neither pandas nor a tokenizer holds half of a pair.
+    token = EVIL.removesuffix("\ud800")
+    frame = frame_table(pd.DataFrame({"token": [token], "value": [1.0]}), token)
+    for thing in (EVIL, Text(EVIL, style="red"), table, frame):
+        text = printed(thing, **settings)
+        assert "\x1b]" not in text
+        assert "\x1b[2J" not in text
+        assert not {"\x07", "\x9b", "\r", "\u202e", "\ud800"} & set(text)
+        assert "back" in text
+    assert ("\x1b[1m" in printed(table, **settings)) is colour
+
+
+def test_messages_of_errors_are_clean(monkeypatch, capsys):
+    class Command:
+        def run(self) -> None:
+            raise BilensError(f"the nearest are {EVIL}")
+
+    monkeypatch.setattr(bilens.cli, "parse", lambda args: Command())
+    with pytest.raises(SystemExit):
+        bilens.cli.main([])
+    said = capsys.readouterr().err
+    # Rich itself drops bells and carriage returns.
+    assert "error: the nearest are " + SHOWN.replace(r"\x07", "").replace(r"\r", "") in said
