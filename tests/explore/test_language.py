@@ -118,7 +118,7 @@ def test_later_layers_are_read_when_they_are_asked_for():
     [
         (
             {"token": "lilly"},
-            "token: expected a single token of the vocabulary, .*the nearest are lily",
+            "token: expected a single token of the vocabulary; .*the nearest are lily",
         ),
         ({"minus": ("<script>",)}, "minus: expected a single token of the vocabulary"),
         ({"chosen": "nothing at all"}, "chosen: expected a single token"),
