@@ -7,7 +7,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bilens.errors import BilensError
+from bilens.errors import BilensError, CheckpointError
 
 __all__ = [
     "Between",
@@ -100,12 +100,12 @@ def read_settings(kind: type[Settings], given: Mapping[str, Any], source: object
         source: the file, for errors.
 
     Raises:
-        BilensError: a field is missing, unknown or out of range.
+        CheckpointError: a field is missing, unknown or out of range.
     """
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     for complaint, names in (("unknown", given.keys() - known), ("missing", known - given.keys())):
         if names:
-            raise BilensError(
+            raise CheckpointError(
                 f"{source}: {complaint} settings: {', '.join(sorted(names))}. It was written by "
                 "another version of bilens, or edited."
             )
@@ -113,7 +113,7 @@ def read_settings(kind: type[Settings], given: Mapping[str, Any], source: object
     try:
         return kind(**tupled)
     except BilensError as error:
-        raise BilensError(f"{source} cannot be used: {error}") from error
+        raise CheckpointError(f"{source} cannot be used: {error}") from error
 
 
 @cache

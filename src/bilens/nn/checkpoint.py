@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bilens.checks import check_weights
-from bilens.errors import BilensError, CheckpointError
+from bilens.errors import CheckpointError
 from bilens.files import write_json, write_safetensors
 from bilens.hub import HTTPError, hub_asked_once
 from bilens.settings import read_settings
@@ -76,7 +76,9 @@ class Checkpointed(nn.Module, ModelHubMixin):
                 f"{pretrained_model_name_or_path} holds a model of type {kind!r}; {cls.__name__} "
                 f"loads {cls.model_type!r}. bilens.load() finds the right class by itself."
             )
-        config = _build_config(cls.config_class, settings, pretrained_model_name_or_path)
+        config = read_settings(
+            cls.config_class, settings, Path(pretrained_model_name_or_path) / CONFIG_NAME
+        )
         # Without memory for its weights, whose shapes have to be those of the file.
         with torch.device("meta"):
             model = cls(config)
@@ -140,10 +142,3 @@ def read_config(source: str | Path, **hub: Any) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise CheckpointError(f"{path} holds a {type(settings).__name__}, expected a JSON object")
     return settings
-
-
-def _build_config(config_class: type[Any], settings: dict[str, Any], source: str | Path) -> Any:
-    try:
-        return read_settings(config_class, settings, Path(source) / CONFIG_NAME)
-    except BilensError as error:
-        raise CheckpointError(str(error)) from error
