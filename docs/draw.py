@@ -1,7 +1,7 @@
 """Draw the pictures of the docs: `python -m docs.draw runs/mnist runs/two runs/grammar`.
 
 The runs are those of `bilens train images --data mnist --output runs/mnist`,
-`bilens train images --data mnist --layers 2 --epochs 8 --decay 0.7 --output runs/two` and
+`bilens train images --data mnist --n-layers 2 --epochs 8 --decay 0.7 --output runs/two` and
 `bilens train language --attention bilinear --qk-norm True --output runs/grammar`; Chrome or
 Chromium draws.
 """

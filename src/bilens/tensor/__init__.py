@@ -1,7 +1,7 @@
 """The mathematics: bilinear layers as third-order tensors, kept in their factors."""
 
 from bilens.tensor.bilinear import BilinearTensor
-from bilens.tensor.bonds import Bond, Bonds, bonds
+from bilens.tensor.chain_bonds import Bond, Bonds, bonds
 from bilens.tensor.clusters import Features, cluster
 from bilens.tensor.constant import affine, with_constant
 from bilens.tensor.cut import Cut, Products
@@ -14,7 +14,7 @@ from bilens.tensor.paths import Paths
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.search import TopPaths, top_paths
 from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, form_cosines
-from bilens.tensor.sparse_basis import product_weight, sparse_basis
+from bilens.tensor.rotation import product_weight, sparse_basis
 from bilens.tensor.spectrum import Spectrum
 from bilens.tensor.steering import Steering, steer
 from bilens.tensor.svd import TensorSVD
