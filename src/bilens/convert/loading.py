@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +28,7 @@ from bilens.convert.swish import base_activation, find_swish, give_swish
 from bilens.convert.weights import WEIGHT_FILES, shard_names
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, file_errors
+from bilens.hub import hub_asked_once
 from bilens.nn import read_config
 from bilens.nn.language import LanguageConfig
 from bilens.nn.language.no_progress import no_progress
@@ -126,9 +127,10 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
     gguf = {"gguf_file": Path(source).name} if Path(source).suffix == ".gguf" else {}
     try:
         place = Path(source).parent if gguf else _named_tokenizer(source) or source
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            place, **HARMLESS, **gguf
-        )
+        with _hub_for(place):
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                place, **HARMLESS, **gguf
+            )
     except (*ERRORS, AttributeError) as error:
         raise CheckpointError(f"{source} holds no whole tokenizer: {error}") from error
     if len(tokenizer) > size:
@@ -190,7 +192,7 @@ def save_model(
 @contextmanager
 def _whole(source: str | Path) -> Iterator[None]:
     try:
-        with no_progress():
+        with no_progress(), _hub_for(source):
             yield
     except ERRORS as error:
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
@@ -199,6 +201,10 @@ def _whole(source: str | Path) -> Iterator[None]:
             f"{source} holds no whole language model, and none could be fetched from the hub by "
             f"this name: {error}"
         ) from error
+
+
+def _hub_for(place: str | Path) -> AbstractContextManager[None]:
+    return nullcontext() if Path(place).exists() else hub_asked_once()
 
 
 def _finite(model: nn.Module) -> nn.Module:
