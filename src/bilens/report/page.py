@@ -17,6 +17,7 @@ from bilens.files import write_text
 __all__ = [
     "ContextLine",
     "ContextList",
+    "Drawing",
     "Section",
     "Table",
     "page_templates",
@@ -80,6 +81,17 @@ class ContextList:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """The graph of a flow, which the reader explores.
+
+    Attributes:
+        graph: see `bilens.report.flow.flow_data`.
+    """
+
+    graph: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of a page: a heading, a paragraph, and rows of figures, tables and contexts.
 
@@ -91,7 +103,7 @@ class Section:
 
     title: str
     text: str = ""
-    rows: Sequence[Sequence[go.Figure | Table | ContextList]] = field(default=())
+    rows: Sequence[Sequence[go.Figure | Table | ContextList | Drawing]] = field(default=())
 
 
 @cache
@@ -103,6 +115,7 @@ def page_templates() -> Environment:
     environment.tests |= {
         "figure": lambda part: isinstance(part, go.Figure),
         "table": lambda part: isinstance(part, Table),
+        "drawing": lambda part: isinstance(part, Drawing),
     }
     return environment
 
@@ -120,6 +133,7 @@ def render_page(
             facts=facts,
             sections=sections,
             draw=lambda figure: _safe_json(figure.to_plotly_json()),
+            pack=_safe_json,
             config=_safe_json(CONFIG),
             plotly_js=Markup(get_plotlyjs()),
         )
