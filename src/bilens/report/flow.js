@@ -90,8 +90,10 @@ addEventListener("DOMContentLoaded", () => {
       for (const [a, b, flow] of edges) {
         if (Math.abs(flow) < 0.01 * most) continue;
         const [[x1, y1], [x2, y2]] = [at[b], at[a]], bend = (y2 - y1) / 2;
+        // Nodes above one another would hide an edge that goes straight up.
+        const bow = Math.abs(x2 - x1) < 24 ? Math.min(36, Math.abs(bend) / 2) * (b % 2 ? 1 : -1) : 0;
         shape("path", {
-          d: `M${x1} ${y1} C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`,
+          d: `M${x1} ${y1} C${x1 + bow} ${y1 + bend} ${x2 + bow} ${y2 - bend} ${x2} ${y2}`,
           class: sign(flow), "stroke-width": 0.5 + 4 * Math.sqrt(Math.abs(flow) / most),
         }, lines);
       }
