@@ -187,11 +187,14 @@ def _fit(results: Sequence[Ablation]) -> dict[str, float]:
         torch.tensor([getattr(r, name) for r in results], dtype=torch.float64)
         for name in ("predicted", "actual")
     )
-    around = (actual - actual.mean()).square().sum()
-    found = {"nodes": len(results), "r2": float(1 - (actual - predicted).square().sum() / around)}
-    if len(results) > 2:
+    found = {
+        "nodes": len(results),
+        "same_sign": float((predicted.sign() == actual.sign()).double().mean()),
+    }
+    around = float((actual - actual.mean()).square().sum())
+    if len(results) > 2 and around and predicted.std():
+        found["r2"] = 1 - float((actual - predicted).square().sum()) / around
         found["r2_of_a_line"] = float(torch.corrcoef(torch.stack([predicted, actual]))[0, 1] ** 2)
-    found["same_sign"] = float((predicted.sign() == actual.sign()).double().mean())
     return found
 
 
