@@ -72,7 +72,22 @@ def test_contexts_are_printed(run, capsys):
 def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     page = tmp_path / "flow.html"
     options = ["--prompt", "once upon a", "--token", "girl", "--minus", "dog,cat"]
-    main(["flow", str(run), *options, "--shown", "8", "--ablate", "5", "--output", str(page)])
+    main(
+        [
+            "flow",
+            str(run),
+            *options,
+            "--shown",
+            "8",
+            "--ablate",
+            "5",
+            "--output",
+            str(page),
+            "--viewer",
+            str(tmp_path / "graphs"),
+        ]
+    )
+    assert json.loads((tmp_path / "graphs" / "flow.json").read_text())["nodes"]
     text = shown(capsys)
     found = json.loads(page.with_suffix(".json").read_text())
     assert f"{found['value']:+.3f} girl minus dog, cat" in text

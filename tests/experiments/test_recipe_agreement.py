@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+from experiments.blimp import load_pairs, preferred
 from experiments.context import RecipeContext
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -11,7 +12,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from bilens.convert import save_model
 from bilens.errors import DataError
 from experiments import agreement as recipe
-from experiments.blimp import load_pairs, preferred
 
 PAIRS = {
     "regular": (recipe.TERM, "The cat is near", "The cat are near"),
@@ -27,7 +27,11 @@ class TinyContext(RecipeContext):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "KS", (1, 2))
-    words = ["[UNK]", "The", *(w for group in (*recipe.NOUNS, *recipe.VERBS) for w in group.split())]
+    words = [
+        "[UNK]",
+        "The",
+        *(w for group in (*recipe.NOUNS, *recipe.VERBS) for w in group.split()),
+    ]
     words += ["near", "the", "behind", "with", "of"]
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()

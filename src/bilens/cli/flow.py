@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from bilens.read import flow as flows
     from bilens.read import language
     from bilens.report import flow as pages
+    from bilens.report import flow_viewer
 else:  # transformers takes seconds to import, and `--help` does without it.
     flows, language = lazy_import("bilens.read.flow"), lazy_import("bilens.read.language")
     pages = lazy_import("bilens.report.flow")
+    flow_viewer = lazy_import("bilens.report.flow_viewer")
 
 __all__ = ["FlowCommand"]
 
@@ -41,6 +43,8 @@ class FlowCommand:
         ablate: remove so many of the strongest nodes, one at a time, from the running model, and
             compare.
         output: the page; the JSON stands beside it.
+        viewer: folder to also write the graph to in the files that circuit-tracer's viewer reads,
+            under the name of the page.
     """
 
     model: ModelName
@@ -53,6 +57,7 @@ class FlowCommand:
     shown: int = 200
     ablate: int = 0
     output: Path = Path("runs") / "flow.html"
+    viewer: Path | None = None
     device: Device = "auto"
 
     def run(self) -> None:
@@ -96,4 +101,11 @@ class FlowCommand:
         pages.write_flow_page(self.output, data, ablated, title=f"“{self.prompt}”: {direction}")
         numbers_at = self.output.with_suffix(".json")
         write_json(numbers_at, {"prompt": self.prompt, **data})
+        if self.viewer is not None:
+            likely = found.trace.logits[-1].softmax(-1)[model.token(self.token)]
+            slug, probability = self.output.stem, float(likely)
+            graph = flow_viewer.viewer_graph(
+                data, slug=slug, prompt=self.prompt, probability=probability
+            )
+            flow_viewer.write_viewer_files(self.viewer, graph)
         out.print(f"page: {self.output}\nnumbers: {numbers_at}", highlight=False, soft_wrap=True)
