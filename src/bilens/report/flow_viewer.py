@@ -105,8 +105,8 @@ def write_viewer_files(folder: Path, graph: dict[str, Any]) -> None:
         others = [other for other in known if other["slug"] != about["slug"]]
     except (ValueError, KeyError, TypeError) as error:
         raise BilensError(
-            f"{path} is not a list of graphs as circuit-tracer writes it: {error!r}. Choose another "
-            "folder"
+            f"{path} is not a list of graphs as circuit-tracer writes it: {error!r}. Choose "
+            "another folder"
         ) from error
     write_json(folder / f"{about['slug']}.json", graph)
     write_json(path, {"graphs": [*others, about]})
