@@ -97,3 +97,16 @@ def test_what_cannot_be_split_is_said(change, message):
     view = ResidualModel(random_model(), toy_tokenizer())
     with pytest.raises(BilensError, match=message):
         flow(view, random_text(), **{"direction": DIRECTION, **change})
+
+
+@pytest.mark.parametrize("threshold", [1e-4, 1e-2])
+def test_the_bound_leaves_out_nothing_that_counts(threshold, monkeypatch):
+    view = ResidualModel(random_model(n_layers=2, d_model=144, bias=True), toy_tokenizer())
+    ids = random_text()
+    screened = flow(view, ids, DIRECTION, k=5, threshold=threshold)
+    check(screened, expected(view, ids, len(ids) - 1))
+    monkeypatch.setattr("bilens.read.flow.mlp.SMALL", 1000)
+    whole = flow(view, ids, DIRECTION, k=5, threshold=threshold)
+    flows = [[node.flow for node in found.nodes] for found in (screened, whole)]
+    assert flows[0] == pytest.approx(flows[1], abs=1e-12)
+    assert any(node.kind == "eigenvector" for node in whole.nodes)
