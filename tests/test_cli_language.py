@@ -69,6 +69,34 @@ def test_contexts_are_printed(run, capsys):
     assert len(re.findall(r"[+-]\d+\.\d\d ", text)) == 4
 
 
+def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
+    page = tmp_path / "flow.html"
+    options = ["--prompt", "once upon a", "--token", "girl", "--minus", "dog,cat"]
+    main(
+        [
+            "flow",
+            str(run),
+            *options,
+            "--shown",
+            "8",
+            "--ablate",
+            "5",
+            "--output",
+            str(page),
+            "--viewer",
+            str(tmp_path / "graphs"),
+        ]
+    )
+    assert json.loads((tmp_path / "graphs" / "flow.json").read_text())["nodes"]
+    text = shown(capsys)
+    found = json.loads(page.with_suffix(".json").read_text())
+    assert f"{found['value']:+.3f} girl minus dog, cat" in text
+    assert len(found["nodes"]) == 9
+    assert len(found["ablated"]) == 5
+    assert "Interventions" in page.read_text()
+    assert found["tokens"][-3:] == ["once", "upon", "a"]
+
+
 def test_generate_goes_on_with_the_prompt(run, capsys):
     for temperature in ("0", "1"):
         main(["generate", str(run), "--tokens", "5", "--temperature", temperature])
@@ -183,3 +211,17 @@ def test_classifiers_have_no_ngrams(tmp_path, capsys):
         main(["ngrams", str(tmp_path), "--token", "girl"])
     shown = " ".join(capsys.readouterr().err.split())
     assert "holds ImageClassifier, and this command reads language models" in shown
+
+
+def test_a_flow_needs_a_prompt(run, capsys):
+    with pytest.raises(SystemExit):
+        main(["flow", str(run), "--prompt", "", "--token", "girl"])
+    assert "--prompt is empty; give a text" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_flow_needs_a_tokenizer(run, tmp_path, capsys):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    with pytest.raises(SystemExit):
+        main(["flow", str(tmp_path), "--prompt", "a", "--token", "girl"])
+    assert "has no tokenizer beside it, which --prompt needs" in capsys.readouterr().err

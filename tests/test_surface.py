@@ -10,8 +10,17 @@ import pytest
 import bilens
 
 ROOMS = (
-    *("convert", "data", "explore", "kernels", "nn", "nn.language", "read", "read.language"),
-    *("report", "residual", "tensor", "train", "train.anneal", "train.compare", "train.language"),
+    *("convert", "data", "explore", "kernels", "nn", "nn.language", "read", "read.flow"),
+    *(
+        "read.language",
+        "report",
+        "residual",
+        "tensor",
+        "train",
+        "train.anneal",
+        "train.compare",
+        "train.language",
+    ),
 )
 
 

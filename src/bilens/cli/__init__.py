@@ -27,6 +27,7 @@ COMMANDS = {
         "Contexts",
         "Eigenvectors of a token, and texts where they are active.",
     ),
+    "flow": ("flow", "FlowCommand", "Where a logit comes from on a text, node by node."),
     "generate": ("language", "Generate", "Let a language model go on with a text."),
     "process": ("process", "Process", "Fold norms and biases of a model into its weights."),
     "anneal": ("anneal", "Anneal", "Train a gated model on while it becomes bilinear."),

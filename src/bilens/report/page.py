@@ -18,6 +18,7 @@ from bilens.report.style import DARK
 __all__ = [
     "ContextLine",
     "ContextList",
+    "Drawing",
     "Section",
     "Table",
     "page_templates",
@@ -81,6 +82,17 @@ class ContextList:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """The graph of a flow, which the reader explores.
+
+    Attributes:
+        graph: see `bilens.report.flow.flow_data`.
+    """
+
+    graph: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of a page: a heading, a paragraph, and rows of figures, tables and contexts.
 
@@ -92,7 +104,7 @@ class Section:
 
     title: str
     text: str = ""
-    rows: Sequence[Sequence[go.Figure | Table | ContextList]] = field(default=())
+    rows: Sequence[Sequence[go.Figure | Table | ContextList | Drawing]] = field(default=())
 
 
 @cache
@@ -104,6 +116,7 @@ def page_templates() -> Environment:
     environment.tests |= {
         "figure": lambda part: isinstance(part, go.Figure),
         "table": lambda part: isinstance(part, Table),
+        "drawing": lambda part: isinstance(part, Drawing),
     }
     return environment
 
@@ -121,6 +134,7 @@ def render_page(
             facts=facts,
             sections=sections,
             draw=lambda figure: _safe_json(figure.to_plotly_json()),
+            pack=_safe_json,
             config=_safe_json({"config": CONFIG, "colours": DARK}),
             plotly_js=Markup(get_plotlyjs()),
         )

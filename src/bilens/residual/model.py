@@ -276,10 +276,9 @@ class ResidualModel:
         """
         mlp = self.layer(layer).mlp
         left, left_bias = self._read(mlp.up, mlp.norm)
-        right_bias: Tensor | None
-        if mlp.gate is None:
-            right, right_bias = torch.zeros_like(left), left.new_ones(len(left))
-        else:
+        right: Tensor = torch.zeros_like(left)
+        right_bias: Tensor | None = left.new_ones(len(left))
+        if mlp.gate is not None:
             right, right_bias = self._read(mlp.gate, mlp.norm)
         out, out_bias = self._write(mlp.down, mlp.out_norm)
         tensor = BilinearTensor(left, slope * right, out)

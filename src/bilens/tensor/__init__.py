@@ -12,9 +12,9 @@ from bilens.tensor.graph import tree_to_networkx
 from bilens.tensor.lazy_tree import LazyTree
 from bilens.tensor.paths import Paths
 from bilens.tensor.quadratic import QuadraticForm
+from bilens.tensor.rotation import product_weight, sparse_basis
 from bilens.tensor.search import TopPaths, top_paths
 from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, form_cosines
-from bilens.tensor.rotation import product_weight, sparse_basis
 from bilens.tensor.spectrum import Spectrum
 from bilens.tensor.steering import Steering, steer
 from bilens.tensor.svd import TensorSVD

@@ -1,4 +1,4 @@
-"""Interventions do to the model what they say; where nothing is held fixed the flow predicts them."""
+"""Interventions do what they say; where nothing is held fixed the flow predicts them exactly."""
 
 import pytest
 import torch
@@ -72,7 +72,8 @@ def test_a_direction_is_taken_away_at_all_positions():
     exact(ablate(view, found, [Direction(1, v / v.norm())], scale=0.3))
     eigenvectors = numbers(found, kind="eigenvector", layer=1)
     whole = [Direction(1, found.vector(i)) for i in eigenvectors]
-    for one, other in zip(ablate(view, found, whole), ablate(view, found, eigenvectors)):
+    both = zip(ablate(view, found, whole), ablate(view, found, eigenvectors), strict=True)
+    for one, other in both:
         assert one.actual == pytest.approx(other.actual, abs=1e-12)
 
 
@@ -89,3 +90,38 @@ def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
     # Between runs of other batches is a softmax in float32.
     assert result.actual == pytest.approx(zeroed.value - found.value, abs=1e-5)
     assert result.predicted == -found.nodes[numbers(found, kind="token", position=1)[0]].flow
+
+
+def unit(width):
+    return torch.eye(width, dtype=torch.float64)[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (0, "number=0 is output, which is not one part of the model to remove"),
+        (10**6, "number=1000000, expected 0 to"),
+        ((0, 0), r"edge=\(0, 0\), expected a node and one below it that is not a bias"),
+        ("rest", r"ends in a node of kind rest; expected the logit, an eigenvector, or a head"),
+        (
+            Direction(1, unit(5)),
+            r"direction has shape \(5,\) in layer 1; expected \(16,\) or \(17,\)",
+        ),
+        (Direction(1, 2 * unit(16)), "direction has the length 2, expected 1"),
+        (Direction(9, unit(16)), "layer=9, expected 0 to 1"),
+    ],
+)
+def test_what_cannot_be_removed_is_said(part, message):
+    view = ResidualModel(random_model(**STRAIGHT))
+    found = flow(view, random_text(), view.direction(3), k=1, threshold=0.1)
+    if part == "rest":
+        part = (numbers(found, kind="rest")[0], numbers(found, kind="token")[0])
+    with pytest.raises(BilensError, match=message):
+        ablate(view, found, [part])
+
+
+def test_nothing_is_scaled_by_less_than_zero():
+    view = ResidualModel(random_model(**STRAIGHT))
+    found = flow(view, random_text(), view.direction(3), k=1, threshold=0.1)
+    with pytest.raises(BilensError, match="scale=-1, expected 0 or more"):
+        ablate(view, found, [1], scale=-1)

@@ -78,3 +78,34 @@ def test_patterns_are_split_too(settings, threshold):
     found = flow(view, ids, DIRECTION, k=2, threshold=threshold, through_patterns=True)
     check(found, expected(view, ids, len(ids) - 1))
     assert "patterns of attention" not in found.frozen
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": 0}, "k=0, expected a whole number"),
+        ({"threshold": 1.0}, "threshold=1.0, expected a share of 0 to below 1"),
+        ({"position": 9}, "position=9, expected -9 to 8"),
+        ({"through_patterns": True}, "patterns of softmax attention are not polynomials"),
+        ({"direction": torch.zeros(3).double()}, "direction has 3 numbers, expected 16, the width"),
+        ({"direction": torch.full((16,), torch.nan).double()}, "direction holds NaN"),
+        ({"direction": TokenDirection("t99")}, "token='t99', expected a single token"),
+    ],
+)
+def test_what_cannot_be_split_is_said(change, message):
+    view = ResidualModel(random_model(), toy_tokenizer())
+    with pytest.raises(BilensError, match=message):
+        flow(view, random_text(), **{"direction": DIRECTION, **change})
+
+
+@pytest.mark.parametrize("threshold", [1e-4, 1e-2])
+def test_the_bound_leaves_out_nothing_that_counts(threshold, monkeypatch):
+    view = ResidualModel(random_model(n_layers=2, d_model=144, bias=True), toy_tokenizer())
+    ids = random_text()
+    screened = flow(view, ids, DIRECTION, k=5, threshold=threshold)
+    check(screened, expected(view, ids, len(ids) - 1))
+    monkeypatch.setattr("bilens.read.flow.mlp.SMALL", 1000)
+    whole = flow(view, ids, DIRECTION, k=5, threshold=threshold)
+    flows = [[node.flow for node in found.nodes] for found in (screened, whole)]
+    assert flows[0] == pytest.approx(flows[1], abs=1e-12)
+    assert any(node.kind == "eigenvector" for node in whole.nodes)

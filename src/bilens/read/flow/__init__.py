@@ -1,7 +1,28 @@
 """An exact split of a logit on a text, through every layer, and interventions that test it."""
 
 from bilens.read.flow.ablation import Ablation, Direction, ablate
+from bilens.read.flow.edit import edit
 from bilens.read.flow.graph import Flow, FlowGraph, Node, Rows
+from bilens.read.flow.recurring import (
+    RecurringDirection,
+    RecurringFlows,
+    RecurringHead,
+    flows,
+)
 from bilens.read.flow.split import flow
 
-__all__ = ["Ablation", "Direction", "Flow", "FlowGraph", "Node", "Rows", "ablate", "flow"]
+__all__ = [
+    "Ablation",
+    "Direction",
+    "Flow",
+    "FlowGraph",
+    "Node",
+    "RecurringDirection",
+    "RecurringFlows",
+    "RecurringHead",
+    "Rows",
+    "ablate",
+    "edit",
+    "flow",
+    "flows",
+]

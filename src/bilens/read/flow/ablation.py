@@ -166,6 +166,7 @@ class _Runner:
             return predicted, _Hook([(self.last, True, lessen)])
         if a.kind == "head" and "patterns of attention" in self.flow.frozen:
             value = self._value(a)
+            assert a.layer is not None
             for part in self._heads(a.layer).sources:
                 n = self._arriving(below, part.moment)[a.source]
                 n = n if part.norm is None else part.norm.centred(n)
@@ -201,22 +202,28 @@ class _Runner:
         return self.heads[layer]
 
     def _value(self, node: Node) -> Tensor:
+        assert node.layer is not None
+        assert node.number is not None
         return self._heads(node.layer).values[node.number, node.source]
 
     def _head(self, node: Node, value: Tensor) -> _Hook:
         """Let a head take another value from one position to one."""
+        assert node.layer is not None
+        assert node.number is not None
+        number = node.number
         heads, d = self.model.layer(node.layer).heads, len(value)
-        weight = self.flow.trace.layers[node.layer].pattern[node.number, node.position, node.source]
+        weight = self.flow.trace.layers[node.layer].pattern[number, node.position, node.source]
         change = weight * (value - self._value(node))
 
         def replaced(x: Tensor) -> None:
-            x[node.position, node.number * d : (node.number + 1) * d] += change.to(x)
+            x[node.position, number * d : (number + 1) * d] += change.to(x)
 
         return _Hook([(heads.out.module, True, replaced)])
 
     def _eigenvector(self, number: int, reading: float) -> _Hook:
         """Multiply what L and R read along an eigenvector at its position."""
         node = self.flow.node(number)
+        assert node.layer is not None
         mlp = FrozenMLP.on(self.model, self.flow.trace, node.layer)
         v = self._fitted(mlp, Direction(node.layer, self.flow.vector(number)))
         at = torch.tensor([node.position], device=v.device)
@@ -249,6 +256,7 @@ class _Runner:
     def _scaled(self, node: Node) -> _Hook:
         parts, position, scale = self.model.parts, node.position, self.scale
         if node.kind == "mlp":
+            assert node.layer is not None
             mlp = self.model.layer(node.layer).mlp
             module = mlp.down.module if mlp.out_norm is None else mlp.out_norm.module
         else:

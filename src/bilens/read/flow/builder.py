@@ -75,7 +75,7 @@ class FlowBuilder:
             flows[place] += through
         for (layer, part), through in flows.items():
             number = self.add([Node("bias", through, layer, part)], constants.new_zeros(1))
-            if (layer, part) in self.outs:
+            if layer is not None and (layer, part) in self.outs:
                 written, _ = self.outs[layer, part]
                 places = torch.arange(len(written), device=number.device)
                 moment = 3 * layer + (2 if part == "attention" else 3)
@@ -107,7 +107,7 @@ class FlowBuilder:
         self.rows[name].append((nodes, position, torch.full_like(nodes, moment), vectors))
 
     def _mixing(self, like: Tensor) -> Float[Tensor, "moments moments"]:
-        """1 where a read sees a write, times what the layers between them multiply the stream by."""
+        """1 where a read sees a write, times what layers between them multiply the stream by."""
         found = like.new_ones(3 * self.model.n_layers + 1, 3 * self.model.n_layers + 1).tril()
         for layer in range(self.model.n_layers):
             mix = self.model.layer(layer).residual_mix

@@ -50,30 +50,24 @@ class Node:
 
     def name(self, tokens: Sequence[str]) -> str:
         """What to call it, given the tokens of the text."""
-        at = None if self.position is None else f"{tokens[self.position]}"
-        match self.kind:
-            case "output":
-                return f"the logit at {at}"
-            case "token":
-                return f"token {at}"
-            case "position":
-                return f"position {self.position}"
-            case "head":
-                assert self.source is not None
-                return f"head {self.layer}.{self.number} from {tokens[self.source]} to {at}"
-            case "eigenvector":
-                return f"MLP {self.layer} eigenvector {self.number} at {at}"
-            case "mlp":
-                return f"MLP {self.layer} at {at}"
-            case "bias":
-                where = {"attention": "attention of layer", "mlp": "MLP"}
-                if self.part is None:
-                    return "biases of the unembedding"
-                return f"biases of {where[self.part]} {self.layer}"
-            case _:
-                if self.part == "attention":
-                    return f"other heads of layer {self.layer}"
-                return f"rest of MLP {self.layer} at {at}"
+        at = "" if self.position is None else tokens[self.position]
+        if self.kind == "head":
+            assert self.source is not None
+            return f"head {self.layer}.{self.number} from {tokens[self.source]} to {at}"
+        if self.kind == "bias":
+            where = {"attention": f"heads of layer {self.layer}", "mlp": f"MLP {self.layer}"}
+            return f"biases of {where.get(self.part or '', 'the unembedding')}"
+        if self.kind == "rest" and self.part == "attention":
+            return f"other heads of layer {self.layer}"
+        texts = {
+            "output": f"the logit at {at}",
+            "token": f"token {at}",
+            "position": f"position {self.position}",
+            "eigenvector": f"MLP {self.layer} eigenvector {self.number} at {at}",
+            "mlp": f"MLP {self.layer} at {at}",
+            "rest": f"rest of MLP {self.layer} at {at}",
+        }
+        return texts[self.kind]
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +191,7 @@ class Flow:
             flows = (reads.vector[r] @ writes.vector[w].T) * shares
             cells = reads.node[r, None] * n + writes.node[None, w]
             found.index_add_(0, cells.flatten(), flows.flatten())
-        found = found.unflatten(0, (n, n))
+        found = found.reshape(n, n)
         self._add_biases(found, [self.nodes[i] for i in chosen], self.constants[index])
         return found
 

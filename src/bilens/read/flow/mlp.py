@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.read.flow.screen import largest_flow
 from bilens.residual import ResidualModel, Trace
 from bilens.residual.parts import Norm
 from bilens.tensor import QuadraticForm
@@ -14,6 +15,8 @@ from bilens.tensor.constant import with_constant
 
 __all__ = ["Eigenvectors", "FrozenMLP"]
 
+SMALL = 128
+"""Forms of at most this many inputs are decomposed at once: a bound would save nothing."""
 FORMS_BYTES = 128 * 1024**2
 """Working memory of the forms that are decomposed at once."""
 
@@ -147,11 +150,14 @@ class FrozenMLP:
         Each form is decomposed whole, O(rank n_in^2 + n_in^3): what is large in lambda (v.z)^2 need
         not be large in lambda, so that iterating for the largest |lambda| would miss it. Forms of
         which no eigenvector can reach it are left out: for unit v, |(v.z) (v'Qz)| is at most
-        (|z| |Qz| + |z'Qz|) / 2.
+        (|z| |Qz| + |z'Qz|) / 2, and at most what `largest_flow` gives.
         """
         pulled = self.pulled(q)
         bound = (self.z.norm(dim=-1) * pulled.norm(dim=-1) + (self.z * pulled).sum(-1).abs()) / 2
         positions = (bound >= least).nonzero()[:, 0]
+        if self.left.shape[1] > SMALL:
+            most = largest_flow(self.left, self.right, q[positions], self.z[positions])
+            positions = positions[most >= least]
         at_once = max(1, FORMS_BYTES // (4 * self.left.element_size() * self.left.shape[1] ** 2))
         found = [self._eigenvectors(q, pulled, some, k, least) for some in positions.split(at_once)]
         return Eigenvectors(*(torch.cat(part) for part in zip(*found, strict=True)))

@@ -8,7 +8,7 @@ from bilens.checks import check_count, check_finite, checked
 from bilens.errors import BilensError
 from bilens.read.flow.attention import FrozenAttention, read_moment
 from bilens.read.flow.builder import FlowBuilder
-from bilens.read.flow.graph import Flow, Node
+from bilens.read.flow.graph import Flow, Kind, Node
 from bilens.read.flow.mlp import FrozenMLP
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel, Trace
@@ -188,7 +188,7 @@ class _Split:
             flows = flows.index_add(0, at, -found.flow)
             pulled, out = pulled.index_add(0, at, -taken), out.index_add(0, at, -own)
         reads, constants = mlp.read(pulled, self.places)
-        kind = "rest" if mlp.gated else "mlp"
+        kind: Kind = "rest" if mlp.gated else "mlp"
         nodes = [Node(kind, f, layer, "mlp", p, p) for p, f in enumerate(flows.tolist())]
         number = graph.add(nodes, constants)
         graph.read(number, self.places, seen, reads)
@@ -220,14 +220,15 @@ class _Split:
 
     def _add_leaves(self) -> None:
         model, ids, graph = self.model, self.trace.ids, self.graph
-        tables = {"token": model.W_E[ids]}
+        tables: dict[Kind, Tensor] = {"token": model.W_E[ids]}
         if model.parts.positions is not None:
             tables["position"] = model.parts.positions.weight()[: self.time]
-        mixes = [(3 * l + 1, model.layer(l).residual_mix) for l in range(model.n_layers)]
+        layers = range(model.n_layers)
+        mixes = [(3 * layer + 1, model.layer(layer).residual_mix) for layer in layers]
         for kind, rows in tables.items():
             written = {0: rows}
             written |= {t: mix[1].detach().to(rows) * rows for t, mix in mixes if mix is not None}
-            flows = sum((self.above[t] * x).sum(-1) for t, x in written.items())
+            flows = torch.stack([(self.above[t] * x).sum(-1) for t, x in written.items()]).sum(0)
             nodes = [Node(kind, f, position=p) for p, f in enumerate(flows.tolist())]
             number = graph.add(nodes, rows.new_zeros(len(rows)))
             for moment, x in written.items():

@@ -1,0 +1,309 @@
+"""Agreement: what carries the number of a verb through a real model, and an edit that proves it.
+
+A pretrained SwiGLU model, SmolLM2-135M-Instruct, reads prefixes such as "The keys to the cabinet".
+Each is split, exactly, with the right form of a verb minus the wrong one (are minus is, or is minus
+are where the subject is singular): `bilens.read.flow`. What favours one form everywhere cancels in
+the mean over prefixes of both kinds; what carries agreement does not. The eigenvectors of MLPs that
+recur are clustered by cosine, and the strongest k directions are taken out of the weights of their
+layers: `edit`. BLiMP then says what the model has lost, on its subject-verb agreement and on all
+its other paradigms, beside an edit of as many recurring directions, drawn at random in the same
+layers from those that carry less than the median.
+
+Measured too: how far the leaves of a flow are from the logits that they add up to; the seconds that
+flows take; how well flows predict what removing a node from the running model does; and how many
+nodes hold half and four fifths of the absolute flow, beside hidden units (neurons), for which the
+same sum is exact.
+
+The folder --data-dir holds BLiMP in blimp/, PARADIGM.jsonl.gz, and the model in
+SmolLM2-135M-Instruct/; without the latter it comes from the hub.
+
+Small: 40 prefixes, 5 pairs of each paradigm (40 of agreement), a quarter of an hour of one busy
+core. Paper: 200, and all pairs.
+"""
+
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bilens.models import load
+from bilens.read.flow import (
+    Ablation,
+    Flow,
+    RecurringDirection,
+    RecurringFlows,
+    ablate,
+    edit,
+    flow,
+    flows,
+)
+from bilens.read.flow.mlp import FrozenMLP
+from bilens.read.language import TokenDirection
+from bilens.report import Table
+from bilens.report.flow import ablation_figure
+from bilens.residual import ResidualModel
+from experiments.blimp import Pair, load_pairs, preferred
+from experiments.context import Outcome, RecipeContext
+
+__all__ = ["nodes_that_hold", "run"]
+
+MODEL = "SmolLM2-135M-Instruct"
+HUB = f"HuggingFaceTB/{MODEL}"
+TERM = "subject_verb_agreement"
+NOUNS = (
+    *("key keys", "cat cats", "dog dogs", "boy boys", "girl girls", "teacher teachers"),
+    *("student students", "doctor doctors", "car cars", "book books", "child children"),
+    *("woman women", "man men", "author authors", "guest guests", "pilot pilots"),
+)
+VERBS = (
+    *("is are", "was were", "has have", "does do", "likes like", "knows know"),
+    *("wants want", "needs need", "looks look", "seems seem"),
+)
+BETWEEN = ("near the", "behind the", "with the", "of the")
+KS = (10, 100)
+THRESHOLD, FINE, PROMPTS, AMONG, EACH, HELD = 1e-3, 1e-5, 50, 100, 10, 3
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Find, edit, and measure."""
+    folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
+    pairs = _pairs(folder / "blimp", *context.choose((5, 40), (1000, 1000)))
+    model = _open(folder)
+    prompts, directions = zip(*_prefixes(model, context.choose(40, 200)), strict=True)
+    errors: list[float] = []
+    checked: dict[str, list[Ablation]] = defaultdict(list)
+    spent = 0.0
+
+    def check(one: Flow) -> None:
+        nonlocal spent
+        start = time.process_time()
+        errors.append(_error(one))
+        if len(errors) <= PROMPTS:
+            _intervene(model, one, len(errors), checked)
+        spent += time.process_time() - start
+
+    start = time.process_time()
+    found = flows(model, prompts, directions, threshold=THRESHOLD, progress=check)
+    seconds = time.process_time() - start - spent
+    before = preferred(model, pairs)
+    numbers = {
+        "prefixes": len(prompts),
+        "right_form_preferred": sum(v > 0 for v in found.values) / len(prompts),
+        "mean_difference": statistics.fmean(found.values),
+        "leaves_error_median": statistics.median(errors),
+        "leaves_error_largest": max(errors),
+        "cpu_seconds_a_flow": seconds / len(prompts),
+        "speed": _speed(model),
+        "interventions": {kind: _fit(results) for kind, results in checked.items()},
+        "nodes": nodes_that_hold(model, prompts[:HELD], directions[:HELD]),
+        "heads": [[h.layer, h.head, h.mean, h.prompts] for h in found.heads[:10]],
+        "directions": [[d.layer, d.mean, d.prompts, d.agreement] for d in found.directions[:10]],
+        "pairs": {"agreement": sum(_asked(pairs)), "others": sum(not x for x in _asked(pairs))},
+        "edits": _edits(model, found, pairs, before),
+    }
+    results = [(kind, "", one) for kind, some in checked.items() for one in some]
+    return Outcome(numbers, {"interventions": ablation_figure(results)}, _tables(found))
+
+
+def _open(folder: Path) -> ResidualModel:
+    path = folder / MODEL
+    return load(path if path.is_dir() else HUB)  # type: ignore[return-value]
+
+
+def _pairs(folder: Path, others: int, agreement: int) -> list[Pair]:
+    count: dict[str, int] = defaultdict(int)
+    pairs = []
+    for pair in load_pairs(folder, max(others, agreement)):
+        count[pair.paradigm] += 1
+        if count[pair.paradigm] <= (agreement if pair.term == TERM else others):
+            pairs.append(pair)
+    return pairs
+
+
+def _asked(pairs: Sequence[Pair]) -> list[bool]:
+    return [pair.term == TERM for pair in pairs]
+
+
+def _prefixes(model: ResidualModel, n: int) -> Iterator[tuple[Tensor, TokenDirection]]:
+    """Half of the subjects are plural, and half of the nouns between them and the verb."""
+    generator = torch.Generator().manual_seed(0)
+
+    def one_of(some: Sequence[str]) -> str:
+        return some[int(torch.randint(len(some), (), generator=generator))]
+
+    for number in range(n):
+        plural, other = number % 2, number // 2 % 2
+        subject, verb = one_of(NOUNS).split()[plural], one_of(VERBS).split()
+        text = f"The {subject}"
+        if number % 4 or number % 3:
+            text += f" {one_of(BETWEEN)} {one_of(NOUNS).split()[other]}"
+        right, wrong = f" {verb[plural]}", f" {verb[1 - plural]}"
+        ids = model.tokenizer(text, return_tensors="pt")["input_ids"][0]  # type: ignore[misc]
+        yield ids, TokenDirection(right, (wrong,))
+
+
+def _error(found: Flow) -> float:
+    """How far the leaves are from the logits, by the largest flow."""
+    leaves = sum(n.flow for n in found.nodes if n.kind in ("token", "position", "bias"))
+    return abs(leaves - found.value) / max(abs(node.flow) for node in found.nodes)
+
+
+def _speed(model: ResidualModel) -> dict[str, float]:
+    """Seconds of flows of two lengths, the best of three for the short one."""
+    words = "The keys to the old cabinet that stood near the window of the house were lost"
+    text = model.tokenizer(" ".join([words] * 3), return_tensors="pt")["input_ids"][0]  # type: ignore[misc]
+    found = {}
+    for length, tries in ((6, 3), (32, 1)):
+        seconds = []
+        for _ in range(tries):
+            start = time.perf_counter()
+            flow(model, text[:length], TokenDirection(" are", (" is",)))
+            seconds.append(time.perf_counter() - start)
+        found[f"{length} tokens"] = round(min(seconds), 2)
+    return found
+
+
+def _intervene(
+    model: ResidualModel, found: Flow, seed: int, results: dict[str, list[Ablation]]
+) -> None:
+    """Some of the strongest nodes of a flow, drawn at random, removed one at a time."""
+    kinds = ("token", "head", "eigenvector")
+    strong = [i for i in found.top(AMONG).numbers if found.nodes[i].kind in kinds]
+    order = torch.randperm(len(strong), generator=torch.Generator().manual_seed(seed))
+    numbers = [strong[i] for i in order[:EACH].tolist()]
+    for number, result in zip(numbers, ablate(model, found, numbers), strict=True):
+        results[found.nodes[number].kind].append(result)
+
+
+def _fit(results: Sequence[Ablation]) -> dict[str, float]:
+    """R^2 of the prediction itself, and of the best line through the two."""
+    predicted, actual = (
+        torch.tensor([getattr(r, name) for r in results], dtype=torch.float64)
+        for name in ("predicted", "actual")
+    )
+    found = {
+        "nodes": len(results),
+        "same_sign": float((predicted.sign() == actual.sign()).double().mean()),
+    }
+    around = float((actual - actual.mean()).square().sum())
+    if len(results) > 2 and around and predicted.std():
+        found["r2"] = 1 - float((actual - predicted).square().sum()) / around
+        found["r2_of_a_line"] = float(torch.corrcoef(torch.stack([predicted, actual]))[0, 1] ** 2)
+    return found
+
+
+def nodes_that_hold(
+    model: ResidualModel, prompts: Sequence[Tensor], directions: Sequence[TokenDirection]
+) -> dict[str, dict[str, float]]:
+    """Medians of how many nodes hold 50 and 80 % of the absolute flow: eigenvectors or neurons.
+
+    All eigenvectors of every MLP that may carry a share of 1e-5 are nodes; beside them stand the
+    same heads, tokens and biases with each hidden unit at each position instead.
+    """
+    counts: dict[str, dict[str, list[int]]] = {
+        name: {"50 %": [], "80 %": []} for name in ("eigenvectors", "neurons")
+    }
+    for ids, direction in zip(prompts, directions, strict=True):
+        found = flow(model, ids, direction, k=10**6, threshold=FINE)
+        others = [n.flow for n in found.nodes[1:] if n.part != "mlp" or n.kind == "bias"]
+        units = [_units(model, found, layer) for layer in range(model.n_layers)]
+        eigenvectors = [n.flow for n in found.nodes[1:] if n.part == "mlp" and n.kind != "bias"]
+        for name, mlp in (
+            ("eigenvectors", torch.tensor(eigenvectors)),
+            ("neurons", torch.cat(units)),
+        ):
+            flows_ = torch.cat([torch.tensor(others).to(mlp), mlp]).abs().sort(descending=True)[0]
+            held = flows_.cumsum(0) / flows_.sum()
+            for share in (0.5, 0.8):
+                counts[name][f"{share:.0%}".replace("%", " %")].append(
+                    1 + int((held < share).sum())
+                )
+    return {
+        name: {share: statistics.median(some) for share, some in each.items()}
+        for name, each in counts.items()
+    }
+
+
+def _units(model: ResidualModel, found: Flow, layer: int) -> Tensor:
+    mlp = FrozenMLP.on(model, found.trace, layer)
+    return mlp.units(mlp.weights(found.above(3 * layer + 3))).flatten()
+
+
+def _edits(
+    model: ResidualModel, found: RecurringFlows, pairs: Sequence[Pair], before: Sequence[bool]
+) -> dict[str, Any]:
+    """Accuracy before and after each edit; of the other paradigms for the largest k alone."""
+    carrying = [d for d in found.directions if d.mean > 0]
+    agreement = [i for i, asked in enumerate(_asked(pairs)) if asked]
+    edits: dict[str, Any] = {"before": _accuracy(pairs, before)}
+    for k in KS:
+        last = k == KS[-1]
+        for name, some in (("strongest", carrying[:k]), ("random", _random(found, carrying[:k]))):
+            chosen = list(range(len(pairs))) if last else agreement
+            after = preferred(_edited(model, some), [pairs[i] for i in chosen])
+            edits[f"{len(some)} {name}"] = {
+                "layers": sorted({d.layer for d in some}),
+                **_accuracy([pairs[i] for i in chosen], after, [before[i] for i in chosen]),
+            }
+    return edits
+
+
+def _random(
+    found: RecurringFlows, chosen: Sequence[RecurringDirection]
+) -> list[RecurringDirection]:
+    """As many of each layer, from those whose |mean| is below the layer's median."""
+    generator = torch.Generator().manual_seed(2)
+    drawn = []
+    for layer in sorted({d.layer for d in chosen}):
+        mine = [d for d in found.directions if d.layer == layer]
+        weak = mine[len(mine) // 2 :]
+        wanted = sum(d.layer == layer for d in chosen)
+        drawn += [weak[i] for i in torch.randperm(len(weak), generator=generator)[:wanted].tolist()]
+    return drawn
+
+
+def _edited(model: ResidualModel, some: Sequence[RecurringDirection]) -> ResidualModel:
+    for layer in sorted({d.layer for d in some}):
+        vectors = torch.stack([d.vector for d in some if d.layer == layer])
+        model = edit(model, layer, vectors)
+    return model
+
+
+def _accuracy(
+    pairs: Sequence[Pair], after: Sequence[bool], before: Sequence[bool] | None = None
+) -> dict[str, Any]:
+    """Accuracy on agreement and on all else; changes in points, with 95 % intervals by pairs."""
+    found: dict[str, Any] = {}
+    asked = _asked(pairs)
+    for name, wanted in (("agreement", True), ("others", False)):
+        mine = [i for i in range(len(pairs)) if asked[i] == wanted]
+        if not mine:
+            continue
+        found[name] = sum(after[i] for i in mine) / len(mine)
+        if before is not None:
+            changes = torch.tensor([100.0 * (after[i] - before[i]) for i in mine]).double()
+            half = 1.96 * float(changes.std()) / len(mine) ** 0.5
+            found[f"{name}_change"] = [float(changes.mean()), half]
+    return found
+
+
+def _tables(found: RecurringFlows) -> list[Table]:
+    heads = [
+        (f"{h.layer}.{h.head}", f"{h.mean:+.3f}", f"{h.absolute:.3f}", str(h.prompts))
+        for h in found.heads[:20]
+    ]
+    directions = [
+        (f"{d.layer}", f"{d.mean:+.3f}", f"{d.absolute:.3f}", str(d.prompts), f"{d.agreement:.2f}")
+        for d in found.directions[:20]
+    ]
+    header = ("mean flow", "mean |flow|", "prefixes")
+    return [
+        Table(("head", *header), heads, "Heads that recur", words=1),
+        Table(("MLP", *header, "least |cosine|"), directions, "Directions that recur", words=1),
+    ]

@@ -1,0 +1,112 @@
+"""`bilens flow`: where a logit comes from on a text, node by node."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bilens.checks import check_count
+from bilens.cli.console import Device, ModelName
+from bilens.cli.terminal import out
+from bilens.cli.language import direction_of, load_language
+from bilens.errors import BilensError
+from bilens.files import write_json
+from bilens.lazy_imports import lazy_import
+
+if TYPE_CHECKING:
+    from bilens.read import flow as flows
+    from bilens.read import language
+    from bilens.report import flow as pages
+    from bilens.report import flow_viewer
+else:  # transformers takes seconds to import, and `--help` does without it.
+    flows, language = lazy_import("bilens.read.flow"), lazy_import("bilens.read.language")
+    pages = lazy_import("bilens.report.flow")
+    flow_viewer = lazy_import("bilens.report.flow_viewer")
+
+__all__ = ["FlowCommand"]
+
+
+@dataclass(frozen=True)
+class FlowCommand:
+    """Split a logit, or a difference of logits, exactly over the parts of a model on a text.
+
+    Prints the strongest ways down from the logit, and writes a page to explore and its numbers as
+    JSON.
+
+    Attributes:
+        model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
+        prompt: the text; what is split is said about the token behind it.
+        token: the token that is predicted, as the tokenizer spells it or as text, " are".
+        minus: tokens to take the mean of away from it, separated by commas.
+        k: eigenvectors of each MLP at each position.
+        threshold: what carries less than this share of the absolute flow is not split.
+        through_patterns: split patterns of bilinear and squared attention too.
+        shown: how many of the strongest nodes the page and the JSON have.
+        ablate: remove so many of the strongest nodes, one at a time, from the running model, and
+            compare.
+        output: the page; the JSON stands beside it.
+        viewer: folder to also write the graph to in the files that circuit-tracer's viewer reads,
+            under the name of the page.
+    """
+
+    model: ModelName
+    prompt: str
+    token: str
+    minus: str = ""
+    k: int = 20
+    threshold: float = 1e-4
+    through_patterns: bool = False
+    shown: int = 200
+    ablate: int = 0
+    output: Path = Path("runs") / "flow.html"
+    viewer: Path | None = None
+    device: Device = "auto"
+
+    def run(self) -> None:
+        """Split, print and write."""
+        check_count("--shown", self.shown)
+        model = load_language(self.model, self.device)
+        if model.tokenizer is None:
+            raise BilensError(f"{self.model} has no tokenizer beside it, which --prompt needs")
+        ids = model.tokenizer(self.prompt, return_tensors="pt")["input_ids"][0]
+        if not len(ids):
+            raise BilensError("--prompt is empty; give a text to predict the next token of")
+        direction = direction_of(self.token, self.minus)
+        found = flows.flow(
+            model,
+            ids,
+            direction,
+            k=self.k,
+            threshold=self.threshold,
+            through_patterns=self.through_patterns,
+        )
+        tokens = [
+            name.replace("Ġ", " ").replace("▁", " ") for name in language.token_names(model, ids)
+        ]
+        data = pages.flow_data(found, tokens, direction=str(direction), k=self.shown)
+        out.print(pages.flow_tree(data))
+        ablated = []
+        if self.ablate:
+            order = sorted(range(len(found.nodes)), key=lambda i: -abs(found.nodes[i].flow))
+            kinds = ("token", "position", "head", "eigenvector", "mlp")
+            numbers = [i for i in order if found.nodes[i].kind in kinds][: self.ablate]
+            results = flows.ablate(model, found, numbers)
+            nodes = [found.nodes[i] for i in numbers]
+            ablated = [
+                (node.kind, node.name(tokens), result)
+                for node, result in zip(nodes, results, strict=True)
+            ]
+            data["ablated"] = [
+                {"node": name, "predicted": result.predicted, "actual": result.actual}
+                for _, name, result in ablated
+            ]
+        pages.write_flow_page(self.output, data, ablated, title=f"“{self.prompt}”: {direction}")
+        numbers_at = self.output.with_suffix(".json")
+        write_json(numbers_at, {"prompt": self.prompt, **data})
+        if self.viewer is not None:
+            likely = found.trace.logits[-1].softmax(-1)[model.token(self.token)]
+            slug, probability = self.output.stem, float(likely)
+            graph = flow_viewer.viewer_graph(
+                data, slug=slug, prompt=self.prompt, probability=probability
+            )
+            flow_viewer.write_viewer_files(self.viewer, graph)
+        out.print(f"page: {self.output}\nnumbers: {numbers_at}", highlight=False, soft_wrap=True)

@@ -1,0 +1,102 @@
+"""Weights edited so that an MLP no longer reads some directions."""
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bilens.checks import check_finite, checked
+from bilens.errors import BilensError
+from bilens.residual import ResidualModel
+from bilens.residual.parts import LinearMap, Norm
+
+__all__ = ["edit"]
+
+
+@checked
+@torch.no_grad()
+def edit(
+    model: ResidualModel, layer: int, vectors: Float[Tensor, "k n"], *, scale: float = 0.0
+) -> ResidualModel:
+    """The model with some directions scaled, or gone, in all that one MLP reads.
+
+    With P the projector on the directions and z the normalised stream, the constant included,
+    L and R become L (1 - (1 - scale) P) and R (1 - (1 - scale) P), at every position of every
+    text. Only the weights of that MLP differ, so that what comes out is an ordinary model of its
+    family: `bilens.convert.save_model` writes it. Costs O(k rank n).
+
+    Args:
+        model: stays as it is; the edited one shares the memory of all other weights with it.
+        layer: number of the layer.
+        vectors: rows in the normalised stream, with the constant as last coordinate, as
+            `Flow.vector` gives them, or without; they need not be orthogonal.
+        scale: by which what is read along them is multiplied; 0 removes it.
+
+    Raises:
+        BilensError: there is no such layer, its MLP has no gate or reads behind a norm with a gain
+            of 0, the vectors do not fit, are zero or not finite, the scale is negative, or only a
+            bias that the model has no place for could do it.
+    """
+    mlp = model.layer(layer).mlp
+    if mlp.gate is None:
+        raise BilensError(f"{mlp.name} has no gate; edit() changes what gated MLPs read")
+    if not 0 <= scale < torch.inf:
+        raise BilensError(f"scale={scale}, expected 0 or more; 0 removes the directions")
+    basis = _orthonormal(vectors.to(model.W_U), model.d_model)
+    shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.model.parameters()}
+    edited = ResidualModel(copy.deepcopy(model.model, shared), model.tokenizer)
+    new = edited.layer(layer).mlp
+    assert new.gate is not None
+    tensor = model.mlp_factors(layer)
+    units = new.up.n_out
+    for part, factor in ((new.up, tensor.left[:units]), (new.gate, tensor.right[:units])):
+        along = (1 - scale) * factor @ basis[:, : factor.shape[1]].T
+        _remove(part, new.norm, along, basis)
+    return edited
+
+
+def _orthonormal(vectors: Tensor, width: int) -> Tensor:
+    """An orthonormal basis of what the rows span, the constant as its last coordinate."""
+    if len(vectors) == 0 or vectors.shape[1] not in (width, width + 1):
+        raise BilensError(
+            f"vectors has shape {tuple(vectors.shape)}, expected rows of {width} numbers, or of "
+            f"{width + 1} with the constant"
+        )
+    check_finite(vectors=vectors)
+    if not vectors.any(-1).all():
+        raise BilensError("vectors holds a row that is zero and points nowhere; leave it out")
+    padded = nn.functional.pad(vectors, (0, width + 1 - vectors.shape[1])).double()
+    units = padded / padded.norm(dim=-1, keepdim=True)
+    _, sizes, rows = torch.linalg.svd(units, full_matrices=False)
+    basis: Tensor = rows[sizes > 1e-6].to(vectors)
+    return basis
+
+
+def _remove(part: LinearMap, norm: Norm | None, along: Tensor, basis: Tensor) -> None:
+    """W z - along (basis z) by weights and bias alone; z = [n, 1] and W reads g n + b."""
+    read, constant = basis[:, :-1], basis[:, -1]
+    bias = None if norm is None else norm.bias()
+    if norm is not None:
+        gain = norm.gain()
+        if not gain.all():
+            raise BilensError(
+                f"{norm.name} has a gain of 0, so that no map behind it reads what is removed"
+            )
+        read = read / gain
+    added = -along @ constant
+    if bias is not None:
+        added = added + along @ (read @ bias)
+    weight, old = part.weight() - along @ read, part.bias()
+    if old is None and added.abs().max() > 1e-6 * weight.abs().max():
+        raise BilensError(
+            f"{part.name} has no bias, which these vectors ask for: they hold a share of the "
+            "constant; leave their last coordinate out"
+        )
+    whole = part.whole
+    rows = torch.arange(whole.n_out) if part.rows is None else part.rows
+    whole.set_weight(whole.weight().index_copy(0, rows.to(weight.device), weight))
+    if old is not None:
+        all_biases = whole.bias()
+        assert all_biases is not None
+        whole.set_bias(all_biases.index_copy(0, rows.to(weight.device), old + added))

@@ -1,0 +1,180 @@
+"""The flow of a logit as a page to explore, as JSON, and as a tree of text."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from rich.text import Text
+from rich.tree import Tree
+
+from bilens.errors import BilensError
+from bilens.read.flow import Ablation, Flow, FlowGraph
+from bilens.report.page import Drawing, Section, Table, write_page
+from bilens.report.style import BLUE, GREY, dress
+
+__all__ = ["ablation_figure", "flow_data", "flow_tree", "write_flow_page"]
+
+SMALL = 1e-3
+"""Edges below this share of the largest are left out of files."""
+AT_FIRST = 0.5
+"""Share of the absolute flow that a page shows when it opens, if it has as much."""
+
+
+def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> dict[str, Any]:
+    """The k strongest nodes of a flow, the edges between them, and what they hold, for JSON.
+
+    Nodes are ordered by |flow|, the logit first, so that the first n are the graph of the n - 1
+    strongest. `shares` has a count of nodes, their share of the absolute flow, and the share of
+    the logit that starts and stays in them.
+
+    Args:
+        found: the flow.
+        tokens: of its text, as they are shown.
+        direction: what the logit is called.
+        k: how many nodes.
+
+    Raises:
+        BilensError: k is not positive, or there are not as many tokens as the text has.
+    """
+    if len(tokens) != len(found.ids):
+        raise BilensError(f"tokens holds {len(tokens)} names, and the text {len(found.ids)}")
+    graph = found.top(k)
+    order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
+    place = {number: rank for rank, number in enumerate([0, *order])}
+    large = graph.edges.abs() >= SMALL * float(graph.edges.abs().max())
+    large &= graph.edges != 0
+    edges = [(place[a], place[b], float(graph.edges[a, b])) for a, b in large.nonzero().tolist()]
+    nodes = [{**asdict(graph.nodes[i]), "name": graph.nodes[i].name(tokens)} for i in [0, *order]]
+    shares = [(n, *_shares(found, graph, order[:n])) for n in _counts(len(order))]
+    return {
+        "direction": direction,
+        "tokens": list(tokens),
+        "value": found.value,
+        "absolute": found.absolute,
+        "frozen": list(found.frozen),
+        "layers": len(found.trace.layers),
+        "n_nodes": sum(node.is_part for node in found.nodes),
+        "nodes": nodes,
+        "edges": sorted(edges, key=lambda edge: -abs(edge[2])),
+        "shares": shares,
+        "start": next((i for i, s in enumerate(shares) if s[1] >= AT_FIRST), len(shares) - 1),
+    }
+
+
+def _shares(found: Flow, graph: FlowGraph, chosen: Sequence[int]) -> tuple[float, float]:
+    index = sorted([0, *chosen])
+    nodes = tuple(graph.nodes[i] for i in index)
+    held = sum(abs(node.flow) for node in nodes[1:]) / (found.absolute or 1.0)
+    some = FlowGraph(found, (), nodes, graph.edges[index][:, index], held)
+    return held, some.share_of_logit
+
+
+def _counts(most: int) -> list[int]:
+    """About 1.3 times as many at each step, and all of them at the end."""
+    counts = [1]
+    while counts[-1] < most:
+        counts.append(min(most, max(counts[-1] + 1, round(1.3 * counts[-1]))))
+    return counts
+
+
+def flow_tree(data: dict[str, Any], *, depth: int = 3, width: int = 4) -> Tree:
+    """The strongest ways down from the logit, to print.
+
+    Under each node stand those that send most to it, with what they send.
+
+    Args:
+        data: see `flow_data`.
+        depth: levels below the logit.
+        width: nodes under each node.
+    """
+    nodes = data["nodes"]
+
+    def line(value: float, name: str) -> Text:
+        return Text(f"{value:+.3f}", style="blue" if value > 0 else "red").append(
+            f" {name}", style="default"
+        )
+
+    def grow(tree: Tree, above: int, level: int) -> None:
+        below = [edge for edge in data["edges"] if edge[0] == above][:width]
+        for _, number, value in below if level else ():
+            grow(tree.add(line(value, nodes[number]["name"])), number, level - 1)
+
+    tree = Tree(line(data["value"], data["direction"]))
+    grow(tree, 0, depth)
+    return tree
+
+
+def ablation_figure(pairs: Sequence[tuple[str, str, Ablation]]) -> go.Figure:
+    """Predicted against actual change of the logit, for nodes that were removed.
+
+    Args:
+        pairs: kind and name of each node, and what became of the logit.
+    """
+    figure = dress(go.Figure(), height=420, title="One node removed")
+    for kind in dict.fromkeys(kind for kind, _, _ in pairs):
+        mine = [(name, result) for of, name, result in pairs if of == kind]
+        figure.add_scatter(
+            x=[result.predicted for _, result in mine],
+            y=[result.actual for _, result in mine],
+            text=[name.replace("<", "&lt;") for name, _ in mine],
+            mode="markers",
+            name=kind,
+            hovertemplate="%{text}<br>predicted %{x:.3f}, actual %{y:.3f}<extra></extra>",
+        )
+    values = [x for _, _, r in pairs for x in (r.predicted, r.actual)]
+    ends = [min(values, default=0), max(values, default=1)]
+    figure.add_scatter(x=ends, y=ends, mode="lines", line_color=GREY, showlegend=False)
+    figure.update_traces(marker={"size": 7}, selector={"mode": "markers"})
+    figure.update_layout(colorway=[BLUE, "#b2182b", "#1b7837", "#762a83", "#bf812d"])
+    figure.update_xaxes(title="predicted change of the logit")
+    figure.update_yaxes(title="actual change")
+    return figure
+
+
+def write_flow_page(
+    path: Path,
+    data: dict[str, Any],
+    ablated: Sequence[tuple[str, str, Ablation]] = (),
+    *,
+    title: str,
+) -> None:
+    """Write a flow as one HTML file that works offline.
+
+    Args:
+        path: the page.
+        data: see `flow_data`.
+        ablated: what became of the logit without some nodes; see `ablation_figure`.
+        title: of the page.
+    """
+    shown = data["nodes"][1:]
+    held, whole = data["shares"][-1][1:]
+    facts = [
+        (data["direction"], f"{data['value']:+.3f}"),
+        ("nodes", f"{data['n_nodes']:,}"),
+        (f"held by {len(shown)} nodes", f"{held:.0%} of the absolute flow"),
+        ("that is of the logit", f"{whole:.0%}"),
+        ("held fixed", ", ".join(data["frozen"]) or "nothing"),
+    ]
+    rows = [(n["name"], f"{n['flow']:+.3f}") for n in shown[:30]]
+    sections = [
+        Section(
+            "Graph",
+            "Squares are heads, circles all else; area is |flow|, blue raises the difference and "
+            "red lowers it. Point at a node, or touch it, for its edges.",
+            [[Drawing(data)]],
+        ),
+        Section("Strongest nodes", rows=[[Table(("node", "flow"), rows, words=1)]]),
+    ]
+    if ablated:
+        text = (
+            "Each node was removed from the running model, in which norms, patterns and gates "
+            "then change; the flow holds them fixed."
+        )
+        sections.append(Section("Interventions", text, [[ablation_figure(ablated)]]))
+    summary = (
+        "Where this difference of logits comes from, node by node: what flows into a node flows "
+        "out of it, and what flows out of tokens, positions and biases adds up to it."
+    )
+    write_page(path, title, summary, facts, sections)

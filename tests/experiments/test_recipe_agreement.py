@@ -1,0 +1,93 @@
+"""The recipe of agreement, on a tiny random model and BLiMP of two pairs a paradigm."""
+
+import gzip
+import json
+
+import pytest
+from experiments.blimp import load_pairs, preferred
+from experiments.context import RecipeContext
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from bilens.convert import save_model
+from bilens.errors import DataError
+from experiments import agreement as recipe
+
+PAIRS = {
+    "regular": (recipe.TERM, "The cat is near", "The cat are near"),
+    "others": ("binding", "The dog has the car", "The the has dog car"),
+}
+
+
+class TinyContext(RecipeContext):
+    def choose(self, small, paper):
+        return (2, 2) if isinstance(small, tuple) else 4
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "KS", (1, 2))
+    words = [
+        "[UNK]",
+        "The",
+        *(w for group in (*recipe.NOUNS, *recipe.VERBS) for w in group.split()),
+    ]
+    words += ["near", "the", "behind", "with", "of"]
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.3,
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
+    save_model(tmp_path / recipe.MODEL, LlamaForCausalLM(config), tokenizer)
+    (tmp_path / "blimp").mkdir()
+    for name, (term, good, bad) in PAIRS.items():
+        row = {"linguistics_term": term, "sentence_good": good, "sentence_bad": bad}
+        with gzip.open(tmp_path / "blimp" / f"{name}.jsonl.gz", "wt") as file:
+            file.write(f"{json.dumps(row)}\n" * 2)
+    return tmp_path
+
+
+def test_the_recipe_finds_edits_and_measures(folder):
+    outcome = recipe.run(TinyContext("small", folder / "models", folder))
+    numbers = json.loads(json.dumps(outcome.numbers, allow_nan=False))
+    assert numbers["prefixes"] == 4
+    assert numbers["leaves_error_largest"] < 1e-4
+    assert numbers["pairs"] == {"agreement": 2, "others": 2}
+    assert {"before", "1 strongest", "2 strongest"} <= set(numbers["edits"])
+    assert len(numbers["edits"]["2 strongest"]["others_change"]) == 2
+    assert numbers["nodes"]["neurons"]["50 %"] <= numbers["nodes"]["neurons"]["80 %"]
+    assert sum(fit["nodes"] for fit in numbers["interventions"].values()) > 4
+    assert outcome.figures.keys() == {"interventions"}
+
+
+def test_a_sentence_is_scored_as_if_it_stood_alone(folder):
+    model = recipe._open(folder)
+    pairs = load_pairs(folder / "blimp", 1)
+    for pair, first in zip(pairs, preferred(model, pairs), strict=True):
+        losses = []
+        for text in (pair.good, pair.bad):
+            ids = model.tokenizer(text, return_tensors="pt")["input_ids"]
+            logits = model.logits(ids)[0, :-1].log_softmax(-1)
+            losses.append(float(logits.gather(-1, ids[0, 1:, None]).sum()))
+        assert first == (losses[0] > losses[1])
+
+
+def test_prefixes_are_half_plural_and_name_the_right_form(folder):
+    model = recipe._open(folder)
+    plural = dict(word.split() for word in recipe.VERBS)
+    for number, (ids, direction) in enumerate(recipe._prefixes(model, 8)):
+        subject = model.tokenizer.decode(ids).split()[1]
+        assert subject in {noun.split()[number % 2] for noun in recipe.NOUNS}
+        right, [wrong] = direction.token.strip(), direction.minus
+        assert plural[wrong.strip() if number % 2 else right] in (right, wrong.strip())
+
+
+def test_missing_data_is_said(tmp_path):
+    with pytest.raises(DataError, match="holds no files of BLiMP"):
+        load_pairs(tmp_path, 1)

@@ -1,0 +1,181 @@
+"""Graphs say what they hold, what recurs is found, edits do what ablations of directions do."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from bilens.convert import open_model, save_model
+from bilens.errors import BilensError
+from bilens.read.flow import Direction, ablate, edit, flow, flows
+from bilens.read.language import TokenDirection
+from bilens.residual import ResidualModel
+from tests.families import GATED, exact_norms, some_text, tiny
+from tests.language import random_model, random_text, toy_tokenizer
+
+DIRECTION = TokenDirection("t3", ("t7", "t8"))
+
+
+@pytest.fixture(scope="module")
+def view():
+    return ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def found(view):
+    return flow(view, random_text(), DIRECTION, k=100, threshold=0)
+
+
+def test_everything_holds_everything(found):
+    parts = [i for i, node in enumerate(found.nodes) if node.kind != "rest"]
+    whole = found.graph(range(len(found.nodes)))
+    assert whole.share_of_flow == pytest.approx(1)
+    assert whole.share_of_logit == pytest.approx(1, abs=1e-9)
+    assert found.top(len(found.nodes)).numbers == tuple(parts)
+
+
+def test_the_strongest_come_first(found):
+    graph = found.top(5)
+    flows_ = sorted((abs(n.flow) for n in found.nodes if n.is_part), reverse=True)
+    kept = sorted((abs(n.flow) for n in graph.nodes[1:]), reverse=True)
+    assert kept == flows_[:5]
+    assert graph.share_of_flow == pytest.approx(sum(flows_[:5]) / found.absolute)
+    among = found.edges()[graph.numbers, :][:, graph.numbers]
+    torch.testing.assert_close(graph.edges, among, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
+def test_a_share_is_covered_by_no_more_than_needed(found, share):
+    graph = found.covering(share)
+    assert graph.share_of_flow >= share - 1e-6
+    assert found.top(len(graph.numbers) - 2).share_of_flow < share
+
+
+def test_a_path_is_counted_only_where_it_is_whole(found):
+    """With the logit and the leaves alone only what leaves send there directly arrives."""
+    leaves = [i for i, n in enumerate(found.nodes) if n.kind in ("token", "position", "bias")]
+    graph = found.graph(leaves)
+    direct = float(found.edges()[0, leaves].sum()) / found.value
+    assert graph.share_of_logit == pytest.approx(direct)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: f.covering(0), "share=0, expected a number above 0 and at most 1"),
+        (lambda f: f.top(0), "k=0"),
+        (lambda f: f.graph([10**6]), "number=1000000, expected 0 to"),
+        (lambda f: f.vector(0), "number=0 is a node of kind output, not an eigenvector"),
+    ],
+)
+def test_what_is_not_there_is_said(found, call, message):
+    with pytest.raises(BilensError, match=message):
+        call(found)
+
+
+def test_remainders_cannot_be_covered(view):
+    coarse = flow(view, random_text(), DIRECTION, k=1, threshold=0.5)
+    with pytest.raises(BilensError, match=r"share=0.99, and all parts together hold 0\.\d+ of"):
+        coarse.covering(0.99)
+
+
+def test_the_same_prompt_twice_has_the_same_parts(view):
+    ids = random_text()
+    once = flow(view, ids, DIRECTION, k=3, threshold=0)
+    twice = flows(view, [ids, ids], DIRECTION, k=3, threshold=0, similarity=1 - 1e-9)
+    assert twice.values == (once.value, once.value)
+    for head in twice.heads:
+        mine = [
+            n.flow
+            for n in once.nodes
+            if (n.kind, n.layer, n.number) == ("head", head.layer, head.head)
+        ]
+        assert head.mean == pytest.approx(sum(mine))
+        assert head.absolute == pytest.approx(sum(map(abs, mine)))
+        assert head.prompts == 2
+    strongest = max(
+        (i for i, n in enumerate(once.nodes) if n.kind == "eigenvector"),
+        key=lambda i: abs(once.nodes[i].flow),
+    )
+    first = twice.directions[0]
+    assert first.layer == once.nodes[strongest].layer
+    assert first.prompts == 2
+    assert first.mean == pytest.approx(once.nodes[strongest].flow)
+    assert abs(float(first.vector @ once.vector(strongest))) == pytest.approx(1)
+    assert first.direction.layer == first.layer
+
+
+def test_what_does_not_tell_two_answers_apart_cancels(view):
+    ids = random_text()
+    opposite = TokenDirection("t7", ("t3",))
+    both = flows(view, [ids, ids], [TokenDirection("t3", ("t7",)), opposite], k=3, threshold=0)
+    assert sum(both.values) == pytest.approx(0, abs=1e-12)
+    assert all(head.mean == pytest.approx(0, abs=1e-9) for head in both.heads)
+    assert any(head.absolute > 1e-3 for head in both.heads)
+
+
+def test_prompts_and_directions_must_fit(view):
+    with pytest.raises(BilensError, match="prompts holds 1 texts and directions 2, expected"):
+        flows(view, [random_text()], [DIRECTION, DIRECTION])
+
+
+def some_vectors(view, k=2, constant=0.0):
+    generator = torch.Generator().manual_seed(3)
+    v = torch.randn(k, view.d_model + 1, generator=generator, dtype=torch.float64)
+    v[:, -1] *= constant
+    return v
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_an_edit_removes_what_an_ablation_removes(name):
+    view, ids = ResidualModel(tiny(name), toy_tokenizer()), some_text()[0]
+    before = {n: p.clone() for n, p in view.model.state_dict().items()}
+    with exact_norms():
+        found = flow(view, ids, DIRECTION, k=1, threshold=0.1)
+        bias = view.layer(1).mlp.up.module.bias is not None
+        z = view.mlp_inputs(ids[None], 1)[0, -1]
+        v = functional.normalize(torch.cat([z, z.new_tensor([float(bias)])]), dim=0)
+        edited = edit(view, 1, v[None], scale=0.25)
+        changed = flow(edited, ids, DIRECTION, k=1, threshold=0.1).value - found.value
+        [result] = ablate(view, found, [Direction(1, v)], scale=0.25)
+    assert changed == pytest.approx(result.actual, abs=1e-6)
+    assert abs(changed) > 3e-4
+    assert all(p.equal(before[n]) for n, p in view.model.state_dict().items())
+
+
+def test_an_edited_mlp_does_not_see_the_directions(view):
+    v = some_vectors(view, constant=1.0)
+    edited = edit(view, 1, v).mlp_factors(1)
+    assert float((edited.left[:-1] @ v.T).abs().max()) < 1e-12
+    assert float((edited.right[:-1] @ v.T).abs().max()) < 1e-12
+
+
+def test_an_edited_model_is_saved_and_opened(tmp_path):
+    view = ResidualModel(tiny("llama"))
+    edited = edit(view, 0, some_vectors(view)[:, :-1])
+    save_model(tmp_path, edited.model, None)
+    again = ResidualModel(open_model(tmp_path))
+    assert again.logits(some_text()).allclose(edited.logits(some_text()))
+    assert not again.logits(some_text()).allclose(view.logits(some_text()))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("llama", {"vectors": torch.zeros(1, 16).double()}, "a row that is zero"),
+        ("llama", {"vectors": torch.ones(1, 5).double()}, r"shape \(1, 5\), expected rows of 16"),
+        ("llama", {"scale": -1.0}, "scale=-1.0, expected 0 or more"),
+        ("llama", {"vectors": torch.ones(1, 17).double()}, "has no bias, which these vectors"),
+        ("gpt2", {}, "has no gate; edit"),
+    ],
+)
+def test_edits_that_cannot_be_are_refused(name, change, message):
+    view = ResidualModel(tiny(name))
+    with pytest.raises(BilensError, match=message):
+        edit(view, 0, **{"vectors": some_vectors(view), **change})
+
+
+def test_a_gain_of_zero_hides_what_is_removed():
+    view = ResidualModel(tiny("llama"))
+    view.layer(0).mlp.norm.module.weight[2] = 0
+    with pytest.raises(BilensError, match="has a gain of 0, so that no map"):
+        edit(view, 0, some_vectors(view))
