@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from bilens.checks import check_count
 from bilens.cli.console import Device, ModelName
-from bilens.cli.terminal import out
 from bilens.cli.language import direction_of, load_language
+from bilens.cli.terminal import out
 from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.lazy_imports import lazy_import
