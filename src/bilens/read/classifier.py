@@ -132,6 +132,7 @@ def read_classifier(
         NotBilinearError: the model is not one tensor.
         BilensError: the data does not fit the model, or there is no such basis.
     """
+    check_classifier(model)
     model = model.readable()
     data, spectrum = data.to(model.device), class_spectra(model, basis)
     return ClassifierReading(
