@@ -150,7 +150,7 @@ class Export:
         out.print(f"model: {output}", highlight=False, soft_wrap=True)
 
 
-def number_of_tokens(text: str) -> int:
+def number_of_tokens(text: str, name: str = "tokens") -> int:
     """A number such as 1000000, 500K, 1M or 0.5B.
 
     Raises:
@@ -158,5 +158,5 @@ def number_of_tokens(text: str) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.upper())
     if found is None:
-        raise BilensError(f"--tokens={text}, expected a number such as 1000000, 500K, 1M or 0.5B")
+        raise BilensError(f"--{name}={text}, expected a number such as 1000000, 500K, 1M or 0.5B")
     return round(float(found[1]) * UNITS[found[2]])

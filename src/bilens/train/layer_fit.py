@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.convert.linear_gates import GateSums, set_line
+from bilens.errors import BilensError
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
 from bilens.settings import Between, Count, check_settings
@@ -164,6 +165,10 @@ def _distil(mlp: MLP, rows: Rows, how: Distillation) -> None:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
+    if not all(torch.isfinite(part).all() for part in parameters):
+        raise BilensError(
+            f"The distillation of {mlp.name} became infinite or NaN; lower learning_rate"
+        )
     with torch.no_grad():
         for stored, trained in zip(mlp.module.parameters(), parameters, strict=True):
             stored.copy_(trained)

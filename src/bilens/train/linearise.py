@@ -42,7 +42,7 @@ class Linearised:
         after: loss with the gates of `layers` linear.
         layers: whose gates are linear now.
         alone: loss with the gates of one layer linear and all else as it was, for each layer that
-            was asked for; fitted without distillation.
+            was asked for, fitted without distillation; empty where that was not measured.
         fits: how near each of `layers` is to what it was.
     """
 
@@ -62,6 +62,7 @@ def linearise(
     *,
     budget: float | None = None,
     distillation: Distillation | None = None,
+    alone: bool = True,
 ) -> Linearised:
     """Make the gates of a model linear, in place: bilinear layers, from one text and no labels.
 
@@ -81,6 +82,7 @@ def linearise(
             stay as they are.
         distillation: how each layer is trained in the end, by itself, to give what it gave; by
             default it is not.
+        alone: measure the loss with each layer linear by itself, too; a budget needs it.
 
     Raises:
         BilensError: the model is not gated or not as it was trained, there is no such layer, budget
@@ -99,14 +101,16 @@ def linearise(
     for name, some in (("texts", texts), ("held_out", held_out)):
         _check_tokens(name, some, model.config.vocab_size)
     texts, held_out = (some.to(model.device) for some in (texts, held_out))
-    before, alone = next_token_loss(model, held_out), {}
+    before = next_token_loss(model, held_out)
+    losses: dict[int, float] = {}
 
     def measure(layer: int) -> None:
-        alone[layer] = next_token_loss(model, held_out)
+        losses[layer] = next_token_loss(model, held_out)
 
-    _fit(model, mlps, texts, chosen, CLOSED_FORM, measure)
+    if alone or budget is not None:
+        _fit(model, mlps, texts, chosen, CLOSED_FORM, measure)
     if budget is not None:
-        chosen = sorted(chosen, key=lambda layer: alone[layer])
+        chosen = sorted(chosen, key=lambda layer: losses[layer])
         within, beyond = 0, len(chosen) + 1
         while beyond - within > 1:
             count = (within + beyond) // 2
@@ -118,7 +122,7 @@ def linearise(
     fits_of = _fit(model, mlps, texts, chosen, distillation or CLOSED_FORM)
     if chosen:
         mark_linear(model, mlps, chosen)
-    return Linearised(before, next_token_loss(model, held_out), tuple(chosen), alone, fits_of)
+    return Linearised(before, next_token_loss(model, held_out), tuple(chosen), losses, fits_of)
 
 
 @torch.no_grad()
