@@ -91,13 +91,7 @@ def test_each_layer_is_fitted_on_what_the_linear_ones_before_it_hand_it(monkeypa
     dense = deepcopy(plain)
     for layer, mlp in enumerate(gated_mlps(dense)):
         reads, _ = seen(dense, mlp, ids)
-        stream = dense.model(ids, output_hidden_states=True).hidden_states[: layer + 2][-1]
-        if layer == 1:  # the last of hidden_states is behind the norm
-            behind = []
-            hook = dense.model.layers[1].register_forward_hook(lambda m, g, made: behind.append(made))
-            dense.model(ids)
-            hook.remove()
-            stream = behind[0]
+        stream = dense.model(ids, output_hidden_states=True).hidden_states[layer]
         weight = stream.flatten(0, 1).square().mean(-1).rsqrt()[:, None]
         u, g = mlp.up.module(reads), mlp.gate.module(reads)
         columns = torch.stack([u * g * weight, u * weight], -1).transpose(0, 1)

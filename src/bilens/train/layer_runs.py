@@ -46,7 +46,7 @@ class LayerRuns:
     ) -> tuple[
         Float[Tensor, "rows d_in"], Float[Tensor, "rows d_out"], Float[Tensor, "rows d_model"]
     ]:
-        """What the MLP of a layer reads and gives, and the stream behind the layer.
+        """What the MLP of a layer reads and gives, and the stream in front of the layer.
 
         The texts stay in front of the layer; see `go_on`.
         """
@@ -61,7 +61,7 @@ class LayerRuns:
         reads, writes = (
             torch.cat([part.flatten(0, 1) for part in parts]) for parts in zip(*seen, strict=True)
         )
-        return reads, writes, torch.cat([stream.flatten(0, 1) for stream in self._next])
+        return reads, writes, torch.cat([stream.flatten(0, 1) for stream in self._streams])
 
     @torch.no_grad()
     def go_on(self, layer: int, *, changed: bool) -> None:
