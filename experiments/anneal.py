@@ -4,9 +4,9 @@ Reproduces the fine-tuning of Pearce et al. 2024, section 6.3 and appendix D, on
 260,000 parameters of llama2.c's stories260K (SwiGLU, grouped-query attention), trained further on
 TinyStories, where the source has TinyLlama 1.1B on FineWeb. Four trainings see the same texts in
 the same order: beta held at 1, which fine-tunes the model as it is; beta = 0 from the start; the
-gates made linear in closed form, and trained on from there; and beta falling linearly to 0 in the first quarter, where it stays: in the source too the line takes a
-fifth of all tokens, and the rest is further training. All are validated in the middle and at the
-end.
+gates made linear in closed form, and trained on from there; and beta falling linearly to 0 in the
+first quarter, where it stays: in the source too the line takes a fifth of all tokens, and the rest
+is further training. All are validated in the middle and at the end.
 
 The validation losses are in nats a token of this model's 512 tokens. The stories may have been
 among those that the model was trained on, held out ones too.
@@ -67,7 +67,9 @@ def run(context: RecipeContext) -> Outcome:
     at_once = validation_loss(base, corpus, BATCH)
     fitted, in_closed_form = _fit(path, corpus)
     histories = {
-        name: _train(context, fitted if name == "fitted" else open_model(path), corpus, name, tokens)
+        name: _train(
+            context, fitted if name == "fitted" else open_model(path), corpus, name, tokens
+        )
         for name in NAMES
     }
     middle, end = ({name: _validation(h)[at] for name, h in histories.items()} for at in (0, 1))

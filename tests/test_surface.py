@@ -12,6 +12,7 @@ import bilens
 ROOMS = (
     *("convert", "data", "explore", "kernels", "nn", "nn.language", "read", "read.language"),
     *("report", "residual", "tensor", "train", "train.anneal", "train.compare", "train.language"),
+    "train.linearise",
 )
 
 

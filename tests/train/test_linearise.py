@@ -203,7 +203,10 @@ def test_annealing_goes_on_from_the_fit():
         ({"budget": float("nan")}, r"budget=nan, expected a number of nats"),
         ({"texts": texts(2) + VOCAB}, r"texts holds the number \d+, expected 0 to 29, those of"),
         ({"held_out": texts(2) - VOCAB}, r"held_out holds the number -\d+, expected 0 to 29"),
-        ({"texts": texts(2)[:, :1]}, r"texts has shape \(2, 1\), expected at least one text of two"),
+        (
+            {"texts": texts(2)[:, :1]},
+            r"texts has shape \(2, 1\), expected at least one text of two",
+        ),
         ({"held_out": texts(0)}, r"held_out has shape \(0, 12\), expected at least one text of tw"),
     ],
 )
@@ -220,14 +223,18 @@ def test_a_model_that_was_made_bilinear_before_is_refused():
         linearise(model, texts(3), texts(3))
     model = tiny("llama")
     give_swish(model)
-    with pytest.raises(BilensError, match="it is bilinear already, or partly; expected a model wit"):
+    with pytest.raises(
+        BilensError, match="it is bilinear already, or partly; expected a model wit"
+    ):
         linearise(model, texts(3), texts(3))
 
 
 def test_a_distillation_that_diverges_and_weights_that_are_nan():
     model = tiny("llama", dtype=torch.float32)
     how = Distillation(steps=20, learning_rate=1e30)
-    with pytest.raises(BilensError, match="distillation.*became infinite or NaN; lower learning_rate"):
+    with pytest.raises(
+        BilensError, match="distillation.*became infinite or NaN; lower learning_rate"
+    ):
         linearise(model, texts(3), texts(3), alone=False, distillation=how)
     model.model.norm.weight.data[3] = torch.nan
     with pytest.raises(CheckpointError, match="model.norm.weight holds NaN or infinite values"):

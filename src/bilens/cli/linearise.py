@@ -26,10 +26,11 @@ WORST = 5
 
 @dataclass(frozen=True)
 class Linearise:
-    """Make the gates of a pretrained gated model linear, in closed form, so that layers are bilinear.
+    """Make the gates of a pretrained gated model linear, so that its layers are bilinear.
 
-    Each gate becomes the line nearest to it on a text, and each down map is fitted to what the layer
-    gave, layer by layer. Prints the loss with each layer linear alone and with all of them.
+    Each gate becomes the line nearest to it on a text, and each down map is fitted to what the
+    layer gave, in closed form, layer by layer. Prints the loss with each layer linear alone and
+    with all of them.
 
     Attributes:
         model: folder of a Hugging Face model, the name of a repository, or a .bin file of llama2.c.

@@ -1,9 +1,10 @@
 """One gated MLP made bilinear: lines for its gates, its down map, then, if asked for, all of it.
 
 The MLP is to give what it gave, y, for the inputs x that it will have. Each row counts with
-w = 1 / |s|^2, where s is the stream in front of the layer: later norms divide by its size, so that an
-error counts for as much as it changes what later layers read. A layer that makes a token's stream
-large by itself is thus held to doing so, and the large tokens behind it do not outweigh all others.
+w = 1 / |s|^2, where s is the stream in front of the layer: later norms divide by its size, so that
+an error counts for as much as it changes what later layers read. A layer that makes a token's
+stream large by itself is thus held to doing so, and the large tokens behind it do not outweigh all
+others.
 """
 
 from copy import deepcopy

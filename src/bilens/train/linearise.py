@@ -67,8 +67,8 @@ def linearise(
     """Make the gates of a model linear, in place: bilinear layers, from one text and no labels.
 
     For each hidden unit the line that minimises E[(act(g) - a g - b)^2 u^2 / |s|^2] takes the place
-    of the activation, s being the stream in front of the layer; a goes into the gate's weights, b into
-    its biases. Then the down map is fitted to the gated MLP's outputs by ridge regression. Costs
+    of the activation, s being the stream in front of the layer; a goes into the gate's weights, b
+    into its biases. Then the down map is fitted to the gated MLP's outputs by ridge regression. Costs
     about three forward passes over `texts`, and one Gram matrix of the hidden units a layer;
     `alone` costs as much again and a pass over `held_out` for each layer.
 
