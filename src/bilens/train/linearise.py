@@ -29,7 +29,7 @@ from bilens.train.layer_runs import BATCH, LayerRuns
 __all__ = ["Distillation", "Fit", "Linearised", "linearise", "next_token_loss"]
 
 RIDGE = 1.0
-"""How strongly down maps are held where they were; of 0.1, 1, 3 and infinity the best in the mean."""
+"""How strongly down maps are held where they were: the best of 0.1, 1, 3 and none on average."""
 CLOSED_FORM = Distillation(steps=0)
 
 
