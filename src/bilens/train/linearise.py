@@ -28,8 +28,9 @@ from bilens.train.layer_runs import BATCH, LayerRuns
 
 __all__ = ["Distillation", "Fit", "Linearised", "linearise", "next_token_loss"]
 
-RIDGE = 1.0
-"""How strongly down maps are held where they were: the best of 0.1, 1, 3 and none on average."""
+RIDGE = 2.0
+"""How strongly down maps are held where they were, times hidden units for each calibration token:
+the fewer tokens a hidden unit has, the less its column is to be believed."""
 CLOSED_FORM = Distillation(steps=0)
 
 
@@ -110,19 +111,14 @@ def linearise(
     if alone or budget is not None:
         _fit(model, mlps, texts, chosen, CLOSED_FORM, measure)
     if budget is not None:
-        chosen = sorted(chosen, key=lambda layer: losses[layer])
-        within, beyond = 0, len(chosen) + 1
-        while beyond - within > 1:
-            count = (within + beyond) // 2
-            with _as_they_were(mlps, chosen[:count]):
-                _fit(model, mlps, texts, chosen[:count], CLOSED_FORM)
-                fits = next_token_loss(model, held_out) <= before + budget
-            within, beyond = (count, beyond) if fits else (within, count)
-        chosen = sorted(chosen[:within])
-    fits_of = _fit(model, mlps, texts, chosen, distillation or CLOSED_FORM)
+        order = sorted(chosen, key=lambda layer: losses[layer])
+        chosen = _most_within(
+            order, lambda some: _loss_with(model, mlps, texts, held_out, some) <= before + budget
+        )
+    fits = _fit(model, mlps, texts, chosen, distillation or CLOSED_FORM)
     if chosen:
         mark_linear(model, mlps, chosen)
-    return Linearised(before, next_token_loss(model, held_out), tuple(chosen), losses, fits_of)
+    return Linearised(before, next_token_loss(model, held_out), tuple(chosen), losses, fits)
 
 
 @torch.no_grad()
@@ -163,12 +159,38 @@ def _fit(
                 size = stream.to(dtype).square().mean(-1)
                 rows = Rows(reads, writes.to(dtype), 1 / (size + 1e-6 * size.mean()))
                 with _as_they_were(mlps, [layer] if alone else []):
-                    fits[layer] = fit_mlp(mlps[layer], rows, RIDGE, distillation)
+                    ridge = RIDGE * mlps[layer].up.n_out / len(reads)
+                    fits[layer] = fit_mlp(mlps[layer], rows, ridge, distillation)
                     if alone is not None:
                         alone(layer)
                 bar.advance(task)
             runs.go_on(layer, changed=layer in fits and alone is None)
     return fits
+
+
+def _most_within(order: list[int], fits: Callable[[list[int]], bool]) -> list[int]:
+    """As many of some layers, in their order, as fit within a budget; by bisection."""
+    within, beyond = 0, len(order) + 1
+    while beyond - within > 1:
+        count = (within + beyond) // 2
+        if fits(order[:count]):
+            within = count
+        else:
+            beyond = count
+    return sorted(order[:within])
+
+
+def _loss_with(
+    model: PreTrainedModel,
+    mlps: list[MLP],
+    texts: Int[Tensor, "texts time"],
+    held_out: Int[Tensor, "held_out held_out_time"],
+    layers: list[int],
+) -> float:
+    """The loss with the gates of some layers linear, which then are what they were."""
+    with _as_they_were(mlps, layers):
+        _fit(model, mlps, texts, layers, CLOSED_FORM)
+        return next_token_loss(model, held_out)
 
 
 @contextmanager
