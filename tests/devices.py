@@ -56,15 +56,18 @@ class _Mode(TorchDispatchMode):
 @contextmanager
 def second_device(*, wide: bool = True) -> Iterator[torch.device]:
     """Inside the block there is a second device; `wide` gives it float64."""
-    make = torch.tensor
 
-    def moved(data: Any, *, device: Any = None, **how: Any) -> torch.Tensor:
+    def mover(make: Any) -> Any:
         # Torch drops the numbers of a tensor that is made on meta before anybody is asked.
-        return make(data, **how) if device is None else make(data, **how).to(device)
+        def moved(data: Any, *, device: Any = None, **how: Any) -> torch.Tensor:
+            return make(data, **how) if device is None else make(data, **how).to(device)
+
+        return moved
 
     with pytest.MonkeyPatch.context() as patch, _Mode():
         patch.setattr(Elsewhere, "wide", wide)
-        patch.setattr(torch, "tensor", moved)
+        for name in ("tensor", "as_tensor"):
+            patch.setattr(torch, name, mover(getattr(torch, name)))
         yield ELSEWHERE
 
 

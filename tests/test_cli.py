@@ -153,7 +153,7 @@ def test_deep_models_are_read_by_their_paths(tmp_path, capsys, monkeypatch):
 
 
 def test_deep_models_are_cut_to_few_directions(tmp_path, capsys):
-    main(["train", "images", *SMALL, "--layers", "2", "--output", str(tmp_path)])
+    main(["train", "images", *SMALL, "--n-layers", "2", "--output", str(tmp_path)])
     main(["decompose", str(tmp_path), "--bonds", "--drop", "0.05", "--metric", "weights"])
     shown = capsys.readouterr().out
     assert "certificate" in shown

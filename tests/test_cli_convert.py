@@ -7,6 +7,7 @@ import torch
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaForCausalLM
 
+import bilens
 from bilens.cli import main
 from bilens.convert import find_swish, open_model, read_spectra, save_model
 from bilens.residual import ResidualModel
@@ -91,6 +92,40 @@ def test_anneal_export_spectra(model, texts, tmp_path, capsys):
     view = ResidualModel(annealed)
     whole = view.interaction(annealed.lm_head.weight * annealed.model.norm.weight, 1)
     assert torch.allclose(spectrum.values, whole.eigh(3).values, rtol=1e-3, atol=1e-4)
+
+
+def test_linearise_then_anneal(model, texts, tmp_path, capsys):
+    run, small = tmp_path / "linear", ["--length", "8", "--tokens", "0.256K", "--device", "cpu"]
+    given = ["--data", str(texts), "--held-out", "16", *small]
+    main(["linearise", str(model), *given, "--output", str(run), "--steps", "3"])
+    shown = capsys.readouterr().out
+    assert "loss alone" in shown
+    assert "layers that suffer most: " in shown
+    assert "2 layers linear: " in shown
+    assert str(run) in shown.replace("\n", "")
+    plain = LlamaForCausalLM.from_pretrained(run).eval()
+    linear = open_model(run)
+    assert plain.config.hidden_act == "linear"
+    assert torch.allclose(log_probabilities(plain), log_probabilities(linear), atol=1e-5)
+
+    training = ["--data", str(texts), "--batch-size", "4", "--learning-rate", "1e-9", *small]
+    main(["anneal", str(run), *training, "--output", str(tmp_path / "run")])
+    assert "beta 0, validation loss" in capsys.readouterr().out
+    main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "out")])
+    trained = log_probabilities(LlamaForCausalLM.from_pretrained(tmp_path / "out").eval())
+    assert torch.allclose(trained, log_probabilities(linear), atol=1e-4)
+
+
+def test_linearise_some_layers_within_a_budget(model, texts, tmp_path, capsys):
+    given = ["--data", str(texts), "--length", "8", "--tokens", "256", "--held-out", "16"]
+    main(["linearise", str(model), *given, "--layers", "1", "--output", str(tmp_path / "one")])
+    assert "1 layers linear" in capsys.readouterr().out
+    assert bilens.load(tmp_path / "one").mlp(1).n_out == 16
+    main(["linearise", str(model), *given, "--budget", "10", "--output", str(tmp_path / "all")])
+    assert "2 layers linear" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["linearise", str(model), *given, "--length", "16", "--held-out", "15"])
+    assert "--held_out=15, expected at least --length=16" in capsys.readouterr().err
 
 
 def test_spectra_of_some_tokens(model, texts, tmp_path, capsys):

@@ -106,7 +106,7 @@ def follow(command: str) -> None:
     elif "bilens" in words[:1]:
         bilens.cli.parse(words[1:])
         if not HEAVY.search(command):
-            if "train" in words and "--output" in words:
+            if "train" in words and "--output" in words and "--resume" not in words:
                 # A reader trains what is there for the other pages already.
                 shutil.rmtree(words[words.index("--output") + 1], ignore_errors=True)
             bilens.cli.main(words[1:])

@@ -11,16 +11,8 @@ import bilens
 
 ROOMS = (
     *("convert", "data", "explore", "kernels", "nn", "nn.language", "read", "read.flow"),
-    *(
-        "read.language",
-        "report",
-        "residual",
-        "tensor",
-        "train",
-        "train.anneal",
-        "train.compare",
-        "train.language",
-    ),
+    *("read.language", "report", "residual", "tensor", "train", "train.anneal"),
+    *("train.compare", "train.language", "train.linearise"),
 )
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 import bilens.cli
-from bilens.cli.language import frame_table
+from bilens.cli.language import show_frames
 from bilens.cli.terminal import PlainConsole, printable
 from bilens.errors import BilensError
 
@@ -41,16 +41,22 @@ def test_whatever_is_printed_is_clean(colour):
     table.add_column(EVIL)
     table.add_row(Text(EVIL, style="bold"))
     settings = {"force_terminal": colour, "color_system": "truecolor" if colour else None}
-    # Neither pandas nor a tokenizer holds half of a pair.
-    token = EVIL.removesuffix("\ud800")
-    frame = frame_table(pd.DataFrame({"token": [token], "value": [1.0]}), token)
-    for thing in (EVIL, Text(EVIL, style="red"), table, frame):
+    for thing in (EVIL, Text(EVIL, style="red"), table):
         text = printed(thing, **settings)
         assert "\x1b]" not in text
         assert "\x1b[2J" not in text
         assert not {"\x07", "\x9b", "\r", "\u202e", "\ud800"} & set(text)
         assert "back" in text
     assert ("\x1b[1m" in printed(table, **settings)) is colour
+
+
+def test_tables_of_tokens_are_clean(capsys):
+    # Neither pandas nor a tokenizer holds half of a pair.
+    token = EVIL.removesuffix("\ud800")
+    show_frames({token: pd.DataFrame({"token": [token], "value": [1.0]})}, None)
+    shown = capsys.readouterr().out
+    assert "back" in shown
+    assert not {"\x1b", "\x07", "\x9b", "\r", "\u202e"} & set(shown)
 
 
 def test_messages_of_errors_are_clean(monkeypatch, capsys):

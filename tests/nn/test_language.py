@@ -95,6 +95,9 @@ def mlp_by_hand(config, mlp: torch.nn.Module, z: torch.Tensor) -> torch.Tensor:
 def norm_by_hand(config, norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     if config.norm == "none":
         return x
+    if config.norm == "scalar":
+        mean = norm.mean_square / norm.weight
+        return x / (mean + (1e-6 if config.norm_eps is None else config.norm_eps)).sqrt()
     eps = {"rms": torch.finfo(x.dtype).eps, "layer": 1e-5}[config.norm]
     eps = eps if config.norm_eps is None else config.norm_eps
     x = x - x.mean(-1, keepdim=True) if config.norm == "layer" else x

@@ -32,6 +32,7 @@ COMMANDS = {
     "process": ("process", "Process", "Fold norms and biases of a model into its weights."),
     "anneal": ("anneal", "Anneal", "Train a gated model on while it becomes bilinear."),
     "export": ("anneal", "Export", "Save an annealed model for plain transformers."),
+    "linearise": ("linearise", "Linearise", "Make the gates of a model linear, without training."),
     "spectra": ("spectra", "Spectra", "Top eigenpairs of a layer along the logit of every token."),
     "report": ("report", "Report", "Write the report of a trained model as one HTML file."),
     "explore": ("explore", "Explore", "Look into a trained model in the browser."),

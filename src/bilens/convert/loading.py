@@ -23,6 +23,7 @@ from transformers.utils.hub import cached_file
 from bilens.checks import check_weights
 from bilens.convert.config_record import read_record
 from bilens.convert.layouts import find_layout
+from bilens.convert.linear_gates import restore_linear, unmark_linear
 from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
 from bilens.convert.swish import base_activation, find_swish, give_swish
 from bilens.convert.weights import WEIGHT_FILES, shard_names
@@ -61,7 +62,8 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
     """Open a model that transformers, or a layout that bilens knows, has saved.
 
     That is with the biases that processing gave it and, in the middle of annealing, with its
-    Swish. Nothing but tensors is unpickled, and no code of the model's own is run.
+    Swish, or with some of its gates linear. Nothing but tensors is unpickled, and no code of the
+    model's own is run.
 
     Args:
         source: a folder or the name of a repository, of transformers, bilens or a layout of
@@ -94,6 +96,7 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
         swish = find_swish(config)
         if swish is not None:
             base_activation(config)
+        unmark_linear(config)
         _check_shards(source, **place)
         kind = _class_of(config)
         with_biases = _with_biases(kind, read_record(config)["added_biases"])
@@ -110,6 +113,7 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
         )
     if swish is not None:
         give_swish(model).beta = swish
+    restore_linear(model)
     return _finite(model)
 
 

@@ -15,14 +15,22 @@ from bilens.convert.gated import gated_mlps
 from bilens.errors import BilensError
 from bilens.nn import Gate
 
-__all__ = ["START", "Swish", "base_activation", "find_swish", "give_swish", "make_bilinear"]
+__all__ = [
+    "START",
+    "Swish",
+    "activation_key",
+    "base_activation",
+    "find_swish",
+    "give_swish",
+    "make_bilinear",
+]
 
 NAME = "bilens-swish"
 """What the configuration calls the activation meanwhile: plain transformers refuses to load it,
 where it would otherwise compute another function."""
 
 KEY = "bilens_swish"
-START = {"silu": 1.0, "swish": 1.0} | dict.fromkeys(
+START = {"silu": 1.0, "swish": 1.0, "linear": 0.0} | dict.fromkeys(
     ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "gelu_accurate"), 1.702
 )
 """The beta at which Swish is an activation, or nearly."""
@@ -53,12 +61,13 @@ class Swish:
 def give_swish(model: PreTrainedModel) -> Swish:
     """Put Swish in the place of the activation in every gated MLP, at the beta nearest to it.
 
-    A model that has Swish already keeps it, and its beta.
+    A model that has Swish already keeps it, and its beta. One whose gates are linear has twice
+    these gates at beta = 0, which is the same.
 
     Raises:
         BilensError: the model has no gated MLPs, or an activation that is no Swish at any beta.
     """
-    mlps, key = gated_mlps(model), _activation_key(model.config)
+    mlps, key = gated_mlps(model), activation_key(model.config)
     if find_swish(model.config) is not None:
         return Swish(model.config, mlps[0].activation_function())
     was = getattr(model.config, key)
@@ -69,9 +78,12 @@ def give_swish(model: PreTrainedModel) -> Swish:
         )
     gate = Gate("swish", START[was])
     for mlp in mlps:
+        if was == "linear":
+            mlp.scale_gate(2.0)
         setattr(mlp.module, mlp.activation, gate)
     setattr(model.config, key, NAME)
-    setattr(model.config, KEY, {"was": was, "beta": gate.beta})
+    # Whoever opens this again doubles no gates: they are saved as they are now.
+    setattr(model.config, KEY, {"was": "silu" if was == "linear" else was, "beta": gate.beta})
     return Swish(model.config, gate)
 
 
@@ -83,7 +95,7 @@ def find_swish(config: Any) -> float | None:
 
 def base_activation(config: Any) -> None:
     """Give a configuration back the activation from before Swish."""
-    setattr(config, _activation_key(config), getattr(config, KEY)["was"])
+    setattr(config, activation_key(config), getattr(config, KEY)["was"])
     delattr(config, KEY)
 
 
@@ -95,7 +107,7 @@ def make_bilinear(model: PreTrainedModel) -> None:
     Raises:
         BilensError: its beta is not 0, or it has its own activation still.
     """
-    key, beta = _activation_key(model.config), find_swish(model.config)
+    key, beta = activation_key(model.config), find_swish(model.config)
     if beta is None:
         raise BilensError(
             f"The model has its own activation, {key}={getattr(model.config, key)!r}; expected "
@@ -113,7 +125,12 @@ def make_bilinear(model: PreTrainedModel) -> None:
     delattr(model.config, KEY)
 
 
-def _activation_key(config: Any) -> str:
+def activation_key(config: Any) -> str:
+    """The setting of a configuration that names the activation of MLPs.
+
+    Raises:
+        BilensError: there is none.
+    """
     for key in ("hidden_activation", "hidden_act"):
         if getattr(config, key, None) is not None:
             return key

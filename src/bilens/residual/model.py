@@ -260,7 +260,7 @@ class ResidualModel:
         if slope is None:
             raise NotBilinearError(
                 f"{mlp.name} has an activation that is not linear, {mlp.activation_function()}, so "
-                "it is not a tensor. `bilens anneal` trains the model until it is one."
+                "it is not a tensor. `bilens linearise` fits lines, `bilens anneal` trains it."
             )
         return self.mlp_factors(layer, slope)
 

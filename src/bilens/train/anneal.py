@@ -73,24 +73,24 @@ def anneal(
     """
     check_weights(model)
     check_vocabulary(corpus, model.config.vocab_size)
-    arguments = trainer_arguments(
-        training,
-        run,
-        use_cpu=use_cpu,
-        max_steps=training.steps,
-        lr_scheduler_type=DECAYS[training.decay],
-        optim="adamw_torch",
-        activation_checkpointing=training.checkpointing,
-    )
-    steps_per_epoch(arguments, corpus)
-    arguments.eval_steps = training.evaluate_every or training.steps
-    shape = model.config.to_diff_dict()
-    shape.pop("transformers_version", None)
-    settings = {"data": corpus.name, **asdict(training), "model": shape}
-    if schedule is not None:
-        settings["schedule"] = getattr(schedule, "__name__", repr(schedule))
-    fall = _Fall(give_swish(model), schedule or SCHEDULES[training.schedule], training)
     with alone_with_seed(training.seed):
+        arguments = trainer_arguments(
+            training,
+            run,
+            use_cpu=use_cpu,
+            max_steps=training.steps,
+            lr_scheduler_type=DECAYS[training.decay],
+            optim="adamw_torch",
+            activation_checkpointing=training.checkpointing,
+        )
+        steps_per_epoch(arguments, corpus)
+        arguments.eval_steps = training.evaluate_every or training.steps
+        shape = model.config.to_diff_dict()
+        shape.pop("transformers_version", None)
+        settings = {"data": corpus.name, **asdict(training), "model": shape}
+        if schedule is not None:
+            settings["schedule"] = getattr(schedule, "__name__", repr(schedule))
+        fall = _Fall(give_swish(model), schedule or SCHEDULES[training.schedule], training)
         history = run_trainer(
             model,
             corpus,

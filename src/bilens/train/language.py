@@ -62,23 +62,23 @@ def train_language(
     """
     check_precision(config.attention, training.precision)
     _check_corpus(config, corpus)
-    arguments = trainer_arguments(
-        training,
-        run,
-        use_cpu=use_cpu,
-        lr_scheduler_type="linear",
-        # The Trainer wants a name of its own even where it is handed an optimizer.
-        optim="adamw_torch" if training.optimizer == MUON else training.optimizer,
-    )
-    steps = steps_per_epoch(arguments, corpus)
-    # Rounded, as 0.3 times 10 is a little more than 3.
-    arguments.max_steps = math.ceil(round(training.epochs * steps, 6))
-    arguments.eval_steps = training.evaluate_every or steps
-    settings = {"data": corpus.name, **asdict(training), "model": config.settings()}
-    own = ("bos_token_id", "eos_token_id", "pad_token_id")
-    tokens = {name: getattr(corpus.tokenizer, name) for name in own}
-    texts = min(training.evaluate_texts or len(corpus.validation), len(corpus.validation))
     with alone_with_seed(training.seed):
+        arguments = trainer_arguments(
+            training,
+            run,
+            use_cpu=use_cpu,
+            lr_scheduler_type="linear",
+            # The Trainer wants a name of its own even where it is handed an optimizer.
+            optim="adamw_torch" if training.optimizer == MUON else training.optimizer,
+        )
+        steps = steps_per_epoch(arguments, corpus)
+        # Rounded, as 0.3 times 10 is a little more than 3.
+        arguments.max_steps = math.ceil(round(training.epochs * steps, 6))
+        arguments.eval_steps = training.evaluate_every or steps
+        settings = {"data": corpus.name, **asdict(training), "model": config.settings()}
+        own = ("bos_token_id", "eos_token_id", "pad_token_id")
+        tokens = {name: getattr(corpus.tokenizer, name) for name in own}
+        texts = min(training.evaluate_texts or len(corpus.validation), len(corpus.validation))
         model = LanguageModel(LanguageConfig(**{**config.to_dict(), **tokens}))
         history = run_trainer(
             model,

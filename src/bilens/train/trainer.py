@@ -53,8 +53,8 @@ _ALONE = threading.RLock()
 def alone_with_seed(seed: int) -> Iterator[None]:
     """Seed all random numbers inside the block, and give back those of before behind it.
 
-    The Trainer draws from the generators of the whole process and keeps its state there, so that
-    trainings in several threads take turns.
+    The Trainer draws from the generators of the whole process and keeps its state there, from its
+    arguments on, so that trainings in several threads take turns.
     """
     gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with _ALONE, torch.random.fork_rng(devices=gpus):

@@ -1,0 +1,176 @@
+"""One gated MLP made bilinear: lines for its gates, its down map, then, if asked for, all of it.
+
+The MLP is to give what it gave, y, for the inputs x that it will have. Each row counts with
+w = 1 / |s|^2, where s is the stream in front of the layer: later norms divide by its size, so that
+an error counts for as much as it changes what later layers read. A layer that makes a token's
+stream large by itself is thus held to doing so, and the large tokens behind it do not outweigh all
+others.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bilens.convert.linear_gates import GateSums, set_line
+from bilens.errors import BilensError
+from bilens.residual.layers import MLP
+from bilens.residual.parts import working_dtype
+from bilens.settings import Between, Count, check_settings
+
+__all__ = ["Distillation", "Fit", "Rows", "fit_mlp"]
+
+CHUNK = 4096
+"""Rows whose hidden units are held at once."""
+TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """How a bilinear MLP is trained to give what the gated one gave.
+
+    Attributes:
+        steps: of Adam, for each layer; 0 for none.
+        batch_size: tokens in a step.
+        learning_rate: at the start; it falls to zero.
+        seed: of the order of the tokens.
+    """
+
+    steps: Annotated[int, Between(0)] = 200
+    batch_size: Count = 512
+    learning_rate: Annotated[float, Between(0, above=True)] = 1e-3
+    seed: Annotated[int, Between(0, 2**63)] = 0
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How near a linear layer is to the gated one, on the calibration text.
+
+    Attributes:
+        lines: share of sum w (u act(g))^2 that the lines alone leave unexplained.
+        distance: sqrt(sum w |y - y'|^2 / sum w |y|^2), of the MLP's output.
+    """
+
+    lines: float
+    distance: float
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What an MLP reads and is to give, and how much each row counts.
+
+    Attributes:
+        x: what it reads.
+        y: what it gave with its own activation, in float32 or float64.
+        weight: w, in the same.
+    """
+
+    x: Float[Tensor, "rows d_in"]
+    y: Float[Tensor, "rows d_out"]
+    weight: Float[Tensor, " rows"]
+
+    def distance(self, module: Any) -> float:
+        """How far a module is from giving y."""
+        wrong = torch.zeros((), dtype=torch.float64, device=self.x.device)
+        with torch.no_grad():
+            for x, y, w in self.chunks():
+                wrong += (w[:, None] * (module(x) - y).square()).sum(dtype=torch.float64)
+        whole = (self.weight[:, None] * self.y.square()).sum(dtype=torch.float64)
+        return float((wrong / whole.clamp_min(TINY)).sqrt())
+
+    def chunks(self) -> Any:
+        """Some rows at a time: x, y and w."""
+        return zip(*(part.split(CHUNK) for part in (self.x, self.y, self.weight)), strict=True)
+
+
+def fit_mlp(mlp: MLP, rows: Rows, ridge: float, distillation: Distillation) -> Fit:
+    """Make an MLP bilinear, in place.
+
+    Args:
+        mlp: it, gated.
+        rows: what it reads and is to give.
+        ridge: how strongly the down map is held where it was; infinite leaves it there.
+        distillation: how all its weights are trained in the end.
+    """
+    share = _fit_gate(mlp, rows)
+    if ridge < torch.inf:
+        _fit_down(mlp, rows, ridge)
+    if distillation.steps:
+        _distil(mlp, rows, distillation)
+    return Fit(share, rows.distance(mlp.module))
+
+
+@torch.no_grad()
+def _fit_gate(mlp: MLP, rows: Rows) -> float:
+    assert mlp.gate is not None
+    sums = GateSums(mlp.gate.n_out, rows.x.device)
+    for x, _, w in rows.chunks():
+        up, gate = (part.chosen(part.module(x).mT).mT for part in (mlp.up, mlp.gate))
+        sums.add(up * w[:, None].sqrt(), gate, mlp.act(gate))
+    line = sums.line()
+    set_line(mlp, line)
+    return line.error
+
+
+@torch.no_grad()
+def _fit_down(mlp: MLP, rows: Rows, ridge: float) -> None:
+    """Put down the map D that minimises a sum over the rows.
+
+        sum w |D h + c - y|^2 + ridge sum_i E_i |D_i - D0_i|^2,   E_i = sum w h_i^2
+
+    for the hidden units h = u (a g + b), with D0 what it was and c its bias.
+    """
+    down = mlp.down
+    before, bias = down.weight().double(), down.bias()
+    gram = before.new_zeros(before.shape[1], before.shape[1])
+    cross = torch.zeros_like(before)
+    for x, y, w in rows.chunks():
+        up, gate = (part.chosen(part.module(x).mT).mT for part in mlp.reads[::-1])
+        root = w[:, None].sqrt()
+        h = (up * gate).to(root.dtype) * root
+        gram += (h.mT @ h).double()
+        cross += (((y if bias is None else y - bias) * root).mT @ h).double()
+    energy = gram.diagonal()
+    keep = ridge * energy + energy.mean() * 1e-9 + TINY
+    # Units in one size, so that rare ones do not spoil the solution.
+    size = (energy + keep).rsqrt()
+    scaled = (gram + torch.diag(keep)) * size * size[:, None]
+    wanted = (cross + before * keep) * size
+    down.set_weight(torch.linalg.solve(scaled, wanted, left=False) * size)
+
+
+def _distil(mlp: MLP, rows: Rows, how: Distillation) -> None:
+    """Train all weights and biases of an MLP to give y."""
+    student: Any = deepcopy(mlp.module).to(working_dtype(mlp.up.module.weight.dtype))  # type: ignore[arg-type]
+    student.requires_grad_()
+    parameters = list(student.parameters())
+    optimizer = torch.optim.Adam(parameters, how.learning_rate, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / how.steps)
+    generator = torch.Generator().manual_seed(how.seed)
+    size = min(how.batch_size, len(rows.x))
+    order = torch.empty(0, dtype=torch.int64)
+    scale = (rows.weight[:, None] * rows.y.square()).mean().clamp_min(TINY)
+    for _ in range(how.steps):
+        if len(order) < size:
+            order = torch.cat([order, torch.randperm(len(rows.x), generator=generator)])
+        chosen, order = order[:size].to(rows.x.device), order[size:]
+        with torch.enable_grad():
+            wrong = (student(rows.x[chosen].to(scale.dtype)) - rows.y[chosen]).square()
+            loss = (rows.weight[chosen, None] * wrong).mean() / scale
+            loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    if not all(torch.isfinite(part).all() for part in parameters):
+        raise BilensError(
+            f"The distillation of {mlp.name} became infinite or NaN; lower learning_rate"
+        )
+    with torch.no_grad():
+        for stored, trained in zip(mlp.module.parameters(), parameters, strict=True):
+            stored.copy_(trained)

@@ -1,0 +1,102 @@
+"""A model run one layer at a time over many texts, so that layers may change in between."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from bilens.residual.layers import MLP
+
+__all__ = ["BATCH", "LayerRuns"]
+
+BATCH = 8
+"""Texts that run at once."""
+
+
+class _EnoughError(Exception):
+    """The first layer was reached, and no more is needed."""
+
+
+class LayerRuns:
+    """Texts on their way through a model, layer by layer.
+
+    What a layer is handed beside the stream (positions, masks) depends on how many texts run at
+    once and not on which, so it is caught once for each such number.
+
+    Args:
+        model: any causal language model.
+        mlps: its gated MLPs, whose parents are its layers.
+        texts: what runs through it.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, mlps: list[MLP], texts: Int[Tensor, "texts time"]
+    ) -> None:
+        names = [mlp.name.rpartition(".")[0] for mlp in mlps]
+        self._layers: list[Any] = [model.get_submodule(name) for name in names]
+        self._mlps = mlps
+        self._beside: dict[int, list[tuple[Any, Any]]] = {}
+        self._streams = [self._enter(model, some) for some in texts.split(BATCH)]
+
+    @torch.no_grad()
+    def run(
+        self, layer: int
+    ) -> tuple[
+        Float[Tensor, "rows d_in"], Float[Tensor, "rows d_out"], Float[Tensor, "rows d_model"]
+    ]:
+        """What the MLP of a layer reads and gives, and the stream in front of the layer.
+
+        The texts stay in front of the layer; see `go_on`.
+        """
+        seen: list[tuple[Tensor, Tensor]] = []
+        hook = self._mlps[layer].module.register_forward_hook(
+            lambda module, given, made: seen.append((given[0], made))
+        )
+        try:
+            self._next = [self._apply(layer, stream) for stream in self._streams]
+        finally:
+            hook.remove()
+        reads, writes = (
+            torch.cat([part.flatten(0, 1) for part in parts]) for parts in zip(*seen, strict=True)
+        )
+        return reads, writes, torch.cat([stream.flatten(0, 1) for stream in self._streams])
+
+    @torch.no_grad()
+    def go_on(self, layer: int, *, changed: bool) -> None:
+        """Take the texts behind a layer, which runs once more where it has changed."""
+        if changed:
+            self._next = [self._apply(layer, stream) for stream in self._streams]
+        self._streams = self._next
+
+    def _apply(self, layer: int, stream: Tensor) -> Tensor:
+        given, named = self._beside[len(stream)][layer]
+        made = self._layers[layer](stream, *given, **named)
+        found: Tensor = made[0] if isinstance(made, tuple) else made
+        return found
+
+    @torch.no_grad()
+    def _enter(self, model: PreTrainedModel, texts: Int[Tensor, "texts time"]) -> Tensor:
+        """The stream in front of the first layer; catches what goes beside it where that is new."""
+        entered: list[Tensor] = []
+        beside: list[tuple[Any, Any]] = []
+        new = len(texts) not in self._beside
+
+        def catch(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if not entered:
+                entered.append(given[0])
+            if not new:
+                raise _EnoughError
+            beside.append((given[1:], named))
+
+        hooks = [layer.register_forward_pre_hook(catch, with_kwargs=True) for layer in self._layers]
+        try:
+            model.base_model(texts, use_cache=False)
+        except _EnoughError:
+            return entered[0]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._beside[len(texts)] = beside
+        return entered[0]

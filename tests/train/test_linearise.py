@@ -1,0 +1,249 @@
+"""Gates made linear: each layer on what those before it hand it, and what it costs measured."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+import bilens
+from bilens.convert import find_swish, give_swish, make_bilinear, open_model, save_model
+from bilens.convert.gated import gated_mlps
+from bilens.errors import BilensError, CheckpointError
+from bilens.train import linearise as module
+from bilens.train.layer_fit import Distillation, Rows, fit_mlp
+from bilens.train.layer_runs import LayerRuns
+from bilens.train.linearise import linearise, next_token_loss
+from tests.families import GATED, VOCAB, log_probabilities, tiny
+
+TIME, HIDDEN = 12, 20
+
+
+def texts(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCAB, (n, TIME), generator=generator)
+
+
+def seen(model, mlp, ids):
+    """What an MLP reads and gives in the whole model."""
+    found = []
+    hook = mlp.module.register_forward_hook(lambda m, given, made: found.append((given[0], made)))
+    model(ids, use_cache=False)
+    hook.remove()
+    return [part.flatten(0, 1) for part in found[0]]
+
+
+def some_rows(mlp, n=60):
+    torch.manual_seed(0)
+    x = torch.randn(n, 16, dtype=torch.float64)
+    return Rows(x, mlp.module(x), torch.rand(n, dtype=torch.float64) + 0.1)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_model_run_layer_by_layer_is_the_model(name):
+    model, ids = tiny(name), texts(11)
+    mlps = gated_mlps(model)
+    runs = LayerRuns(model, mlps, ids)
+    for layer, mlp in enumerate(mlps):
+        reads, writes, stream = runs.run(layer)
+        for found, wanted in zip((reads, writes), seen(model, mlp, ids), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        assert len(stream) == ids.numel()
+        runs.go_on(layer, changed=False)
+
+
+def test_a_layer_that_changed_runs_again():
+    model, ids = tiny("llama"), texts(3)
+    mlps = gated_mlps(model)
+    runs = LayerRuns(model, mlps, ids)
+    runs.run(0)
+    mlps[0].down.module.weight.data.neg_()
+    runs.go_on(0, changed=True)
+    wanted, _ = seen(model, mlps[1], ids)
+    torch.testing.assert_close(runs.run(1)[0], wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "phi3"])
+def test_the_down_map_minimises_its_objective(name):
+    model, ridge = tiny(name), 0.3
+    mlp = gated_mlps(model)[0]
+    rows = some_rows(mlp)
+    before, bias = mlp.down.weight().clone(), mlp.down.bias()
+    fit = fit_mlp(mlp, rows, ridge, Distillation(steps=0))
+    up, gate = (part.chosen(part.module(rows.x).T).T for part in (mlp.up, mlp.gate))
+    hidden, root = up * gate, rows.weight[:, None].sqrt()
+    keep = (ridge * (rows.weight[:, None] * hidden.square()).sum(0)).sqrt()
+    left = torch.cat([hidden * root, torch.diag(keep)])
+    wanted_of = rows.y if bias is None else rows.y - bias
+    right = torch.cat([wanted_of * root, (before * keep).T])
+    wanted = torch.linalg.lstsq(left, right).solution.T
+    torch.testing.assert_close(mlp.down.weight(), wanted, rtol=1e-5, atol=1e-6)
+    wrong = (mlp.module(rows.x) - rows.y) * root
+    assert fit.distance == pytest.approx(float(wrong.norm() / (rows.y * root).norm()))
+
+
+def test_each_layer_is_fitted_on_what_the_linear_ones_before_it_hand_it(monkeypatch):
+    monkeypatch.setattr(module, "RIDGE", torch.inf)
+    model, ids = tiny("llama"), texts(30)
+    plain = deepcopy(model)
+    linearise(model, ids, texts(4, 1), alone=False)
+    dense = deepcopy(plain)
+    for layer, mlp in enumerate(gated_mlps(dense)):
+        reads, _ = seen(dense, mlp, ids)
+        stream = dense.model(ids, output_hidden_states=True).hidden_states[layer]
+        weight = stream.flatten(0, 1).square().mean(-1).rsqrt()[:, None]
+        u, g = mlp.up.module(reads), mlp.gate.module(reads)
+        columns = torch.stack([u * g * weight, u * weight], -1).transpose(0, 1)
+        right = (u * functional.silu(g) * weight).T[..., None]
+        slope, offset = torch.linalg.lstsq(columns, right).solution[..., 0].T
+        gate = gated_mlps(model)[layer].gate
+        torch.testing.assert_close(
+            gate.weight(), slope[:, None] * mlp.gate.weight(), rtol=1e-4, atol=1e-4
+        )
+        torch.testing.assert_close(gate.bias(), offset, rtol=1e-4, atol=1e-4)
+        mlp.gate.set_weight(slope[:, None] * mlp.gate.weight())
+        mlp.gate.set_bias(offset)
+        mlp.module.act_fn = torch.nn.Identity()
+    torch.testing.assert_close(
+        log_probabilities(model), log_probabilities(dense), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "gemma2"])
+def test_alone_is_the_loss_with_this_layer_linear_and_all_else_as_it_was(name):
+    model, held = tiny(name), texts(4, 1)
+    untouched = deepcopy(model)
+    found = linearise(model, texts(20), held, [1], budget=0)
+    assert found.before == pytest.approx(next_token_loss(untouched, held))
+    assert list(found.alone) == [1]
+    one = deepcopy(untouched)
+    alone = linearise(one, texts(20), held, [1], alone=False)
+    assert alone.alone == {}
+    assert alone.layers == (1,)
+    assert found.alone[1] == pytest.approx(alone.after)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_budget_takes_as_many_layers_as_stay_within(name):
+    held = texts(4, 1)
+    everything = linearise(tiny(name), texts(20), held)
+    assert everything.layers == (0, 1)
+    costs = sorted(loss - everything.before for loss in everything.alone.values())
+    model = tiny(name)
+    wide = linearise(model, texts(20), held, budget=10)
+    assert wide.layers == (0, 1)
+    assert wide.after == pytest.approx(everything.after)
+    model = tiny(name)
+    before = deepcopy(model).state_dict()
+    budget = max(0.0, (costs[0] + costs[1]) / 2)
+    some = linearise(model, texts(20), held, budget=budget)
+    assert some.after <= some.before + budget + 1e-9
+    assert next_token_loss(model, held) == pytest.approx(some.after)
+    for layer in {0, 1} - set(some.layers):
+        for key, weight in model.state_dict().items():
+            if f"layers.{layer}.mlp" in key and key in before:
+                assert torch.equal(weight, before[key])
+
+
+def test_distillation_brings_a_layer_nearer_to_what_it_gave():
+    model, held = tiny("llama"), texts(4, 1)
+    fitted = linearise(model, texts(30), held, [0], alone=False)
+    model = tiny("llama")
+    how = Distillation(steps=100, batch_size=100, learning_rate=3e-3)
+    learnt = linearise(model, texts(30), held, [0], alone=False, distillation=how)
+    assert learnt.fits[0].distance < 0.9 * fitted.fits[0].distance
+    assert learnt.fits[0].lines == fitted.fits[0].lines
+    assert all(not weight.requires_grad for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "phi3", "granite"])
+def test_mixed_and_whole_models_are_saved_and_opened(name, tmp_path):
+    for layers in ([1], None):
+        model = tiny(name, dtype=torch.float32)
+        linearise(model, texts(20), texts(4, 1), layers, alone=False)
+        folder = tmp_path / str(layers)
+        save_model(folder, model, None)
+        wanted = log_probabilities(model)
+        assert torch.allclose(log_probabilities(open_model(folder)), wanted, atol=1e-4)
+        opened = bilens.load(folder)
+        assert torch.isfinite(opened.mlp(1).dense()).all()
+        if layers is None and hasattr(model.config, "mlp_bias"):
+            plain = AutoModelForCausalLM.from_pretrained(folder).eval()
+            assert torch.allclose(log_probabilities(plain), wanted, atol=1e-4)
+
+
+def test_bfloat16_weights_are_fitted_in_float32():
+    exact, rough = (tiny("llama", dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    for model in (exact, rough):
+        linearise(model, texts(20), texts(4, 1), alone=False, distillation=Distillation(steps=3))
+    assert rough.dtype == torch.bfloat16
+    difference = log_probabilities(exact) - log_probabilities(rough).float()
+    assert difference.abs().mean() < 0.1
+
+
+def test_annealing_goes_on_from_the_fit():
+    model = tiny("llama")
+    linearise(model, texts(20), texts(4, 1), alone=False)
+    wanted = log_probabilities(model)
+    assert give_swish(model).beta == 0
+    torch.testing.assert_close(log_probabilities(model), wanted)
+    assert find_swish(model.config) == 0
+    make_bilinear(model)
+    assert model.config.hidden_act == "linear"
+    torch.testing.assert_close(log_probabilities(model), wanted)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": [2]}, r"layers=\[2\], expected some of 0 to 1"),
+        ({"layers": []}, r"layers=\[\], expected some of 0 to 1"),
+        ({"budget": -1.0}, r"budget=-1.0, expected a number of nats of at least 0"),
+        ({"budget": float("nan")}, r"budget=nan, expected a number of nats"),
+        ({"texts": texts(2) + VOCAB}, r"texts holds the number \d+, expected 0 to 29, those of"),
+        ({"held_out": texts(2) - VOCAB}, r"held_out holds the number -\d+, expected 0 to 29"),
+        (
+            {"texts": texts(2)[:, :1]},
+            r"texts has shape \(2, 1\), expected at least one text of two",
+        ),
+        ({"held_out": texts(0)}, r"held_out has shape \(0, 12\), expected at least one text of tw"),
+    ],
+)
+def test_what_does_not_fit_is_named(change, message):
+    given = {"texts": texts(3), "held_out": texts(3), **change}
+    with pytest.raises(BilensError, match=message):
+        linearise(tiny("llama"), given.pop("texts"), given.pop("held_out"), **given)
+
+
+def test_a_model_that_was_made_bilinear_before_is_refused():
+    model = tiny("llama")
+    linearise(model, texts(3), texts(3), [0], alone=False)
+    with pytest.raises(BilensError, match="hidden_act='bilens-linear-gates' in the model's config"):
+        linearise(model, texts(3), texts(3))
+    model = tiny("llama")
+    give_swish(model)
+    with pytest.raises(
+        BilensError, match="it is bilinear already, or partly; expected a model wit"
+    ):
+        linearise(model, texts(3), texts(3))
+
+
+def test_a_distillation_that_diverges_and_weights_that_are_nan():
+    model = tiny("llama", dtype=torch.float32)
+    how = Distillation(steps=20, learning_rate=1e30)
+    with pytest.raises(
+        BilensError, match="distillation.*became infinite or NaN; lower learning_rate"
+    ):
+        linearise(model, texts(3), texts(3), alone=False, distillation=how)
+    model.model.norm.weight.data[3] = torch.nan
+    with pytest.raises(CheckpointError, match="model.norm.weight holds NaN or infinite values"):
+        linearise(model, texts(3), texts(3))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_settings_of_a_distillation_are_named():
+    with pytest.raises(BilensError, match="steps=-1, expected a whole number, at least 0"):
+        Distillation(steps=-1)
+    with pytest.raises(BilensError, match="learning_rate=0, expected a finite number, above 0"):
+        Distillation(learning_rate=0)
