@@ -64,7 +64,7 @@ class Member:
             self.model = ImageClassifier(config)
         self.model.to_empty(device="cpu")
         self.model.reset_parameters(torch.Generator().manual_seed(training.seed))
-        self.model.to(device)
+        self.model.to(device).eval()
         self.noise = torch.Generator(device).manual_seed(training.seed)
         self.slots: dict[str, Tensor] = {}
         self.place = _Place(0, 0, 0.0, 0, 0.0, [])
