@@ -96,7 +96,7 @@ def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
     figures = write_language_report(tmp_path / "report.html", reading, title="Llama")
     assert list(figures) == ["composition"]
     body = " ".join((tmp_path / "report.html").read_text().split())
-    assert "is not a tensor. `bilens anneal` trains the model until it is one" in body
+    assert "is not a tensor. `bilens linearise` fits lines, `bilens anneal` trains" in body
     assert "norms divide by the size of the token and its MLP alone and what other layers" in body
     assert body.count("<h2>Head 1.") == 4
 
