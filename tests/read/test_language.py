@@ -382,5 +382,7 @@ def test_what_needs_a_tensor_says_so():
         lambda: split_logits(view, random_text()),
         lambda: skip_trigrams(view, view.direction(3), 0),
     ):
-        with pytest.raises(NotBilinearError, match="`bilens linearise` fits lines, `bilens anneal`"):
+        with pytest.raises(
+            NotBilinearError, match="`bilens linearise` fits lines, `bilens anneal`"
+        ):
             read()

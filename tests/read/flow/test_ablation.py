@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bilens.errors import BilensError
 from bilens.read.flow import Direction, ablate, flow
 from bilens.residual import ResidualModel
 from tests.families import ALL, exact_norms, some_text, tiny

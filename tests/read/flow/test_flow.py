@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bilens.errors import BilensError
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
