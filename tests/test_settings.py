@@ -73,5 +73,7 @@ def test_settings_of_a_file():
         read_settings(Some, given | {"width": 1}, "config.json")
     with pytest.raises(BilensError, match="config.json: missing settings: d_model"):
         read_settings(Some, {k: v for k, v in given.items() if k != "d_model"}, "config.json")
-    with pytest.raises(BilensError, match="config.json cannot be used: shape=.*, expected 2 values"):
+    with pytest.raises(
+        BilensError, match="config.json cannot be used: shape=.*, expected 2 values"
+    ):
         read_settings(Some, given | {"shape": [8]}, "config.json")
