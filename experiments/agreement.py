@@ -4,10 +4,11 @@ A pretrained SwiGLU model, SmolLM2-135M-Instruct, reads prefixes such as "The ke
 Each is split, exactly, with the right form of a verb minus the wrong one (are minus is, or is minus
 are where the subject is singular): `bilens.read.flow`. What favours one form everywhere cancels in
 the mean over prefixes of both kinds; what carries agreement does not. The eigenvectors of MLPs that
-recur are clustered by cosine, and the strongest k directions are taken out of the weights of their
-layers: `edit`. BLiMP then says what the model has lost, on its subject-verb agreement and on all
-its other paradigms, beside an edit of as many recurring directions, drawn at random in the same
-layers from those that carry less than the median.
+recur are clustered by cosine. Of all but the first layers, and of those that mean the same in most
+prefixes, the strongest k directions are taken out of the weights: `edit`. BLiMP then says what the
+model has lost, on its subject-verb agreement and on all its other paradigms, beside an edit of as
+many recurring directions, drawn at random in the same layers from those that carry less than the
+median.
 
 Measured too: how far the leaves of a flow are from the logits that they add up to; the seconds that
 flows take; how well flows predict what removing a node from the running model does; and how many
@@ -66,7 +67,7 @@ VERBS = (
     *("wants want", "needs need", "looks look", "seems seem"),
 )
 BETWEEN = ("near the", "behind the", "with the", "of the")
-KS = (10, 100)
+KS = (3, 10)
 THRESHOLD, FINE, PROMPTS, AMONG, EACH, HELD = 1e-3, 1e-5, 50, 100, 10, 3
 
 
@@ -238,18 +239,24 @@ def _units(model: ResidualModel, found: Flow, layer: int) -> Tensor:
 def _edits(
     model: ResidualModel, found: RecurringFlows, pairs: Sequence[Pair], before: Sequence[bool]
 ) -> dict[str, Any]:
-    """Accuracy before and after each edit; of the other paradigms for the largest k alone."""
-    carrying = [d for d in found.directions if d.mean > 0]
-    agreement = [i for i, asked in enumerate(_asked(pairs)) if asked]
+    """Accuracy before and after each edit.
+
+    The first quarter of the layers is left alone: what it makes of tokens serves all that follows.
+    Of later layers those directions are taken that recur, and that flow the same way in most
+    prompts, plural and singular.
+    """
+    carrying = [
+        d
+        for d in found.directions
+        if d.layer >= model.n_layers // 4 and d.prompts > 1 and d.mean > d.absolute / 2
+    ]
     edits: dict[str, Any] = {"before": _accuracy(pairs, before)}
     for k in KS:
-        last = k == KS[-1]
         for name, some in (("strongest", carrying[:k]), ("random", _random(found, carrying[:k]))):
-            chosen = list(range(len(pairs))) if last else agreement
-            after = preferred(_edited(model, some), [pairs[i] for i in chosen])
+            after = preferred(_edited(model, some), pairs)
             edits[f"{len(some)} {name}"] = {
                 "layers": sorted({d.layer for d in some}),
-                **_accuracy([pairs[i] for i in chosen], after, [before[i] for i in chosen]),
+                **_accuracy(pairs, after, before),
             }
     return edits
 
