@@ -1,0 +1,39 @@
+"""Whatever shows the eigenvalues of a model, layer and direction shows the same ones."""
+
+import pytest
+import torch
+
+from bilens.convert import process, read_spectra, write_spectra
+from bilens.explore.language import LanguageState, LanguageView
+from bilens.nn.language import LanguageModel
+from bilens.read.language import TokenDirection, read_direction
+from bilens.residual import ResidualModel
+from tests.language import random_model, small_corpus
+
+DIRECTION = TokenDirection("lily", ("tom", "ben"))
+LAYER = 1
+
+
+@pytest.mark.parametrize("norm", ["none", "scalar", "rms", "layer"])
+def test_all_readings_show_the_same_eigenvalues(norm, tmp_path):
+    corpus = small_corpus()
+    own = random_model(vocab_size=len(corpus.tokenizer), norm=norm, n_layers=2)
+    model = ResidualModel(own, corpus.tokenizer)
+    u = DIRECTION.vector(model)
+    expected = torch.linalg.eigvalsh(model.mlp(LAYER).interaction(u).dense())
+
+    state = LanguageState(DIRECTION.token, DIRECTION.minus, LAYER)
+    write_spectra(model.mlp(LAYER), u[None], tmp_path / "spectra", k=len(expected))
+    changed = LanguageModel(own.config)
+    changed.load_state_dict(own.state_dict())
+    process(changed.double().eval())
+    after = ResidualModel(changed, corpus.tokenizer)
+    shown = {
+        "report, contexts": read_direction(model, corpus, DIRECTION, LAYER, k=1).whole.values,
+        "explorer": LanguageView(model, corpus).spectrum(state).values,
+        "spectra": read_spectra(tmp_path / "spectra")[1].values[0],
+        "the model behind process": after.interaction(DIRECTION.vector(after), LAYER).eigh().values,
+    }
+    for name, values in shown.items():
+        found = values.double().sort().values
+        assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6 * expected.abs().max()), name
