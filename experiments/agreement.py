@@ -18,8 +18,8 @@ same sum is exact.
 The folder --data-dir holds BLiMP in blimp/, PARADIGM.jsonl.gz, and the model in
 SmolLM2-135M-Instruct/; without the latter it comes from the hub.
 
-Small: 40 prefixes, 5 pairs of each paradigm (40 of agreement), a quarter of an hour of one busy
-core. Paper: 200, and all pairs.
+Small: 40 prefixes, 5 pairs of each paradigm (40 of agreement), 9 minutes on one core. Paper: 200,
+and all pairs.
 """
 
 import os

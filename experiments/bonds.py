@@ -17,7 +17,7 @@ for standard normal inputs and for a Gaussian with the mean and covariance of th
 The method is that of Dooms et al. 2025 (arXiv 2504.02667, appendix G) without its dense cores; the
 numbers there are of other models.
 
-Small: 2 initialisations of each model, 5 minutes on one core. Paper: 5, half an hour.
+Small: 2 initialisations of each model, 10 minutes on one core. Paper: 5, half an hour.
 """
 
 import math

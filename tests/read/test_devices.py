@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bilens.nn import ImageClassifier
-from bilens.read import class_spectra, logit_spectra, read_classifier, read_deep
+from bilens.read import class_spectra, logit_spectra, read_bonds, read_classifier, read_deep
 from tests.devices import Elsewhere, second_device
 from tests.models import digit_model, digits
 
@@ -56,4 +56,13 @@ def test_a_deep_classifier_is_read_where_it_is(wide):
     with second_device(wide=wide) as device:
         found = read_deep(there(digit_model(2), device), data, 30)
         assert found.by_paths == expected.by_paths
+        assert found.accuracy == expected.accuracy
+
+
+def test_bonds_are_found_on_the_cpu():
+    data = digits()
+    expected = read_bonds(digit_model(2), data, drop=0.1)
+    with second_device(wide=False) as device:
+        found = read_bonds(there(digit_model(2), device), data, drop=0.1)
+        assert found.cut.ranks == expected.cut.ranks
         assert found.accuracy == expected.accuracy

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bilens.cli.console import DataDir, RunDir
+from bilens.cli.console import DataDir, Device, RunDir, choose_device
 from bilens.cli.terminal import out
 from bilens.data import load_images
 from bilens.errors import BilensError
@@ -61,10 +61,11 @@ class Decompose:
     bonds: bool = False
     drop: float = 0.01
     metric: Metric = "images"
+    device: Device = "auto"
 
     def run(self) -> None:
         """Decompose, print and save."""
-        model = load(self.run_dir)
+        model = load(self.run_dir, device=choose_device(self.device))
         if not isinstance(model, ImageClassifier):
             raise BilensError(
                 f"{self.run_dir} holds no image classifier; for a language model `bilens contexts` "

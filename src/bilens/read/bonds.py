@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -152,7 +153,8 @@ def read_bonds(
 ) -> BondReading:
     """Cut a classifier to the directions that its accuracy needs, and look at each of them.
 
-    Directions are chosen greedily on training images and measured on test images.
+    Directions are chosen greedily on training images and measured on test images. All of it is in
+    float64 and on the CPU, wherever the model is.
 
     Args:
         model: a classifier of any number of layers.
@@ -164,6 +166,7 @@ def read_bonds(
         NotBilinearError: a gate is not linear, or there is a norm.
         BilensError: drop is negative, or the metric has another name.
     """
+    model, data = deepcopy(model).to("cpu"), data.to("cpu")
     found = classifier_bonds(model, data, metric)
     cut = sparse_basis(found.cut(accurate_ranks(found, model, data, drop)))
     tested = data.test_images, data.test_labels
