@@ -8,8 +8,7 @@ from torch import Tensor
 
 from bilens.kernels.chunks import Place, Text
 from bilens.kernels.features import row_length, weights
-from bilens.kernels.gradients import Inputs, differentiable_gradients
-from bilens.kernels.precision import no_autocast
+from bilens.kernels.gradients import Inputs, backward
 
 __all__ = ["chunked", "empty_state"]
 
@@ -85,16 +84,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        q1, k1, v, q2, k2, state = ctx.saved_tensors
-        inputs = q1, k1, v, q2, k2
-        with no_autocast(dy.device):
-            dy = dy * ctx.scale
-            # Gradients are on here where these will be differentiated again.
-            if torch.is_grad_enabled():
-                found = differentiable_gradients(_attend_afresh, inputs, state, dy, dstate)
-            else:
-                found = _gradients(inputs, state, dy, dstate)
-        return *found[:5], None, found[5]
+        return backward(ctx, dy, dstate, _attend_afresh, _gradients)
 
 
 def _attend_afresh(

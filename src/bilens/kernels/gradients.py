@@ -12,21 +12,49 @@ and a kernel for y is one for the gradients of gradients of any order.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bilens.kernels.features import products, weights
+from bilens.kernels.precision import no_autocast
 
-__all__ = ["Inputs", "differentiable_gradients"]
+__all__ = ["Inputs", "backward"]
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """From q1, k1, v, q2 and k2 to y, with a scale of one."""
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 """q1, k1, v, q2 and k2 (batch, heads, time, width); without q2 and k2 one score is squared."""
+Gradients = Callable[[Inputs, Tensor | None, Tensor, Tensor | None], list[Tensor | None]]
+"""From inputs, state, dy without its scale and dstate to the gradients of inputs and state."""
 
 
-def differentiable_gradients(
+def backward(
+    ctx: Any, dy: Tensor, dstate: Tensor | None, attend: Attend, gradients: Gradients
+) -> tuple[Tensor | None, ...]:
+    """What the backward pass of a kernel gives: gradients of q1, k1, v, q2, k2, scale and state.
+
+    Args:
+        ctx: holds the inputs and the state as saved tensors, in this order, and `scale`.
+        dy: gradient of y.
+        dstate: gradient of the state behind the last token, if there is one.
+        attend: the kernel, going on from no state.
+        gradients: the kernel's own, which cannot be differentiated again.
+    """
+    *saved, state = ctx.saved_tensors
+    inputs: Inputs = tuple(saved)
+    with no_autocast(dy.device):
+        dy = dy * ctx.scale
+        # Gradients are on here where these will be differentiated again.
+        if torch.is_grad_enabled():
+            found = _differentiable_gradients(attend, inputs, state, dy, dstate)
+        else:
+            found = gradients(inputs, state, dy, dstate)
+    return *found[:5], None, found[5]
+
+
+def _differentiable_gradients(
     attend: Attend, inputs: Inputs, state: Tensor | None, dy: Tensor, dstate: Tensor | None
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated again, at about twice the cost of those that cannot.

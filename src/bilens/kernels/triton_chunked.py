@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.kernels.features import both_orders, one_order, weights
-from bilens.kernels.gradients import Inputs, differentiable_gradients
-from bilens.kernels.precision import no_autocast
+from bilens.kernels.gradients import Inputs, backward
 from bilens.kernels.triton_kernels import read_kernel, read_sizes, states_kernel, states_sizes
 
 __all__ = ["triton_chunked"]
@@ -75,16 +74,7 @@ class _Triton(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        q1, k1, v, q2, k2, state = ctx.saved_tensors
-        inputs = q1, k1, v, q2, k2
-        with no_autocast(dy.device):
-            dy = dy * ctx.scale
-            # Gradients are on here where these will be differentiated again.
-            if torch.is_grad_enabled():
-                found = differentiable_gradients(_attend, inputs, state, dy, dstate)
-            else:
-                found = _gradients(inputs, state, dy, dstate)
-        return *found[:5], None, found[5]
+        return backward(ctx, dy, dstate, _attend, _gradients)
 
 
 def _gradients(
