@@ -3,10 +3,11 @@
 import plotly.graph_objects as go
 
 from bilens.read import BondReading
+from bilens.report.accuracy import accuracy_curve
 from bilens.report.directions import directions_figure, matrices_figure
 from bilens.report.network import network_figure
 from bilens.report.page import Section, Table
-from bilens.report.style import BLUE, GREY, RED, dress
+from bilens.report.style import BLUE, RED, dress
 
 __all__ = ["bond_figure", "bond_figures", "bond_sections", "kept_directions_figure"]
 
@@ -48,25 +49,16 @@ def bond_figure(reading: BondReading) -> go.Figure:
 
 def kept_directions_figure(reading: BondReading) -> go.Figure:
     """Test accuracy of uniform cuts against the directions that each bond keeps."""
-    figure = go.Figure()
-    figure.add_scatter(
-        x=[k for k, _, _ in reading.by_rank],
-        y=[100 * accuracy for _, accuracy, _ in reading.by_rank],
-        customdata=[certificate for _, _, certificate in reading.by_rank],
-        mode="lines+markers",
-        line={"color": BLUE, "width": 2},
+    kept, accuracies, certificates = zip(*reading.by_rank, strict=True)
+    figure = accuracy_curve(
+        kept, accuracies, reading.accuracy, whole="the model", beside="bottom right"
+    )
+    figure.update_traces(
+        customdata=certificates,
         hovertemplate="%{x} directions: %{y:.2f} %, certificate %{customdata:.2g}<extra></extra>",
     )
-    figure.add_hline(
-        y=100 * reading.accuracy,
-        line={"dash": "dot", "color": GREY, "width": 1.5},
-        opacity=1,
-        annotation_text=f"the model: {reading.accuracy:.2%}",
-        annotation_position="bottom right",
-    )
     figure.update_xaxes(title="directions kept at each bond", type="log", dtick=1, fixedrange=True)
-    figure.update_yaxes(title="test accuracy (%)", fixedrange=True)
-    return dress(figure, height=340).update_layout(showlegend=False)
+    return dress(figure, height=340)
 
 
 def bond_name(number: int) -> str:

@@ -7,11 +7,12 @@ import plotly.graph_objects as go
 
 from bilens.errors import BilensError
 from bilens.read import BondReading, DeepReading, class_paths, explain_deep
+from bilens.report.accuracy import accuracy_curve
 from bilens.report.bonds import bond_figures, bond_sections
 from bilens.report.deep_explanation import deep_explanation_figure
 from bilens.report.page import Section, Table, write_page
 from bilens.report.shared import shared_figure, shared_section
-from bilens.report.style import BLUE, GREY, dress
+from bilens.report.style import dress
 from bilens.report.telling import telling_examples
 from bilens.report.tree import tree_figure
 
@@ -23,25 +24,12 @@ DRAWN, SEEN = 6, 2000
 
 def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure:
     """Test accuracy of the tree pruned to its best k paths, against k."""
-    figure = go.Figure()
-    figure.add_scatter(
-        x=[k for k, _ in by_paths],
-        y=[100 * accuracy for _, accuracy in by_paths],
-        mode="lines+markers",
-        line={"color": BLUE, "width": 2},
-        hovertemplate="%{x} paths: %{y:.2f} %<extra></extra>",
-    )
-    figure.add_hline(
-        y=100 * full,
-        line={"dash": "dot", "color": GREY, "width": 1.5},
-        opacity=1,
-        annotation_text=f"the model: {full:.2%}",
-        annotation_position="top left",
-    )
+    kept, accuracies = zip(*by_paths, strict=True)
+    figure = accuracy_curve(kept, accuracies, full, whole="the model", beside="top left")
+    figure.update_traces(hovertemplate="%{x} paths: %{y:.2f} %<extra></extra>")
     figure.update_xaxes(title="paths kept over all classes", type="log", dtick=1, fixedrange=True)
-    figure.update_yaxes(title="test accuracy (%)", fixedrange=True)
     alt = "Test accuracy against the paths kept over all classes"
-    return dress(figure, height=340, alt=alt).update_layout(showlegend=False)
+    return dress(figure, height=340, alt=alt)
 
 
 def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figure]:

@@ -3,7 +3,8 @@
 import plotly.graph_objects as go
 
 from bilens.read import TruncationCurve
-from bilens.report.style import BLUE, GREY, RED, dress
+from bilens.report.accuracy import accuracy_curve
+from bilens.report.style import RED, dress
 
 __all__ = ["kept_figure", "truncation_figure", "truncation_table"]
 
@@ -19,21 +20,12 @@ def truncation_table(curve: TruncationCurve) -> list[tuple[int, float, float]]:
 
 def truncation_figure(curve: TruncationCurve) -> go.Figure:
     """Test accuracy of the model cut to the first k eigenvectors of each class."""
-    figure = go.Figure()
-    figure.add_scatter(
-        x=list(range(1, len(curve.accuracy) + 1)),
-        y=[100 * accuracy for accuracy in curve.accuracy],
-        mode="lines+markers",
-        line={"color": BLUE, "width": 2},
-        marker={"size": 4},
-        hovertemplate="%{x} eigenvectors: %{y:.2f} %<extra></extra>",
+    kept = range(1, len(curve.accuracy) + 1)
+    figure = accuracy_curve(
+        kept, curve.accuracy, curve.full, whole="all of them", beside="bottom right"
     )
-    figure.add_hline(
-        y=100 * curve.full,
-        line={"dash": "dot", "color": GREY, "width": 1.5},
-        opacity=1,
-        annotation_text=f"all of them: {curve.full:.2%}",
-        annotation_position="bottom right",
+    figure.update_traces(
+        marker={"size": 4}, hovertemplate="%{x} eigenvectors: %{y:.2f} %<extra></extra>"
     )
     figure.update_xaxes(
         title="eigenvectors kept for each class",
@@ -42,9 +34,8 @@ def truncation_figure(curve: TruncationCurve) -> go.Figure:
         ticks="outside",
         fixedrange=True,
     )
-    figure.update_yaxes(title="test accuracy (%)", fixedrange=True)
     alt = "Test accuracy against the eigenvectors kept for each class"
-    return dress(figure, height=340, alt=alt).update_layout(showlegend=False)
+    return dress(figure, height=340, alt=alt)
 
 
 def kept_figure(curve: TruncationCurve, k: int) -> go.Figure:
