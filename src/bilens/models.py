@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bilens.checks import check_weights
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
@@ -50,7 +49,6 @@ def load(
     model: Any
     if kind is not None:
         model = kind.from_pretrained(source, device=device, **hub)
-        check_weights(model)
         own: ImageClassifier | SparseAutoencoder = model.requires_grad_(False)
         return own
     model = loading.open_any(source, **hub).requires_grad_(False).to(device)
