@@ -1,14 +1,36 @@
 # Two commands do everything: `make demo` and `make test`.
+ifeq ($(OS),Windows_NT)
+PYTHON ?= python
+SCRIPTS := Scripts
+else
 PYTHON ?= python3
-BIN := .venv/bin
+SCRIPTS := bin
+endif
+BIN := .venv/$(SCRIPTS)
+WHEEL := .venv-wheel/$(SCRIPTS)
+export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test check docs dist clean
+.PHONY: demo test test-slow test-wheel check docs docs-deploy dist clean
 
 demo: .venv/installed
 	$(BIN)/bilens demo --output runs/demo
 
 test: .venv/installed-dev check docs
 	$(BIN)/pytest
+
+# What takes an hour: the nightly part of the suite.
+test-slow: .venv/installed-dev
+	$(BIN)/pytest -m slow
+
+# The wheel alone, in an environment of its own: with CONSTRAINTS=constraints-oldest.txt the oldest
+# versions that pyproject.toml allows, without CONSTRAINTS the newest that there are. The tests that it
+# leaves out are about the checkout.
+test-wheel: dist
+	$(PYTHON) -m venv .venv-wheel
+	$(WHEEL)/python -m pip install --quiet $(CONSTRAINTS:%=--constraint %) \
+		"$$(ls -t dist/*.whl | head -1)[dev]"
+	$(WHEEL)/bilens demo --output build/demo
+	$(WHEEL)/pytest --ignore tests/experiments --ignore-glob 'tests/test_*.py'
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .
@@ -17,21 +39,26 @@ check: .venv/installed-dev
 	$(BIN)/lint-imports
 
 docs: .venv/installed-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build
+	$(BIN)/python -m mkdocs --quiet build
+
+# The docs as one of the versions on the branch gh-pages: VERSION=main, or VERSION="0.2.0 latest".
+docs-deploy: .venv/installed-dev
+	$(BIN)/python -m pip install --quiet mike==2.2.0
+	DOCS_VERSIONS=mike $(BIN)/mike deploy --push --update-aliases $(VERSION)
 
 dist: .venv/installed-dev
 	$(BIN)/python -m build --no-isolation
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-wheel
 
-.venv/bin/python:
+.venv/pyvenv.cfg:
 	$(PYTHON) -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[explore]'
+.venv/installed: .venv/pyvenv.cfg pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[explore]'
 	touch $@
 
-.venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+.venv/installed-dev: .venv/pyvenv.cfg pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@ .venv/installed

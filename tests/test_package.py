@@ -5,10 +5,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 FILES = (
@@ -72,3 +74,11 @@ def test_the_wheel_runs_the_demo(built, tmp_path):
     where = [sys.executable, "-c", "import bilens.report; print(bilens.report.__file__)"]
     shown = subprocess.run(where, env=environment, capture_output=True, text=True, check=True)
     assert Path(shown.stdout.strip()).is_relative_to(place)
+
+
+def test_the_oldest_dependencies_are_the_bounds_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    bounds = {(r := Requirement(line)).name: str(r.specifier) for line in project["dependencies"]}
+    lines = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
+    oldest = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert {r.name: str(r.specifier).replace("==", ">=") for r in oldest} == bounds
