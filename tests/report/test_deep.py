@@ -4,8 +4,8 @@ import torch
 from bilens.errors import BilensError
 from bilens.read import class_paths, explain_deep, read_bonds, read_deep
 from bilens.report import (
-    deep_explanation_figure,
     deep_figures,
+    explanation_figure,
     tree_figure,
     write_deep_report,
 )
@@ -44,7 +44,7 @@ def test_a_tree_has_a_root_and_images_beside_its_nodes(paths):
 def test_an_explained_input_has_its_parts():
     tree = LazyTree(digit_model(2).tensors(), torch.eye(10))
     found = explain_deep(tree, digits().test_images[3])
-    figure = deep_explanation_figure(found, (8, 8), ["<b>"] * 10, title="why")
+    figure = explanation_figure(found, (8, 8), ["<b>"] * 10, title="why")
     assert len(figure.layout.images) == 1 + 3 * 3 * 2 + 1
     texts = [note.text for note in figure.layout.annotations]
     part = found.parts[0]

@@ -119,15 +119,10 @@ def set_line(mlp: MLP, line: Line) -> None:
     """
     gate = mlp.gate
     assert gate is not None
-    whole = gate.whole
-    rows = torch.arange(whole.n_out) if gate.rows is None else gate.rows
-    weight, bias = whole.weight().clone(), whole.bias()
-    bias = weight.new_zeros(len(weight)) if bias is None else bias.clone()
+    weight, bias = gate.weight(), gate.bias()
     slope, offset = (part.to(weight) for part in (line.slope, line.offset))
-    weight[rows] *= slope[:, None]
-    bias[rows] = slope * bias[rows] + offset
-    whole.set_weight(weight)
-    whole.set_bias(bias)
+    gate.set_weight(slope[:, None] * weight)
+    gate.set_bias(offset if bias is None else slope * bias + offset)
     setattr(mlp.module, mlp.activation, ACT2FN["linear"])
 
 

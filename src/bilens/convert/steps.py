@@ -72,13 +72,8 @@ def _fold_value_biases(model: Parts) -> list[str]:
         arriving = heads.out.weight() @ _for_each_head(bias, heads)
         had = heads.out.bias()
         heads.out.set_bias(arriving if had is None else had + arriving)
-        whole = heads.value.whole
-        left = whole.bias()
-        assert left is not None
-        left = left.clone()
-        left[slice(None) if heads.value.rows is None else heads.value.rows] = 0
-        whole.set_bias(left)
-        done.append(f"bias of values in {whole.name} into {heads.out.name}")
+        heads.value.set_bias(torch.zeros_like(bias))
+        done.append(f"bias of values in {heads.value.name} into {heads.out.name}")
     return done
 
 

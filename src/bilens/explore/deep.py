@@ -14,7 +14,7 @@ from bilens.read import class_paths, explain_deep, read_deep
 from bilens.report import (
     Branch,
     branches_html,
-    deep_explanation_figure,
+    explanation_figure,
     logits_figure,
     path_figure,
     tree_figure,
@@ -123,7 +123,7 @@ class DeepView:
         """The input, and the eigenvectors that make its highest logits."""
         found = explain_deep(self.tree, unpack_input(state.input, self.data))
         title = "What makes the highest logits"
-        return deep_explanation_figure(found, self.shape, self.names, title=title)
+        return explanation_figure(found, self.shape, self.names, title=title)
 
     def input_figure(self, state: DeepState) -> go.Figure:
         """Logits of the input: the model's, and those of the paths kept."""

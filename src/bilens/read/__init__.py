@@ -12,7 +12,6 @@ from bilens.read.bonds import (
     rank_accuracies,
     read_bonds,
 )
-from bilens.read.bottleneck import bottleneck_curve
 from bilens.read.classifier import (
     Basis,
     ClassifierReading,
@@ -21,16 +20,15 @@ from bilens.read.classifier import (
     read_classifier,
 )
 from bilens.read.deep import DeepReading, path_accuracies, read_deep
-from bilens.read.deep_explanation import (
+from bilens.read.explanation import (
     BranchExplanation,
-    DeepExplanation,
-    DeepLogitExplanation,
+    Explanation,
+    LogitExplanation,
+    explain,
     explain_deep,
 )
-from bilens.read.explanation import Explanation, LogitExplanation, explain
 from bilens.read.fourier import FourierReading, read_fourier
-from bilens.read.inputs import top_inputs
-from bilens.read.path_inputs import ClassPaths, class_paths
+from bilens.read.inputs import ClassPaths, class_paths, top_inputs
 from bilens.read.recovery import SparsityReport, loss_recovered, sparsity
 from bilens.read.saved_paths import load_paths, save_paths
 from bilens.read.shared import (
@@ -40,7 +38,7 @@ from bilens.read.shared import (
     shared_by_classes,
     shared_by_paths,
 )
-from bilens.read.truncation import TruncationCurve, truncation_curve
+from bilens.read.truncation import TruncationCurve, bottleneck_curve, truncation_curve
 
 __all__ = [
     "Attack",
@@ -49,8 +47,6 @@ __all__ = [
     "BranchExplanation",
     "ClassPaths",
     "ClassifierReading",
-    "DeepExplanation",
-    "DeepLogitExplanation",
     "DeepReading",
     "Direction",
     "End",

@@ -1,5 +1,6 @@
-"""Why one input gets the logits it gets."""
+"""Why one input gets the logits it gets, by the eigenvectors of the last layer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,40 +9,53 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.read.classes import check_classes
-from bilens.tensor import Spectrum
+from bilens.tensor import LazyTree, Spectrum
 from bilens.tensor.exact import exact
 
-__all__ = ["Explanation", "LogitExplanation", "explain"]
+__all__ = ["BranchExplanation", "Explanation", "LogitExplanation", "explain", "explain_deep"]
+
+
+@dataclass(frozen=True, eq=False)
+class BranchExplanation:
+    """An eigenvector v of the last layer: what it adds to a logit, and the pictures behind it.
+
+    In a single-layer model v itself is the picture. In a deeper one the strongest branches for this
+    input lead from v to an eigenvector w of the second layer, whose overlap with what the first
+    layer gives is a sum over pictures, w . h = sum_i lambda_i (v_i . x)^2, turned to be positive.
+
+    Attributes:
+        node: numbers of the eigenvectors from v down to w.
+        activation: lambda (v . h)^2, what v adds to the logit.
+        shares: of the strongest pictures in the sum over all, which is 1.
+        vectors: the pictures, turned to overlap positively with the input.
+    """
+
+    node: tuple[int, ...]
+    activation: float
+    shares: Float[Tensor, " k"]
+    vectors: Float[Tensor, "k n_in"]
 
 
 @dataclass(frozen=True, eq=False)
 class LogitExplanation:
-    """The eigenvectors that make one logit of one input; activations and rest add up to it.
+    """The last layer's eigenvectors that make one logit; their activations and rest add up to it.
 
     Attributes:
         class_: the number of the logit.
         logit: its value.
-        activations: of the strongest eigenvectors for this input, by magnitude.
-        vectors: those eigenvectors, turned to overlap positively with the input.
+        branches: the strongest eigenvectors for this input, by |activation|.
         rest: what all other eigenvectors add.
     """
 
     class_: int
     logit: float
-    activations: Float[Tensor, " k"]
-    vectors: Float[Tensor, "k n_in"]
+    branches: tuple[BranchExplanation, ...]
     rest: float
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """One input and its highest logits, each taken apart.
-
-    Attributes:
-        x: the input.
-        logits: all of them.
-        parts: the highest logits, the highest first.
-    """
+    """One input, all its logits, and the highest of them taken apart, the highest first."""
 
     x: Float[Tensor, " n_in"]
     logits: Float[Tensor, " classes"]
@@ -62,27 +76,76 @@ def explain(
         k: how many eigenvectors of each; all of them where there are fewer.
 
     Raises:
-        BilensError: the spectrum is not a batch over classes, x is not finite, or n_classes or k
-            is not positive.
+        BilensError: the spectrum is not a batch over classes, x is not finite, or a number is not
+            positive.
     """
     check_classes(spectrum)
-    check_count("n_classes", n_classes)
     check_count("k", k)
-    check_finite(x=x)
-    activations = spectrum.activations(x)
     signs = torch.where(spectrum.overlaps(x) < 0, -1, 1).to(spectrum.vectors)
-    logits = activations.sum(-1)
+
+    def branch(class_: int, number: int, activation: float) -> BranchExplanation:
+        vector = signs[class_, number] * spectrum.vectors[class_, number]
+        return BranchExplanation((number,), activation, signs.new_ones(1), vector[None])
+
+    return _explained(x, list(spectrum.activations(x)), n_classes, k, branch)
+
+
+@exact
+@torch.no_grad()
+def explain_deep(
+    tree: LazyTree, x: Float[Tensor, " n_in"], n_classes: int = 3, branches: int = 3, k: int = 2
+) -> Explanation:
+    """Split the highest logits of one input of a deep model into the last layer's activations.
+
+    Args:
+        tree: of a model of at least two layers, one direction for each class.
+        x: the input.
+        n_classes: how many logits, the highest first.
+        branches: how many eigenvectors of the last layer for each.
+        k: how many first-layer eigenvectors for each of these.
+
+    Raises:
+        BilensError: x is not finite, or a number is not positive.
+    """
+    check_count("branches", branches)
+    check_count("k", k)
+    roots = [_activations(tree, (class_,), x) for class_ in range(tree.n_roots)]
+
+    def branch(class_: int, number: int, activation: float) -> BranchExplanation:
+        node: tuple[int, ...] = (class_, number)
+        while len(node) < tree.depth:
+            node = (*node, int(_activations(tree, node, x).abs().argmax()))
+        parts = _activations(tree, node, x)
+        whole = parts.sum()
+        shares = parts / whole if whole != 0 else torch.zeros_like(parts)
+        strongest = parts.abs().topk(min(k, len(parts))).indices
+        signs = torch.where(tree.overlaps(node, x[None])[0, strongest] < 0, -1, 1).to(x)
+        vectors = signs[:, None] * tree.branches(node).vectors[strongest]
+        return BranchExplanation(node[1:], activation, shares[strongest], vectors)
+
+    return _explained(x, roots, n_classes, branches, branch)
+
+
+def _activations(tree: LazyTree, node: tuple[int, ...], x: Tensor) -> Float[Tensor, " k"]:
+    return tree.branches(node).values * tree.overlaps(node, x[None])[0].square()
+
+
+def _explained(
+    x: Tensor,
+    activations: list[Tensor],
+    n_classes: int,
+    k: int,
+    branch: Callable[[int, int, float], BranchExplanation],
+) -> Explanation:
+    """The highest logits, given each class's activations and how one of them is explained."""
+    check_count("n_classes", n_classes)
+    check_finite(x=x)
+    logits = torch.stack([some.sum() for some in activations])
     parts = []
     for class_ in logits.argsort(descending=True)[:n_classes].tolist():
-        strongest = activations[class_].abs().topk(min(k, spectrum.k)).indices
-        chosen = activations[class_, strongest]
-        parts.append(
-            LogitExplanation(
-                class_=class_,
-                logit=float(logits[class_]),
-                activations=chosen,
-                vectors=signs[class_, strongest, None] * spectrum.vectors[class_, strongest],
-                rest=float(logits[class_] - chosen.sum()),
-            )
-        )
+        some = activations[class_]
+        strongest = some.abs().topk(min(k, len(some))).indices.tolist()
+        branches = tuple(branch(class_, i, float(some[i])) for i in strongest)
+        rest = float(logits[class_] - some[strongest].sum())
+        parts.append(LogitExplanation(class_, float(logits[class_]), branches, rest))
     return Explanation(x, logits, tuple(parts))

@@ -1,5 +1,6 @@
 """From findings to pictures and pages."""
 
+from bilens.report.accuracy import kept_figure, path_figure, truncation_figure, truncation_table
 from bilens.report.bonds import bond_figure, kept_directions_figure
 from bilens.report.branches import Branch, branches_html
 from bilens.report.classifier import (
@@ -9,28 +10,26 @@ from bilens.report.classifier import (
     write_classifier_report,
 )
 from bilens.report.compare import Axis, comparison_table, loss_figure, write_comparison_report
-from bilens.report.deep import deep_figures, path_figure, write_deep_report
-from bilens.report.deep_explanation import deep_explanation_figure
+from bilens.report.deep import deep_figures, write_deep_report
 from bilens.report.directions import directions_figure, matrices_figure
 from bilens.report.explanation import explanation_figure
 from bilens.report.heat import heat_figure
-from bilens.report.logits import direction_figure, logits_figure
+from bilens.report.logits import direction_figure, logits_figure, summands_figure
 from bilens.report.network import network_figure
 from bilens.report.page import (
     ContextLine,
     ContextList,
     Section,
     Table,
+    contexts_html,
     render_page,
+    table_html,
     write_page,
 )
-from bilens.report.parts import contexts_html, table_html
 from bilens.report.save import save_figure
 from bilens.report.shared import shared_figure
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
-from bilens.report.summands import summands_figure
 from bilens.report.tree import tree_figure
-from bilens.report.truncation import kept_figure, truncation_figure, truncation_table
 
 __all__ = [
     "Axis",
@@ -45,7 +44,6 @@ __all__ = [
     "classifier_figures",
     "comparison_table",
     "contexts_html",
-    "deep_explanation_figure",
     "deep_figures",
     "direction_figure",
     "directions_figure",

@@ -8,13 +8,12 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.read import ClassifierReading, explain
-from bilens.report.explanation import explanation_figure
+from bilens.report.accuracy import truncation_figure, truncation_table
+from bilens.report.explanation import explanation_figure, telling_examples
 from bilens.report.page import Section, Table, write_page
 from bilens.report.save import save_figure
 from bilens.report.shared import shared_figure, shared_section
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
-from bilens.report.telling import telling_examples
-from bilens.report.truncation import truncation_figure, truncation_table
 from bilens.tensor import Spectrum
 
 __all__ = ["Order", "classifier_figures", "save_figures", "write_classifier_report"]

@@ -1,35 +1,22 @@
 """The report on a classifier of several layers."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import plotly.graph_objects as go
 
 from bilens.errors import BilensError
 from bilens.read import BondReading, DeepReading, class_paths, explain_deep
-from bilens.report.accuracy import accuracy_curve
+from bilens.report.accuracy import path_figure
 from bilens.report.bonds import bond_figures, bond_sections
-from bilens.report.deep_explanation import deep_explanation_figure
+from bilens.report.explanation import explanation_figure, telling_examples
 from bilens.report.page import Section, Table, write_page
 from bilens.report.shared import shared_figure, shared_section
-from bilens.report.style import dress
-from bilens.report.telling import telling_examples
 from bilens.report.tree import tree_figure
 
-__all__ = ["deep_figures", "path_figure", "write_deep_report"]
+__all__ = ["deep_figures", "write_deep_report"]
 
 DRAWN, SEEN = 6, 2000
 """Paths of a class that are drawn, and test images that those beside them are chosen from."""
-
-
-def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure:
-    """Test accuracy of the tree pruned to its best k paths, against k."""
-    kept, accuracies = zip(*by_paths, strict=True)
-    figure = accuracy_curve(kept, accuracies, full, whole="the model", beside="top left")
-    figure.update_traces(hovertemplate="%{x} paths: %{y:.2f} %<extra></extra>")
-    figure.update_xaxes(title="paths kept over all classes", type="log", dtick=1, fixedrange=True)
-    alt = "Test accuracy against the paths kept over all classes"
-    return dress(figure, height=340, alt=alt)
 
 
 def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figure]:
@@ -50,7 +37,7 @@ def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figur
     figures["paths"] = path_figure(reading.by_paths, reading.accuracy)
     for kind, number in telling_examples(reading.model, data).items():
         label = names[int(data.test_labels[number])]
-        figures[f"explanation-{kind}"] = deep_explanation_figure(
+        figures[f"explanation-{kind}"] = explanation_figure(
             explain_deep(reading.tree, x[number]),
             shape,
             names,

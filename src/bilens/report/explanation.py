@@ -4,15 +4,18 @@ from collections.abc import Sequence
 from html import escape
 
 import plotly.graph_objects as go
+import torch
 
+from bilens.data import ImageData
+from bilens.nn import ImageClassifier
 from bilens.read import Explanation
 from bilens.report.canvas import Canvas
 from bilens.report.picture import as_image, diverging, grey
 from bilens.report.style import BLUE, GREY, RED
 
-__all__ = ["explanation_figure"]
+__all__ = ["explanation_figure", "telling_examples"]
 
-GAP, LABEL, VERDICT = 0.12, 0.34, 1.6
+GAP, BETWEEN, VERDICT, LABEL = 0.06, 0.12, 1.6, 0.34
 
 
 def explanation_figure(
@@ -22,34 +25,63 @@ def explanation_figure(
     *,
     title: str,
 ) -> go.Figure:
-    """Three rows, one for each of the highest logits: its strongest eigenvectors for this input.
+    """A row for each of the highest logits: the last layer's eigenvectors for this input.
 
-    Under each picture stands what the eigenvector adds to the logit; the last column gives what
-    all others add, so that a row sums to its logit.
+    Under each stands what it adds to the logit; the last column gives what all others add, so that
+    a row sums to its logit. In a deep model several pictures stand for one eigenvector, each with
+    its share in what that eigenvector finds in the input.
+
+    Args:
+        explanation: of one input.
+        shape: height and width of an input as an image.
+        class_names: what the classes are called.
+        title: above the figure.
     """
-    k = max(len(part.activations) for part in explanation.parts)
-    aspect = shape[0] / shape[1]
-    step, rise = 1 + GAP, aspect + LABEL
-    width = step * (k + 1) + VERDICT
-    canvas = Canvas(width, rise * len(explanation.parts), unit=92, title=title)
+    shown = [branch for part in explanation.parts for branch in part.branches]
+    deep = any((branch.shares != 1).any() for branch in shown)
+    n_branches = max(len(part.branches) for part in explanation.parts)
+    k = max(len(branch.shares) for branch in shown)
+    aspect, block = shape[0] / shape[1], k * (1 + GAP) - GAP
+    step = block + (3 if deep else 1) * BETWEEN
+    rise = aspect + (2.4 if deep else 1) * LABEL
+    width = 1 + BETWEEN + n_branches * step + VERDICT
+    canvas = Canvas(width, rise * len(explanation.parts), unit=90, title=title)
     middle = rise * (len(explanation.parts) - 1) / 2
-    picture = grey(as_image(explanation.x, shape))
-    canvas.picture(picture, x=0, y=middle, width=1, height=aspect)
+    canvas.picture(grey(as_image(explanation.x, shape)), x=0, y=middle, width=1, height=aspect)
     canvas.label("input", x=0.5, y=middle + aspect + 0.02, color=GREY)
     for row, part in enumerate(explanation.parts):
         top = row * rise
-        for column, (activation, vector) in enumerate(
-            zip(part.activations.tolist(), part.vectors, strict=True), start=1
-        ):
-            left = step * column + 0.1
-            picture = diverging(as_image(vector, shape))
-            canvas.picture(picture, x=left, y=top, width=1, height=aspect)
-            color = BLUE if activation > 0 else RED
-            canvas.label(f"{activation:+.2f}", x=left + 0.5, y=top + aspect + 0.01, color=color)
-        name = escape(class_names[part.class_])
-        end = step * (k + 1) + VERDICT / 2
+        for number, branch in enumerate(part.branches):
+            left = 1 + 2 * BETWEEN + number * step
+            for place, vector in enumerate(branch.vectors):
+                x, picture = left + place * (1 + GAP), diverging(as_image(vector, shape))
+                canvas.picture(picture, x=x, y=top, width=1, height=aspect)
+                if deep:
+                    share = f"{float(branch.shares[place]):+.0%}"
+                    canvas.label(share, x=x + 0.5, y=top + aspect + 0.01, color=GREY)
+            color = BLUE if branch.activation > 0 else RED
+            text, under = f"{branch.activation:+.2f}", top + aspect + 0.01 + (LABEL if deep else 0)
+            canvas.label(
+                f"<b>{text}</b>" if deep else text, x=left + block / 2, y=under, color=color
+            )
+        name, end = escape(class_names[part.class_]), width - VERDICT / 2
         canvas.label(f"<b>{name}</b>", x=end, y=top, size=13)
         canvas.label(f"logit {part.logit:+.2f}", x=end, y=top + 0.34 * aspect)
         canvas.label(f"rest {part.rest:+.2f}", x=end, y=top + 0.64 * aspect, color=GREY)
     canvas.scale()
     return canvas.figure()
+
+
+@torch.no_grad()
+def telling_examples(model: ImageClassifier, data: ImageData) -> dict[str, int]:
+    """A clear case, a close call and a mistake, where there is one: numbers of test images."""
+    logits = model(data.test_images)
+    best = logits.topk(2, dim=-1)
+    margin = best.values[:, 0] - best.values[:, 1]
+    right = best.indices[:, 0] == data.test_labels
+    examples = {"clear": int(torch.where(right, margin, -torch.inf).argmax())}
+    if right.any():
+        examples["close"] = int(torch.where(right, margin, torch.inf).argmin())
+    if (~right).any():
+        examples["mistaken"] = int(torch.where(right, -torch.inf, margin).argmax())
+    return examples

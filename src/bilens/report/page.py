@@ -1,10 +1,12 @@
 """A report as one HTML file that works offline, on a phone and on paper."""
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,14 +17,19 @@ from plotly.offline import get_plotlyjs
 from bilens.files import write_text
 from bilens.report.style import DARK
 
+if TYPE_CHECKING:  # pandas takes its time to import
+    import pandas as pd
+
 __all__ = [
     "ContextLine",
     "ContextList",
     "Drawing",
     "Section",
     "Table",
+    "contexts_html",
     "page_templates",
     "render_page",
+    "table_html",
     "write_page",
 ]
 
@@ -155,3 +162,23 @@ def write_page(
 def _safe_json(content: Any) -> Markup:
     """JSON that no text inside of it can break out of."""
     return Markup(to_json_plotly(content).replace("<", "\\u003c"))
+
+
+def table_html(table: Table, frame: "pd.DataFrame", name: str) -> str:
+    """A table with a link that saves all its numbers as CSV.
+
+    Args:
+        table: what is shown; escaped here.
+        frame: what is saved.
+        name: of the file, without its ending.
+    """
+    shown = page_templates().get_template("parts.html").module
+    packed = base64.b64encode(frame.to_csv(index=False).encode()).decode()
+    link = f'download="{escape(name)}.csv" href="data:text/csv;base64,{packed}"'
+    return f'<div class="table">{shown.table(table)}<a class="save" {link}>CSV</a></div>'  # type: ignore[attr-defined]
+
+
+def contexts_html(contexts: ContextList) -> str:
+    """Texts whose tokens are coloured by what they contribute; escaped here."""
+    shown = page_templates().get_template("parts.html").module
+    return str(shown.contexts(contexts))  # type: ignore[attr-defined]

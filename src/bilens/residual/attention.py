@@ -56,14 +56,8 @@ def queries_keys(
     """What the heads of a layer ask and answer for rows that all stand at one position.
 
     The rows go through the layer's own maps, norms and rotation. The scores' scale is in the
-    queries, and keys that heads share stand there for each of them.
-
-    Args:
-        model: the whole model.
-        heads: of the layer.
-        x: what the heads read, behind their norm and its gain, one row for each token.
-        position: of the tokens.
-        linear: norms of queries and keys give their gain alone, so that rows may be added up.
+    queries, and keys that heads share stand there for each of them. With `linear` norms of queries
+    and keys give their gain alone, so that rows may be added up.
     """
     if len(x) > ROWS:
         parts = [

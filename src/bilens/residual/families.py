@@ -25,44 +25,42 @@ Number = Callable[[Any], float | None]
 class Family:
     """Where a model of some architecture has its parts; the defaults are Llama's.
 
-    Names are those of modules, below the model for the first five and below a layer for the rest.
-    Where one module holds queries, keys and values, or gate and up, all have its name.
+    Names are those of modules, below the model from `layers` to `hidden_positions`, below a layer
+    from `attn` to `numbers`; None for what the architecture does not have. Where one module holds
+    queries, keys and values, or gate and up, all have its name. The rest are functions of the
+    model's configuration.
 
     Attributes:
         layers: the list of layers.
-        embed: embedding of tokens.
+        embed: the embedding of tokens.
         norm: before the unembedding.
         unembed: the map to the logits.
-        positions: embedding of positions that is added to that of tokens; None for none.
+        positions: embedding of positions that is added to that of tokens.
         hidden_positions: embedding of positions that queries and keys alone read.
         attn: the attention.
-        query: the map of queries.
-        key: the map of keys.
-        value: the map of values.
-        pair: the maps of a second pair of queries and keys, where the model has them.
+        query: the map of queries, as `key` and `value` are of those.
+        pair: the maps of a second pair of queries and keys.
         fused: how one map holds queries, keys and values: all queries, then all keys, then all
             values; or so for each head.
         out: the map of the heads' values to the stream.
-        attn_norm: what the heads read through.
-        attn_out_norm: between what the heads write and the stream.
+        attn_norm: what the heads read through; `mlp_norm` likewise.
+        attn_out_norm: between what the heads write and the stream; `mlp_out_norm` likewise.
         head_norms: norms of queries and keys, where the model has them.
         mlp: the MLP.
         gate: the map under the activation; None for an MLP without a gate.
         up: the other factor.
         down: the map back to the stream.
         activation: the attribute of the MLP that is its activation.
-        mlp_norm: what the MLP reads through.
-        mlp_out_norm: between what the MLP writes and the stream.
-        residual_mix: numbers by which a layer mixes the embedding in, where it has them.
-        v_first_share: the number by which the first layer's values are mixed in, where there is.
-        numbers: other numbers of a layer that are known, where it has them.
-        parallel: whether attention and MLP of a layer read the same stream, by the configuration.
-        embed_scale: what token embeddings are multiplied by, by the configuration.
+        residual_mix: numbers by which a layer mixes the embedding in.
+        v_first_share: the number by which the first layer's values are mixed in.
+        numbers: other numbers of a layer that are known.
+        parallel: whether attention and MLP of a layer read the same stream.
+        embed_scale: what token embeddings are multiplied by.
         residual_scale: what attention and MLPs write is multiplied by.
         logit_scale: what logits are multiplied by.
         softcap: c where logits are c tanh(z / c), or None.
         partial_values: why biases of values do not arrive whole behind attention, or None.
-        attention: one of `bilens.nn.ATTENTIONS`, by the configuration.
+        attention: one of `bilens.nn.ATTENTIONS`.
         queries_keys: for attention that is not built on transformers' interface: a function of the
             attention module, what it reads (n, d_model) and a position, that gives scaled queries
             and keys, pairs of (n, heads, d_head).
@@ -289,14 +287,13 @@ class _Finder:
 
     def parts(self) -> Parts:
         family, config = self.family, self.config
-        embed = self._embedding(family.embed, float(family.embed_scale(config) or 1))
         return Parts(
             layers=[self._layer(name) for name in self.layers],
-            embed=embed,
+            embed=self._embedding(family.embed, float(family.embed_scale(config) or 1)),
             positions=self._embedding(family.positions) if family.positions else None,
-            hidden_positions=(
-                self._embedding(family.hidden_positions) if family.hidden_positions else None
-            ),
+            hidden_positions=self._embedding(family.hidden_positions)
+            if family.hidden_positions
+            else None,
             norm=self._norm(family.norm),
             unembed=self._map(family.unembed),
             parallel=bool(family.parallel(config)),
@@ -329,50 +326,40 @@ class _Finder:
             )
 
     def _layer(self, name: str) -> Layer:
-        family = self.family
         return Layer(
             name=name,
             module=self._module(name),
-            heads=self._heads(name),
-            mlp=self._mlp(name),
-            residual_mix=self._get(f"{name}.{family.residual_mix}")
-            if family.residual_mix
-            else None,
-            numbers=tuple(self._get(f"{name}.{number}") for number in family.numbers),
+            heads=self._heads(f"{name}."),
+            mlp=self._mlp(f"{name}."),
+            residual_mix=self._number(f"{name}.", self.family.residual_mix),
+            numbers=tuple(self._get(f"{name}.{number}") for number in self.family.numbers),
         )
 
     def _heads(self, layer: str) -> Heads:
         family, config = self.family, self.config
         n_heads = config.num_attention_heads
         n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
-        if family.query == family.key == family.value:
-            query, key, value = self._fused(f"{layer}.{family.query}", n_heads, n_kv_heads)
+        names = (family.query, family.key, family.value)
+        if len(set(names)) == 1:
+            query, key, value = self._fused(layer + family.query, n_heads, n_kv_heads)
         else:
-            query, key, value = (
-                self._map(f"{layer}.{name}") for name in (family.query, family.key, family.value)
-            )
-        pairs = [(query, key)]
-        if family.pair is not None:
-            second = tuple(self._map(f"{layer}.{name}") for name in family.pair)
-            pairs.append(second)  # type: ignore[arg-type]
-        share = f"{layer}.{family.v_first_share}"
+            query, key, value = (self._map(layer + name) for name in names)
+        second = [self._map(layer + name) for name in family.pair or ()]
         return Heads(
-            module=self._module(f"{layer}.{family.attn}"),
-            norm=self._norm(f"{layer}.{family.attn_norm}") if family.attn_norm else None,
-            pairs=tuple(pairs),
+            module=self._module(layer + family.attn),
+            norm=self._norm(family.attn_norm, layer),
+            pairs=((query, key), (second[0], second[1])) if second else ((query, key),),
             value=value,
-            out=self._map(f"{layer}.{family.out}"),
+            out=self._map(layer + family.out),
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
-            out_norm=self._norm(f"{layer}.{family.attn_out_norm}")
-            if family.attn_out_norm
-            else None,
+            out_norm=self._norm(family.attn_out_norm, layer),
             inner=tuple(
-                known_norm(f"{layer}.{name}", module)
+                known_norm(layer + name, module)
                 for name in family.head_norms
-                if (module := self._get(f"{layer}.{name}")) is not None
+                if (module := self._get(layer + name)) is not None
             ),
-            v_first_share=self._get(share) if family.v_first_share else None,
+            v_first_share=self._number(layer, family.v_first_share),
         )
 
     def _fused(self, name: str, n_heads: int, n_kv_heads: int) -> list[LinearMap]:
@@ -388,20 +375,19 @@ class _Finder:
 
     def _mlp(self, layer: str) -> MLP:
         family = self.family
-        up, down = self._map(f"{layer}.{family.up}"), self._map(f"{layer}.{family.down}")
-        gate = self._map(f"{layer}.{family.gate}") if family.gate else None
+        up, down = self._map(layer + family.up), self._map(layer + family.down)
+        gate = self._map(layer + family.gate) if family.gate else None
         if gate is not None and gate.module is up.module:
-            rows = torch.arange(up.n_out)
-            gate, up = (replace(up, rows=half) for half in rows.chunk(2))
+            gate, up = (replace(up, rows=half) for half in torch.arange(up.n_out).chunk(2))
         return MLP(
-            name=f"{layer}.{family.mlp}",
-            module=self._module(f"{layer}.{family.mlp}"),
+            name=layer + family.mlp,
+            module=self._module(layer + family.mlp),
             up=up,
             gate=gate,
             down=down,
             activation=family.activation,
-            norm=self._norm(f"{layer}.{family.mlp_norm}") if family.mlp_norm else None,
-            out_norm=self._norm(f"{layer}.{family.mlp_out_norm}") if family.mlp_out_norm else None,
+            norm=self._norm(family.mlp_norm, layer),
+            out_norm=self._norm(family.mlp_out_norm, layer),
         )
 
     def _map(self, name: str) -> LinearMap:
@@ -416,7 +402,14 @@ class _Finder:
             raise self._unknown(name, "an embedding")
         return Embedding(name, module, scale)
 
-    def _norm(self, name: str) -> Norm | None:
+    def _number(self, layer: str, name: str | None) -> nn.Parameter | None:
+        found: nn.Parameter | None = self._get(layer + name) if name else None
+        return found
+
+    def _norm(self, name: str | None, layer: str = "") -> Norm | None:
+        if name is None:
+            return None
+        name = layer + name
         module = self._module(name)
         if isinstance(module, nn.Identity):
             return None
@@ -471,9 +464,7 @@ def known_norm(name: str, module: nn.Module) -> Norm:
         for centres in (False, True):
             for offset in (0.0, 1.0):
                 norm = Norm(name, module, centres, offset, eps)
-                y = norm.normalised(x.to(norm.gain())) * norm.gain()
-                bias = norm.bias()
-                y = y if bias is None else y + bias
+                y = norm.applied(norm.normalised(x.to(norm.gain())))
                 if (y - expected).norm() <= 0.01 * expected.to(y).norm():
                     return norm
     raise BilensError(

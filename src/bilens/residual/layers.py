@@ -15,8 +15,20 @@ from bilens.residual.parts import Embedding, LinearMap, Norm
 __all__ = ["MLP", "Heads", "Layer", "Parts", "Readers"]
 
 
+class _Reads:
+    """What stands between the stream and a module."""
+
+    module: nn.Module
+    norm: Norm | None
+
+    @property
+    def norm_or_module(self) -> nn.Module:
+        """What the stream is handed to first."""
+        return self.module if self.norm is None else self.norm.module
+
+
 @dataclass(frozen=True, eq=False)
-class Heads:
+class Heads(_Reads):
     """The attention of a layer.
 
     Attributes:
@@ -30,7 +42,7 @@ class Heads:
         n_kv_heads: number of heads of keys and values, each shared by as many heads.
         out_norm: between the output and the stream; None where there is none.
         inner: norms of queries and keys.
-        v_first_share: by which the first layer's values are mixed into these, where they are.
+        v_first_share: by which the first layer's values are mixed into these.
     """
 
     module: nn.Module
@@ -55,18 +67,13 @@ class Heads:
         return self.n_heads // self.n_kv_heads
 
     @property
-    def norm_or_module(self) -> nn.Module:
-        """What the stream is handed to first."""
-        return self.module if self.norm is None else self.norm.module
-
-    @property
     def reads(self) -> tuple[LinearMap, ...]:
         """All maps that read the stream."""
         return (*(part for pair in self.pairs for part in pair), self.value)
 
 
 @dataclass(frozen=True, eq=False)
-class MLP:
+class MLP(_Reads):
     """D(up(x) * act(gate(x))), or D act(up(x)) where there is no gate.
 
     Attributes:
@@ -90,11 +97,6 @@ class MLP:
     out_norm: Norm | None = None
 
     @property
-    def norm_or_module(self) -> nn.Module:
-        """What the stream is handed to first."""
-        return self.module if self.norm is None else self.norm.module
-
-    @property
     def reads(self) -> tuple[LinearMap, ...]:
         """All maps that read the stream, the one under the activation first."""
         return (self.up,) if self.gate is None else (self.gate, self.up)
@@ -110,12 +112,8 @@ class MLP:
 
     def computes(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows d_model"]:
         """What such an MLP makes of what it reads, out of its parts."""
-        up = self.up.chosen(self.up.module(x).mT).mT
-        if self.gate is None:
-            hidden = self.act(up)
-        else:
-            hidden = up * self.act(self.gate.chosen(self.gate.module(x).mT).mT)
-        y: Tensor = self.down.module(hidden)
+        acted, *other = (part.chosen(part.module(x).mT).mT for part in self.reads)
+        y: Tensor = self.down.module(self.act(acted) * (other[0] if other else 1))
         return y
 
     @torch.no_grad()
@@ -145,15 +143,10 @@ class MLP:
     def scale_gate(self, factor: float) -> None:
         """Multiply the gate's weights, and its biases where it has some, by a factor."""
         assert self.gate is not None
-        whole, rows = self.gate.whole, self.gate.rows
-        chosen = slice(None) if rows is None else rows
-        weight, bias = whole.weight().clone(), whole.bias()
-        weight[chosen] *= factor
-        whole.set_weight(weight)
+        bias = self.gate.bias()
+        self.gate.set_weight(factor * self.gate.weight())
         if bias is not None:
-            bias = bias.clone()
-            bias[chosen] *= factor
-            whole.set_bias(bias)
+            self.gate.set_bias(factor * bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,18 +240,16 @@ class Parts:
     def readers(self) -> list[Readers]:
         """All that reads the stream, in the order of the model, those behind one norm together."""
         found: list[Readers] = []
-        hidden = (
-            None
-            if self.hidden_positions is None
-            else "positions are added between the norm and queries and keys"
-        )
+        hidden = None
+        if self.hidden_positions is not None:
+            hidden = "positions are added between the norm and queries and keys"
         for layer in self.layers:
             heads, mlp = layer.heads, layer.mlp
-            parts: list[tuple[Norm | None, tuple[LinearMap, ...], str | None]]
-            parts = [(heads.norm, heads.reads, hidden), (mlp.norm, mlp.reads, None)]
             if heads.norm and mlp.norm and heads.norm.module is mlp.norm.module:
-                parts = [(heads.norm, (*heads.reads, *mlp.reads), hidden)]
-            found += [Readers(norm, _whole(maps), why) for norm, maps, why in parts]
+                found.append(Readers(heads.norm, _whole((*heads.reads, *mlp.reads)), hidden))
+            else:
+                found.append(Readers(heads.norm, _whole(heads.reads), hidden))
+                found.append(Readers(mlp.norm, _whole(mlp.reads)))
         return [*found, Readers(self.norm, [self.unembed])]
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -1,7 +1,7 @@
 """One view of any transformer that adds to a residual stream, for everything that reads one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -53,7 +53,8 @@ class ResidualModel:
 
     before the norm's gain, which is folded into the maps, as are all constants by which a model
     multiplies. Without norms n = x. What writes does so into the stream x itself. Weights are given
-    in float32, or in float64 where they are stored so; the model is left alone.
+    in float32, or in float64 where they are stored so; the model is left alone. What takes the
+    number of a layer raises BilensError where there is none.
 
     Args:
         model: a causal language model of bilens, of a family that `bilens.residual.families` knows,
@@ -138,13 +139,13 @@ class ResidualModel:
     @property
     def b_U(self) -> Float[Tensor, " vocab"]:
         """What each logit has of no stream: biases of the last norm and of the unembedding."""
-        weight, bias = self._unembedding()
-        return weight.new_zeros(len(weight)) if bias is None else bias
+        return self._unembedding()[1]
 
-    def _unembedding(self) -> tuple[Tensor, Tensor | None]:
-        weight, bias = self._read(self.parts.unembed, self.parts.norm)
-        scale = self.parts.logit_scale
-        return scale * weight, None if bias is None else scale * bias
+    def _unembedding(self, rows: list[int] | None = None) -> tuple[Tensor, Tensor]:
+        part, scale = self.parts.unembed, self.parts.logit_scale
+        some = part if rows is None else replace(part, rows=torch.tensor(rows))
+        weight, bias = self._read(some, self.parts.norm)
+        return scale * weight, weight.new_zeros(len(weight)) if bias is None else scale * bias
 
     def embedded(
         self, tokens: Int[Tensor, " n"], position: int | None = None
@@ -217,21 +218,16 @@ class ResidualModel:
             Pearce et al. 2024, figure 7.
         """
         rows = self.parts.unembed.n_out
-        for name, numbers in (("token", [token]), ("minus", list(minus))):
-            for number in numbers:
-                if not 0 <= number < rows:
-                    raise BilensError(
-                        f"{name}={number}, expected 0 to {rows - 1}, the number of a token"
-                    )
-        W_U = self.W_U
-        return W_U[token] - W_U[list(minus)].mean(0) if minus else W_U[token]
+        for name, number in [("token", token), *(("minus", other) for other in minus)]:
+            if not 0 <= number < rows:
+                raise BilensError(
+                    f"{name}={number}, expected 0 to {rows - 1}, the number of a token"
+                )
+        W_U, _ = self._unembedding([token, *minus])
+        return W_U[0] - W_U[1:].mean(0) if minus else W_U[0]
 
     def layer(self, layer: int) -> Layer:
-        """The parts of a layer.
-
-        Raises:
-            BilensError: there is no such layer.
-        """
+        """The parts of a layer."""
         if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.n_layers:
             raise BilensError(f"layer={layer!r}, expected 0 to {self.n_layers - 1}")
         return self.parts.layers[layer]
@@ -245,7 +241,6 @@ class ResidualModel:
 
         Raises:
             NotBilinearError: the MLP has no gate, or an activation that is not linear.
-            BilensError: there is no such layer.
 
         Source:
             Pearce et al. 2024, sections 3.2 and 6.3.
@@ -270,9 +265,6 @@ class ResidualModel:
 
         With the ratios act(z) / z of a `Trace` as weights of its hidden units the same factors are
         the MLP on a text, exactly. What has no gate is D (up(x) * 1), with the constant coordinate.
-
-        Raises:
-            BilensError: there is no such layer.
         """
         mlp = self.layer(layer).mlp
         left, left_bias = self._read(mlp.up, mlp.norm)
@@ -289,22 +281,14 @@ class ResidualModel:
 
     @torch.no_grad()
     def mlp_reads(self, layer: int) -> dict[str, Float[Tensor, "hidden d_model"]]:
-        """What the MLP of a layer reads with: L and R where it has a gate, or else in.
-
-        Raises:
-            BilensError: there is no such layer.
-        """
+        """What the MLP of a layer reads with: L and R where it has a gate, or else in."""
         mlp = self.layer(layer).mlp
         names = {"in": mlp.up} if mlp.gate is None else {"L": mlp.up, "R": mlp.gate}
         return {name: self._read(part, mlp.norm)[0] for name, part in names.items()}
 
     @torch.no_grad()
     def mlp_writes(self, layer: int) -> Float[Tensor, "d_model hidden"]:
-        """What the MLP of a layer writes with, D.
-
-        Raises:
-            BilensError: there is no such layer.
-        """
+        """What the MLP of a layer writes with, D."""
         mlp = self.layer(layer).mlp
         return self._write(mlp.down, mlp.out_norm)[0]
 
@@ -313,7 +297,7 @@ class ResidualModel:
 
         Raises:
             NotBilinearError: the MLP is not a tensor.
-            BilensError: there is no such layer, or the direction does not fit.
+            BilensError: the direction does not fit.
         """
         return self.mlp(layer).interaction(direction)
 
@@ -322,17 +306,14 @@ class ResidualModel:
         """Values and outputs of the heads of a layer.
 
         With `value_mix` these are the layer's own values, by the share that they have.
-
-        Raises:
-            BilensError: there is no such layer.
         """
         heads = self.layer(layer).heads
         value, value_bias = self._read(heads.value, heads.norm)
         out, out_bias = self._write(heads.out, heads.out_norm)
+        bias = value.new_zeros(len(value)) if value_bias is None else value_bias
         if heads.v_first_share is not None:
             share = 1 - heads.v_first_share.detach().to(value)
-            value, value_bias = share * value, None if value_bias is None else share * value_bias
-        bias = value.new_zeros(len(value)) if value_bias is None else value_bias
+            value, bias = share * value, share * bias
 
         def each(values: Tensor) -> Tensor:
             split = values.unflatten(0, (heads.n_kv_heads, heads.d_head))
@@ -346,11 +327,23 @@ class ResidualModel:
             out_bias=out.new_zeros(len(out)) if out_bias is None else out_bias,
         )
 
+    def value_sources(self, layer: int) -> list[tuple[int, Tensor, Tensor]]:
+        """Where the heads' values come from: (layer, V, v_bias), to be added up.
+
+        The heads read n of their own layer and, with `value_mix`, that of the first one too.
+        """
+        own = self.heads(layer)
+        found = [(layer, own.value, own.value_bias)]
+        share = self.layer(layer).heads.v_first_share
+        if share is not None:
+            first, of_first = self.heads(0), self.layer(0).heads.v_first_share
+            assert of_first is not None
+            mixed = (share / (1 - of_first)).detach().to(own.value)
+            found.append((0, mixed * first.value, mixed * first.value_bias))
+        return found
+
     def ov(self, layer: int) -> FactoredMatrix:
         """W_V W_O of every head: a row n that is looked at arrives as n OV; biases are left out.
-
-        Raises:
-            BilensError: there is no such layer.
 
         Source:
             Elhage et al. 2021, "Splitting attention heads into query-key and output-value
@@ -372,7 +365,7 @@ class ResidualModel:
             heads.
 
         Raises:
-            BilensError: there is no such layer, or the distance is negative.
+            BilensError: the distance is negative.
 
         Source:
             Elhage et al. 2021, as for `ov`.
@@ -396,9 +389,6 @@ class ResidualModel:
         Returns:
             One or two pairs of (d_model + 1, heads, d_head); the last row is what biases, and
             positions that are vectors, give alone.
-
-        Raises:
-            BilensError: there is no such layer.
         """
         norm = self.layer(layer).heads.norm
         basis = torch.eye(self.d_model, dtype=self.dtype, device=self.device)
@@ -425,9 +415,6 @@ class ResidualModel:
 
         Returns:
             One or two pairs of (rows, heads, d_head), whose inner products are the scores.
-
-        Raises:
-            BilensError: there is no such layer.
         """
         norm = self.layer(layer).heads.norm
         x = n if norm is None else norm.applied(n)
@@ -437,11 +424,7 @@ class ResidualModel:
     def mlp_output(
         self, layer: int, x: Float[Tensor, "*batch d_model"]
     ) -> Float[Tensor, "*batch d_model"]:
-        """What the MLP of a layer adds to streams x, whatever its activation.
-
-        Raises:
-            BilensError: there is no such layer.
-        """
+        """What the MLP of a layer adds to streams x, whatever its activation."""
         mlp = self.layer(layer).mlp
         stored: Any = mlp.up.module.weight
         y = x.to(stored.dtype)
@@ -469,8 +452,7 @@ class ResidualModel:
         """What the MLP of a layer reads at every position of some texts: the normalised stream.
 
         Raises:
-            BilensError: a text is empty, holds a number that is not a token, or there is no such
-                layer.
+            BilensError: a text is empty, or holds a number that is not a token.
         """
         self._check_ids(ids)
         mlp = self.layer(layer).mlp

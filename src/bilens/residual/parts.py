@@ -39,12 +39,12 @@ class LinearMap:
         """Number of outputs."""
         if self.rows is not None:
             return len(self.rows)
-        return _weight(self.module).shape[1 if isinstance(self.module, Conv1D) else 0]
+        return _weight(self.module).shape[1 if self._transposed else 0]
 
     def weight(self) -> Float[Tensor, "n_out n_in"]:
         """W, for computing: in float32 or float64."""
         stored = _weight(self.module).detach()
-        stored = stored.T if isinstance(self.module, Conv1D) else stored
+        stored = stored.T if self._transposed else stored
         return self.chosen(stored).to(working_dtype(stored.dtype))
 
     def bias(self) -> Float[Tensor, " n_out"] | None:
@@ -60,17 +60,25 @@ class LinearMap:
         return outputs if self.rows is None else outputs[self.rows.to(outputs.device)]
 
     def set_weight(self, weight: Float[Tensor, "n_out n_in"]) -> None:
-        """Put a new W in the place of the old, in the storage dtype; for whole maps."""
-        weight = weight.T.contiguous() if isinstance(self.module, Conv1D) else weight
-        _put(_weight(self.module), weight)
+        """Put a new W in the place of the old, in the storage dtype."""
+        if self.rows is not None:
+            weight = self.whole.weight().index_copy(0, self.rows.to(weight.device), weight)
+        _put(_weight(self.module), weight.T.contiguous() if self._transposed else weight)
 
     def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
-        """Put a new b in the place of the old, or where there was none; for whole maps."""
-        weight = _weight(self.module)
-        if self.module.bias is None:
+        """Put a new b in the place of the old, or where there was none."""
+        weight, old = _weight(self.module), self.whole.bias()
+        if self.rows is not None:
+            old_or_none = bias.new_zeros(self.whole.n_out) if old is None else old
+            bias = old_or_none.index_copy(0, self.rows.to(bias.device), bias)
+        if old is None:
             self.module.bias = nn.Parameter(bias.to(weight.dtype), weight.requires_grad)
         else:
             _put(self.module.bias, bias)  # type: ignore[arg-type]
+
+    @property
+    def _transposed(self) -> bool:
+        return isinstance(self.module, Conv1D)
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,13 +68,7 @@ class Trace:
 
 @torch.no_grad()
 def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
-    """Run a model on a text and keep what `Trace` says, in float32 or float64.
-
-    Args:
-        model: the whole model.
-        parts: it.
-        ids: the text.
-    """
+    """Run a model on a text and keep what `Trace` says, in float32 or float64."""
     seen = _Recorder()
     with attends_by(model, "eager"), ExitStack() as hooks:
         for layer in parts.layers:

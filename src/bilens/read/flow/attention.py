@@ -118,14 +118,7 @@ class FrozenAttention:
         found, weights = trace.layers[layer], model.heads(layer)
         self.pattern, self.out, self.out_bias = found.pattern, weights.out, weights.out_bias
         self.out_scale = found.attn_out_scale
-        own = _values(model, trace, layer, 1.0)
-        self.sources = [own]
-        share = model.layer(layer).heads.v_first_share
-        if share is not None:
-            first = model.layer(0).heads.v_first_share
-            assert first is not None
-            mixed = float(share.detach()) / (1 - float(first.detach()))
-            self.sources.append(_values(model, trace, 0, mixed))
+        self.sources = [_source(model, trace, *source) for source in model.value_sources(layer)]
         self.values = torch.stack([part.read for part in self.sources]).sum(0)
         self.asked = _Asked.on(model, trace, layer) if through_patterns else None
 
@@ -179,9 +172,8 @@ def read_moment(layer: int) -> int:
     return 3 * layer + 1
 
 
-def _values(model: ResidualModel, trace: Trace, layer: int, share: float) -> Source:
-    found, weights, norm = trace.layers[layer], model.heads(layer), model.layer(layer).heads.norm
-    matrix, bias = share * weights.value, share * weights.value_bias
+def _source(model: ResidualModel, trace: Trace, layer: int, matrix: Tensor, bias: Tensor) -> Source:
+    found, norm = trace.layers[layer], model.layer(layer).heads.norm
     read = _normalised(norm, found.attn_input, found.attn_scale) @ matrix + bias[:, None]
     return Source(read_moment(layer), matrix, bias, norm, found.attn_scale, read)
 

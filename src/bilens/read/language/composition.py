@@ -66,9 +66,6 @@ def composition_scores(model: ResidualModel) -> Composition:
     Norms give their gain and their centring; their scale cancels in the ratio, as do the shares of
     `value_mix` and `embed_mix`. Rotary positions are those of a token that looks at itself.
 
-    Args:
-        model: any.
-
     Source:
         Elhage et al. 2021, "Two-layer attention-only transformers" and its footnote on composition
         scores of random matrices.
@@ -94,7 +91,9 @@ def _writers(model: ResidualModel) -> list[Group]:
     found: list[Group] = []
     for layer in range(model.n_layers):
         OV = model.ov(layer)
-        found.append((_time(model, layer, 0), _names(model, layer), _core(OV.left) @ _t(OV.right)))
+        found.append(
+            (_time(model, layer, 0), _names(model, layer), _core(OV.left) @ OV.right.mT.double())
+        )
         D = model.mlp_writes(layer)
         found.append((_time(model, layer, 1), [f"mlp {layer}"], _core(D.T)[None]))
     return found
@@ -125,10 +124,6 @@ def _time(model: ResidualModel, layer: int, place: int) -> int:
 
 def _names(model: ResidualModel, layer: int) -> list[str]:
     return [f"head {layer}.{head}" for head in range(model.n_heads)]
-
-
-def _t(matrix: Tensor) -> Float64[Tensor, "*batch n m"]:
-    return matrix.mT.double()
 
 
 def _core(matrix: Tensor) -> Float64[Tensor, "*batch small n"]:

@@ -33,12 +33,9 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A place in a text at which an eigenvector is active.
+    """A place in a text at which an eigenvector has an activation lambda (v . n)^2.
 
-    Attributes:
-        ids: the whole text.
-        position: the token whose prediction is at stake; what comes later cannot matter.
-        activation: lambda (v . n)^2 there.
+    What comes after the position cannot matter.
     """
 
     ids: Int[Tensor, " time"]
@@ -53,7 +50,7 @@ class Contribution:
     Attributes:
         direct: from what was in the stream before the layer.
         heads: through each head, from each token up to it.
-        constant: of no token: biases.
+        constant: from biases.
     """
 
     direct: float
@@ -84,19 +81,16 @@ def top_contexts(
     """The k contexts of largest |activation| for every eigenvector.
 
     At most one comes from each text, and no two have the same tokens up to their place. Texts pass
-    in batches and only the best so far are kept. Under `torchrun` each process takes
-    its share of the texts, and all of them return the best of all.
+    in batches and only the best so far are kept. Under `torchrun` each process takes its share of
+    the texts, and all of them return the best of all.
 
     Args:
         model: the model that the spectrum is of.
         spectrum: of a single form of the layer.
         texts: token ids, all of one length.
         layer: number of the layer.
-        k: contexts for each eigenvector.
+        k: contexts for each eigenvector, the strongest first.
         batch_size: texts at a time.
-
-    Returns:
-        One list for each eigenvector, the strongest context first.
 
     Raises:
         BilensError: there are no texts or no such layer, the spectrum is a batch, or k is not
@@ -111,11 +105,12 @@ def top_contexts(
     own = islice(texts, state.process_index, None, state.num_processes)
     total = len(texts) if isinstance(texts, Sized) else None
     for ids, inputs in _read(model, own, layer, batch_size, total, state.num_processes):
-        active = spectrum.activations(inputs)
-        places = active.abs().argmax(1)
-        strongest = active.gather(1, places[:, None])[:, 0]
+        places, strongest = _strongest(spectrum, inputs)
         for number, some in enumerate(best):
-            some.update(ids, places[:, number].tolist(), strongest[:, number].tolist())
+            found = zip(ids, places[:, number].tolist(), strongest[:, number].tolist(), strict=True)
+            for text, place, activation in found:
+                if len(some.found) < k or abs(activation) > some.least():
+                    some.add(Context(text.cpu(), place, activation))
     merged = [_Best(k) for _ in range(spectrum.k)]
     for others in gather_object([best]):
         for mine, other in zip(merged, others, strict=True):
@@ -130,13 +125,7 @@ class ContextIndex:
     """Texts with what an MLP reads at each place, so that a direction is looked up at once.
 
     The model runs once; a direction then costs a product. `d_model` numbers for each place of each
-    text stay in memory.
-
-    Args:
-        model: what runs.
-        texts: token ids, all of one length.
-        layer: number of the layer whose MLP reads.
-        batch_size: texts at a time.
+    text stay in memory. Arguments are those of `top_contexts`.
 
     Attributes:
         ids: the texts.
@@ -170,22 +159,24 @@ class ContextIndex:
             BilensError: the spectrum is a batch, or k is not positive.
         """
         _check(spectrum, k)
-        active = spectrum.activations(self.inputs)
-        places = active.abs().argmax(1)
-        strongest = active.gather(1, places[:, None])[:, 0]
+        places, strongest = _strongest(spectrum, self.inputs)
         best = [_Best(k) for _ in range(spectrum.k)]
         for number, some in enumerate(best):
             # The first of equal texts stays, so the strongest come first.
             order = strongest[:, number].abs().argsort(descending=True, stable=True)
             for row in order.tolist():
-                some.add(
-                    Context(
-                        self.ids[row].cpu(), int(places[row, number]), float(strongest[row, number])
-                    )
-                )
+                place, activation = int(places[row, number]), float(strongest[row, number])
+                some.add(Context(self.ids[row].cpu(), place, activation))
                 if len(some.found) == k:
                     break
         return [some.contexts() for some in best]
+
+
+def _strongest(spectrum: Spectrum, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Where in each text each eigenvector is most active, and its activation there."""
+    active = spectrum.activations(inputs)
+    places = active.abs().argmax(1)
+    return places, active.gather(1, places[:, None])[:, 0]
 
 
 class _Best:
@@ -194,11 +185,6 @@ class _Best:
     def __init__(self, k: int) -> None:
         self.k = k
         self.found: dict[tuple[int, ...], Context] = {}
-
-    def update(self, texts: Tensor, places: list[int], activations: list[float]) -> None:
-        for text, place, activation in zip(texts, places, activations, strict=True):
-            if len(self.found) < self.k or abs(activation) > self._least():
-                self.add(Context(text.cpu(), place, activation))
 
     def add(self, context: Context) -> None:
         text = tuple(context.ids[: context.position + 1].tolist())
@@ -209,7 +195,7 @@ class _Best:
     def contexts(self) -> list[Context]:
         return sorted(self.found.values(), key=lambda context: -abs(context.activation))
 
-    def _least(self) -> float:
+    def least(self) -> float:
         return min(abs(context.activation) for context in self.found.values())
 
 
@@ -217,14 +203,9 @@ class _Best:
 def contribution(
     model: ResidualModel, spectrum: Spectrum, number: int, context: Context, layer: int = 0
 ) -> Contribution:
-    """What each token of a context contributes to the activation, exactly.
+    """What each token of a context contributes to the activation of an eigenvector, exactly.
 
-    Args:
-        model: the model that the spectrum is of.
-        spectrum: of a single form of the layer.
-        number: which of its eigenvectors.
-        context: a place in a text.
-        layer: number of the layer.
+    The spectrum is that of a single form of the layer, and `number` that of its eigenvector.
 
     Source:
         Pearce et al. 2024, figure 7.
@@ -254,16 +235,9 @@ def exciting_tokens(
 ) -> pd.DataFrame:
     """The tokens that excite an eigenvector most: alone, or what a head makes of them.
 
-    Norms divide by the size of the token alone, as in `bilens.read.language.token_matrices`.
-
-    Args:
-        model: any.
-        spectrum: of a single form of the layer.
-        number: which of its eigenvectors.
-        layer: number of the layer.
-        head: of the layer, when the token is looked at from later; None for the token itself.
-        k: how many.
-        position: where the token stands; learned positions ask for it.
+    Norms divide by the size of the token alone, as in `bilens.read.language.token_matrices`, where
+    `layer` and `position` are explained. With a head the token is looked at from later, without
+    one it is the token itself.
 
     Returns:
         Columns token, overlap (v . x) and activation, lambda (v . x)^2, of largest |activation|.

@@ -10,7 +10,7 @@ from bilens.checks import check_count
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
 from bilens.read.language.composition import Composition, composition_scores
-from bilens.read.language.names import chosen_tokens, token_names
+from bilens.read.language.names import chosen_tokens, token_names, top_pairs
 from bilens.read.language.token_matrices import attention_scores, check_head, head_outputs
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
@@ -28,12 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class HeadPairs:
-    """The pairs of tokens with the largest values, and those with the smallest.
-
-    Attributes:
-        highest: the largest value first.
-        lowest: the smallest value first, the most negative one where there is any.
-    """
+    """The pairs of tokens with the largest values, and those with the smallest, ends first."""
 
     highest: pd.DataFrame
     lowest: pd.DataFrame
@@ -59,13 +54,9 @@ class HeadReading:
 
 @dataclass(frozen=True, eq=False)
 class AttentionReading:
-    """Heads of a layer, and how those of the whole model work together.
+    """Heads of a layer, and how all heads and MLPs of the model work together.
 
-    Attributes:
-        heads: of the layer.
-        layer: which one.
-        distance: how far back the tokens stand that are looked at.
-        composition: of all heads and MLPs of the model.
+    `distance` is how far back the tokens stand that are looked at.
     """
 
     heads: list[HeadReading]
@@ -133,7 +124,7 @@ def attention_pairs(
 
     The value is the pattern before any normalisation: the product of both scores in bilinear
     attention, which has a sign, the square of the score in squared attention; under a softmax it
-    is the score, an exponent. The square of the vocabulary passes in blocks and is never held.
+    is the score, an exponent.
 
     Returns:
         For each head frames with columns query, key, the scores where they are multiplied, and
@@ -151,13 +142,13 @@ def attention_pairs(
         )
     scores = attention_scores(model, layer, distance=distance, position=position, among=among)
     names = ["first", "second"] if len(scores) == 2 else ["score"]
-    parts, sides = names if len(product) > 1 else [], ("query", "key")
-    for head in heads:
-        check_head(model, head)
-    return [
-        _ends(model, [scores[number][head] for number in product], k, sides, parts, among)
-        for head in heads
-    ]
+
+    def ends(head: int) -> HeadPairs:
+        factors = [scores[number][head] for number in product]
+        parts = dict(zip(names, factors, strict=False)) if len(product) > 1 else {}
+        return _ends(model, ("query", "key"), factors, parts, k, among)
+
+    return [ends(check_head(model, head)) for head in heads]
 
 
 def output_pairs(
@@ -171,19 +162,14 @@ def output_pairs(
 ) -> list[HeadPairs]:
     """Which output each head raises and lowers most when it looks at a token; see `head_outputs`.
 
-    The square of the vocabulary passes in blocks and is never held.
-
     Returns:
         For each head frames with columns key, output and value, in logits.
 
     Raises:
         BilensError: there is no such head, layer, position or token, or k is not positive.
     """
-    outputs = head_outputs(model, layer, position=position, among=among)
-    sides = ("key", "output")
-    for head in heads:
-        check_head(model, head)
-    return [_ends(model, [outputs[head]], k, sides, [], among) for head in heads]
+    outputs, sides = head_outputs(model, layer, position=position, among=among), ("key", "output")
+    return [_ends(model, sides, [outputs[check_head(model, head)]], {}, k, among) for head in heads]
 
 
 @torch.no_grad()
@@ -241,23 +227,14 @@ def token_components(
 
 def _ends(
     model: ResidualModel,
-    factors: list[FactoredMatrix],
-    k: int,
     sides: tuple[str, str],
-    parts: list[str],
+    factors: list[FactoredMatrix],
+    parts: dict[str, FactoredMatrix],
+    k: int,
     among: Sequence[int] | None,
 ) -> HeadPairs:
-    """Both ends of a matrix, or of a product entry by entry whose parts have these names."""
-    tokens = chosen_tokens(model, among)
-
-    def frame(*, largest: bool) -> pd.DataFrame:
-        top = factors[0].top_entries(k, times=factors[1:], largest=largest)
-        found = {
-            side: token_names(model, tokens[places])
-            for side, places in zip(sides, (top.rows, top.columns), strict=True)
-        }
-        for name, factor in zip(parts, factors, strict=False):
-            found[name] = factor.entries(top.rows, top.columns).tolist()
-        return pd.DataFrame({**found, "value": top.values.tolist()})
-
-    return HeadPairs(frame(largest=True), frame(largest=False))
+    highest, lowest = (
+        top_pairs(model, sides, factors, parts, k, among, largest=largest)
+        for largest in (True, False)
+    )
+    return HeadPairs(highest, lowest)

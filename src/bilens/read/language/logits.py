@@ -77,10 +77,7 @@ def split_logits(model: ResidualModel, ids: Int[Tensor, " time"], position: int 
     In a model of one layer the first source is the token itself. At the first position all heads
     look at the one token there is, so that without norms the split needs no text.
 
-    Args:
-        model: with a bilinear MLP in its last layer.
-        ids: the text.
-        position: counted from the end if negative.
+    A negative position counts from the end.
 
     Raises:
         NotBilinearError: the MLP is not a tensor.
@@ -121,13 +118,9 @@ def split_logits(model: ResidualModel, ids: Int[Tensor, " time"], position: int 
 def split_by_eigenvectors(
     model: ResidualModel, terms: LogitTerms, token: int, *, k: int = 8
 ) -> LogitParts:
-    """Split the logit of one token by the eigenvectors of the last MLP.
+    """Split the logit of one token, of what `split_logits` gave, by the eigenvectors of the MLP.
 
-    Args:
-        model: with a bilinear MLP in its last layer.
-        terms: its logits by path, as `split_logits(model, ids)` gives them.
-        token: whose logit.
-        k: how many eigenvectors to name.
+    The k eigenvectors of largest |activation| are named, and the rest added up.
 
     Raises:
         NotBilinearError: the MLP is not a tensor.

@@ -1,16 +1,18 @@
 """Tokens by name: single ones, and directions in the logits."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
+from bilens.tensor import FactoredMatrix
 
-__all__ = ["TokenDirection", "chosen_tokens", "token_names"]
+__all__ = ["TokenDirection", "chosen_tokens", "token_names", "top_pairs"]
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,6 @@ class TokenDirection:
 
     Subtracting other words of the same kind takes away what speaks for all of them, such as
     grammar.
-
-    Attributes:
-        token: what is predicted.
-        minus: tokens whose mean is taken away.
 
     Source:
         Pearce et al. 2024, figure 7.
@@ -70,3 +68,34 @@ def chosen_tokens(model: ResidualModel, among: Sequence[int] | None) -> Int[Tens
             f"among: expected numbers of tokens from 0 to {model.vocab_size - 1}, at least one"
         )
     return torch.tensor(among, device=model.device)
+
+
+def top_pairs(
+    model: ResidualModel,
+    sides: tuple[str, str],
+    factors: Sequence[FactoredMatrix],
+    parts: Mapping[str, FactoredMatrix],
+    k: int,
+    among: Sequence[int] | None,
+    *,
+    largest: bool = True,
+) -> pd.DataFrame:
+    """The k largest, or smallest, entries of a product entry by entry of tables of tokens.
+
+    The square of the vocabulary passes in blocks and is never held.
+
+    Returns:
+        Columns with the tokens of rows and columns, called `sides`, the entries of each of `parts`
+        there, and value.
+    """
+    top = factors[0].top_entries(k, times=factors[1:], largest=largest)
+    tokens = chosen_tokens(model, among)
+    frame = pd.DataFrame(
+        {
+            side: token_names(model, tokens[places])
+            for side, places in zip(sides, (top.rows, top.columns), strict=True)
+        }
+    )
+    for name, part in parts.items():
+        frame[name] = part.entries(top.rows, top.columns).tolist()
+    return frame.assign(value=top.values.tolist())

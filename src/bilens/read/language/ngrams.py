@@ -1,4 +1,9 @@
-"""N-grams from the weights: which tokens follow which, and which two make a third likely."""
+"""N-grams from the weights: which tokens follow which, and which two make a third likely.
+
+The matrices behind them, and what `layer`, `position` and `among` mean, are those of
+`bilens.read.language.token_matrices`. What lacks a layer, position, token or part raises
+BilensError, as does a k that is not positive.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +17,7 @@ from torch import Tensor
 from bilens.checks import check_count
 from bilens.errors import NotBilinearError
 from bilens.progress import progress_bar
-from bilens.read.language.names import TokenDirection, chosen_tokens, token_names
+from bilens.read.language.names import TokenDirection, chosen_tokens, token_names, top_pairs
 from bilens.read.language.token_matrices import (
     BigramPart,
     TrigramPart,
@@ -31,6 +36,9 @@ __all__ = [
     "read_ngrams",
     "skip_trigrams",
 ]
+
+PAIRS_AT_ONCE = 1024
+"""Texts of two tokens that run at once; each has the probability of every token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +71,13 @@ def read_ngrams(
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> NGramReading:
-    """Read the n-grams of a token: what precedes it, what follows it, and skip-trigrams.
+    """Read k tokens that precede a token, k that follow it, and k skip-trigrams of each head.
 
-    Args:
-        model: any; skip-trigrams take a bilinear MLP in the layer.
-        direction: the token; what is subtracted counts in skip-trigrams.
-        layer: whose heads and MLP count.
-        k: how many of each.
-        position: where tokens stand; learned positions ask for it.
-        among: tokens that skip-trigrams are made of; all by default.
+    What the direction subtracts counts in skip-trigrams, which take a bilinear MLP; the tokens that
+    they are made of are chosen from `among`.
 
     Raises:
-        BilensError: an unknown token, no such layer or position, or k is not positive.
+        BilensError: see the module.
     """
     token, u = model.token(direction.token), direction.vector(model)
     options: dict[str, Any] = {"layer": layer, "k": k, "position": position}
@@ -86,14 +89,8 @@ def read_ngrams(
         ]
     except NotBilinearError as error:
         left_out = str(error)
-    return NGramReading(
-        direction=direction,
-        layer=layer,
-        preceding=preceding(model, token, **options),
-        following=following(model, token, **options),
-        heads=heads,
-        left_out=left_out,
-    )
+    before, after = preceding(model, token, **options), following(model, token, **options)
+    return NGramReading(direction, layer, before, after, heads, left_out)
 
 
 def following(
@@ -111,15 +108,13 @@ def following(
         Columns token, direct, mlp and value, the largest value first; in logits.
 
     Raises:
-        BilensError: no such token, layer or position, an unknown part, or k is not positive.
+        BilensError: see the module.
 
     Source:
         Pearce et al. 2024, section 6.1 and Table 1.
     """
-    check_count("k", k)
     matrices = _bigram_parts(model, layer, position)
-    columns = {name: M.rows(torch.tensor([token]))[0] for name, M in matrices.items()}
-    return _ranked(model, columns, part, k)
+    return _neighbours(model, matrices, token, part, k)
 
 
 def preceding(
@@ -132,10 +127,8 @@ def preceding(
     position: int | None = None,
 ) -> pd.DataFrame:
     """The tokens that make a token most likely to come next; as `following`."""
-    check_count("k", k)
     matrices = _bigram_parts(model, layer, position)
-    columns = {name: M.T.rows(torch.tensor([token]))[0] for name, M in matrices.items()}
-    return _ranked(model, columns, part, k)
+    return _neighbours(model, {name: M.T for name, M in matrices.items()}, token, part, k)
 
 
 def bigrams(
@@ -149,24 +142,18 @@ def bigrams(
 ) -> pd.DataFrame:
     """The most salient bigrams of the whole vocabulary; see `bigram_matrix`.
 
-    The square of the vocabulary passes in blocks and is never held.
-
     Returns:
         Columns input, output, direct, mlp and value, the largest value first; in logits.
 
     Raises:
-        BilensError: no such layer, position or token, an unknown part, or k is not positive.
+        BilensError: see the module.
 
     Source:
         Pearce et al. 2024, Table 6.
     """
     matrix = bigram_matrix(model, part, layer, position=position, among=among)
-    top = matrix.top_entries(k)
-    tokens = chosen_tokens(model, among)
-    frame = _pairs(model, {"input": tokens[top.rows], "output": tokens[top.columns]})
-    for name, M in _bigram_parts(model, layer, position, among).items():
-        frame[name] = M.entries(top.rows, top.columns).tolist()
-    return frame.assign(value=top.values.tolist())
+    parts = _bigram_parts(model, layer, position, among)
+    return top_pairs(model, ("input", "output"), [matrix], parts, k, among)
 
 
 def skip_trigrams(
@@ -188,7 +175,7 @@ def skip_trigrams(
 
     Raises:
         NotBilinearError: the MLP is not a tensor.
-        BilensError: no such head, layer, position or token, an unknown part, or k is not positive.
+        BilensError: see the module; or there is no such head.
 
     Source:
         Pearce et al. 2024, section 6.1 and Table 7.
@@ -199,11 +186,8 @@ def skip_trigrams(
             model, direction, head, part, layer, position=position, among=among
         )
 
-    top, tokens = matrix(part).top_entries(k), chosen_tokens(model, among)
-    frame = _pairs(model, {"virtual": tokens[top.rows], "direct": tokens[top.columns]})
-    for name in ("ov", "mlp"):
-        frame[name] = matrix(name).entries(top.rows, top.columns).tolist()
-    return frame.assign(value=top.values.tolist())
+    parts = {"ov": matrix("ov"), "mlp": matrix("mlp")}
+    return top_pairs(model, ("virtual", "direct"), [matrix(part)], parts, k, among)
 
 
 @torch.no_grad()
@@ -217,13 +201,8 @@ def pair_trigrams(
     Every text of two tokens is tried, behind the token that texts begin with if there is one. So
     all heads and layers count, with the patterns that they have there, and a norm is no hindrance.
     `skip_trigrams` reads single heads in logits, where tokens that are never said can have the
-    largest numbers; here only what is said counts.
-
-    Args:
-        model: any.
-        k: how many triples.
-        among: tokens that A and B are chosen from; all by default, which takes a GPU for thousands
-            of tokens: time grows with their square.
+    largest numbers; here only what is said counts. Time grows with the square of the number of
+    tokens; a vocabulary of thousands takes a GPU.
 
     Returns:
         Columns virtual (A), direct (B), output (C) and value, the largest value first.
@@ -246,14 +225,9 @@ def pair_trigrams(
         top = top_entries(gains(), k)
     # Block after block of rows: those of the first B, then of the second, ...
     second, first = top.rows // len(tokens), top.rows % len(tokens)
-    frame = _pairs(
-        model, {"virtual": tokens[first], "direct": tokens[second], "output": top.columns}
-    )
+    columns = {"virtual": tokens[first], "direct": tokens[second], "output": top.columns}
+    frame = pd.DataFrame({name: token_names(model, ids) for name, ids in columns.items()})
     return frame.assign(value=top.values.tolist())
-
-
-PAIRS_AT_ONCE = 1024
-"""Texts of two tokens that run at once; each has the probability of every token."""
 
 
 def _after(
@@ -267,10 +241,7 @@ def _after(
 
 
 def _bigram_parts(
-    model: ResidualModel,
-    layer: int,
-    position: int | None,
-    among: Sequence[int] | None = None,
+    model: ResidualModel, layer: int, position: int | None, among: Sequence[int] | None = None
 ) -> dict[str, FactoredMatrix]:
     parts: tuple[BigramPart, ...] = ("direct", "mlp")
     return {
@@ -278,16 +249,19 @@ def _bigram_parts(
     }
 
 
-def _ranked(
-    model: ResidualModel, columns: dict[str, Tensor], part: BigramPart, k: int
+def _neighbours(
+    model: ResidualModel,
+    matrices: dict[str, FactoredMatrix],
+    token: int,
+    part: BigramPart,
+    k: int,
 ) -> pd.DataFrame:
+    """The largest values in a token's row of matrices whose sum is "both"."""
+    check_count("k", k)
+    columns = {name: M.rows(torch.tensor([token]))[0] for name, M in matrices.items()}
     value = {**columns, "both": columns["direct"] + columns["mlp"]}[part]
     best = value.topk(min(k, len(value))).indices
-    frame = _pairs(model, {"token": best})
+    frame = pd.DataFrame({"token": token_names(model, best)})
     for name, numbers in {**columns, "value": value}.items():
         frame[name] = numbers[best].tolist()
     return frame
-
-
-def _pairs(model: ResidualModel, columns: dict[str, Tensor]) -> pd.DataFrame:
-    return pd.DataFrame({name: token_names(model, ids) for name, ids in columns.items()})

@@ -141,13 +141,7 @@ def read_direction(
 ) -> DirectionReading:
     """Find the eigenvectors of an output and where in a corpus's validation set they are active.
 
-    Args:
-        model: with a bilinear MLP in the layer.
-        corpus: texts in the model's tokens.
-        direction: the output.
-        layer: number of the layer.
-        eigenvectors: how many of either sign.
-        k: how many contexts for each.
+    There are k contexts for each eigenvector, of which there are `eigenvectors` of either sign.
 
     Raises:
         NotBilinearError: the MLP is not a tensor.

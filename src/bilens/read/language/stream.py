@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.residual import LayerTrace, ResidualModel, Trace
+from bilens.residual import ResidualModel, Trace
 
 __all__ = ["Stream", "head_outputs_at", "read_stream"]
 
@@ -70,37 +70,17 @@ def head_outputs_at(
 ) -> tuple[Float[Tensor, "heads time d_model"], Float[Tensor, " d_model"]]:
     """What each head of a layer adds to the stream at a position from each token, and biases."""
     found, weights = trace.layers[layer], model.heads(layer)
-    pattern = found.pattern[:, position]
-    values, bias = _values(model, trace, layer)
-    scale = found.attn_out_scale[position]
+    sources = model.value_sources(layer)
+    values = torch.stack([_attn_input(model, trace, read) @ V for read, V, _ in sources]).sum(0)
+    bias = torch.stack([part for _, _, part in sources]).sum(0)
+    pattern, scale = found.pattern[:, position], found.attn_out_scale[position]
     heads = torch.einsum("ht,hte,hed->htd", pattern, values, weights.out)
     # The bias of the values arrives as often as a row of the pattern sums to.
     arriving = torch.einsum("h,he,hed->d", pattern.sum(-1), bias, weights.out)
     return scale * heads, scale * (arriving + weights.out_bias)
 
 
-def _values(
-    model: ResidualModel, trace: Trace, layer: int
-) -> tuple[Float[Tensor, "heads time d_head"], Float[Tensor, "heads d_head"]]:
-    """The values of a layer without their biases, and these; the first ones' mixed in."""
-
-    def own(number: int) -> tuple[Tensor, Tensor]:
-        weights = model.heads(number)
-        n = _normalised(model, trace.layers[number], number)
-        return n @ weights.value, weights.value_bias
-
-    values, bias = own(layer)
-    share = model.layer(layer).heads.v_first_share
-    if share is None:
-        return values, bias
-    first = model.layer(0).heads.v_first_share
-    assert first is not None
-    mix = (share / (1 - first)).detach().to(values)
-    of_first, bias_of_first = own(0)
-    return values + mix * of_first, bias + mix * bias_of_first
-
-
-def _normalised(model: ResidualModel, found: LayerTrace, layer: int) -> Tensor:
-    norm = model.layer(layer).heads.norm
+def _attn_input(model: ResidualModel, trace: Trace, layer: int) -> Float[Tensor, "time d_model"]:
+    norm, found = model.layer(layer).heads.norm, trace.layers[layer]
     x = found.attn_input
     return x if norm is None else norm.centred(x) * found.attn_scale[:, None]

@@ -29,10 +29,7 @@ EXAMPLES = (
 def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = None) -> Corpus:
     """Texts as the model has learned to read them: cleaned for bilens's own, or as they are.
 
-    Args:
-        model: with its tokenizer.
-        data: what `bilens.data.load_corpus` takes.
-        data_dir: as there.
+    `data` and `data_dir` are those of `bilens.data.load_corpus`.
 
     Raises:
         DataError: there are no such texts.
@@ -96,12 +93,8 @@ def generate_text(
 ) -> str:
     """Go on with a text until it ends or has so many tokens more.
 
-    Args:
-        model: what writes.
-        prompt: how the text begins.
-        tokens: at most how many to add.
-        temperature: 0 takes the most likely token each time; 1 draws from what the model says.
-        seed: of the drawing, which leaves other random numbers of the process alone.
+    Temperature 0 takes the most likely token each time; 1 draws from what the model says. The seed
+    leaves other random numbers of the process alone.
 
     Raises:
         BilensError: as in `prompt_ids`, or a number is out of range.

@@ -14,6 +14,10 @@ output u. Then
 For one layer without norms these are exact parts of the logits. In any other model they leave out
 what other layers make of a token, and norms divide by the size of the token and its MLP alone.
 
+`layer` is the number of the layer whose heads and MLP count, `position` the place where the tokens
+stand, which learned positions ask for, and `among` the tokens that rows and columns are chosen
+from, all by default. What a model lacks of these raises BilensError.
+
 Source: Pearce et al. 2024, section 6.1; Elhage et al. 2021 for heads.
 """
 
@@ -21,7 +25,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from bilens.errors import BilensError
@@ -59,15 +63,8 @@ def bigram_matrix(
 ) -> FactoredMatrix:
     """How much each token (rows) raises the logit of each as its successor (columns).
 
-    Args:
-        model: any.
-        part: of the value.
-        layer: whose MLP counts.
-        position: of the first token; learned positions ask for it.
-        among: tokens that rows and columns are chosen from; all by default.
-
     Raises:
-        BilensError: no such layer, position or token, or an unknown part.
+        BilensError: see the module; or an unknown part.
     """
     _check_part(part, ("direct", "mlp", "both"))
     tokens = chosen_tokens(model, among)
@@ -88,9 +85,9 @@ def attention_scores(
 ) -> tuple[FactoredMatrix, ...]:
     """The scores that every token as a query has for every token as a key.
 
-    Rows are the tokens that look, columns those that are looked at, `distance` places earlier; the
-    batch axis is the heads. Biases, norms of queries and keys and positions are all in it. The
-    pattern is
+    Rows are the tokens that look, at `position`, columns those that are looked at, `distance`
+    places earlier; the batch axis is the heads. Biases, norms of queries and keys and positions
+    (where they are vectors `position` has to be given) are all in it. The pattern is
 
         first * second       bilinear attention, entry by entry
         score * score        squared attention
@@ -98,30 +95,24 @@ def attention_scores(
         softmax of first - lambda softmax of second      differential attention
 
     before what `attention_norm` divides it by, which depends on the text. In the first layer the
-    scores are the model's own; in later ones they are the part that the tokens' own embeddings
-    make, as the head of this file says.
-
-    Args:
-        model: any.
-        layer: number of the layer.
-        distance: how far back the token stands that is looked at; 0 for the token itself.
-        position: of the token that looks; positions that are vectors ask for it, for others the
-            distance is enough.
-        among: tokens that rows and columns are chosen from; all by default.
+    scores are the model's own; in later ones the part that the tokens' own embeddings make.
 
     Returns:
         Two batches of matrices for bilinear and differential attention, or else one.
 
     Raises:
-        BilensError: there is no such layer, position or token.
+        BilensError: see the module; or the distance is negative.
     """
     position = _query_position(model, distance, position)
     tokens = chosen_tokens(model, among)
-    queries = _queries_keys(model, layer, tokens, position)
-    keys = _queries_keys(model, layer, tokens, position - distance)
+
+    def found(at: int) -> list[tuple[Tensor, Tensor]]:
+        n = _attn_input(model, layer, model.embedded(tokens, at))
+        return model.queries_keys(layer, n, at)
+
     return tuple(
         FactoredMatrix(q.transpose(0, 1), k.transpose(0, 1))
-        for (q, _), (_, k) in zip(queries, keys, strict=True)
+        for (q, _), (_, k) in zip(found(position), found(position - distance), strict=True)
     )
 
 
@@ -138,14 +129,8 @@ def head_outputs(
     Rows are tokens that are looked at, columns outputs; the batch axis is the heads. The scale of
     the last norm, which is that of the token that looks, is left out.
 
-    Args:
-        model: any.
-        layer: number of the layer.
-        position: of the token that is looked at; learned positions ask for it.
-        among: tokens that rows and columns are chosen from; all by default.
-
     Raises:
-        BilensError: there is no such layer, position or token.
+        BilensError: see the module.
     """
     tokens = chosen_tokens(model, among)
     values = _values(model, layer, model.embedded(tokens, position))
@@ -163,20 +148,11 @@ def skip_trigram_matrix(
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> FactoredMatrix:
-    """How much A ... B raises an output through one head that looks at A (rows) from B (columns).
-
-    Args:
-        model: with a bilinear MLP in the layer, but for part="ov".
-        direction: u, the output; see `TokenDirection`.
-        head: that A passes through.
-        part: of the value.
-        layer: of the head and the MLP.
-        position: of both tokens; learned positions ask for it.
-        among: tokens that A and B are chosen from; all by default.
+    """How much A ... B raises u through one head that looks at A (rows) from B (columns).
 
     Raises:
-        NotBilinearError: the MLP is not a tensor.
-        BilensError: no such head, layer, position or token, or an unknown part.
+        NotBilinearError: the MLP is not a tensor, and part is not "ov".
+        BilensError: see the module; or there is no such head, or an unknown part.
     """
     _check_part(part, ("ov", "mlp", "both"))
     e = model.embedded(chosen_tokens(model, among), position)
@@ -200,43 +176,25 @@ def skip_trigram_matrix(
 def head_writes(
     model: ResidualModel, layer: int, head: int, e: Float[Tensor, "n d_model"]
 ) -> Float[Tensor, "n d_model"]:
-    """What a head adds where it looks at a token alone, whose embedding is e, with weight 1.
-
-    Raises:
-        BilensError: there is no such layer or head.
-    """
+    """What a head adds where it looks at a token alone, whose embedding is e, with weight 1."""
     check_head(model, head)
     return _values(model, layer, e)[head] @ model.heads(layer).out[head]
 
 
-def check_head(model: ResidualModel, head: int) -> None:
-    """See that the model has a head of this number.
-
-    Raises:
-        BilensError: it has not.
-    """
+def check_head(model: ResidualModel, head: int) -> int:
+    """The number of a head, or BilensError where the model has none of this number."""
     if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < model.n_heads:
         raise BilensError(f"head={head!r}, expected 0 to {model.n_heads - 1}")
+    return head
 
 
 def _values(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "heads n d_head"]:
     """The values of tokens alone, those of the first layer mixed in where the model mixes them."""
-    heads, parts = model.heads(layer), model.layer(layer).heads
-    values = _attn_input(model, layer, e) @ heads.value + heads.value_bias[:, None]
-    if parts.v_first_share is None:
-        return values
-    share, first = parts.v_first_share.detach().to(e), model.heads(0)
-    own = model.layer(0).heads.v_first_share
-    assert own is not None
-    of_first = _attn_input(model, 0, e) @ first.value + first.value_bias[:, None]
-    return values + share / (1 - own.detach().to(e)) * of_first
-
-
-def _queries_keys(
-    model: ResidualModel, layer: int, tokens: Int[Tensor, " n"], position: int
-) -> list[tuple[Tensor, Tensor]]:
-    e = model.embedded(tokens, position)
-    return model.queries_keys(layer, _attn_input(model, layer, e), position)
+    found = [
+        _attn_input(model, read, e) @ V + bias[:, None]
+        for read, V, bias in model.value_sources(layer)
+    ]
+    return torch.stack(found).sum(0)
 
 
 def alone(model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int) -> Tensor:
