@@ -1,24 +1,32 @@
-"""What the site needs besides Markdown: equations, outputs of tutorials, and two promises.
+"""What the site needs besides Markdown: equations, tutorials as notebooks, and two promises.
 
 No page loads anything from elsewhere, and the reference of a room leaves no public name out.
 """
 
 import ast
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
+import jupytext
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
-__all__ = ["mathml", "on_page_markdown", "on_post_page"]
+__all__ = ["mathml", "on_page_markdown", "on_post_build", "on_post_page"]
 
 SOURCE = Path(__file__).parents[1] / "src"
 REMOTE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 CELL = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
 DISPLAY = re.compile(r"^\$\$\n(.*?)^\$\$$", re.MULTILINE | re.DOTALL)
 ROOM = re.compile(r"^::: (\S+)$", re.MULTILINE)
+
+
+COLAB = "https://colab.research.google.com/github/{}/blob/gh-pages/main/tutorials/{}.ipynb"
+"""Opens a notebook of the site, which .github/workflows/docs.yml puts on that branch."""
+
+INSTALL = "```python\n%pip install --quiet bilens\n```"
 
 
 def mathml(source: str, *_: Any, **__: Any) -> str:
@@ -28,6 +36,8 @@ def mathml(source: str, *_: Any, **__: Any) -> str:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Equations of tutorials, which notebooks want between $$, into fences; outputs below cells.
+
+    Below the title stand links to the notebook and, where GitHub builds the site, to Colab.
 
     Raises:
         PluginError: a tutorial has other cells than when it was run for its outputs.
@@ -43,7 +53,21 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         text = next(below)
         return f"{cell[0]}\n\n```{{.text .output}}\n{text}\n```" if text else cell[0]
 
-    return CELL.sub(with_output, DISPLAY.sub(r"```math\n\1```", markdown))
+    name = Path(page.file.src_uri).stem
+    links = [f'<a href="{name}.ipynb" download>Notebook</a>']
+    if repository := os.environ.get("GITHUB_REPOSITORY"):
+        links.append(f'<a href="{COLAB.format(repository, name)}">Open in Colab</a>')
+    title, rest = markdown.split("\n", 1)
+    text = f"{title}\n\n{' · '.join(links)}\n{rest}"
+    return CELL.sub(with_output, DISPLAY.sub(r"```math\n\1```", text))
+
+
+def on_post_build(*, config: Any, **_: Any) -> None:
+    """Write each tutorial as a notebook that installs bilens where it is opened."""
+    for page in Path(config.docs_dir).glob("tutorials/*.md"):
+        notebook = jupytext.read(page)
+        notebook.cells[1:1] = jupytext.reads(INSTALL, "md").cells
+        jupytext.write(notebook, Path(config.site_dir) / "tutorials" / f"{page.stem}.ipynb")
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:

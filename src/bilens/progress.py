@@ -1,7 +1,8 @@
-"""How far long work is: a bar in a terminal, and without one a line every half a minute."""
+"""How far long work is: a bar in a terminal or notebook, else a line every half a minute."""
 
 import os
 import time
+from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
@@ -33,7 +34,9 @@ def progress_bar() -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    shown = _is_first_process() and console.is_terminal
+    # Notebooks redraw a bar by ipywidgets, which Jupyter and Colab bring.
+    notebook = console.is_jupyter and find_spec("ipywidgets") is not None
+    shown = _is_first_process() and (console.is_terminal or notebook)
     return _Display(*columns, console=console, disable=not shown, transient=True)
 
 
@@ -44,7 +47,7 @@ def tell(text: str) -> None:
 
 
 class _Display(Progress):
-    """A bar where there is a terminal; lines at a steady pace where there is none."""
+    """A bar where one can be drawn; lines at a steady pace where there is no place for it."""
 
     told = time.monotonic()
 

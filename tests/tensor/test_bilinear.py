@@ -230,7 +230,7 @@ MISFITS = [
     (lambda t: t - t.with_bias(), r"inputs \(constant: True\); expected 3 and 4 \(constant: False"),
     (lambda t: t.interaction(3), r"direction is int, expected Float\[Tensor, '\*batch n_out'\]"),
     (lambda t: t.interaction(output="3"), "output='3', expected the number of an output, 0 to 2"),
-    (lambda t: t.interaction(output=[0.5]), r"output=\[0.5\], expected the number of an output"),
+    (lambda t: t.interaction(output=[0.5]), r"output=0.5, expected the number of an output"),
     (lambda t: t.interaction(output=0).eigh(tolerance=0), "tolerance=0, expected a number between"),
     (lambda t: BilinearTensor(t.left, t.right[:-1], t.out), r"left \(5, 4\), right \(4, 4\)"),
     (lambda t: BilinearTensor(t.left, t.right, t.out.float()), "torch.float32"),

@@ -1,6 +1,8 @@
 """Images with their classes, in two splits, checked when they are put together."""
 
 from dataclasses import dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -8,12 +10,21 @@ from torch import Tensor
 
 from bilens.checks import check_finite, checked
 from bilens.errors import DataError
+from bilens.lazy_imports import lazy_import
+from bilens.notebook import Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.express as px
+    import plotly.graph_objects as go
+else:  # They take seconds to import, and whoever trains does without.
+    pd, px = lazy_import("pandas"), lazy_import("plotly.express")
 
 __all__ = ["ImageData"]
 
 
-@dataclass(frozen=True, eq=False)
-class ImageData:
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageData(Shown):
     """Grey images with their classes, split into training and test.
 
     Attributes:
@@ -37,6 +48,30 @@ class ImageData:
     test_labels: Int[Tensor, " test"]
     shape: tuple[int, int]
     class_names: tuple[str, ...]
+
+    axes: ClassVar[dict[str, str]] = {"x": "class", "y": "train"}
+
+    def facts(self) -> str:
+        """Name, sizes of the splits, pixels and classes."""
+        train, test = len(self.train_labels), len(self.test_labels)
+        return (
+            f"{self.name}, {train:,} images to train on, {test:,} to test, "
+            f"{self.shape[0]}x{self.shape[1]} pixels, {self.n_classes} classes"
+        )
+
+    def frame(self) -> "pd.DataFrame":
+        """How many images each class has."""
+        splits = {"train": self.train_labels, "test": self.test_labels}
+        counts = {n: s.bincount(minlength=self.n_classes).cpu() for n, s in splits.items()}
+        return pd.DataFrame({"class": self.class_names, **counts})
+
+    def plot(self, k: int = 10) -> "go.Figure":
+        """The first k images of the test set, above each its class."""
+        images = self.test_images[:k].reshape(-1, *self.shape).cpu()
+        figure = px.imshow(images, facet_col=0, facet_col_wrap=10, binary_string=True)
+        for note, label in zip(figure.layout.annotations, self.test_labels.tolist(), strict=False):
+            note.text = escape(self.class_names[label])
+        return figure.update_xaxes(visible=False).update_yaxes(visible=False)
 
     def __post_init__(self) -> None:
         for split in ("train", "test"):

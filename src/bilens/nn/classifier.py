@@ -174,6 +174,7 @@ class ImageClassifier(Checkpointed):
         chain[-1] = chain[-1].change_basis(outputs=outputs)
         if model.unembed.bias is not None:
             chain[-1] = chain[-1].with_bias(out=model.unembed.bias)
+        chain[-1] = replace(chain[-1], names=self.config.class_names)
         return chain
 
     def tensors(self) -> list[BilinearTensor]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import index
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import torch
 from einops import einsum
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from bilens.checks import check_finite
 from bilens.errors import BilensError
+from bilens.lazy_imports import lazy_import
+from bilens.notebook import Shown
 from bilens.tensor.constant import affine, fit_input
 from bilens.tensor.exact import exact
 from bilens.tensor.factored import FactoredMatrix
@@ -21,12 +23,20 @@ from bilens.tensor.memory import DENSE_LIMIT, check_dense_size
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.svd import TensorSVD, svd_of_unfolding
 
+if TYPE_CHECKING:
+    import pandas as pd
+else:  # The mathematics does without.
+    pd = lazy_import("pandas")
+
 __all__ = ["BilinearTensor"]
+
+SHOWN = 2**10
+"""Outputs of a tensor that is decomposed to be shown."""
 
 
 @exact
-@dataclass(frozen=True, eq=False)
-class BilinearTensor:
+@dataclass(frozen=True, eq=False, repr=False)
+class BilinearTensor(Shown):
     """The symmetric tensor of x -> D((L x) * (R x)), kept as its three factors.
 
     B[o,i,j] = 1/2 sum_h D[o,h] (L[h,i] R[h,j] + L[h,j] R[h,i])
@@ -43,6 +53,7 @@ class BilinearTensor:
         out: D; one column for each hidden unit.
         constant: the last input coordinate is the constant 1, which carries biases. Inputs may
             then be given without it.
+        names: of the outputs, such as classes; may be left out.
 
     Raises:
         BilensError: the factors' shapes, dtypes or devices do not fit together.
@@ -56,6 +67,25 @@ class BilinearTensor:
     right: Float[Tensor, "rank n_in"]
     out: Float[Tensor, "n_out rank"]
     constant: bool = False
+    names: tuple[str, ...] = ()
+
+    axes: ClassVar[dict[str, str]] = TensorSVD.axes
+
+    def facts(self) -> str:
+        """Shape, and where it is."""
+        where = "" if self.out.device.type == "cpu" else f", {self.out.device}"
+        constant = ", the last constant" if self.constant else ""
+        return (
+            f"{self.n_out} outputs of {self.n_in} inputs{constant}, {self.rank} hidden units, "
+            f"{self.out.dtype}{where}".replace("torch.", "")
+        )
+
+    def frame(self) -> "pd.DataFrame":
+        """The singular values; see `svd`, which it costs."""
+        return self.svd().frame()
+
+    def _shown_table(self) -> str:
+        return "" if max(self.n_out, self.rank) > SHOWN else super()._shown_table()
 
     def __post_init__(self) -> None:
         factors = {"left": self.left, "right": self.right, "out": self.out}
@@ -156,7 +186,8 @@ class BilinearTensor:
         self,
         direction: Float[Tensor, "*batch n_out"] | None = None,
         *,
-        output: SupportsIndex | Iterable[SupportsIndex] | None = None,
+        output: str | SupportsIndex | Iterable[str | SupportsIndex] | None = None,
+        minus: str | SupportsIndex | Iterable[str | SupportsIndex] | None = None,
     ) -> QuadraticForm:
         """The interaction matrix along an output direction, as a quadratic form.
 
@@ -164,7 +195,9 @@ class BilinearTensor:
 
         Args:
             direction: u, one vector or a batch of them in the last axis.
-            output: instead of a direction, the number of one output, or several for a batch.
+            output: instead of a direction, the number or name of one output, or several for a
+                batch.
+            minus: (with output) outputs whose mean is taken away from it.
 
         Raises:
             BilensError: neither or both are given, or they do not fit the outputs.
@@ -172,12 +205,16 @@ class BilinearTensor:
         Source:
             Pearce et al. 2024, section 4.1.
         """
-        if (direction is None) == (output is None):
+        if (direction is None) == (output is None) or (minus is not None and output is None):
             raise BilensError(
-                "interaction() takes either a direction or output, and exactly one of them"
+                "interaction() takes either a direction or output, and exactly one of them; minus "
+                "goes with output"
             )
         if output is not None:
-            weights = self.out[self._output_index(output)]
+            weights = self.out[self._output_index("output", output)]
+            if minus is not None:
+                less = self.out[self._output_index("minus", minus)]
+                weights = weights - less.reshape(-1, self.rank).mean(0)
         else:
             assert direction is not None
             if direction.shape[-1] != self.n_out:
@@ -188,21 +225,31 @@ class BilinearTensor:
             weights = direction.to(self.out) @ self.out
         return QuadraticForm(self.left, self.right, weights, self.constant)
 
-    def _output_index(self, output: Any) -> int | list[int]:
-        several = isinstance(output, Iterable) and getattr(output, "ndim", 1) > 0
+    def _output_index(self, name: str, chosen: Any) -> int | list[int]:
+        several = isinstance(chosen, Iterable) and not isinstance(chosen, str)
+        several = several and getattr(chosen, "ndim", 1) > 0
+        return (
+            [self._one_output(name, one) for one in chosen]
+            if several
+            else self._one_output(name, chosen)
+        )
+
+    def _one_output(self, name: str, chosen: Any) -> int:
+        if isinstance(chosen, str) and self.names.count(chosen) == 1:
+            return self.names.index(chosen)
         try:
-            numbers = [index(number) for number in (output if several else [output])]
+            number = index(chosen)
         except TypeError as error:
+            named = f", or one of {', '.join(self.names)}" if self.names else ""
             raise BilensError(
-                f"output={output!r}, expected the number of an output, 0 to {self.n_out - 1}, or "
-                "several"
+                f"{name}={chosen!r}, expected the number of an output, 0 to {self.n_out - 1}"
+                f"{named}, or several"
             ) from error
-        for number in numbers:
-            if not 0 <= number < self.n_out:
-                raise BilensError(
-                    f"output={number}, but the tensor's outputs are 0 to {self.n_out - 1}"
-                )
-        return numbers if several else numbers[0]
+        if not 0 <= number < self.n_out:
+            raise BilensError(
+                f"{name}={number}, but the tensor's outputs are 0 to {self.n_out - 1}"
+            )
+        return number
 
     def change_basis(
         self,
@@ -243,7 +290,8 @@ class BilinearTensor:
                     "row for each output direction"
                 )
             out = outputs.to(out) @ out
-        return BilinearTensor(left, right, out, self.constant)
+        names = self.names if outputs is None else ()
+        return BilinearTensor(left, right, out, self.constant, names)
 
     def with_bias(
         self,
@@ -281,7 +329,7 @@ class BilinearTensor:
             one = L.new_zeros(1, L.shape[1])
             one[0, -1] = 1
             L, R, D = torch.cat([L, one]), torch.cat([R, one]), torch.cat([D, out[:, None]], 1)
-        return BilinearTensor(L, R, D, constant=True)
+        return BilinearTensor(L, R, D, constant=True, names=self.names)
 
     def with_residual(self) -> "BilinearTensor":
         """Fold a residual connection in: the tensor of x -> x + B(x).
@@ -321,7 +369,7 @@ class BilinearTensor:
         one = self.out.new_zeros(self.n_out + 1)
         one[-1] = 1
         padded = torch.cat([self.out, self.out.new_zeros(1, self.rank)])
-        return replace(self, out=padded).with_bias(out=one)
+        return replace(self, out=padded, names=()).with_bias(out=one)
 
     def without_scale(self) -> tuple["BilinearTensor", Float64[Tensor, ""]]:
         """The tensor divided by a power of two so that nothing over- or underflows, and the power.

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import factorial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -24,12 +25,19 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
+from bilens.lazy_imports import lazy_import
+from bilens.notebook import Shown
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
 from bilens.tensor.cut import Cut, fewest_hidden
 from bilens.tensor.exact import exact
 from bilens.tensor.gram import hidden_product
 from bilens.tensor.positive import checked_positive, square_root
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:  # The mathematics does without.
+    pd = lazy_import("pandas")
 
 __all__ = ["Bond", "Bonds", "bonds"]
 
@@ -70,8 +78,8 @@ class Bond:
 
 
 @exact
-@dataclass(frozen=True, eq=False)
-class Bonds:
+@dataclass(frozen=True, eq=False, repr=False)
+class Bonds(Shown):
     """All bonds of a model, the one between its input and its first layer first.
 
     Attributes:
@@ -87,6 +95,27 @@ class Bonds:
     directions: Float64[Tensor, "m n_out"]
     norm: float
     constant: bool
+
+    axes: ClassVar[dict[str, str]] = {"x": "direction", "y": "share", "color": "bond"}
+
+    def facts(self) -> str:
+        """Directions of each bond, and the effective rank of their shares."""
+        sizes = " + ".join(str(bond.k) for bond in self.bonds)
+        ranks = " + ".join(f"{1 / (bond.shares**2).sum():.1f}" for bond in self.bonds)
+        return f"{sizes} directions, norm {self.norm:.4g}, effective ranks {ranks}"
+
+    def frame(self) -> "pd.DataFrame":
+        """A row for each direction of each bond: its share, and what it and those after it cost.
+
+        The cost is the certificate of a cut in this place alone.
+        """
+        frames = []
+        for number, bond in enumerate(self.bonds):
+            shares = bond.shares.detach().cpu()
+            left = (bond.uses * shares.flip(0).cumsum(0).flip(0)).clamp_min(0).sqrt()
+            columns = {"bond": number, "direction": range(1, bond.k + 1)}
+            frames.append(pd.DataFrame({**columns, "share": shares, "certificate": left}))
+        return pd.concat(frames, ignore_index=True)
 
     def certificate(self, ranks: int | Sequence[int]) -> float:
         """What a cut costs at most, known before it is made: |T - T_cut| / |T|.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from einops import einsum
@@ -13,15 +13,18 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError, CheckpointError
 from bilens.lazy_imports import lazy_import
+from bilens.notebook import Shown
 from bilens.tensor.constant import affine, fit_input
 from bilens.tensor.exact import exact
 
 if TYPE_CHECKING:
+    import pandas as pd
     import safetensors
 
     from bilens import files
 else:
-    # The mathematics does without the packages that files take.
+    # The mathematics does without the packages that files and tables take.
+    pd = lazy_import("pandas")
     files, safetensors = lazy_import("bilens.files"), lazy_import("safetensors")
 
 __all__ = ["Spectrum"]
@@ -30,8 +33,8 @@ SAVED = ("values", "vectors", "residuals", "miss_chance")
 
 
 @exact
-@dataclass(frozen=True, eq=False)
-class Spectrum:
+@dataclass(frozen=True, eq=False, repr=False)
+class Spectrum(Shown):
     """Eigenpairs of one quadratic form or of a batch: x'Qx = sum_i lambda_i (v_i . x)^2.
 
     Eigenvectors are orthonormal rows, ordered by |lambda| unless a method says otherwise; their
@@ -54,6 +57,36 @@ class Spectrum:
     residuals: Float[Tensor, "*batch k"]
     constant: bool = False
     miss_chance: Float64[Tensor, "*batch"] | None = None
+
+    axes: ClassVar[dict[str, str]] = {"x": "number", "y": "eigenvalue", "color": "form"}
+
+    def facts(self) -> str:
+        """Shape, top eigenvalue and effective rank, of a batch their means."""
+        forms = "x".join(map(str, self.batch_shape)) + " forms, " if self.batch_shape else ""
+        text = f"{forms}{self.k} eigenpairs of {self.n_in} inputs"
+        if not self.values.numel() or not self.values.isfinite().all():
+            return text
+        top = self.values.gather(-1, self.values.abs().argmax(-1, keepdim=True)).mean()
+        mean = "mean " if self.batch_shape else ""
+        rank = self.effective_rank().mean()
+        return f"{text}, {mean}top eigenvalue {top:+.4g}, {mean}effective rank {rank:.1f}"
+
+    def frame(self) -> "pd.DataFrame":
+        """A row for each eigenpair: its form, number, eigenvalue, share of |eigenvalues|, residual.
+
+        Forms are counted through the batch.
+        """
+        values = self.values.detach().cpu().reshape(-1, self.k)
+        total = values.abs().sum(-1, keepdim=True)
+        shares = values.abs() / torch.where(total > 0, total, torch.ones_like(total))
+        columns = {
+            "form": torch.arange(len(values))[:, None].expand_as(values),
+            "number": torch.arange(1, self.k + 1).expand_as(values),
+            "eigenvalue": values,
+            "share": shares,
+            "residual": self.residuals.detach().cpu(),
+        }
+        return pd.DataFrame({name: column.flatten().tolist() for name, column in columns.items()})
 
     @property
     def n_in(self) -> int:

@@ -1,21 +1,29 @@
 """The tensor's singular value decomposition, output side against pairs of inputs."""
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bilens.checks import check_count
+from bilens.lazy_imports import lazy_import
+from bilens.notebook import Shown
 from bilens.tensor.exact import exact
 from bilens.tensor.quadratic import QuadraticForm
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:  # The mathematics does without.
+    pd = lazy_import("pandas")
 
 __all__ = ["TensorSVD", "svd_of_unfolding"]
 
 
 @exact
-@dataclass(frozen=True, eq=False)
-class TensorSVD:
+@dataclass(frozen=True, eq=False, repr=False)
+class TensorSVD(Shown):
     """B = sum_s sigma_s r_s (x) Q_s, the largest singular values first.
 
     The r_s are orthonormal, and so are the Q_s in the Frobenius inner product. The sign of each
@@ -32,6 +40,24 @@ class TensorSVD:
     outputs: Float[Tensor, "k n_out"]
     components: QuadraticForm
     norm: Float[Tensor, ""]
+
+    axes: ClassVar[dict[str, str]] = {"x": "component", "y": "value"}
+
+    def facts(self) -> str:
+        """Shape, the largest singular value and the effective rank of the squares."""
+        shares = self.values**2 / self.norm**2
+        return (
+            f"{len(self)} components of {self.outputs.shape[1]} outputs and {self.components.n_in} "
+            f"inputs, top singular value {self.values[0]:.4g}, effective rank "
+            f"{shares.sum() ** 2 / (shares**2).sum():.1f}"
+        )
+
+    def frame(self) -> "pd.DataFrame":
+        """A row for each component: its singular value, and its share of the squared norm."""
+        values = self.values.detach().cpu()
+        shares = (values / self.norm.detach().cpu()) ** 2
+        numbers = range(1, len(self) + 1)
+        return pd.DataFrame({"component": numbers, "value": values, "share": shares})
 
     def __len__(self) -> int:
         """Number of components kept."""

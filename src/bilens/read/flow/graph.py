@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import check_count
 from bilens.errors import BilensError
+from bilens.notebook import Shown
 from bilens.residual import Trace
 
 __all__ = ["Flow", "FlowGraph", "Node", "Rows"]
@@ -100,8 +102,8 @@ class Rows:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Flow:
+@dataclass(frozen=True, eq=False, repr=False)
+class Flow(Shown):
     """An exact split of a logit, or of any direction of the last stream, on one text.
 
     Node b writes o_b into the stream and node a reads it in direction r_a; the edge between them
@@ -133,6 +135,28 @@ class Flow:
     mixing: Float[Tensor, "moments moments"]
     vectors: Float[Tensor, "eigenvectors d_model_and_1"]
     frozen: tuple[str, ...]
+
+    axes: ClassVar[dict[str, str]] = {"x": "node", "y": "flow"}
+
+    def facts(self) -> str:
+        """The logit, and how many nodes it is split over."""
+        return (
+            f"{self.value:+.4g} on {len(self.ids)} tokens through {len(self.trace.layers)} layers, "
+            f"{len(self.nodes)} nodes, absolute flow {self.absolute:.4g}"
+        )
+
+    def frame(self, tokens: Sequence[str] = ()) -> pd.DataFrame:
+        """A row for each part of the model, the largest |flow| first.
+
+        Args:
+            tokens: of the text, for names; numbers of their positions by default.
+        """
+        shown = tokens or [str(number) for number in range(len(self.ids))]
+        nodes = [self.nodes[i] for i in self._strongest()]
+        rows = [
+            (node.name(shown), node.kind, node.layer, node.flow, node.eigenvalue) for node in nodes
+        ]
+        return pd.DataFrame(rows, columns=["node", "kind", "layer", "flow", "eigenvalue"])
 
     @property
     def ids(self) -> Int[Tensor, " time"]:

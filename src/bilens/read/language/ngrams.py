@@ -7,7 +7,7 @@ BilensError, as does a k that is not positive.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bilens.checks import check_count
 from bilens.errors import NotBilinearError
+from bilens.notebook import Shown
 from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection, chosen_tokens, token_names, top_pairs
 from bilens.read.language.token_matrices import (
@@ -41,8 +42,8 @@ PAIRS_AT_ONCE = 1024
 """Texts of two tokens that run at once; each has the probability of every token."""
 
 
-@dataclass(frozen=True, eq=False)
-class NGramReading:
+@dataclass(frozen=True, eq=False, repr=False)
+class NGramReading(Shown):
     """The n-grams of a token, from the weights.
 
     Attributes:
@@ -60,6 +61,27 @@ class NGramReading:
     following: pd.DataFrame
     heads: list[pd.DataFrame]
     left_out: str = ""
+
+    axes: ClassVar[dict[str, str]] = {"x": "tokens", "y": "value", "color": "what"}
+
+    def facts(self) -> str:
+        """The direction, and how many of each."""
+        heads = f", skip-trigrams of {len(self.heads)} heads" if self.heads else ""
+        return (
+            f"{self.direction} in layer {self.layer}, {len(self.preceding)} tokens before it, "
+            f"{len(self.following)} after it{heads}"
+        )
+
+    def frame(self) -> pd.DataFrame:
+        """All tables as one: what it is, its tokens, and its value."""
+        frames = {"preceding": self.preceding, "following": self.following}
+        frames |= {f"head {number}": frame for number, frame in enumerate(self.heads)}
+        rows = [
+            (what, " ".join(str(v) for v in row if isinstance(v, str)), row[-1])
+            for what, frame in frames.items()
+            for row in frame.itertuples(index=False)
+        ]
+        return pd.DataFrame(rows, columns=["what", "tokens", "value"])
 
 
 def read_ngrams(

@@ -1,0 +1,128 @@
+"""Results show themselves: in a line, as an escaped table, as a figure."""
+
+from dataclasses import replace
+
+import plotly.io
+import pytest
+import torch
+from rich.console import Console
+
+from bilens import progress
+from bilens.errors import BilensError
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.read.flow import flow
+from bilens.read.language import TokenDirection, read_ngrams
+from bilens.residual import ResidualModel
+from bilens.tensor import Spectrum, bonds, top_paths
+from tests.language import random_model, random_text, toy_tokenizer
+from tests.models import digits
+
+
+def classifier(n_layers: int) -> ImageClassifier:
+    names = tuple("abcdefghij")
+    config = ClassifierConfig(64, 10, 12, n_layers, image_shape=(8, 8), class_names=names)
+    return ImageClassifier(config).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def results():
+    tensor, deep = classifier(1).tensor(), classifier(2)
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    direction = TokenDirection("t3", ("t7",))
+    return {
+        "spectrum": tensor.interaction(output="a").eigh(),
+        "spectra": tensor.interaction(output=range(10)).eigh(k=3),
+        "svd": tensor.svd(),
+        "tensor": tensor,
+        "bonds": bonds(deep.layer_tensors(), torch.eye(10), embedding=deep.embedding()),
+        "paths": top_paths(deep.tensors(), torch.eye(10), k=12),
+        "images": digits(),
+        "flow": flow(view, random_text(), direction),
+        "ngrams": read_ngrams(view, direction, k=5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("spectrum", "Spectrum(64 eigenpairs of 64 inputs, top eigenvalue "),
+        ("spectra", "Spectrum(10 forms, 3 eigenpairs of 64 inputs, mean top eigenvalue "),
+        ("svd", "TensorSVD(10 components of 10 outputs and 64 inputs, top singular value "),
+        ("tensor", "BilinearTensor(10 outputs of 64 inputs, 12 hidden units, float32)"),
+        ("bonds", "Bonds(12 + 12 directions, norm "),
+        ("paths", "TopPaths(12 paths through 2 layers of 64 inputs, top effective eigenvalue "),
+        ("images", "ImageData(digits, "),
+        ("flow", "Flow("),
+        ("ngrams", "NGramReading(t3 minus t7 in layer 0, 5 tokens before it, 5 after it, "),
+    ],
+)
+def test_a_result_shows_itself(results, name, text):
+    result = results[name]
+    assert repr(result).startswith(text)
+    assert "\n" not in repr(result)
+    frame, page = result.frame(), result._repr_html_()
+    assert len(frame)
+    assert not frame[result.axes["y"]].isna().any()
+    assert page.count("<tr>") == 1 + min(10, len(frame))
+    assert ("of " + f"{len(frame):,} rows</p>" in page) == (len(frame) > 10)
+    figure = result.plot()
+    assert figure.data
+    assert figure.layout.template == plotly.io.templates[plotly.io.templates.default]
+
+
+def test_tables_say_what_the_results_say(results):
+    spectra, svd, found = results["spectra"], results["svd"], results["flow"]
+    frame = spectra.frame()
+    assert frame["eigenvalue"][3:6].tolist() == spectra.values[1].tolist()
+    assert frame["form"].tolist() == [form for form in range(10) for _ in range(3)]
+    assert svd.frame()["share"].sum() == pytest.approx(1, abs=1e-4)
+    costs = results["bonds"].frame().query("bond == 1 and direction == 4")["certificate"]
+    assert costs.item() == pytest.approx(results["bonds"].certificate((12, 3)), rel=1e-6)
+    strongest = found.top(1).nodes[1]
+    tokens = [f"<{number}>" for number in range(len(found.ids))]
+    assert found.frame(tokens)["node"][0] == strongest.name(tokens)
+    assert found.frame()["flow"][0] == strongest.flow
+
+
+def test_what_is_not_finite_or_zero_is_shown_too():
+    zero, one = torch.zeros(2), torch.eye(2)
+    assert "effective rank 0.0" in repr(Spectrum(zero, one, zero))
+    assert Spectrum(zero, one, zero).frame()["share"].tolist() == [0, 0]
+    assert repr(Spectrum(zero / 0, one, zero)) == "Spectrum(2 eigenpairs of 2 inputs)"
+
+
+def test_names_are_escaped():
+    evil = "<script>alert(1)</script>"
+    data = replace(digits(), name=evil, class_names=(evil, *"123456789"))
+    assert "<script>" not in data._repr_html_()
+    assert "&lt;script&gt;" in data._repr_html_()
+    assert "<script>" not in data.plot().to_json()
+
+
+def test_large_tensors_are_not_decomposed_to_be_shown(results, monkeypatch):
+    monkeypatch.setattr("bilens.tensor.bilinear.SHOWN", 9)
+    assert "<table" not in results["tensor"]._repr_html_()
+
+
+def test_outputs_have_names(results):
+    tensor = results["tensor"]
+    named, numbered = (
+        tensor.interaction(output=a, minus=b).weights for a, b in (("c", "d"), (2, 3))
+    )
+    torch.testing.assert_close(named, tensor.out[2] - tensor.out[3])
+    torch.testing.assert_close(named, numbered)
+    several = tensor.interaction(output=["a", 1], minus=["c", "d"]).weights
+    torch.testing.assert_close(several, tensor.out[:2] - tensor.out[2:4].mean(0))
+    assert tensor.change_basis(inputs=torch.eye(64)).names == tuple("abcdefghij")
+    assert tensor.change_basis(outputs=torch.eye(10)).names == ()
+    with pytest.raises(BilensError, match=r"minus='z', expected .* 0 to 9, or one of a, b, c"):
+        tensor.interaction(output="a", minus="z")
+    with pytest.raises(BilensError, match="minus goes with output"):
+        tensor.interaction(torch.ones(10), minus="a")
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_bars_are_drawn_in_notebooks(found, monkeypatch):
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(force_jupyter=True))
+    monkeypatch.setattr(progress, "find_spec", lambda name: found or None)
+    assert progress.progress_bar().disable == (not found)
