@@ -85,8 +85,8 @@ def loss_figure(comparison: "Comparison", axis: Axis) -> go.Figure:
         annotation_text=f"target {comparison.target:g}",
         annotation_position="bottom left",
     )
-    figure.update_xaxes(title=axis, fixedrange=True, rangemode="tozero")
-    figure.update_yaxes(title="validation loss (nats a token)", fixedrange=True)
+    figure.update_xaxes(title=axis, rangemode="tozero")
+    figure.update_yaxes(title="validation loss (nats a token)")
     dress(figure, height=420, alt=f"Validation losses against {axis}")
     legend = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0}
     return figure.update_layout(legend=legend, margin={"t": 60})

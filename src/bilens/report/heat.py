@@ -71,7 +71,6 @@ def heat_figure(
                     "ticktext": [escape(name) for name in names] if shown else [],
                     "ticks": "",
                     "showline": False,
-                    "fixedrange": True,
                 }
             }
         )

@@ -85,17 +85,17 @@ def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str
         cliponaxis=False,
         hovertemplate="%{y}: %{x:+.4f}<extra></extra>",
     )
-    figure.update_yaxes(type="category", autorange="reversed", fixedrange=True)
+    figure.update_yaxes(type="category", autorange="reversed")
     lowest, highest = min(0.0, *numbers), max(0.0, *numbers)
     # Numbers stand outside of their bars, and need room there on a phone, too.
     room = 0.3 * (highest - lowest)
     ends = [lowest - (room if lowest < 0 else 0), highest + room]
-    figure.update_xaxes(title="logit", fixedrange=True, zeroline=True, range=ends)
+    figure.update_xaxes(title="logit", zeroline=True, range=ends)
     return dress(figure, height=100 + 24 * len(labels), title=escape(title))
 
 
 def _bars(figure: go.Figure, measure: str, title: str) -> go.Figure:
     # Names of classes may be numbers, which are no places on an axis.
-    figure.update_xaxes(type="category", fixedrange=True, title="class")
-    figure.update_yaxes(title=measure, fixedrange=True, zeroline=True)
+    figure.update_xaxes(type="category", title="class")
+    figure.update_yaxes(title=measure, zeroline=True)
     return dress(figure, height=260, title=escape(title))

@@ -8,16 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.report.canvas import Canvas
-from bilens.report.picture import as_image, diverging, grey
+from bilens.report.canvas import THUMB, Canvas
 from bilens.report.style import BLUE, GREY, RED
 from bilens.tensor import Paths
 
 __all__ = ["tree_figure"]
 
 STEP, GAP, THICKEST = 2.4, 0.42, 7.0
-ROOT, THUMB = 0.5, 0.32
-MOST = 24
+ROOT, MOST = 0.5, 24
 Name = tuple[int, ...]
 
 
@@ -66,8 +64,7 @@ def tree_figure(
             heights.setdefault(name[:length], []).append(rise * place + aspect / 2)
             if length:
                 eigenvalue[name[:length]] = float(paths.eigenvalues[row, length - 1])
-        picture = diverging(as_image(paths.vectors[row], shape))
-        canvas.picture(picture, x=leaf, y=rise * place, width=1, height=aspect)
+        canvas.eigenvector(paths.vectors[row], shape, x=leaf, y=rise * place)
         text = f"{float(paths.effective[row]):+.3g}"
         canvas.label(text, x=leaf + 0.5, y=rise * place + aspect, color=GREY)
     middle = {name: sum(ys) / len(ys) for name, ys in heights.items()}
@@ -81,15 +78,7 @@ def tree_figure(
         canvas.label(f"{value:+.2g}", x=at[0], y=at[1], color=color, on_line=True)
     for name, images in inputs.items():
         left = ROOT + STEP * len(name) + (1.03 if len(name) == depth else 0)
-        top = middle[name] - aspect / 2
-        for number, image in enumerate(images):
-            canvas.picture(
-                grey(as_image(image, shape)),
-                x=left,
-                y=top + number * (aspect - THUMB * aspect) / 2,
-                width=THUMB,
-                height=THUMB * aspect,
-            )
+        canvas.thumbnails(images, shape, x=left, y=middle[name] - aspect / 2)
     if root:
         canvas.label(f"<b>{escape(root)}</b>", x=ROOT / 2, y=middle[()], size=14, on_line=True)
     canvas.scale()
