@@ -21,15 +21,7 @@ STOPS = (1, 2, 3, 5, 10, 20, 50, 100)
 def accuracy_curve(
     kept: Sequence[int], accuracies: Sequence[float], full: float, *, whole: str, beside: str
 ) -> go.Figure:
-    """A line through the accuracies, and a dotted one for the accuracy of the whole.
-
-    Args:
-        kept: how much is kept, for each point.
-        accuracies: with it, as shares of the test images.
-        full: of the whole model.
-        whole: what the whole is called.
-        beside: where that stands, as plotly's `annotation_position`.
-    """
+    """A line through the accuracies, and a dotted one for that of the `whole`, with its name."""
     figure = go.Figure()
     figure.add_scatter(
         x=list(kept),

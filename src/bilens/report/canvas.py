@@ -24,12 +24,8 @@ class Canvas:
     Plotly checks its whole list of pictures again for each that is added; hundreds are added at
     once here.
 
-    Args:
-        width: in units; x grows to the right.
-        height: in units; y grows downwards, squares stay square.
-        unit: how many pixels high a unit is at full size.
-        title: above the figure; made safe for HTML here.
-        alt: what it shows, for those who do not see it; by default the title.
+    x grows to the right, y downwards, and squares stay square; at full size a unit is `unit` pixels
+    high. The title is made safe for HTML here.
     """
 
     def __init__(

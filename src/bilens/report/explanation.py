@@ -30,12 +30,6 @@ def explanation_figure(
     Under each stands what it adds to the logit; the last column gives what all others add, so that
     a row sums to its logit. In a deep model several pictures stand for one eigenvector, each with
     its share in what that eigenvector finds in the input.
-
-    Args:
-        explanation: of one input.
-        shape: height and width of an input as an image.
-        class_names: what the classes are called.
-        title: above the figure.
     """
     shown = [branch for part in explanation.parts for branch in part.branches]
     deep = any((branch.shares != 1).any() for branch in shown)
@@ -77,13 +71,7 @@ def explanation_figures(
     explained: Callable[[Tensor], Explanation],
     shape: tuple[int, int],
 ) -> dict[str, go.Figure]:
-    """A clear case, a close call and a mistake, where there is one, each explained.
-
-    Args:
-        reading: of the model and its data.
-        explained: how an input of it is explained.
-        shape: height and width of an input as an image.
-    """
+    """A clear case, a close call and a mistake, where there is one, each explained."""
     figures, names, data = {}, reading.data.class_names, reading.data
     for kind, number in _telling_examples(reading.model, data).items():
         label = names[int(data.test_labels[number])]

@@ -19,14 +19,7 @@ def logits_figure(
     *,
     title: str,
 ) -> go.Figure:
-    """A pair of bars for each class: the model's logit, and that of the eigenvectors kept.
-
-    Args:
-        whole: the model's logits.
-        kept: the logits of a model that is cut short.
-        class_names: below the bars.
-        title: above the figure.
-    """
+    """A pair of bars for each class: the whole model's logit, and that of what is kept of it."""
     figure = go.Figure()
     names = [escape(name) for name in class_names]
     for label, color, values in (("kept", BLUE, kept), ("all", GREY, whole)):
@@ -45,13 +38,7 @@ def logits_figure(
 def direction_figure(
     direction: Float[Tensor, " classes"], class_names: Sequence[str], *, title: str
 ) -> go.Figure:
-    """A bar for each class: how much of its logit a direction has.
-
-    Args:
-        direction: u, one number for each class.
-        class_names: below the bars.
-        title: above the figure.
-    """
+    """A bar for each class: how much of its logit a direction has."""
     figure = go.Figure()
     values = direction.tolist()
     figure.add_bar(
@@ -64,13 +51,7 @@ def direction_figure(
 
 
 def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str) -> go.Figure:
-    """A bar for each summand from the top down, and below them their sum.
-
-    Args:
-        names: of the summands, each another.
-        values: of the summands.
-        title: above the figure.
-    """
+    """A bar for each summand from the top down, and below them their sum; names do not repeat."""
     figure = go.Figure()
     labels = [*(escape(name) for name in names), "<b>sum</b>"]
     numbers = [*values, sum(values)]

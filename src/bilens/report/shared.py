@@ -25,14 +25,7 @@ def shared_figure(
     *,
     show: int = SHOWN,
 ) -> go.Figure:
-    """The first few shared features; the arrows under each name the classes that it moves.
-
-    Args:
-        shared: at least one.
-        shape: height and width of an input as an image.
-        class_names: what the classes are called.
-        show: how many features.
-    """
+    """The first few shared features; the arrows under each name the classes that it moves."""
     features = shared.features[:show]
     aspect = shape[0] / shape[1]
     below = [_below(feature, class_names) for feature in features]

@@ -55,13 +55,6 @@ def eigenvector_figure(
     Positive ones stand in the upper row, in the spectrum's order; order it by eigenvalue or by
     mean activation before.
 
-    Args:
-        spectrum: of a single form, oriented.
-        x: inputs to choose the top inputs from.
-        shape: height and width of an input as an image.
-        title: above the figure.
-        k: eigenvectors in a row.
-
     Raises:
         BilensError: the spectrum is a batch, or its vectors are no images of that shape.
     """

@@ -32,12 +32,8 @@ def tree_figure(
     An edge is as thick as its |eigenvalue| is large among those of its layer, blue where it is
     positive and red where it is negative. Under a leaf stands its effective eigenvalue.
 
-    Args:
-        paths: of a single direction, few enough to look at.
-        shape: height and width of an input as an image.
-        title: above the figure.
-        root: what the direction is called.
-        inputs: images to show beside each eigenvector, up to three, as `class_paths` finds them.
+    `root` is what the direction is called, `inputs` up to three images to show beside each
+    eigenvector, as `class_paths` finds them.
 
     Raises:
         BilensError: the paths are of several directions, or more than can be drawn.
