@@ -37,7 +37,7 @@ START = {"silu": 1.0, "swish": 1.0, "linear": 0.0} | dict.fromkeys(
 
 
 class Swish:
-    """The Swish of a model: the beta of the gate that all layers share, and of the configuration."""
+    """The Swish of a model: the beta of the gate of all layers, which the configuration knows too."""
 
     def __init__(self, config: Any, gate: Gate) -> None:
         self._config, self._gate = config, gate
