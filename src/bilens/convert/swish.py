@@ -37,7 +37,7 @@ START = {"silu": 1.0, "swish": 1.0, "linear": 0.0} | dict.fromkeys(
 
 
 class Swish:
-    """The Swish of a model: the beta of the gate of all layers, which the configuration knows too."""
+    """The Swish of a model: its beta, in the gate of all layers and in the configuration."""
 
     def __init__(self, config: Any, gate: Gate) -> None:
         self._config, self._gate = config, gate
