@@ -70,7 +70,7 @@ def test_the_curve_is_the_readings(view):
 
 
 def test_a_model_without_images_has_no_explorer():
-    with pytest.raises(BilensError, match="no image_shape, so there are no pictures to explore"):
+    with pytest.raises(BilensError, match="no image_shape, so its eigenvectors are not pictures"):
         DeepView(ImageClassifier(ClassifierConfig(64, 10, 4, 2)), digits())
 
 

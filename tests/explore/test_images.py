@@ -145,7 +145,7 @@ def test_figures_come_with_their_own_settings(view):
 
 
 def test_a_model_without_images_has_no_explorer():
-    with pytest.raises(BilensError, match="no image_shape, so there are no pictures to explore"):
+    with pytest.raises(BilensError, match="no image_shape, so its eigenvectors are not pictures"):
         ImageView(ImageClassifier(ClassifierConfig(64, 10, 4)), digits())
 
 

@@ -14,10 +14,6 @@ from bilens.errors import CheckpointError
 __all__ = ["Row", "fill"]
 
 
-def _same(weight: Tensor) -> Tensor:
-    return weight
-
-
 @dataclass(frozen=True)
 class Row:
     """A row of a key table.
@@ -30,7 +26,7 @@ class Row:
 
     theirs: str
     ours: tuple[str, ...]
-    change: Callable[[Tensor], Tensor] = _same
+    change: Callable[[Tensor], Tensor] = lambda weight: weight
 
 
 def fill(
@@ -38,14 +34,8 @@ def fill(
 ) -> None:
     """Give a model other people's weights, all of them and nothing else.
 
-    What they have not does nothing here: gains of norms are 1, biases 0. All are in the widest
-    dtype among them.
-
-    Args:
-        model: with no weights yet, on the meta device.
-        weights: by their names.
-        rows: the key table.
-        source: where they come from, for errors.
+    The model is on the meta device. What they have not does nothing here: gains of norms are 1,
+    biases 0. All are in the widest dtype among them.
 
     Raises:
         CheckpointError: a weight is missing, unknown, of another shape, NaN or infinite.

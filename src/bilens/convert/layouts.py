@@ -44,12 +44,7 @@ class Layout:
     tokenizers: Mapping[str | None, str]
 
     def open(self, source: str | Path, settings: dict[str, Any], **place: Any) -> nn.Module:
-        """The model with its weights, in evaluation mode.
-
-        Args:
-            source: a folder, or the name of a repository.
-            settings: its config.json.
-            place: passed to the hub: revision, token, cache_dir, ...
+        """The model with its weights, by its config.json, in evaluation mode.
 
         Raises:
             CheckpointError: a setting or a weight is missing, unknown or out of range, or a file

@@ -53,12 +53,9 @@ TINY = 1e-100
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """a g + b in the place of act(g), for each hidden unit.
+    """a g + b, slope and offset, in the place of act(g), for each hidden unit.
 
-    Attributes:
-        slope: a.
-        offset: b.
-        error: share of E[(u act(g))^2] that the line leaves unexplained, of all units together.
+    The error is the share of E[(u act(g))^2] that is left unexplained, of all units together.
     """
 
     slope: Float[Tensor, " hidden"]
@@ -67,12 +64,7 @@ class Line:
 
 
 class GateSums:
-    """The sums behind the lines of one MLP, over any number of texts.
-
-    Args:
-        hidden: number of hidden units.
-        device: where they add up.
-    """
+    """The sums behind the lines of one MLP, over any number of texts."""
 
     def __init__(self, hidden: int, device: torch.device) -> None:
         self.sums: Float64[Tensor, "six hidden"] = torch.zeros(

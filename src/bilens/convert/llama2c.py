@@ -5,9 +5,9 @@ Source: A. Karpathy, llama2.c, run.c: the legacy float32 export (version 0) and 
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,55 +26,27 @@ SPECIAL = ("<unk>", "<s>", "</s>")
 SPACE = "▁"
 
 
-@dataclass(frozen=True)
-class _Header:
-    d_model: int
-    d_hidden: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    vocab_size: int
-    n_ctx: int
-    tied: bool
-
-
 def is_llama2c(source: str | Path) -> bool:
     """Whether this is a file of llama2.c, going by its name."""
     return Path(source).suffix == ".bin" and Path(source).is_file()
 
 
 def llama2c_model(path: Path) -> LlamaForCausalLM:
-    """Read a model of llama2.c.
+    """Read a model of llama2.c from its .bin file.
 
     The file is seven int32 (widths, layers, heads, vocabulary, negative where the unembedding is a
     matrix of its own, length) and the weights in float32, layer after layer for each kind. llama2.c
     turns neighbouring coordinates by rotary positions and transformers those half a head apart, so
     the rows of queries and keys change places.
 
-    Args:
-        path: the .bin file.
-
     Raises:
         CheckpointError: it is no such file, or cut.
     """
-    header = _read_header(path)
-    state = dict(_read_weights(path, header))
-    config = LlamaConfig(
-        vocab_size=header.vocab_size,
-        hidden_size=header.d_model,
-        intermediate_size=header.d_hidden,
-        num_hidden_layers=header.n_layers,
-        num_attention_heads=header.n_heads,
-        num_key_value_heads=header.n_kv_heads,
-        max_position_embeddings=header.n_ctx,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=header.tied,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    model = LlamaForCausalLM(config)
-    if header.tied:
+    config = _read_config(path)
+    state = dict(_read_weights(path, config))
+    if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model = LlamaForCausalLM(config)
     model.load_state_dict(state)
     model.eval()
     return model
@@ -83,9 +55,7 @@ def llama2c_model(path: Path) -> LlamaForCausalLM:
 def llama2c_tokenizer(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
     """Read a tokenizer of llama2.c: pieces with scores, of which the best pair is merged first.
 
-    Args:
-        path: the .bin file: the longest piece's length, then score, length and bytes of each.
-        vocab_size: of the model.
+    The file is the longest piece's length, then score, length and bytes of each.
 
     Raises:
         CheckpointError: it is missing, no such file, or of another size.
@@ -94,25 +64,13 @@ def llama2c_tokenizer(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
     names = [*SPECIAL, *(piece.replace(" ", SPACE) for _, piece in pieces[len(SPECIAL) :])]
     scores = dict(zip(names, (score for score, _ in pieces), strict=True))
     vocabulary = {name: number for number, name in enumerate(names)}
-    bpe = models.BPE(
-        vocab=vocabulary,
-        merges=_merges(scores),
-        unk_token=SPECIAL[0],
-        byte_fallback=True,
-        fuse_unk=True,
-    )
-    tokenizer = Tokenizer(bpe)
+    how = {"unk_token": SPECIAL[0], "byte_fallback": True, "fuse_unk": True}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(scores), **how))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
     )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace(SPACE, " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    spaced, joined = decoders.Replace(SPACE, " "), (decoders.ByteFallback(), decoders.Fuse())
+    tokenizer.decoder = decoders.Sequence([spaced, *joined, decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
@@ -123,63 +81,72 @@ def llama2c_tokenizer(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
     )
 
 
-def _read_header(path: Path) -> _Header:
+def _read_config(path: Path) -> LlamaConfig:
     raw = np.fromfile(path, dtype="<i4", count=HEADER)
     if len(raw) < HEADER:
         raise CheckpointError(f"{path} has no header of {HEADER} int32; it is no llama2.c model")
-    d_model, d_hidden, n_layers, n_heads, n_kv_heads, vocab_size, n_ctx = map(int, raw)
-    header = _Header(
-        d_model, d_hidden, n_layers, n_heads, n_kv_heads, abs(vocab_size), n_ctx, vocab_size > 0
-    )
-    sizes = (d_model, d_hidden, n_layers, n_heads, n_kv_heads, abs(vocab_size), n_ctx)
-    if min(sizes) < 1 or d_model % n_heads or n_heads % n_kv_heads:
+    *sizes, vocab_size, n_ctx = map(int, raw)
+    d_model, d_hidden, n_layers, n_heads, n_kv_heads = sizes
+    if min(*sizes, abs(vocab_size), n_ctx) < 1 or d_model % n_heads or n_heads % n_kv_heads:
         raise CheckpointError(
             f"{path} begins with {list(map(int, raw))}, which are no sizes of a llama2.c model; "
             "expected the legacy export, version 0"
         )
-    expected = 4 * (HEADER + sum(prod(shape) for _, shape in _layout(header)))
+    config = LlamaConfig(
+        vocab_size=abs(vocab_size),
+        hidden_size=d_model,
+        intermediate_size=d_hidden,
+        num_hidden_layers=n_layers,
+        num_attention_heads=n_heads,
+        num_key_value_heads=n_kv_heads,
+        max_position_embeddings=n_ctx,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=vocab_size > 0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    expected = 4 * (HEADER + sum(prod(shape) for _, shape in _layout(config)))
     if path.stat().st_size != expected:
         raise CheckpointError(
             f"{path} has {path.stat().st_size:,} bytes; its header asks for {expected:,}. Fetch it "
             "again."
         )
-    return header
+    return config
 
 
-def _layout(header: _Header) -> list[tuple[str, tuple[int, ...]]]:
+def _layout(config: Any) -> list[tuple[str, tuple[int, ...]]]:
     """What stands in the file one after the other, and its shapes; {} is the number of a layer."""
-    d, h, n = header.d_model, header.d_hidden, header.n_layers
-    d_head = d // header.n_heads
-    kv, half = header.n_kv_heads * d_head, d_head // 2
-    attention, mlp = "model.layers.{}.self_attn", "model.layers.{}.mlp"
+    d, h, n = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    d_head = d // config.num_attention_heads
+    kv, half, vocab = config.num_key_value_heads * d_head, d_head // 2, config.vocab_size
+    layer = "model.layers.{}"
     return [
-        ("model.embed_tokens.weight", (header.vocab_size, d)),
-        ("model.layers.{}.input_layernorm.weight", (n, d)),
-        (f"{attention}.q_proj.weight", (n, d, d)),
-        (f"{attention}.k_proj.weight", (n, kv, d)),
-        (f"{attention}.v_proj.weight", (n, kv, d)),
-        (f"{attention}.o_proj.weight", (n, d, d)),
-        ("model.layers.{}.post_attention_layernorm.weight", (n, d)),
-        (f"{mlp}.gate_proj.weight", (n, h, d)),
-        (f"{mlp}.down_proj.weight", (n, d, h)),
-        (f"{mlp}.up_proj.weight", (n, h, d)),
+        ("model.embed_tokens.weight", (vocab, d)),
+        (f"{layer}.input_layernorm.weight", (n, d)),
+        (f"{layer}.self_attn.q_proj.weight", (n, d, d)),
+        (f"{layer}.self_attn.k_proj.weight", (n, kv, d)),
+        (f"{layer}.self_attn.v_proj.weight", (n, kv, d)),
+        (f"{layer}.self_attn.o_proj.weight", (n, d, d)),
+        (f"{layer}.post_attention_layernorm.weight", (n, d)),
+        (f"{layer}.mlp.gate_proj.weight", (n, h, d)),
+        (f"{layer}.mlp.down_proj.weight", (n, d, h)),
+        (f"{layer}.mlp.up_proj.weight", (n, h, d)),
         ("model.norm.weight", (d,)),
         # Cosines and sines of rotary positions, which transformers works out itself.
-        ("", (2, header.n_ctx, half)),
-        *([] if header.tied else [("lm_head.weight", (header.vocab_size, d))]),
+        ("", (2, config.max_position_embeddings, half)),
+        *([] if config.tie_word_embeddings else [("lm_head.weight", (vocab, d))]),
     ]
 
 
-def _read_weights(path: Path, header: _Header) -> Iterator[tuple[str, Tensor]]:
+def _read_weights(path: Path, config: Any) -> Iterator[tuple[str, Tensor]]:
     numbers = np.memmap(path, dtype="<f4", mode="r", offset=4 * HEADER)
-    start = 0
-    for name, shape in _layout(header):
+    d_head, start = config.hidden_size // config.num_attention_heads, 0
+    for name, shape in _layout(config):
         part = torch.from_numpy(numbers[start : start + prod(shape)].reshape(shape).copy())
         start += prod(shape)
         if "{}" in name:
             for layer, weight in enumerate(part):
                 turned = "q_proj" in name or "k_proj" in name
-                d_head = header.d_model // header.n_heads
                 yield name.format(layer), _half_split(weight, d_head) if turned else weight
         elif name:
             yield name, part
@@ -218,12 +185,9 @@ def _read_pieces(path: Path, vocab_size: int) -> Iterator[tuple[float, str]]:
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
     """Every pair of pieces that makes a piece, the best score first."""
     found = []
-    for piece, score in scores.items():
+    for piece in sorted(scores, key=lambda piece: -scores[piece]):
         if piece in SPECIAL or (piece.startswith("<0x") and len(piece) == 6):
             continue
-        for cut in range(1, len(piece)):
-            first, second = piece[:cut], piece[cut:]
-            if first in scores and second in scores:
-                found.append((-score, first, second))
-    found.sort(key=lambda merge: merge[0])
-    return [(first, second) for _, first, second in found]
+        pairs = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+        found += [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
+    return found

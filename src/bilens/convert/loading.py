@@ -47,9 +47,10 @@ def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
     """Open a causal language model as it was saved; see `open_any`.
 
     Raises:
-        CheckpointError: as there, or it is a model of another kind.
+        CheckpointError: as there, a weight is NaN, or it is a model of another kind.
     """
     model = open_any(source, **hub)
+    check_weights(model)
     if not isinstance(model, PreTrainedModel):
         raise CheckpointError(
             f"{source} holds {type(model).__name__}, expected a language model; bilens.load opens "
@@ -59,7 +60,7 @@ def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
 
 
 def open_any(source: str | Path, **hub: Any) -> nn.Module:
-    """Open a model that transformers, or a layout that bilens knows, has saved.
+    """Open a model that transformers, or a layout that bilens knows, has saved, for evaluation.
 
     That is with the biases that processing gave it and, in the middle of annealing, with its
     Swish, or with some of its gates linear. Nothing but tensors is unpickled, and no code of the
@@ -73,12 +74,12 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
 
     Raises:
         CheckpointError: there is no model, a file is missing or damaged, weights and configuration
-            do not fit together, a weight is NaN, or the model is quantised.
+            do not fit together, or the model is quantised.
     """
     if is_llama2c(source):
-        return _finite(llama2c_model(Path(source)))
+        return llama2c_model(Path(source))
     if Path(source).suffix == ".gguf":
-        return _finite(_open_gguf(Path(source), **hub))
+        return _open_gguf(Path(source), **hub)
     place = {name: value for name, value in hub.items() if name in PLACE}
     settings = read_config(source, **place)
     layout = find_layout(settings)
@@ -114,7 +115,8 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
     if swish is not None:
         give_swish(model).beta = swish
     restore_linear(model)
-    return _finite(model)
+    evaluated: nn.Module = model.eval()
+    return evaluated
 
 
 def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
@@ -168,11 +170,7 @@ def save_model(
 ) -> None:
     """Write a model and its tokenizer, each file whole or not at all.
 
-    Args:
-        directory: where to.
-        model: what to write.
-        tokenizer: goes beside it.
-        state: its weights, where several processes held parts of them.
+    `state` are its weights, where several processes held parts of them.
 
     Raises:
         CheckpointError: the disk is full, or refuses.
@@ -211,12 +209,7 @@ def _hub_for(place: str | Path) -> AbstractContextManager[None]:
     return nullcontext() if Path(place).exists() else hub_asked_once()
 
 
-def _finite(model: nn.Module) -> nn.Module:
-    check_weights(model)
-    return model.eval()
-
-
-def _open_gguf(path: Path, **hub: Any) -> Any:
+def _open_gguf(path: Path, **hub: Any) -> nn.Module:
     if find_spec("gguf") is None:
         raise CheckpointError(
             f"{path} is a GGUF file, which takes the package gguf: pip install gguf"
@@ -233,7 +226,8 @@ def _open_gguf(path: Path, **hub: Any) -> Any:
     for name_of_old in ("quantization_config", "quantization_method"):
         for holder in (model, model.config):
             holder.__dict__.pop(name_of_old, None)
-    return model
+    evaluated: nn.Module = model.eval()
+    return evaluated
 
 
 def _named_tokenizer(source: str | Path) -> str | None:
@@ -257,13 +251,10 @@ def _class_of(config: Any) -> type[PreTrainedModel]:
 
 def _check_shards(source: str | Path, **place: Any) -> None:
     """See that an index names files beside itself, and none elsewhere."""
-    for name in WEIGHT_FILES:
-        if name.endswith(".index.json"):
-            index = cached_file(
-                str(source), name, _raise_exceptions_for_missing_entries=False, **place
-            )
-            if index is not None:
-                shard_names(Path(index))
+    for name in (name for name in WEIGHT_FILES if name.endswith(".index.json")):
+        index = cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **place)
+        if index is not None:
+            shard_names(Path(index))
 
 
 def _with_biases(kind: type[PreTrainedModel], names: list[str]) -> Any:

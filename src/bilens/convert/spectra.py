@@ -49,7 +49,7 @@ def write_spectra(
 
     Args:
         tensor: of the layer, on the device that is to do the work.
-        directions: output directions, one a row.
+        directions: one a row.
         folder: where the files go.
         names: what each direction is called in the files; by default its number.
         k: how many eigenpairs of each.

@@ -37,12 +37,7 @@ START = {"silu": 1.0, "swish": 1.0, "linear": 0.0} | dict.fromkeys(
 
 
 class Swish:
-    """The Swish of a model: its beta, which the configuration knows too.
-
-    Args:
-        config: of the model.
-        gate: what all layers share.
-    """
+    """The Swish of a model: its beta, in the gate of all layers and in the configuration."""
 
     def __init__(self, config: Any, gate: Gate) -> None:
         self._config, self._gate = config, gate

@@ -22,25 +22,14 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 """Where weights may be, in the order of looking; an index names the files that share them."""
-DAMAGED = (
-    SafetensorError,
-    UnpicklingError,
-    RuntimeError,
-    EOFError,
-    KeyError,
-    TypeError,
-    ValueError,
-)
+DAMAGED = (SafetensorError, UnpicklingError, RuntimeError, EOFError)
+DAMAGED += (KeyError, TypeError, ValueError)  # type: ignore[assignment]
 
 
 def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
     """All weights of a checkpoint under the names of those who saved it.
 
     Files that torch wrote are read with `weights_only=True`: tensors, and nothing that runs.
-
-    Args:
-        source: a folder, or the name of a repository.
-        place: passed to the hub: revision, token, cache_dir, ...
 
     Raises:
         CheckpointError: there are none, a file is missing, or damaged.
@@ -50,7 +39,7 @@ def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
         names = shard_names(path) if path.suffix == ".json" else [path.name]
         found: dict[Any, Any] = {}
         for name in names:
-            found |= _read(_fetch(source, name, **place))
+            found |= _read(Path(str(cached_file(str(source), name, **place))))
     except DAMAGED as error:
         raise CheckpointError(f"{path}: the weights cannot be read: {error}") from error
     except OSError as error:
@@ -93,12 +82,6 @@ def _first(source: str | Path, **place: Any) -> Path:
         if found is not None:
             return Path(found)
     raise CheckpointError(f"{source} holds no weights; expected one of {', '.join(WEIGHT_FILES)}")
-
-
-def _fetch(source: str | Path, name: str, **place: Any) -> Path:
-    found = cached_file(str(source), name, **place)
-    assert found is not None
-    return Path(found)
 
 
 def _read(path: Path) -> dict[Any, Any]:

@@ -9,12 +9,9 @@ Item = TypeVar("Item", bound=Any)
 
 
 def batched(items: Iterable[Item], size: int, length: int | None = None) -> Iterator[list[Item]]:
-    """The items in lists of `size`, the last of which may be shorter; from any stream.
+    """The items of any stream in lists of `size`, the last of which may be shorter.
 
-    Args:
-        items: anything; texts or lists where `length` is given.
-        size: of them at once.
-        length: a list also ends where its items have this length together.
+    A list also ends where its items, texts or lists, have this `length` together.
     """
     batch: list[Item] = []
     total = 0

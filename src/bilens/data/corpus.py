@@ -85,9 +85,9 @@ def load_corpus(
 
     Stories are cleaned (`clean`), of equal ones (but for their case) the first stays, they are
     shuffled and split, each becomes [BOS] story [EOS], and all of a split are joined and cut into
-    rows; what is left over at its end is dropped. The rows are kept, and opened the next time, for
-    the same files (by size and time of change) and arguments. Memory holds a digest of each story
-    and the texts of one batch.
+    rows; what is left over at its end is dropped. The rows are kept for the next time, by the files
+    (their size and time of change) and arguments. Memory holds a digest of each story and the texts
+    of one batch.
 
     Args:
         name: "grammar" or "deep-grammar", languages whose true probabilities are known (`Grammar`,

@@ -28,14 +28,10 @@ class ImageData(Shown):
     """Grey images with their classes, split into training and test.
 
     Attributes:
-        name: What the data set is called.
-        train_images: From 0 (black) to 1 (white), flattened row by row: pixel (r, c) stands at
-            r * width + c.
-        train_labels: Indices into `class_names`.
-        test_images: As `train_images`.
-        test_labels: As `train_labels`.
-        shape: Height and width in pixels; pixels = height * width.
-        class_names: One for each class.
+        train_images: from 0 (black) to 1 (white), flattened row by row: pixel (r, c) stands at
+            r * width + c; `test_images` likewise.
+        train_labels: indices into `class_names`; `test_labels` likewise.
+        shape: height and width in pixels; pixels = height * width.
 
     Raises:
         DataError: images and labels do not fit the shape, the classes or one another.

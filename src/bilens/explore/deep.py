@@ -8,7 +8,7 @@ import torch
 
 from bilens.data import ImageData
 from bilens.explore.input_codec import unpack_input
-from bilens.explore.state_checks import StateError, check_ranges, image_shape_of
+from bilens.explore.state_checks import StateError, check_ranges
 from bilens.nn import ImageClassifier
 from bilens.read import class_paths, explain_deep, read_deep
 from bilens.report import (
@@ -19,7 +19,7 @@ from bilens.report import (
     path_figure,
     tree_figure,
 )
-from bilens.report.picture import as_image, diverging
+from bilens.report.picture import as_image, diverging, image_shape_of
 from bilens.tensor.paths import effective_eigenvalues
 
 __all__ = ["DeepState", "DeepView"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.explore.input_codec import unpack_input
-from bilens.explore.state_checks import StateError, check_ranges, image_shape_of
+from bilens.explore.state_checks import StateError, check_ranges
 from bilens.nn import ImageClassifier
 from bilens.read import explain, logit_spectra, read_classifier
 from bilens.report import (
@@ -20,6 +20,7 @@ from bilens.report import (
     logits_figure,
     spectrum_figure,
 )
+from bilens.report.picture import image_shape_of
 from bilens.tensor import Spectrum
 
 __all__ = ["BY", "ImageState", "ImageView"]

@@ -3,9 +3,8 @@
 from typing import Any
 
 from bilens.errors import BilensError
-from bilens.nn import ImageClassifier
 
-__all__ = ["StateError", "check_ranges", "image_shape_of"]
+__all__ = ["StateError", "check_ranges"]
 
 
 class StateError(BilensError):
@@ -31,14 +30,3 @@ def check_ranges(state: Any, **ranges: tuple[int, int]) -> None:
         value = getattr(state, name)
         if not lowest <= value <= highest:
             raise StateError(name, f"{value} is not a whole number from {lowest} to {highest}")
-
-
-def image_shape_of(model: ImageClassifier) -> tuple[int, int]:
-    """The shape of a model's inputs as pictures.
-
-    Raises:
-        BilensError: they have none.
-    """
-    if model.config.image_shape is None:
-        raise BilensError("The model has no image_shape, so there are no pictures to explore")
-    return model.config.image_shape

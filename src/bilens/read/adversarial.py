@@ -40,10 +40,9 @@ def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     any kind. They mix the strongest positive eigenvectors, each turned to add more ink than it
     takes away.
 
-    Args:
-        spectrum: all eigenvectors of the class in pixels, or a batch over classes:
-            `model.tensor().interaction(output=3).eigh()`. A constant coordinate counts, and is left
-            out of the mask.
+    The spectrum is that of a class in pixels, or a batch over classes:
+    `model.tensor().interaction(output=3).eigh()`. A constant coordinate counts, and is left out of
+    the mask.
 
     Raises:
         BilensError: no positive eigenvector has anything in common with an even image.
@@ -78,14 +77,8 @@ def attack(
 
     x' = clip(x + norm m / |m|, 0, 1)
 
-    Args:
-        model: what is attacked, of any number of layers.
-        x: images, from 0 to 1.
-        labels: their classes.
-        mask: m, of any length but zero; a random one of the same `norm` is what to compare with.
-        class_: the class that the images should be taken for.
-        norm: length of what is added, before it is clipped.
-        batch_size: images in memory together.
+    Images have pixels from 0 to 1. What to compare with is a random mask of the same `norm`, which
+    is the length of what is added before it is clipped.
 
     Raises:
         BilensError: the mask does not fit, is zero or not finite, the norm is negative or not

@@ -43,8 +43,8 @@ class End:
 
     Attributes:
         images: the test images at the very end.
-        effects: on each logit, less the mean of all: the mean over the 2 % of the test images
-            nearest to the end of what is lost when the coordinate is set to zero.
+        effects: what each logit, less the mean of all, loses where the coordinate is set to zero;
+            the mean over the 2 % of the test images nearest to the end.
     """
 
     images: tuple[int, ...]
@@ -57,7 +57,7 @@ class Direction:
 
     Attributes:
         bond: number of the bond, the input's being 0.
-        number: of the coordinate.
+        number: its own, of those of the bond.
         share: U_kk, what the model would lose of its squared norm with one use of it.
         ends: where it is largest, and where it is smallest.
     """
@@ -73,9 +73,6 @@ class BondReading:
     """A deep classifier on few directions.
 
     Attributes:
-        model: the classifier.
-        data: the data it is measured on.
-        metric: what the singular values are over.
         drop: accuracy that the cut may lose on training images.
         bonds: all singular values and directions, for logits less their mean.
         accuracy: of the model on the test images.
@@ -123,12 +120,8 @@ class BondReading:
 def classifier_bonds(model: ImageClassifier, data: ImageData, metric: Metric = "images") -> Bonds:
     """The bonds of a classifier, from pixels to its logits less their mean.
 
-    What is added to all logits alike decides nothing, so it does not count.
-
-    Args:
-        model: a classifier of any number of layers.
-        data: whose training images give the metric.
-        metric: images for their second moment, weights for the identity.
+    What is added to all logits alike decides nothing, so it does not count. The metric is the
+    second moment of the training images, or for "weights" the identity.
 
     Raises:
         NotBilinearError: a gate is not linear, or there is a norm.
@@ -153,14 +146,8 @@ def read_bonds(
 ) -> BondReading:
     """Cut a classifier to the directions that its accuracy needs, and look at each of them.
 
-    Directions are chosen greedily on training images and measured on test images. All of it is in
-    float64 and on the CPU, wherever the model is.
-
-    Args:
-        model: a classifier of any number of layers.
-        data: what it is measured on.
-        drop: accuracy that may be lost.
-        metric: see `classifier_bonds`.
+    Directions are chosen greedily on training images, where they may lose accuracy up to `drop`,
+    and measured on test images. All of it is in float64 and on the CPU, wherever the model is.
 
     Raises:
         NotBilinearError: a gate is not linear, or there is a norm.
@@ -189,13 +176,7 @@ def read_bonds(
 def accurate_ranks(
     found: Bonds, model: ImageClassifier, data: ImageData, drop: float = 0.01
 ) -> tuple[int, ...]:
-    """Few directions, found greedily, that lose little accuracy on 10,000 training images.
-
-    Args:
-        found: of `classifier_bonds`.
-        model: the classifier that they are of.
-        data: whose training images count.
-        drop: accuracy that may be lost.
+    """Few directions, found greedily, that lose accuracy up to `drop` on 10,000 training images.
 
     Raises:
         BilensError: drop is negative.
@@ -226,20 +207,14 @@ def accurate_ranks(
 def rank_accuracies(
     found: Bonds, model: ImageClassifier, data: ImageData, ranks: Sequence[int]
 ) -> tuple[tuple[int, float, float], ...]:
-    """Test accuracy and certificate of uniform cuts to these numbers of directions.
+    """For each k of `ranks`: k, test accuracy and certificate of the cut to k directions a bond."""
 
-    Args:
-        found: of `classifier_bonds`.
-        model: the classifier that they are of.
-        data: whose test images count.
-        ranks: directions at each bond.
-    """
-    tested = data.test_images, data.test_labels
-    cuts = [(k, found.cut(k)) for k in ranks]
-    return tuple(
-        (k, ImageClassifier.from_cut(cut, model.config).accuracy(*tested), cut.certificate)
-        for k, cut in cuts
-    )
+    def row(k: int) -> tuple[int, float, float]:
+        cut = found.cut(k)
+        whole = ImageClassifier.from_cut(cut, model.config)
+        return k, whole.accuracy(data.test_images, data.test_labels), cut.certificate
+
+    return tuple(map(row, ranks))
 
 
 def product_accuracies(cut: Cut, data: ImageData) -> tuple[tuple[int, float], ...]:

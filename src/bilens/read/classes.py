@@ -8,11 +8,7 @@ __all__ = ["check_classes", "check_classifier"]
 
 
 def check_classifier(model: ImageClassifier) -> None:
-    """See that a model is a classifier of bilens.
-
-    Raises:
-        BilensError: it is not.
-    """
+    """Raise BilensError unless a model is a classifier of bilens."""
     if not isinstance(model, ImageClassifier):
         raise BilensError(
             f"model is {type(model).__name__}, expected an ImageClassifier of bilens. Layers of a "
@@ -21,11 +17,7 @@ def check_classifier(model: ImageClassifier) -> None:
 
 
 def check_classes(spectrum: Spectrum) -> None:
-    """See that a spectrum is batched over the classes.
-
-    Raises:
-        BilensError: it is not.
-    """
+    """Raise BilensError unless a spectrum is batched over the classes."""
     if len(spectrum.batch_shape) != 1:
         raise BilensError(
             f"spectrum has batch shape {tuple(spectrum.batch_shape)}, expected one axis, the "

@@ -27,8 +27,6 @@ class ClassifierReading:
     """The spectra of a classifier's logits, and what they do on a test set.
 
     Attributes:
-        model: the classifier.
-        data: the data it is measured on.
         spectrum: all eigenvectors in pixel space, batched over the classes, oriented by the test
             images.
         accuracy: of the model on the test images.
@@ -62,12 +60,10 @@ class ClassifierReading:
 def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
     """All eigenvectors of every logit, as pictures: a spectrum in pixels, batched over the classes.
 
-    Args:
-        model: a single-layer classifier.
-        basis: where the eigenvectors are orthonormal. `model` decomposes behind the embedding and
-            then reads the eigenvectors through it, as the papers do; `pixels` decomposes the whole
-            map from pixels to logits, as `model.tensor()` gives it. Either is exact, with
-            activations that add up to the logits; cut short they differ.
+    The basis is where the eigenvectors are orthonormal. "model" decomposes behind the embedding and
+    then reads the eigenvectors through it, as the papers do; "pixels" decomposes the whole map from
+    pixels to logits, as `model.tensor()` gives it. Either is exact, with activations that add up to
+    the logits; cut short they differ.
 
     Raises:
         NotBilinearError: the model is not one tensor.
@@ -76,8 +72,7 @@ def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
         Pearce et al. 2024, section 4.2 and figure 4.
     """
     check_classifier(model)
-    each = torch.eye(model.config.n_classes, device=model.embed.weight.device)
-    return logit_spectra(model, each, basis)
+    return logit_spectra(model, torch.eye(model.config.n_classes), basis)
 
 
 @exact
@@ -89,10 +84,7 @@ def logit_spectra(
 ) -> Spectrum:
     """All eigenvectors along directions in the logits, such as the logit of 3 minus that of 8.
 
-    Args:
-        model: a single-layer classifier.
-        directions: u, one vector or a batch of them in the last axis.
-        basis: where the eigenvectors are orthonormal; see `class_spectra`.
+    The basis is that of `class_spectra`.
 
     Raises:
         NotBilinearError: the model is not one tensor.
@@ -122,11 +114,7 @@ def read_classifier(
     """Decompose each logit of a single-layer classifier into its eigenvectors.
 
     On the device of the model, which the data is moved to, or on the CPU if that has no float64.
-
-    Args:
-        model: the classifier.
-        data: what it is measured on; follows the model to its device.
-        basis: where the eigenvectors are orthonormal; see `class_spectra`.
+    The basis is that of `class_spectra`.
 
     Raises:
         NotBilinearError: the model is not one tensor.

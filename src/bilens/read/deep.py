@@ -27,8 +27,6 @@ class DeepReading:
     """The strongest eigenvector paths of a classifier, and how far they go on a test set.
 
     Attributes:
-        model: the classifier.
-        data: the data it is measured on.
         search: the best paths over all classes, and how much of the tree finding them took.
         tree: of the model, whose nodes are decomposed when they are asked for.
         accuracy: of the model on the test images.
@@ -87,13 +85,8 @@ def read_deep(
     """Find the k best eigenvector paths over all classes, and measure the model that they make.
 
     On the device of the model, which the data is moved to, or on the CPU if that has no float64.
-
-    Args:
-        model: a classifier of any number of layers.
-        data: what it is measured on; follows the model to its device.
-        k: how many paths; all of them where there are fewer.
-        saved: a file of `save_paths`, which is taken instead of a search where it is of this model
-            and holds enough paths.
+    Where there are fewer paths, all of them are found; where `saved` is a file of `save_paths` that
+    is of this model and holds enough of them, it is taken instead of a search.
 
     Raises:
         NotBilinearError: a gate is not linear, or there is a norm.

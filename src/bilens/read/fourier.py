@@ -46,12 +46,8 @@ def read_fourier(model: ImageClassifier, least: float = 0.01) -> FourierReading:
 
     There are p^2 inputs, each with one pixel in each row, so that the p^3 logits are all there is
     to the model: for one layer they are entries of its tensor, T[c, a, a] + T[c, p + b, p + b] +
-    2 T[c, a, p + b], of which the last is the part that is read. O(p^3 log p) behind p^2 forward
-    passes.
-
-    Args:
-        model: with p classes and 2 p pixels.
-        least: share of a frequency that is named.
+    2 T[c, a, p + b], of which the last is the part that is read. Frequencies of at least the share
+    `least` are named. O(p^3 log p) behind p^2 forward passes.
 
     Raises:
         BilensError: the model reads other inputs.

@@ -46,12 +46,10 @@ def top_inputs(
 
 @dataclass(frozen=True, eq=False)
 class ClassPaths:
-    """Some paths of one class.
+    """Some paths of one class, each last eigenvector turned to resemble its inputs.
 
-    Attributes:
-        paths: of the class alone; each last eigenvector is turned to resemble its inputs.
-        inputs: for every eigenvector on them, known by its numbers from the output down, the
-            inputs of largest overlap with it, |v . h|, the largest first.
+    `inputs` holds, for every eigenvector by its numbers from the output down, the inputs of largest
+    overlap with it, |v . h|, the largest first.
     """
 
     paths: Paths
@@ -64,13 +62,8 @@ def class_paths(
 ) -> ClassPaths:
     """Look for the inputs that the eigenvectors of some paths react to most.
 
-    Every node on the way is decomposed, if the tree has not done it yet.
-
-    Args:
-        tree: of the model that the paths are of.
-        paths: of a single class, few enough to look at.
-        x: inputs to choose from.
-        k: inputs of each eigenvector.
+    The paths are of a single class. Every node on the way is decomposed, if the tree has not done
+    it yet.
     """
     vectors, inputs = paths.vectors.clone(), {}
     overlaps = {}

@@ -22,8 +22,7 @@ class SparsityReport:
     Attributes:
         l0: active features of an input, on average.
         relative_error: mean |y - y'|^2 over mean |y|^2, the case study's MSE/L2^2.
-        active: features that are active for at least one input.
-        dead: features that never are.
+        active: features that are active for at least one input; `dead` are the others.
     """
 
     l0: float

@@ -44,12 +44,9 @@ def save_paths(path: Path, search: TopPaths, tensors: Sequence[BilinearTensor]) 
 
 
 def load_paths(path: Path, tensors: Sequence[BilinearTensor], k: int) -> TopPaths | None:
-    """What `save_paths` has written, or None where it is not of this model or has fewer.
+    """The k first paths that `save_paths` has written, or None.
 
-    Args:
-        path: of the file, which need not be there.
-        tensors: of the model's layers.
-        k: how many paths are wanted.
+    None where there is no file, it is of another model, or has fewer.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:

@@ -29,7 +29,6 @@ class Use:
     """A place where a feature is used.
 
     Attributes:
-        class_: number of the class.
         place: the numbers of the eigenvectors that lead there, from the last layer on; 0 is the
             one of largest |eigenvalue|.
         raises: whether what it is part of raises the logit: the sign of the eigenvalue in the last
@@ -67,10 +66,7 @@ class SharedFeature:
 class SharedFeatures:
     """The features that more than one class uses, those of largest weight first.
 
-    Attributes:
-        features: the shared ones.
-        compared: how many eigenvectors were compared.
-        groups: how many features they make, those of a single class among them.
+    The eigenvectors `compared` make so many `groups`, those of a single class among them.
     """
 
     features: tuple[SharedFeature, ...]
@@ -88,11 +84,7 @@ def shared_by_classes(spectrum: Spectrum, k: int = 20) -> SharedFeatures:
     """Features shared between classes, among the first k eigenvectors of each.
 
     An eigenvector weighs |lambda| |v|^2, the largest activation that an input of unit length can
-    have.
-
-    Args:
-        spectrum: of a single-layer classifier, batched over the classes, by |eigenvalue|.
-        k: how many eigenvectors of each class; all of them where there are fewer.
+    have. The spectrum is ordered by |eigenvalue|.
 
     Raises:
         BilensError: the spectrum is not a batch over classes or not finite, or k not positive.
@@ -115,10 +107,8 @@ def shared_by_classes(spectrum: Spectrum, k: int = 20) -> SharedFeatures:
 def shared_by_paths(paths: Paths) -> SharedFeatures:
     """Features shared between classes, among the ends of the strongest paths of a deep model.
 
-    A path weighs |effective eigenvalue|; of more than 1,000 the strongest 1,000 are compared.
-
-    Args:
-        paths: of one direction for each class.
+    A path weighs |effective eigenvalue|; of more than 1,000 the strongest 1,000 are compared. The
+    paths are of one direction for each class.
     """
     first = paths.truncate(min(MOST, len(paths)))
     return _shared(

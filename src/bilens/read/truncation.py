@@ -21,9 +21,7 @@ __all__ = ["TruncationCurve", "bottleneck_curve", "truncation_curve"]
 class TruncationCurve:
     """Accuracy with the first k eigenvectors of each class, or components of a layer, for every k.
 
-    Attributes:
-        accuracy: one number from 0 to 1 for k = 1, 2, ...
-        full: accuracy with all of them, which is the model's.
+    From 0 to 1, for k = 1, 2, ...; with all of them it is `full`, the model's.
     """
 
     accuracy: tuple[float, ...]
@@ -49,11 +47,7 @@ def truncation_curve(
 ) -> TruncationCurve:
     """Classify with the first 1, 2, ... eigenvectors of each class, in the spectrum's order.
 
-    Args:
-        spectrum: all eigenvectors, batched over the classes.
-        x: inputs.
-        labels: their classes.
-        batch_size: samples in memory together, with an activation for each class and eigenvector.
+    Memory holds `batch_size` activations for each class and eigenvector.
 
     Raises:
         BilensError: the spectrum is not a batch over classes, there are no samples, or a label is
@@ -81,12 +75,8 @@ def bottleneck_curve(
     For each k this is the accuracy of readout(svd.truncate(k)(x)), which as a tensor is
     `layer.change_basis(outputs=readout @ svd.truncate(k).projector())`.
 
-    Args:
-        svd: of the layer, whole or cut already.
-        readout: the linear map from the layer's outputs to the logits.
-        x: inputs.
-        labels: their classes.
-        batch_size: samples in memory together, with a number for each component and class.
+    The readout is the linear map from the layer's outputs to the logits. Memory holds `batch_size`
+    numbers for each component and class.
 
     Raises:
         BilensError: the readout does not fit the layer, there are no samples, or a label is not a

@@ -21,15 +21,7 @@ STOPS = (1, 2, 3, 5, 10, 20, 50, 100)
 def accuracy_curve(
     kept: Sequence[int], accuracies: Sequence[float], full: float, *, whole: str, beside: str
 ) -> go.Figure:
-    """A line through the accuracies, and a dotted one for the accuracy of the whole.
-
-    Args:
-        kept: how much is kept, for each point.
-        accuracies: with it, as shares of the test images.
-        full: of the whole model.
-        whole: what the whole is called.
-        beside: where that stands, as plotly's `annotation_position`.
-    """
+    """A line through the accuracies, and a dotted one for that of the `whole`, with its name."""
     figure = go.Figure()
     figure.add_scatter(
         x=list(kept),
@@ -44,7 +36,7 @@ def accuracy_curve(
         annotation_text=f"{whole}: {full:.2%}",
         annotation_position=beside,
     )
-    figure.update_yaxes(title="test accuracy (%)", fixedrange=True)
+    figure.update_yaxes(title="test accuracy (%)")
     return figure.update_layout(showlegend=False)
 
 
@@ -69,7 +61,6 @@ def truncation_figure(curve: TruncationCurve) -> go.Figure:
         type="log",
         tickvals=[k for k in (*STOPS, 200, 500, 1000) if k <= len(curve.accuracy)],
         ticks="outside",
-        fixedrange=True,
     )
     alt = "Test accuracy against the eigenvectors kept for each class"
     return dress(figure, height=340, alt=alt)
@@ -99,6 +90,6 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure
     kept, accuracies = zip(*by_paths, strict=True)
     figure = accuracy_curve(kept, accuracies, full, whole="the model", beside="top left")
     figure.update_traces(hovertemplate="%{x} paths: %{y:.2f} %<extra></extra>")
-    figure.update_xaxes(title="paths kept over all classes", type="log", dtick=1, fixedrange=True)
+    figure.update_xaxes(title="paths kept over all classes", type="log", dtick=1)
     alt = "Test accuracy against the paths kept over all classes"
     return dress(figure, height=340, alt=alt)

@@ -31,13 +31,9 @@ class Branch:
 
 
 def branches_html(root: Branch, title: str) -> str:
-    """The list under a root, safe for HTML.
+    """The list under a direction, safe for HTML.
 
     A node that can be opened is a button with its name in `data-node`.
-
-    Args:
-        root: the direction, whose own eigenvalue is left out.
-        title: what the direction is called.
     """
     return f'<div class="branches"><p><b>{escape(title)}</b></p>{_list(root)}</div>'
 

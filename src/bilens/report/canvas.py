@@ -1,17 +1,21 @@
 """A figure of pictures and labels on invisible axes, one unit a picture's width."""
 
+from collections.abc import Iterable
 from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
+from torch import Tensor
 
-from bilens.report.picture import colour_bar
+from bilens.report.picture import as_image, colour_bar, diverging, grey
 from bilens.report.style import LINE, PAPER, dress
 
-__all__ = ["Canvas"]
+__all__ = ["THUMB", "Canvas"]
 
 BAR, STRIP = 1.2, 0.3
 """Width of the colour bar, and height of the strip below the figure that it stands in."""
+THUMB = 0.32
+"""Width of a small input beside a picture."""
 
 
 class Canvas:
@@ -20,12 +24,8 @@ class Canvas:
     Plotly checks its whole list of pictures again for each that is added; hundreds are added at
     once here.
 
-    Args:
-        width: in units; x grows to the right.
-        height: in units; y grows downwards, squares stay square.
-        unit: how many pixels high a unit is at full size.
-        title: above the figure; made safe for HTML here.
-        alt: what it shows, for those who do not see it; by default the title.
+    x grows to the right, y downwards, and squares stay square; at full size a unit is `unit` pixels
+    high. The title is made safe for HTML here.
     """
 
     def __init__(
@@ -40,49 +40,45 @@ class Canvas:
         point = {"x": [0], "y": [0], "mode": "markers", "marker": {"opacity": 0}}
         self._traces = [go.Scatter(**point, hoverinfo="skip")]
 
-    def picture(self, source: str, *, x: float, y: float, width: float, height: float) -> None:
+    def picture(self, source: str, *, x: float, y: float, height: float, width: float = 1) -> None:
         """Put a picture, given as a data address, with its upper left corner at (x, y)."""
+        place = {"xref": "x", "yref": "y", "xanchor": "left", "yanchor": "top"}
+        look = {"sizing": "stretch", "layer": "below"}
         self._images.append(
-            {
-                "source": source,
-                "x": x,
-                "y": y,
-                "sizex": width,
-                "sizey": height,
-                "xref": "x",
-                "yref": "y",
-                "xanchor": "left",
-                "yanchor": "top",
-                "sizing": "stretch",
-                "layer": "below",
-            }
+            {"source": source, "x": x, "y": y, "sizex": width, "sizey": height, **place, **look}
         )
-        self._shapes.append(
-            {
-                "type": "rect",
-                "x0": x,
-                "x1": x + width,
-                "y0": y,
-                "y1": y + height,
-                "line": {"color": LINE, "width": 1},
-                "fillcolor": "rgba(0,0,0,0)",
-                "opacity": 1,
-            }
-        )
+        corners = {"x0": x, "x1": x + width, "y0": y, "y1": y + height}
+        frame = {"line": {"color": LINE, "width": 1}, "fillcolor": "rgba(0,0,0,0)", "opacity": 1}
+        self._shapes.append({"type": "rect", **corners, **frame})
+
+    def eigenvector(self, vector: Tensor, shape: tuple[int, int], *, x: float, y: float) -> None:
+        """Put a red-blue picture of a vector, one unit wide."""
+        picture = diverging(as_image(vector, shape))
+        self.picture(picture, x=x, y=y, height=shape[0] / shape[1])
+
+    def image(
+        self, pixels: Tensor, shape: tuple[int, int], *, x: float, y: float, width: float = 1
+    ) -> None:
+        """Put a grey picture of an input."""
+        height = width * shape[0] / shape[1]
+        self.picture(grey(as_image(pixels, shape)), x=x, y=y, width=width, height=height)
+
+    def thumbnails(
+        self, images: Iterable[Tensor], shape: tuple[int, int], *, x: float, y: float
+    ) -> None:
+        """Put up to three small inputs one below the other, as high as one picture together."""
+        step = (1 - THUMB) * shape[0] / shape[1] / 2
+        for number, image in enumerate(images):
+            self.image(image, shape, x=x, y=y + number * step, width=THUMB)
 
     def line(
         self, start: tuple[float, float], end: tuple[float, float], *, color: str, width: float
     ) -> None:
         """Draw a line of `width` pixels."""
+        x, y = zip(start, end, strict=True)
+        line = {"color": color, "width": width}
         self._traces.append(
-            go.Scatter(
-                x=[start[0], end[0]],
-                y=[start[1], end[1]],
-                mode="lines",
-                line={"color": color, "width": width},
-                opacity=0.75,
-                hoverinfo="skip",
-            )
+            go.Scatter(x=x, y=y, mode="lines", line=line, opacity=0.75, hoverinfo="skip")
         )
 
     def label(
@@ -101,16 +97,11 @@ class Canvas:
         With `on_line` it is centred on y too, on a plain ground that keeps it readable. `hover` is
         shown under the pointer.
         """
+        place = {"xref": "x", "yref": "y", "xanchor": "center"}
         self._labels.append(
             {
-                "text": text,
-                "x": x,
-                "y": y,
-                "xref": "x",
-                "yref": "y",
-                "xanchor": "center",
+                **{"text": text, "x": x, "y": y, "showarrow": False, **place},
                 "yanchor": "middle" if on_line else "top",
-                "showarrow": False,
                 "bgcolor": PAPER if on_line else "rgba(0,0,0,0)",
                 "font": {"size": size, "color": color},
                 "hovertext": hover or None,
@@ -128,7 +119,7 @@ class Canvas:
     def figure(self) -> go.Figure:
         """Everything collected, as a figure."""
         figure = go.Figure(self._traces)
-        hidden = {"visible": False, "fixedrange": True, "constrain": "domain"}
+        hidden = {"visible": False, "constrain": "domain"}
         full = round(self.unit * self.height) + (48 if self.title else 16)
         dress(figure, height=full, title=escape(self.title), alt=self.alt or self.title)
         return figure.update_layout(

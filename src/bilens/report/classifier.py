@@ -1,16 +1,17 @@
 """The report on an image classifier."""
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import plotly.graph_objects as go
 import torch
 
-from bilens.errors import BilensError
 from bilens.read import ClassifierReading, explain
 from bilens.report.accuracy import truncation_figure, truncation_table
-from bilens.report.explanation import explanation_figure, telling_examples
+from bilens.report.explanation import explanation_figures
 from bilens.report.page import Section, Table, write_page
+from bilens.report.picture import image_shape_of
 from bilens.report.save import save_figure
 from bilens.report.shared import shared_figure, shared_section
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
@@ -27,14 +28,10 @@ def classifier_figures(
 ) -> dict[str, go.Figure]:
     """Every figure of the report, by the name of the file it would be saved as.
 
-    Args:
-        reading: of a classifier of images.
-        order: of the eigenvectors of a class: by eigenvalue, or by mean activation over the data.
-
     Raises:
         BilensError: the model's inputs have no image shape.
     """
-    shape = _shape(reading)
+    shape = image_shape_of(reading.model)
     names, x = reading.data.class_names, reading.data.test_images
     figures = {"truncation": truncation_figure(reading.curve)}
     for class_, name in enumerate(names):
@@ -45,15 +42,7 @@ def classifier_figures(
         )
     if reading.shared.features:
         figures["shared"] = shared_figure(reading.shared, shape, names)
-    for kind, number in telling_examples(reading.model, reading.data).items():
-        label = names[int(reading.data.test_labels[number])]
-        figures[f"explanation-{kind}"] = explanation_figure(
-            explain(reading.spectrum, x[number]),
-            shape,
-            names,
-            title=f"{kind.capitalize()}: test image {number}, labelled {label}",
-        )
-    return figures
+    return figures | explanation_figures(reading, partial(explain, reading.spectrum), shape)
 
 
 def write_classifier_report(
@@ -65,13 +54,13 @@ def write_classifier_report(
         BilensError: the model's inputs have no image shape.
     """
     figures = classifier_figures(reading, order)
-    config, data = reading.model.config, reading.data
+    config, data, curve = reading.model.config, reading.data, reading.curve.accuracy
     parameters = sum(p.numel() for p in reading.model.parameters())
     rank = float(reading.spectrum.effective_rank().mean())
     facts = [
         ("data", data.name),
         ("test accuracy", f"{reading.accuracy:.2%}"),
-        ("with 10 eigenvectors a class", f"{_accuracy_at(reading, 10):.2%}"),
+        ("with 10 eigenvectors a class", f"{curve[min(10, len(curve)) - 1]:.2%}"),
         ("effective rank of a class", f"{rank:.1f}"),
         ("width", str(config.d_model)),
         ("parameters", f"{parameters:,}"),
@@ -130,18 +119,7 @@ def save_figures(figures: dict[str, go.Figure], folder: Path, kind: str) -> None
 _ORDER_TEXT = {"eigenvalue": "eigenvalue", "activation": "mean activation over the test images"}
 
 
-def _shape(reading: ClassifierReading) -> tuple[int, int]:
-    shape = reading.model.config.image_shape
-    if shape is None:
-        raise BilensError("The model has no image_shape, so its eigenvectors are not pictures")
-    return shape
-
-
 def _ordered(spectrum: Spectrum, x: torch.Tensor, order: Order) -> Spectrum:
     scores = spectrum.values if order == "eigenvalue" else spectrum.activations(x).mean(0)
     # From the outside in: the most positive and the most negative come first in their rows.
     return spectrum.ordered_by(scores.abs())
-
-
-def _accuracy_at(reading: ClassifierReading, k: int) -> float:
-    return reading.curve.accuracy[min(k, len(reading.curve.accuracy)) - 1]

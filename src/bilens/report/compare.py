@@ -28,20 +28,9 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 def comparison_table(comparison: "Comparison") -> Table:
     """What each architecture needed for the target; ratios are to the first one."""
-    header = (
-        "MLP",
-        "attention",
-        "params",
-        "steps",
-        "ratio",
-        "tokens",
-        "s/step",
-        "seconds",
-        "ratio",
-        "best",
-    )
+    header = "MLP attention params steps ratio tokens s/step seconds ratio best"
     return Table(
-        header,
+        header.split(),
         [_row(row) for row in comparison.summary().itertuples()],
         f"To a validation loss of {comparison.target:g} nats a token",
         words=2,
@@ -49,12 +38,7 @@ def comparison_table(comparison: "Comparison") -> Table:
 
 
 def loss_figure(comparison: "Comparison", axis: Axis) -> go.Figure:
-    """Validation losses: a thin line for each seed, a thick one for their mean.
-
-    Args:
-        comparison: architectures and their losses.
-        axis: what they are drawn against.
-    """
+    """Validation losses: a thin line for each seed, a thick one for their mean."""
     figure = go.Figure()
     several = comparison.validations["seed"].nunique() > 1
     mlps, attentions = (list(comparison.validations[n].unique()) for n in ("mlp", "attention"))
@@ -85,8 +69,8 @@ def loss_figure(comparison: "Comparison", axis: Axis) -> go.Figure:
         annotation_text=f"target {comparison.target:g}",
         annotation_position="bottom left",
     )
-    figure.update_xaxes(title=axis, fixedrange=True, rangemode="tozero")
-    figure.update_yaxes(title="validation loss (nats a token)", fixedrange=True)
+    figure.update_xaxes(title=axis, rangemode="tozero")
+    figure.update_yaxes(title="validation loss (nats a token)")
     dress(figure, height=420, alt=f"Validation losses against {axis}")
     legend = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0}
     return figure.update_layout(legend=legend, margin={"t": 60})
@@ -95,13 +79,7 @@ def loss_figure(comparison: "Comparison", axis: Axis) -> go.Figure:
 def write_comparison_report(
     path: Path, comparison: "Comparison", facts: Sequence[tuple[str, str]]
 ) -> dict[str, go.Figure]:
-    """Write the page of a comparison and give back its figures, by what they are drawn against.
-
-    Args:
-        path: the page.
-        comparison: what it shows.
-        facts: about the training, a name and a value each.
-    """
+    """Write the page of a comparison and give back its figures, by what they are drawn against."""
     figures = {axis: loss_figure(comparison, axis) for axis in get_args(Axis)}
     sections = [
         Section(

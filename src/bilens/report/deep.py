@@ -1,15 +1,16 @@
 """The report on a classifier of several layers."""
 
+from functools import partial
 from pathlib import Path
 
 import plotly.graph_objects as go
 
-from bilens.errors import BilensError
 from bilens.read import BondReading, DeepReading, class_paths, explain_deep
 from bilens.report.accuracy import path_figure
 from bilens.report.bonds import bond_figures, bond_sections
-from bilens.report.explanation import explanation_figure, telling_examples
+from bilens.report.explanation import explanation_figures
 from bilens.report.page import Section, Table, write_page
+from bilens.report.picture import image_shape_of
 from bilens.report.shared import shared_figure, shared_section
 from bilens.report.tree import tree_figure
 
@@ -22,27 +23,14 @@ DRAWN, SEEN = 6, 2000
 def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figure]:
     """Every figure of the report, by the name of the file it would be saved as.
 
-    Args:
-        reading: the model's paths.
-        bonds: its directions.
-
     Raises:
         BilensError: the model's inputs have no image shape.
     """
-    shape = reading.model.config.image_shape
-    if shape is None:
-        raise BilensError("The model has no image_shape, so its eigenvectors are not pictures")
-    names, x, data = reading.data.class_names, reading.data.test_images, reading.data
+    shape = image_shape_of(reading.model)
+    names, x = reading.data.class_names, reading.data.test_images
     figures = bond_figures(bonds, shape)
     figures["paths"] = path_figure(reading.by_paths, reading.accuracy)
-    for kind, number in telling_examples(reading.model, data).items():
-        label = names[int(data.test_labels[number])]
-        figures[f"explanation-{kind}"] = explanation_figure(
-            explain_deep(reading.tree, x[number]),
-            shape,
-            names,
-            title=f"{kind.capitalize()}: test image {number}, labelled {label}",
-        )
+    figures |= explanation_figures(reading, partial(explain_deep, reading.tree), shape)
     for class_, name in enumerate(names):
         paths = reading.search.paths.of(class_)
         if len(paths):
@@ -59,13 +47,7 @@ def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figur
 def write_deep_report(
     path: Path, reading: DeepReading, bonds: BondReading, *, title: str
 ) -> dict[str, go.Figure]:
-    """Write the report page and give back its figures.
-
-    Args:
-        path: the page.
-        reading: the model's paths.
-        bonds: its directions.
-        title: of the page.
+    """Write the page on a model's paths and directions, and give back its figures.
 
     Raises:
         BilensError: the model's inputs have no image shape.

@@ -5,10 +5,11 @@ from html import escape
 
 import plotly.graph_objects as go
 import torch
+from torch import Tensor
 
 from bilens.read import BondReading, Direction, End
 from bilens.report.canvas import Canvas
-from bilens.report.picture import as_image, diverging, grey
+from bilens.report.picture import diverging
 from bilens.report.style import BLUE, GREY, RED
 
 __all__ = ["directions_figure", "matrices_figure"]
@@ -22,10 +23,7 @@ LEAST = 0.25
 def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -> go.Figure:
     """The coordinates of a bond, one row each: what it stands for, and both of its ends.
 
-    Args:
-        reading: of a classifier.
-        bond: number of the bond, the input's being 0.
-        shape: height and width of an input as an image.
+    The bond of the input has the number 0.
     """
     rows = [found for found in reading.directions if found.bond == bond]
     aspect = shape[0] / shape[1]
@@ -43,32 +41,21 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
     for place, direction in enumerate(rows):
         y = rise * place
         middle = y + aspect / 2
-        canvas.label(
-            f"<b>{bond}.{direction.number + 1}</b><br>{direction.share:.1%}",
-            x=0.5,
-            y=middle,
-            color=GREY,
-            on_line=True,
-        )
-        for number, picture in enumerate(_stands_for(reading, direction, shape)):
-            canvas.picture(picture, x=1.05 + 1.08 * number, y=y, width=1, height=aspect)
+        name = f"<b>{bond}.{direction.number + 1}</b><br>{direction.share:.1%}"
+        canvas.label(name, x=0.5, y=middle, color=GREY, on_line=True)
+        for number, vector in enumerate(_stands_for(reading, direction)):
+            canvas.eigenvector(vector, shape, x=1.05 + 1.08 * number, y=y)
         for number, end in enumerate(direction.ends):
             left = start + side * number
             for i, index in enumerate(end.images):
-                picture = grey(as_image(reading.data.test_images[index], shape))
-                canvas.picture(picture, x=left + 1.04 * i, y=y, width=1, height=aspect)
+                canvas.image(reading.data.test_images[index], shape, x=left + 1.04 * i, y=y)
             text = _moved(end, reading.data.class_names)
             canvas.label(text, x=left + side - NAMES / 2 - 0.1, y=middle, on_line=True)
     return canvas.figure()
 
 
 def matrices_figure(reading: BondReading, layer: int) -> go.Figure:
-    """The interaction matrices of a layer of the cut model, one for each coordinate it makes.
-
-    Args:
-        reading: of a classifier.
-        layer: number of the layer, the first being 0.
-    """
+    """The interaction matrices of a layer of the cut model, one for each coordinate it makes."""
     core = reading.cut.cores[layer]
     matrices = core.dense()
     limit = float(matrices.abs().max())
@@ -91,18 +78,16 @@ def matrices_figure(reading: BondReading, layer: int) -> go.Figure:
     return canvas.figure()
 
 
-def _stands_for(
-    reading: BondReading, direction: Direction, shape: tuple[int, int]
-) -> Sequence[str]:
-    """Pictures in pixels: of the direction itself, or of the ends of the matrix that makes it."""
+def _stands_for(reading: BondReading, direction: Direction) -> Sequence[Tensor]:
+    """In pixels: the direction itself, or the ends of the matrix that makes it."""
     write = reading.cut.write
     if direction.bond == 0:
-        return [diverging(as_image(write[:, direction.number], shape))]
+        return [write[:, direction.number]]
     if direction.bond > 1:
         return []
     form = reading.cut.cores[0].interaction(output=direction.number)
     _, vectors = torch.linalg.eigh(form.dense())
-    return [diverging(as_image(write @ vectors[:, i], shape)) for i in (-1, 0)]
+    return [write @ vectors[:, i] for i in (-1, 0)]
 
 
 def _moved(end: End, names: Sequence[str]) -> str:

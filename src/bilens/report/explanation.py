@@ -1,19 +1,19 @@
 """One input, its three highest logits, and the eigenvectors that make each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 import plotly.graph_objects as go
 import torch
+from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.read import Explanation
+from bilens.read import ClassifierReading, DeepReading, Explanation
 from bilens.report.canvas import Canvas
-from bilens.report.picture import as_image, diverging, grey
 from bilens.report.style import BLUE, GREY, RED
 
-__all__ = ["explanation_figure", "telling_examples"]
+__all__ = ["explanation_figure", "explanation_figures"]
 
 GAP, BETWEEN, VERDICT, LABEL = 0.06, 0.12, 1.6, 0.34
 
@@ -30,12 +30,6 @@ def explanation_figure(
     Under each stands what it adds to the logit; the last column gives what all others add, so that
     a row sums to its logit. In a deep model several pictures stand for one eigenvector, each with
     its share in what that eigenvector finds in the input.
-
-    Args:
-        explanation: of one input.
-        shape: height and width of an input as an image.
-        class_names: what the classes are called.
-        title: above the figure.
     """
     shown = [branch for part in explanation.parts for branch in part.branches]
     deep = any((branch.shares != 1).any() for branch in shown)
@@ -47,15 +41,15 @@ def explanation_figure(
     width = 1 + BETWEEN + n_branches * step + VERDICT
     canvas = Canvas(width, rise * len(explanation.parts), unit=90, title=title)
     middle = rise * (len(explanation.parts) - 1) / 2
-    canvas.picture(grey(as_image(explanation.x, shape)), x=0, y=middle, width=1, height=aspect)
+    canvas.image(explanation.x, shape, x=0, y=middle)
     canvas.label("input", x=0.5, y=middle + aspect + 0.02, color=GREY)
     for row, part in enumerate(explanation.parts):
         top = row * rise
         for number, branch in enumerate(part.branches):
             left = 1 + 2 * BETWEEN + number * step
             for place, vector in enumerate(branch.vectors):
-                x, picture = left + place * (1 + GAP), diverging(as_image(vector, shape))
-                canvas.picture(picture, x=x, y=top, width=1, height=aspect)
+                x = left + place * (1 + GAP)
+                canvas.eigenvector(vector, shape, x=x, y=top)
                 if deep:
                     share = f"{float(branch.shares[place]):+.0%}"
                     canvas.label(share, x=x + 0.5, y=top + aspect + 0.01, color=GREY)
@@ -72,9 +66,23 @@ def explanation_figure(
     return canvas.figure()
 
 
+def explanation_figures(
+    reading: ClassifierReading | DeepReading,
+    explained: Callable[[Tensor], Explanation],
+    shape: tuple[int, int],
+) -> dict[str, go.Figure]:
+    """A clear case, a close call and a mistake, where there is one, each explained."""
+    figures, names, data = {}, reading.data.class_names, reading.data
+    for kind, number in _telling_examples(reading.model, data).items():
+        label = names[int(data.test_labels[number])]
+        title = f"{kind.capitalize()}: test image {number}, labelled {label}"
+        found = explained(data.test_images[number])
+        figures[f"explanation-{kind}"] = explanation_figure(found, shape, names, title=title)
+    return figures
+
+
 @torch.no_grad()
-def telling_examples(model: ImageClassifier, data: ImageData) -> dict[str, int]:
-    """A clear case, a close call and a mistake, where there is one: numbers of test images."""
+def _telling_examples(model: ImageClassifier, data: ImageData) -> dict[str, int]:
     logits = model(data.test_images)
     best = logits.topk(2, dim=-1)
     margin = best.values[:, 0] - best.values[:, 1]

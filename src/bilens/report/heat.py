@@ -28,13 +28,7 @@ def heat_figure(
 ) -> go.Figure:
     """Positive numbers in blue, negative ones in red, NaN left blank; the first row on top.
 
-    Args:
-        values: the table, such as a pattern of tokens, or composition above the baseline.
-        rows: a name for each row.
-        columns: a name for each column.
-        title: above the figure.
-        across: what the columns are.
-        down: what the rows are.
+    `across` and `down` say what columns and rows are.
 
     Raises:
         BilensError: there is not one name for each row and column.
@@ -71,7 +65,6 @@ def heat_figure(
                     "ticktext": [escape(name) for name in names] if shown else [],
                     "ticks": "",
                     "showline": False,
-                    "fixedrange": True,
                 }
             }
         )

@@ -46,13 +46,7 @@ def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
 def write_language_report(
     path: Path, reading: LanguageReading, *, title: str
 ) -> dict[str, go.Figure]:
-    """Write the report page and give back its figures, by the names of files to save them as.
-
-    Args:
-        path: the page.
-        reading: see `bilens.read.language.read_language`.
-        title: of the page.
-    """
+    """Write the report page and give back its figures, by the names of files to save them as."""
     figures = {"composition": composition_figure(reading.attention.composition)}
     sections = [_salient_section(reading), *map(_ngram_section, reading.ngrams)]
     sections += _attention_sections(reading.attention, figures["composition"])

@@ -19,14 +19,7 @@ def logits_figure(
     *,
     title: str,
 ) -> go.Figure:
-    """A pair of bars for each class: the model's logit, and that of the eigenvectors kept.
-
-    Args:
-        whole: the model's logits.
-        kept: the logits of a model that is cut short.
-        class_names: below the bars.
-        title: above the figure.
-    """
+    """A pair of bars for each class: the whole model's logit, and that of what is kept of it."""
     figure = go.Figure()
     names = [escape(name) for name in class_names]
     for label, color, values in (("kept", BLUE, kept), ("all", GREY, whole)):
@@ -45,13 +38,7 @@ def logits_figure(
 def direction_figure(
     direction: Float[Tensor, " classes"], class_names: Sequence[str], *, title: str
 ) -> go.Figure:
-    """A bar for each class: how much of its logit a direction has.
-
-    Args:
-        direction: u, one number for each class.
-        class_names: below the bars.
-        title: above the figure.
-    """
+    """A bar for each class: how much of its logit a direction has."""
     figure = go.Figure()
     values = direction.tolist()
     figure.add_bar(
@@ -64,13 +51,7 @@ def direction_figure(
 
 
 def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str) -> go.Figure:
-    """A bar for each summand from the top down, and below them their sum.
-
-    Args:
-        names: of the summands, each another.
-        values: of the summands.
-        title: above the figure.
-    """
+    """A bar for each summand from the top down, and below them their sum; names do not repeat."""
     figure = go.Figure()
     labels = [*(escape(name) for name in names), "<b>sum</b>"]
     numbers = [*values, sum(values)]
@@ -85,17 +66,17 @@ def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str
         cliponaxis=False,
         hovertemplate="%{y}: %{x:+.4f}<extra></extra>",
     )
-    figure.update_yaxes(type="category", autorange="reversed", fixedrange=True)
+    figure.update_yaxes(type="category", autorange="reversed")
     lowest, highest = min(0.0, *numbers), max(0.0, *numbers)
     # Numbers stand outside of their bars, and need room there on a phone, too.
     room = 0.3 * (highest - lowest)
     ends = [lowest - (room if lowest < 0 else 0), highest + room]
-    figure.update_xaxes(title="logit", fixedrange=True, zeroline=True, range=ends)
+    figure.update_xaxes(title="logit", zeroline=True, range=ends)
     return dress(figure, height=100 + 24 * len(labels), title=escape(title))
 
 
 def _bars(figure: go.Figure, measure: str, title: str) -> go.Figure:
     # Names of classes may be numbers, which are no places on an axis.
-    figure.update_xaxes(type="category", fixedrange=True, title="class")
-    figure.update_yaxes(title=measure, fixedrange=True, zeroline=True)
+    figure.update_xaxes(type="category", title="class")
+    figure.update_yaxes(title=measure, zeroline=True)
     return dress(figure, height=260, title=escape(title))

@@ -44,14 +44,7 @@ CONFIG = {
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text under a header; columns that hold words instead of numbers stand first.
-
-    Attributes:
-        header: one name for each column.
-        rows: their cells.
-        caption: above the table.
-        words: how many columns hold words.
-    """
+    """Cells of text under a header; the first `words` columns hold words instead of numbers."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -90,24 +83,14 @@ class ContextList:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The graph of a flow, which the reader explores.
-
-    Attributes:
-        graph: see `bilens.report.flow.flow_data`.
-    """
+    """The graph of a flow, of `bilens.report.flow.flow_data`, which the reader explores."""
 
     graph: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a heading, a paragraph, and rows of figures, tables and contexts.
-
-    Attributes:
-        title: the heading.
-        text: a paragraph under it.
-        rows: what stands side by side where there is room.
-    """
+    """A part of a page: a heading, a paragraph, and rows of what stands side by side."""
 
     title: str
     text: str = ""
@@ -165,13 +148,7 @@ def _safe_json(content: Any) -> Markup:
 
 
 def table_html(table: Table, frame: "pd.DataFrame", name: str) -> str:
-    """A table with a link that saves all its numbers as CSV.
-
-    Args:
-        table: what is shown; escaped here.
-        frame: what is saved.
-        name: of the file, without its ending.
-    """
+    """A table, escaped here, with a link that saves all of a frame as NAME.csv."""
     shown = page_templates().get_template("parts.html").module
     packed = base64.b64encode(frame.to_csv(index=False).encode()).decode()
     link = f'download="{escape(name)}.csv" href="data:text/csv;base64,{packed}"'

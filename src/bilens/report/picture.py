@@ -9,9 +9,10 @@ from PIL import Image
 from torch import Tensor
 
 from bilens.errors import BilensError
+from bilens.nn import ImageClassifier
 from bilens.report.style import DIVERGING
 
-__all__ = ["as_image", "colour_bar", "diverging", "grey"]
+__all__ = ["as_image", "colour_bar", "diverging", "grey", "image_shape_of"]
 
 ENLARGED = 112
 """Pixels of a picture's shorter side, at least: browsers blur what they enlarge themselves."""
@@ -25,6 +26,17 @@ def _palette() -> Float[np.ndarray, "255 3"]:
 
 
 PALETTE = _palette()
+
+
+def image_shape_of(model: ImageClassifier) -> tuple[int, int]:
+    """The shape of a model's inputs as pictures.
+
+    Raises:
+        BilensError: they have none.
+    """
+    if model.config.image_shape is None:
+        raise BilensError("The model has no image_shape, so its eigenvectors are not pictures")
+    return model.config.image_shape
 
 
 def as_image(vector: Float[Tensor, " n"], shape: tuple[int, int]) -> Float[np.ndarray, "h w"]:

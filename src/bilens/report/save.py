@@ -18,12 +18,8 @@ def save_figure(
 ) -> None:
     """Write a figure as PNG, SVG or PDF, by the name's ending.
 
-    Args:
-        figure: any figure of this package.
-        path: where to.
-        width: in CSS pixels, by default what the figure's proportions ask for; the height is the
-            figure's own.
-        scale: device pixels for each of these, for PNG.
+    The width is in CSS pixels, by default what the figure's proportions ask for; the height is the
+    figure's own. `scale` is device pixels for each of these, for PNG.
 
     Raises:
         BilensError: another ending, or there is no Chrome or Chromium to draw it with.

@@ -8,7 +8,6 @@ import plotly.graph_objects as go
 from bilens.read import SharedFeature, SharedFeatures
 from bilens.report.canvas import Canvas
 from bilens.report.page import Section
-from bilens.report.picture import as_image, diverging
 from bilens.report.style import BLUE, GREY, RED
 
 __all__ = ["shared_figure", "shared_section"]
@@ -26,14 +25,7 @@ def shared_figure(
     *,
     show: int = SHOWN,
 ) -> go.Figure:
-    """The first few shared features; the arrows under each name the classes that it moves.
-
-    Args:
-        shared: at least one.
-        shape: height and width of an input as an image.
-        class_names: what the classes are called.
-        show: how many features.
-    """
+    """The first few shared features; the arrows under each name the classes that it moves."""
     features = shared.features[:show]
     aspect = shape[0] / shape[1]
     below = [_below(feature, class_names) for feature in features]
@@ -44,8 +36,7 @@ def shared_figure(
     for place, (feature, lines) in enumerate(zip(features, below, strict=True)):
         row, column = divmod(place, COLUMNS)
         left, top = STEP * column, rise * row
-        picture = diverging(as_image(feature.vector, shape))
-        canvas.picture(picture, x=left + (STEP - 1) / 2, y=top, width=1, height=aspect)
+        canvas.eigenvector(feature.vector, shape, x=left + (STEP - 1) / 2, y=top)
         for number, (text, color, whole) in enumerate(lines):
             y = top + aspect + 0.01 + LINE * number
             canvas.label(text, x=left + STEP / 2, y=y, color=color, hover=whole)
@@ -54,13 +45,7 @@ def shared_figure(
 
 
 def shared_section(shared: SharedFeatures, figure: go.Figure | None, what: str) -> Section:
-    """The part of a report that shows them; without a figure it says that there are none.
-
-    Args:
-        shared: what is shown.
-        figure: of `shared_figure`.
-        what: the vectors that were compared, as the reader knows them.
-    """
+    """The part of a report with `shared_figure`, or None; `what` are the vectors compared."""
     if figure is None:
         text = f"None: no two of the {shared.compared:,} {what} compared are alike."
         return Section("Features shared between classes", text)
@@ -75,17 +60,13 @@ def shared_section(shared: SharedFeatures, figure: go.Figure | None, what: str) 
     return Section("Features shared between classes", text, rows=[[figure]])
 
 
-def _moved(feature: SharedFeature, raises: bool, class_names: Sequence[str]) -> list[str]:
-    """The classes that a feature raises, or lowers, each once, by their heaviest use."""
-    classes = dict.fromkeys(use.class_ for use in feature.uses if use.raises == raises)
-    return [class_names[class_] for class_ in classes]
-
-
 def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str, str, str]]:
     """Lines under a picture: their text, safe for HTML, their colour, and all of it."""
     lines = [(f"{feature.weight:.1%}", GREY, "share of the weight")]
     for raises, sign, color in ((True, "▲", BLUE), (False, "▼", RED)):
-        names = [escape(name) for name in _moved(feature, raises, class_names)]
+        # Each class once, by its heaviest use.
+        classes = dict.fromkeys(use.class_ for use in feature.uses if use.raises == raises)
+        names = [escape(class_names[class_]) for class_ in classes]
         whole = f"{'raises' if raises else 'lowers'} {', '.join(names)}"
         lines += [(f"{sign} {line}", color, whole) for line in _wrapped(names)]
     return lines

@@ -9,24 +9,17 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.read import top_inputs
 from bilens.report.canvas import Canvas
-from bilens.report.picture import as_image, diverging, grey
 from bilens.report.style import BLUE, LINE, RED, dress
 from bilens.tensor import Spectrum
 
 __all__ = ["eigenvector_figure", "spectrum_figure"]
 
 TOP_INPUTS = 3
-CELL, THUMB, LABEL = 1.42, 0.32, 0.3
+CELL, LABEL = 1.42, 0.3
 
 
 def spectrum_figure(spectrum: Spectrum, *, title: str, show: int = 20) -> go.Figure:
-    """The largest positive and the largest negative eigenvalues of one form, from the outside in.
-
-    Args:
-        spectrum: of a single form.
-        title: above the figure.
-        show: how many of either sign.
-    """
+    """The eigenvalues of one form from the outside in, up to `show` of either sign."""
     figure = go.Figure()
     values = spectrum.values.detach().cpu().double()
     for name, color, chosen in (
@@ -43,8 +36,8 @@ def spectrum_figure(spectrum: Spectrum, *, title: str, show: int = 20) -> go.Fig
             hovertemplate="%{x}: λ = %{y:.4f}<extra></extra>",
         )
     figure.add_hline(y=0, line={"width": 1, "color": LINE})
-    figure.update_xaxes(title="rank", fixedrange=True)
-    figure.update_yaxes(title="eigenvalue", fixedrange=True)
+    figure.update_xaxes(title="rank")
+    figure.update_yaxes(title="eigenvalue")
     dress(figure, height=260, title=escape(title))
     return figure.update_layout(showlegend=False)
 
@@ -62,13 +55,6 @@ def eigenvector_figure(
     Positive ones stand in the upper row, in the spectrum's order; order it by eigenvalue or by
     mean activation before.
 
-    Args:
-        spectrum: of a single form, oriented.
-        x: inputs to choose the top inputs from.
-        shape: height and width of an input as an image.
-        title: above the figure.
-        k: eigenvectors in a row.
-
     Raises:
         BilensError: the spectrum is a batch, or its vectors are no images of that shape.
     """
@@ -82,16 +68,8 @@ def eigenvector_figure(
         top = row * (aspect + LABEL)
         for column, i in enumerate(members[:k]):
             left = column * CELL
-            picture = diverging(as_image(spectrum.vectors[i], shape))
-            canvas.picture(picture, x=left, y=top, width=1, height=aspect)
-            for place_, number in enumerate(best[i].tolist()):
-                canvas.picture(
-                    grey(as_image(x[number], shape)),
-                    x=left + 1.03,
-                    y=top + place_ * (aspect - THUMB * aspect) / 2,
-                    width=THUMB,
-                    height=THUMB * aspect,
-                )
+            canvas.eigenvector(spectrum.vectors[i], shape, x=left, y=top)
+            canvas.thumbnails(x[best[i]], shape, x=left + 1.03, y=top)
             text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {spectrum.values[i]:+.3g}"
             canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
     canvas.scale()

@@ -28,13 +28,9 @@ FONT = "Inter, 'Helvetica Neue', Arial, sans-serif"
 
 
 def dress(figure: go.Figure, *, height: int, title: str = "", alt: str = "") -> go.Figure:
-    """Give a figure the common fonts, margins and colours, or those of plotly's default template.
+    """Give a figure, in place, the common look, or that of plotly's default template.
 
-    Args:
-        figure: changed in place.
-        height: in pixels.
-        title: above the figure, safe for HTML.
-        alt: what it shows, for those who do not see it; by default the title.
+    The title is safe for HTML; `alt`, by default the title, is for those who do not see the figure.
     """
     default = plotly.io.templates.default
     figure.update_layout(
@@ -46,6 +42,8 @@ def dress(figure: go.Figure, *, height: int, title: str = "", alt: str = "") -> 
         dragmode=False,
         meta={"alt": alt or title},
     )
+    figure.update_xaxes(fixedrange=True)
+    figure.update_yaxes(fixedrange=True)
     return figure
 
 

@@ -8,16 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.report.canvas import Canvas
-from bilens.report.picture import as_image, diverging, grey
+from bilens.report.canvas import THUMB, Canvas
 from bilens.report.style import BLUE, GREY, RED
 from bilens.tensor import Paths
 
 __all__ = ["tree_figure"]
 
 STEP, GAP, THICKEST = 2.4, 0.42, 7.0
-ROOT, THUMB = 0.5, 0.32
-MOST = 24
+ROOT, MOST = 0.5, 24
 Name = tuple[int, ...]
 
 
@@ -34,12 +32,8 @@ def tree_figure(
     An edge is as thick as its |eigenvalue| is large among those of its layer, blue where it is
     positive and red where it is negative. Under a leaf stands its effective eigenvalue.
 
-    Args:
-        paths: of a single direction, few enough to look at.
-        shape: height and width of an input as an image.
-        title: above the figure.
-        root: what the direction is called.
-        inputs: images to show beside each eigenvector, up to three, as `class_paths` finds them.
+    `root` is what the direction is called, `inputs` up to three images to show beside each
+    eigenvector, as `class_paths` finds them.
 
     Raises:
         BilensError: the paths are of several directions, or more than can be drawn.
@@ -66,8 +60,7 @@ def tree_figure(
             heights.setdefault(name[:length], []).append(rise * place + aspect / 2)
             if length:
                 eigenvalue[name[:length]] = float(paths.eigenvalues[row, length - 1])
-        picture = diverging(as_image(paths.vectors[row], shape))
-        canvas.picture(picture, x=leaf, y=rise * place, width=1, height=aspect)
+        canvas.eigenvector(paths.vectors[row], shape, x=leaf, y=rise * place)
         text = f"{float(paths.effective[row]):+.3g}"
         canvas.label(text, x=leaf + 0.5, y=rise * place + aspect, color=GREY)
     middle = {name: sum(ys) / len(ys) for name, ys in heights.items()}
@@ -81,15 +74,7 @@ def tree_figure(
         canvas.label(f"{value:+.2g}", x=at[0], y=at[1], color=color, on_line=True)
     for name, images in inputs.items():
         left = ROOT + STEP * len(name) + (1.03 if len(name) == depth else 0)
-        top = middle[name] - aspect / 2
-        for number, image in enumerate(images):
-            canvas.picture(
-                grey(as_image(image, shape)),
-                x=left,
-                y=top + number * (aspect - THUMB * aspect) / 2,
-                width=THUMB,
-                height=THUMB * aspect,
-            )
+        canvas.thumbnails(images, shape, x=left, y=middle[name] - aspect / 2)
     if root:
         canvas.label(f"<b>{escape(root)}</b>", x=ROOT / 2, y=middle[()], size=14, on_line=True)
     canvas.scale()
