@@ -1,4 +1,4 @@
-"""Eigenvectors of an MLP as a batch of features, as Neuronpedia's converter of dashboards reads it."""
+"""Eigenvectors of an MLP as a batch of features, which Neuronpedia's converter reads."""
 
 from typing import Any
 
