@@ -10,7 +10,7 @@ from rich.text import Text
 from bilens.cli.console import DataDir, Device, ModelName, choose_device
 from bilens.cli.terminal import out
 from bilens.errors import BilensError
-from bilens.files import written_whole
+from bilens.files import write_json, written_whole
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.train import read_training
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
     from bilens.read import language
     from bilens.report import language as pages
+    from bilens.report import neuronpedia
     from bilens.report.page import ContextLine
     from bilens.residual import ResidualModel
 else:  # transformers takes seconds to import, and `--help` does without it.
     language = lazy_import("bilens.read.language")
     pages = lazy_import("bilens.report.language")
+    neuronpedia = lazy_import("bilens.report.neuronpedia")
 
 __all__ = ["Contexts", "Generate", "Heads", "NGrams", "load_language", "trained_on"]
 
@@ -147,6 +149,7 @@ class Contexts:
         data_dir: where the data is; see `bilens train language --help`.
         eigenvectors: how many of either sign.
         k: contexts of each.
+        neuronpedia: folder to also write them to, as features for Neuronpedia's dashboards.
     """
 
     model: ModelName
@@ -157,6 +160,7 @@ class Contexts:
     data_dir: DataDir = None
     eigenvectors: int = 3
     k: int = 5
+    neuronpedia: Path | None = None
     device: Device = "auto"
 
     def run(self) -> None:
@@ -175,6 +179,10 @@ class Contexts:
             out.print(f"\neigenvalue {value:+.4g}", style="bold", highlight=False)
             for found in reading.contexts[number]:
                 out.print(coloured(pages.context_line(model, found)))
+        if self.neuronpedia is not None:
+            name = Path(self.model).stem
+            batch = neuronpedia.feature_batch(model, reading, name=name, data=corpus.name)
+            write_json(self.neuronpedia / "batch-0.json", batch)
 
 
 @dataclass(frozen=True)
