@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,8 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 import bilens
-from bilens.cli import COMMANDS, main, whole_number
+from bilens.cli import COMMANDS, doctor, main, parse, whole_number
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
+from tests.command_line import in_json
 
 SMALL = ["--d-model", "16", "--epochs", "2", "--weight-decay", "0"]
 
@@ -228,7 +231,14 @@ def test_every_command_explains_itself(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
-    assert f"usage: bilens {name}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"usage: bilens {name}" in shown
+    examples = re.findall(r"^ *bilens (.*)$", shown, re.MULTILINE)
+    assert examples
+    assert "\x1b" not in shown
+    for example in examples:
+        assert example.startswith(name)
+        parse([word for word in shlex.split(example) if word != "--json"])
 
 
 def test_the_overview_names_every_command(capsys):
@@ -237,10 +247,44 @@ def test_the_overview_names_every_command(capsys):
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert all(f"• {name} " in shown for name in COMMANDS)
+    assert "The exit status is 0 when all went well, 1 after an error" in " ".join(shown.split())
 
 
-def test_an_unknown_command(capsys):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("trian", "trian is not a command; did you mean train? `bilens --"), ("xyz", "command; `bi")],
+)
+def test_an_unknown_command(name, said, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["trian"])
+        main([name])
     assert ended.value.code == 2
-    assert "trian" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [["--version"], ["spectra", "--version"], ["train", "--version"]])
+def test_the_version(args, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"bilens {bilens.__version__}\n"
+
+
+def test_completion_knows_every_command_and_its_options(capsys):
+    with pytest.raises(SystemExit):
+        main(["--tyro-print-completion", "bash"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (*COMMANDS, "--equal-parameters", "--through-patterns"))
+
+
+def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "which", lambda name: None)
+    monkeypatch.setitem(doctor.OPTIONAL, "not-there", "nothing")
+    monkeypatch.setenv("BILENS_DATA", "void")
+    found = in_json(capsys, "doctor")
+    assert found["versions"]["bilens"] == bilens.__version__
+    assert found["optional"]["not-there"] is None
+    assert found["optional"]["gguf"]
+    assert found["places"]["BILENS_DATA"] == "void (missing)"
+    main(["doctor"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["Chrome", "missing", "bilens", "report", "--figures"] in rows

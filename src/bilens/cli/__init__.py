@@ -1,15 +1,19 @@
 """The command line: every command is a dataclass, its help is its docstring."""
 
+import json
+import os
 import re
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from difflib import get_close_matches
 from importlib import import_module
 from io import StringIO
 from typing import Any
 
 import tyro
 
-from bilens.cli.terminal import errors
+from bilens import __version__
+from bilens.cli.terminal import errors, out
 from bilens.errors import BilensError
 
 __all__ = ["COMMANDS", "main", "parse", "whole_number"]
@@ -37,21 +41,41 @@ COMMANDS = {
     "report": ("report", "Report", "Write the report of a trained model as one HTML file."),
     "explore": ("explore", "Explore", "Look into a trained model in the browser."),
     "demo": ("demo", "Demo", "See it work on the bundled digits: train, decompose, report."),
+    "doctor": ("doctor", "Doctor", "What is installed, which devices there are, where files are."),
     "reproduce": ("reproduce", "Reproduce", "Reproduce a figure or table of the papers."),
 }
 """By name: the module and the class of a command, and what it does in one line."""
 
 
+ABOUT = """Read neural networks from their weights.
+
+--json prints what a command found as one JSON object on standard output, and all else on standard
+error. --version prints the version. The exit status is 0 when all went well, 1 after an error, 2
+where the command line is not understood, and 130 after ctrl-C."""
+
+
 def main(args: list[str] | None = None) -> None:
     """Run one command; a mistake of the caller's ends with one message and status 1."""
+    given = sys.argv[1:] if args is None else args
+    as_json = "--json" in given
     try:
-        parse(sys.argv[1:] if args is None else args).run()
+        command = parse([word for word in given if word != "--json"])
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            record = command.run()
+        # Of several processes the first alone has one.
+        if as_json and record is not None:
+            sys.stdout.write(json.dumps(record, default=_plain) + "\n")
     except BilensError as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"error: {error}", style="red")
         sys.exit(1)
     except KeyboardInterrupt:
-        errors.print("stopped; a training goes on from here with --resume", highlight=False)
+        errors.print("stopped; a training goes on from here with --resume")
         sys.exit(130)
+
+
+def _plain(value: Any) -> Any:
+    """Tables of pandas as lists of rows, all else as text."""
+    return json.loads(value.to_json(orient="records")) if hasattr(value, "to_json") else str(value)
 
 
 def parse(args: list[str]) -> Any:
@@ -59,37 +83,57 @@ def parse(args: list[str]) -> Any:
 
     Raises:
         BilensError: a setting is out of range.
+        SystemExit: the arguments are not understood, or help or the version was asked for.
     """
-    if args and args[0] in COMMANDS:
-        name, *rest = args
-        module, kind, _ = COMMANDS[name]
-        command = getattr(import_module(f"bilens.cli.{module}"), kind)
-        options: dict[str, Any] = {
-            "prog": f"bilens {name}",
-            "args": rest,
-            "config": (tyro.conf.OmitArgPrefixes,),
-            "registry": NUMBERS,
-        }
-        if hasattr(command, "default_for"):
-            options["default"] = command.default_for(rest)
-        try:
-            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-                return tyro.cli(command, **options)
-        except SystemExit as stop:
-            # tyro would print a setting's error below the name of a class.
-            refused: BaseException | None = stop
-            while refused is not None and not isinstance(refused, BilensError):
-                refused = refused.__context__
-        if refused is not None:
-            raise refused
-        return tyro.cli(command, **options)
+    tyro._experimental_options["ansi_codes"] = not os.environ.get("NO_COLOR")
+    if "--version" in args:
+        out.print(f"bilens {__version__}")
+        sys.exit(0)
+    if not args or args[0].startswith("-"):
+        return _overview(args)
+    name, *rest = args
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        errors.print(
+            f"error: {name} is not a command; {hint}`bilens --help` lists them", style="red"
+        )
+        sys.exit(2)
+    command = _command(name)
+    options: dict[str, Any] = {
+        "prog": f"bilens {name}",
+        "args": rest,
+        "config": (tyro.conf.OmitArgPrefixes,),
+        "registry": NUMBERS,
+    }
+    if hasattr(command, "default_for"):
+        options["default"] = command.default_for(rest)
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            return tyro.cli(command, **options)
+    except SystemExit as stop:
+        # tyro would print a setting's error below the name of a class.
+        refused: BaseException | None = stop
+        while refused is not None and not isinstance(refused, BilensError):
+            refused = refused.__context__
+    if refused is not None:
+        raise refused
+    return tyro.cli(command, **options)
+
+
+def _command(name: str) -> Any:
+    module, kind, _ = COMMANDS[name]
+    return getattr(import_module(f"bilens.cli.{module}"), kind)
+
+
+def _overview(args: list[str]) -> Any:
+    """Print the help, or the completion of all commands for a shell, and exit."""
     overview = tyro.extras.SubcommandApp()
+    completion = any("completion" in word for word in args)
     for name, (_, _, text) in COMMANDS.items():
-        overview.command(name=name, help=text)(lambda: None)
-    # Prints the help, or that there is no such command, and exits.
-    return overview.cli(
-        prog="bilens", description="Read neural networks from their weights.", args=args
-    )
+        command = _command(name) if completion else lambda: None
+        overview.command(name=name, help=text)(command)
+    return overview.cli(prog="bilens", description=ABOUT, args=args, registry=NUMBERS)
 
 
 NUMBERS = tyro.constructors.ConstructorRegistry()

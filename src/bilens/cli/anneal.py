@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bilens.cli.console import DataDir, ModelName, RunDir
 from bilens.cli.terminal import out
@@ -32,6 +32,8 @@ class Anneal:
     training.json, metrics.jsonl and checkpoints. For several processes put `torchrun
     --nproc-per-node=N -m bilens` in the place of `bilens`, or `accelerate launch` for FSDP.
 
+        bilens anneal HuggingFaceTB/SmolLM2-135M --data stories.txt --output runs/annealed
+
     Attributes:
         model: folder of a Hugging Face model, the name of a repository, or a .bin file of llama2.c.
         data: tinystories, or a text, parquet or jsonl file, or a folder of them.
@@ -56,7 +58,7 @@ class Anneal:
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any] | None:
         """Anneal one model."""
         model = convert.open_model(self.model)
         tokenizer = convert.open_tokenizer(self.model, model)
@@ -75,14 +77,12 @@ class Anneal:
         history = anneal.anneal(
             model, corpus, self.training, output, resume=self.resume, use_cpu=cpu
         )
-        if state.is_main_process:
-            last = next(record for record in reversed(history) if "eval_loss" in record)
-            out.print(
-                f"{output}: beta {last['beta']:.4g}, validation loss {last['eval_loss']:.4f} nats "
-                "a token",
-                highlight=False,
-                soft_wrap=True,
-            )
+        if not state.is_main_process:
+            return None
+        last = next(record for record in reversed(history) if "eval_loss" in record)
+        beta, loss = last["beta"], last["eval_loss"]
+        out.print(f"{output}: beta {beta:.4g}, validation loss {loss:.4f} nats a token")
+        return {"run": output, "beta": beta, "validation_loss": loss}
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ class Export:
     """Save an annealed model as an ordinary Hugging Face checkpoint with hidden_act "linear".
 
     Plain transformers loads and runs it, without bilens.
+
+        bilens export runs/annealed --output bilinear
 
     Attributes:
         run_dir: directory that `bilens anneal` wrote.
@@ -99,11 +101,12 @@ class Export:
     run_dir: RunDir
     output: Path | None = None
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Fold the 1/2 of Swish into the gates and save."""
         model = convert.open_model(self.run_dir)
         tokenizer = convert.open_tokenizer(self.run_dir, model)
         convert.make_bilinear(model)
         output = self.output or self.run_dir / "bilinear"
         convert.save_model(output, model, tokenizer)
-        out.print(f"model: {output}", highlight=False, soft_wrap=True)
+        out.print(f"model: {output}")
+        return {"model": output}

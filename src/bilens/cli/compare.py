@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
-from rich.table import Table
 
 from bilens.cli.language_setup import LanguageSetup
-from bilens.cli.terminal import out
+from bilens.cli.terminal import out, show_table
 from bilens.files import write_json
 from bilens.lazy_imports import lazy_import
 from bilens.nn import MlpName
@@ -52,6 +51,9 @@ class Compare(LanguageSetup):
     and a run directory for each model and seed. After ctrl-C the same command goes on. For several
     processes put `torchrun --nproc-per-node=N -m bilens` in the place of `bilens`.
 
+        bilens compare --mlp swiglu bilinear --equal-parameters
+        bilens compare --data stories.txt --preset tiny --seeds 0 1 2
+
     Attributes:
         mlp: MLPs.
         attention: attentions; each goes with each MLP.
@@ -77,7 +79,7 @@ class Compare(LanguageSetup):
             model=SharedModel(**preset.model.settings()), training=SharedTraining(**vars(often))
         )
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any] | None:
         """Train, print and save."""
         mlps, attentions = self.mlp, self.attention
         for attention in attentions:
@@ -96,7 +98,7 @@ class Compare(LanguageSetup):
             done=self._tell,
         )
         if not self.is_main_process():
-            return
+            return None
         record: dict[str, Any] = {"data": found.data, "target": found.target}
         for name, rows in (("validations", found.validations), ("summary", found.summary())):
             record[name] = json.loads(rows.to_json(orient="records"))
@@ -106,13 +108,9 @@ class Compare(LanguageSetup):
         facts = [(name, str(value)) for name, value in settings.items()]
         report.write_comparison_report(page, found, facts)
         whole = report.comparison_table(found)
-        table = Table(title=whole.caption, box=None, pad_edge=False, padding=(0, 1, 0, 0))
-        for name in whole.header:
-            table.add_column(name, overflow="fold")
-        for row in whole.rows:
-            table.add_row(*row)
-        out.print(table)
-        out.print(f"page: {page}", highlight=False, soft_wrap=True)
+        show_table(whole.header, whole.rows, whole.caption, words=whole.words)
+        out.print(f"page: {page}")
+        return record
 
     def _tell(self, curve: "pd.DataFrame") -> None:
         if self.is_main_process():
@@ -120,6 +118,4 @@ class Compare(LanguageSetup):
             out.print(
                 f"{last['mlp']} MLP, {last['attention']} attention, seed {last['seed']}: "
                 f"validation loss {last['loss']:.4f} after {last['steps']:,.0f} steps",
-                highlight=False,
-                soft_wrap=True,
             )

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.table import Table
+from typing import Any
 
 from bilens.cli.console import DataDir, Device, RunDir, choose_device
-from bilens.cli.terminal import out
+from bilens.cli.terminal import out, show_table
 from bilens.data import load_images
 from bilens.errors import BilensError
 from bilens.files import write_json, write_safetensors
@@ -43,6 +42,9 @@ class Decompose:
     each bond), bonds.json, and the smallest cut that keeps the accuracy as an ordinary run, in the
     folder cut.
 
+        bilens decompose runs/mnist
+        bilens decompose runs/two --bonds --json
+
     Attributes:
         run_dir: directory that `bilens train images` wrote.
         data_dir: where the IDX files are; see `bilens train images --help`.
@@ -63,7 +65,7 @@ class Decompose:
     metric: Metric = "images"
     device: Device = "auto"
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Decompose, print and save."""
         model = load(self.run_dir, device=choose_device(self.device))
         if not isinstance(model, ImageClassifier):
@@ -76,12 +78,13 @@ class Decompose:
             found = read_bonds(model, data, drop=self.drop, metric=self.metric)
             _save_bonds(self.run_dir, found)
             _show_bonds(self.run_dir, found)
-            return
+            return found.record()
         reading = read_images(model, self.run_dir, self.data_dir, self.basis, self.paths)
         files = _save(self.run_dir, reading)
         _show(reading)
         for file in files:
-            out.print(f"written: {file}", highlight=False, soft_wrap=True)
+            out.print(f"written: {file}")
+        return reading.record()
 
 
 def read_images(
@@ -121,30 +124,29 @@ def _save_bonds(run: Path, reading: BondReading) -> None:
 
 
 def _show_bonds(run: Path, reading: BondReading) -> None:
-    out.print(f"test accuracy of the model: {reading.accuracy:.2%}", highlight=False)
-    table = Table("directions at each bond", "accuracy", "drop (points)", "certificate")
+    out.print(f"test accuracy of the model: {reading.accuracy:.2%}")
     ranks = " + ".join(map(str, reading.cut.ranks))
     rows = [(str(k), accuracy, bound) for k, accuracy, bound in reading.by_rank]
-    for name, accuracy, bound in [*rows, (ranks, reading.cut_accuracy, reading.cut.certificate)]:
-        lost = 100 * (reading.accuracy - accuracy)
-        table.add_row(name, f"{accuracy:.2%}", f"{lost:+.2f}", f"{bound:.3g}")
-    for column in table.columns:
-        column.justify = "right"
-    out.print(table)
-    out.print(f"the smallest cut found, {ranks} directions: {run / CUT_NAME}", highlight=False)
+    rows.append((ranks, reading.cut_accuracy, reading.cut.certificate))
+    header = ("directions at each bond", "accuracy", "drop (points)", "certificate")
+    show_table(
+        header,
+        [
+            (name, f"{found:.2%}", f"{100 * (reading.accuracy - found):+.2f}", f"{bound:.3g}")
+            for name, found, bound in rows
+        ],
+        words=0,
+    )
+    out.print(f"the smallest cut found, {ranks} directions: {run / CUT_NAME}")
 
 
 def _show(reading: ClassifierReading | DeepReading) -> None:
-    out.print(f"test accuracy of the model: {reading.accuracy:.2%}", highlight=False)
+    out.print(f"test accuracy of the model: {reading.accuracy:.2%}")
     if isinstance(reading, DeepReading):
         search, unit = reading.search, "paths"
         rows = [(k, found, reading.accuracy - found) for k, found in reading.by_paths]
-        out.print(f"nodes decomposed: {search.expanded:,} of {search.total:,}", highlight=False)
+        out.print(f"nodes decomposed: {search.expanded:,} of {search.total:,}")
     else:
         rows, unit = truncation_table(reading.curve), "eigenvectors per class"
-    table = Table(unit, "accuracy", "drop (points)")
-    for column in table.columns:
-        column.justify = "right"
-    for k, accuracy, drop in rows:
-        table.add_row(f"{k:,}", f"{accuracy:.2%}", f"{100 * drop:+.2f}")
-    out.print(table)
+    cells = [(f"{k:,}", f"{accuracy:.2%}", f"{100 * drop:+.2f}") for k, accuracy, drop in rows]
+    show_table((unit, "accuracy", "drop (points)"), cells, words=0)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bilens.cli.decompose import Decompose
 from bilens.cli.report import Report
@@ -17,20 +18,22 @@ TRAINING = ClassifierTraining(epochs=60, batch_size=50, decay=0.95, input_noise=
 class Demo:
     """See it work: train on the bundled digits, decompose, print, and write report.html.
 
+        bilens demo
+
     Attributes:
         output: run directory.
     """
 
     output: Path = Path("runs/demo")
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Train, decompose and report."""
         architecture = Architecture(d_model=100)
-        TrainImages(
+        training = TrainImages(
             output=self.output,
             resume=is_begun(self.output),
             architecture=architecture,
             training=TRAINING,
-        ).run()
-        Decompose(self.output).run()
-        Report(str(self.output)).run()
+        )
+        commands = (training, Decompose(self.output), Report(str(self.output)))
+        return {type(command).__name__.lower(): command.run() for command in commands}

@@ -21,6 +21,8 @@ class Explore:
     Serves a page to this machine alone, from which nothing is sent elsewhere. Each view has an
     address of its own; each picture and table can be saved.
 
+        bilens explore runs/mnist --open-browser
+
     Attributes:
         model: run directory, or folder or name of a model of a known family.
         data: name of the data; by default what the model was trained on.

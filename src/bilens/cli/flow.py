@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bilens.checks import check_count
 from bilens.cli.console import Device, ModelName
@@ -31,6 +31,9 @@ class FlowCommand:
 
     Prints the strongest ways down from the logit, and writes a page to explore and its numbers as
     JSON.
+
+        bilens flow runs/grammar --prompt "then ben ate" --token rice --minus soup
+        bilens flow model.gguf --prompt "The keys to the cabinet" --token " are" --ablate 5
 
     Attributes:
         model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
@@ -61,7 +64,7 @@ class FlowCommand:
     viewer: Path | None = None
     device: Device = "auto"
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Split, print and write."""
         check_count("--shown", self.shown)
         model = load_language(self.model, self.device)
@@ -101,7 +104,8 @@ class FlowCommand:
             ]
         pages.write_flow_page(self.output, data, ablated, title=f"“{self.prompt}”: {direction}")
         numbers_at = self.output.with_suffix(".json")
-        write_json(numbers_at, {"prompt": self.prompt, **data})
+        record = {"prompt": self.prompt, **data}
+        write_json(numbers_at, record)
         if self.viewer is not None:
             likely = found.trace.logits[-1].softmax(-1)[model.token(self.token)]
             slug, probability = self.output.stem, float(likely)
@@ -109,4 +113,5 @@ class FlowCommand:
                 data, slug=slug, prompt=self.prompt, probability=probability
             )
             flow_viewer.write_viewer_files(self.viewer, graph)
-        out.print(f"page: {self.output}\nnumbers: {numbers_at}", highlight=False, soft_wrap=True)
+        out.print(f"page: {self.output}\nnumbers: {numbers_at}")
+        return record

@@ -1,14 +1,13 @@
 """`bilens ngrams`, `heads`, `contexts` and `generate`: what one asks of a language model."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 from bilens.cli.console import DataDir, Device, ModelName, choose_device
-from bilens.cli.terminal import out
+from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
 from bilens.files import write_json, written_whole
 from bilens.lazy_imports import lazy_import
@@ -38,6 +37,9 @@ class NGrams:
     Which tokens it follows and which follow it, through the residual stream and through the MLP;
     and the skip-trigrams of each head that end in it, where the MLP is bilinear.
 
+        bilens ngrams runs/grammar --token soup
+        bilens ngrams runs/grammar --token rice --minus soup,jam --json
+
     Attributes:
         model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
         token: the token, as the tokenizer spells it.
@@ -57,7 +59,7 @@ class NGrams:
     output: Path | None = None
     device: Device = "auto"
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Read and print."""
         model = load_language(self.model, self.device)
         found = language.read_ngrams(
@@ -71,7 +73,8 @@ class NGrams:
         frames |= {f"head-{number}": frame for number, frame in enumerate(found.heads)}
         show_frames(frames, self.output, about=f" {found.direction}")
         if found.left_out:
-            out.print(Text(found.left_out))
+            out.print(found.left_out)
+        return {"left_out": found.left_out, **frames}
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,9 @@ class Heads:
     distance; the outputs that it raises and lowers when it looks at a token; and the singular
     components of the latter. At the end, how much of what heads and MLPs write is read by later
     ones.
+
+        bilens heads runs/grammar --head 1
+        bilens heads runs/tinystories --among 2000 --output tables
 
     Attributes:
         model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
@@ -107,7 +113,7 @@ class Heads:
     output: Path | None = None
     device: Device = "auto"
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Read and print."""
         model = load_language(self.model, self.device)
         found = language.read_attention(
@@ -131,6 +137,7 @@ class Heads:
             frames[f"{name} components"] = reading.components
         frames["composition"] = found.composition.frame(self.k)
         show_frames(frames, self.output)
+        return frames
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,9 @@ class Contexts:
 
     The token whose successor is predicted stands in brackets. Colours say what each token
     contributes to the activation: blue where positive, red where negative.
+
+        bilens contexts runs/grammar --token soup
+        bilens contexts runs/annealed --token rain --data stories.txt --k 10
 
     Attributes:
         model: run directory, or folder or name of a bilinear model of a known family.
@@ -163,7 +173,7 @@ class Contexts:
     neuronpedia: Path | None = None
     device: Device = "auto"
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Read and print."""
         model = load_language(self.model, self.device)
         corpus = language.corpus_for(model, self.data or trained_on(self.model), self.data_dir)
@@ -175,19 +185,25 @@ class Contexts:
             eigenvectors=self.eigenvectors,
             k=self.k,
         )
-        for number, value in enumerate(reading.spectrum.values.tolist()):
+        found = []
+        for value, some in zip(reading.spectrum.values.tolist(), reading.contexts, strict=True):
             out.print(f"\neigenvalue {value:+.4g}", style="bold", highlight=False)
-            for found in reading.contexts[number]:
-                out.print(coloured(pages.context_line(model, found)))
+            lines = [pages.context_line(model, one) for one in some]
+            for line in lines:
+                out.print(coloured(line))
+            found.append({"eigenvalue": value, "contexts": [asdict(line) for line in lines]})
         if self.neuronpedia is not None:
             name = Path(self.model).stem
             batch = neuronpedia.feature_batch(model, reading, name=name, data=corpus.name)
             write_json(self.neuronpedia / "batch-0.json", batch)
+        return {"direction": str(reading.direction), "layer": self.layer, "eigenvectors": found}
 
 
 @dataclass(frozen=True)
 class Generate:
     """Let a language model go on with a text.
+
+        bilens generate runs/grammar --prompt "then ben"
 
     Attributes:
         model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
@@ -204,7 +220,7 @@ class Generate:
     seed: int = 0
     device: Device = "auto"
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Write and print."""
         text = language.generate_text(
             load_language(self.model, self.device),
@@ -213,7 +229,8 @@ class Generate:
             temperature=self.temperature,
             seed=self.seed,
         )
-        out.print(text, highlight=False, markup=False)
+        out.print(text)
+        return {"text": text}
 
 
 def load_language(source: str, device: str) -> "ResidualModel":
@@ -254,13 +271,12 @@ def direction_of(token: str, minus: str) -> "language.TokenDirection":
 def show_frames(frames: "dict[str, pd.DataFrame]", folder: Path | None, *, about: str = "") -> None:
     """Print frames, each under its name, and write them as CSV where a folder is given."""
     for name, frame in frames.items():
-        table = Table(title=Text(name + about), title_justify="left")
-        for column in frame.columns:
-            number = frame[column].dtype.kind in "fi"
-            table.add_column(column, justify="right" if number else "left")
-        for row in frame.itertuples(index=False):
-            table.add_row(*(Text(f"{v:.2f}" if isinstance(v, float) else str(v)) for v in row))
-        out.print(table)
+        rows = [
+            [f"{value:.2f}" if isinstance(value, float) else str(value) for value in row]
+            for row in frame.itertuples(index=False)
+        ]
+        words = sum(frame[column].dtype.kind not in "fi" for column in frame.columns)
+        show_table(list(frame.columns), rows, name + about, words=words)
         if folder is not None:
             with written_whole(folder / f"{name.replace(' ', '-')}.csv") as path:
                 frame.to_csv(path, index=False)

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.table import Table
 
 from bilens.cli.console import DataDir, Device, ModelName, choose_device
-from bilens.cli.terminal import out
+from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 
@@ -31,6 +30,8 @@ class Linearise:
     Each gate becomes the line nearest to it on a text, and each down map is fitted to what the
     layer gave, in closed form, layer by layer. Prints the loss with each layer linear alone and
     with all of them.
+
+        bilens linearise HuggingFaceTB/SmolLM2-135M --data stories.txt --budget 0.1
 
     Attributes:
         model: folder of a Hugging Face model, the name of a repository, or a .bin file of llama2.c.
@@ -58,7 +59,7 @@ class Linearise:
     length: int = 256
     device: Device = "auto"
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Fit, save and print."""
         how = linearise.Distillation(steps=self.steps)
         model: Any = convert.open_model(self.model)
@@ -79,21 +80,28 @@ class Linearise:
         )
         output = self.output or Path("runs") / f"linear-{Path(self.model).stem}"
         convert.save_model(output, model, tokenizer)
-        table = Table("layer", "linear", "loss alone", "rise", "distance of the MLP's output")
+        rows = []
         for layer, loss in found.alone.items():
             fit = found.fits.get(layer)
             distance = "" if fit is None else f"{fit.distance:.3f}"
             rise = f"{loss - found.before:+.4f}"
-            table.add_row(str(layer), "yes" if fit else "no", f"{loss:.4f}", rise, distance)
-        out.print(table)
+            rows.append((str(layer), "yes" if fit else "no", f"{loss:.4f}", rise, distance))
+        header = ("layer", "linear", "loss alone", "rise", "distance of the MLP's output")
+        show_table(header, rows, words=2)
         worst = sorted(found.alone, key=lambda layer: -found.alone[layer])[:WORST]
-        out.print(f"layers that suffer most: {', '.join(map(str, worst))}", highlight=False)
+        out.print(f"layers that suffer most: {', '.join(map(str, worst))}")
         out.print(
             f"{len(found.layers)} layers linear: {found.after:.4f} nats a token, "
             f"{found.before:.4f} before\nmodel: {output}",
-            highlight=False,
-            soft_wrap=True,
         )
+        return {
+            "model": output,
+            "layers": found.layers,
+            "loss_before": found.before,
+            "loss": found.after,
+            "loss_alone": found.alone,
+            "distances": {layer: fit.distance for layer, fit in found.fits.items()},
+        }
 
     def _rows(self, name: str, texts: Any) -> torch.Tensor:
         """As many texts as hold the tokens that were asked for."""

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.table import Table
-
 from bilens.cli.console import Device, ModelName, choose_device
-from bilens.cli.terminal import out
+from bilens.cli.terminal import out, show_table
 from bilens.files import write_json
 from bilens.lazy_imports import lazy_import
 
@@ -29,6 +27,9 @@ class Process:
     tokens is measured and printed. For bilens transformers, GPT-2, GPT-NeoX (Pythia), Llama,
     Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3, Granite, OLMo 2, Helium, GLM and Cohere 2.
 
+        bilens process runs/grammar
+        bilens process gpt2 --steps fold_norms --output gpt2-folded
+
     Attributes:
         model: folder of a Hugging Face or bilens model, the name of a repository, or a .bin file of
             llama2.c.
@@ -42,7 +43,7 @@ class Process:
     output: Path | None = None
     device: Device = "auto"
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Process and save."""
         model: Any = convert.open_model(self.model).to(choose_device(self.device))  # type: ignore[arg-type]
         tokenizer = convert.find_tokenizer(self.model, model)
@@ -50,23 +51,18 @@ class Process:
         output = self.output or Path("runs") / f"processed-{Path(self.model).stem}"
         convert.save_model(output, model, tokenizer)
         write_json(output / "processing.json", report.record())
-        table = Table("step", "applied")
-        for step, folded in report.folded.items():
-            table.add_row(step, f"{len(folded)} times")
-        for step, reason in report.refused.items():
-            table.add_row(step, f"no: {reason}")
-        out.print(table)
+        done = {step: f"{len(folded)} times" for step, folded in report.folded.items()}
+        refused = {step: f"no: {reason}" for step, reason in report.refused.items()}
+        show_table(("step", "applied"), {**done, **refused}.items(), words=2)
         if report.untied:
             out.print("embedding and unembedding were one matrix and are two now")
         if not report.loads_in_transformers:
             out.print(
                 f"{len(report.added_biases)} maps have a bias that plain transformers has no room "
                 "for; open the model with bilens.load, or choose other --steps",
-                soft_wrap=True,
             )
         out.print(
             f"largest change of a log-probability: {report.change:.1e}",
-            highlight=False,
-            soft_wrap=True,
         )
-        out.print(f"model: {output}", highlight=False, soft_wrap=True)
+        out.print(f"model: {output}")
+        return {"model": output, **report.record()}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import plotly.graph_objects as go
 
@@ -31,6 +31,9 @@ __all__ = ["Report"]
 @dataclass(frozen=True)
 class Report:
     """Write the report of a trained model: one HTML file that works offline.
+
+        bilens report runs/mnist --figures png
+        bilens report runs/grammar --token soup --minus rice,jam
 
     Attributes:
         model: run directory, or folder or name of a model of a known family.
@@ -69,7 +72,7 @@ class Report:
     among: int | None = 5000
     device: Device = "auto"
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Read the model and write its page."""
         if self.minus and not self.token:
             raise BilensError(f"--minus={self.minus} takes the mean of tokens away from --token")
@@ -88,10 +91,11 @@ class Report:
             drawn = self._images(model, page, title)
         else:
             drawn = pages.write_language_report(page, self._language(model), title=title)
-        out.print(f"report: {page}", highlight=False)
+        out.print(f"report: {page}")
         if self.figures:
             save_figures(drawn, page.parent / "figures", self.figures)
-            out.print(f"figures: {page.parent / 'figures'}", highlight=False)
+            out.print(f"figures: {page.parent / 'figures'}")
+        return {"report": page, "figures": list(drawn)}
 
     def _images(self, model: ImageClassifier, page: Path, title: str) -> dict[str, go.Figure]:
         reading = read_images(model, Path(self.model), self.data_dir, self.basis, self.paths)

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
-from rich.table import Table
 
 from bilens.cli.console import DataDir
-from bilens.cli.terminal import out
+from bilens.cli.terminal import out, show_table
 from bilens.reproduce import recipes, reproduce
 
 __all__ = ["Reproduce"]
@@ -20,6 +19,9 @@ class Reproduce:
 
     Trained models are kept below the output folder, so that a second recipe, or a second try, finds
     them; ctrl-C loses nothing.
+
+        bilens reproduce
+        bilens reproduce bonds --scale small
 
     Attributes:
         recipe: which; without one, all are listed.
@@ -33,14 +35,11 @@ class Reproduce:
     data_dir: DataDir = None
     output: Path = Path("runs/reproduced")
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Run the recipe and print its numbers, or list them all."""
         if self.recipe is None:
-            table = Table("recipe", "what")
-            for name, title in recipes().items():
-                table.add_row(name, title)
-            out.print(table)
-            return
+            show_table(("recipe", "what"), recipes().items(), words=2)
+            return {"recipes": recipes()}
         record = reproduce(
             self.recipe,
             scale=self.scale,
@@ -49,4 +48,5 @@ class Reproduce:
             data_dir=self.data_dir,
         )
         out.print_json(data=record)
-        out.print(f"page: {self.output / self.recipe}.html", highlight=False)
+        out.print(f"page: {self.output / self.recipe}.html")
+        return record

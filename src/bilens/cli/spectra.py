@@ -3,14 +3,11 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from bilens.cli.console import Device, ModelName
 from bilens.cli.language import load_language
-from bilens.cli.terminal import out
+from bilens.cli.terminal import out, show_table
 from bilens.lazy_imports import lazy_import
 
 if TYPE_CHECKING:
@@ -34,6 +31,9 @@ class Spectra:
     there is not made again. For several devices put `torchrun --nproc-per-node=N -m bilens` in the
     place of `bilens`.
 
+        bilens spectra runs/annealed --layer 3
+        bilens spectra runs/annealed --tokens cat,dog --top 4 --json
+
     Attributes:
         model: folder of a bilinear model: annealed, exported, or trained with bilens.
         layer: number of the layer, from 0.
@@ -53,7 +53,7 @@ class Spectra:
     output: Path | None = None
     device: Device = "auto"
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any] | None:
         """Decompose and save."""
         model = load_language(self.model, self.device)
         numbers = self._numbers(model)
@@ -74,18 +74,28 @@ class Spectra:
         if share.of > 1:
             out.print(
                 f"{output}: the part of process {share.rank} is done",
-                highlight=False,
-                soft_wrap=True,
             )
-            return
+            return None
         names, spectrum = convert.read_spectra(output)
-        table = Table("token", "eigenvalues", "largest residual")
-        shown = language.token_names(model, names[:SHOWN])
-        for row, name in enumerate(shown):
-            values = "  ".join(f"{value:+.3g}" for value in spectrum.values[row].tolist())
-            table.add_row(Text(name), values, f"{spectrum.residuals[row].max():.1e}")
-        out.print(table)
-        out.print(f"{len(names):,} tokens: {output}", highlight=False, soft_wrap=True)
+        tokens = language.token_names(model, names)
+        values = spectrum.values.tolist()
+        residuals = spectrum.residuals.amax(-1).tolist()
+        show_table(
+            ("token", "eigenvalues", "largest residual"),
+            [
+                (
+                    tokens[i],
+                    "  ".join(f"{value:+.3g}" for value in values[i]),
+                    f"{residuals[i]:.1e}",
+                )
+                for i in range(min(SHOWN, len(names)))
+            ],
+            words=2,
+        )
+        out.print(f"{len(names):,} tokens: {output}")
+        found = zip(names, tokens, values, residuals, strict=True)
+        keys = ("number", "token", "eigenvalues", "largest_residual")
+        return {"output": output, "tokens": [dict(zip(keys, row, strict=True)) for row in found]}
 
     def _numbers(self, model: "ResidualModel") -> list[int]:
         """The tokens' numbers: all, or each by its name or as a number."""

@@ -1,13 +1,18 @@
-"""Where commands print: text from a model's files is shown and never obeyed by the terminal."""
+"""Where commands print: text from a model's files is shown and never obeyed by the terminal.
+
+Colours and frames are for terminals; NO_COLOR takes the colours away.
+"""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.segment import Segment
+from rich.table import Table
 
-__all__ = ["errors", "out", "printable"]
+__all__ = ["errors", "out", "printable", "show_table"]
 
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -16,6 +21,8 @@ UNPRINTABLE = re.compile(
 
 Tabs and line ends stay.
 """
+WIDEST = 100_000
+"""Columns of text without a terminal, where no line is folded."""
 
 
 def printable(text: str) -> str:
@@ -26,6 +33,11 @@ def printable(text: str) -> str:
 class PlainConsole(Console):
     """A console that puts no control character on the terminal but its own."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"markup": False, "highlight": False, "soft_wrap": True, **settings})
+        if "width" not in settings and not self.is_terminal:
+            self.width = WIDEST
+
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
         """The parts of what is printed; Rich's own colours are kept apart from their text."""
         for part in super().render(*args, **kwargs):
@@ -33,3 +45,26 @@ class PlainConsole(Console):
 
 
 out, errors = PlainConsole(), PlainConsole(stderr=True)
+
+
+def show_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", *, words: int = 1
+) -> None:
+    """Print cells under a header: in a frame, or as plain columns where there is no terminal.
+
+    Args:
+        header: one name for each column.
+        rows: their cells.
+        title: above the table.
+        words: how many columns hold words, at the left; all others hold numbers.
+    """
+    framed = out.is_terminal
+    table = Table(box=box.HEAVY_HEAD if framed else None, pad_edge=framed)
+    for number, name in enumerate(header):
+        justify = "left" if number < words else "right"
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*row)
+    if title:
+        out.print(title)
+    out.print(table)

@@ -14,7 +14,13 @@ __all__ = ["Train"]
 
 @dataclass(frozen=True)
 class Train:
-    """Train a model from scratch and save it."""
+    """Train a model from scratch and save it.
+
+    Each kind has settings of its own: `bilens train images --help`.
+
+    bilens train images --data digits
+    bilens train language --data grammar
+    """
 
     what: (
         Annotated[TrainImages, tyro.conf.subcommand("images")]
@@ -29,6 +35,6 @@ class Train:
         default: Any = TrainLanguage.default_for(args)
         return Train(default)
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any] | None:
         """Train what was asked for."""
-        self.what.run()
+        return self.what.run()

@@ -3,7 +3,7 @@
 import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -48,6 +48,9 @@ class TrainImages:
     checkpoints, from the last whole one of which --resume goes on. Ctrl-C stops between two steps
     and loses nothing.
 
+        bilens train images --data mnist
+        bilens train images --seeds 5 --n-layers 2 --output runs/five
+
     Attributes:
         data: digits (bundled, 8x8), mnist, fashion-mnist, or a folder of four IDX files.
         data_dir: folder that holds the IDX files of mnist or fashion-mnist; by default the
@@ -71,7 +74,7 @@ class TrainImages:
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Train one model or several."""
         data = load_images(self.data, self.data_dir).to(choose_device(self.device))
         config, run = self.architecture.config_for(data), self.output or Path("runs") / data.name
@@ -84,10 +87,12 @@ class TrainImages:
             runs = [run / f"seed-{seed}" for seed in seeds]
         accuracies = [history[-1]["test_accuracy"] for _, history in trained]
         for folder, accuracy in zip(runs, accuracies, strict=True):
-            out.print(f"{folder}: test accuracy {accuracy:.2%}", highlight=False, soft_wrap=True)
-        if len(accuracies) > 1:
-            mean, spread = statistics.mean(accuracies), statistics.stdev(accuracies)
+            out.print(f"{folder}: test accuracy {accuracy:.2%}")
+        mean = statistics.mean(accuracies)
+        spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
+        if spread is not None:
             out.print(
-                f"{len(accuracies)} seeds: {mean:.2%} on average, standard deviation {spread:.2%}",
-                highlight=False,
+                f"{len(accuracies)} seeds: {mean:.2%} on average, standard deviation {spread:.2%}"
             )
+        by_run = dict(zip(map(str, runs), accuracies, strict=True))
+        return {"test_accuracy": mean, "standard_deviation": spread, "runs": by_run}

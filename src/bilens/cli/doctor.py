@@ -1,0 +1,86 @@
+"""`bilens doctor`: what is here, and what is missing for what."""
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import torch
+from huggingface_hub import constants
+
+from bilens import __version__
+from bilens.cli.terminal import show_table
+
+__all__ = ["Doctor"]
+
+NEEDED = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "plotly", "tyro")
+OPTIONAL = {
+    "triton": "attention without softmax on a GPU; computed in chunks without it",
+    "gradio": "bilens explore",
+    "gguf": "GGUF files",
+    "tensorboard": "--report-to tensorboard",
+    "wandb": "--report-to wandb",
+    "trackio": "--report-to trackio",
+}
+BROWSERS = ("google-chrome", "chrome", "chromium", "chromium-browser")
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Print versions and devices, where data and caches are, and what is missing for what.
+
+    bilens doctor --json
+    """
+
+    def run(self) -> dict[str, Any]:
+        """Look and print."""
+        optional = {name: _version(name) for name in OPTIONAL}
+        optional["Chrome"] = next((path for name in BROWSERS if (path := which(name))), None)
+        uses = {**OPTIONAL, "Chrome": "bilens report --figures"}
+        data = os.environ.get("BILENS_DATA")
+        found: dict[str, Any] = {
+            "versions": {
+                "bilens": __version__,
+                "python": platform.python_version(),
+                "system": platform.platform(),
+                **{name: _version(name) for name in NEEDED},
+            },
+            "devices": {
+                "cpu": f"{torch.get_num_threads()} threads of torch, {os.cpu_count()} cores",
+                **{f"cuda:{i}": _gpu(i) for i in range(torch.cuda.device_count())},
+                **({"mps": "Apple"} if torch.backends.mps.is_available() else {}),
+            },
+            "places": {
+                "BILENS_DATA": data if data is None or Path(data).is_dir() else f"{data} (missing)",
+                "models and data of the hub": constants.HF_HUB_CACHE,
+                "token ids": str(Path(constants.HF_HOME) / "bilens"),
+                "hub": "offline (HF_HUB_OFFLINE)"
+                if constants.HF_HUB_OFFLINE
+                else constants.ENDPOINT,
+            },
+            "optional": optional,
+        }
+        for title, rows in found.items():
+            cells = {name: str(value or "missing") for name, value in rows.items()}
+            if title == "optional":
+                show_table(
+                    ("", "", "for"), [(n, c, uses[n]) for n, c in cells.items()], title, words=3
+                )
+            else:
+                show_table(("", ""), cells.items(), title, words=2)
+        return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu(number: int) -> str:
+    about = torch.cuda.get_device_properties(number)
+    return f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
