@@ -275,7 +275,6 @@ def rank_accuracies(
 
     By default for k from 1 to all of them in growing steps.
     """
-
     most = max(bond.k for bond in found.bonds)
 
     def row(k: int) -> tuple[int, float, float]:
