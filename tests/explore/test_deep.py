@@ -92,14 +92,14 @@ def test_pictures_stand_at_leaves_alone(view):
 def test_the_tree_is_opened_by_clicks(deep_site, browser):
     with visiting(browser) as visit:
         page = visit.open(deep_site, "#paths .main-svg")
-        count = "document.querySelectorAll('#branches img').length"
+        count = "document.querySelectorAll('#opened img').length"
         visit.wait(f"{count} === 5")
-        page.locator("#branches [data-node='3']").click()
+        page.locator("#opened [data-node='3']").click()
         visit.wait(f"{count} === 10")
         visit.wait("location.search === '?opened=0&opened=3'")
         page.reload()
         visit.wait(f"{count} === 10")
-        page.locator("#branches [data-node='0']").click()
+        page.locator("#opened [data-node='0']").click()
         visit.wait(f"{count} === 5")
         page.set_viewport_size({"width": 390, "height": 900})
         page.wait_for_timeout(300)

@@ -75,22 +75,38 @@ def test_bonds_are_of_the_logits_less_their_mean(bias):
 
 def test_directions_tell_what_they_do():
     found, data = reading(), digits()
-    assert [d.bond for d in found.directions].count(1) == found.cut.ranks[1]
     z = found.cut.coordinates(data.test_images)
-    for direction in found.directions:
+    for bond, number in ((b, k) for b, rank in enumerate(found.cut.ranks) for k in range(rank)):
+        direction = found.kept.direction(bond, number)
+        assert (direction.bond, direction.number) == (bond, number)
         own = z[direction.bond][:, direction.number]
         highest, lowest = direction.ends
         assert float(own[highest.images[0]]) == float(own.max())
         assert float(own[lowest.images[0]]) == float(own.min())
         assert len(highest.images) == 4
     # One end of a coordinate behind the first layer, by hand.
-    direction = next(d for d in found.directions if d.bond == 1)
+    direction = found.kept.direction(1, 0)
     near = z[1][:, direction.number].argsort(descending=True)[: round(0.02 * len(z[1]))]
     without = z[1][near].clone()
     without[:, direction.number] = 0
     core = found.cut.cores[1]
     expected = (core(z[1][near]) - core(without)).mean(0)
     assert torch.allclose(torch.tensor(direction.ends[0].effects).double(), expected)
+
+
+def test_pictures_are_the_strongest_ends_of_a_coordinate():
+    """One picture for each sign, along the strongest eigenvectors of each layer below."""
+    kept = reading().kept
+    core, write = kept.cut.cores[0], kept.cut.write
+    assert torch.equal(kept.pixels(0, 2)[0], write[:, 2])
+    high, low = (kept.cut.read @ x for x in kept.pixels(1, 1))
+    values = torch.linalg.eigvalsh(core.dense()[1])
+    for v, value in ((high, values[-1]), (low, values[0])):
+        assert torch.allclose(core(v)[1] / v.square().sum(), value)
+    above = torch.linalg.eigh(kept.cut.cores[1].dense()[4])[1][:, -1]
+    (v, _) = (kept.cut.read @ x for x in kept.pixels(2, 4))
+    below = torch.linalg.eigvalsh(torch.einsum("o,oij->ij", above, core.dense()))
+    assert torch.allclose((core(v) @ above).abs(), below.abs().max())
 
 
 def test_curves_measure_ordinary_models():

@@ -31,7 +31,7 @@ def test_spectra_mark_where_the_cut_ends():
 
 
 def test_accuracies_by_directions_are_drawn():
-    figure = kept_directions_figure(reading())
+    figure = kept_directions_figure(reading().by_rank, reading().accuracy)
     assert list(figure.data[0].x) == [k for k, _, _ in reading().by_rank]
     assert figure.data[0].y[-1] == 100 * reading().by_rank[-1][1]
 
@@ -52,7 +52,7 @@ def test_a_network_has_the_largest_products():
     # Every node that is read is also explained, down to the pixels.
     read = {source for edge in edges for source in edge.sources if source[0] > 0}
     assert read == {edge.target for edge in edges if edge.target[0] == 1}
-    figure = network_figure(reading(), 6, SHAPE)
+    figure = network_figure(reading().kept, 6, SHAPE)
     shown = {note.text for note in figure.layout.annotations}
     assert {f"{bond}.{number + 1}" for bond, number in read} <= shown
     drawn = sum(len(set(edge.sources)) + 1 for edge in edges)
@@ -63,7 +63,7 @@ def test_each_direction_has_a_row_and_each_layer_its_matrices():
     ranks = reading().cut.ranks
     for bond, pictures in enumerate((1 + 8, 2 + 8)):
         figure = directions_figure(reading(), bond, SHAPE)
-        assert len(figure.layout.images) == ranks[bond] * pictures
+        assert len(figure.layout.images) == ranks[bond] * pictures + 1  # the colours
         arrows = [note.text for note in figure.layout.annotations if "▲" in note.text]
         assert len(arrows) >= ranks[bond]
     assert len(matrices_figure(reading(), 0).layout.images) == ranks[1]

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 import torch
 
 from bilens.data import ImageData
+from bilens.explore.bonds import BondView
 from bilens.explore.input_codec import unpack_input
 from bilens.explore.state_checks import StateError, check_ranges
 from bilens.nn import ImageClassifier
@@ -41,12 +42,17 @@ class DeepState:
         opened: nodes of its tree that are open, such as 0.2: the third eigenvector below the first.
         kept: paths kept over all classes.
         input: the image that is explained.
+        directions: how many are kept at each bond.
+        walk: directions that were walked through, such as 3.1, the logit of the first class of a
+            model of three layers, and 2.4, the fourth between its layers 2 and 3.
     """
 
     output: int = 0
     opened: tuple[str, ...] = ("0",)
     kept: int = 100
     input: str = "test-0"
+    directions: int = 20
+    walk: tuple[str, ...] = ()
 
 
 class DeepView:
@@ -68,7 +74,8 @@ class DeepView:
         self.reading = read_deep(model, data, PATHS, saved)
         self.tree = self.reading.tree
         self.found = len(self.reading.search.paths)
-        self.start = DeepState(kept=min(100, self.found))
+        self.bonds = BondView(model, data, self.shape)
+        self.start = DeepState(kept=min(100, self.found), directions=self.bonds.start)
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -86,9 +93,15 @@ class DeepView:
         """The state, if the model has it.
 
         Raises:
-            StateError: it has no such class, node, number of paths or input.
+            StateError: it has no such class, node, direction, input, or number of them.
         """
-        check_ranges(state, output=(0, len(self.names) - 1), kept=(1, self.found))
+        check_ranges(
+            state,
+            output=(0, len(self.names) - 1),
+            kept=(1, self.found),
+            directions=(1, self.bonds.most),
+        )
+        self.bonds.check(state.walk)
         if len(state.opened) > MOST_OPEN:
             raise StateError(
                 "opened",

@@ -3,6 +3,7 @@
 from bilens.read.adversarial import Attack, attack, class_mask
 from bilens.read.bonds import (
     BondReading,
+    CutReading,
     Direction,
     End,
     Metric,
@@ -47,6 +48,7 @@ __all__ = [
     "BranchExplanation",
     "ClassPaths",
     "ClassifierReading",
+    "CutReading",
     "DeepReading",
     "Direction",
     "End",

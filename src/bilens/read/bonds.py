@@ -1,9 +1,10 @@
 """The few directions between the layers of a deep classifier, and what each of them does."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,10 +15,11 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 from bilens.progress import progress_bar
-from bilens.tensor import Bonds, Cut, bonds, sparse_basis, with_constant
+from bilens.tensor import Bonds, Cut, Products, bonds, sparse_basis, with_constant
 
 __all__ = [
     "BondReading",
+    "CutReading",
     "Direction",
     "End",
     "Metric",
@@ -69,6 +71,67 @@ class Direction:
 
 
 @dataclass(frozen=True, eq=False)
+class CutReading:
+    """A cut model, and what each of its coordinates does on test images.
+
+    Attributes:
+        cut: the model.
+        data: the data it is looked at on.
+        coordinates: of the test images at each bond, the input's first, and then the logits.
+    """
+
+    cut: Cut
+    data: ImageData
+    coordinates: tuple[Float64[Tensor, "images _"], ...]
+
+    @classmethod
+    def of(cls, cut: Cut, data: ImageData) -> "CutReading":
+        """Look at test images through a cut."""
+        return cls(cut, data, tuple(cut.coordinates(data.test_images)))
+
+    @cached_property
+    def products(self) -> Products:
+        """What the layers of the cut add up, the largest share first."""
+        return self.cut.products()
+
+    @torch.no_grad()
+    def direction(self, bond: int, number: int) -> Direction:
+        """One coordinate: where it is largest and smallest, and what it does there."""
+        z = self.coordinates[bond]
+        near = max(1, round(END * len(z)))
+        order = z[:, number].argsort(descending=True)
+        ends = [
+            End(
+                images=tuple(some[:SHOWN].tolist()),
+                effects=tuple(_effects(self.cut, bond, z[some[:near]], number).tolist()),
+            )
+            for some in (order, order.flip(0))
+        ]
+        share = float(self.cut.environments[bond][number, number])
+        return Direction(bond, number, share, (ends[0], ends[1]))
+
+    def pixels(self, bond: int, number: int) -> list[Float64[Tensor, " n_in"]]:
+        """A coordinate, or a logit, pulled back to the input.
+
+        One of the input is a picture. Any other is a sum of squares over the coordinates below it:
+        of its strongest eigenvector of either sign, the positive one first, and of the strongest
+        ones below that down to the input, two pictures.
+        """
+        cut = self.cut
+        if bond == 0:
+            return [cut.write[:, number]]
+        _, vectors = torch.linalg.eigh(cut.cores[bond - 1].interaction(output=number).dense())
+        found = []
+        for end in (-1, 0):
+            v = vectors[:, end]
+            for core in reversed(cut.cores[: bond - 1]):
+                values, below = torch.linalg.eigh(core.interaction(v).dense())
+                v = below[:, values.abs().argmax()]
+            found.append(cut.write @ v)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
 class BondReading:
     """A deep classifier on few directions.
 
@@ -77,10 +140,9 @@ class BondReading:
         bonds: all singular values and directions, for logits less their mean.
         accuracy: of the model on the test images.
         by_rank: (directions at each bond, test accuracy, certificate) of uniform cuts.
-        cut: the smallest found that loses at most `drop`, in a sparse basis.
+        kept: the smallest cut found that loses at most `drop`, in a sparse basis.
         cut_accuracy: its test accuracy.
         by_products: (products kept, test accuracy) in that basis.
-        directions: its coordinates, those of the input first.
     """
 
     model: ImageClassifier
@@ -90,10 +152,14 @@ class BondReading:
     bonds: Bonds
     accuracy: float
     by_rank: tuple[tuple[int, float, float], ...]
-    cut: Cut
+    kept: CutReading
     cut_accuracy: float
     by_products: tuple[tuple[int, float], ...]
-    directions: tuple[Direction, ...]
+
+    @property
+    def cut(self) -> Cut:
+        """The smallest cut found."""
+        return self.kept.cut
 
     def cut_model(self) -> ImageClassifier:
         """The cut as an ordinary classifier."""
@@ -157,7 +223,6 @@ def read_bonds(
     found = classifier_bonds(model, data, metric)
     cut = sparse_basis(found.cut(accurate_ranks(found, model, data, drop)))
     tested = data.test_images, data.test_labels
-    most = max(bond.k for bond in found.bonds)
     return BondReading(
         model=model,
         data=data,
@@ -165,11 +230,10 @@ def read_bonds(
         drop=drop,
         bonds=found,
         accuracy=model.accuracy(*tested),
-        by_rank=rank_accuracies(found, model, data, [k for k in UNIFORM if k < most] + [most]),
-        cut=cut,
+        by_rank=rank_accuracies(found, model, data),
+        kept=CutReading.of(cut, data),
         cut_accuracy=ImageClassifier.from_cut(cut, model.config).accuracy(*tested),
         by_products=product_accuracies(cut, data),
-        directions=tuple(_directions(cut, data)),
     )
 
 
@@ -205,16 +269,20 @@ def accurate_ranks(
 
 
 def rank_accuracies(
-    found: Bonds, model: ImageClassifier, data: ImageData, ranks: Sequence[int]
+    found: Bonds, model: ImageClassifier, data: ImageData, ranks: Sequence[int] = ()
 ) -> tuple[tuple[int, float, float], ...]:
-    """For each k of `ranks`: k, test accuracy and certificate of the cut to k directions a bond."""
+    """For each k of `ranks`: k, test accuracy and certificate of the cut to k directions a bond.
+
+    By default for k from 1 to all of them in growing steps.
+    """
+    most = max(bond.k for bond in found.bonds)
 
     def row(k: int) -> tuple[int, float, float]:
         cut = found.cut(k)
         whole = ImageClassifier.from_cut(cut, model.config)
         return k, whole.accuracy(data.test_images, data.test_labels), cut.certificate
 
-    return tuple(map(row, ranks))
+    return tuple(map(row, ranks or [*(k for k in UNIFORM if k < most), most]))
 
 
 def product_accuracies(cut: Cut, data: ImageData) -> tuple[tuple[int, float], ...]:
@@ -230,22 +298,6 @@ def product_accuracies(cut: Cut, data: ImageData) -> tuple[tuple[int, float], ..
             z = tensor(z)
         found.append((k, float((z.argmax(-1) == data.test_labels).double().mean())))
     return tuple(found)
-
-
-def _directions(cut: Cut, data: ImageData) -> Iterator[Direction]:
-    coordinates = cut.coordinates(data.test_images)
-    near = max(1, round(END * len(data.test_images)))
-    for bond, (z, U) in enumerate(zip(coordinates[:-1], cut.environments[:-1], strict=True)):
-        for k, share in enumerate(U.diagonal().tolist()):
-            order = z[:, k].argsort(descending=True)
-            ends = [
-                End(
-                    images=tuple(some[:SHOWN].tolist()),
-                    effects=tuple(_effects(cut, bond, z[some[:near]], k).tolist()),
-                )
-                for some in (order, order.flip(0))
-            ]
-            yield Direction(bond, k, share, (ends[0], ends[1]))
 
 
 def _effects(

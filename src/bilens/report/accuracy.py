@@ -10,6 +10,7 @@ from bilens.report.style import BLUE, GREY, RED, dress
 __all__ = [
     "accuracy_curve",
     "kept_figure",
+    "mark_kept",
     "path_figure",
     "truncation_figure",
     "truncation_table",
@@ -38,6 +39,17 @@ def accuracy_curve(
     )
     figure.update_yaxes(title="test accuracy (%)")
     return figure.update_layout(showlegend=False)
+
+
+def mark_kept(figure: go.Figure, k: int, lost: float, accuracy: float) -> go.Figure:
+    """Put a mark on such a curve where k are kept."""
+    return figure.add_scatter(
+        x=[k],
+        y=[100 * accuracy],
+        mode="markers",
+        marker={"size": 13, "color": RED, "symbol": "diamond"},
+        hovertemplate=f"{k} kept: {accuracy:.2%}, {100 * lost:.2f} points lost<extra></extra>",
+    )
 
 
 def truncation_table(curve: TruncationCurve) -> list[tuple[int, float, float]]:
@@ -72,17 +84,7 @@ def kept_figure(curve: TruncationCurve, k: int) -> go.Figure:
     Raises:
         BilensError: the curve has no such k.
     """
-    lost = 100 * curve.drop(k)
-    shown = f"{k} kept: {curve.accuracy[k - 1]:.2%}, {lost:.2f} points lost"
-    figure = truncation_figure(curve)
-    figure.add_scatter(
-        x=[k],
-        y=[100 * curve.accuracy[k - 1]],
-        mode="markers",
-        marker={"size": 13, "color": RED, "symbol": "diamond"},
-        hovertemplate=f"{shown}<extra></extra>",
-    )
-    return figure
+    return mark_kept(truncation_figure(curve), k, curve.drop(k), curve.accuracy[k - 1])
 
 
 def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure:

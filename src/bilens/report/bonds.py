@@ -1,5 +1,7 @@
 """The part of a report that shows a deep model on few directions."""
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 
 from bilens.read import BondReading
@@ -42,23 +44,27 @@ def bond_figure(reading: BondReading) -> go.Figure:
     figure.update_yaxes(
         title="share of the squared norm", type="log", tickformat=".0e", fixedrange=True
     )
-    return dress(figure, height=340).update_layout(
+    alt = "Share of the squared norm of each direction of each bond, the largest first"
+    return dress(figure, height=340, alt=alt).update_layout(
         legend={"x": 0.02, "y": 0.02, "xanchor": "left", "yanchor": "bottom"}
     )
 
 
-def kept_directions_figure(reading: BondReading) -> go.Figure:
-    """Test accuracy of uniform cuts against the directions that each bond keeps."""
-    kept, accuracies, certificates = zip(*reading.by_rank, strict=True)
-    figure = accuracy_curve(
-        kept, accuracies, reading.accuracy, whole="the model", beside="bottom right"
-    )
+def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: float) -> go.Figure:
+    """Test accuracy of uniform cuts against the directions that each bond keeps.
+
+    Args:
+        by_rank: of `rank_accuracies`.
+        full: accuracy of the model.
+    """
+    kept, accuracies, certificates = zip(*by_rank, strict=True)
+    figure = accuracy_curve(kept, accuracies, full, whole="the model", beside="bottom right")
     figure.update_traces(
         customdata=certificates,
         hovertemplate="%{x} directions: %{y:.2f} %, certificate %{customdata:.2g}<extra></extra>",
     )
     figure.update_xaxes(title="directions kept at each bond", type="log", dtick=1, fixedrange=True)
-    return dress(figure, height=340)
+    return dress(figure, height=340, alt="Test accuracy against the directions kept at each bond")
 
 
 def bond_name(number: int) -> str:
@@ -73,9 +79,12 @@ def bond_figures(reading: BondReading, shape: tuple[int, int]) -> dict[str, go.F
         reading: of a classifier of any depth.
         shape: height and width of an input as an image.
     """
-    figures = {"bonds": bond_figure(reading), "kept-directions": kept_directions_figure(reading)}
+    figures = {
+        "bonds": bond_figure(reading),
+        "kept-directions": kept_directions_figure(reading.by_rank, reading.accuracy),
+    }
     for class_ in range(reading.data.n_classes):
-        figures[f"network-{class_}"] = network_figure(reading, class_, shape)
+        figures[f"network-{class_}"] = network_figure(reading.kept, class_, shape)
     for number in range(len(reading.cut.cores)):
         figures[f"directions-{number}"] = directions_figure(reading, number, shape)
     for number in range(len(reading.cut.cores)):
@@ -88,7 +97,7 @@ def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[S
     cut, n = reading.cut, len(reading.cut.cores)
     ranks = " + ".join(map(str, cut.ranks))
     few = next((k for k, a in reading.by_products if a >= reading.accuracy - reading.drop), None)
-    products = f"{len(cut.products()):,} products of two coordinates" + (
+    products = f"{len(reading.kept.products):,} products of two coordinates" + (
         f"; the {few:,} of largest share keep the test accuracy within {reading.drop:.1%}"
         if few
         else ""
@@ -130,9 +139,10 @@ def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[S
         Section(
             "Every direction",
             "What a coordinate of the pixels stands for (blue where they go with it, red against "
-            "it); for one behind the first layer, the strongest positive and negative eigenvector "
-            "of its interaction matrix. Then the test images at both ends of it and the logits "
-            "that it raises and lowers there: what they would lose without it.",
+            "it); for any other, the strongest positive and negative eigenvector of its "
+            "interaction matrix, followed down to the pixels along the strongest ones below. Then "
+            "the test images at both ends of it and the logits that it raises and lowers there: "
+            "what they would lose without it.",
             rows=[[figures[f"directions-{number}"]] for number in range(n)],
         ),
         Section(

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from html import escape
 
 import plotly.graph_objects as go
-import torch
-from torch import Tensor
 
-from bilens.read import BondReading, Direction, End
+from bilens.read import BondReading, End
 from bilens.report.canvas import Canvas
 from bilens.report.picture import diverging
 from bilens.report.style import BLUE, GREY, RED
@@ -25,10 +23,11 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
 
     The bond of the input has the number 0.
     """
-    rows = [found for found in reading.directions if found.bond == bond]
+    kept = reading.kept
+    rows = [kept.direction(bond, number) for number in range(kept.cut.ranks[bond])]
     aspect = shape[0] / shape[1]
     rise = aspect + GAP
-    shown = 1 + (bond == 1)
+    shown = 1 + (bond > 0)
     start = 1.1 + shown * 1.08
     images = len(rows[0].ends[0].images)
     side = images * 1.04 + NAMES
@@ -43,7 +42,7 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
         middle = y + aspect / 2
         name = f"<b>{bond}.{direction.number + 1}</b><br>{direction.share:.1%}"
         canvas.label(name, x=0.5, y=middle, color=GREY, on_line=True)
-        for number, vector in enumerate(_stands_for(reading, direction)):
+        for number, vector in enumerate(kept.pixels(bond, direction.number)):
             canvas.eigenvector(vector, shape, x=1.05 + 1.08 * number, y=y)
         for number, end in enumerate(direction.ends):
             left = start + side * number
@@ -51,6 +50,7 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
                 canvas.image(reading.data.test_images[index], shape, x=left + 1.04 * i, y=y)
             text = _moved(end, reading.data.class_names)
             canvas.label(text, x=left + side - NAMES / 2 - 0.1, y=middle, on_line=True)
+    canvas.scale()
     return canvas.figure()
 
 
@@ -76,18 +76,6 @@ def matrices_figure(reading: BondReading, layer: int) -> go.Figure:
         canvas.picture(diverging(shown, 1.0), x=x, y=y, width=1, height=1)
         canvas.label(name, x=x + 0.5, y=y + 1.01, color=GREY)
     return canvas.figure()
-
-
-def _stands_for(reading: BondReading, direction: Direction) -> Sequence[Tensor]:
-    """In pixels: the direction itself, or the ends of the matrix that makes it."""
-    write = reading.cut.write
-    if direction.bond == 0:
-        return [write[:, direction.number]]
-    if direction.bond > 1:
-        return []
-    form = reading.cut.cores[0].interaction(output=direction.number)
-    _, vectors = torch.linalg.eigh(form.dense())
-    return [write @ vectors[:, i] for i in (-1, 0)]
 
 
 def _moved(end: End, names: Sequence[str]) -> str:

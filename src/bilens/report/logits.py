@@ -1,15 +1,17 @@
 """Logits, directions in them and the summands of one, as bars."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import plotly.graph_objects as go
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.read import Direction
 from bilens.report.style import BLUE, GREY, RED, dress
 
-__all__ = ["direction_figure", "logits_figure", "summands_figure"]
+__all__ = ["direction_figure", "ends_figure", "logits_figure", "summands_figure"]
 
 
 def logits_figure(
@@ -20,9 +22,23 @@ def logits_figure(
     title: str,
 ) -> go.Figure:
     """A pair of bars for each class: the whole model's logit, and that of what is kept of it."""
+    bars = {"kept": (BLUE, kept), "all": (GREY, whole)}
+    return _pairs(bars, class_names, "logit", title)
+
+
+def ends_figure(direction: Direction, class_names: Sequence[str], *, title: str) -> go.Figure:
+    """A pair of bars for each class: what a coordinate adds to its logit at either end."""
+    high, low = (torch.tensor(end.effects) for end in direction.ends)
+    bars = {"at its largest": (BLUE, high), "at its smallest": (RED, low)}
+    return _pairs(bars, class_names, "added to the logit", title)
+
+
+def _pairs(
+    bars: Mapping[str, tuple[str, Tensor]], class_names: Sequence[str], measure: str, title: str
+) -> go.Figure:
     figure = go.Figure()
     names = [escape(name) for name in class_names]
-    for label, color, values in (("kept", BLUE, kept), ("all", GREY, whole)):
+    for label, (color, values) in bars.items():
         figure.add_bar(
             x=names,
             y=values.tolist(),
@@ -30,7 +46,7 @@ def logits_figure(
             marker={"color": color},
             hovertemplate="%{x}: %{y:+.3f}<extra>" + label + "</extra>",
         )
-    _bars(figure, "logit", title)
+    _bars(figure, measure, title)
     legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
     return figure.update_layout(barmode="group", legend=legend, margin={"t": 60})
 

@@ -2,17 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 import plotly.graph_objects as go
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
-from bilens.read import BondReading, Direction
+from bilens.read import CutReading
 from bilens.report.canvas import Canvas
-from bilens.report.picture import as_image, diverging, grey
 from bilens.report.style import BLUE, GREY, RED
 from bilens.tensor import Products
 
-__all__ = ["Edge", "chosen_edges", "network_figure"]
+__all__ = [
+    "Edge",
+    "Node",
+    "chosen_edges",
+    "draw_network",
+    "edges_from",
+    "edges_into",
+    "network_figure",
+    "node_name",
+]
 
 OF_OUTPUT, OF_NODE = 4, 2
 """Products drawn into a logit, and into each coordinate."""
@@ -37,47 +48,80 @@ class Edge:
     part: float
 
 
-def chosen_edges(products: Products, depth: int, output: int) -> list[Edge]:
+def chosen_edges(
+    products: Products, depth: int, output: int, chosen: Node | None = None
+) -> list[Edge]:
     """The products that make up most of an output, those that make up most of these, and so on.
 
     Args:
         products: of a cut model.
         depth: its number of layers.
         output: number of the output.
+        chosen: bond and number of a coordinate that is explained too.
     """
     edges: list[Edge] = []
     wanted = {output}
     for layer in reversed(range(depth)):
+        if chosen is not None and chosen[0] == layer + 1:
+            wanted.add(chosen[1])
         sources: set[int] = set()
         for target in sorted(wanted):
-            rows = torch.nonzero((products.layer == layer) & (products.output == target)).flatten()
-            total = float(products.share[rows].sum()) or 1.0
-            for row in rows[: OF_OUTPUT if layer == depth - 1 else OF_NODE].tolist():
-                pair = int(products.first[row]), int(products.second[row])
-                sources |= set(pair)
-                edges.append(
-                    Edge(
-                        (layer + 1, target),
-                        ((layer, pair[0]), (layer, pair[1])),
-                        float(products.coefficient[row]),
-                        float(products.share[row]) / total,
-                    )
-                )
+            found = edges_into(
+                products, (layer + 1, target), OF_OUTPUT if layer == depth - 1 else OF_NODE
+            )
+            edges += found
+            sources |= {number for edge in found for _, number in edge.sources}
         wanted = sources
     return edges
 
 
-def network_figure(reading: BondReading, output: int, shape: tuple[int, int]) -> go.Figure:
+def edges_into(products: Products, target: Node, k: int) -> list[Edge]:
+    """The k products of two coordinates that make up most of a third, or of an output."""
+    is_own = (products.layer == target[0] - 1) & (products.output == target[1])
+    return _edges(products, is_own, k)
+
+
+def edges_from(products: Products, source: Node, k: int) -> list[Edge]:
+    """The k products of largest share that a coordinate takes part in."""
+    is_own = (products.first == source[1]) | (products.second == source[1])
+    return _edges(products, (products.layer == source[0]) & is_own, k)
+
+
+def _edges(products: Products, chosen: Bool[Tensor, " terms"], k: int) -> list[Edge]:
+    found = []
+    for row in torch.nonzero(chosen).flatten()[:k].tolist():
+        layer, output = int(products.layer[row]), int(products.output[row])
+        alike = (products.layer == layer) & (products.output == output)
+        total = float(products.share[alike].sum()) or 1.0
+        found.append(
+            Edge(
+                (layer + 1, output),
+                ((layer, int(products.first[row])), (layer, int(products.second[row]))),
+                float(products.coefficient[row]),
+                float(products.share[row]) / total,
+            )
+        )
+    return found
+
+
+def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> go.Figure:
     """Draw the strongest products behind an output, from pixels on the left to it on the right.
 
     Args:
-        reading: of a classifier.
+        reading: of a cut classifier.
         output: number of the class.
         shape: height and width of an input as an image.
     """
+    return draw_network(reading, output, shape).figure()
+
+
+def draw_network(
+    reading: CutReading, output: int, shape: tuple[int, int], chosen: Node | None = None
+) -> Canvas:
+    """The drawing of `network_figure`, with a link at each node; a chosen one is always there."""
     depth, aspect = len(reading.cut.cores), shape[0] / shape[1]
-    edges = chosen_edges(reading.cut.products(), depth, output)
-    columns = _ordered(edges, depth)
+    edges = chosen_edges(reading.products, depth, output, chosen)
+    columns = _ordered(edges, (depth, output), chosen)
     rise = aspect + GAP
     height = rise * max(len(column) for column in columns)
     tall = {
@@ -86,31 +130,42 @@ def network_figure(reading: BondReading, output: int, shape: tuple[int, int]) ->
         for place, node in enumerate(column)
     }
     name = reading.data.class_names[output]
-    width = STEP * depth + 1.6
-    canvas = Canvas(width, height, unit=78, title=f"What makes up the logit of {name}")
+    canvas = Canvas(STEP * depth + 1.6, height, unit=78, title=f"What makes up the logit of {name}")
     for edge in edges:
         same = [other for other in edges if other.target == edge.target]
         _draw_edge(canvas, edge, same.index(edge) - (len(same) - 1) / 2, tall)
-    directions = {(found.bond, found.number): found for found in reading.directions}
     for node, y in tall.items():
         x = STEP * node[0] + (0.0 if node[0] == 0 else 0.6)
         if node[0] == depth:
-            canvas.label(f"<b>{name}</b>", x=x + 0.35, y=y, size=15, on_line=True)
+            canvas.label(f"<b>{escape(name)}</b>", x=x + 0.35, y=y, size=15, on_line=True)
         else:
-            _draw_node(canvas, reading, directions[node], (x, y - aspect / 2), shape)
-    return canvas.figure()
+            _draw_node(canvas, reading, node, (x, y - aspect / 2), shape)
+        side = 0.7 if node[0] == depth else 1
+        corner = (x, y - (0.25 if node[0] == depth else aspect / 2))
+        size = (side, 0.5 if node[0] == depth else rise - 0.05)
+        canvas.link(node_name(node), corner, size, is_chosen=node == (chosen or (depth, output)))
+    canvas.scale()
+    return canvas
 
 
-def _ordered(edges: Sequence[Edge], depth: int) -> list[list[Node]]:
+def node_name(node: Node) -> str:
+    """What a coordinate is called wherever it is shown: its bond, and its number from 1."""
+    return f"{node[0]}.{node[1] + 1}"
+
+
+def _ordered(edges: Sequence[Edge], root: Node, chosen: Node | None) -> list[list[Node]]:
     """The nodes of each bond, the input's first, each as near as can be to what it feeds."""
-    columns: list[list[Node]] = [[edges[0].target]]
-    for layer in reversed(range(depth)):
+    columns: list[list[Node]] = [[root]]
+    for layer in reversed(range(root[0])):
         above = {node: place for place, node in enumerate(columns[0])}
+        # What is chosen may feed nothing that is drawn, and stands at the end then.
         fed: dict[Node, list[float]] = {}
         for edge in edges:
             if edge.target[0] == layer + 1:
                 for source in edge.sources:
                     fed.setdefault(source, []).append(above[edge.target])
+        if chosen is not None and chosen[0] == layer:
+            fed.setdefault(chosen, [len(above)])
         columns.insert(0, sorted(fed, key=lambda node: (sum(fed[node]) / len(fed[node]), node)))
     return columns
 
@@ -131,23 +186,20 @@ def _draw_edge(canvas: Canvas, edge: Edge, offset: float, tall: Mapping[Node, fl
 
 def _draw_node(
     canvas: Canvas,
-    reading: BondReading,
-    direction: Direction,
+    reading: CutReading,
+    node: Node,
     corner: tuple[float, float],
     shape: tuple[int, int],
 ) -> None:
     """A picture of what it stands for, or the images at its two ends; its number below."""
     (x, y), aspect = corner, shape[0] / shape[1]
-    if direction.bond == 0:
-        stands_for = diverging(as_image(reading.cut.write[:, direction.number], shape))
-        canvas.picture(stands_for, x=x, y=y, width=1, height=aspect)
+    if node[0] == 0:
+        canvas.eigenvector(reading.cut.write[:, node[1]], shape, x=x, y=y)
     else:
-        for place, end in enumerate(direction.ends):
-            image = grey(as_image(reading.data.test_images[end.images[0]], shape))
-            left = x + place / 2
-            canvas.picture(image, x=left, y=y + aspect / 4, width=0.5, height=aspect / 2)
+        for place, end in enumerate(reading.direction(*node).ends):
+            image, left = reading.data.test_images[end.images[0]], x + place / 2
+            canvas.image(image, shape, x=left, y=y + aspect / 4, width=0.5)
             label = "+" if place == 0 else "−"
             canvas.label(label, x=left + 0.25, y=y + 0.04 * aspect, color=GREY)
-    text = f"{direction.bond}.{direction.number + 1}"
-    below = y + aspect * (1 if direction.bond == 0 else 0.76)
-    canvas.label(text, x=x + 0.5, y=below, color=GREY)
+    below = y + aspect * (1 if node[0] == 0 else 0.76)
+    canvas.label(node_name(node), x=x + 0.5, y=below, color=GREY)

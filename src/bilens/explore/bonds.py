@@ -1,0 +1,222 @@
+"""What the explorer shows of the few directions between the layers of a deep classifier."""
+
+from copy import deepcopy
+from functools import lru_cache
+from html import escape
+
+import plotly.graph_objects as go
+
+from bilens.data import ImageData
+from bilens.explore.state_checks import StateError
+from bilens.nn import ImageClassifier
+from bilens.read import CutReading, classifier_bonds, rank_accuracies
+from bilens.report import heat_figure, kept_directions_figure
+from bilens.report.accuracy import mark_kept
+from bilens.report.logits import ends_figure
+from bilens.report.network import Edge, Node, draw_network, edges_from, edges_into, node_name
+from bilens.report.picture import as_image, diverging, grey
+
+__all__ = ["BondView"]
+
+MOST, DROP, PARTNERS, LONGEST_WALK = 60, 0.01, 6, 30
+
+
+class BondView:
+    """The bonds of a classifier, and what each walk through them shows.
+
+    A direction is called by its bond and its number there, from 1; those of the last bond are the
+    logits.
+
+    Args:
+        model: of several layers; read in float64 on the CPU.
+        data: what it is measured on.
+        shape: height and width of an input as an image.
+
+    Raises:
+        NotBilinearError: a gate is not linear, or there is a norm.
+    """
+
+    def __init__(self, model: ImageClassifier, data: ImageData, shape: tuple[int, int]) -> None:
+        self.model, self.data, self.shape = deepcopy(model).to("cpu"), data.to("cpu"), shape
+        self.found = classifier_bonds(self.model, self.data)
+        self.sizes = [*(bond.k for bond in self.found.bonds), data.n_classes]
+        self.depth = len(self.sizes) - 1
+        self.most = min(MOST, max(self.sizes[:-1]))
+        self.accuracy = self.model.accuracy(self.data.test_images, self.data.test_labels)
+        self.by_rank = rank_accuracies(self.found, self.model, self.data)
+        enough = (k for k, accuracy, _ in self.by_rank if accuracy >= self.accuracy - DROP)
+        self.start = min(self.most, next(enough, self.most))
+
+    def check(self, walk: tuple[str, ...]) -> None:
+        """Raise if a direction of a walk is not one of the model.
+
+        Raises:
+            StateError: it is not, or the walk is too long.
+        """
+        if len(walk) > LONGEST_WALK:
+            raise StateError("walk", f"{len(walk)} steps are too many, up to {LONGEST_WALK} can be")
+        for name in walk:
+            if self._node(name) is None:
+                raise StateError(
+                    "walk",
+                    f"{name[:40]!r} is not a direction: a bond from 0 to {self.depth}, a dot, and "
+                    f"a number from 1, up to {', '.join(map(str, self.sizes))} there",
+                )
+
+    def _node(self, name: str) -> Node | None:
+        bond, _, number = name.partition(".")
+        if not all(p.isascii() and p.isdigit() and len(p) < 6 for p in (bond, number)):
+            return None
+        node = int(bond), int(number) - 1
+        return node if node[0] <= self.depth and 0 <= node[1] < self.sizes[node[0]] else None
+
+    @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
+    def reading(self, k: int) -> CutReading:
+        """The model cut to k directions at each bond; the first ones are the same for every k."""
+        return CutReading.of(self.found.cut(k), self.data)
+
+    def nodes(self, k: int, walk: tuple[str, ...]) -> list[Node]:
+        """A walk from a logit on, without what the cut leaves out."""
+        found = [node for node in map(self._node, walk) if node is not None]
+        kept = [node for node in found if node[0] == self.depth or node[1] < k]
+        return kept if kept and kept[0][0] == self.depth else [(self.depth, 0), *kept]
+
+    def text(self, k: int) -> str:
+        """What keeping that many does, in a sentence."""
+        _, accuracy, certificate = self._measured(k)
+        return (
+            f"With {k} directions at each bond the model gets {accuracy:.2%} of the test images "
+            f"right, with all of them {self.accuracy:.2%}. Certificate {certificate:.2g}: the cut "
+            "changes the model by at most that much of its norm, known from the weights."
+        )
+
+    def curve(self, k: int) -> go.Figure:
+        """Accuracy against the directions kept, with a mark at k."""
+        _, accuracy, _ = self._measured(k)
+        figure = kept_directions_figure(self.by_rank, self.accuracy)
+        return mark_kept(figure, k, self.accuracy - accuracy, accuracy)
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def _measured(self, k: int) -> tuple[int, float, float]:
+        return rank_accuracies(self.found, self.model, self.data, [k])[0]
+
+    def name(self, node: Node) -> str:
+        """What a direction is called; a logit by its class. Not yet safe for HTML."""
+        return self.data.class_names[node[1]] if node[0] == self.depth else node_name(node)
+
+    def ends(self, k: int, walk: tuple[str, ...]) -> go.Figure | None:
+        """What the last direction adds to each logit; None for a logit itself."""
+        node = self.nodes(k, walk)[-1]
+        if node[0] == self.depth:
+            return None
+        found = self.reading(k).direction(*node)
+        title = f"What {self.name(node)} adds to the logits"
+        return ends_figure(found, self.data.class_names, title=title)
+
+    def made(self, k: int, walk: tuple[str, ...]) -> go.Figure | None:
+        """The interaction matrix that makes the last direction; None for one of the pixels."""
+        bond, number = node = self.nodes(k, walk)[-1]
+        if bond == 0:
+            return None
+        core = self.reading(k).cut.cores[bond - 1]
+        names = [node_name((bond - 1, i)) for i in range(core.n_in)]
+        title = f"What makes {self.name(node)}"
+        return heat_figure(core.interaction(output=number).dense(), names, names, title=title)
+
+    def used(self, k: int, walk: tuple[str, ...]) -> go.Figure | None:
+        """What the last direction goes into, with which others; None for a logit."""
+        bond, number = node = self.nodes(k, walk)[-1]
+        if bond == self.depth:
+            return None
+        core = self.reading(k).cut.cores[bond]
+        others = [node_name((bond, i)) for i in range(core.n_in)]
+        targets = [self.name((bond + 1, i)) for i in range(core.n_out)]
+        title = f"What {self.name(node)} goes into"
+        return heat_figure(core.dense()[:, number], targets, others, title=title)
+
+    def page(self, k: int, walk: tuple[str, ...]) -> str:
+        """The drawn network and the last direction of the walk, as HTML.
+
+        Whatever can be walked to is a button with its name in `data-node`.
+        """
+        nodes, reading = self.nodes(k, walk), self.reading(k)
+        last = nodes[-1]
+        trail = " › ".join(
+            self._button(node, escape(self.name(node)), is_chosen=node == last) for node in nodes
+        )
+        chosen = None if last[0] == self.depth else last
+        drawing = draw_network(reading, nodes[0][1], self.shape, chosen)
+        return (
+            f'{self._logits(nodes[0][1])}<div class="steps">Walk {trail}</div>'
+            f'<div class="bonds"><div class="network scroll">{drawing.svg()}</div>'
+            f"{self._card(reading, last)}</div>"
+        )
+
+    def _logits(self, chosen: int) -> str:
+        buttons = (
+            self._button((self.depth, i), escape(name), is_chosen=i == chosen)
+            for i, name in enumerate(self.data.class_names)
+        )
+        return f'<div class="steps" role="group" aria-label="logit">Logit {"".join(buttons)}</div>'
+
+    def _card(self, reading: CutReading, node: Node) -> str:
+        bond, number = node
+        if bond == self.depth:
+            head, ends = f"The logit of {escape(self.name(node))}", ""
+        else:
+            found = reading.direction(bond, number)
+            place = "of the pixels" if bond == 0 else f"between layers {bond} and {bond + 1}"
+            head = f"{self.name(node)}, {place}, {found.share:.1%} of the squared norm"
+            ends = "".join(
+                self._pictures(
+                    caption,
+                    [grey(as_image(self.data.test_images[i], self.shape)) for i in end.images],
+                )
+                for caption, end in zip(("largest on", "smallest on"), found.ends, strict=True)
+            )
+        pictures = [diverging(as_image(x, self.shape)) for x in reading.pixels(bond, number)]
+        captions = ("in pixels",) if bond == 0 else ("makes it large", "makes it small")
+        shown = "".join(self._pictures(c, [p]) for c, p in zip(captions, pictures, strict=True))
+        products = reading.products
+        made = self._products(reading, "Made of", node, edges_into(products, node, PARTNERS))
+        used = self._products(reading, "Goes into", node, edges_from(products, node, PARTNERS))
+        return (
+            f'<section class="card"><h3>{head}</h3><div class="ends">{shown}{ends}</div>'
+            f'<div class="tables">{made}{used}</div></section>'
+        )
+
+    def _pictures(self, caption: str, pictures: list[str]) -> str:
+        images = "".join(f'<img src="{picture}" alt="">' for picture in pictures)
+        return f"<figure><div>{images}</div><figcaption>{caption}</figcaption></figure>"
+
+    def _products(self, reading: CutReading, title: str, node: Node, edges: list[Edge]) -> str:
+        """The strongest products that make a direction, or that it is part of."""
+        if not edges:
+            return ""
+        rows = []
+        for edge in edges:
+            terms = sorted(set(edge.sources), key=lambda term: (term != node, term))
+            text = " × ".join(self._named(reading, term) for term in terms)
+            text += "²" if len(terms) == 1 else ""
+            if edge.target != node:
+                text += f" → {self._named(reading, edge.target)}"
+            sign, mark = ("up", "+") if edge.coefficient > 0 else ("down", "−")
+            rows.append(f'<li><b class="{sign}">{mark}{edge.part:.0%}</b> {text}</li>')
+        return f'<div class="products"><h4>{title}</h4><ul>{"".join(rows)}</ul></div>'
+
+    def _named(self, reading: CutReading, node: Node) -> str:
+        if node[0] == self.depth:
+            return self._button(node, escape(self.name(node)))
+        if node[0] == 0:
+            picture = diverging(as_image(reading.cut.write[:, node[1]], self.shape))
+        else:
+            highest = reading.direction(*node).ends[0].images[0]
+            picture = grey(as_image(self.data.test_images[highest], self.shape))
+        return self._button(node, f'<img src="{picture}" alt="">{self.name(node)}')
+
+    def _button(self, node: Node, content: str, *, is_chosen: bool = False) -> str:
+        pressed = str(is_chosen).lower()
+        name = node_name(node)
+        return (
+            f'<button type="button" data-node="{name}" aria-pressed="{pressed}">{content}</button>'
+        )
