@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bilens.checks import check_count, check_finite, check_labels, check_weights, checked
 from bilens.errors import BilensError, CheckpointError
+from bilens.settings import Count
 
 
 @checked
@@ -17,7 +18,7 @@ def accuracy(
     x: Float[Tensor, "samples n"],
     labels: Int[Tensor, " samples"],
     weights: Float[Tensor, "*batch n"] | Sequence[float] | None = None,
-    k: int = 1,
+    k: Count = 1,
     blocks: Iterable[Float[Tensor, "samples n"]] = (),
 ) -> float:
     """Any function."""
@@ -58,6 +59,12 @@ def test_what_fits_passes():
 def test_an_array_that_does_not_fit_is_named(args, message):
     with pytest.raises(BilensError, match=message):
         accuracy(*args)
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5, True, "3", None, 2**70])
+def test_a_number_out_of_its_limits_is_named(k):
+    with pytest.raises(BilensError, match=r"^k=.*, expected a whole number, at least 1 and at mos"):
+        accuracy(torch.zeros(3, 4), torch.tensor([1, 2, 3]), k=k)
 
 
 def test_python_says_itself_what_is_missing():

@@ -135,6 +135,9 @@ def test_architectures_are_compared(run, tmp_path, capsys):
     assert (tmp_path / "bilinear-bilinear-seed1" / "model.safetensors").is_file()
 
 
+FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--k", "2"]
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -144,8 +147,14 @@ def test_architectures_are_compared(run, tmp_path, capsys):
         (["contexts", "RUN", "--token", "girl", "--minus", "dgo"], "the nearest are dog"),
         (
             ["generate", "RUN", "--tokens", "0"],
-            "tokens=0, temperature=0.7: expected at least 1 token",
+            "tokens=0, expected a whole number, at least 1",
         ),
+        (["generate", "RUN", "--temperature", "nan"], "temperature=nan, expected a finite"),
+        (["generate", "RUN", "--seed", str(2**64)], "expected a whole number, at least 0 and at"),
+        (["heads", "RUN", "--distance", str(2**64)], "distance=18446744073709551616, expected a"),
+        ([*FLOW, "--ablate", "-1"], "ablate=-1, expected a whole number, at least 0"),
+        ([*FLOW, "--output", ""], ". could not be written: "),
+        ([*FLOW, "--viewer", "a" * 5000], "could not be used: File name too long. Check the path"),
         (["decompose", "RUN"], "holds no image classifier"),
         (["train", "language", "--data", "nowhere.txt", "--device", "cpu"], "nowhere.txt"),
         (["train", "language", "--n-heads", "5", "--device", "cpu"], "not a multiple of n_heads=5"),

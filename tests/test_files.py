@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +101,8 @@ except CheckpointError as error:
     with only_process_in(tmp_path):
         assert other().startswith(f"Another process is at work in {tmp_path}. Wait until")
     assert other() == "free\n"
+
+
+def test_an_empty_path_is_named():
+    with pytest.raises(CheckpointError, match=r"^\. could not be written: "):
+        write_text(Path(), "text")

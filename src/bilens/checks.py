@@ -12,6 +12,7 @@ from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 
 from bilens.errors import BilensError, CheckpointError
+from bilens.settings import fits, said
 
 __all__ = ["check_count", "check_finite", "check_labels", "check_weights", "checked"]
 
@@ -20,28 +21,32 @@ Result = TypeVar("Result")
 
 
 def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
-    """Hold the arrays that a public function is given to its jaxtyping annotations.
+    """Hold the arrays that a public function is given, and limited numbers, to their annotations.
 
     Kinds, numbers of axes and sizes that several arguments share are checked before the function
-    runs, at about 20 microseconds a call. Everything else is left to the function.
+    runs, at about 20 microseconds a call, and numbers that are annotated with their limits, as
+    those of `bilens.settings`. Everything else is left to the function.
 
     Raises:
         BilensError: (by the function) an array does not fit; names the argument, what came, and
-            what was expected beside the other arrays.
+            what was expected beside the other arrays. A number is out of its limits.
     """
     signature = inspect.signature(function)
 
     @cache
-    def arrays() -> dict[str, Any]:
+    def hints(which: Callable[[Any], bool]) -> dict[str, Any]:
         # Looked up on the first call: annotations may name what is defined further down.
-        hints = get_type_hints(function)
-        return {name: hint for name, hint in hints.items() if name != "return" and _is_array(hint)}
+        found = get_type_hints(function, include_extras=True)
+        return {name: hint for name, hint in found.items() if name != "return" and which(hint)}
 
     @wraps(function)
     def wrapper(*args: Args.args, **kwargs: Args.kwargs) -> Result:
         given = signature.bind(*args, **kwargs).arguments
+        for name, hint in hints(_is_limited).items():
+            if name in given and not fits(given[name], hint):
+                raise BilensError(f"{name}={given[name]!r}, expected {said(hint)}")
         with jaxtyped("context"):
-            for name, hint in arrays().items():
+            for name, hint in hints(_is_array).items():
                 if name in given and not isinstance(given[name], _kinds(hint)):
                     raise BilensError(
                         f"{name} is {_described(given[name])}, expected {_said(hint)}"
@@ -110,6 +115,10 @@ def check_labels(labels: Tensor, n_classes: int) -> None:
 
 def _is_array(hint: Any) -> bool:
     return any(isinstance(kind, type) and issubclass(kind, AbstractArray) for kind in _kinds(hint))
+
+
+def _is_limited(hint: Any) -> bool:
+    return any(hasattr(kind, "__metadata__") for kind in (hint, *get_args(hint)))
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

@@ -34,11 +34,11 @@ UNFINISHED = ".unfinished-"
 
 
 @contextmanager
-def file_errors(path: Path | str, doing: str = "written") -> Iterator[None]:
+def file_errors(path: Path | str = "", doing: str = "written") -> Iterator[None]:
     """Say in one way what the system refuses: a full or read-only disk, a folder in the way, ...
 
     Args:
-        path: of the file or folder.
+        path: of the file or folder; by default the one that the system names.
         doing: what could not be done with it, as in "could not be written".
 
     Raises:
@@ -48,8 +48,9 @@ def file_errors(path: Path | str, doing: str = "written") -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        file = getattr(error, "filename", None) or "A file"
         raise CheckpointError(
-            f"{_short(path)} could not be {doing}: {reason}. Check the path, the space on its disk "
+            f"{_short(path or file)} could not be {doing}: {reason}. Check the path, the space on its disk "
             "and whether you may write there."
         ) from error
 
@@ -127,7 +128,7 @@ def only_process_in(folder: Path) -> Iterator[None]:
 
 def temporary_beside(path: Path) -> Path:
     """A name for what will be `path`: short, since that may be as long as names can be."""
-    return path.with_name(f"{UNFINISHED}{uuid4().hex}{path.suffix}")
+    return path.parent / f"{UNFINISHED}{uuid4().hex}{path.suffix}"
 
 
 def write_text(path: Path, text: str) -> None:

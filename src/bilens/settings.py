@@ -14,12 +14,15 @@ __all__ = [
     "Count",
     "Depth",
     "NotNegative",
+    "Place",
     "Positive",
     "Seed",
     "Share",
     "Size",
     "check_settings",
+    "fits",
     "read_settings",
+    "said",
 ]
 
 Settings = TypeVar("Settings")
@@ -58,12 +61,14 @@ class Between:
 
 Size = Annotated[int, Between(1, 2**20)]
 """A width, or a number of layers, heads or classes: more than a million is a mistake."""
-Count = Annotated[int, Between(1)]
-"""How many, without an upper limit."""
+Count = Annotated[int, Between(1, 10**15)]
+"""How many; no computer counts further."""
 Depth = Annotated[int, Between(1, 1024)]
 """A number of layers, each of which is a module of its own."""
 Seed = Annotated[int, Between(0, 2**32 - 1)]
 """What random numbers start from; NumPy takes no larger one."""
+Place = Annotated[int, Between(0, 2**31 - 1)]
+"""Of a token in a text, from 0, or how far it stands behind another."""
 Share = Annotated[float, Between(0, 1)]
 """A part of a whole."""
 Positive = Annotated[float, Between(0, 1e12, above=True)]
@@ -87,8 +92,8 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     """
     for name, hint in _hints(kind or type(settings)).items():  # type: ignore[arg-type]
         value = getattr(settings, name)
-        if not _fits(value, hint):
-            raise BilensError(f"{name}={value!r}, expected {_say(hint)}")
+        if not fits(value, hint):
+            raise BilensError(f"{name}={value!r}, expected {said(hint)}")
 
 
 def read_settings(kind: type[Settings], given: Mapping[str, Any], source: object) -> Settings:
@@ -122,21 +127,22 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind)}
 
 
-def _fits(value: Any, hint: Any) -> bool:  # noqa: PLR0911
+def fits(value: Any, hint: Any) -> bool:  # noqa: PLR0911
+    """Whether a value is what an annotation allows."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         limits = [extra for extra in parts[1:] if isinstance(extra, Between)]
-        return _fits(value, parts[0]) and all(limit.holds(value) for limit in limits)
+        return fits(value, parts[0]) and all(limit.holds(value) for limit in limits)
     if origin in (Union, UnionType):
-        return any(_fits(value, part) for part in parts)
+        return any(fits(value, part) for part in parts)
     if origin is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
     if origin is tuple:
         if not isinstance(value, tuple):
             return False
         if parts[-1] is Ellipsis:
-            return all(_fits(item, parts[0]) for item in value)
-        return len(value) == len(parts) and all(map(_fits, value, parts))
+            return all(fits(item, parts[0]) for item in value)
+        return len(value) == len(parts) and all(map(fits, value, parts))
     if hint is float:
         return (
             isinstance(value, (int, float))
@@ -148,18 +154,19 @@ def _fits(value: Any, hint: Any) -> bool:  # noqa: PLR0911
     return isinstance(value, NoneType if hint is None else hint)
 
 
-def _say(hint: Any) -> str:
+def said(hint: Any) -> str:
+    """What an annotation allows, as an error says it."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         limits = [str(extra) for extra in parts[1:] if isinstance(extra, Between)]
-        return ", ".join([_say(parts[0]), *limits])
+        return ", ".join([said(parts[0]), *limits])
     if origin in (Union, UnionType):
-        return " or ".join(_say(part) for part in parts)
+        return " or ".join(said(part) for part in parts)
     if origin is Literal:
         return "one of " + ", ".join(map(str, parts)) if len(parts) > 1 else repr(parts[0])
     if origin is tuple:
         if parts[-1] is Ellipsis:
-            return f"a list, each {_say(parts[0])}"
-        return f"{len(parts)} values, each {_say(parts[0])}"
+            return f"a list, each {said(parts[0])}"
+        return f"{len(parts)} values, each {said(parts[0])}"
     names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
     return "none" if hint in (None, NoneType) else names.get(hint, str(hint))

@@ -62,7 +62,7 @@ def test_digits_split_follows_the_seed():
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_digits_refuse_a_seed_out_of_range(seed):
-    with pytest.raises(DataError, match=f"^seed={seed}, expected 0 to 4294967295$"):
+    with pytest.raises(BilensError, match=f"^seed={seed}, expected a whole number, at least 0 and"):
         load_images("digits", seed=seed)
 
 

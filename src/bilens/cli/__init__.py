@@ -15,6 +15,7 @@ import tyro
 from bilens import __version__
 from bilens.cli.terminal import errors, out
 from bilens.errors import BilensError
+from bilens.files import file_errors
 
 __all__ = ["COMMANDS", "main", "parse", "whole_number"]
 
@@ -60,7 +61,7 @@ def main(args: list[str] | None = None) -> None:
     as_json = "--json" in given
     try:
         command = parse([word for word in given if word != "--json"])
-        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        with redirect_stdout(sys.stderr) if as_json else nullcontext(), file_errors(doing="used"):
             record = command.run()
         # Of several processes the first alone has one.
         if as_json and record is not None:

@@ -88,10 +88,15 @@ class Decompose:
 
 
 def read_images(
-    model: ImageClassifier, run: Path, data_dir: Path | None, basis: Basis, paths: int
+    model: ImageClassifier,
+    run: Path,
+    data_dir: Path | None,
+    basis: Basis,
+    paths: int,
+    name: str | None = None,
 ) -> ClassifierReading | DeepReading:
-    """Read a classifier of any depth on the data that it was trained on."""
-    data = load_images(read_training(run)["data"], data_dir)
+    """Read a classifier of any depth on the data called `name`, or what it was trained on."""
+    data = load_images(name or read_training(run)["data"], data_dir)
     if len(model.layers) > 1:
         return read_deep(model, data, paths, run / PATHS_NAME)
     return read_classifier(model, data, basis)

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from bilens.checks import check_count
 from bilens.cli.console import Device, ModelName
 from bilens.cli.language import direction_of, load_language
 from bilens.cli.terminal import out
 from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.lazy_imports import lazy_import
+from bilens.settings import Between, Count, check_settings
 
 if TYPE_CHECKING:
     from bilens.read import flow as flows
@@ -58,15 +58,15 @@ class FlowCommand:
     k: int = 20
     threshold: float = 1e-4
     through_patterns: bool = False
-    shown: int = 200
-    ablate: int = 0
+    shown: Count = 200
+    ablate: Annotated[int, Between(0)] = 0
     output: Path = Path("runs") / "flow.html"
     viewer: Path | None = None
     device: Device = "auto"
 
     def run(self) -> dict[str, Any]:
         """Split, print and write."""
-        check_count("--shown", self.shown)
+        check_settings(self)
         model = load_language(self.model, self.device)
         if model.tokenizer is None:
             raise BilensError(f"{self.model} has no tokenizer beside it, which --prompt needs")

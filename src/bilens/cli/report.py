@@ -98,7 +98,9 @@ class Report:
         return {"report": page, "figures": list(drawn)}
 
     def _images(self, model: ImageClassifier, page: Path, title: str) -> dict[str, go.Figure]:
-        reading = read_images(model, Path(self.model), self.data_dir, self.basis, self.paths)
+        reading = read_images(
+            model, Path(self.model), self.data_dir, self.basis, self.paths, self.data
+        )
         if isinstance(reading, DeepReading):
             found = read_bonds(model, reading.data, drop=self.drop, metric=self.metric)
             return write_deep_report(page, reading, found, title=title)

@@ -15,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bilens.checks import checked
 from bilens.data.hub import hub_split, is_folder, named_folder
 from bilens.data.idx import read_idx
 from bilens.data.image_data import ImageData
 from bilens.data.modular import modular_addition
 from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import lazy_import
+from bilens.settings import Seed
 
 # scikit-learn takes as long to import as torch, and the other data sets do without it.
 datasets, model_selection = map(lazy_import, ("sklearn.datasets", "sklearn.model_selection"))
@@ -41,10 +43,10 @@ KNOWN = {
         ("fashion-mnist", "FashionMNIST/raw"),
     ),
 }
-MAX_SEED = 2**32 - 1
 
 
-def load_images(name: str, data_dir: str | Path | None = None, seed: int = 0) -> ImageData:
+@checked
+def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -> ImageData:
     """Load a data set of images by its name, or from a folder of IDX files.
 
     Args:
@@ -155,8 +157,6 @@ def _assembled(
 
 
 def _digits(seed: int) -> ImageData:
-    if not 0 <= seed <= MAX_SEED:
-        raise DataError(f"seed={seed}, expected 0 to {MAX_SEED}")
     digits = datasets.load_digits()
     images, labels = digits.images.astype(np.uint8), digits.target
     how = {"test_size": 0.2, "random_state": seed, "stratify": labels}

@@ -3,15 +3,17 @@
 import torch
 from torch.nn.functional import one_hot
 
-from bilens.checks import check_count
+from bilens.checks import check_count, checked
 from bilens.data.image_data import ImageData
+from bilens.settings import Seed
 
 __all__ = ["modular_addition"]
 
 TRAIN_SHARE = 0.8
 
 
-def modular_addition(p: int, seed: int = 0) -> ImageData:
+@checked
+def modular_addition(p: int, seed: Seed = 0) -> ImageData:
     """All pairs (a, b) with a + b mod p as the class; 80 % of them for training.
 
     An image has two rows of p pixels, of which pixel a is white in the first, b in the second. What

@@ -11,9 +11,11 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.data.tokenizer import SPECIAL_TOKENS, with_special_tokens
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
+from bilens.settings import Count, Seed
 
 if TYPE_CHECKING:
     import tokenizers
@@ -79,7 +81,8 @@ class SyntheticLanguage(ABC):
         """The special tokens and the words."""
         return (*SPECIAL_TOKENS.values(), *self.words)
 
-    def sample(self, n: int, length: int, seed: int) -> Int[Tensor, "n length"]:
+    @checked
+    def sample(self, n: Count, length: Count, seed: Seed) -> Int[Tensor, "n length"]:
         """Draw `n` sentences of `length` tokens each, as positions in `vocabulary`.
 
         The first token is [BOS]. A sentence is cut at its length, which changes no probability of

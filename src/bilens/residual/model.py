@@ -19,6 +19,7 @@ from bilens.residual.families import parts_of
 from bilens.residual.layers import Layer
 from bilens.residual.parts import ConstantNorm, working_dtype
 from bilens.residual.trace import Trace, mlp_inputs, trace
+from bilens.settings import Place
 from bilens.tensor import BilinearTensor, FactoredMatrix, QuadraticForm
 
 __all__ = ["HeadWeights", "ResidualModel"]
@@ -353,7 +354,8 @@ class ResidualModel:
         return FactoredMatrix(weights.value, weights.out.mT)
 
     @torch.no_grad()
-    def qk(self, layer: int, distance: int = 0) -> tuple[FactoredMatrix, ...]:
+    @checked
+    def qk(self, layer: int, distance: Place = 0) -> tuple[FactoredMatrix, ...]:
         """W_Q R W_K' of every head, one batch for each pair of queries and keys.
 
         The score of row n for a row m that stands `distance` places earlier is n QK m', where R
@@ -370,8 +372,6 @@ class ResidualModel:
         Source:
             Elhage et al. 2021, as for `ov`.
         """
-        if distance < 0:
-            raise BilensError(f"distance={distance}, expected 0 or more: tokens see nothing later")
         asked = self.query_key_maps(layer, distance)
         answered = self.query_key_maps(layer, 0)
         return tuple(
@@ -380,7 +380,8 @@ class ResidualModel:
         )
 
     @torch.no_grad()
-    def query_key_maps(self, layer: int, position: int) -> QueriesKeys:
+    @checked
+    def query_key_maps(self, layer: int, position: Place) -> QueriesKeys:
         """The maps from normalised rows n at one position to queries and keys, as [n, 1] @ map.
 
         Rotation and the scores' scale are in them; of norms of queries and keys the gain is, and
@@ -406,8 +407,9 @@ class ResidualModel:
         return [(each(q), each(k)) for q, k in found]
 
     @torch.no_grad()
+    @checked
     def queries_keys(
-        self, layer: int, n: Float[Tensor, "rows d_model"], position: int
+        self, layer: int, n: Float[Tensor, "rows d_model"], position: Place
     ) -> QueriesKeys:
         """Queries and keys of normalised rows that all stand at one position.
 

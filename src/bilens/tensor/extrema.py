@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bilens.checks import check_count
 from bilens.errors import BilensError
+from bilens.settings import Seed
 from bilens.tensor.clusters import leaders
 from bilens.tensor.exact import exact
 from bilens.tensor.quadratic import QuadraticForm
@@ -55,7 +56,7 @@ def local_extrema(
     n_starts: int = 256,
     steps: int = 2000,
     tolerance: float = 1e-6,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Extrema:
     """Local maxima (sign=1) or minima (sign=-1) of x'Qx over |x| = 1, by default with x >= 0.
 

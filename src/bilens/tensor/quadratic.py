@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
+from bilens.settings import Seed
 from bilens.tensor.constant import fit_input
 from bilens.tensor.eigen import apply_factored, dense_eigenpairs, top_eigenpairs
 from bilens.tensor.exact import exact
@@ -118,7 +119,7 @@ class QuadraticForm:
         half = (self.left * self.weights[..., None]).mT @ self.right
         return (half + half.mT) / 2
 
-    def eigh(self, k: int | None = None, *, tolerance: float = 1e-4, seed: int = 0) -> Spectrum:
+    def eigh(self, k: int | None = None, *, tolerance: float = 1e-4, seed: Seed = 0) -> Spectrum:
         """Eigenvalues and eigenvectors of each form, the largest magnitude first.
 
         Q = sum_i lambda_i v_i v_i',  so  x'Qx = sum_i lambda_i (v_i . x)^2

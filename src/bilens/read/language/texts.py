@@ -8,10 +8,12 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import GenerationConfig
 
+from bilens.checks import checked
 from bilens.data import Corpus, clean, load_corpus, load_documents
 from bilens.errors import BilensError
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
+from bilens.settings import Count, NotNegative, Seed
 
 __all__ = ["corpus_for", "example_directions", "generate_text", "prompt_ids"]
 
@@ -83,13 +85,14 @@ def prompt_ids(model: ResidualModel, prompt: str) -> Int[Tensor, " time"]:
     return torch.tensor(ids, device=model.device)
 
 
+@checked
 def generate_text(
     model: ResidualModel,
     prompt: str,
     *,
-    tokens: int = 120,
-    temperature: float = 0.7,
-    seed: int = 0,
+    tokens: Count = 120,
+    temperature: NotNegative = 0.7,
+    seed: Seed = 0,
 ) -> str:
     """Go on with a text until it ends or has so many tokens more.
 
@@ -99,11 +102,6 @@ def generate_text(
     Raises:
         BilensError: as in `prompt_ids`, or a number is out of range.
     """
-    if tokens < 1 or not 0 <= temperature < torch.inf:
-        raise BilensError(
-            f"tokens={tokens}, temperature={temperature}: expected at least 1 token, and a "
-            "temperature of at least 0"
-        )
     given = prompt_ids(model, prompt)[None]
     drawing = {"temperature": temperature, "top_k": 0} if temperature > 0 else {}
     config = GenerationConfig(max_new_tokens=tokens, do_sample=temperature > 0, **drawing)

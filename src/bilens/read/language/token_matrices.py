@@ -28,9 +28,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.language.names import chosen_tokens
 from bilens.residual import ResidualModel
+from bilens.settings import Place
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.constant import with_constant
 
@@ -75,11 +77,12 @@ def bigram_matrix(
 
 
 @torch.no_grad()
+@checked
 def attention_scores(
     model: ResidualModel,
     layer: int = 0,
     *,
-    distance: int = 1,
+    distance: Place = 1,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> tuple[FactoredMatrix, ...]:
@@ -228,8 +231,6 @@ def _alone_with_mlp(
 
 
 def _query_position(model: ResidualModel, distance: int, position: int | None) -> int:
-    if distance < 0:
-        raise BilensError(f"distance={distance}, expected 0 or more: tokens see nothing later")
     table = model.parts.positions or model.parts.hidden_positions
     if position is None:
         if table is not None:
