@@ -5,7 +5,6 @@ the least and the most of them behind it.
 """
 
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.clock import machine
+from benchmarks.clock import by_turns, machine, seconds
 from bilens.kernels import KernelName, bilinear_attention, resume_attention
 from bilens.kernels.attention import SHORT
 
@@ -47,17 +46,10 @@ def peak_bytes(call: Callable[[], object]) -> int:
     return most
 
 
-def once(call: Callable[[], object]) -> float:
-    """Seconds of a call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 def ratios(above: Callable[[], object], below: Callable[[], object]) -> list[float]:
     """Of the times of two calls, in turns, after one of each that does not count."""
     above(), below()
-    return [once(above) / once(below) for _ in range(TURNS)]
+    return [first / second for first, second in by_turns(above, below, turns=TURNS)]
 
 
 def line(what: str, found: list[float], floor: str, reached: Callable[[float], bool]) -> None:
@@ -133,11 +125,7 @@ def decoding() -> None:
         partial(resume_attention, q1, k1, v, q2, k2, state=resume_attention(*given)[1])
         for given in (inputs(1024, 64), inputs(65536, 64))
     )
-    found = [
-        statistics.median(once(far) for _ in range(50))
-        / statistics.median(once(near) for _ in range(50))
-        for _ in range(TURNS)
-    ]
+    found = [seconds(far, 50, warm=False) / seconds(near, 50, warm=False) for _ in range(TURNS)]
     line("a step at position 64k / at 1k", found, "at most 1.1", (1.1).__ge__)
 
 

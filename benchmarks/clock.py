@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["machine", "seconds", "wait"]
+__all__ = ["by_turns", "machine", "seconds", "wait"]
 
 
 def seconds(call: Callable[[], object], repeats: int = 5, *, warm: bool = True) -> float:
@@ -21,6 +21,11 @@ def seconds(call: Callable[[], object], repeats: int = 5, *, warm: bool = True) 
         wait()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def by_turns(*calls: Callable[[], object], turns: int = 5) -> list[tuple[float, ...]]:
+    """Seconds of each call in each turn, one after the other, so that all meet the same machine."""
+    return [tuple(seconds(call, 1, warm=False) for call in calls) for _ in range(turns)]
 
 
 def wait() -> None:

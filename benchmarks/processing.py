@@ -1,6 +1,5 @@
 """What weight processing changes, by family, step and dtype; and how much memory it takes."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.clock import machine
+from benchmarks.subprocess_memory import peak_above
 from bilens.convert import process
 from bilens.convert.steps import STEPS
 from bilens.errors import BilensError
@@ -85,18 +85,10 @@ def _memory() -> None:
     for parameter in model.parameters():
         parameter.normal_(0, 0.02) if parameter.ndim > 1 else parameter.uniform_(0.5, 1.5)
     own = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    # Linux counts the peak of a process anew from here.
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = _status("VmRSS")
-    _, report = process(model, in_place=True)
-    peak = own + _status("VmHWM") - before
+    above, (_, report) = peak_above(lambda: process(model, in_place=True))
+    peak = own + 2**20 * above
     print(f"\nLlama of {own / 4 / 1e9:.2f}e9 parameters in float32, in place: {own / 1e9:.2f} GB")
     print(f"peak {peak / 1e9:.2f} GB, {peak / own:.2f} times the model; change {report.change:.1e}")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 if __name__ == "__main__":

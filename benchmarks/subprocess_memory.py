@@ -8,16 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from benchmarks.clock import machine, seconds
 from bilens.lazy_imports import lazy_import
 
-__all__ = ["compare", "measure", "random_model"]
+__all__ = ["compare", "measure", "peak_above", "random_model"]
 
 nn, residual = lazy_import("bilens.nn.language"), lazy_import("bilens.residual")
+
+Result = TypeVar("Result")
 
 WAYS = ("nothing", "blocks", "whole")
 """Nothing but the model, then both ways to the result."""
@@ -41,6 +44,20 @@ def measure(
     print(found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     if way == "blocks":
         assert torch.allclose(blocks(), whole(), rtol=1e-3)
+
+
+def peak_above(call: Callable[[], Result]) -> tuple[float, Result]:
+    """The most memory, in MB, that a call took above what the process had; on Linux alone."""
+    # Linux counts the peak of a process anew from here.
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    before = _status("VmRSS")
+    result = call()
+    return (_status("VmHWM") - before) / 1024, result
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def compare(name: str) -> None:

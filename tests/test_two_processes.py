@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import bilens
 from bilens.train.language import train_language
 from tests.language import small_config, small_corpus
-from tests.two_processes import TRAINING, contexts
+from tests.two_processes import TRAINING, contexts, recurring
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,7 +54,13 @@ def test_they_train_the_large_preset_made_small(two):
 
 def test_they_find_the_same_contexts(two):
     for process in (0, 1):
-        found = json.loads((two / f"contexts-{process}.json").read_text())
+        found = json.loads((two / f"found-{process}.json").read_text())["contexts"]
         for mine, theirs in zip(contexts(), found, strict=True):
             for a, b in zip(mine, theirs, strict=True):
                 assert a == pytest.approx(b)
+
+
+def test_they_find_the_same_flows(two):
+    for process in (0, 1):
+        found = json.loads((two / f"found-{process}.json").read_text())["recurring"]
+        assert recurring() == pytest.approx(found)

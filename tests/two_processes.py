@@ -8,10 +8,11 @@ import pytest
 from accelerate import PartialState
 
 import bilens.cli
-from bilens.read.language import top_contexts
+from bilens.read.flow import flows
+from bilens.read.language import TokenDirection, top_contexts
 from bilens.residual import ResidualModel
 from bilens.train.language import LanguageTraining, train_language
-from tests.language import random_model, random_text, small_config, small_corpus
+from tests.language import random_model, random_text, small_config, small_corpus, toy_tokenizer
 
 TRAINING = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2)
 
@@ -22,6 +23,15 @@ def contexts() -> list[list[list[float]]]:
     texts = [random_text(seed=seed) for seed in range(9)]
     found = top_contexts(model, spectrum, texts, k=4, batch_size=2)
     return [[[c.position, c.activation, *c.ids.tolist()] for c in some] for some in found]
+
+
+def recurring() -> list[float]:
+    """Numbers of what recurs in seven prompts, which two processes cannot share evenly."""
+    model = ResidualModel(random_model(), toy_tokenizer())
+    texts = [random_text(seed=seed)[:6] for seed in range(7)]
+    found = flows(model, texts, [TokenDirection(f"t{seed + 3}") for seed in range(7)], k=3)
+    heads = [number for head in found.heads for number in (head.mean, head.absolute)]
+    return [*found.values, *heads, *(part.mean for part in found.directions)]
 
 
 def train_preset(folder: Path) -> None:
@@ -38,5 +48,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     train_language(small_config(), small_corpus(), TRAINING, folder, use_cpu=True)
     train_preset(folder / "preset")
-    text = json.dumps(contexts())
-    (folder / f"contexts-{PartialState().process_index}.json").write_text(text)
+    found = json.dumps({"contexts": contexts(), "recurring": recurring()})
+    (folder / f"found-{PartialState().process_index}.json").write_text(found)

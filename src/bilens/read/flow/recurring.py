@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -96,6 +98,9 @@ def flows(
     mean near 0, and what tells the two apart does not. Eigenvectors of one layer are one
     direction where their |cosine| reaches `similarity` (`bilens.tensor.cluster`).
 
+    Where several processes run, as under `torchrun`, all of them call it; they share the prompts
+    out, and each returns what all have in common.
+
     Args:
         model: any.
         prompts: texts.
@@ -103,7 +108,7 @@ def flows(
         k: as for `flow`.
         threshold: as for `flow`.
         similarity: least |cosine| within a direction, above 0 and at most 1.
-        progress: called with each flow as it is found.
+        progress: called with each flow as it is found, in the process that finds it.
 
     Raises:
         BilensError: there are no prompts, there is not one direction for each, or one of them
@@ -115,31 +120,26 @@ def flows(
             f"prompts holds {len(prompts)} texts and directions {len(each)}, expected at least "
             "one text, and one direction for each or for all"
         )
-    values = []
+    state = PartialState()
+    own = []
+    for number in range(len(prompts))[state.process_index :: state.num_processes]:
+        found = flow(model, prompts[number], each[number], k=k, threshold=threshold)
+        own.append(_Summary.of(number, found))
+        if progress is not None:
+            progress(found)
+    # In the order of the prompts, so that sums round as in one process.
+    every = sorted(gather_object(own), key=lambda one: one.number)
     through: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
     vectors: dict[int, list[Tensor]] = defaultdict(list)
     rows: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for number, (ids, direction) in enumerate(zip(prompts, each, strict=True)):
-        found = flow(model, ids, direction, k=k, threshold=threshold)
-        values.append(found.value)
-        at = 0
-        heads: dict[tuple[int, int], list[float]] = defaultdict(list)
-        for node in found.nodes:
-            if node.kind == "head":
-                assert node.layer is not None
-                assert node.number is not None
-                heads[node.layer, node.number].append(node.flow)
-            elif node.kind == "eigenvector":
-                assert node.layer is not None
-                vectors[node.layer].append(found.vectors[at])
-                rows[node.layer].append((number, node.flow))
-                at += 1
-        for key, mine in heads.items():
+    for one in every:
+        for key, mine in one.heads.items():
             through[key].append(torch.tensor(mine))
-        if progress is not None:
-            progress(found)
+        for layer, carried, vector in one.eigenvectors:
+            vectors[layer].append(vector.to(model.device))
+            rows[layer].append((one.number, carried))
     return RecurringFlows(
-        tuple(values),
+        tuple(one.value for one in every),
         _heads(through, len(prompts)),
         tuple(
             sorted(
@@ -154,6 +154,31 @@ def flows(
             )
         ),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Summary:
+    """What is kept of the flow of one prompt, on the CPU, for other processes to have."""
+
+    number: int
+    value: float
+    heads: dict[tuple[int, int], list[float]]
+    eigenvectors: list[tuple[int, float, Tensor]]
+
+    @classmethod
+    def of(cls, number: int, found: Flow) -> "_Summary":
+        heads: dict[tuple[int, int], list[float]] = defaultdict(list)
+        eigenvectors: list[tuple[int, float, Tensor]] = []
+        for node in found.nodes:
+            if node.kind == "head":
+                assert node.layer is not None
+                assert node.number is not None
+                heads[node.layer, node.number].append(node.flow)
+            elif node.kind == "eigenvector":
+                assert node.layer is not None
+                vector = found.vectors[len(eigenvectors)].cpu()
+                eigenvectors.append((node.layer, node.flow, vector))
+        return cls(number, found.value, dict(heads), eigenvectors)
 
 
 def _heads(through: dict[tuple[int, int], list[Tensor]], n: int) -> tuple[RecurringHead, ...]:

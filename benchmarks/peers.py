@@ -1,0 +1,317 @@
+"""The same work by bilens and by what a user would take instead, both in turns in one run.
+
+The other projects are not part of this one. Give the folder of a clone of each, or install it, and
+its rows are there; what is missing is named with where it is. Seconds are medians of five turns,
+after one that does not count; ratios are of one turn, with the least and the most in brackets.
+"""
+
+import argparse
+import importlib.util
+import logging
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.clock import by_turns, machine
+from benchmarks.subprocess_memory import peak_above
+from bilens.convert import process
+from bilens.data import ImageData
+from bilens.kernels import bilinear_attention
+from bilens.nn import ClassifierConfig
+from bilens.tensor import BilinearTensor, expected_cosine
+from bilens.train import ClassifierTraining, train_classifier
+
+TURNS = 5
+CLONES = {
+    "bilinear-decomposition": "github.com/tdooms/bilinear-decomposition",
+    "tensor-similarity": "github.com/tdooms/tensor-similarity",
+    "flash-linear-attention": "github.com/fla-org/flash-linear-attention",
+}
+IMAGES, PIXELS, CLASSES, WIDTH = 60_000, 784, 10, 300
+LENGTH, HEADS, D_HEAD = 4096, 4, 32
+
+
+def compare(
+    what: str,
+    peer: str,
+    theirs: Callable[[], Any],
+    mine: Callable[[], Any],
+    agreement: Callable[[Any, Any], str],
+) -> None:
+    """Time both in turns, and print a row of the table."""
+    agrees = agreement(theirs(), mine())
+    show(what, peer, by_turns(theirs, mine, turns=TURNS), agrees)
+
+
+def show(what: str, peer: str, turns: list[tuple[float, ...]], agrees: str) -> None:
+    """A row of the table: both medians, their ratio turn by turn, and who wins."""
+    ratios = sorted(theirs / mine for theirs, mine in turns)
+    theirs, mine = (statistics.median(times) for times in zip(*turns, strict=True))
+    wins = "bilens" if ratios[0] > 1 else "the peer" if ratios[-1] < 1 else "neither"
+    print(
+        f"| {what} | {peer} | {theirs:.3g} s | {mine:.3g} s | {statistics.median(ratios):.2f} "
+        f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {agrees} | {wins} |",
+        flush=True,
+    )
+
+
+def relative(theirs: Tensor, mine: Tensor) -> str:
+    """The largest difference of two results."""
+    return f"{(theirs - mine).abs().max() / theirs.abs().max():.1e}"
+
+
+def module(path: Path) -> ModuleType:
+    """One file of a clone, without the package around it."""
+    spec = importlib.util.spec_from_file_location(f"peer_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+class Images(SimpleNamespace):
+    """What its training takes for a dataset."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """An image and its label."""
+        return self.x[index], self.y[index]
+
+    def __len__(self) -> int:
+        """How many images."""
+        return len(self.x)
+
+
+def classifiers(folder: Path) -> None:
+    """Training an image classifier for an epoch, taking it apart, and tokens by the same code."""
+    sys.path.insert(0, str(folder / "src"))
+    Model: Any = module(folder / "src" / "image" / "model.py").Model
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(CLASSES, (IMAGES + 10_000,), generator=generator)
+    middles = torch.rand(CLASSES, PIXELS, generator=generator)
+    images = middles[labels] + torch.randn(len(labels), PIXELS, generator=generator)
+    parts = images[:IMAGES], labels[:IMAGES], images[IMAGES:], labels[IMAGES:]
+    names = tuple(map(str, range(CLASSES)))
+    data = ImageData("noisy middles", *parts, (28, 28), names)
+    for batch in (100, 2048):
+        settings = {"lr": 1e-3, "wd": 0.5, "epochs": 1, "batch_size": batch}
+        sizes = {"d_input": PIXELS, "d_hidden": WIDTH, "d_output": CLASSES}
+        training = ClassifierTraining(1, batch, input_noise=0.0)
+
+        def theirs(given: Any = settings | sizes) -> float:
+            with redirect_stderr(StringIO()):
+                model = Model.from_config(**given)
+                history = model.fit(Images(x=parts[0], y=parts[1]), Images(x=parts[2], y=parts[3]))
+            torch.set_grad_enabled(True)
+            return float(history["val/acc"].iloc[-1])
+
+        def mine(training: ClassifierTraining = training) -> float:
+            model, _ = train_classifier(ClassifierConfig(PIXELS, CLASSES, WIDTH), data, training)
+            return model.accuracy(data.test_images, data.test_labels)
+
+        what = f"an epoch of {IMAGES:,} images of {PIXELS} pixels, width {WIDTH}, batch {batch}"
+        peer = "bilinear-decomposition, `fit`"
+        compare(what, peer, theirs, mine, lambda a, b: f"accuracy {a:.3f} and {b:.3f}")
+    peer = "bilinear-decomposition, `decompose`"
+    with torch.no_grad():
+        model = Model.from_config(d_input=PIXELS, d_hidden=WIDTH, d_output=CLASSES)
+        layer = BilinearTensor(model.w_l[0], model.w_r[0], model.w_u)
+        what = f"all eigenvectors of {CLASSES} classes, width {WIDTH}, as pixels"
+        every = layer.interaction(torch.eye(CLASSES))
+        compare(what, peer, model.decompose, lambda: every.eigh().pullback(model.w_e), _same_top)
+        for width, tokens in ((256, 1024), (1024, 64)):
+            model = Model.from_config(d_input=8, d_hidden=width, d_output=tokens)
+            layer = BilinearTensor(model.w_l[0], model.w_r[0], model.w_u)
+            some = layer.interaction(torch.eye(tokens))
+            what = f"top 8 eigenvectors of {tokens} tokens, random weights, d_model {width}"
+            compare(what, peer, model.decompose, lambda some=some: some.eigh(8), _same_top)
+
+
+def _same_top(theirs: tuple[Tensor, Tensor], mine: Any) -> str:
+    values, _ = theirs
+    k = mine.values.shape[-1]
+    return relative(values.abs().sort(descending=True).values[:, :k], mine.values.abs())
+
+
+def whole_svd() -> None:
+    """The SVD of a layer's unfolding, which anybody can build."""
+    layer = BilinearTensor(torch.randn(100, 300), torch.randn(100, 300), torch.randn(100, 100))
+
+    def theirs() -> Tensor:
+        left, right = (torch.einsum(form, layer.left, layer.right) for form in ("ri,rj->rij",) * 2)
+        whole = torch.einsum("or,rij->oij", layer.out, (left + right.mT) / 2)
+        found: Tensor = torch.linalg.svdvals(whole.flatten(1))
+        return found
+
+    what = "singular values of a layer, 100 x 300²"
+    compare(
+        what, "torch, `einsum` and `svdvals`", theirs, lambda: layer.svd().values[:100], relative
+    )
+
+
+def similarity(folder: Path) -> None:
+    """How alike two models are as functions of Gaussian inputs."""
+    sys.path.insert(0, str(folder))
+    similar: Any = import_module("src.components.similarity")
+    DeepMLP: Any = import_module("src.models.deep_mlp").DeepMLP
+    for layers, width, note in ((1, 300, "exact"), (2, 48, "its second moments are approximate")):
+        a, b = (DeepMLP(PIXELS, width, width, CLASSES, layers).requires_grad_(False) for _ in "ab")
+
+        def theirs(a: Any = a, b: Any = b) -> Tensor:
+            aa, ab, bb = (part[0, 1:, 0, 1:].trace() for part in similar.similarity_parts(a, b))
+            return ab / (aa * bb).sqrt()
+
+        def mine(a: Any = a, b: Any = b) -> Tensor:
+            return expected_cosine(_chain(a), _chain(b))
+
+        similar.precompile(a, b)
+        what = f"cosine of two models of {layers} layer{'s' * (layers > 1)}, width {width}"
+        peer = "tensor-similarity, `similarity_parts`"
+        compare(what, peer, theirs, mine, lambda x, y, n=note: f"{x:.5f} and {y:.5f}; {n}")
+
+
+def _chain(model: Any) -> list[BilinearTensor]:
+    first, last = model.embed.weight, model.head.weight
+    chain = [BilinearTensor(part.l.weight, part.r.weight, part.d.weight) for part in model.body]
+    chain[0] = chain[0].change_basis(inputs=first)
+    chain[-1] = chain[-1].change_basis(outputs=last)
+    return chain
+
+
+def attention(folder: Path | None) -> None:
+    """Squared and bilinear scores, causal, without softmax."""
+    for length in (256, LENGTH):
+        generator = torch.Generator().manual_seed(0)
+        shape = 1, HEADS, length, D_HEAD
+        q, k, v, q2, k2 = (torch.randn(shape, generator=generator) for _ in range(5))
+        scale, mask = D_HEAD**-2, torch.ones(length, length).tril()
+
+        def textbook(*given: Tensor, mask: Tensor = mask) -> Tensor:
+            a, b, values, c, d = given
+            scores = torch.einsum("bhqd,bhkd->bhqk", a, b) * torch.einsum("bhqd,bhkd->bhqk", c, d)
+            return torch.einsum("bhqk,bhkd->bhqd", scores * mask * scale, values)
+
+        size = f"{length:,} tokens, {HEADS} heads of {D_HEAD}"
+        two = f"bilinear attention, {size}"
+        given = q, k, v, q2, k2
+        bilens_two = lambda given=given: bilinear_attention(*given)  # noqa: E731
+        bilens_squared = lambda given=given: bilinear_attention(*given[:3])  # noqa: E731
+        compare(two, "textbook `einsum`", lambda g=given: textbook(*g), bilens_two, relative)
+        fused = lambda g=given: scaled_dot_product_attention(*g[:3], is_causal=True)  # noqa: E731
+        compare(two, "torch's SDPA", fused, bilens_two, lambda *_: "softmax: another function")
+        if folder is None:
+            continue
+        ops = folder / "fla" / "ops"
+        pattern: Any = module(ops / "rebased" / "naive.py").naive_parallel_rebased
+        linear: Any = module(ops / "linear_attn" / "naive.py").naive_chunk_linear_attn
+
+        def whole(g: Any = given) -> Tensor:
+            return pattern(*g[:3], scale=1 / D_HEAD, use_norm=False)
+
+        def chunks(g: Any = given) -> Tensor:
+            a, b, values = (x.transpose(1, 2) for x in g[:3])
+            a, b = ((x[..., None] * x[..., None, :]).flatten(-2) for x in (a, b))
+            return linear(a, b, values, scale=scale).transpose(1, 2)
+
+        for name, call in (("naive_parallel_rebased", whole), ("naive_chunk_linear_attn", chunks)):
+            peer = f"flash-linear-attention, `{name}`"
+            compare(f"squared attention, {size}", peer, call, bilens_squared, relative)
+
+
+def processing() -> None:
+    """Folding norms and centring of a model with random weights, time and peak of memory."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    transformers.logging.set_verbosity_error()
+    logging.getLogger("transformer_lens").setLevel(logging.ERROR)
+    special = {f"{name}_token": name for name in ("bos", "eos", "pad", "unk")}
+    words = Tokenizer(WordLevel({name: i for i, name in enumerate(special.values())}, "unk"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    grouped = {"num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 32_000}
+    llama = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, **grouped}
+    for name, config in (
+        ("GPT-2 small", transformers.GPT2Config()),
+        ("a Llama of its size", transformers.LlamaConfig(**llama)),
+    ):
+        made = transformers.AutoModelForCausalLM.from_config(config).eval()
+        _uneven_norms(made)
+        megabytes = sum(part.numel() * part.element_size() for part in made.parameters()) / 2**20
+        times, peaks, changes = [], [], []
+        with tempfile.TemporaryDirectory() as folder:
+            made.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            del made
+            for _ in range(TURNS + 1):
+                bridge: Any = TransformerBridge.boot_transformers(folder, device="cpu")
+                before = _outputs(bridge)
+                theirs = lambda bridge=bridge: bridge.enable_compatibility_mode(True)  # noqa: E731
+                peak, ((taken,),) = peak_above(lambda call=theirs: by_turns(call, turns=1))
+                changes.append(float((_outputs(bridge) - before).abs().max()))
+                del bridge, theirs
+                model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+                mine = lambda model=model: process(model, in_place=True)  # noqa: E731
+                own_peak, ((own,),) = peak_above(lambda call=mine: by_turns(call, turns=1))
+                del model, mine
+                times.append((taken, own))
+                peaks.append((peak, own_peak))
+        most, own_most = (statistics.median(side) for side in zip(*peaks[1:], strict=True))
+        memory = f"{most:.0f} and {own_most:.0f} MB above the model's {megabytes:.0f} MB"
+        agrees = f"log-probabilities change by {max(changes):.0e}; {memory}"
+        peer = "TransformerLens, `enable_compatibility_mode`"
+        show(f"weight processing of {name}", peer, times[1:], agrees)
+
+
+def _uneven_norms(model: nn.Module) -> None:
+    for name, weight in model.named_parameters():
+        if "norm" in name or "ln_" in name:
+            weight.data.uniform_(0.5, 1.5)
+
+
+@torch.no_grad()
+def _outputs(model: Any) -> Tensor:
+    logits: Tensor = model(torch.arange(16)[None] % 4)
+    return logits.log_softmax(-1)
+
+
+def main() -> None:
+    """Print the table, and what is missing for the rows that are not in it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    for name, where in CLONES.items():
+        parser.add_argument(f"--{name}", type=Path, help=f"folder of a clone of {where}")
+    given = vars(parser.parse_args())
+    folders = {name: given[name.replace("-", "_")] for name in CLONES}
+    print(machine())
+    print("| what | the peer | its time | bilens | ratio | agreement | wins |")
+    print("|---|---|---|---|---|---|---|")
+    if folder := folders["bilinear-decomposition"]:
+        classifiers(folder)
+    with torch.no_grad():
+        whole_svd()
+        if folder := folders["tensor-similarity"]:
+            similarity(folder)
+        attention(folders["flash-linear-attention"])
+    if importlib.util.find_spec("transformer_lens"):
+        processing()
+    else:
+        print("without TransformerLens: pip install transformer-lens")
+    for name, folder in folders.items():
+        if not folder:
+            print(f"without {name}: git clone https://{CLONES[name]}, and --{name} FOLDER")
+
+
+if __name__ == "__main__":
+    main()
