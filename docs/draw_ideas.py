@@ -70,7 +70,10 @@ def gate_figure() -> go.Figure:
     z = torch.linspace(-5, 4, 91)
     lines = {"SiLU": (z, silu(z), GREY), "β = 0, z/2": (z, z / 2, "#bbbbbb")}
     draws = torch.Generator().manual_seed(0)
-    for name, mean, color in (("a unit that is mostly off", -2.0, RED), ("one on", 1.5, BLUE)):
+    for name, mean, color in (
+        ("a unit that is mostly off", -2.0, RED),
+        ("one that is mostly on", 1.5, BLUE),
+    ):
         g = mean + torch.randn(2000, 1, generator=draws)  # what it has for a gate, on a text
         u = torch.randn(2000, 1, generator=draws)  # and what the gate is multiplied by
         columns = torch.cat([g, torch.ones_like(g)], 1)
