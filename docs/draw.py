@@ -1,24 +1,33 @@
-"""Draw the pictures of the docs: `python -m docs.draw runs/mnist runs/two runs/grammar`.
+"""Draw the pictures of the docs that need runs: `python -m docs.draw [NAME ...]`, all by default.
 
-The runs are those of `bilens train images --data mnist --output runs/mnist`,
-`bilens train images --data mnist --n-layers 2 --epochs 8 --decay 0.7 --output runs/two` and
-`bilens train language --attention bilinear --qk-norm True --output runs/grammar`; Chrome or
-Chromium draws.
+The runs are those of these commands, the language model is fetched, Chrome or Chromium draws:
+
+    bilens train images --data mnist --output runs/mnist
+    bilens train images --data mnist --n-layers 2 --epochs 8 --decay 0.7 --output runs/two
+    bilens train images --data mnist --n-layers 3 --d-model 100 --epochs 8 --decay 0.7 \
+        --weight-decay 0.1 --input-noise 0.5 --output runs/deep
+    bilens train language --attention bilinear --qk-norm True --output runs/grammar
+    bilens flow HuggingFaceTB/SmolLM2-135M-Instruct --prompt "The keys to the cabinet" \
+        --token " are" --minus " is" --output runs/flow.html
 """
 
+import shutil
 import sys
 from pathlib import Path
 
+import plotly.graph_objects as go
 import torch
+from playwright.sync_api import sync_playwright
 
 import bilens
 from bilens.data import load_images
 from bilens.nn import ImageClassifier
-from bilens.read import read_classifier
+from bilens.read import read_bonds, read_classifier
 from bilens.read.language import attention_scores
 from bilens.report import (
     eigenvector_figure,
     heat_figure,
+    network_figure,
     save_figure,
     spectrum_figure,
     tree_figure,
@@ -28,63 +37,91 @@ from bilens.residual import ResidualModel
 from bilens.tensor import top_paths
 
 FOLDER = Path(__file__).parent / "pictures"
-SHAPE = (28, 28)
-QUERIES = ("sang", "ate", "lost", "found", "ice", "once", "and", "happy")
-KEYS = ("lily", "tom", "ben", "mia", "sam", "anna", "once", "ice", "cream", "and", "red", "home")
 
 
-def draw(mnist: Path, two: Path, grammar: Path) -> None:
-    """Draw them all."""
-    data = load_images("mnist")
-    model = _classifier(mnist)
-    reading = read_classifier(model, data)
-    save_figure(
-        spectrum_figure(reading.spectrum[3], title="Spectrum of 3"),
-        FOLDER / "spectrum.svg",
-        width=640,
-    )
-    save_figure(truncation_figure(reading.curve), FOLDER / "truncation.svg", width=640)
+def spectrum() -> go.Figure:
+    """The eigenvalues of a logit."""
+    reading = read_classifier(_classifier("runs/mnist"), load_images("mnist"))
+    return spectrum_figure(reading.spectrum[3], title="Spectrum of 3")
 
-    svd = model.tensor().svd()
-    x = data.test_images
+
+def truncation() -> go.Figure:
+    """Accuracy against eigenvectors kept."""
+    reading = read_classifier(_classifier("runs/mnist"), load_images("mnist"))
+    return truncation_figure(reading.curve)
+
+
+def component() -> go.Figure:
+    """The strongest component of the SVD of a whole layer."""
+    x = load_images("mnist").test_images
+    svd = _classifier("runs/mnist").tensor().svd()
     first = svd.components[0].eigh(k=40).oriented(x)
     title = f"Component 1 of the whole tensor, σ = {svd.values[0]:.3g}"
-    save_figure(eigenvector_figure(first, x, SHAPE, title=title), FOLDER / "component.png", scale=1)
+    return eigenvector_figure(first, x, (28, 28), title=title)
 
-    deep = _classifier(two)
+
+def tree() -> go.Figure:
+    """The strongest paths of eigenvectors through two layers."""
+    deep = _classifier("runs/two")
     paths = top_paths(deep.tensors(), torch.eye(10)[3], 6)
-    save_figure(
-        tree_figure(paths.paths, SHAPE, title="Strongest paths of 3"),
-        FOLDER / "tree.png",
-        scale=1,
-    )
-    draw_pattern(grammar)
+    return tree_figure(paths.paths, (28, 28), title="Strongest paths of 3")
 
 
-def draw_pattern(run: Path) -> None:
-    """Draw where the heads of a bilinear attention look, two tokens back."""
-    model = bilens.load(run)
-    if not isinstance(model, ResidualModel):
-        raise SystemExit(f"{run} holds no language model")
-    rows, columns = (torch.tensor([*map(model.token, words)]) for words in (QUERIES, KEYS))
+def network() -> go.Figure:
+    """A model of three layers on the few directions that it uses."""
+    data = load_images("mnist")
+    return network_figure(read_bonds(_classifier("runs/deep"), data), 3, data.shape)
+
+
+def pattern() -> go.Figure:
+    """Where the heads of a bilinear attention look, two tokens back."""
+    model = bilens.load("runs/grammar")
+    assert isinstance(model, ResidualModel)
+    queries = ("sang", "ate", "lost", "found", "ice", "once", "and", "happy")
+    keys = ("lily", "tom", "ben", "mia", "sam", "anna", "once", "ice", "cream", "and", "red")
+    rows, columns = (torch.tensor([*map(model.token, words)]) for words in (queries, keys))
     first, second = attention_scores(model, distance=2)
-    figure = heat_figure(
+    return heat_figure(
         (first * second)[0].rows(rows)[:, columns],
-        QUERIES,
-        KEYS,
+        queries,
+        keys,
         title="Pattern of head 0, two tokens back",
         across="token that is looked at",
         down="token that looks",
     )
-    save_figure(figure, FOLDER / "pattern.svg", width=640)
 
 
-def _classifier(run: Path) -> ImageClassifier:
+FIGURES = {
+    "spectrum.svg": spectrum,
+    "truncation.svg": truncation,
+    "component.png": component,
+    "tree.png": tree,
+    "network.png": network,
+    "pattern.svg": pattern,
+}
+
+
+def flow() -> None:
+    """Photograph the graph on the page of a flow."""
+    with sync_playwright() as driver:
+        chrome = shutil.which("chromium") or shutil.which("google-chrome")
+        page = driver.chromium.launch(executable_path=chrome, args=["--no-sandbox"]).new_page()
+        page.set_viewport_size({"width": 1000, "height": 900})
+        page.goto((Path("runs") / "flow.html").absolute().as_uri())
+        page.locator(".graph circle").first.wait_for()
+        page.locator(".flow").screenshot(path=FOLDER / "flow.png")
+
+
+def _classifier(run: str) -> ImageClassifier:
     model = bilens.load(run)
-    if not isinstance(model, ImageClassifier):
-        raise SystemExit(f"{run} holds no image classifier")
+    assert isinstance(model, ImageClassifier)
     return model
 
 
 if __name__ == "__main__":
-    draw(*map(Path, sys.argv[1:]))
+    for name in sys.argv[1:] or [*FIGURES, "flow.png"]:
+        if name == "flow.png":
+            flow()
+        else:
+            width = {"width": 640} if name.endswith("svg") else {"scale": 1}
+            save_figure(FIGURES[name](), FOLDER / name, **width)

@@ -4,6 +4,7 @@ A language model is trained on the grammar for them, which takes a minute.
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -28,10 +29,12 @@ RICE = TokenDirection("rice", ("soup", "bread", "corn", "fish", "jam"))
 def draw() -> None:
     """Draw them all."""
     save_figure(swish_figure(), FOLDER / "swish.svg", width=640)
+    save_figure(gate_figure(), FOLDER / "gate-lines.svg", width=640)
     save_figure(folding_figure(), FOLDER / "folding.svg", width=520)
     model = trained()
     save_figure(bigram_figure(model), FOLDER / "bigrams.svg", width=560)
     save_figure(context_figure(model), FOLDER / "contexts.svg", width=460)
+    save_figure(parts_figure(model), FOLDER / "parts.svg", width=560)
 
 
 def trained() -> ResidualModel:
@@ -58,6 +61,30 @@ def swish_figure() -> go.Figure:
         figure.add_scatter(x=z.tolist(), y=y.tolist(), name=name, line={"color": color, "width": 2})
     figure.update_xaxes(title="z")
     figure.update_yaxes(title="z sigmoid(β z)")
+    return dress(figure, height=340).update_layout(legend={"x": 0.02, "y": 0.98})
+
+
+def gate_figure() -> go.Figure:
+    """SiLU, the line that it has for beta = 0, and the nearest lines of two hidden units."""
+    silu, figure = torch.nn.functional.silu, go.Figure()
+    z = torch.linspace(-5, 4, 91)
+    lines = {"SiLU": (z, silu(z), GREY), "β = 0, z/2": (z, z / 2, "#bbbbbb")}
+    draws = torch.Generator().manual_seed(0)
+    for name, mean, color in (
+        ("a unit that is mostly off", -2.0, RED),
+        ("one that is mostly on", 1.5, BLUE),
+    ):
+        g = mean + torch.randn(2000, 1, generator=draws)  # what it has for a gate, on a text
+        u = torch.randn(2000, 1, generator=draws)  # and what the gate is multiplied by
+        columns = torch.cat([g, torch.ones_like(g)], 1)
+        a, b = torch.linalg.lstsq(u * columns, u * silu(g)).solution.flatten()
+        where = torch.linspace(mean - 2, mean + 2, 2)
+        lines[name] = (where, a * where + b, color)
+    for name, (x, y, color) in lines.items():
+        line = {"color": color, "width": 3}
+        figure.add_scatter(x=x.tolist(), y=y.tolist(), name=name, mode="lines", line=line)
+    figure.update_xaxes(title="gate g")
+    figure.update_yaxes(title="what it multiplies by")
     return dress(figure, height=340).update_layout(legend={"x": 0.02, "y": 0.98})
 
 
@@ -117,7 +144,26 @@ def context_figure(model: ResidualModel) -> go.Figure:
     return dress(figure, height=220).update_layout(margin={"l": 4, "r": 4, "b": 4})
 
 
-def _map(values: Tensor, x: list[str], y: list[str]) -> go.Figure:
+def parts_figure(model: ResidualModel) -> go.Figure:
+    """What each part writes at the end of a text, as the logits of six words read it."""
+    words = ("soup", "bread", "rice", "corn", "fish", "jam")
+    tokens = ("then", "ben", "was", "happy", "and", "ate")
+    trace = model.trace(torch.tensor([*map(model.token, tokens)]))
+    layer = trace.layers[0]
+    written = {
+        "embedding of “ate”": layer.stream,
+        "both heads": layer.mlp_input - layer.stream,
+        "MLP": trace.stream - layer.mlp_input,
+        "sum: the logit": trace.stream,
+    }
+    reads = model.W_U[torch.tensor([*map(model.token, words)])]
+    figure = _map(torch.stack([part[-1] @ reads.T for part in written.values()]), words, [*written])
+    figure.update_traces(texttemplate="%{z:.1f}", showscale=False)
+    figure.update_yaxes(autorange="reversed")
+    return dress(figure, height=240).update_layout(margin={"l": 140, "r": 4})
+
+
+def _map(values: Tensor, x: Sequence[str], y: Sequence[str]) -> go.Figure:
     reach = float(values.abs().max())
     heat = go.Heatmap(
         z=values.tolist(), x=x, y=y, zmin=-reach, zmax=reach, colorscale=COLORS, xgap=1, ygap=1

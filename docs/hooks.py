@@ -1,4 +1,4 @@
-"""What the site needs besides Markdown: equations, tutorials as notebooks, and two promises.
+"""What the site adds to Markdown: equations, outputs of tutorials, code of pictures, and promises.
 
 No page loads anything from elsewhere, and the reference of a room leaves no public name out.
 """
@@ -20,6 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 REMOTE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 CELL = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
 DISPLAY = re.compile(r"^\$\$\n(.*?)^\$\$$", re.MULTILINE | re.DOTALL)
+DRAWN = re.compile(r"^::code (\w+)\.(\w+)$", re.MULTILINE)
 ROOM = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
@@ -38,12 +39,14 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Equations of tutorials, which notebooks want between $$, into fences; outputs below cells.
 
     Below the title stand links to the notebook and, where GitHub builds the site, to Colab.
+    The line `::code draw.tree` becomes the function `tree` of docs/draw.py.
 
     Raises:
-        PluginError: a tutorial has other cells than when it was run for its outputs.
+        PluginError: a tutorial has other cells than when it was run for its outputs, or a picture
+            has no such function.
     """
     if not page.file.src_uri.startswith("tutorials/"):
-        return markdown
+        return DRAWN.sub(lambda found: f"```python\n{_function(*found.groups())}\n```", markdown)
     outputs = json.loads(Path(page.file.abs_src_path).with_suffix(".json").read_text("utf-8"))
     if len(outputs) != len(CELL.findall(markdown)):
         raise PluginError(f"{page.file.src_uri} has changed: run `python -m docs.draw_tutorials`")
@@ -85,6 +88,14 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
         if missing := _public_names(room[1]) - entries:
             raise PluginError(f"{page.file.src_uri} has no entry for {', '.join(sorted(missing))}")
     return output
+
+
+def _function(module: str, name: str) -> str:
+    source = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return ast.get_source_segment(source, node) or ""
+    raise PluginError(f"docs/{module}.py has no function {name}, whose code a page shows")
 
 
 def _public_names(room: str) -> set[str]:

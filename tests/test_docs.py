@@ -33,7 +33,7 @@ BLOCKS = {
 # Commands with one of these words in them need data, a browser or minutes: they are parsed alone.
 HEAVY = re.compile(
     r"mnist|tinystories|my-stories|data grammar|--figures|--order|reproduce|bilens demo|pythia|"
-    r"MODEL|annealed|bilinear|HuggingFaceTB"
+    r"MODEL|annealed|bilinear|runs/linear|HuggingFaceTB"
 )
 TRAINING = ClassifierTraining(epochs=6, batch_size=50, weight_decay=0.0, input_noise=0.2)
 
@@ -42,10 +42,11 @@ TRAINING = ClassifierTraining(epochs=6, batch_size=50, weight_decay=0.0, input_n
 def runs(tmp_path_factory):
     """The runs that the pages speak of, made small."""
     folder = tmp_path_factory.mktemp("docs") / "runs"
-    for name, layers in (("demo", 1), ("two", 2)):
+    for name, layers in (("digits", 1), ("two", 2)):
         config = ClassifierConfig(64, 10, 12, layers, image_shape=(8, 8))
         train_classifier(config, digits(), TRAINING, folder / name)
-    shutil.copytree(folder / "demo", folder / "mnist")
+    shutil.copytree(folder / "digits", folder / "mnist")
+    shutil.copytree(folder / "two", folder / "demo" / "deep")
     grammar = Grammar()
     words = len(grammar.vocabulary)
     for name, size, attention in (
@@ -56,6 +57,7 @@ def runs(tmp_path_factory):
         model = random_model(vocab_size=size, attention=attention).float()
         save_model(folder / name, model, grammar.tokenizer())
         write_json(folder / name / "training.json", {"data": "grammar"})
+    shutil.copytree(folder / "grammar", folder / "demo" / "grammar")
     # hidden_act linear is what an annealed model is exported with.
     annealed = LlamaConfig(
         vocab_size=60,
@@ -71,13 +73,13 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def place(runs, tmp_path, monkeypatch):
-    """A folder with those runs, where a small grammar is made and the hub holds runs/demo."""
+    """A folder with those runs, where a small grammar is made and the hub holds runs/digits."""
     shutil.copytree(runs, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 400)
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     fetched = "bilens.nn.checkpoint.hf_hub_download"
-    monkeypatch.setattr(fetched, lambda _, name, **hub: str(tmp_path / "runs" / "demo" / name))
+    monkeypatch.setattr(fetched, lambda _, name, **hub: str(tmp_path / "runs" / "digits" / name))
     monkeypatch.setattr("huggingface_hub.ModelHubMixin.push_to_hub", lambda *_: None)
     monkeypatch.setattr("bilens.explore.Explorer.launch", lambda *_, **settings: None)
     with patch.dict(FAMILIES), patch.dict(ATTENTIONS):

@@ -70,7 +70,8 @@ def test_the_wheel_runs_the_demo(built, tmp_path):
     demo = [sys.executable, "-m", "bilens", "demo", "--output", "demo"]
     environment = {**os.environ, "PYTHONPATH": str(place)}
     subprocess.run(demo, cwd=tmp_path, env=environment, capture_output=True, check=True)
-    assert (tmp_path / "demo" / "report.html").is_file()
+    for page in ("deep/report.html", "grammar/flow.html", "grammar/report.html"):
+        assert (tmp_path / "demo" / page).is_file()
     where = [sys.executable, "-c", "import bilens.report; print(bilens.report.__file__)"]
     shown = subprocess.run(where, env=environment, capture_output=True, text=True, check=True)
     assert Path(shown.stdout.strip()).is_relative_to(place)

@@ -18,8 +18,8 @@ __all__ = ["ablation_figure", "flow_data", "flow_tree", "write_flow_page"]
 
 SMALL = 1e-3
 """Edges below this share of the largest are left out of files."""
-AT_FIRST = 0.5
-"""Share of the absolute flow that a page shows when it opens, if it has as much."""
+AT_FIRST, FEWEST = 0.5, 12
+"""Share of the absolute flow, and nodes, that a page shows when it opens, if it has as many."""
 
 
 def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> dict[str, Any]:
@@ -59,7 +59,10 @@ def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> 
         "nodes": nodes,
         "edges": sorted(edges, key=lambda edge: -abs(edge[2])),
         "shares": shares,
-        "start": next((i for i, s in enumerate(shares) if s[1] >= AT_FIRST), len(shares) - 1),
+        "start": next(
+            (i for i, (n, held, _) in enumerate(shares) if n >= FEWEST and held >= AT_FIRST),
+            len(shares) - 1,
+        ),
     }
 
 
