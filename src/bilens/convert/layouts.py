@@ -29,8 +29,7 @@ class Layout:
     Attributes:
         name: what errors call it.
         marks: settings that it alone has.
-        settings: all that have to be there.
-        others: those that may be there too.
+        settings: all that have to be there; `others` may be there too.
         build: an empty model and its key table.
         tokenizers: the repositories of tokenizers by the names that config.json gives them; under
             None the one where it gives no name.
