@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from bilens.convert.key_table import Row, fill
 from bilens.convert.paper import paper_classifier, paper_model
 from bilens.convert.tensor_transformers import tensor_transformer
-from bilens.convert.weights import read_weights
+from bilens.convert.weights import Row, fill, read_weights
 from bilens.errors import BilensError, CheckpointError
 
 __all__ = ["LAYOUTS", "Layout", "find_layout"]

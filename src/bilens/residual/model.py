@@ -129,16 +129,19 @@ class ResidualModel:
     @property
     def W_U(self) -> Float[Tensor, "vocab d_model"]:
         """What each logit reads of the normalised stream behind the last layer."""
-        return self._unembedding()[0]
+        return self.unembed()[0]
 
     @property
     def b_U(self) -> Float[Tensor, " vocab"]:
         """What each logit has of no stream: biases of the last norm and of the unembedding."""
-        return self._unembedding()[1]
+        return self.unembed()[1]
 
-    def _unembedding(self, rows: list[int] | None = None) -> tuple[Tensor, Tensor]:
+    def unembed(
+        self, tokens: Sequence[int] | None = None
+    ) -> tuple[Float[Tensor, "n d_model"], Float[Tensor, " n"]]:
+        """W_U and b_U, or their rows of some tokens, which alone are folded then."""
         part, scale = self.parts.unembed, self.parts.logit_scale
-        some = part if rows is None else replace(part, rows=torch.tensor(rows))
+        some = part if tokens is None else replace(part, rows=torch.tensor(tokens))
         weight, bias = self._read(some, self.parts.norm)
         return scale * weight, weight.new_zeros(len(weight)) if bias is None else scale * bias
 
@@ -210,7 +213,7 @@ class ResidualModel:
                 raise BilensError(
                     f"{name}={number}, expected 0 to {rows - 1}, the number of a token"
                 )
-        W_U, _ = self._unembedding([token, *minus])
+        W_U, _ = self.unembed([token, *minus])
         return W_U[0] - W_U[1:].mean(0) if minus else W_U[0]
 
     def layer(self, layer: int) -> Layer:
