@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,11 +22,26 @@ from tests.command_line import in_json
 SMALL = ["--d-model", "16", "--epochs", "2", "--weight-decay", "0"]
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Runs with one layer and with two, trained once."""
+    folder = tmp_path_factory.mktemp("trained")
+    for layers in (1, 2):
+        main(
+            ["train", "images", *SMALL, "--n-layers", str(layers), "--output", f"{folder}/{layers}"]
+        )
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    main(["train", "images", *SMALL, "--output", "run"])
-    return tmp_path / "run"
+    return shutil.copytree(trained / "1", tmp_path / "run")
+
+
+@pytest.fixture
+def deep_run(trained, tmp_path):
+    return shutil.copytree(trained / "2", tmp_path / "deep")
 
 
 def test_train_decompose_report(run, capsys):
@@ -142,30 +158,28 @@ def test_a_run_without_its_record(run, capsys):
     assert "training.json is missing or damaged" in " ".join(capsys.readouterr().err.split())
 
 
-def test_deep_models_are_read_by_their_paths(tmp_path, capsys, monkeypatch):
-    main(["train", "images", *SMALL, "--n-layers", "2", "--output", str(tmp_path)])
-    main(["decompose", str(tmp_path), "--paths", "50"])
+def test_deep_models_are_read_by_their_paths(deep_run, capsys, monkeypatch):
+    main(["decompose", str(deep_run), "--paths", "50"])
     shown = capsys.readouterr().out
     assert "nodes decomposed" in shown
-    paths = load_file(tmp_path / "paths.safetensors")
+    paths = load_file(deep_run / "paths.safetensors")
     assert paths["vectors"].shape == (50, 64)
-    assert f"written: {tmp_path / 'paths.safetensors'}" in shown
+    assert f"written: {deep_run / 'paths.safetensors'}" in shown
     monkeypatch.setattr("bilens.read.deep.top_paths", None)
-    main(["report", str(tmp_path), "--paths", "50"])
-    assert "paths" in (tmp_path / "report.html").read_text()
+    main(["report", str(deep_run), "--paths", "50"])
+    assert "paths" in (deep_run / "report.html").read_text()
 
 
-def test_deep_models_are_cut_to_few_directions(tmp_path, capsys):
-    main(["train", "images", *SMALL, "--n-layers", "2", "--output", str(tmp_path)])
-    main(["decompose", str(tmp_path), "--bonds", "--drop", "0.05", "--metric", "weights"])
+def test_deep_models_are_cut_to_few_directions(deep_run, capsys):
+    main(["decompose", str(deep_run), "--bonds", "--drop", "0.05", "--metric", "weights"])
     shown = capsys.readouterr().out
     assert "certificate" in shown
-    record = json.loads((tmp_path / "bonds.json").read_text())
+    record = json.loads((deep_run / "bonds.json").read_text())
     assert " + ".join(map(str, record["ranks"])) in shown
-    saved = load_file(tmp_path / "bonds.safetensors")
+    saved = load_file(deep_run / "bonds.safetensors")
     assert saved["shares.0"].sum() == pytest.approx(1)
     assert saved["read.1"].shape == saved["write.1"].T.shape
-    cut = tmp_path / "cut"
+    cut = deep_run / "cut"
     assert bilens.load(cut).config.d_model == max(*record["ranks"], 10)
     assert json.loads((cut / "training.json").read_text())["ranks"] == record["ranks"]
     main(["decompose", str(cut), "--paths", "20"])

@@ -22,15 +22,25 @@ from tests.convert.foreign import (
 from tests.families import log_probabilities, some_text, tiny
 from tests.language import toy_tokenizer
 
+BRIEF = ["--length", "8", "--batch-size", "4", "--tokens", "64", "--device", "cpu"]
 
-@pytest.fixture
-def model(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        cache = str(tmp_path_factory.mktemp("cache"))
+        patch.setenv("HF_HOME", cache)
+        patch.setattr("huggingface_hub.constants.HF_HOME", cache)
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("convert") / "model"
     tokenizer = toy_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
-    save_model(tmp_path / "model", tiny("llama", dtype=torch.float32), tokenizer)
-    return tmp_path / "model"
+    save_model(folder, tiny("llama", dtype=torch.float32), tokenizer)
+    return folder
 
 
 @pytest.fixture
@@ -40,13 +50,20 @@ def released(tmp_path):
     return write(tmp_path / "released", RELEASED, state, "pytorch_model.bin")
 
 
-@pytest.fixture
-def texts(tmp_path):
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("texts") / "texts.txt"
     lines = [" ".join(f"t{3 + (i * 7 + j) % 20}" for j in range(9)) for i in range(60)]
-    (tmp_path / "texts.txt").write_text(
-        "\n".join(f"{line} t{i % 30}" for i, line in enumerate(lines))
-    )
-    return tmp_path / "texts.txt"
+    path.write_text("\n".join(f"{line} t{i % 30}" for i, line in enumerate(lines)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def annealed(model, texts, tmp_path_factory):
+    """The model after a brief annealing to the end."""
+    run = tmp_path_factory.mktemp("annealed") / "run"
+    main(["anneal", str(model), "--data", str(texts), "--output", str(run), *BRIEF])
+    return run
 
 
 def test_process(model, tmp_path, capsys):
@@ -128,35 +145,28 @@ def test_linearise_some_layers_within_a_budget(model, texts, tmp_path, capsys):
     assert "--held_out=15, expected at least --length=16" in capsys.readouterr().err
 
 
-def test_spectra_of_some_tokens(model, texts, tmp_path, capsys):
-    run = tmp_path / "run"
-    training = ["--length", "8", "--batch-size", "4", "--tokens", "64", "--device", "cpu"]
-    main(["anneal", str(model), "--data", str(texts), "--output", str(run), *training])
-    main(["spectra", str(run), "--tokens", "t7,12", "--output", str(tmp_path / "s")])
+def test_spectra_of_some_tokens(annealed, tmp_path, capsys):
+    main(["spectra", str(annealed), "--tokens", "t7,12", "--output", str(tmp_path / "s")])
     assert read_spectra(tmp_path / "s")[0].tolist() == [7, 12]
     capsys.readouterr()
     with pytest.raises(SystemExit):
-        main(["spectra", str(run), "--tokens", "t7,other", "--output", str(tmp_path / "s")])
+        main(["spectra", str(annealed), "--tokens", "t7,other", "--output", str(tmp_path / "s")])
     assert "token='other', expected a single token" in capsys.readouterr().err
 
 
-def test_processes_share_the_spectra(model, texts, tmp_path, capsys, monkeypatch):
-    run = tmp_path / "run"
-    training = ["--length", "8", "--batch-size", "4", "--tokens", "64", "--device", "cpu"]
-    main(["anneal", str(model), "--data", str(texts), "--output", str(run), *training])
+def test_processes_share_the_spectra(annealed, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
-        main(["spectra", str(run), "--batch", "7", "--output", str(tmp_path / "s")])
+        main(["spectra", str(annealed), "--batch", "7", "--output", str(tmp_path / "s")])
         assert f"the part of process {rank} is done" in capsys.readouterr().out
     assert len(read_spectra(tmp_path / "s")[0]) == 30
 
 
 def test_export_needs_beta_zero(model, texts, tmp_path, capsys):
     run = tmp_path / "run"
-    training = ["--length", "8", "--batch-size", "4", "--tokens", "64", "--device", "cpu"]
-    training += ["--schedule", "held"]
-    main(["anneal", str(model), "--data", str(texts), "--output", str(run), *training])
+    held = [*BRIEF, "--schedule", "held"]
+    main(["anneal", str(model), "--data", str(texts), "--output", str(run), *held])
     with pytest.raises(SystemExit):
         main(["export", str(run)])
     assert "not bilinear yet: beta=1, expected 0" in capsys.readouterr().err

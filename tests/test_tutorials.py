@@ -10,13 +10,36 @@ TUTORIALS = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md
 LIMIT = 180
 """Seconds that a cell may take. A tutorial takes a minute on two idle cores, nearly all of it in
 the cell that trains."""
+BRIEF = {
+    "epochs=60": "epochs=8",
+    "epochs=40": "epochs=8",
+    "epochs=2,": "epochs=0.4,",
+    "steps=1500": "steps=150",
+    "tokens=500_000": "tokens=60_000",
+    "tokens=250_000": "tokens=30_000",
+}
+"""Trainings as the pages have them, and as long as the suite has time for."""
 
 
+@pytest.mark.parametrize(
+    "shorter",
+    [pytest.param(BRIEF, id="brief"), pytest.param({}, id="whole", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_the_tutorial_runs(page, tmp_path, monkeypatch):
+def test_the_tutorial_runs(page, shorter, tmp_path, monkeypatch):
     # Kernels beside other tests do not each take all cores.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     place = {"metadata": {"path": str(tmp_path)}}
     notebook = jupytext.read(page)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for written, brief in shorter.items():
+        for cell in cells:
+            cell.source = cell.source.replace(written, brief)
     NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources=place).execute()
-    assert any(cell.cell_type == "code" for cell in notebook.cells)
+    assert cells
+
+
+def test_every_training_of_a_tutorial_is_made_brief():
+    pages = "\n".join(page.read_text() for page in TUTORIALS)
+    assert all(written in pages for written in BRIEF)
+    assert pages.count("Training(") == len(BRIEF)

@@ -244,23 +244,26 @@ def test_a_single_story_cannot_be_split(load, tmp_path):
         load(path)
 
 
-def test_the_grammar(load):
+def test_the_grammar(load, monkeypatch):
+    assert corpus_module.GRAMMAR_SENTENCES == 50_000
+    monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 500)
     corpus = load("grammar", n_ctx=12)
     grammar = Grammar()
     assert corpus.name == "grammar"
-    assert len(corpus.train) == 47_500
-    assert len(corpus.validation) == 2_500
+    assert len(corpus.train) == 475
+    assert len(corpus.validation) == 25
     blocks = corpus.validation[:]["input_ids"]
     assert blocks.dtype == torch.int64
-    assert grammar.next_distribution(blocks).shape == (2_500, 12, 72)
+    assert grammar.next_distribution(blocks).shape == (25, 12, 72)
     assert corpus.tokenizer.get_vocab() == grammar.tokenizer().get_vocab()
     assert torch.equal(load("grammar", n_ctx=12).validation[:]["input_ids"], blocks)
     other = load("grammar", n_ctx=12, seed=1, validation_share=0.1)
-    assert not torch.equal(other.validation[:2_500]["input_ids"], blocks)
-    assert len(other.validation) == 5_000
+    assert not torch.equal(other.validation[:25]["input_ids"], blocks)
+    assert len(other.validation) == 50
 
 
-def test_the_grammar_keeps_its_tokenizer(load, tmp_path):
+def test_the_grammar_keeps_its_tokenizer(load, tmp_path, monkeypatch):
+    monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 500)
     Grammar().tokenizer().save_pretrained(tmp_path / "saved")
     saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert load("grammar", tokenizer=saved).tokenizer.get_vocab() == saved.get_vocab()

@@ -21,7 +21,7 @@ from bilens.read import (
     read_classifier,
     read_deep,
 )
-from bilens.read.saved_paths import PATHS_NAME, save_paths
+from bilens.read.deep import PATHS_NAME, save_paths
 from bilens.report import truncation_table
 from bilens.train import TRAINING_NAME, read_training
 

@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from bilens.convert.key_table import Row, fill
 from bilens.convert.paper import paper_classifier, paper_model
 from bilens.convert.tensor_transformers import tensor_transformer
-from bilens.convert.weights import read_weights
+from bilens.convert.weights import Row, fill, read_weights
 from bilens.errors import BilensError, CheckpointError
 
 __all__ = ["LAYOUTS", "Layout", "find_layout"]
@@ -29,8 +28,7 @@ class Layout:
     Attributes:
         name: what errors call it.
         marks: settings that it alone has.
-        settings: all that have to be there.
-        others: those that may be there too.
+        settings: all that have to be there; `others` may be there too.
         build: an empty model and its key table.
         tokenizers: the repositories of tokenizers by the names that config.json gives them; under
             None the one where it gives no name.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bilens.convert.key_table import Row
+from bilens.convert.weights import Row
 from bilens.errors import CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier, MlpName
 from bilens.nn.language import LanguageConfig, LanguageModel

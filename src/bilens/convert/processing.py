@@ -74,9 +74,6 @@ def process(
         in_place: change the model itself. Otherwise the result is another one, which shares with
             the model the memory of the weights that stay what they are.
 
-    Returns:
-        The processed model, and what was done to it.
-
     Raises:
         BilensError: the structure of the model is not known, layers share a module, an unknown
             step is asked for or one that would change this model, or a log-probability changed by

@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.convert.key_table import Row
+from bilens.convert.weights import Row
 from bilens.nn import ATTENTIONS, MlpName
 from bilens.nn.language import LanguageConfig, LanguageModel
 

@@ -6,8 +6,7 @@ from bilens.data.deep_grammar import DeepGrammar
 from bilens.data.drawing import fit_drawing, ink_of
 from bilens.data.grammar import Grammar
 from bilens.data.image_data import ImageData
-from bilens.data.images import load_images
-from bilens.data.modular import modular_addition
+from bilens.data.images import load_images, modular_addition
 from bilens.data.texts import read_texts
 from bilens.data.tokenizer import token_id, train_tokenizer
 

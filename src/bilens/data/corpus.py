@@ -4,13 +4,12 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 from huggingface_hub import constants
 
 from bilens.checks import check_count
-from bilens.data.batches import batched
 from bilens.data.cleaning import clean
 from bilens.data.deep_grammar import DeepGrammar
 from bilens.data.grammar import Grammar
@@ -30,7 +29,9 @@ else:  # datasets takes seconds to import, and images do without it.
     datasets, pc = lazy_import("datasets"), lazy_import("pyarrow.compute")
     arrow_writer, fingerprint = map(lazy_import, ("datasets.arrow_writer", "datasets.fingerprint"))
 
-__all__ = ["Corpus", "load_corpus", "load_documents"]
+__all__ = ["Corpus", "batched", "load_corpus", "load_documents"]
+
+Item = TypeVar("Item", bound=Any)
 
 CACHE_VERSION = 2  # part of every cache's name: a changed layout or cleaning needs a new one
 ROWS, CHARACTERS = 1000, 2**20  # taken at once
@@ -226,6 +227,23 @@ def _build(
         ids = _encoded(rows["text"], tokenizer, *ends, add_special_tokens=False)
         _write_split(folder / f"{split}.arrow", ids, settings)
     kept.unlink()
+
+
+def batched(items: Iterable[Item], size: int, length: int | None = None) -> Iterator[list[Item]]:
+    """The items of any stream in lists of `size`, the last of which may be shorter.
+
+    A list also ends where its items, texts or lists, have this `length` together.
+    """
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += len(item) if length else 0
+        if len(batch) == size or (length and total >= length):
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def _digest(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Image classification data: digits, MNIST, Fashion-MNIST, or a folder of IDX files.
+"""Images with classes: digits, MNIST, Fashion-MNIST, modular addition, or a folder of IDX files.
 
 Where they come from:
 
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import one_hot
 
-from bilens.checks import checked
+from bilens.checks import check_count, checked
 from bilens.data.hub import hub_split, is_folder, named_folder
 from bilens.data.idx import read_idx
 from bilens.data.image_data import ImageData
-from bilens.data.modular import modular_addition
 from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import lazy_import
 from bilens.settings import Seed
@@ -27,7 +27,7 @@ from bilens.settings import Seed
 # scikit-learn takes as long to import as torch, and the other data sets do without it.
 datasets, model_selection = map(lazy_import, ("sklearn.datasets", "sklearn.model_selection"))
 
-__all__ = ["load_images"]
+__all__ = ["load_images", "modular_addition"]
 
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 IDX_FILES += ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # type: ignore[assignment]
@@ -43,6 +43,7 @@ KNOWN = {
         ("fashion-mnist", "FashionMNIST/raw"),
     ),
 }
+TRAIN_SHARE = 0.8
 
 
 @checked
@@ -162,3 +163,36 @@ def _digits(seed: int) -> ImageData:
     how = {"test_size": 0.2, "random_state": seed, "stratify": labels}
     parts = model_selection.train_test_split(images, labels, **how)
     return _assembled("digits", [parts[i] for i in (0, 2, 1, 3)], FIGURES, white=16)
+
+
+@checked
+def modular_addition(p: int, seed: Seed = 0) -> ImageData:
+    """All pairs (a, b) with a + b mod p as the class; 80 % of them for training.
+
+    An image has two rows of p pixels, of which pixel a is white in the first, b in the second. What
+    tells the classes apart is known: sums over frequencies w of cos(2 pi w (a + b - c) / p).
+
+    Args:
+        p: the modulus, up to 256.
+        seed: draws which pairs are for training.
+
+    Raises:
+        BilensError: p is out of range, or has no pairs for both splits.
+
+    Source: Nanda et al. 2023, "Progress measures for grokking via mechanistic interpretability",
+    arXiv:2301.05217.
+    """
+    check_count("p", p, 256)
+    a, b = torch.arange(p).repeat_interleave(p), torch.arange(p).repeat(p)
+    images, sums = torch.cat([one_hot(a, p), one_hot(b, p)], dim=1).float(), (a + b) % p
+    order = torch.randperm(p * p, generator=torch.Generator().manual_seed(seed))
+    train, test = order.tensor_split([round(TRAIN_SHARE * p * p)])
+    return ImageData(
+        name=f"modular-{p}",
+        train_images=images[train],
+        train_labels=sums[train],
+        test_images=images[test],
+        test_labels=sums[test],
+        shape=(2, p),
+        class_names=tuple(str(number) for number in range(p)),
+    )

@@ -21,7 +21,7 @@ from bilens.explore.request_guard import RequestGuard, own_names
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
-from bilens.read.saved_paths import PATHS_NAME
+from bilens.read.deep import PATHS_NAME
 from bilens.report.style import DARK
 from bilens.train import read_training
 

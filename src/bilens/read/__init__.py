@@ -20,7 +20,7 @@ from bilens.read.classifier import (
     logit_spectra,
     read_classifier,
 )
-from bilens.read.deep import DeepReading, path_accuracies, read_deep
+from bilens.read.deep import DeepReading, load_paths, path_accuracies, read_deep, save_paths
 from bilens.read.explanation import (
     BranchExplanation,
     Explanation,
@@ -31,7 +31,6 @@ from bilens.read.explanation import (
 from bilens.read.fourier import FourierReading, read_fourier
 from bilens.read.inputs import ClassPaths, class_paths, top_inputs
 from bilens.read.recovery import SparsityReport, loss_recovered, sparsity
-from bilens.read.saved_paths import load_paths, save_paths
 from bilens.read.shared import (
     SharedFeature,
     SharedFeatures,

@@ -226,11 +226,9 @@ def _own_partial_values(config: Any) -> str | None:
 
 
 def register_family(architecture: str, family: Family) -> None:
-    """Let bilens read and process models of an architecture that it does not know.
+    """Let bilens read and process models of an architecture, the name of their class.
 
-    Args:
-        architecture: name of the models' class.
-        family: where its parts are; what it says is held against the first model that is read.
+    What the family says is held against the first model that is read.
 
     Raises:
         BilensError: the architecture is known already.
@@ -317,11 +315,11 @@ class _Finder:
         inner += [name for name in optional if name]
         names = [*whole, *(f"{layer}.{name}" for layer in self.layers[:1] for name in inner)]
         missing = [name for name in names if self._get(name) is None]
-        settings = [] if hasattr(self.config, "num_attention_heads") else ["num_attention_heads"]
-        if missing or settings:
-            listed = [*missing, *(f"config.{name}" for name in settings)]
+        if not hasattr(self.config, "num_attention_heads"):
+            missing.append("config.num_attention_heads")
+        if missing:
             raise BilensError(
-                f"{type(self.model).__name__} has no {', '.join(listed)}; say in its Family where "
+                f"{type(self.model).__name__} has no {', '.join(missing)}; say in its Family where "
                 "these are, and give None for what the architecture does not have"
             )
 

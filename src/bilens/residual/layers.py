@@ -32,13 +32,10 @@ class Heads(_Reads):
     """The attention of a layer.
 
     Attributes:
-        module: it.
         norm: between the stream and what the heads read; None where there is none.
         pairs: the maps of queries and keys, two pairs where two patterns are multiplied or
             subtracted.
-        value: the map of values.
         out: the map of the mixed values to the stream.
-        n_heads: number of heads.
         n_kv_heads: number of heads of keys and values, each shared by as many heads.
         out_norm: between the output and the stream; None where there is none.
         inner: norms of queries and keys.
@@ -76,15 +73,8 @@ class Heads(_Reads):
 class MLP(_Reads):
     """D(up(x) * act(gate(x))), or D act(up(x)) where there is no gate.
 
-    Attributes:
-        name: of the module in the model.
-        module: it.
-        up: the map of the factor without the activation, or the only one.
-        gate: the map that the activation is applied to; None for an MLP without a gate.
-        down: the map back to the stream.
-        activation: the module's attribute that is the activation.
-        norm: between the stream and the maps; None where there is none.
-        out_norm: between the output and the stream; None where there is none.
+    `activation` is the attribute of the module. `norm` is between the stream and the maps and
+    `out_norm` between the output and the stream, each None where there is none.
     """
 
     name: str
@@ -153,13 +143,8 @@ class MLP(_Reads):
 class Layer:
     """One layer: y = x + heads(x), then y + mlp(y); side by side, both read x.
 
-    Attributes:
-        name: of the module in the model.
-        module: it.
-        heads: its attention.
-        mlp: its MLP.
-        residual_mix: a and b where the layer reads a x + b x_0 instead of x; None where it reads x.
-        numbers: other parameters of the layer that are no weights of a map or norm.
+    `residual_mix` are a and b where it reads a x + b x_0 instead of x, and None where it reads x;
+    `numbers` are parameters that are no weights of a map or norm.
     """
 
     name: str
@@ -172,12 +157,9 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Readers:
-    """All linear maps that read the stream behind one norm.
+    """All linear maps, fused ones whole, that read the stream behind one norm, or behind none.
 
-    Attributes:
-        norm: between the stream and the maps; None for nothing.
-        maps: whole ones, so that fused queries, keys and values are one.
-        obstacle: why the norm cannot be folded into the maps; None where it can.
+    `obstacle` is why the norm cannot be folded into the maps; None where it can.
     """
 
     norm: Norm | None
@@ -189,22 +171,7 @@ class Readers:
 class Parts:
     """A transformer as what reads its residual stream and what writes to it.
 
-    Attributes:
-        layers: in their order.
-        embed: the embedding of tokens.
-        positions: the embedding of positions that is added to it; None where there is none.
-        hidden_positions: an embedding of positions that queries and keys alone read.
-        norm: before the unembedding; None where there is none.
-        unembed: the map to the logits.
-        parallel: whether the MLP reads what attention reads, instead of what it wrote.
-        residual_scale: by which all that attention and MLPs write is multiplied.
-        logit_scale: by which the logits are multiplied.
-        softcap: c where logits are c tanh(z / c); None where they are z.
-        partial_values: why biases of values do not arrive whole behind attention; None where they
-            do.
-        attention: how patterns come from scores, one of `bilens.nn.ATTENTIONS`.
-        queries_keys: how to ask attention for queries and keys, where the model is not built on
-            transformers' interface; see `Family`.
+    The attributes are those of `Family`, looked up in a model.
     """
 
     layers: Sequence[Layer]

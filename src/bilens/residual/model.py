@@ -29,14 +29,8 @@ __all__ = ["HeadWeights", "ResidualModel"]
 class HeadWeights:
     """The way of values through the heads of a layer, its norms and scales folded in.
 
-    A row n that is looked at arrives as (n V + v_bias) O, behind the weight that the pattern gives
-    it; out_bias is added once.
-
-    Attributes:
-        value: V.
-        value_bias: v_bias.
-        out: O.
-        out_bias: what belongs to no head.
+    A row n that is looked at arrives as (n V + v_bias) O, times the weight that the pattern gives
+    it, of `value`, `value_bias` and `out`; `out_bias` belongs to no head and is added once.
     """
 
     value: Float[Tensor, "heads d_model d_head"]
@@ -55,7 +49,8 @@ class ResidualModel:
     before the norm's gain, which is folded into the maps, as are all constants by which a model
     multiplies. Without norms n = x. What writes does so into the stream x itself. Weights are given
     in float32, or in float64 where they are stored so; the model is left alone. What takes the
-    number of a layer raises BilensError where there is none.
+    number of a layer, or a text, raises BilensError where there is no such layer, or the text is
+    empty or holds a number that is not a token.
 
     Args:
         model: a causal language model of bilens, of a family that `bilens.residual.families` knows,
@@ -135,27 +130,26 @@ class ResidualModel:
     @property
     def W_U(self) -> Float[Tensor, "vocab d_model"]:
         """What each logit reads of the normalised stream behind the last layer."""
-        return self._unembedding()[0]
+        return self.unembed()[0]
 
     @property
     def b_U(self) -> Float[Tensor, " vocab"]:
         """What each logit has of no stream: biases of the last norm and of the unembedding."""
-        return self._unembedding()[1]
+        return self.unembed()[1]
 
-    def _unembedding(self, rows: list[int] | None = None) -> tuple[Tensor, Tensor]:
+    def unembed(
+        self, tokens: Sequence[int] | None = None
+    ) -> tuple[Float[Tensor, "n d_model"], Float[Tensor, " n"]]:
+        """W_U and b_U, or their rows of some tokens, which alone are folded then."""
         part, scale = self.parts.unembed, self.parts.logit_scale
-        some = part if rows is None else replace(part, rows=torch.tensor(rows))
+        some = part if tokens is None else replace(part, rows=torch.tensor(tokens))
         weight, bias = self._read(some, self.parts.norm)
         return scale * weight, weight.new_zeros(len(weight)) if bias is None else scale * bias
 
     def embedded(
         self, tokens: Int[Tensor, " n"], position: int | None = None
     ) -> Float[Tensor, "n d_model"]:
-        """The stream before the first layer, for tokens that all stand at one position.
-
-        Args:
-            tokens: their numbers.
-            position: where they stand; learned positions ask for it, for others it plays no part.
+        """The stream before the first layer of tokens at one position; learned ones ask for it.
 
         Raises:
             BilensError: the model has learned positions and none is given, or it is out of range.
@@ -208,10 +202,6 @@ class ResidualModel:
     def direction(self, token: int, minus: Sequence[int] = ()) -> Float[Tensor, " d_model"]:
         """W_U of a token, less the mean of W_U of others: what their logits differ by reads.
 
-        Args:
-            token: its number.
-            minus: numbers of tokens to subtract; none for the token alone.
-
         Raises:
             BilensError: a number is not that of a token.
 
@@ -224,7 +214,7 @@ class ResidualModel:
                 raise BilensError(
                     f"{name}={number}, expected 0 to {rows - 1}, the number of a token"
                 )
-        W_U, _ = self._unembedding([token, *minus])
+        W_U, _ = self.unembed([token, *minus])
         return W_U[0] - W_U[1:].mean(0) if minus else W_U[0]
 
     def layer(self, layer: int) -> Layer:
@@ -384,8 +374,7 @@ class ResidualModel:
     def query_key_maps(self, layer: int, position: Place) -> QueriesKeys:
         """The maps from normalised rows n at one position to queries and keys, as [n, 1] @ map.
 
-        Rotation and the scores' scale are in them; of norms of queries and keys the gain is, and
-        the scale is not.
+        Rotation and the scores' scale are in them, and of norms of queries and keys the gain.
 
         Returns:
             One or two pairs of (d_model + 1, heads, d_head); the last row is what biases, and
@@ -439,11 +428,7 @@ class ResidualModel:
 
     @checked
     def trace(self, ids: Int[Tensor, " time"]) -> Trace:
-        """Run the model on a text: its streams, norm scales, patterns and gate ratios.
-
-        Raises:
-            BilensError: the text is empty, or holds a number that is not a token.
-        """
+        """Run the model on a text: its streams, norm scales, patterns and gate ratios."""
         self._check_ids(ids)
         return trace(self.model, self.parts, ids.to(self.device))
 
@@ -451,11 +436,7 @@ class ResidualModel:
     def mlp_inputs(
         self, ids: Int[Tensor, "batch time"], layer: int
     ) -> Float[Tensor, "batch time d_model"]:
-        """What the MLP of a layer reads at every position of some texts: the normalised stream.
-
-        Raises:
-            BilensError: a text is empty, or holds a number that is not a token.
-        """
+        """What the MLP of a layer reads at every position of some texts: the normalised stream."""
         self._check_ids(ids)
         mlp = self.layer(layer).mlp
         x = mlp_inputs(self.model, mlp, ids.to(self.device))
@@ -464,11 +445,7 @@ class ResidualModel:
     @checked
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
-        """The model's logits, in float32 or float64.
-
-        Raises:
-            BilensError: a text is empty, or holds a number that is not a token.
-        """
+        """The model's logits, in float32 or float64."""
         self._check_ids(ids)
         found = self.model(ids.to(self.device), use_cache=False)
         return getattr(found, "logits", found).to(self.dtype)  # type: ignore[no-any-return]
@@ -476,11 +453,11 @@ class ResidualModel:
     def _check_ids(self, ids: Tensor) -> None:
         if ids.numel() == 0:
             raise BilensError(f"ids has shape {tuple(ids.shape)}, expected at least one token")
-        least, most = int(ids.min()), int(ids.max())
-        if least < 0 or most >= self.vocab_size:
+        wrong = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if len(wrong):
             raise BilensError(
-                f"ids holds the number {least if least < 0 else most}, expected 0 to "
-                f"{self.vocab_size - 1}, those of the model's tokens"
+                f"ids holds the number {int(wrong[0])}, expected 0 to {self.vocab_size - 1}, those "
+                "of the model's tokens"
             )
 
     # How norms and constants come into maps, here and nowhere else.

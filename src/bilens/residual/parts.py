@@ -19,10 +19,7 @@ def working_dtype(stored: torch.dtype) -> torch.dtype:
 class LinearMap:
     """A linear map x -> W x + b: an `nn.Linear`, GPT-2's Conv1D, or some rows of one.
 
-    Attributes:
-        name: of the module in the model.
-        module: it.
-        rows: which of its outputs these are, where several maps are fused into one; None for all.
+    `rows` are its outputs, where several maps are fused into one module; None for all.
     """
 
     name: str
@@ -83,13 +80,7 @@ class LinearMap:
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """A table whose rows are added to the residual stream.
-
-    Attributes:
-        name: of the module in the model.
-        module: it.
-        scale: by which the model multiplies the rows.
-    """
+    """A table whose rows the model multiplies by `scale` and adds to the residual stream."""
 
     name: str
     module: nn.Embedding
@@ -113,11 +104,8 @@ class Norm:
     that read behind the norm.
 
     Attributes:
-        name: of the module in the model.
-        module: it.
         centres: whether the mean is taken away: LayerNorm does, RMSNorm does not.
         offset: what the module adds to its weight to have the gain g; 1 in Gemma.
-        eps: what it adds to the mean square.
     """
 
     name: str

@@ -52,11 +52,8 @@ class Trace:
     """A model on a text.
 
     Attributes:
-        ids: the text.
-        layers: in their order.
         stream: behind the last layer.
         scale: of the last norm; 1 without one.
-        logits: as the model gives them.
     """
 
     ids: Int[Tensor, " time"]

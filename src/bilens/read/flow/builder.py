@@ -17,12 +17,7 @@ Part = Literal["attention", "mlp"]
 
 
 class FlowBuilder:
-    """A flow in the making; nodes come in from the logit downwards.
-
-    Args:
-        model: the model.
-        trace: it on the text.
-    """
+    """A flow in the making; nodes come in from the logit downwards."""
 
     def __init__(self, model: ResidualModel, trace: Trace) -> None:
         self.model, self.trace = model, trace

@@ -1,6 +1,7 @@
 """Weights edited so that an MLP no longer reads some directions."""
 
 import copy
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,12 +27,9 @@ def edit(
     text. Only the weights of that MLP differ, so that what comes out is an ordinary model of its
     family: `bilens.convert.save_model` writes it. Costs O(k rank n).
 
-    Args:
-        model: stays as it is; the edited one shares the memory of all other weights with it.
-        layer: number of the layer.
-        vectors: rows in the normalised stream, with the constant as last coordinate, as
-            `Flow.vector` gives them, or without; they need not be orthogonal.
-        scale: by which what is read along them is multiplied; 0 removes it.
+    The model stays as it is, and the edited one shares the memory of all other weights with it.
+    Vectors are rows in the normalised stream, with the constant as last coordinate, as
+    `Flow.vector` gives them, or without; they need not be orthogonal. Scale 0 removes them.
 
     Raises:
         BilensError: there is no such layer, its MLP has no gate or reads behind a norm with a gain
@@ -44,8 +42,11 @@ def edit(
     if not 0 <= scale < torch.inf:
         raise BilensError(f"scale={scale}, expected 0 or more; 0 removes the directions")
     basis = _orthonormal(vectors.to(model.W_U), model.d_model)
-    shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.model.parameters()}
-    edited = ResidualModel(copy.deepcopy(model.model, shared), model.tokenizer)
+    # New parameters around the same memory: the weights were looked at when the model was opened.
+    shared: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
+    for p in model.model.parameters():
+        shared[id(p)] = nn.Parameter(p.data, p.requires_grad)
+    edited = copy.deepcopy(model, shared)
     new = edited.layer(layer).mlp
     assert new.gate is not None
     tensor = model.mlp_factors(layer)
@@ -93,10 +94,6 @@ def _remove(part: LinearMap, norm: Norm | None, along: Tensor, basis: Tensor) ->
             f"{part.name} has no bias, which these vectors ask for: they hold a share of the "
             "constant; leave their last coordinate out"
         )
-    whole = part.whole
-    rows = torch.arange(whole.n_out) if part.rows is None else part.rows
-    whole.set_weight(whole.weight().index_copy(0, rows.to(weight.device), weight))
+    part.set_weight(weight)
     if old is not None:
-        all_biases = whole.bias()
-        assert all_biases is not None
-        whole.set_bias(all_biases.index_copy(0, rows.to(weight.device), old + added))
+        part.set_bias(old + added)

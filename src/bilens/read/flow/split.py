@@ -88,8 +88,8 @@ def _direction(
 ) -> tuple[Float[Tensor, " d_model"], float]:
     if isinstance(direction, TokenDirection):
         token, minus = model.token(direction.token), [model.token(n) for n in direction.minus]
-        b = model.b_U
-        bias = b[token] - b[minus].mean() if minus else b[token]
+        _, b = model.unembed([token, *minus])
+        bias = b[0] - b[1:].mean() if minus else b[0]
         return model.direction(token, minus), float(bias)
     if len(direction) != model.d_model:
         raise BilensError(

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import check_count
-from bilens.data.batches import batched
+from bilens.data.corpus import batched
 from bilens.errors import BilensError
 from bilens.progress import progress_bar
 from bilens.read.language.names import token_names

@@ -41,8 +41,6 @@ class DirectionReading:
     """The eigenvectors of an output direction, the largest |eigenvalue| of either sign first.
 
     Attributes:
-        direction: the output.
-        layer: whose MLP this is of.
         whole: all eigenvectors.
         spectrum: those with contexts, positive ones first.
         contexts: of each of them.
@@ -60,12 +58,10 @@ class LanguageReading:
     """What a report says of a language model.
 
     Attributes:
-        model: for the names of its tokens.
-        facts: about it, a name and a value each.
+        facts: about the model, a name and a value each.
         salient: the most salient bigrams, by part.
         ngrams: of some outputs.
         directions: eigenvectors of some outputs; empty where the MLP is not a tensor.
-        attention: the heads of the layer.
         left_out: what could not be read, and why.
     """
 
