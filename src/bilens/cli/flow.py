@@ -82,16 +82,13 @@ class FlowCommand:
             threshold=self.threshold,
             through_patterns=self.through_patterns,
         )
-        tokens = [
-            name.replace("Ġ", " ").replace("▁", " ") for name in language.token_names(model, ids)
-        ]
+        tokens = pages.shown_tokens(model, ids)
         data = pages.flow_data(found, tokens, direction=str(direction), k=self.shown)
         out.print(pages.flow_tree(data))
         ablated = []
         if self.ablate:
             order = sorted(range(len(found.nodes)), key=lambda i: -abs(found.nodes[i].flow))
-            kinds = ("token", "position", "head", "eigenvector", "mlp")
-            numbers = [i for i in order if found.nodes[i].kind in kinds][: self.ablate]
+            numbers = [i for i in order if found.nodes[i].is_removable][: self.ablate]
             results = flows.ablate(model, found, numbers)
             nodes = [found.nodes[i] for i in numbers]
             ablated = [

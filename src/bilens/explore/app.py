@@ -92,7 +92,7 @@ class Explorer:
                 mcp_server=False,
                 app_kwargs={"middleware": [guard]},
                 theme=_theme(),
-                css_paths=FOLDER / "style.css",
+                css_paths=[FOLDER / "style.css", FOLDER.parent / "report" / "flow.css"],
                 js=_script(),
             )
         except OSError as error:

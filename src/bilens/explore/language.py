@@ -1,7 +1,5 @@
 """What the explorer shows of a language model: functions from a state to figures and tables."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -13,9 +11,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bilens.data import Corpus
-from bilens.errors import BilensError, NotBilinearError
+from bilens.errors import NotBilinearError
+from bilens.explore.flows import FlowView
 from bilens.explore.layout import note_html
-from bilens.explore.state_checks import StateError, check_ranges
+from bilens.explore.state_checks import StateError, check_ranges, said_of
 from bilens.read.language import (
     ContextIndex,
     FoundContext,
@@ -59,6 +58,10 @@ class LanguageState:
         number: which of the outermost eigenvectors' contexts are shown.
         prompt: the text whose next token is split.
         chosen: the next token whose logit is split; empty for the most likely one.
+        flow_prompt: the text whose flow is shown.
+        flow_token: its next token; empty for the most likely one, minus the next likely one.
+        flow_minus: tokens whose mean is taken away.
+        removed: name of the node of the flow that is removed from the running model.
     """
 
     token: str
@@ -67,6 +70,10 @@ class LanguageState:
     number: int = 0
     prompt: str = ""
     chosen: str = ""
+    flow_prompt: str = ""
+    flow_token: str = ""
+    flow_minus: tuple[str, ...] = ()
+    removed: str = ""
 
 
 class LanguageView:
@@ -82,7 +89,13 @@ class LanguageView:
         self.names = token_names(model, torch.arange(model.vocab_size))
         direction = example_directions(model, corpus)[0]
         first = corpus.tokenizer.decode(corpus.validation[0]["input_ids"][:8], True)
-        self.start = LanguageState(direction.token, direction.minus, prompt=str(first))
+        self.flows = FlowView(model, str(first))
+        self.start = LanguageState(
+            direction.token,
+            direction.minus,
+            prompt=str(first),
+            flow_prompt=self.flows.start,
+        )
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
@@ -101,7 +114,7 @@ class LanguageView:
             ("chosen", filter(None, [state.chosen])),
         ):
             for name in names:
-                with _told(field, f"token={name!r}, "):
+                with said_of(field, f"token={name!r}, "):
                     self.model.token(name)
         eigenvectors = min(2 * OUTERMOST, self.model.d_model)
         check_ranges(state, layer=(0, self.model.n_layers - 1), number=(0, eigenvectors - 1))
@@ -110,8 +123,9 @@ class LanguageView:
                 "prompt",
                 f"{len(state.prompt):,} letters are too many, up to {LONGEST_PROMPT:,} are read",
             )
-        with _told("prompt", "prompt="):
+        with said_of("prompt", "prompt="):
             prompt_ids(self.model, state.prompt)
+        self.flows.check(state.flow_prompt, state.flow_token, state.flow_minus)
         return state
 
     def index(self, layer: int) -> ContextIndex:
@@ -257,15 +271,6 @@ class LanguageView:
                 "MLP": terms.pairs.sum((0, 1))[best].tolist(),
             }
         )
-
-
-@contextmanager
-def _told(field: str, prefix: str) -> Iterator[None]:
-    """Say an error beside the control of a field, which its text need not name then."""
-    try:
-        yield
-    except BilensError as error:
-        raise StateError(field, str(error).removeprefix(prefix)) from error
 
 
 def _path_table(frame: pd.DataFrame) -> Table:

@@ -1,5 +1,6 @@
 """The screen of a language model: its controls, its figures, and what changes what."""
 
+from pathlib import Path
 from typing import Any
 
 from bilens.explore.gradio_import import gradio as gr
@@ -10,6 +11,17 @@ from bilens.explore.prompt_notice import prompt_notice
 from bilens.explore.screen import Screen
 
 __all__ = ["language_screen"]
+
+DRAW = """
+const place = element.querySelector(".flow");
+const remove = (name) => { props.value = name; trigger("input"); };
+const draw = () => {
+  place.hidden = !props.graph;
+  if (props.graph) bilensFlow(place, JSON.parse(props.graph), remove);
+};
+watch("graph", draw);
+draw();
+"""
 
 
 def language_screen(view: LanguageView) -> Screen[LanguageState]:
@@ -22,6 +34,7 @@ def language_screen(view: LanguageView) -> Screen[LanguageState]:
     html("facts", facts_html(view.facts))
     _direction(view, screen)
     _prompt(view, screen)
+    _flow(view, screen)
     screen.connect()
     return screen
 
@@ -102,3 +115,70 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
     # `input` leaves out what is pasted.
     screen.control("prompt", prompt, event="change")
     screen.part("prompt chosen", [notice, table, chosen, parts], prediction)
+
+
+def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
+    heading(
+        "The flow of a logit",
+        "A logit, or the difference of two, followed down through every layer: what flows into a "
+        "node flows out of it, and nothing is left over. Squares are heads, circles all else; area "
+        "is how much flows through, blue raises the logit and red lowers it. Rest is what is not "
+        "split further. Norms, patterns of attention and gates are held fixed at what they are on "
+        "this text; to see what the model does without a node, choose it and remove it. Press Enter "
+        "when a box is filled. Tokens may be written as text, with the space before them, and "
+        "several with commas between them.",
+    )
+    with gr.Row():
+        prompt = gr.Textbox(
+            value=view.start.flow_prompt,
+            label="A text, to follow from its end",
+            elem_id="flow-prompt",
+            scale=3,
+            min_width=300,
+        )
+        token = gr.Textbox(
+            label="The next token", placeholder="the most likely one", elem_id="flow-token"
+        )
+        minus = gr.Textbox(
+            label="minus the mean of", placeholder="the next likely one", elem_id="flow-minus"
+        )
+    text = html("flow-text")
+    drawing = html(
+        "flow",
+        html_template=f'<div class="flow">{_shared("flow.html")}</div>',
+        js_on_load=_shared("flow.js") + DRAW,
+        graph="",
+    )
+    removed, tree = html("flow-removed"), html("flow-tree")
+
+    def flow(state: LanguageState) -> list[Any]:
+        said, branches, graph = view.flows.page(*_flow_of(state))
+        shown = f'<h3>Strongest ways down</h3><ul class="ways">{branches}</ul>' if branches else ""
+        return [said, gr.update(graph=graph), shown]
+
+    # Each change takes a pass through the model and more: only a finished text is split.
+    screen.control("flow_prompt", prompt, event="submit")
+    screen.control("flow_token", token, event="submit")
+    screen.control(
+        "flow_minus",
+        minus,
+        read=lambda names: tuple(name for name in str(names).split(",") if name),
+        write=lambda names: {"value": ",".join(names)},
+        event="submit",
+    )
+    screen.control("removed", drawing, read=lambda name: name or "", say=lambda _: {})
+    screen.part("flow_prompt flow_token flow_minus", [text, drawing, tree], flow)
+    screen.part(
+        "flow_prompt flow_token flow_minus removed",
+        [removed],
+        lambda state: [view.flows.removed(*_flow_of(state), state.removed)],
+    )
+
+
+def _flow_of(state: LanguageState) -> tuple[str, str, tuple[str, ...]]:
+    return state.flow_prompt, state.flow_token, state.flow_minus
+
+
+def _shared(name: str) -> str:
+    """A file that pages have too."""
+    return (Path(__file__).parent.parent / "report" / name).read_text(encoding="utf-8")

@@ -1,10 +1,12 @@
 """What every screen asks of a model and of a state before it shows anything."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from bilens.errors import BilensError
 
-__all__ = ["StateError", "check_ranges"]
+__all__ = ["StateError", "check_ranges", "said_of"]
 
 
 class StateError(BilensError):
@@ -30,3 +32,12 @@ def check_ranges(state: Any, **ranges: tuple[int, int]) -> None:
         value = getattr(state, name)
         if not lowest <= value <= highest:
             raise StateError(name, f"{value} is not a whole number from {lowest} to {highest}")
+
+
+@contextmanager
+def said_of(field: str, prefix: str) -> Iterator[None]:
+    """Say an error beside the control of a field, which its text need not name then."""
+    try:
+        yield
+    except BilensError as error:
+        raise StateError(field, str(error).removeprefix(prefix)) from error

@@ -6,20 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+from jaxtyping import Int
 from rich.text import Text
 from rich.tree import Tree
+from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.read.flow import Ablation, Flow, FlowGraph
+from bilens.read.language import token_names
 from bilens.report.page import Drawing, Section, Table, write_page
 from bilens.report.style import BLUE, GREY, dress
+from bilens.residual import ResidualModel
 
-__all__ = ["ablation_figure", "flow_data", "flow_tree", "write_flow_page"]
+__all__ = ["ablation_figure", "flow_data", "flow_tree", "shown_tokens", "write_flow_page"]
 
 SMALL = 1e-3
 """Edges below this share of the largest are left out of files."""
 AT_FIRST, FEWEST = 0.5, 12
 """Share of the absolute flow, and nodes, that a page shows when it opens, if it has as many."""
+
+
+def shown_tokens(model: ResidualModel, ids: Int[Tensor, " time"]) -> list[str]:
+    """Names of tokens, with spaces where the tokenizer has its own marks for them."""
+    return [name.replace("Ġ", " ").replace("▁", " ") for name in token_names(model, ids)]
 
 
 def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> dict[str, Any]:
@@ -46,7 +55,11 @@ def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> 
     large = graph.edges.abs() >= SMALL * float(graph.edges.abs().max())
     large &= graph.edges != 0
     edges = [(place[a], place[b], float(graph.edges[a, b])) for a, b in large.nonzero().tolist()]
-    nodes = [{**asdict(graph.nodes[i]), "name": graph.nodes[i].name(tokens)} for i in [0, *order]]
+    chosen = [graph.nodes[i] for i in [0, *order]]
+    nodes = [
+        {**asdict(node), "name": node.name(tokens), "removable": node.is_removable}
+        for node in chosen
+    ]
     shares = [(n, *_shares(found, graph, order[:n])) for n in _counts(len(order))]
     return {
         "direction": direction,

@@ -50,6 +50,11 @@ class Node:
         """Whether it is one part of the model, rather than the logit or a remainder."""
         return self.kind not in ("output", "rest")
 
+    @property
+    def is_removable(self) -> bool:
+        """Whether `ablate` can remove it."""
+        return self.is_part and self.kind != "bias"
+
     def name(self, tokens: Sequence[str]) -> str:
         """What to call it, given the tokens of the text."""
         at = "" if self.position is None else tokens[self.position]

@@ -1,0 +1,115 @@
+"""The flow of a logit in the explorer: what is split, what is refused, and the graph in a browser."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from bilens.explore.flows import LARGEST, FlowView
+from bilens.explore.state_checks import StateError
+from bilens.read.flow import ablate, flow
+from bilens.read.language import TokenDirection, prompt_ids
+from bilens.residual import ResidualModel
+from tests.explore.browser import needs_chrome, visiting
+from tests.language import random_model, small_corpus
+
+TEXT = "once lily ate"
+
+
+@pytest.fixture(scope="module")
+def view() -> FlowView:
+    corpus = small_corpus()
+    model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2)
+    return FlowView(ResidualModel(model, corpus.tokenizer), TEXT)
+
+
+def test_the_graph_is_that_of_the_flow(view):
+    text, tree, graph = view.page(TEXT, "lily", ("tom", "ben"))
+    direction = TokenDirection("lily", ("tom", "ben"))
+    expected = flow(view.model, prompt_ids(view.model, TEXT), direction, k=20)
+    data = json.loads(graph)
+    assert data["value"] == pytest.approx(expected.value)
+    assert f"lily minus tom, ben: {expected.value:+.3f}. Held fixed on this text: patterns" in text
+    assert re.match(rf'<li><b class="\w+">{re.escape(f"{expected.value:+.3f}")}</b> lily', tree)
+    first = data["nodes"][data["edges"][0][1]]["name"] if data["edges"][0][0] == 0 else ""
+    assert first in tree
+
+
+def test_without_tokens_it_is_the_likeliest_minus_the_next(view):
+    _, _, graph = view.page(TEXT, "", ())
+    logits = view.model.logits(prompt_ids(view.model, TEXT)[None])[0, -1]
+    best = logits.topk(2)
+    names = view.model.tokenizer.convert_ids_to_tokens(best.indices.tolist())
+    assert json.loads(graph)["direction"] == f"{names[0]} minus {names[1]}"
+    assert json.loads(graph)["value"] == pytest.approx(
+        float(best.values @ torch.tensor([1.0, -1.0]).double())
+    )
+
+
+def test_a_node_is_removed_from_the_running_model(view):
+    split, data = view.found(TEXT, "lily", ())
+    name = next(node["name"] for node in data["nodes"] if node["removable"])
+    number = next(i for i, n in enumerate(split.nodes) if n.name(data["tokens"]) == name)
+    (result,) = ablate(view.model, split, [number])
+    said = view.removed(TEXT, "lily", (), name)
+    assert f"the model says {result.actual:+.3f} more" in said
+    assert f"predicts {result.predicted:+.3f}" in said
+    assert view.removed(TEXT, "lily", (), "no such node") == ""
+    assert view.removed(TEXT, "lily", (), data["nodes"][0]["name"]) == ""
+    assert view.removed("", "lily", (), name) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ((TEXT, "lilly", ()), "flow_token: expected a single token of the vocabulary"),
+        ((TEXT, "lily", ("<b>",)), "flow_minus: expected a single token of the vocabulary"),
+        (("  ", "lily", ()), "flow_prompt: .*holds no token that the model knows"),
+        (("once " * 30, "", ()), "flow_prompt: .*has 30 tokens, expected up to 12"),
+    ],
+)
+def test_what_cannot_be_split_is_said_where_it_was_typed(view, asked, message):
+    with pytest.raises(StateError, match=message):
+        view.check(*asked)
+
+
+def test_what_would_take_minutes_is_refused(view, monkeypatch):
+    n = len(prompt_ids(view.model, TEXT))
+    assert view.start == TEXT
+    monkeypatch.setattr(view, "cost", LARGEST / (n - 1))
+    message = rf"{n} tokens would take minutes: .* width 16 up to {n - 1} are split here"
+    with pytest.raises(StateError, match=message):
+        view.check(TEXT, "", ())
+    view.check("", "", ())
+    assert "press Enter" in view.page("", "", ())[0]
+
+
+def test_a_large_model_waits_for_a_text(view, monkeypatch):
+    monkeypatch.setattr("bilens.explore.flows.AT_ONCE", 1.0)
+    assert FlowView(view.model, TEXT).start == ""
+
+
+@needs_chrome
+def test_a_flow_is_followed_in_the_browser(language_site, browser):
+    with visiting(browser) as visit:
+        page = visit.open(language_site, "#flow svg .node")
+        direction = "document.querySelector('#flow-text').innerText"
+        page.locator("#flow-prompt textarea").fill("lily ate")
+        token = page.locator("#flow-token textarea")
+        token.fill("kite")
+        token.press("Enter")
+        visit.wait(f"{direction}.startsWith('kite: ')")
+        visit.wait("[...document.querySelectorAll('#flow .token')].at(-1).textContent === 'ate'")
+        visit.wait("document.querySelector('#flow-tree .ways').innerText.includes('kite')")
+        page.locator("#flow svg .node[data-node='1']").focus()
+        page.get_by_role("button", name="Remove it and run the model").click()
+        visit.wait("document.querySelector('#flow-removed').innerText.startsWith('Without ')")
+        # What is not a token is said where it was typed, and the graph stays.
+        token.fill("zebra")
+        token.press("Enter")
+        visit.wait("document.querySelector('#flow-token').innerText.includes('single token')")
+        assert page.evaluate(direction).startswith("kite: ")
+        page.set_viewport_size({"width": 390, "height": 900})
+        page.wait_for_timeout(300)
+        assert visit.overflow() <= 0
