@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from bilens.files import write_safetensors
 from bilens.tensor import BilinearTensor, Paths, TopPaths
+from bilens.tensor.exact import exact
 
 __all__ = ["PATHS_NAME", "load_paths", "save_paths"]
 
@@ -26,6 +27,7 @@ FIELDS = {
 """Names in `Paths`, and in the file."""
 
 
+@exact
 def save_paths(path: Path, search: TopPaths, tensors: Sequence[BilinearTensor]) -> None:
     """Write what a search has found: safetensors, with the effective eigenvalues beside it.
 
@@ -43,6 +45,7 @@ def save_paths(path: Path, search: TopPaths, tensors: Sequence[BilinearTensor]) 
     write_safetensors(path, {**found, "effective": paths.effective}, metadata)
 
 
+@exact
 def load_paths(path: Path, tensors: Sequence[BilinearTensor], k: int) -> TopPaths | None:
     """The k first paths that `save_paths` has written, or None.
 
