@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from bilens.errors import CheckpointError
-from bilens.files import file_errors, folder_written_whole, only_process_in, write_json, write_text
+from bilens.files import (
+    file_errors,
+    folder_written_whole,
+    only_process_in,
+    read_json,
+    read_json_object,
+    write_json,
+    write_text,
+)
 
 
 def test_a_folder_appears_whole(tmp_path):
@@ -106,3 +114,15 @@ except CheckpointError as error:
 def test_an_empty_path_is_named():
     with pytest.raises(CheckpointError, match=r"^\. could not be written: "):
         write_text(Path(), "text")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff{}", b"[]"])
+def test_damaged_json_is_named(content, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"a\.json (is damaged and cannot|holds a list, exp)"):
+        read_json_object(path)
+    if content:
+        path.write_bytes(b"{}\n" + content.replace(b"[]", b"]"))
+        with pytest.raises(CheckpointError, match="a.json is damaged and cannot be read as JSON"):
+            read_json(path, lines=True)

@@ -21,6 +21,8 @@ __all__ = [
     "file_errors",
     "folder_written_whole",
     "only_process_in",
+    "read_json",
+    "read_json_object",
     "temporary_beside",
     "write_json",
     "write_safetensors",
@@ -50,8 +52,8 @@ def file_errors(path: Path | str = "", doing: str = "written") -> Iterator[None]
         reason = getattr(error, "strerror", None) or str(error)
         file = getattr(error, "filename", None) or "A file"
         raise CheckpointError(
-            f"{_short(path or file)} could not be {doing}: {reason}. Check the path, the space on its disk "
-            "and whether you may write there."
+            f"{_short(path or file)} could not be {doing}: {reason}. Check the path, the space on "
+            "its disk and whether you may write there."
         ) from error
 
 
@@ -129,6 +131,33 @@ def only_process_in(folder: Path) -> Iterator[None]:
 def temporary_beside(path: Path) -> Path:
     """A name for what will be `path`: short, since that may be as long as names can be."""
     return path.parent / f"{UNFINISHED}{uuid4().hex}{path.suffix}"
+
+
+def read_json(path: Path, *, lines: bool = False) -> Any:
+    """What a JSON file holds, or a list of what each of its lines holds.
+
+    Raises:
+        CheckpointError: it cannot be read, or is damaged.
+    """
+    with file_errors(path, "read"):
+        content = path.read_bytes()
+    try:
+        text = content.decode("utf-8")
+        return [json.loads(line) for line in text.splitlines()] if lines else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged and cannot be read as JSON: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+        CheckpointError: as in `read_json`, or it holds something else.
+    """
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds a {type(found).__name__}, expected a JSON object")
+    return found
 
 
 def write_text(path: Path, text: str) -> None:

@@ -231,3 +231,31 @@ def write_gguf(gguf, path, model):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", {"attention_bias": "x"}, "holds no whole language model.*attention_bias"),
+        ("config.json", {"dtype": "x"}, "holds no whole language model"),
+        ("config.json", {"num_attention_heads": 0}, "holds no whole language model"),
+        ("config.json", {"num_hidden_layers": 10**12}, "num_hidden_layers=1000000000000, expected"),
+        ("config.json", {"pad_token_id": 10**12}, "holds no whole language model.*Padding_idx"),
+        ("config.json", {"vocab_size": 0}, "holds no whole language model"),
+        ("tokenizer.json", {"version": None}, "holds no whole tokenizer: invalid type: null"),
+        ("tokenizer.json", {"model": {}}, "holds no whole tokenizer: data did not match"),
+    ],
+)
+def test_a_setting_that_transformers_cannot_use_is_named(file, change, message, saved):
+    path = saved / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CheckpointError, match=message):
+        bilens.load(saved)
+
+
+@pytest.mark.parametrize("length", [4, 8, 24])
+def test_a_cut_gguf_file_is_damaged(length, tmp_path):
+    pytest.importorskip("gguf", reason="pip install gguf")
+    (tmp_path / "m.gguf").write_bytes(b"GGUF\3\0\0\0".ljust(length, b"\0")[:length])
+    with pytest.raises(CheckpointError, match="holds no whole language model"):
+        bilens.load(tmp_path / "m.gguf")

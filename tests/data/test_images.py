@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from bilens.data import ImageData, load_images
-from bilens.errors import BilensError, DataError
+from bilens.errors import BilensError
 
 
 def rows(images: torch.Tensor, labels: torch.Tensor) -> list[tuple[float, ...]]:

@@ -60,8 +60,7 @@ def test_built_circuits_are_found(built):
     assert circuits.induction() == {(0, 0)}
     assert circuits.agreement() == {(0, 1)}
     assert circuits.brackets() == {1}
-    assert circuits.copied({0}) == circuits.copied({0, 1}) == 6
-    assert circuits.copied(set()) == 0
+    assert circuits.repeated() == {"found": 1, "false": 0}
 
 
 def test_nothing_is_found_where_nothing_is(built):
@@ -69,6 +68,7 @@ def test_nothing_is_found_where_nothing_is(built):
         block.attn.out.weight.zero_()
     circuits = Circuits(ResidualModel(built), DeepGrammar())
     assert circuits.induction() == circuits.agreement() == circuits.brackets() == set()
+    assert circuits.repeated()["found"] == 0
 
 
 def test_a_silent_head_is_missed_where_it_is_needed(built):

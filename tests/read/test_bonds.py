@@ -127,7 +127,7 @@ def test_misuse_is_explained():
     model, data = digit_model(n_layers=2), digits()
     with pytest.raises(BilensError, match="metric='cosine', expected one of images, weights"):
         classifier_bonds(model, data, "cosine")  # type: ignore[arg-type]
-    with pytest.raises(BilensError, match="drop=-1, expected 0 or more"):
+    with pytest.raises(BilensError, match="drop=-1, expected a finite number, at least 0 and"):
         read_bonds(model, data, drop=-1)
     with pytest.raises(NotBilinearError, match="gate relu"):
         read_bonds(ImageClassifier(ClassifierConfig(64, 10, gate="relu", n_layers=2)), data)

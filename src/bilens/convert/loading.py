@@ -1,6 +1,7 @@
 """Open and save language models of any kind, whole or not at all."""
 
 import shutil
+import struct
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
@@ -20,7 +22,7 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from bilens.checks import check_weights
+from bilens.checks import check_count, check_weights
 from bilens.convert.config_record import read_record
 from bilens.convert.layouts import find_layout
 from bilens.convert.linear_gates import restore_linear, unmark_linear
@@ -38,7 +40,14 @@ __all__ = ["find_tokenizer", "open_any", "open_model", "open_tokenizer", "save_m
 
 OWN = LanguageConfig.model_type  # importing it has made transformers know it
 PLACE = ("revision", "token", "cache_dir", "local_files_only")
-ERRORS = (SafetensorError, OSError, RuntimeError, ValueError, KeyError, TypeError, ImportError)
+ERRORS = (
+    *(SafetensorError, StrictDataclassError, OSError, RuntimeError, ArithmeticError, ImportError),
+    *(ValueError, LookupError, TypeError, AttributeError, AssertionError, struct.error),
+)
+"""What transformers lets through where a file is damaged."""
+LARGEST = {"num_hidden_layers": 1024, "num_attention_heads": 2**20, "hidden_size": 2**20}
+"""Sizes beyond which no model goes, and one that is not there would take hours or all memory."""
+MODEL = "language model, and none could be fetched from the hub by this name"
 HARMLESS = {"trust_remote_code": False}
 """No file of Python that a model brings is ever run, and nobody is asked whether it may."""
 
@@ -94,6 +103,8 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
         )
     with _whole(source):
         config = AutoConfig.from_pretrained(source, **HARMLESS, **place)
+        for name, most in LARGEST.items():
+            check_count(name, getattr(config, name, 1), most)
         swish = find_swish(config)
         if swish is not None:
             base_activation(config)
@@ -131,14 +142,12 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
     if is_llama2c(source):
         return llama2c_tokenizer(Path(source).with_name(f"tok{size}.bin"), size)
     gguf = {"gguf_file": Path(source).name} if Path(source).suffix == ".gguf" else {}
-    try:
+    with _whole(source, "tokenizer"):
         place = Path(source).parent if gguf else _named_tokenizer(source) or source
         with _hub_for(place):
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 place, **HARMLESS, **gguf
             )
-    except (*ERRORS, AttributeError) as error:
-        raise CheckpointError(f"{source} holds no whole tokenizer: {error}") from error
     if len(tokenizer) > size:
         raise CheckpointError(
             f"The tokenizer in {source} has {len(tokenizer)} tokens, the model {size}; they do not "
@@ -192,17 +201,16 @@ def save_model(
 
 
 @contextmanager
-def _whole(source: str | Path) -> Iterator[None]:
+def _whole(source: str | Path, what: str = MODEL) -> Iterator[None]:
     try:
         with no_progress(), _hub_for(source):
             yield
-    except ERRORS as error:
-        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+    except Exception as error:
+        # What tokenizers itself finds wrong is an Exception of no class of its own.
+        damage = type(error) is Exception or isinstance(error, ERRORS)
+        if not damage or "allocate memory" in str(error):
             raise
-        raise CheckpointError(
-            f"{source} holds no whole language model, and none could be fetched from the hub by "
-            f"this name: {error}"
-        ) from error
+        raise CheckpointError(f"{source} holds no whole {what}: {error}") from error
 
 
 def _hub_for(place: str | Path) -> AbstractContextManager[None]:

@@ -1,6 +1,5 @@
 """The top eigenpairs of a layer along many directions, written as they are found."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,10 @@ from torch import Tensor
 
 from bilens.checks import check_count
 from bilens.errors import CheckpointError
-from bilens.files import write_json
+from bilens.files import file_errors, read_json_object, write_json
 from bilens.progress import progress_bar
 from bilens.tensor import BilinearTensor, Spectrum
+from bilens.tensor.exact import exact
 
 __all__ = ["SPECTRA_NAME", "Share", "read_spectra", "write_spectra"]
 
@@ -29,6 +29,7 @@ class Share:
     of: int = 1
 
 
+@exact
 def write_spectra(
     tensor: BilinearTensor,
     directions: Float[Tensor, "n n_out"],
@@ -139,10 +140,5 @@ def _check_folder(folder: Path, settings: dict[str, Any]) -> None:
 
 def _settings(folder: Path) -> dict[str, Any] | None:
     path = folder / SPECTRA_NAME
-    if not path.is_file():
-        return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged and cannot be read as JSON: {error}") from error
-    return found
+    with file_errors(path, "read"):
+        return read_json_object(path) if path.is_file() else None

@@ -18,7 +18,7 @@ from bilens.data.tokenizer import read_tokenizer, train_tokenizer
 from bilens.errors import CheckpointError, DataError
 from bilens.files import folder_written_whole
 from bilens.lazy_imports import lazy_import
-from bilens.settings import Between, Count, check_settings
+from bilens.settings import Between, Size, check_settings
 
 if TYPE_CHECKING:
     import datasets
@@ -62,7 +62,7 @@ class Corpus:
 class _Settings:
     n_ctx: Annotated[int, Between(2, 2**20)]
     validation_share: Annotated[float, Between(0, 0.99, above=True)]
-    vocab_size: Count = 4096
+    vocab_size: Size = 4096
     seed: Annotated[int, Between(0, 2**32 - 1)] = 0
     shortest: Annotated[int, Between(2, 2**20)] | None = None
 

@@ -157,7 +157,10 @@ def _check_place(host: str | None, port: int | None) -> None:
     if port is not None:
         check_count("port", port, 65535)
     if host is not None:
-        kind, *_, place = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        try:
+            kind, *_, place = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        except UnicodeError as error:  # a part of the name is empty or too long
+            raise OSError(str(error)) from error
         with socket.socket(kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)

@@ -1,6 +1,5 @@
 """Saving and loading modules: safetensors and JSON, whole or not at all, here or on the hub."""
 
-import json
 import os.path
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 
 from bilens.checks import check_weights
 from bilens.errors import CheckpointError
-from bilens.files import write_json, write_safetensors
+from bilens.files import read_json_object, write_json, write_safetensors
 from bilens.hub import HTTPError, hub_asked_once
 from bilens.settings import read_settings
 
@@ -134,11 +133,4 @@ def read_config(source: str | Path, **hub: Any) -> dict[str, Any]:
     Raises:
         CheckpointError: they are missing or damaged.
     """
-    path = fetch(source, CONFIG_NAME, **hub)
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is damaged and cannot be read as JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} holds a {type(settings).__name__}, expected a JSON object")
-    return settings
+    return read_json_object(fetch(source, CONFIG_NAME, **hub))

@@ -16,6 +16,7 @@ from bilens.nn.gated import GatedLayer
 from bilens.nn.norm import NormName, ScalarNorm, make_norm
 from bilens.settings import Depth, Size, check_settings
 from bilens.tensor import BilinearTensor, Cut, affine
+from bilens.tensor.constant import fit_input
 from bilens.tensor.exact import exact
 
 __all__ = ["ClassifierConfig", "ImageClassifier"]
@@ -276,7 +277,7 @@ class ImageClassifier(Checkpointed):
         check_count("batch_size", batch_size)
         right = 0
         for some, wanted in zip(x.split(batch_size), labels.split(batch_size), strict=True):
-            logits = self(some.to(self.device))
+            logits = self(fit_input(some, self.embed.weight, constant=False))
             check_finite(logits=logits)
             right += int((logits.argmax(-1) == wanted.to(self.device)).sum())
         return right / len(labels)

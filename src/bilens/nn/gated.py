@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from bilens.checks import checked
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.gate import Gate, GateName
+from bilens.settings import Size
 from bilens.tensor import BilinearTensor
 
 __all__ = ["Bilinear", "GatedLayer"]
@@ -34,11 +36,12 @@ class GatedLayer(nn.Module):
         Pearce et al. 2024, equation 1; Shazeer 2020. Their W, V are L, R here.
     """
 
+    @checked
     def __init__(
         self,
-        d_in: int,
-        d_out: int,
-        d_hidden: int | None = None,
+        d_in: Size,
+        d_out: Size,
+        d_hidden: Size | None = None,
         *,
         gate: GateName = "identity",
         beta: float = 1.0,
@@ -127,11 +130,12 @@ class Bilinear(GatedLayer):
         Pearce et al. 2024, section 3.2.
     """
 
+    @checked
     def __init__(
         self,
-        d_in: int,
-        d_out: int,
-        d_hidden: int | None = None,
+        d_in: Size,
+        d_out: Size,
+        d_hidden: Size | None = None,
         *,
         bias: bool = False,
         residual: bool = False,

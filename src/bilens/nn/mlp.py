@@ -7,9 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bilens.checks import checked
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.gate import GateName
 from bilens.nn.gated import GatedLayer
+from bilens.settings import Size
 from bilens.tensor import BilinearTensor
 
 __all__ = ["MLPS", "MLP_BIASES", "MlpBias", "MlpName", "PlainMLP", "make_mlp"]
@@ -43,10 +45,11 @@ class PlainMLP(nn.Module):
         out_bias: whether D has one; None for bias.
     """
 
+    @checked
     def __init__(
         self,
-        d_model: int,
-        d_hidden: int,
+        d_model: Size,
+        d_hidden: Size,
         activation: MlpName,
         *,
         bias: bool,

@@ -84,7 +84,7 @@ def attack(
         BilensError: the mask does not fit, is zero or not finite, the norm is negative or not
             finite, a class is not one of the model's, or there are no images of other classes.
     """
-    config, device = model.config, model.embed.weight.device
+    config = model.config
     check_finite(mask=mask)
     if mask.shape != (config.n_inputs,) or not mask.any():
         raise BilensError(
@@ -101,10 +101,10 @@ def attack(
     others = labels != class_
     if not others.any():
         raise BilensError(f"x holds no image of another class than class_={class_} to attack")
-    added = (norm * mask / mask.norm()).to(device)
+    added = (norm * mask / mask.norm()).to(model.embed.weight)
     blocks = x[others].split(batch_size)
     predicted = torch.cat(
-        [model((some.to(device) + added).clamp(0, 1)).argmax(-1) for some in blocks]
+        [model((some.to(added) + added).clamp(0, 1)).argmax(-1) for some in blocks]
     ).to(labels.device)
     return Attack(
         targeted=float((predicted == class_).double().mean()),

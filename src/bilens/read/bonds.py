@@ -15,7 +15,9 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 from bilens.progress import progress_bar
+from bilens.settings import Share
 from bilens.tensor import Bonds, Cut, Products, bonds, sparse_basis, with_constant
+from bilens.tensor.exact import exact
 
 __all__ = [
     "BondReading",
@@ -183,6 +185,7 @@ class BondReading:
 
 
 @torch.no_grad()
+@exact
 def classifier_bonds(model: ImageClassifier, data: ImageData, metric: Metric = "images") -> Bonds:
     """The bonds of a classifier, from pixels to its logits less their mean.
 
@@ -207,8 +210,9 @@ def classifier_bonds(model: ImageClassifier, data: ImageData, metric: Metric = "
 
 
 @torch.no_grad()
+@exact
 def read_bonds(
-    model: ImageClassifier, data: ImageData, *, drop: float = 0.01, metric: Metric = "images"
+    model: ImageClassifier, data: ImageData, *, drop: Share = 0.01, metric: Metric = "images"
 ) -> BondReading:
     """Cut a classifier to the directions that its accuracy needs, and look at each of them.
 
@@ -237,16 +241,15 @@ def read_bonds(
     )
 
 
+@exact
 def accurate_ranks(
-    found: Bonds, model: ImageClassifier, data: ImageData, drop: float = 0.01
+    found: Bonds, model: ImageClassifier, data: ImageData, drop: Share = 0.01
 ) -> tuple[int, ...]:
     """Few directions, found greedily, that lose accuracy up to `drop` on 10,000 training images.
 
     Raises:
         BilensError: drop is negative.
     """
-    if not drop >= 0:
-        raise BilensError(f"drop={drop}, expected 0 or more, as a share of the images")
     x, labels = data.train_images[:CHOOSING], data.train_labels[:CHOOSING]
     whole = found.cut(max(bond.k for bond in found.bonds))
     # Every cut reads some of these.
@@ -268,6 +271,7 @@ def accurate_ranks(
         return found.ranks_scoring(score, least)
 
 
+@exact
 def rank_accuracies(
     found: Bonds, model: ImageClassifier, data: ImageData, ranks: Sequence[int] = ()
 ) -> tuple[tuple[int, float, float], ...]:
@@ -285,6 +289,7 @@ def rank_accuracies(
     return tuple(map(row, ranks or [*(k for k in UNIFORM if k < most), most]))
 
 
+@exact
 def product_accuracies(cut: Cut, data: ImageData) -> tuple[tuple[int, float], ...]:
     """Test accuracy with the k products of largest share alone, for k up by a constant factor."""
     most = len(cut.products())

@@ -3,10 +3,12 @@
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 from bilens.tensor import Spectrum
+from bilens.tensor.exact import exact
 
 __all__ = ["check_classes", "check_classifier"]
 
 
+@exact
 def check_classifier(model: ImageClassifier) -> None:
     """Raise BilensError unless a model is a classifier of bilens."""
     if not isinstance(model, ImageClassifier):
@@ -16,6 +18,7 @@ def check_classifier(model: ImageClassifier) -> None:
         )
 
 
+@exact
 def check_classes(spectrum: Spectrum) -> None:
     """Raise BilensError unless a spectrum is batched over the classes."""
     if len(spectrum.batch_shape) != 1:

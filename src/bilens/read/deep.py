@@ -133,6 +133,7 @@ def read_deep(
     )
 
 
+@exact
 def save_paths(path: Path, search: TopPaths, tensors: Sequence[BilinearTensor]) -> None:
     """Write what a search has found: safetensors, with the effective eigenvalues beside it.
 
@@ -150,6 +151,7 @@ def save_paths(path: Path, search: TopPaths, tensors: Sequence[BilinearTensor]) 
     write_safetensors(path, {**found, "effective": paths.effective}, metadata)
 
 
+@exact
 def load_paths(path: Path, tensors: Sequence[BilinearTensor], k: int) -> TopPaths | None:
     """The k first paths that `save_paths` has written, or None.
 

@@ -57,6 +57,7 @@ class ClassPaths:
 
 
 @torch.no_grad()
+@exact
 def class_paths(
     tree: LazyTree, paths: Paths, x: Float[Tensor, "samples n_in"], k: int = 3
 ) -> ClassPaths:

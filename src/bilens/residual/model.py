@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.activations import LinearActivation
 
-from bilens.checks import check_weights, checked
+from bilens.checks import check_weights
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
 from bilens.residual.attention import QueriesKeys, queries_keys
@@ -21,6 +21,7 @@ from bilens.residual.parts import ConstantNorm, working_dtype
 from bilens.residual.trace import Trace, mlp_inputs, trace
 from bilens.settings import Place
 from bilens.tensor import BilinearTensor, FactoredMatrix, QuadraticForm
+from bilens.tensor.exact import exact
 
 __all__ = ["HeadWeights", "ResidualModel"]
 
@@ -39,6 +40,7 @@ class HeadWeights:
     out_bias: Float[Tensor, " d_model"]
 
 
+@exact
 class ResidualModel:
     """Embedding, unembedding and, for each layer, what reads the stream and what writes to it.
 
@@ -344,7 +346,6 @@ class ResidualModel:
         return FactoredMatrix(weights.value, weights.out.mT)
 
     @torch.no_grad()
-    @checked
     def qk(self, layer: int, distance: Place = 0) -> tuple[FactoredMatrix, ...]:
         """W_Q R W_K' of every head, one batch for each pair of queries and keys.
 
@@ -370,7 +371,6 @@ class ResidualModel:
         )
 
     @torch.no_grad()
-    @checked
     def query_key_maps(self, layer: int, position: Place) -> QueriesKeys:
         """The maps from normalised rows n at one position to queries and keys, as [n, 1] @ map.
 
@@ -396,7 +396,6 @@ class ResidualModel:
         return [(each(q), each(k)) for q, k in found]
 
     @torch.no_grad()
-    @checked
     def queries_keys(
         self, layer: int, n: Float[Tensor, "rows d_model"], position: Place
     ) -> QueriesKeys:
@@ -426,13 +425,11 @@ class ResidualModel:
 
     # Texts.
 
-    @checked
     def trace(self, ids: Int[Tensor, " time"]) -> Trace:
         """Run the model on a text: its streams, norm scales, patterns and gate ratios."""
         self._check_ids(ids)
         return trace(self.model, self.parts, ids.to(self.device))
 
-    @checked
     def mlp_inputs(
         self, ids: Int[Tensor, "batch time"], layer: int
     ) -> Float[Tensor, "batch time d_model"]:
@@ -442,7 +439,6 @@ class ResidualModel:
         x = mlp_inputs(self.model, mlp, ids.to(self.device))
         return x if mlp.norm is None else mlp.norm.normalised(x)
 
-    @checked
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
         """The model's logits, in float32 or float64."""

@@ -252,7 +252,7 @@ class Bonds(Shown):
         )
 
     def _checked_ranks(self, ranks: int | Sequence[int]) -> tuple[int, ...]:
-        if isinstance(ranks, int):
+        if not isinstance(ranks, Sequence):
             check_count("ranks", ranks)
             return tuple(min(ranks, bond.k) for bond in self.bonds)
         if len(ranks) != len(self.bonds):

@@ -5,10 +5,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.errors import BilensError
+from bilens.tensor.exact import exact
 
 __all__ = ["affine", "fit_input", "with_constant"]
 
 
+@exact
 def with_constant(x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_in_and_1"]:
     """Append the constant 1 to each input: x' = [x, 1].
 
@@ -17,6 +19,7 @@ def with_constant(x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_in
     return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)
 
 
+@exact
 def affine(
     weight: Float[Tensor, "n_out n_in"], bias: Float[Tensor, " n_out"] | None
 ) -> Float[Tensor, "n_out_and_1 n_in_and_1"]:
@@ -33,6 +36,7 @@ def affine(
     return matrix
 
 
+@exact
 def fit_input(
     x: Float[Tensor, "*batch n"],
     rows: Float[Tensor, "*more n_in"],

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bilens.checks import check_count
 from bilens.errors import BilensError
-from bilens.settings import Seed
+from bilens.settings import Count, Seed, Size
 from bilens.tensor.clusters import leaders
 from bilens.tensor.exact import exact
 from bilens.tensor.quadratic import QuadraticForm
@@ -53,8 +53,8 @@ def local_extrema(
     *,
     sign: int = 1,
     nonnegative: bool = True,
-    n_starts: int = 256,
-    steps: int = 2000,
+    n_starts: Size = 256,
+    steps: Count = 2000,
     tolerance: float = 1e-6,
     seed: Seed = 0,
 ) -> Extrema:

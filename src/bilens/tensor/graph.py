@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from bilens.lazy_imports import lazy_import
+from bilens.tensor.exact import exact
 from bilens.tensor.paths import Paths
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ else:
 __all__ = ["tree_to_networkx"]
 
 
+@exact
 def tree_to_networkx(paths: Paths) -> "networkx.DiGraph":
     """The tree that the paths make, as in figure 1C of the paper; edges go towards the input.
 

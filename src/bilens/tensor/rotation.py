@@ -8,6 +8,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bilens.checks import check_count
+from bilens.settings import Count
 from bilens.tensor.cut import Cut
 from bilens.tensor.exact import exact
 
@@ -23,7 +24,7 @@ def product_weight(cut: Cut) -> float:
 
 
 @exact
-def sparse_basis(cut: Cut, *, steps: int = 200) -> Cut:
+def sparse_basis(cut: Cut, *, steps: Count = 200) -> Cut:
     """The same model in rotated coordinates, with few large products in place of many.
 
     Minimises `product_weight`, sum_l sum_(o, i <= j) sqrt(U_oo) |c_oij|, over a rotation

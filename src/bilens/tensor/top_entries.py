@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
+from bilens.tensor.exact import exact
 
 __all__ = ["TopEntries", "top_entries"]
 
@@ -29,6 +30,7 @@ class TopEntries:
 
 
 @torch.no_grad()
+@exact
 def top_entries(
     blocks: Iterable[Float[Tensor, "*batch rows columns"]], k: int, *, largest: bool = True
 ) -> TopEntries:

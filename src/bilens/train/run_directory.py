@@ -20,6 +20,8 @@ from bilens.files import (
     UNFINISHED,
     file_errors,
     only_process_in,
+    read_json,
+    read_json_object,
     temporary_beside,
     write_json,
     write_text,
@@ -158,7 +160,7 @@ def open_run(
             )
         run = RunDirectory(path, settings)
         if resume:
-            before = _read_settings(path / TRAINING_NAME)
+            before = read_json_object(path / TRAINING_NAME)
             finished = before.pop("finished", False)
             before.pop("torch", None)
             _check_same(path, before, settings, length)
@@ -181,14 +183,17 @@ def is_finished(run: Path) -> bool:
     Raises:
         CheckpointError: its training.json is damaged.
     """
-    return is_begun(run) and bool(_read_settings(run / TRAINING_NAME).get("finished"))
+    return is_begun(run) and bool(read_json_object(run / TRAINING_NAME).get("finished"))
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The metrics of a run, in order."""
-    path = run / METRICS_NAME
-    with file_errors(path, "read"):
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The metrics of a run, in order.
+
+    Raises:
+        CheckpointError: they are missing or damaged.
+    """
+    metrics: list[dict[str, Any]] = read_json(run / METRICS_NAME, lines=True)
+    return metrics
 
 
 def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
@@ -202,7 +207,7 @@ def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
         CheckpointError: it does not say.
     """
     try:
-        settings = _read_settings(fetch(source, TRAINING_NAME, **hub))
+        settings = read_json_object(fetch(source, TRAINING_NAME, **hub))
         settings["data"]
     except (KeyError, CheckpointError) as error:
         raise CheckpointError(
@@ -210,16 +215,6 @@ def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
             "trained on is unknown; expected a directory that `bilens train` wrote"
         ) from error
     return settings
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged and cannot be read as JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds a {type(found).__name__}, expected a JSON object")
-    return found
 
 
 def _check_same(
@@ -259,8 +254,8 @@ def _checksums(checkpoint: Path) -> dict[str, str]:
 
 def _is_whole(checkpoint: Path) -> bool:
     try:
-        expected = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        expected = read_json_object(checkpoint / MANIFEST)
+    except CheckpointError:
         return False
     return bool(expected) and expected == _checksums(checkpoint)
 

@@ -17,6 +17,7 @@ from bilens.read.flow.graph import Flow, Node
 from bilens.read.flow.mlp import FrozenMLP
 from bilens.residual import ResidualModel
 from bilens.residual.parts import LinearMap
+from bilens.tensor.exact import exact
 
 __all__ = ["Ablation", "Direction", "ablate"]
 
@@ -54,6 +55,7 @@ class Ablation:
 
 
 @torch.no_grad()
+@exact
 def ablate(
     model: ResidualModel,
     found: Flow,

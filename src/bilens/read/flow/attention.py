@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bilens.residual import ResidualModel, Trace
 from bilens.residual.parts import Norm
+from bilens.tensor.exact import exact
 
 __all__ = ["FrozenAttention", "Reads", "Source", "read_moment"]
 
@@ -167,6 +168,7 @@ class FrozenAttention:
         return torch.einsum("hte,hed->td", mixed, self.out) * self.out_scale[:, None]
 
 
+@exact
 def read_moment(layer: int) -> int:
     """Which stream the heads of a layer read."""
     return 3 * layer + 1

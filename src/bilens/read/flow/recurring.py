@@ -17,6 +17,7 @@ from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.tensor.clusters import cluster
+from bilens.tensor.exact import exact
 
 __all__ = ["RecurringDirection", "RecurringFlows", "RecurringHead", "flows"]
 
@@ -81,6 +82,7 @@ class RecurringFlows:
     directions: tuple[RecurringDirection, ...]
 
 
+@exact
 def flows(
     model: ResidualModel,
     prompts: Sequence[Int[Tensor, " _"]],

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.tensor.eigen import apply_factored
+from bilens.tensor.exact import exact
 
 __all__ = ["largest_flow"]
 
@@ -12,6 +13,7 @@ STEPS, GRID, SAFETY, DEAD = 12, 64, 2.0, 1e-3
 """Lanczos steps, values tried, a factor for what lies between, and what counts as nothing."""
 
 
+@exact
 def largest_flow(
     left: Float[Tensor, "rank n"],
     right: Float[Tensor, "rank n"],

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
+from bilens.tensor.exact import exact
 
 __all__ = ["Composition", "composition_scores"]
 
@@ -55,6 +56,7 @@ class Composition:
 
 
 @torch.no_grad()
+@exact
 def composition_scores(model: ResidualModel) -> Composition:
     """|W R|_F / (|W|_F |R|_F) for all that writes W and all that reads R after it.
 

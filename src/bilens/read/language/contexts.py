@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count
+from bilens.checks import check_count, check_finite
 from bilens.data.corpus import batched
 from bilens.errors import BilensError
 from bilens.progress import progress_bar
@@ -20,6 +20,7 @@ from bilens.read.language.stream import read_stream
 from bilens.read.language.token_matrices import alone, head_writes
 from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
+from bilens.tensor.exact import exact
 
 __all__ = [
     "Context",
@@ -69,6 +70,7 @@ class Contribution:
 
 
 @torch.no_grad()
+@exact
 def top_contexts(
     model: ResidualModel,
     spectrum: Spectrum,
@@ -200,6 +202,7 @@ class _Best:
 
 
 @torch.no_grad()
+@exact
 def contribution(
     model: ResidualModel, spectrum: Spectrum, number: int, context: Context, layer: int = 0
 ) -> Contribution:
@@ -210,6 +213,7 @@ def contribution(
     Source:
         Pearce et al. 2024, figure 7.
     """
+    _check(spectrum, number=number)
     stream = read_stream(model, context.ids.to(model.device), context.position, layer)
     vector = spectrum.vectors[number].to(stream.direct)
     width = len(stream.direct)
@@ -223,6 +227,7 @@ def contribution(
 
 
 @torch.no_grad()
+@exact
 def exciting_tokens(
     model: ResidualModel,
     spectrum: Spectrum,
@@ -245,9 +250,7 @@ def exciting_tokens(
     Raises:
         BilensError: there is no such eigenvector, head, layer or position, or k is not positive.
     """
-    _check(spectrum, k)
-    if not 0 <= number < spectrum.k:
-        raise BilensError(f"number={number}, expected 0 to {spectrum.k - 1}, an eigenvector")
+    _check(spectrum, k, number)
     e = model.embedded(torch.arange(model.vocab_size, device=model.device), position)
     x, norm = alone(model, e, layer), model.layer(layer).mlp.norm
     n = x if norm is None else norm.normalised(x)
@@ -266,13 +269,16 @@ def exciting_tokens(
     )
 
 
-def _check(spectrum: Spectrum, k: int) -> None:
+def _check(spectrum: Spectrum, k: int = 1, number: int = 0) -> None:
     if spectrum.batch_shape:
         raise BilensError(
             f"spectrum is a batch of shape {tuple(spectrum.batch_shape)}, expected that of one "
             "form: index it"
         )
     check_count("k", k)
+    check_finite(spectrum=spectrum.values)
+    if not 0 <= number < spectrum.k:
+        raise BilensError(f"number={number}, expected 0 to {spectrum.k - 1}, an eigenvector")
 
 
 def _read(
@@ -287,6 +293,9 @@ def _read(
     with progress_bar() as bar:
         task = bar.add_task("texts", total=total, note="")
         for batch in batched(texts, batch_size):
+            lengths = sorted({tuple(text.shape) for text in batch})
+            if len(lengths) > 1:
+                raise BilensError(f"texts have shapes {lengths}, expected as many tokens in each")
             ids = torch.stack(batch).to(model.device)
             yield ids, model.mlp_inputs(ids, layer)
             bar.advance(task, len(batch) * processes)

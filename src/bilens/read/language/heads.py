@@ -14,6 +14,7 @@ from bilens.read.language.names import chosen_tokens, token_names, top_pairs
 from bilens.read.language.token_matrices import attention_scores, check_head, head_outputs
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
+from bilens.tensor.exact import exact
 
 __all__ = [
     "AttentionReading",
@@ -65,6 +66,7 @@ class AttentionReading:
     composition: Composition
 
 
+@exact
 def read_attention(
     model: ResidualModel,
     layer: int = 0,
@@ -110,6 +112,7 @@ def read_attention(
     return AttentionReading(found, layer, distance, composition_scores(model))
 
 
+@exact
 def attention_pairs(
     model: ResidualModel,
     heads: Sequence[int],
@@ -151,6 +154,7 @@ def attention_pairs(
     return [ends(check_head(model, head)) for head in heads]
 
 
+@exact
 def output_pairs(
     model: ResidualModel,
     heads: Sequence[int],
@@ -173,6 +177,7 @@ def output_pairs(
 
 
 @torch.no_grad()
+@exact
 def token_components(
     model: ResidualModel,
     matrix: FactoredMatrix,

@@ -11,6 +11,7 @@ from bilens.errors import BilensError
 from bilens.read.language.stream import head_outputs_at
 from bilens.residual import ResidualModel
 from bilens.tensor.constant import with_constant
+from bilens.tensor.exact import exact
 
 __all__ = ["LogitParts", "LogitTerms", "split_by_eigenvectors", "split_logits"]
 
@@ -71,6 +72,7 @@ class LogitParts:
 
 
 @torch.no_grad()
+@exact
 def split_logits(model: ResidualModel, ids: Int[Tensor, " time"], position: int = -1) -> LogitTerms:
     """Split the logits at one position of a text by path through the last layer.
 
@@ -115,6 +117,7 @@ def split_logits(model: ResidualModel, ids: Int[Tensor, " time"], position: int 
 
 
 @torch.no_grad()
+@exact
 def split_by_eigenvectors(
     model: ResidualModel, terms: LogitTerms, token: int, *, k: int = 8
 ) -> LogitParts:

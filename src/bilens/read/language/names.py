@@ -11,6 +11,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
+from bilens.tensor.exact import exact
 
 __all__ = ["TokenDirection", "chosen_tokens", "token_names", "top_pairs"]
 
@@ -42,6 +43,7 @@ class TokenDirection:
         return f"{self.token} minus {', '.join(self.minus)}" if self.minus else self.token
 
 
+@exact
 def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
     """What the tokenizer calls each token; [7] for one that it does not know."""
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
@@ -55,6 +57,7 @@ def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
     ]
 
 
+@exact
 def chosen_tokens(model: ResidualModel, among: Sequence[int] | None) -> Int[Tensor, " n"]:
     """The numbers of some tokens, or of all.
 
@@ -70,6 +73,7 @@ def chosen_tokens(model: ResidualModel, among: Sequence[int] | None) -> Int[Tens
     return torch.tensor(among, device=model.device)
 
 
+@exact
 def top_pairs(
     model: ResidualModel,
     sides: tuple[str, str],

@@ -27,6 +27,7 @@ from bilens.read.language.token_matrices import (
 )
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix, top_entries
+from bilens.tensor.exact import exact
 
 __all__ = [
     "NGramReading",
@@ -84,6 +85,7 @@ class NGramReading(Shown):
         return pd.DataFrame(rows, columns=["what", "tokens", "value"])
 
 
+@exact
 def read_ngrams(
     model: ResidualModel,
     direction: TokenDirection,
@@ -115,6 +117,7 @@ def read_ngrams(
     return NGramReading(direction, layer, before, after, heads, left_out)
 
 
+@exact
 def following(
     model: ResidualModel,
     token: int,
@@ -139,6 +142,7 @@ def following(
     return _neighbours(model, matrices, token, part, k)
 
 
+@exact
 def preceding(
     model: ResidualModel,
     token: int,
@@ -153,6 +157,7 @@ def preceding(
     return _neighbours(model, {name: M.T for name, M in matrices.items()}, token, part, k)
 
 
+@exact
 def bigrams(
     model: ResidualModel,
     *,
@@ -178,6 +183,7 @@ def bigrams(
     return top_pairs(model, ("input", "output"), [matrix], parts, k, among)
 
 
+@exact
 def skip_trigrams(
     model: ResidualModel,
     direction: Float[Tensor, " d_model"],
@@ -213,6 +219,7 @@ def skip_trigrams(
 
 
 @torch.no_grad()
+@exact
 def pair_trigrams(
     model: ResidualModel, *, k: int = 20, among: Sequence[int] | None = None
 ) -> pd.DataFrame:
@@ -280,6 +287,7 @@ def _neighbours(
 ) -> pd.DataFrame:
     """The largest values in a token's row of matrices whose sum is "both"."""
     check_count("k", k)
+    model.direction(token)
     columns = {name: M.rows(torch.tensor([token]))[0] for name, M in matrices.items()}
     value = {**columns, "both": columns["direct"] + columns["mlp"]}[part]
     best = value.topk(min(k, len(value))).indices

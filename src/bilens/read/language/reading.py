@@ -16,6 +16,7 @@ from bilens.read.language.texts import example_directions
 from bilens.read.language.token_matrices import BigramPart
 from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
+from bilens.tensor.exact import exact
 
 __all__ = [
     "DirectionReading",
@@ -74,6 +75,7 @@ class LanguageReading:
     left_out: tuple[str, ...]
 
 
+@exact
 def read_language(
     model: ResidualModel,
     corpus: Corpus,
@@ -126,6 +128,7 @@ def read_language(
     )
 
 
+@exact
 def read_direction(
     model: ResidualModel,
     corpus: Corpus,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel, Trace
+from bilens.tensor.exact import exact
 
 __all__ = ["Stream", "head_outputs_at", "read_stream"]
 
@@ -37,6 +38,7 @@ class Stream:
 
 
 @torch.no_grad()
+@exact
 def read_stream(
     model: ResidualModel, ids: Int[Tensor, " time"], position: int, layer: int = 0
 ) -> Stream:
@@ -65,6 +67,7 @@ def read_stream(
     return Stream(*(normalised(part) for part in (direct, heads, constant)))
 
 
+@exact
 def head_outputs_at(
     model: ResidualModel, trace: Trace, layer: int, position: int
 ) -> tuple[Float[Tensor, "heads time d_model"], Float[Tensor, " d_model"]]:

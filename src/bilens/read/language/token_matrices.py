@@ -28,13 +28,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import checked
+from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.read.language.names import chosen_tokens
 from bilens.residual import ResidualModel
 from bilens.settings import Place
 from bilens.tensor import FactoredMatrix
-from bilens.tensor.constant import with_constant
+from bilens.tensor.constant import fit_input, with_constant
+from bilens.tensor.exact import exact
 
 __all__ = [
     "BigramPart",
@@ -55,6 +56,7 @@ TrigramPart = Literal["ov", "mlp", "both"]
 
 
 @torch.no_grad()
+@exact
 def bigram_matrix(
     model: ResidualModel,
     part: BigramPart = "both",
@@ -120,6 +122,7 @@ def attention_scores(
 
 
 @torch.no_grad()
+@exact
 def head_outputs(
     model: ResidualModel,
     layer: int = 0,
@@ -141,6 +144,7 @@ def head_outputs(
 
 
 @torch.no_grad()
+@exact
 def skip_trigram_matrix(
     model: ResidualModel,
     direction: Float[Tensor, " d_model"],
@@ -160,6 +164,8 @@ def skip_trigram_matrix(
     _check_part(part, ("ov", "mlp", "both"))
     e = model.embedded(chosen_tokens(model, among), position)
     written = head_writes(model, layer, head, e)
+    direction = fit_input(direction, written, constant=False, argument="direction")
+    check_finite(direction=direction)
     last = _alone_with_mlp(model, e, layer)[2]
     ov = FactoredMatrix((written @ direction)[:, None], last)
     if part == "ov":
@@ -176,6 +182,7 @@ def skip_trigram_matrix(
     return FactoredMatrix(*(torch.cat(pair, 1) for pair in ((mlp.left, ov.left), (now, last))))
 
 
+@exact
 def head_writes(
     model: ResidualModel, layer: int, head: int, e: Float[Tensor, "n d_model"]
 ) -> Float[Tensor, "n d_model"]:
@@ -184,6 +191,7 @@ def head_writes(
     return _values(model, layer, e)[head] @ model.heads(layer).out[head]
 
 
+@exact
 def check_head(model: ResidualModel, head: int) -> int:
     """The number of a head, or BilensError where the model has none of this number."""
     if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < model.n_heads:
@@ -200,6 +208,7 @@ def _values(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "heads
     return torch.stack(found).sum(0)
 
 
+@exact
 def alone(model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int) -> Tensor:
     """The stream that a layer reads of tokens alone, or what is left behind the last layer.
 
