@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr
+from functools import partial
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -42,7 +43,7 @@ CLONES = {
     "flash-linear-attention": "github.com/fla-org/flash-linear-attention",
 }
 IMAGES, PIXELS, CLASSES, WIDTH = 60_000, 784, 10, 300
-LENGTH, HEADS, D_HEAD = 4096, 4, 32
+HEADS, D_HEAD = 4, 32
 
 
 def compare(
@@ -192,51 +193,50 @@ def _chain(model: Any) -> list[BilinearTensor]:
     return chain
 
 
-def attention(folder: Path | None) -> None:
+def attention(length: int, folder: Path | None) -> None:
     """Squared and bilinear scores, causal, without softmax."""
-    for length in (256, LENGTH):
-        generator = torch.Generator().manual_seed(0)
-        shape = 1, HEADS, length, D_HEAD
-        q, k, v, q2, k2 = (torch.randn(shape, generator=generator) for _ in range(5))
-        scale, mask = D_HEAD**-2, torch.ones(length, length).tril()
+    generator = torch.Generator().manual_seed(0)
+    shape = 1, HEADS, length, D_HEAD
+    q, k, v, q2, k2 = (torch.randn(shape, generator=generator) for _ in range(5))
+    scale, mask = D_HEAD**-2, torch.ones(length, length).tril()
 
-        def textbook(*given: Tensor, mask: Tensor = mask) -> Tensor:
-            a, b, values, c, d = given
-            scores = torch.einsum("bhqd,bhkd->bhqk", a, b) * torch.einsum("bhqd,bhkd->bhqk", c, d)
-            return torch.einsum("bhqk,bhkd->bhqd", scores * mask * scale, values)
+    def textbook() -> Tensor:
+        first, second = (torch.einsum("bhqd,bhkd->bhqk", a, b) for a, b in ((q, k), (q2, k2)))
+        return torch.einsum("bhqk,bhkd->bhqd", first * second * mask * scale, v)
 
-        size = f"{length:,} tokens, {HEADS} heads of {D_HEAD}"
-        two = f"bilinear attention, {size}"
-        given = q, k, v, q2, k2
-        bilens_two = lambda given=given: bilinear_attention(*given)  # noqa: E731
-        bilens_squared = lambda given=given: bilinear_attention(*given[:3])  # noqa: E731
-        compare(two, "textbook `einsum`", lambda g=given: textbook(*g), bilens_two, relative)
-        fused = lambda g=given: scaled_dot_product_attention(*g[:3], is_causal=True)  # noqa: E731
-        compare(two, "torch's SDPA", fused, bilens_two, lambda *_: "softmax: another function")
-        if folder is None:
-            continue
-        ops = folder / "fla" / "ops"
-        pattern: Any = module(ops / "rebased" / "naive.py").naive_parallel_rebased
-        linear: Any = module(ops / "linear_attn" / "naive.py").naive_chunk_linear_attn
+    size = f"{length:,} tokens, {HEADS} heads of {D_HEAD}"
+    bilinear = f"bilinear attention, {size}"
+    mine = partial(bilinear_attention, q, k, v, q2, k2)
+    compare(bilinear, "textbook `einsum`", textbook, mine, relative)
+    fused = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
+    compare(bilinear, "torch's SDPA", fused, mine, lambda *_: "softmax: another function")
+    if folder is None:
+        return
+    ops = folder / "fla" / "ops"
+    pattern: Any = module(ops / "rebased" / "naive.py").naive_parallel_rebased
+    linear: Any = module(ops / "linear_attn" / "naive.py").naive_chunk_linear_attn
 
-        def whole(g: Any = given) -> Tensor:
-            return pattern(*g[:3], scale=1 / D_HEAD, use_norm=False)
+    def whole() -> Tensor:
+        found: Tensor = pattern(q, k, v, scale=1 / D_HEAD, use_norm=False)
+        return found
 
-        def chunks(g: Any = given) -> Tensor:
-            a, b, values = (x.transpose(1, 2) for x in g[:3])
-            a, b = ((x[..., None] * x[..., None, :]).flatten(-2) for x in (a, b))
-            return linear(a, b, values, scale=scale).transpose(1, 2)
+    def chunks() -> Tensor:
+        products = ((x[..., None] * x[..., None, :]).flatten(-2) for x in (q, k))
+        given = (x.transpose(1, 2) for x in (*products, v))
+        found: Tensor = linear(*given, scale=scale).transpose(1, 2)
+        return found
 
-        for name, call in (("naive_parallel_rebased", whole), ("naive_chunk_linear_attn", chunks)):
-            peer = f"flash-linear-attention, `{name}`"
-            compare(f"squared attention, {size}", peer, call, bilens_squared, relative)
+    mine = partial(bilinear_attention, q, k, v)
+    for name, call in (("naive_parallel_rebased", whole), ("naive_chunk_linear_attn", chunks)):
+        peer = f"flash-linear-attention, `{name}`"
+        compare(f"squared attention, {size}", peer, call, mine, relative)
 
 
 def processing() -> None:
     """Folding norms and centring of a model with random weights, time and peak of memory."""
-    from transformer_lens.model_bridge import TransformerBridge
-
+    TransformerBridge: Any = import_module("transformer_lens.model_bridge").TransformerBridge
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     logging.getLogger("transformer_lens").setLevel(logging.ERROR)
     special = {f"{name}_token": name for name in ("bos", "eos", "pad", "unk")}
     words = Tokenizer(WordLevel({name: i for i, name in enumerate(special.values())}, "unk"))
@@ -256,15 +256,17 @@ def processing() -> None:
             tokenizer.save_pretrained(folder)
             del made
             for _ in range(TURNS + 1):
-                bridge: Any = TransformerBridge.boot_transformers(folder, device="cpu")
+                bridge = TransformerBridge.boot_transformers(folder, device="cpu")
+                _in_memory(bridge.original_model)
                 before = _outputs(bridge)
-                theirs = lambda bridge=bridge: bridge.enable_compatibility_mode(True)  # noqa: E731
-                peak, ((taken,),) = peak_above(lambda call=theirs: by_turns(call, turns=1))
+                theirs = partial(bridge.enable_compatibility_mode, True)
+                peak, ((taken,),) = peak_above(partial(by_turns, theirs, turns=1))
                 changes.append(float((_outputs(bridge) - before).abs().max()))
                 del bridge, theirs
                 model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-                mine = lambda model=model: process(model, in_place=True)  # noqa: E731
-                own_peak, ((own,),) = peak_above(lambda call=mine: by_turns(call, turns=1))
+                _in_memory(model)
+                mine = partial(process, model, in_place=True)
+                own_peak, ((own,),) = peak_above(partial(by_turns, mine, turns=1))
                 del model, mine
                 times.append((taken, own))
                 peaks.append((peak, own_peak))
@@ -279,6 +281,12 @@ def _uneven_norms(model: nn.Module) -> None:
     for name, weight in model.named_parameters():
         if "norm" in name or "ln_" in name:
             weight.data.uniform_(0.5, 1.5)
+
+
+def _in_memory(model: nn.Module) -> None:
+    """Copy the weights from the file that is mapped to memory, for peaks to count alike."""
+    for weight in model.parameters():
+        weight.data = weight.data.clone()
 
 
 @torch.no_grad()
@@ -303,7 +311,8 @@ def main() -> None:
         whole_svd()
         if folder := folders["tensor-similarity"]:
             similarity(folder)
-        attention(folders["flash-linear-attention"])
+        for length in (256, 4096):
+            attention(length, folders["flash-linear-attention"])
     if importlib.util.find_spec("transformer_lens"):
         processing()
     else:

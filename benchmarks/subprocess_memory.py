@@ -27,7 +27,7 @@ WAYS = ("nothing", "blocks", "whole")
 
 
 def random_model(**settings: Any) -> Any:
-    """A language model of one block with random weights, as a `ResidualModel`."""
+    """A language model with random weights, by default of one block, as a `ResidualModel`."""
     torch.manual_seed(0)
     model = nn.LanguageModel(nn.LanguageConfig(**settings))
     # What importing the readings takes is part of "nothing".
