@@ -248,7 +248,7 @@ def test_every_command_explains_itself(name, capsys):
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert f"usage: bilens {name}" in shown
-    examples = re.findall(r"^ *bilens (.*)$", shown, re.MULTILINE)
+    examples = re.findall(r"^ {0,4}bilens (.*)$", shown, re.MULTILINE)
     assert examples
     assert "\x1b" not in shown
     for example in examples:
