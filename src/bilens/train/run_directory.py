@@ -24,7 +24,8 @@ from bilens.files import (
     write_json,
     write_text,
 )
-from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch
+from bilens.model_card import CARD_NAME, model_card
+from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch, read_config
 from bilens.progress import tell
 from bilens.train.tracker import check_tracker, open_tracker
 
@@ -111,6 +112,9 @@ class RunDirectory:
         """Note that the training has ended; everything else has to be written before."""
         self.finished = True
         self.write_settings()
+        card = self.path / CARD_NAME
+        with file_errors(card):
+            model_card(read_config(self.path), self.path).save(card)
 
     def write_settings(self) -> None:
         """Write the settings, for people and for whoever resumes."""
