@@ -60,6 +60,7 @@ def test_train_decompose_report(run, capsys):
     exact = bilens.load(run).tensor().dense()
     assert torch.allclose(rebuilt, exact, atol=1e-4)
     assert record["accuracy_by_eigenvectors"][-1] == record["accuracy"]
+    assert in_json(capsys, "decompose", run) == record
     main(["report", str(run), "--output", "page.html", "--order", "activation"])
     assert "mean activation" in (run.parent / "page.html").read_text()
 
@@ -77,9 +78,9 @@ def test_several_seeds(tmp_path, capsys):
     main([*command, "--seeds", "2"])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["seed-5", "seed-6"]
     assert "2 seeds" in capsys.readouterr().out
-    main([*command, "--seeds", "3", "--resume"])
+    found = in_json(capsys, *command, "--seeds", "3", "--resume")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["seed-5", "seed-6", "seed-7"]
-    assert "3 seeds" in capsys.readouterr().out
+    assert list(found["runs"]) == [str(tmp_path / f"seed-{seed}") for seed in (5, 6, 7)]
 
 
 def test_a_run_is_not_overwritten(run, capsys):
@@ -247,7 +248,7 @@ def test_every_command_explains_itself(name, capsys):
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert f"usage: bilens {name}" in shown
-    examples = re.findall(r"^ *bilens (.*)$", shown, re.MULTILINE)
+    examples = re.findall(r"^ {0,4}bilens (.*)$", shown, re.MULTILINE)
     assert examples
     assert "\x1b" not in shown
     for example in examples:

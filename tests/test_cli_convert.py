@@ -11,6 +11,7 @@ import bilens
 from bilens.cli import main
 from bilens.convert import find_swish, open_model, read_spectra, save_model
 from bilens.residual import ResidualModel
+from tests.command_line import in_json
 from tests.convert.foreign import (
     PAPER,
     RELEASED,
@@ -71,6 +72,9 @@ def test_process(model, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "fold_norms" in shown
     assert "an RMSNorm" in shown
+    found = in_json(capsys, "process", model, "--output", tmp_path / "again")
+    assert found["change"] < 5e-5
+    assert found["model"] == str(tmp_path / "again")
     processed = open_model(tmp_path / "done")
     difference = log_probabilities(processed) - log_probabilities(open_model(model))
     assert difference.abs().max() < 5e-5
@@ -94,7 +98,7 @@ def test_anneal_export_spectra(model, texts, tmp_path, capsys):
     assert "beta 0, validation loss" in capsys.readouterr().out
     annealed = open_model(run)
     assert find_swish(annealed.config) == 0
-    main(["export", str(run)])
+    assert in_json(capsys, "export", run) == {"model": str(run / "bilinear")}
     plain = LlamaForCausalLM.from_pretrained(run / "bilinear").eval()
     assert plain.config.hidden_act == "linear"
     expected = annealed(some_text()).logits
@@ -105,6 +109,9 @@ def test_anneal_export_spectra(model, texts, tmp_path, capsys):
     )
     assert "30 tokens" in capsys.readouterr().out
     names, spectrum = read_spectra(run / "s")
+    options = ["--layer", "1", "--top", "3", "--output", run / "s"]
+    found = in_json(capsys, "spectra", run / "bilinear", *options)["tokens"]
+    assert found[2]["eigenvalues"] == spectrum.values[2].tolist()
     assert names.tolist() == list(range(30))
     view = ResidualModel(annealed)
     whole = view.interaction(annealed.lm_head.weight * annealed.model.norm.weight, 1)
@@ -126,8 +133,8 @@ def test_linearise_then_anneal(model, texts, tmp_path, capsys):
     assert torch.allclose(log_probabilities(plain), log_probabilities(linear), atol=1e-5)
 
     training = ["--data", str(texts), "--batch-size", "4", "--learning-rate", "1e-9", *small]
-    main(["anneal", str(run), *training, "--output", str(tmp_path / "run")])
-    assert "beta 0, validation loss" in capsys.readouterr().out
+    found = in_json(capsys, "anneal", run, *training, "--output", tmp_path / "run")
+    assert (found["run"], found["beta"]) == (str(tmp_path / "run"), 0)
     main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "out")])
     trained = log_probabilities(LlamaForCausalLM.from_pretrained(tmp_path / "out").eval())
     assert torch.allclose(trained, log_probabilities(linear), atol=1e-4)
@@ -138,8 +145,11 @@ def test_linearise_some_layers_within_a_budget(model, texts, tmp_path, capsys):
     main(["linearise", str(model), *given, "--layers", "1", "--output", str(tmp_path / "one")])
     assert "1 layers linear" in capsys.readouterr().out
     assert bilens.load(tmp_path / "one").mlp(1).n_out == 16
-    main(["linearise", str(model), *given, "--budget", "10", "--output", str(tmp_path / "all")])
-    assert "2 layers linear" in capsys.readouterr().out
+    whole = in_json(
+        capsys, "linearise", model, *given, "--budget", "10", "--output", tmp_path / "a"
+    )
+    assert whole["layers"] == [0, 1]
+    assert set(whole["distances"]) == {"0", "1"}
     with pytest.raises(SystemExit):
         main(["linearise", str(model), *given, "--length", "16", "--held-out", "15"])
     assert "--held_out=15, expected at least --length=16" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 import bilens
 from bilens.cli import main
+from tests.command_line import in_json
 
 STORY = "once upon a time there was a {0} girl . she said , " + '"i like my {1} !" and ran home .'
 WORDS = ("little", "happy", "young", "small", "dog", "ball", "cat", "kite", "hat", "bird")
@@ -98,6 +99,21 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     assert found["tokens"][-3:] == ["once", "upon", "a"]
 
 
+def test_numbers_come_as_json(run, tmp_path, capsys):
+    for command, options, wanted in (
+        ("ngrams", ["--token", "girl"], "preceding"),
+        ("heads", ["--head", "1", "--k", "3"], "head 0.1 raises"),
+        ("contexts", ["--token", "girl", "--eigenvectors", "1", "--k", "1"], "eigenvectors"),
+        ("generate", ["--tokens", "2"], "text"),
+        (
+            "flow",
+            ["--prompt", "once upon a", "--token", "girl", "--output", tmp_path / "f.html"],
+            "nodes",
+        ),
+    ):
+        assert in_json(capsys, command, run, *options)[wanted], command
+
+
 def test_generate_goes_on_with_the_prompt(run, capsys):
     for temperature in ("0", "1"):
         main(["generate", str(run), "--tokens", "5", "--temperature", temperature])
@@ -112,7 +128,8 @@ def test_the_report_of_a_language_model(run, capsys):
     assert "N-grams of &#34;" in page
     assert "<h2>Head 0.1</h2>" in page
     assert "swim" not in page[page.index("<body>") :]
-    main(["report", str(run), "--token", "dog", "--minus", "cat,bird"])
+    found = in_json(capsys, "report", run, "--token", "dog", "--minus", "cat,bird")
+    assert found["report"] == str(run / "report.html")
     assert "Eigenvectors of dog minus cat, bird" in (run / "report.html").read_text()
 
 
@@ -127,6 +144,7 @@ def test_architectures_are_compared(run, tmp_path, capsys):
         assert text.count("validation loss 4.") == 8
         assert "swiglu MLP, bilinear attention, seed 1: validation loss" in text
     record = json.loads((tmp_path / "comparison.json").read_text())
+    assert in_json(capsys, *command, "--equal-parameters", "--output", tmp_path) == record
     assert (record["target"], len(record["summary"])) == (4.7, 4)
     assert len({(v["mlp"], v["attention"], v["seed"]) for v in record["validations"]}) == 8
     sizes = [summary["parameters"] for summary in record["summary"]]

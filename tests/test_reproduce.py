@@ -9,6 +9,7 @@ import experiments
 from bilens import reproduce
 from bilens.cli import main
 from bilens.errors import BilensError
+from tests.command_line import in_json
 
 RECIPE = '''"""Nothing: a recipe that says where it runs.
 
@@ -50,6 +51,7 @@ def test_every_recipe_is_found_with_its_title():
 def test_a_new_recipe_is_one_file(tmp_path, capsys):
     main(["reproduce"])
     assert "a recipe that says where it runs" in capsys.readouterr().out
+    assert "a recipe that says where it runs" in in_json(capsys, "reproduce")["recipes"].values()
     output = tmp_path / "output"
     main(["reproduce", "nothing", "--output", str(output)])
     record = json.loads((output / "nothing.json").read_text())

@@ -75,6 +75,7 @@ def test_a_run_holds_what_is_needed(digits, tmp_path):
     assert [json.loads(line) for line in lines] == history
     assert json.loads((tmp_path / "run" / "training.json").read_text())["data"] == "digits"
     assert {path.name for path in (tmp_path / "run").iterdir()} - {".lock"} == {
+        "README.md",
         "checkpoints",
         "config.json",
         "metrics.jsonl",

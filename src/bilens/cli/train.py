@@ -18,8 +18,11 @@ class Train:
 
     Each kind has settings of its own: `bilens train images --help`.
 
-    bilens train images --data digits
-    bilens train language --data grammar
+        bilens train images --data digits
+        bilens train language --data grammar
+
+    Attributes:
+        what: images or language.
     """
 
     what: (

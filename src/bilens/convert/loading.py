@@ -32,6 +32,7 @@ from bilens.convert.weights import WEIGHT_FILES, shard_names
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, file_errors
 from bilens.hub import hub_asked_once
+from bilens.model_card import write_card
 from bilens.nn import read_config
 from bilens.nn.language import LanguageConfig
 from bilens.nn.language.no_progress import no_progress
@@ -191,6 +192,7 @@ def save_model(
         try:
             with no_progress():
                 model.save_pretrained(draft, state_dict=state)
+                write_card(draft, model.config.to_diff_dict(), model.name_or_path)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(draft)
             # The configuration is what a model is recognised by, so it comes last.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from huggingface_hub import ModelHubMixin, constants, hf_hub_download
+from huggingface_hub import ModelCard, ModelHubMixin, constants, hf_hub_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import SafetensorError
@@ -17,6 +17,7 @@ from bilens.checks import check_weights
 from bilens.errors import CheckpointError
 from bilens.files import read_json_object, write_json, write_safetensors
 from bilens.hub import HTTPError, hub_asked_once
+from bilens.model_card import model_card
 from bilens.settings import read_settings
 
 Loaded = TypeVar("Loaded", bound="Checkpointed")
@@ -36,16 +37,24 @@ class Checkpointed(nn.Module, ModelHubMixin):
     Attributes:
         model_type: what the configuration calls this kind of model.
         config_class: the frozen dataclass that the constructor takes.
+        source: the directory that it was trained in or loaded from, for its model card.
     """
 
     model_type: ClassVar[str]
     config_class: ClassVar[type[Any]]
+    source: str | Path = ""
 
     def save_files(self, directory: Path) -> None:
         """Write the weights and the configuration, each file whole or not at all."""
         write_safetensors(directory / WEIGHTS_NAME, self.state_dict())
-        settings = asdict(self._hub_mixin_config)  # type: ignore[arg-type]
-        write_json(directory / CONFIG_NAME, {"model_type": self.model_type, **settings})
+        write_json(directory / CONFIG_NAME, self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        return {"model_type": self.model_type, **asdict(self._hub_mixin_config)}  # type: ignore[arg-type]
+
+    def generate_model_card(self, **about: Any) -> ModelCard:
+        """What the hub shows: the model, how it was trained, its numbers, how to open it."""
+        return model_card(self._settings(), self.source, **about)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         self.save_files(save_directory)
@@ -99,6 +108,7 @@ class Checkpointed(nn.Module, ModelHubMixin):
         except RuntimeError as error:
             raise CheckpointError(f"{path} does not fit its {CONFIG_NAME}: {error}") from error
         check_weights(model)
+        model.source = pretrained_model_name_or_path
         return model.eval()
 
 

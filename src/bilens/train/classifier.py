@@ -12,6 +12,7 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.settings import Count, NotNegative, Positive, Seed, check_settings
 from bilens.train.run_directory import is_begun, open_run
 from bilens.train.stacked import Member, train_together
+from bilens.train.tracker import Tracker
 
 __all__ = ["ClassifierTraining", "train_classifier", "train_classifiers"]
 
@@ -32,6 +33,7 @@ class ClassifierTraining:
         input_noise: Gaussian noise on the pixels, in standard deviations of the image's pixels.
         latent_noise: the same before the embedding, every layer and the unembedding, in standard
             deviations of the vector's elements.
+        report_to: none, or the tracker that gets the metrics too; it has to be installed.
         seed: of the initial weights, the order of the images and the noise.
     """
 
@@ -42,6 +44,7 @@ class ClassifierTraining:
     weight_decay: NotNegative = 0.5
     input_noise: NotNegative = 1.0
     latent_noise: NotNegative = 0.0
+    report_to: Tracker = "none"
     seed: Seed = 0
 
     def __post_init__(self) -> None:

@@ -7,9 +7,9 @@ with the checksums of its files, and renamed.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ from bilens.files import (
     write_json,
     write_text,
 )
-from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch
+from bilens.model_card import CARD_NAME, model_card
+from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch, read_config
 from bilens.progress import tell
+from bilens.train.tracker import check_tracker, open_tracker
 
 __all__ = [
     "CHECKPOINTS",
@@ -62,11 +64,13 @@ class RunDirectory:
         path: where it is.
         settings: of the training, such as JSON holds them.
         finished: whether the training has ended.
+        track: hands a record of the metrics to the tracker.
     """
 
     path: Path
     settings: dict[str, Any]
     finished: bool = False
+    track: Callable[[dict[str, Any]], None] = field(default=lambda record: None, compare=False)
 
     def draft(self, step: int) -> Path:
         """The folder that the files of a checkpoint are written to first."""
@@ -104,11 +108,15 @@ class RunDirectory:
         path = self.path / METRICS_NAME
         with file_errors(path), path.open("a", encoding="utf-8") as file:
             file.write(_line(record))
+        self.track(record)
 
     def finish(self) -> None:
         """Note that the training has ended; everything else has to be written before."""
         self.finished = True
         self.write_settings()
+        card = self.path / CARD_NAME
+        with file_errors(card):
+            model_card(read_config(self.path), self.path).save(card)
 
     def write_settings(self) -> None:
         """Write the settings, for people and for whoever resumes."""
@@ -143,8 +151,11 @@ def open_run(
     Raises:
         CheckpointError: there is a training and `resume` was not asked for, or none and it was; it
             had other settings; another process is at work there; or the system refuses.
+        BilensError: the tracker is not installed.
     """
     settings = json.loads(json.dumps(settings))
+    tracker = settings.get("report_to", "none")
+    check_tracker(tracker)
     with only_process_in(path):
         taken = [n for n in (TRAINING_NAME, CONFIG_NAME, WEIGHTS_NAME) if (path / n).exists()]
         if taken and not resume:
@@ -167,9 +178,11 @@ def open_run(
             run.finished = finished and before == settings
         if run.finished:
             tell(f"{path} is finished: there is nothing left to train.")
+            tracker = "none"
         else:
             run.write_settings()
-        yield run
+        with open_tracker(tracker, path, settings) as run.track:
+            yield run
 
 
 def is_begun(run: Path) -> bool:

@@ -91,6 +91,7 @@ class Member:
         if self.run is None:
             return
         self.model.save_files(self.run.path)
+        self.model.source = self.run.path
         draft = self.run.draft(steps * self.place.epoch + self.place.step)
         model, noise = self.model.state_dict(), {"state": self.noise.get_state()}
         save_state(draft, vars(self.place), model=model, optimizer=self.slots, noise=noise)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -79,15 +78,8 @@ def trainer_arguments(
         own: what one kind of training has besides: its optimizer and schedule.
 
     Raises:
-        BilensError: the tracker is not installed, the batch cannot be shared out evenly, or the
-            device has not the precision.
+        BilensError: the batch cannot be shared out evenly, or the device has not the precision.
     """
-    tracker = training.report_to
-    if tracker != "none" and find_spec(tracker) is None:
-        raise BilensError(
-            f"report_to={tracker!r} needs the package {tracker}: pip install {tracker}, or leave "
-            "report_to out; the metrics are in metrics.jsonl anyway"
-        )
     if training.precision == "fp16" and (use_cpu or not torch.cuda.is_available()):
         raise BilensError("precision='fp16' needs a GPU; expected 'bf16' or 'float32' on a CPU")
     arguments = TrainingArguments(
@@ -105,7 +97,7 @@ def trainer_arguments(
         save_steps=training.save_every,
         logging_steps=training.log_every,
         logging_nan_inf_filter=False,
-        report_to=tracker,
+        report_to="none",  # the run directory hands records on
         use_cpu=use_cpu,
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available() and not use_cpu,

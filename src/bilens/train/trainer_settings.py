@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from bilens.settings import Between, Count, NotNegative, Positive, Seed, check_settings
+from bilens.train.tracker import Tracker
 
-__all__ = ["Precision", "Tracker", "TrainerSettings"]
+__all__ = ["Precision", "TrainerSettings"]
 
 Precision = Literal["float32", "bf16", "fp16"]
-Tracker = Literal["none", "tensorboard", "wandb"]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """The causal transformer of the papers, as a Hugging Face model."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import file_exists
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import (
@@ -20,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from bilens.errors import BilensError
+from bilens.model_card import CARD_NAME, model_card, write_card
 from bilens.nn.attention import ATTENTIONS
 from bilens.nn.gated import GatedLayer
 from bilens.nn.language.attention import Attention, Rope
@@ -153,6 +156,21 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         if isinstance(module, nn.Linear) and module in writing:
             std = self.config.initializer_range / (2 * self.config.n_layers) ** 0.5
             initialization.normal_(module.weight, mean=0.0, std=std)
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
+        """As transformers does, with a model card."""
+        super().save_pretrained(save_directory, **options)
+        write_card(Path(save_directory), self.config.to_diff_dict(), self.name_or_path)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """As transformers does, with a model card where the hub has none."""
+        token = options.get("token")
+        has_card = file_exists(repo_id, CARD_NAME, token=token)
+        pushed = super().push_to_hub(repo_id, **options)
+        if not has_card:
+            card = model_card(self.config.to_diff_dict(), self.name_or_path, repo_id)
+            card.push_to_hub(repo_id, token=token)
+        return pushed
 
     def get_output_embeddings(self) -> nn.Module:
         """The unembedding, which `tie_word_embeddings` may share."""

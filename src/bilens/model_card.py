@@ -1,0 +1,117 @@
+"""The model card of a saved model: what it is, how it was trained, its numbers, how to open it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from bilens.files import file_errors
+
+__all__ = ["CARD_NAME", "model_card", "write_card"]
+
+CARD_NAME = "README.md"
+
+KINDS = {
+    "image-classifier": (
+        "An image classifier whose layers multiply two linear maps, so that its weights are "
+        "tensors that can be decomposed exactly",
+        'model = bilens.load("{0}")\nmodel.tensors()[0].svd()  # from pixels, in few directions',
+        "image-classification",
+    ),
+    "sparse-autoencoder": (
+        "A sparse autoencoder, whose features are directions of a layer",
+        'model = bilens.load("{0}")\nmodel.features.shape  # one column for each feature',
+        "feature-extraction",
+    ),
+}
+LANGUAGE = (
+    "A causal language model whose weights bilens reads: n-grams, heads, eigenvectors, flows",
+    'model = bilens.load("{0}")\nmodel.ov(0)  # what the heads of layer 0 write, from the weights',
+    "text-generation",
+)
+WHY_NOT = {
+    "image-classifier": "Plain transformers does not know this architecture; bilens opens it.",
+    "sparse-autoencoder": "Plain transformers does not know this architecture; bilens opens it.",
+    "bilens-language": "Plain transformers does not know this architecture. After "
+    "`import bilens.nn.language` its `AutoModelForCausalLM` opens, trains and runs it.",
+    "bilens_swish": "Plain transformers does not open it: the activation is half-way to a line. "
+    "`bilens export` makes an ordinary checkpoint once it is one.",
+    "bilens_linear_gates": "Plain transformers does not open it: the gates of some layers are "
+    "linear and those of others are not. bilens opens it.",
+    "added_biases": "Plain transformers does not open it: processing has given maps biases that "
+    "it has no room for. bilens opens it.",
+}
+PLAIN = """It runs in plain transformers, without bilens:
+
+```python
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("{0}")
+```"""
+
+
+def model_card(
+    settings: Mapping[str, Any], source: str | Path = "", repo_id: str = "OWNER/NAME"
+) -> ModelCard:
+    """The card of a model.
+
+    Args:
+        settings: of config.json.
+        source: directory of the training that it comes from; if it is none, nothing is said of it.
+        repo_id: where it will be.
+    """
+    kind = str(settings.get("model_type"))
+    about, code, task = KINDS.get(kind, LANGUAGE)
+    reasons = {kind, *settings, *_biases(settings)} & WHY_NOT.keys()
+    plain = WHY_NOT[reasons.pop()] if reasons else PLAIN.format(repo_id)
+    library = "bilens" if kind in KINDS else "transformers"
+    data = ModelCardData(library_name=library, pipeline_tag=task, tags=["bilens", kind])
+    parts = [
+        f"---\n{data.to_yaml()}\n---\n\n# {repo_id.rpartition('/')[2]}\n\n{about}.",
+        _table("setting", settings),
+    ]
+    trained, metrics = _training(Path(source)) if source else ({}, {})
+    if trained:
+        parts += ["## Training", _table("setting", trained)]
+    if metrics:
+        parts += ["## Numbers", "The last of each, from `metrics.jsonl`.", _table("what", metrics)]
+    parts += ["## Use", f"```python\nimport bilens\n{code.format(repo_id)}\n```", plain]
+    return ModelCard("\n\n".join(parts) + "\n")
+
+
+def write_card(directory: Path, settings: Mapping[str, Any], source: str | Path = "") -> None:
+    """Write the card of a model that is in `directory`, unless there is one."""
+    path = directory / CARD_NAME
+    if not path.exists():
+        with file_errors(path):
+            model_card(settings, source).save(path)
+
+
+def _biases(settings: Mapping[str, Any]) -> list[str]:
+    record = settings.get("bilens_processing") or {}
+    return ["added_biases"] if record.get("added_biases") else []
+
+
+def _training(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings and last numbers of a training; empty if there are none, or none that are whole."""
+    found: list[dict[str, Any]] = [{}, {}]
+    for place, name in enumerate(("training.json", "metrics.jsonl")):
+        try:
+            text = (run / name).read_text(encoding="utf-8")
+            for part in [text] if place == 0 else text.splitlines():
+                found[place].update(json.loads(part))
+        except (OSError, ValueError):
+            continue
+    return found[0], found[1]
+
+
+def _table(head: str, values: Mapping[str, Any]) -> str:
+    """Numbers and words; what is nested, or a way on somebody's machine, is left out."""
+    rows = [
+        f"| {name} | {f'{value:.5g}' if isinstance(value, float) else value} |".replace("\n", " ")
+        for name, value in values.items()
+        if isinstance(value, int | float | str) and not name.startswith("_")
+    ]
+    return "\n".join([f"| {head} | value |", "|---|---|", *rows])

@@ -1,0 +1,103 @@
+"""Model cards say what a model is, how it was trained, and how to open it, by code that runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+import bilens
+from bilens.convert import save_model
+from bilens.convert.swish import give_swish
+from bilens.files import write_json
+from bilens.model_card import model_card
+from bilens.nn import AutoencoderConfig, ClassifierConfig, SparseAutoencoder
+from bilens.nn.language import LanguageModel
+from bilens.train import ClassifierTraining, train_classifier
+from tests.families import GATED, tiny
+from tests.language import random_model
+from tests.models import digits
+
+CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def opened(folder: Path) -> str:
+    """The text of a card, whose code has run."""
+    card = ModelCard.load(folder / "README.md")
+    assert "bilens" in card.data.tags
+    assert "More Information Needed" not in card.text
+    for code in CODE.findall(card.text):
+        exec(code.replace("OWNER/NAME", str(folder)), {})
+    return card.text
+
+
+def test_a_run_has_a_card_and_hands_it_on(tmp_path):
+    config = ClassifierConfig(64, 10, 8, 1, image_shape=(8, 8))
+    model, history = train_classifier(config, digits(), ClassifierTraining(epochs=2), tmp_path)
+    text = opened(tmp_path)
+    for line in (
+        "| data | digits |",
+        "| batch_size | 100 |",
+        "| d_model | 8 |",
+        f"| test_accuracy | {history[-1]['test_accuracy']:.5g} |",
+        "does not know this architecture",
+    ):
+        assert line in text
+    bilens.load(tmp_path).save_pretrained(tmp_path / "loaded")
+    model.save_pretrained(tmp_path / "kept")
+    for copy in ("loaded", "kept"):
+        assert opened(tmp_path / copy) == text
+
+
+def test_what_was_not_trained_here_has_no_training(tmp_path):
+    SparseAutoencoder(AutoencoderConfig(3, 5)).save_pretrained(tmp_path)
+    text = opened(tmp_path)
+    assert "| n_features | 5 |" in text
+    assert "Training" not in text
+
+
+def test_a_language_model_says_how_transformers_opens_it(tmp_path):
+    random_model().save_pretrained(tmp_path)
+    assert "After `import bilens.nn.language` its" in opened(tmp_path)
+    write_json(tmp_path / "training.json", {"data": "grammar", "epochs": 1, "model": {"a": 1}})
+    again = tmp_path / "again"
+    LanguageModel.from_pretrained(tmp_path).save_pretrained(again)
+    assert "| data | grammar |" in opened(again)
+
+
+def test_models_of_transformers_run_there(tmp_path):
+    model = tiny(GATED[0])
+    save_model(tmp_path / "plain", model, None)
+    assert "It runs in plain transformers" in opened(tmp_path / "plain")
+    give_swish(model).beta = 0.5
+    save_model(tmp_path / "half", model, None)
+    assert "the activation is half-way to a line" in opened(tmp_path / "half")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"bilens_linear_gates": {}}, "the gates of some layers are linear"),
+        ({"bilens_processing": {"added_biases": ["a"]}}, "it has no room for"),
+        ({"bilens_processing": {"added_biases": []}}, "It runs in plain transformers"),
+    ],
+)
+def test_what_plain_transformers_cannot_open(settings, said):
+    assert said in model_card({"model_type": "llama", **settings}).text
+
+
+def test_a_card_that_is_there_stays(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    random_model().save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_push_to_hub_keeps_the_card_of_the_hub(there, monkeypatch):
+    pushed = []
+    monkeypatch.setattr("bilens.nn.language.model.file_exists", lambda *a, **_: there)
+    monkeypatch.setattr("transformers.PreTrainedModel.push_to_hub", lambda *a, **_: "done")
+    monkeypatch.setattr(ModelCard, "push_to_hub", lambda card, *a, **_: pushed.append(card))
+    assert random_model().push_to_hub("you/name") == "done"
+    assert len(pushed) == (not there)
+    assert all('bilens.load("you/name")' in card.text for card in pushed)
