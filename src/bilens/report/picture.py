@@ -50,7 +50,7 @@ def as_image(vector: Float[Tensor, " n"], shape: tuple[int, int]) -> Float[np.nd
     if len(values) == height * width + 1:
         values = values[:-1]
     if len(values) != height * width:
-        raise BilensError(f"A vector of {len(values)} elements is no image of shape {shape}")
+        raise BilensError(f"A vector of {len(values)} elements is not an image of shape {shape}")
     return values.reshape(shape)
 
 
