@@ -262,7 +262,10 @@ def test_differential_heads_have_outputs_alone():
 
 REFUSALS = [
     (lambda: attention_scores(view_of(), 1), "layer=1, expected 0 to 0"),
-    (lambda: attention_scores(view_of(), distance=-1), "distance=-1, expected a whole number, at least 0"),
+    (
+        lambda: attention_scores(view_of(), distance=-1),
+        "distance=-1, expected a whole number, at least 0",
+    ),
     (
         lambda: attention_scores(view_of(positions="learned")),
         "position=None, and the model has positions that are vectors",

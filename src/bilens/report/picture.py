@@ -43,7 +43,7 @@ def as_image(vector: Float[Tensor, " n"], shape: tuple[int, int]) -> Float[np.nd
     """Fold a vector into an image; a constant coordinate at its end is left out.
 
     Raises:
-        BilensError: the vector has not as many elements as the image has pixels.
+        BilensError: the vector does not have as many elements as the image has pixels.
     """
     height, width = shape
     values = vector.detach().cpu().double().numpy()

@@ -80,7 +80,7 @@ def trainer_arguments(
 
     Raises:
         BilensError: the tracker is not installed, the batch cannot be shared out evenly, or the
-            device has not the precision.
+            device does not have the precision.
     """
     tracker = training.report_to
     if tracker != "none" and find_spec(tracker) is None:
@@ -140,7 +140,7 @@ def steps_per_epoch(arguments: TrainingArguments, corpus: Corpus) -> int:
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
-    """Raise if a corpus may hold tokens that a model has not.
+    """Raise if a corpus may hold tokens that a model does not have.
 
     Raises:
         BilensError: its tokenizer has more tokens than the model.
