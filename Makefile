@@ -45,6 +45,7 @@ docs: .venv/installed-dev
 docs-deploy: .venv/installed-dev
 	$(BIN)/python -m pip install --quiet mike==2.2.0
 	DOCS_VERSIONS=mike $(BIN)/mike deploy --push --update-aliases $(VERSION)
+	$(if $(filter latest,$(VERSION)),$(BIN)/mike set-default --push latest)
 
 dist: .venv/installed-dev
 	$(BIN)/python -m build --no-isolation

@@ -5,7 +5,7 @@ The runs are those of these commands, the language model is fetched, Chrome or C
     bilens train images --data mnist --output runs/mnist
     bilens train images --data mnist --n-layers 2 --epochs 8 --decay 0.7 --output runs/two
     bilens train images --data mnist --n-layers 3 --d-model 100 --epochs 8 --decay 0.7 \
-        --weight-decay 0.1 --input-noise 0.5 --output runs/deep
+        --weight-decay 0.1 --input-noise 0.5 --output runs/mnist-deep
     bilens train language --attention bilinear --qk-norm True --output runs/grammar
     bilens flow HuggingFaceTB/SmolLM2-135M-Instruct --prompt "The keys to the cabinet" \
         --token " are" --minus " is" --output runs/flow.html
@@ -70,7 +70,7 @@ def tree() -> go.Figure:
 def network() -> go.Figure:
     """A model of three layers on the few directions that it uses."""
     data = load_images("mnist")
-    return network_figure(read_bonds(_classifier("runs/deep"), data), 3, data.shape)
+    return network_figure(read_bonds(_classifier("runs/mnist-deep"), data), 3, data.shape)
 
 
 def pattern() -> go.Figure:

@@ -44,7 +44,7 @@ def file_errors(path: Path | str = "", doing: str = "written") -> Iterator[None]
         doing: what could not be done with it, as in "could not be written".
 
     Raises:
-        CheckpointError: in the place of an OSError, or of what safetensors makes of one.
+        CheckpointError: in place of an OSError, or of what safetensors makes of one.
     """
     try:
         yield

@@ -156,10 +156,12 @@ def test_a_tokenizer_of_another_size_is_refused(tmp_path):
 def test_files_that_are_no_models_are_refused(tmp_path):
     path = tmp_path / "model.bin"
     path.write_bytes(b"short")
-    with pytest.raises(CheckpointError, match="has no header of 7 int32; it is no llama2.c model"):
+    with pytest.raises(
+        CheckpointError, match="has no header of 7 int32; it is not a llama2.c model"
+    ):
         open_model(path)
     write(path, weights(True), (D, H, N, 3, KV, VOCAB, TIME))
-    with pytest.raises(CheckpointError, match=r"begins with \[16, 20, 2, 3, .* no sizes of"):
+    with pytest.raises(CheckpointError, match=r"begins with \[16, 20, 2, 3, .* not the sizes of"):
         open_model(path)
     write(path, {"embed": weights(True)["embed"]})
     with pytest.raises(CheckpointError, match=r"has 1,948 bytes; its header asks for"):

@@ -257,7 +257,7 @@ def test_unknown_structures_are_refused_by_name():
 def test_parts_that_the_family_has_not_are_refused_by_name():
     model = tiny("llama")
     model.model.layers[1].mlp.extra = nn.LayerNorm(16)
-    message = "weights that its family has not.*: model.layers.1.mlp.extra.weight"
+    message = "weights that its family does not have.*: model.layers.1.mlp.extra.weight"
     with pytest.raises(BilensError, match=message):
         process(model)
 

@@ -1,4 +1,4 @@
-"""Swish in the place of an activation, and what plain transformers reads at beta = 0."""
+"""Swish in place of an activation, and what plain transformers reads at beta = 0."""
 
 import pytest
 import torch

@@ -70,7 +70,7 @@ def test_inputs_are_ink_on_paper():
 def test_the_constant_coordinate_is_no_pixel():
     vector = torch.arange(7.0)
     assert as_image(vector, (2, 3)).tolist() == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(BilensError, match=r"7 elements is no image of shape \(2, 2\)"):
+    with pytest.raises(BilensError, match=r"7 elements is not an image of shape \(2, 2\)"):
         as_image(vector, (2, 2))
 
 

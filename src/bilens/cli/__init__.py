@@ -23,7 +23,7 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 COMMANDS = {
     "train": ("train", "Train", "Train an image classifier or a language model from scratch."),
-    "compare": ("compare", "Compare", "Train architectures as far as the same loss."),
+    "compare": ("compare", "Compare", "Train architectures to the same loss."),
     "decompose": ("decompose", "Decompose", "Take a classifier apart; how few parts does it need?"),
     "ngrams": ("language", "NGrams", "The n-grams of a token, from the weights alone."),
     "heads": ("language", "Heads", "What the heads of a model attend to and say, from weights."),
@@ -33,15 +33,15 @@ COMMANDS = {
         "Eigenvectors of a token, and texts where they are active.",
     ),
     "flow": ("flow", "FlowCommand", "Where a logit comes from on a text, node by node."),
-    "generate": ("language", "Generate", "Let a language model go on with a text."),
+    "generate": ("language", "Generate", "Let a language model continue a text."),
     "process": ("process", "Process", "Fold norms and biases of a model into its weights."),
-    "anneal": ("anneal", "Anneal", "Train a gated model on while it becomes bilinear."),
+    "anneal": ("anneal", "Anneal", "Train a gated model until it is bilinear."),
     "export": ("anneal", "Export", "Save an annealed model for plain transformers."),
     "linearise": ("linearise", "Linearise", "Make the gates of a model linear, without training."),
     "spectra": ("spectra", "Spectra", "Top eigenpairs of a layer along the logit of every token."),
     "report": ("report", "Report", "Write the report of a trained model as one HTML file."),
     "explore": ("explore", "Explore", "Look into a trained model in the browser."),
-    "demo": ("demo", "Demo", "See it work on the bundled digits: train, decompose, report."),
+    "demo": ("demo", "Demo", "See it work: a deep model and a language model, trained and read."),
     "doctor": ("doctor", "Doctor", "What is installed, which devices there are, where files are."),
     "reproduce": ("reproduce", "Reproduce", "Reproduce a figure or table of the papers."),
 }

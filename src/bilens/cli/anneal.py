@@ -29,8 +29,8 @@ class Anneal:
 
     The activation becomes Swish, whose beta falls from what the model has (1 for SiLU, 1.702 for
     GELU) to 0, where the model is bilinear. The run directory holds the model with its beta,
-    training.json, metrics.jsonl and checkpoints. For several processes put `torchrun
-    --nproc-per-node=N -m bilens` in the place of `bilens`, or `accelerate launch` for FSDP.
+    training.json, metrics.jsonl and checkpoints. For several processes write `torchrun
+    --nproc-per-node=N -m bilens` instead of `bilens`, or `accelerate launch` for FSDP.
 
         bilens anneal HuggingFaceTB/SmolLM2-135M --data stories.txt --output runs/annealed
 

@@ -49,7 +49,7 @@ class Compare(LanguageSetup):
     Prints parameters, and the steps, tokens and seconds that each needed; the first architecture is
     what ratios refer to. The output holds comparison.json, comparison.html with the loss curves,
     and a run directory for each model and seed. After ctrl-C the same command goes on. For several
-    processes put `torchrun --nproc-per-node=N -m bilens` in the place of `bilens`.
+    processes write `torchrun --nproc-per-node=N -m bilens` instead of `bilens`.
 
         bilens compare --mlp swiglu bilinear --equal-parameters
         bilens compare --data stories.txt --preset tiny --seeds 0 1 2

@@ -43,11 +43,11 @@ class Demo:
     def run(self) -> dict[str, Any]:
         """Train, decompose and report."""
         deep, grammar = self.output / "deep", self.output / "grammar"
-        out.rule("A deep model on few directions", align="left")
+        out.print("A deep model on few directions", style="bold")
         TrainImages(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES).run()
         found = {"decompose": Decompose(deep, bonds=True, metric="weights").run()}
         Report(str(deep), metric="weights").run()
-        out.rule(f"“{PROMPT}”: {TOKEN}, and why not {MINUS}", align="left")
+        out.print(f"\n“{PROMPT}”: why {TOKEN}, and not {MINUS}?", style="bold")
         TrainLanguage(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS).run()
         page = grammar / "flow.html"
         found["flow"] = FlowCommand(str(grammar), PROMPT, TOKEN, MINUS, output=page).run()

@@ -201,7 +201,7 @@ class Contexts:
 
 @dataclass(frozen=True)
 class Generate:
-    """Let a language model go on with a text.
+    """Let a language model continue a text.
 
         bilens generate runs/grammar --prompt "then ben"
 

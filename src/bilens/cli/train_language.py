@@ -22,7 +22,7 @@ class TrainLanguage(LanguageSetup):
 
     The run directory holds the model and the tokenizer as Hugging Face folders do, training.json,
     metrics.jsonl and checkpoints, from the last whole one of which --resume goes on. For several
-    processes put `torchrun --nproc-per-node=N -m bilens` in the place of `bilens`.
+    processes write `torchrun --nproc-per-node=N -m bilens` instead of `bilens`.
 
         bilens train language --data grammar
         bilens train language --data stories.txt --preset tiny --report-to tensorboard

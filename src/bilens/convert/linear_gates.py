@@ -53,7 +53,7 @@ TINY = 1e-100
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """a g + b, slope and offset, in the place of act(g), for each hidden unit.
+    """a g + b, slope and offset, in place of act(g), for each hidden unit.
 
     The error is the share of E[(u act(g))^2] that is left unexplained, of all units together.
     """

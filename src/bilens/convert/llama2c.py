@@ -84,13 +84,13 @@ def llama2c_tokenizer(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
 def _read_config(path: Path) -> LlamaConfig:
     raw = np.fromfile(path, dtype="<i4", count=HEADER)
     if len(raw) < HEADER:
-        raise CheckpointError(f"{path} has no header of {HEADER} int32; it is no llama2.c model")
+        raise CheckpointError(f"{path} has no header of {HEADER} int32; it is not a llama2.c model")
     *sizes, vocab_size, n_ctx = map(int, raw)
     d_model, d_hidden, n_layers, n_heads, n_kv_heads = sizes
     if min(*sizes, abs(vocab_size), n_ctx) < 1 or d_model % n_heads or n_heads % n_kv_heads:
         raise CheckpointError(
-            f"{path} begins with {list(map(int, raw))}, which are no sizes of a llama2.c model; "
-            "expected the legacy export, version 0"
+            f"{path} begins with {list(map(int, raw))}, which are not the sizes of a llama2.c "
+            "model; expected the legacy export, version 0"
         )
     config = LlamaConfig(
         vocab_size=abs(vocab_size),

@@ -1,4 +1,4 @@
-"""Swish in the place of a gated model's activation, with a beta that all layers share.
+"""Swish in place of a gated model's activation, with a beta that all layers share.
 
 Swish_beta(z) = z sigmoid(beta z) is SiLU at beta = 1, nearly GELU at 1.702, and z/2 at 0, where a
 gated MLP is bilinear.
@@ -54,7 +54,7 @@ class Swish:
 
 
 def give_swish(model: PreTrainedModel) -> Swish:
-    """Put Swish in the place of the activation in every gated MLP, at the beta nearest to it.
+    """Put Swish in place of the activation in every gated MLP, at the beta nearest to it.
 
     A model that has Swish already keeps it, and its beta. One whose gates are linear has twice
     these gates at beta = 0, which is the same.

@@ -114,7 +114,7 @@ def fill(
 ) -> None:
     """Give a model other people's weights, all of them and nothing else.
 
-    The model is on the meta device. What they have not does nothing here: gains of norms are 1,
+    The model is on the meta device. What they lack does nothing here: gains of norms are 1,
     biases 0. All are in the widest dtype among them.
 
     Raises:

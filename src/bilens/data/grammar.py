@@ -15,7 +15,7 @@ different orders, which takes the product of name and verb.
 
 The vocabulary is made so that weights can show it. Names come only once, so attention need not
 choose between them. What is free is a wide choice, so that the narrow rules stand out against it,
-and a verb alone says little, so that its objects are no bigrams.
+and a verb alone says little, so that its objects are not bigrams.
 """
 
 from dataclasses import dataclass

@@ -131,7 +131,7 @@ def explorer(
 
     Raises:
         BilensError: Gradio is not installed, or there is no explorer for this kind of model.
-        NotBilinearError: the model is no tensor.
+        NotBilinearError: the model is not a tensor.
         CheckpointError: the model is missing or damaged, or does not say what its data is.
     """
     model = load(source, device=device)

@@ -1,4 +1,4 @@
-"""Where an input is chosen: a sheet to draw on, a picture of one's own, or a test image."""
+"""Where an input is chosen: a sheet to draw on, a picture of your own, or a test image."""
 
 import time
 from html import escape

@@ -40,7 +40,7 @@ class ClassifierConfig:
         residual: each layer adds to its input instead of replacing it.
         norm: none; or a normalisation before each layer and before the unembedding: scalar, which
             divides by a running mean and leaves the model a tensor; rms or layer, which do not.
-        image_shape: height and width, for pictures; None if the inputs are no images.
+        image_shape: height and width, for pictures; None if the inputs are not images.
         class_names: what the classes are called; empty for their numbers.
     """
 

@@ -96,7 +96,7 @@ class GatedLayer(nn.Module):
             name: what to call the layer in an error.
 
         Raises:
-            NotBilinearError: the gate is no straight line.
+            NotBilinearError: the gate is not a straight line.
 
         Source:
             Pearce et al. 2024, section 3.4.

@@ -92,7 +92,7 @@ def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str
 
 
 def _bars(figure: go.Figure, measure: str, title: str) -> go.Figure:
-    # Names of classes may be numbers, which are no places on an axis.
+    # Names of classes may be numbers, which are not places on an axis.
     figure.update_xaxes(type="category", title="class")
     figure.update_yaxes(title=measure, zeroline=True)
     return dress(figure, height=260, title=escape(title))

@@ -43,14 +43,14 @@ def as_image(vector: Float[Tensor, " n"], shape: tuple[int, int]) -> Float[np.nd
     """Fold a vector into an image; a constant coordinate at its end is left out.
 
     Raises:
-        BilensError: the vector has not as many elements as the image has pixels.
+        BilensError: the vector does not have as many elements as the image has pixels.
     """
     height, width = shape
     values = vector.detach().cpu().double().numpy()
     if len(values) == height * width + 1:
         values = values[:-1]
     if len(values) != height * width:
-        raise BilensError(f"A vector of {len(values)} elements is no image of shape {shape}")
+        raise BilensError(f"A vector of {len(values)} elements is not an image of shape {shape}")
     return values.reshape(shape)
 
 

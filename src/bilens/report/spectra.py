@@ -56,7 +56,7 @@ def eigenvector_figure(
     mean activation before.
 
     Raises:
-        BilensError: the spectrum is a batch, or its vectors are no images of that shape.
+        BilensError: the spectrum is a batch, or its vectors are not images of that shape.
     """
     if spectrum.batch_shape:
         raise BilensError("eigenvector_figure() shows a single form: index the spectrum's batch")

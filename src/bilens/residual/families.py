@@ -265,7 +265,7 @@ def parts_of(model: nn.Module) -> Parts:
     strange = [name for name, part in model.named_parameters() if id(part) not in known]
     if strange:
         raise BilensError(
-            f"This {kind} has weights that its family has not, so what they do is not known: "
+            f"This {kind} has weights that its family does not have, so what they do is not known: "
             f"{', '.join(strange[:5])}"
         )
     return found

@@ -144,7 +144,7 @@ class Layer:
     """One layer: y = x + heads(x), then y + mlp(y); side by side, both read x.
 
     `residual_mix` are a and b where it reads a x + b x_0 instead of x, and None where it reads x;
-    `numbers` are parameters that are no weights of a map or norm.
+    `numbers` are parameters that are not weights of a map or norm.
     """
 
     name: str

@@ -57,13 +57,13 @@ class LinearMap:
         return outputs if self.rows is None else outputs[self.rows.to(outputs.device)]
 
     def set_weight(self, weight: Float[Tensor, "n_out n_in"]) -> None:
-        """Put a new W in the place of the old, in the storage dtype."""
+        """Put a new W in place of the old, in the storage dtype."""
         if self.rows is not None:
             weight = self.whole.weight().index_copy(0, self.rows.to(weight.device), weight)
         _put(_weight(self.module), weight.T.contiguous() if self._transposed else weight)
 
     def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
-        """Put a new b in the place of the old, or where there was none."""
+        """Put a new b in place of the old, or where there was none."""
         weight, old = _weight(self.module), self.whole.bias()
         if self.rows is not None:
             old_or_none = bias.new_zeros(self.whole.n_out) if old is None else old
@@ -92,7 +92,7 @@ class Embedding:
         return stored.to(working_dtype(stored.dtype))
 
     def set_weight(self, weight: Float[Tensor, "n_rows d_model"]) -> None:
-        """Put new rows in the place of the old, in the storage dtype."""
+        """Put new rows in place of the old, in the storage dtype."""
         _put(_weight(self.module), weight)
 
 

@@ -110,7 +110,7 @@ class Dictionary:
         """A = F^+ y, one row of `y` for each output of the layer, in the dtype of `y`.
 
         Raises:
-            BilensError: `y` has not n_out numbers in its last axis.
+            BilensError: `y` does not have n_out numbers in its last axis.
         """
         _check_last_axis(y, "y", self.n_out, "output")
         return y @ self.inverse.T.to(y)
@@ -119,7 +119,7 @@ class Dictionary:
         """Y = F a, one row of `a` for each set of activations, in the dtype of `a`.
 
         Raises:
-            BilensError: `a` has not one number for each feature in its last axis.
+            BilensError: `a` does not have one number for each feature in its last axis.
         """
         _check_last_axis(a, "a", self.n_features, "feature")
         return a @ self.features.T.to(a)

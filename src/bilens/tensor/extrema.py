@@ -85,7 +85,7 @@ def local_extrema(
         seed: of the random starts.
 
     Raises:
-        BilensError: the form is a batch, has a constant coordinate (which is no free input), is
+        BilensError: the form is a batch, has a constant coordinate (which is not a free input), is
             zero or not finite, or an option is out of bounds.
 
     Source:

@@ -28,7 +28,7 @@ def standardised(
         covariance: None for the identity.
 
     Raises:
-        BilensError: one does not fit the chain's inputs, is not finite, or is no covariance.
+        BilensError: one does not fit the chain's inputs, is not finite, or is not a covariance.
     """
     first, n = chain[0], chain[0].n_in - chain[0].constant
     S = torch.eye(n).to(first.left)

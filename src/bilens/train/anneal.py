@@ -54,7 +54,7 @@ def anneal(
         training: how to train it.
         run: the directory to write to; checkpoints go below it.
         schedule: your own function from the share of the annealing that is done to the share of
-            beta that is left, in the place of `training.schedule`.
+            beta that is left, in place of `training.schedule`.
         resume: go on from the newest whole checkpoint in `run`.
         use_cpu: leave GPUs alone.
 

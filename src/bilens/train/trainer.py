@@ -78,7 +78,8 @@ def trainer_arguments(
         own: what one kind of training has besides: its optimizer and schedule.
 
     Raises:
-        BilensError: the batch cannot be shared out evenly, or the device has not the precision.
+        BilensError: the batch cannot be shared out evenly, or the device does not have the
+            precision.
     """
     if training.precision == "fp16" and (use_cpu or not torch.cuda.is_available()):
         raise BilensError("precision='fp16' needs a GPU; expected 'bf16' or 'float32' on a CPU")
@@ -132,7 +133,7 @@ def steps_per_epoch(arguments: TrainingArguments, corpus: Corpus) -> int:
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
-    """Raise if a corpus may hold tokens that a model has not.
+    """Raise if a corpus may hold tokens that a model does not have.
 
     Raises:
         BilensError: its tokenizer has more tokens than the model.

@@ -60,7 +60,7 @@ def flow(
 
     Raises:
         BilensError: the text, the direction or the position does not fit the model, a number is out
-            of range, or patterns are to be split that are no polynomials.
+            of range, or patterns are to be split that are not polynomials.
 
     Source:
         Elhage et al. 2021 for paths through frozen attention; Pearce et al. 2024, section 4.1, for

@@ -228,7 +228,7 @@ def pair_trigrams(
         value(A, B, C) = p(C | A B) - mean over A' of p(C | A' B)
 
     Every text of two tokens is tried, behind the token that texts begin with if there is one. So
-    all heads and layers count, with the patterns that they have there, and a norm is no hindrance.
+    all heads and layers count, with the patterns that they have there, and a norm does not matter.
     `skip_trigrams` reads single heads in logits, where tokens that are never said can have the
     largest numbers; here only what is said counts. Time grows with the square of the number of
     tokens; a vocabulary of thousands takes a GPU.
