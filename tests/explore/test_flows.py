@@ -1,4 +1,4 @@
-"""The flow of a logit in the explorer: what is split, what is refused, and the graph in a browser."""
+"""The flow of a logit in the explorer: what is split, what is refused, and in a browser."""
 
 import json
 import re
