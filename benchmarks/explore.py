@@ -78,7 +78,16 @@ def deep_clicks(view: DeepView) -> dict[str, Callable[[], object]]:
         # Each time another one: what was opened once is kept.
         return view.tree_html(replace(start, opened=("0", str(next(far)))))
 
+    steps = itertools.count(1)
+
+    def walk() -> object:
+        k, steps_taken = start.directions, (f"{view.bonds.depth}.1", f"1.{next(steps)}")
+        drawn = [view.bonds.ends, view.bonds.made, view.bonds.used]
+        figures = [figure for show in drawn if (figure := show(k, steps_taken))]
+        return [view.bonds.page(k, steps_taken), [plot_of(figure, "") for figure in figures]]
+
     return {
+        "a direction between layers": walk,
         "another class": lambda: [
             view.tree_html(replace(start, output=1)),
             [plot_of(figure, "") for figure in [view.tree_picture(start)] if figure],

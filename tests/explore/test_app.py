@@ -84,3 +84,12 @@ def test_the_name_of_a_run_is_text(image_run, monkeypatch, tmp_path):
     assert "<img src=x" not in page.replace(r"\u003cimg", "")
     (heading,) = [c for c in config["components"] if c["props"].get("elem_id") == "title"]
     assert "&lt;img src=x onerror=alert(1)&gt;[x](http:a)" in heading["props"]["value"]
+
+
+def test_visitors_are_answered_at_once(image_run, language_run):
+    """One who waits for a slow figure does not hold back others; a model that is run without some
+    of its parts for a moment serves one visitor after another."""
+    for run, at_once in ((image_run, 4), (language_run, 1)):
+        handlers = [f for f in explorer(run).blocks.fns.values() if f.queue]
+        assert {f.concurrency_limit for f in handlers} == {at_once}
+        assert len({f.concurrency_id for f in handlers}) == 1

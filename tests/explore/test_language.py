@@ -77,6 +77,25 @@ def test_contexts_are_of_the_chosen_eigenvector(view):
     assert all(value < 0 for value in map(float, re.findall(r"<b>([^<]+)</b>", last)))
 
 
+def test_the_text_is_coloured_by_what_feeds_each_eigenvector(view):
+    """What all tokens add up to is the eigenvector's activation, but for biases."""
+    page = view.fed_page(STATE)
+    spectrum = view.spectrum(STATE).outermost(4)
+    ids = prompt_ids(view.model, STATE.prompt)
+    n = view.model.trace(ids).layers[0].mlp_input[-1]
+    values = [float(value) for value in re.findall(r"<b>([^<]+)</b>", page)]
+    assert np.allclose(values, spectrum.activations(n), atol=0.006)
+    assert page.count("[ate]") == 8
+    assert [name for name in view.eigenvectors(STATE) if name not in page] == []
+
+
+def test_attention_is_that_of_the_head(view):
+    figure = view.attention_figure(replace(STATE, head=2))
+    ids = prompt_ids(view.model, STATE.prompt)
+    assert np.allclose(figure.data[0].z, view.model.trace(ids).layers[0].pattern[2])
+    assert figure.layout.yaxis.ticktext[-1] == "ate"
+
+
 def test_tables_of_ngrams(view):
     page = view.ngram_page(STATE)
     assert page.count("<table>") == 2 + 4
@@ -123,6 +142,7 @@ def test_later_layers_are_read_when_they_are_asked_for():
         ({"minus": ("<script>",)}, "minus: expected a single token of the vocabulary"),
         ({"chosen": "nothing at all"}, "chosen: expected a single token"),
         ({"layer": 1}, "layer: 1 is not a whole number from 0 to 0"),
+        ({"head": 4}, "head: 4 is not a whole number from 0 to 3"),
         ({"number": 8}, "number: 8 is not a whole number from 0 to 7"),
         ({"prompt": "  "}, "prompt: .*holds no token that the model knows"),
         ({"prompt": "once " * 30}, "prompt: .*has 30 tokens, expected up to 12"),

@@ -18,7 +18,7 @@ from bilens.report.picture import as_image, diverging, grey
 
 __all__ = ["BondView"]
 
-MOST, DROP, PARTNERS, LONGEST_WALK = 60, 0.01, 6, 30
+MOST, DROP, PARTNERS, LEAST, LONGEST_WALK = 60, 0.01, 6, 0.005, 30
 
 
 class BondView:
@@ -191,20 +191,21 @@ class BondView:
 
     def _products(self, reading: CutReading, title: str, node: Node, edges: list[Edge]) -> str:
         """The strongest products that make a direction, or that it is part of."""
+        edges = [edge for edge in edges if edge.part >= LEAST]
         if not edges:
             return ""
         rows = []
         for edge in edges:
             terms = sorted(set(edge.sources), key=lambda term: (term != node, term))
-            text = " × ".join(self._named(reading, term) for term in terms)
-            text += "²" if len(terms) == 1 else ""
+            mark = "²" if len(terms) == 1 else ""
+            text = " × ".join(self._named(reading, term, mark) for term in terms)
             if edge.target != node:
                 text += f" → {self._named(reading, edge.target)}"
-            sign, mark = ("up", "+") if edge.coefficient > 0 else ("down", "−")
-            rows.append(f'<li><b class="{sign}">{mark}{edge.part:.0%}</b> {text}</li>')
+            kind, sign = ("up", "+") if edge.coefficient > 0 else ("down", "−")
+            rows.append(f'<li><b class="{kind}">{sign}{edge.part:.0%}</b> {text}</li>')
         return f'<div class="products"><h4>{title}</h4><ul>{"".join(rows)}</ul></div>'
 
-    def _named(self, reading: CutReading, node: Node) -> str:
+    def _named(self, reading: CutReading, node: Node, mark: str = "") -> str:
         if node[0] == self.depth:
             return self._button(node, escape(self.name(node)))
         if node[0] == 0:
@@ -212,7 +213,7 @@ class BondView:
         else:
             highest = reading.direction(*node).ends[0].images[0]
             picture = grey(as_image(self.data.test_images[highest], self.shape))
-        return self._button(node, f'<img src="{picture}" alt="">{self.name(node)}')
+        return self._button(node, f'<img src="{picture}" alt="">{self.name(node)}{mark}')
 
     def _button(self, node: Node, content: str, *, is_chosen: bool = False) -> str:
         pressed = str(is_chosen).lower()

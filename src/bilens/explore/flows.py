@@ -90,7 +90,7 @@ class FlowView:
             return ""
         (result,) = ablate(self.model, split, [number])
         return note_html(
-            f"Without {name} the model says {result.actual:+.3f} more of it; its flow, with all "
+            f"Without {name} the running model changes by {result.actual:+.3f}; its flow, with all "
             f"else held fixed, predicts {result.predicted:+.3f}."
         )
 

@@ -1,6 +1,6 @@
 """What the explorer shows of a language model: functions from a state to figures and tables."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 
@@ -16,6 +16,7 @@ from bilens.explore.flows import FlowView
 from bilens.explore.layout import note_html
 from bilens.explore.state_checks import StateError, check_ranges, said_of
 from bilens.read.language import (
+    Context,
     ContextIndex,
     FoundContext,
     LogitTerms,
@@ -29,7 +30,14 @@ from bilens.read.language import (
     split_logits,
     token_names,
 )
-from bilens.report import ContextList, contexts_html, spectrum_figure, summands_figure, table_html
+from bilens.report import (
+    ContextList,
+    contexts_html,
+    heat_figure,
+    spectrum_figure,
+    summands_figure,
+    table_html,
+)
 from bilens.report.language import context_line, ngram_table
 from bilens.report.page import Table
 from bilens.residual import ResidualModel
@@ -56,6 +64,7 @@ class LanguageState:
         minus: tokens whose mean is taken away.
         layer: number of the block.
         number: which of the outermost eigenvectors' contexts are shown.
+        head: number of the head whose attention in the text is shown.
         prompt: the text whose next token is split.
         chosen: the next token whose logit is split; empty for the most likely one.
         flow_prompt: the text whose flow is shown.
@@ -68,6 +77,7 @@ class LanguageState:
     minus: tuple[str, ...] = ()
     layer: int = 0
     number: int = 0
+    head: int = 0
     prompt: str = ""
     chosen: str = ""
     flow_prompt: str = ""
@@ -117,7 +127,12 @@ class LanguageView:
                 with said_of(field, f"token={name!r}, "):
                     self.model.token(name)
         eigenvectors = min(2 * OUTERMOST, self.model.d_model)
-        check_ranges(state, layer=(0, self.model.n_layers - 1), number=(0, eigenvectors - 1))
+        check_ranges(
+            state,
+            layer=(0, self.model.n_layers - 1),
+            number=(0, eigenvectors - 1),
+            head=(0, self.model.n_heads - 1),
+        )
         if len(state.prompt) > LONGEST_PROMPT:
             raise StateError(
                 "prompt",
@@ -190,12 +205,7 @@ class LanguageView:
             spectrum = self.spectrum(state).outermost(OUTERMOST)
         except NotBilinearError as error:
             return note_html(str(error))
-        one = Spectrum(
-            spectrum.values[state.number, None],
-            spectrum.vectors[state.number, None],
-            spectrum.residuals[state.number, None],
-            spectrum.constant,
-        )
+        one = spectrum.select([state.number])
         (found,) = self.index(state.layer).top_contexts(one, CONTEXTS)
         lines = [
             context_line(
@@ -204,6 +214,30 @@ class LanguageView:
             for c in found
         ]
         return contexts_html(ContextList(self.eigenvectors(state)[state.number], lines))
+
+    def attention_figure(self, state: LanguageState) -> go.Figure:
+        """Where the head looks in the text: from each token, a row, to itself and those before."""
+        ids = prompt_ids(self.model, state.prompt)
+        pattern = self.model.trace(ids).layers[state.layer].pattern[state.head]
+        names = token_names(self.model, ids)
+        title = f"Attention of head {state.head} in layer {state.layer}"
+        return heat_figure(pattern, names, names, title=title, across="looks at", down="from")
+
+    def fed_page(self, state: LanguageState) -> str:
+        """The text, coloured by what feeds each eigenvector of the direction at its end."""
+        try:
+            spectrum = self.spectrum(state).outermost(OUTERMOST)
+        except NotBilinearError as error:
+            return note_html(str(error))
+        ids = prompt_ids(self.model, state.prompt)
+        place = Context(ids, len(ids) - 1, 0.0)
+        pages = []
+        for number, name in enumerate(self.eigenvectors(state)):
+            parts = contribution(self.model, spectrum, number, place, state.layer)
+            context = replace(place, activation=parts.total())
+            line = context_line(self.model, FoundContext(context, parts))
+            pages.append(contexts_html(ContextList(name, [line])))
+        return "".join(pages)
 
     def ngram_page(self, state: LanguageState) -> str:
         """What precedes and follows the token, and skip-trigrams where the MLP is a tensor."""

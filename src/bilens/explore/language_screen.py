@@ -102,6 +102,27 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
             chosen = screen.choice("chosen", likely, label="Next token whose logit is split")
             parts = picture("parts")
 
+    heading(
+        "The text, token by token",
+        "On the left the text once for each eigenvector of the direction above, coloured by what "
+        "feeds it at the last token: blue raises what it adds to the logit, the number in bold, "
+        "and red lowers it. On the right where a head of the layer looks.",
+    )
+    heads = view.model.n_heads
+    head = gr.Slider(0, max(1, heads - 1), value=0, step=1, label="Head", visible=heads > 1)
+    with gr.Row():
+        with gr.Column(min_width=320):
+            fed = html("fed")
+        with gr.Column(min_width=320):
+            attention = picture("attention")
+    screen.control("head", head)
+    screen.part("prompt token minus layer", [fed], lambda state: [view.fed_page(state)])
+    screen.part(
+        "prompt layer head",
+        [attention],
+        lambda state: [plot_of(view.attention_figure(state), "attention")],
+    )
+
     def prediction(state: LanguageState) -> list[Any]:
         page, _, figure = view.prediction(state)
         bars = figure and plot_of(figure, "parts")
@@ -124,9 +145,9 @@ def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
         "node flows out of it, and nothing is left over. Squares are heads, circles all else; area "
         "is how much flows through, blue raises the logit and red lowers it. Rest is what is not "
         "split further. Norms, patterns of attention and gates are held fixed at what they are on "
-        "this text; to see what the model does without a node, choose it and remove it. Press Enter "
-        "when a box is filled. Tokens may be written as text, with the space before them, and "
-        "several with commas between them.",
+        "this text; to see what the model does without a node, choose it and remove it. Press "
+        "Enter when a box is filled. Tokens may be written as text, with the space before them, "
+        "and several with commas between them.",
     )
     with gr.Row():
         prompt = gr.Textbox(

@@ -16,7 +16,7 @@ from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.layout import AddressBar
 from bilens.explore.state_checks import StateError
 
-__all__ = ["Control", "Screen", "View"]
+__all__ = ["AT_ONCE", "Control", "Screen", "View"]
 
 State = TypeVar("State")
 Updates = dict[Any, Any]
@@ -28,6 +28,9 @@ EVENT: dict[str, Any] = {
     # A control's own errors leave the box as it is, and hold back what was done meanwhile.
     "preprocess": False,
 }
+
+AT_ONCE = 4
+"""Visitors whose clicks run at once where a view only reads its model."""
 
 
 @runtime_checkable
@@ -68,10 +71,12 @@ class Screen(Generic[State]):
 
     Args:
         view: gives the first state, and says which states there are.
+        at_once: how many visitors are answered at once; 1 where a view changes its model for a
+            moment, as to run it without a part.
     """
 
-    def __init__(self, view: View[State]) -> None:
-        self.view = view
+    def __init__(self, view: View[State], at_once: int = 1) -> None:
+        self.view, self.at_once = view, at_once
         self.controls: dict[str, Control] = {}
         self.parts: list[tuple[frozenset[str], Callable[[State], Updates]]] = []
         self.outputs: list[Any] = []
@@ -139,9 +144,10 @@ class Screen(Generic[State]):
         given = [self.seen, *components]
         outputs = {*given, *self.outputs, self.bar.component}
         events = [getattr(c.component, c.event) for c in self.controls.values()]
-        gr.on(events, self.on_change, given, outputs, **EVENT)
-        gr.on([self.bar.component.input], self.on_address, [self.bar.component], outputs, **EVENT)
-        gr.on(None, self.on_load, None, outputs, **EVENT)
+        how = {**EVENT, "concurrency_limit": self.at_once, "concurrency_id": "screen"}
+        gr.on(events, self.on_change, given, outputs, **how)
+        gr.on([self.bar.component.input], self.on_address, [self.bar.component], outputs, **how)
+        gr.on(None, self.on_load, None, outputs, **how)
 
     def on_change(self, seen: State, *values: Any) -> Updates:
         """Show what the controls ask for; a control that asks for what is not there goes back."""

@@ -129,7 +129,9 @@ class CutReading:
             for core in reversed(cut.cores[: bond - 1]):
                 values, below = torch.linalg.eigh(core.interaction(v).dense())
                 v = below[:, values.abs().argmax()]
-            found.append(cut.write @ v)
+            picture = cut.write @ v
+            # Of a square either sign is the same.
+            found.append(picture if picture.sum() >= 0 else -picture)
         return found
 
 
