@@ -43,9 +43,7 @@ class TruncationCurve:
 
 @exact
 def truncation_curve(
-    spectrum: Spectrum,
-    x: Float[Tensor, "samples n_in"],
-    labels: Int[Tensor, " samples"],
+    spectrum: Spectrum, x: Float[Tensor, "samples n_in"], labels: Int[Tensor, " samples"]
 ) -> TruncationCurve:
     """Classify with the first 1, 2, ... eigenvectors of each class, in the spectrum's order.
 

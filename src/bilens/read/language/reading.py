@@ -18,13 +18,7 @@ from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
 from bilens.tensor.exact import exact
 
-__all__ = [
-    "DirectionReading",
-    "FoundContext",
-    "LanguageReading",
-    "read_direction",
-    "read_language",
-]
+__all__ = ["DirectionReading", "FoundContext", "LanguageReading", "read_direction", "read_language"]
 
 Found = TypeVar("Found")
 
