@@ -1,6 +1,7 @@
 """Weight processing: the function stays, whatever the family, the step and the dtype."""
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ def difference(a, b):
     return (log_probabilities(a) - log_probabilities(b)).abs().max()
 
 
+@cache
 def allowed(name):
     parts = parts_of(tiny(name))
     with_mean = any(r.norm is None or not r.norm.centres for r in parts.readers())

@@ -31,11 +31,12 @@ def test_a_mask_is_two_steps_uphill_in_the_positive_part(n_in, constant, seed):
     assert close(class_mask(turned), masks)
 
 
-def test_an_attack_by_hand():
+def test_an_attack_by_hand(monkeypatch):
+    monkeypatch.setattr("bilens.read.adversarial.BLOCK", 50)
     model, data = digit_model(), digits()
     x, labels = data.test_images, data.test_labels
     mask = class_mask(model.tensor().interaction(output=3).eigh())
-    found = attack(model, x, labels, 7 * mask, class_=3, norm=2.0, batch_size=50)
+    found = attack(model, x, labels, 7 * mask, class_=3, norm=2.0)
     targeted, fooled, others = 0, 0, 0
     for image, label in zip(x, labels.tolist(), strict=True):
         if label != 3:

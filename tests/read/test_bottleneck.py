@@ -17,7 +17,9 @@ def test_the_curve_is_the_accuracy_of_cut_layers(shape, classes, at_once):
     svd = layer.svd()
     readout, x = normal(classes, layer.n_out), normal(17, layer.n_in, seed=1)
     labels = torch.arange(17) % classes
-    curve = bottleneck_curve(svd, readout, x, labels, at_once)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bilens.read.truncation.BLOCK", at_once)
+        curve = bottleneck_curve(svd, readout, x, labels)
     assert len(curve.accuracy) == len(svd)
     # Components of no value leave ties that rounding decides.
     for k in range(1, int((svd.values > 1e-6 * svd.values[0]).sum()) + 1):

@@ -26,7 +26,9 @@ from tests.tensor.factors import normal, random_tensor
 def test_top_inputs_in_blocks_are_top_inputs(samples, k, batch_size):
     spectrum = random_tensor(5, 6, 3, samples).interaction(output=[0, 2]).eigh()
     x, k = normal(samples, 5), min(k, samples)
-    found = top_inputs(spectrum, x, k, batch_size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bilens.read.inputs.BLOCK", batch_size)
+        found = top_inputs(spectrum, x, k)
     strength = torch.einsum("bki,si->bks", spectrum.vectors, x).abs()
     expected = strength.sort(-1, descending=True).indices[..., :k]
     assert torch.equal(strength.gather(-1, found), strength.gather(-1, expected))
@@ -40,10 +42,11 @@ def test_top_inputs_of_a_single_form():
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_curve_is_the_accuracy_of_cut_models(bias):
+def test_the_curve_is_the_accuracy_of_cut_models(bias, monkeypatch):
+    monkeypatch.setattr("bilens.read.truncation.BLOCK", 50)
     model, data = digit_model(bias=bias), digits()
     spectrum = model.tensor().interaction(output=range(10)).eigh()
-    curve = truncation_curve(spectrum, data.test_images, data.test_labels, batch_size=50)
+    curve = truncation_curve(spectrum, data.test_images, data.test_labels)
     for k in (1, 4, spectrum.k):
         predicted = spectrum.truncate(k)(data.test_images).argmax(-1)
         expected = (predicted == data.test_labels).double().mean().item()

@@ -10,7 +10,7 @@ def feature(*uses: tuple[int, bool, float]) -> SharedFeature:
     return SharedFeature(torch.ones(4), places, agreement=0.9)
 
 
-def test_each_feature_names_the_classes_it_moves():
+def test_each_feature_names_the_classes_it_moves(monkeypatch):
     one = feature((1, True, 0.25), (0, False, 0.125), (2, True, 0.06), (1, True, 0.02))
     other = feature((0, False, 0.01), (2, False, 0.01))
     shared = SharedFeatures((one, other), compared=9, groups=5)
@@ -19,7 +19,8 @@ def test_each_feature_names_the_classes_it_moves():
     assert texts[:-2] == ["45.5%", "▲ b, c", "▼ &lt;a&gt;", "2.0%", "▼ &lt;a&gt;, c"]
     # The last picture is the colour bar.
     assert len(figure.layout.images) == 2 + 1
-    assert len(shared_figure(shared, (2, 2), ["a", "b", "c"], show=1).layout.images) == 1 + 1
+    monkeypatch.setattr("bilens.report.shared.SHOWN", 1)
+    assert len(shared_figure(shared, (2, 2), ["a", "b", "c"]).layout.images) == 1 + 1
 
 
 def test_long_lists_of_names_are_cut():

@@ -1,5 +1,7 @@
 """One view of every transformer: what it says of the parts is what the model does."""
 
+from functools import cache
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,10 +16,16 @@ from tests.language import parts, random_model, random_text, toy_tokenizer
 from tests.residual.sum_of_parts import normalised, sum_of_parts
 
 
+@cache
+def view_of(name: str) -> ResidualModel:
+    """A tiny model of a family, for tests that leave it as it is."""
+    return ResidualModel(tiny(name))
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_the_parts_add_up_to_the_logits(name):
     with exact_norms():
-        found, logits = sum_of_parts(ResidualModel(tiny(name)), some_text()[0])
+        found, logits = sum_of_parts(view_of(name), some_text()[0])
     assert (found - logits).abs().max() < 1e-12 * logits.abs().max()
 
 
@@ -42,7 +50,7 @@ def pattern_of(view, layer, ids):
 
 @pytest.mark.parametrize("name", ALL)
 def test_queries_and_keys_make_the_pattern(name):
-    view, ids = ResidualModel(tiny(name)), some_text()[0][:6]
+    view, ids = view_of(name), some_text()[0][:6]
     cap = getattr(view.config, "attn_logit_softcapping", None)
     unseen = torch.ones(6, 6).triu(1).bool()
     for layer in range(2):
@@ -58,7 +66,7 @@ def test_queries_and_keys_make_the_pattern(name):
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ("qwen3", "gemma3", "olmo2")])
 def test_qk_is_the_score_of_two_normalised_rows(name):
-    view = ResidualModel(tiny(name))
+    view = view_of(name)
     a, b = torch.randn(2, 1, view.d_model, generator=torch.Generator().manual_seed(0)).double()
     for layer, distance in ((0, 3), (1, 0)):
         norm = view.layer(layer).heads.norm
@@ -89,7 +97,7 @@ def test_norms_of_queries_and_keys_give_their_gain_to_qk():
 
 @pytest.mark.parametrize("name", ALL)
 def test_ov_is_what_a_head_makes_of_a_row(name):
-    view, ids = ResidualModel(tiny(name)), some_text()[0][:1]
+    view, ids = view_of(name), some_text()[0][:1]
     with exact_norms():
         found, weights = view.trace(ids).layers[0], view.heads(0)
     n = normalised(view.layer(0).heads.norm, found.attn_input, found.attn_scale)

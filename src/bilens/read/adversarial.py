@@ -7,13 +7,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite, check_labels
+from bilens.checks import check_finite, check_labels
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 from bilens.tensor import Spectrum
 from bilens.tensor.exact import exact
 
 __all__ = ["Attack", "attack", "class_mask"]
+
+BLOCK = 8192
+"""Images in memory together."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,6 @@ def attack(
     *,
     class_: int,
     norm: float,
-    batch_size: int = 8192,
 ) -> Attack:
     """Add a mask to every image that is not of its class, and see what the model makes of them.
 
@@ -97,12 +99,11 @@ def attack(
         raise BilensError(
             f"class_={class_!r}, expected the number of a class, 0 to {config.n_classes - 1}"
         )
-    check_count("batch_size", batch_size)
     others = labels != class_
     if not others.any():
         raise BilensError(f"x holds no image of another class than class_={class_} to attack")
     added = (norm * mask / mask.norm()).to(model.embed.weight)
-    blocks = x[others].split(batch_size)
+    blocks = x[others].split(BLOCK)
     predicted = torch.cat(
         [model((some.to(added) + added).clamp(0, 1)).argmax(-1) for some in blocks]
     ).to(labels.device)

@@ -78,9 +78,7 @@ def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
 @exact
 @torch.no_grad()
 def logit_spectra(
-    model: ImageClassifier,
-    directions: Float[Tensor, "*batch n_classes"],
-    basis: Basis = "model",
+    model: ImageClassifier, directions: Float[Tensor, "*batch n_classes"], basis: Basis = "model"
 ) -> Spectrum:
     """All eigenvectors along directions in the logits, such as the logit of 3 minus that of 8.
 

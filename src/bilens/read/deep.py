@@ -20,14 +20,7 @@ from bilens.tensor import BilinearTensor, LazyTree, Paths, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
 from bilens.tensor.exact import exact
 
-__all__ = [
-    "PATHS_NAME",
-    "DeepReading",
-    "load_paths",
-    "path_accuracies",
-    "read_deep",
-    "save_paths",
-]
+__all__ = ["PATHS_NAME", "DeepReading", "load_paths", "path_accuracies", "read_deep", "save_paths"]
 
 PATHS_NAME = "paths.safetensors"
 """Of the file in a run directory."""

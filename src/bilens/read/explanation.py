@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite
+from bilens.checks import check_finite
 from bilens.read.classes import check_classes
+from bilens.settings import Count
 from bilens.tensor import LazyTree, Spectrum
 from bilens.tensor.exact import exact
 
@@ -65,7 +66,7 @@ class Explanation:
 @exact
 @torch.no_grad()
 def explain(
-    spectrum: Spectrum, x: Float[Tensor, " n_in"], n_classes: int = 3, k: int = 5
+    spectrum: Spectrum, x: Float[Tensor, " n_in"], n_classes: Count = 3, k: Count = 5
 ) -> Explanation:
     """Split the highest logits of one input into eigenvector activations.
 
@@ -80,7 +81,6 @@ def explain(
             positive.
     """
     check_classes(spectrum)
-    check_count("k", k)
     signs = torch.where(spectrum.overlaps(x) < 0, -1, 1).to(spectrum.vectors)
 
     def branch(class_: int, number: int, activation: float) -> BranchExplanation:
@@ -93,7 +93,11 @@ def explain(
 @exact
 @torch.no_grad()
 def explain_deep(
-    tree: LazyTree, x: Float[Tensor, " n_in"], n_classes: int = 3, branches: int = 3, k: int = 2
+    tree: LazyTree,
+    x: Float[Tensor, " n_in"],
+    n_classes: Count = 3,
+    branches: Count = 3,
+    k: Count = 2,
 ) -> Explanation:
     """Split the highest logits of one input of a deep model into the last layer's activations.
 
@@ -107,8 +111,6 @@ def explain_deep(
     Raises:
         BilensError: x is not finite, or a number is not positive.
     """
-    check_count("branches", branches)
-    check_count("k", k)
     roots = [_activations(tree, (class_,), x) for class_ in range(tree.n_roots)]
 
     def branch(class_: int, number: int, activation: float) -> BranchExplanation:
@@ -138,7 +140,6 @@ def _explained(
     branch: Callable[[int, int, float], BranchExplanation],
 ) -> Explanation:
     """The highest logits, given each class's activations and how one of them is explained."""
-    check_count("n_classes", n_classes)
     check_finite(x=x)
     logits = torch.stack([some.sum() for some in activations])
     parts = []

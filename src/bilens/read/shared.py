@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite
+from bilens.checks import check_finite
 from bilens.read.classes import check_classes
+from bilens.settings import Count
 from bilens.tensor import Paths, Spectrum, cluster
 from bilens.tensor.exact import exact
 
@@ -80,7 +81,7 @@ class SharedFeatures:
 
 
 @exact
-def shared_by_classes(spectrum: Spectrum, k: int = 20) -> SharedFeatures:
+def shared_by_classes(spectrum: Spectrum, k: Count = 20) -> SharedFeatures:
     """Features shared between classes, among the first k eigenvectors of each.
 
     An eigenvector weighs |lambda| |v|^2, the largest activation that an input of unit length can
@@ -90,7 +91,6 @@ def shared_by_classes(spectrum: Spectrum, k: int = 20) -> SharedFeatures:
         BilensError: the spectrum is not a batch over classes or not finite, or k not positive.
     """
     check_classes(spectrum)
-    check_count("k", k)
     check_finite(spectrum=spectrum.values)
     first = spectrum.truncate(min(k, spectrum.k))
     weights, device = first.values.abs() * first.vectors.square().sum(-1), first.values.device

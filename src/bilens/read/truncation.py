@@ -16,6 +16,9 @@ from bilens.tensor.exact import exact
 
 __all__ = ["TruncationCurve", "bottleneck_curve", "truncation_curve"]
 
+BLOCK = 512
+"""Samples in memory together, with a number for each class and each that is kept."""
+
 
 @dataclass(frozen=True)
 class TruncationCurve:
@@ -40,14 +43,9 @@ class TruncationCurve:
 
 @exact
 def truncation_curve(
-    spectrum: Spectrum,
-    x: Float[Tensor, "samples n_in"],
-    labels: Int[Tensor, " samples"],
-    batch_size: int = 512,
+    spectrum: Spectrum, x: Float[Tensor, "samples n_in"], labels: Int[Tensor, " samples"]
 ) -> TruncationCurve:
     """Classify with the first 1, 2, ... eigenvectors of each class, in the spectrum's order.
-
-    Memory holds `batch_size` activations for each class and eigenvector.
 
     Raises:
         BilensError: the spectrum is not a batch over classes, there are no samples, or a label is
@@ -57,9 +55,7 @@ def truncation_curve(
         Pearce et al. 2024, figure 3.
     """
     check_classes(spectrum)
-    return _count_right(
-        lambda some: spectrum.activations(some).cumsum(-1).mT, x, labels, batch_size
-    )
+    return _count_right(lambda some: spectrum.activations(some).cumsum(-1).mT, x, labels)
 
 
 @exact
@@ -68,15 +64,13 @@ def bottleneck_curve(
     readout: Float[Tensor, "classes n_out"],
     x: Float[Tensor, "samples n_in"],
     labels: Int[Tensor, " samples"],
-    batch_size: int = 512,
 ) -> TruncationCurve:
     """Classify with the first 1, 2, ... components of a layer, in one pass over the samples.
 
     For each k this is the accuracy of readout(svd.truncate(k)(x)), which as a tensor is
     `layer.change_basis(outputs=readout @ svd.truncate(k).projector())`.
 
-    The readout is the linear map from the layer's outputs to the logits. Memory holds `batch_size`
-    numbers for each component and class.
+    The readout is the linear map from the layer's outputs to the logits.
 
     Raises:
         BilensError: the readout does not fit the layer, there are no samples, or a label is not a
@@ -91,23 +85,19 @@ def bottleneck_curve(
             f"{svd.outputs.shape[1]}), the outputs of the layer"
         )
     read = svd.values[:, None] * (svd.outputs @ readout.to(svd.outputs).T)
-    return _count_right(
-        lambda some: (svd.components(some)[..., None] * read).cumsum(1), x, labels, batch_size
-    )
+    return _count_right(lambda some: (svd.components(some)[..., None] * read).cumsum(1), x, labels)
 
 
 def _count_right(
     logits: Callable[[Tensor], Tensor],
     x: Float[Tensor, "samples n_in"],
     labels: Int[Tensor, " samples"],
-    batch_size: int,
 ) -> TruncationCurve:
     """The curve of logits with an axis for how many are kept before that of the classes."""
-    check_count("batch_size", batch_size)
     counts = []
     with progress_bar() as bar:
         task = bar.add_task("accuracy by number kept", total=len(x), note="")
-        for some, wanted in zip(x.split(batch_size), labels.split(batch_size), strict=True):
+        for some, wanted in zip(x.split(BLOCK), labels.split(BLOCK), strict=True):
             found = logits(some)
             check_finite(logits=found)
             check_labels(wanted, found.shape[-1])

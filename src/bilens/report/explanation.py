@@ -19,11 +19,7 @@ GAP, BETWEEN, VERDICT, LABEL = 0.06, 0.12, 1.6, 0.34
 
 
 def explanation_figure(
-    explanation: Explanation,
-    shape: tuple[int, int],
-    class_names: Sequence[str],
-    *,
-    title: str,
+    explanation: Explanation, shape: tuple[int, int], class_names: Sequence[str], *, title: str
 ) -> go.Figure:
     """A row for each of the highest logits: the last layer's eigenvectors for this input.
 

@@ -21,12 +21,7 @@ from bilens.report.page import ContextLine, ContextList, Section, Table, write_p
 from bilens.report.spectra import spectrum_figure
 from bilens.residual import ResidualModel
 
-__all__ = [
-    "composition_figure",
-    "context_line",
-    "ngram_table",
-    "write_language_report",
-]
+__all__ = ["composition_figure", "context_line", "ngram_table", "write_language_report"]
 
 CAPTIONS = {"direct": "residual stream", "mlp": "MLP"}
 BEFORE, AFTER = 28, 4

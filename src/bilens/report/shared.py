@@ -19,14 +19,10 @@ LETTERS, LINES = 15, 2
 
 
 def shared_figure(
-    shared: SharedFeatures,
-    shape: tuple[int, int],
-    class_names: Sequence[str],
-    *,
-    show: int = SHOWN,
+    shared: SharedFeatures, shape: tuple[int, int], class_names: Sequence[str]
 ) -> go.Figure:
     """The first few shared features; the arrows under each name the classes that it moves."""
-    features = shared.features[:show]
+    features = shared.features[:SHOWN]
     aspect = shape[0] / shape[1]
     below = [_below(feature, class_names) for feature in features]
     rise = aspect + LINE * (max(map(len, below)) + 0.5)

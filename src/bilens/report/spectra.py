@@ -14,17 +14,17 @@ from bilens.tensor import Spectrum
 
 __all__ = ["eigenvector_figure", "spectrum_figure"]
 
-TOP_INPUTS = 3
+TOP_INPUTS, SHOWN = 3, 20
 CELL, LABEL = 1.42, 0.3
 
 
-def spectrum_figure(spectrum: Spectrum, *, title: str, show: int = 20) -> go.Figure:
-    """The eigenvalues of one form from the outside in, up to `show` of either sign."""
+def spectrum_figure(spectrum: Spectrum, *, title: str) -> go.Figure:
+    """The eigenvalues of one form from the outside in, up to 20 of either sign."""
     figure = go.Figure()
     values = spectrum.values.detach().cpu().double()
     for name, color, chosen in (
-        ("positive", BLUE, values[values > 0].sort(descending=True).values[:show]),
-        ("negative", RED, values[values < 0].sort().values[:show]),
+        ("positive", BLUE, values[values > 0].sort(descending=True).values[:SHOWN]),
+        ("negative", RED, values[values < 0].sort().values[:SHOWN]),
     ):
         figure.add_scatter(
             x=list(range(1, len(chosen) + 1)),

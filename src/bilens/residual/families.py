@@ -115,10 +115,7 @@ FAMILIES: dict[str, Family] = {
     "HeliumForCausalLM": LLAMA,
     "GlmForCausalLM": FUSED_MLP,
     "Phi3ForCausalLM": replace(
-        FUSED_MLP,
-        query="self_attn.qkv_proj",
-        key="self_attn.qkv_proj",
-        value="self_attn.qkv_proj",
+        FUSED_MLP, query="self_attn.qkv_proj", key="self_attn.qkv_proj", value="self_attn.qkv_proj"
     ),
     "GraniteForCausalLM": replace(
         LLAMA,

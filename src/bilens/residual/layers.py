@@ -15,8 +15,8 @@ from bilens.residual.parts import Embedding, LinearMap, Norm
 __all__ = ["MLP", "Heads", "Layer", "Parts", "Readers"]
 
 
-class _Reads:
-    """What stands between the stream and a module."""
+class ReadsStream:
+    """What reads the stream through a norm, or as it is."""
 
     module: nn.Module
     norm: Norm | None
@@ -26,9 +26,21 @@ class _Reads:
         """What the stream is handed to first."""
         return self.module if self.norm is None else self.norm.module
 
+    def centred(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """x, without its mean where the norm takes that away."""
+        return x if self.norm is None else self.norm.centred(x)
+
+    def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
+        """What the norm multiplies by; 1 without one."""
+        return torch.ones_like(x[..., 0]) if self.norm is None else self.norm.scale(x)
+
+    def normalised(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """n, what the norm makes of x before its gain."""
+        return x if self.norm is None else self.norm.normalised(x)
+
 
 @dataclass(frozen=True, eq=False)
-class Heads(_Reads):
+class Heads(ReadsStream):
     """The attention of a layer.
 
     Attributes:
@@ -70,7 +82,7 @@ class Heads(_Reads):
 
 
 @dataclass(frozen=True, eq=False)
-class MLP(_Reads):
+class MLP(ReadsStream):
     """D(up(x) * act(gate(x))), or D act(up(x)) where there is no gate.
 
     `activation` is the attribute of the module. `norm` is between the stream and the maps and
@@ -168,7 +180,7 @@ class Readers:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class Parts(ReadsStream):
     """A transformer as what reads its residual stream and what writes to it.
 
     The attributes are those of `Family`, looked up in a model.
@@ -187,6 +199,11 @@ class Parts:
     partial_values: str | None = None
     attention: str = "softmax"
     queries_keys: Callable[[Any, Tensor, int], list[tuple[Tensor, Tensor]]] | None = None
+
+    @property
+    def module(self) -> nn.Module:  # type: ignore[override]
+        """The unembedding, which reads what the last layer leaves."""
+        return self.unembed.module
 
     @property
     def tables(self) -> list[Embedding]:

@@ -436,8 +436,7 @@ class ResidualModel:
         """What the MLP of a layer reads at every position of some texts: the normalised stream."""
         self._check_ids(ids)
         mlp = self.layer(layer).mlp
-        x = mlp_inputs(self.model, mlp, ids.to(self.device))
-        return x if mlp.norm is None else mlp.norm.normalised(x)
+        return mlp.normalised(mlp_inputs(self.model, mlp, ids.to(self.device)))
 
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:

@@ -75,7 +75,7 @@ def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
             for module in (heads.out.module, mlp.down.module, *(m.module for m in mlp.reads)):
                 seen.outputs_of(module, hooks)
             seen.pattern_of(heads.module, hooks)
-        last = parts.unembed.module if parts.norm is None else parts.norm.module
+        last = parts.norm_or_module
         seen.inputs_of(last, hooks)
         found = model(ids[None], use_cache=False)
     stream = seen.inputs[last]
@@ -83,7 +83,7 @@ def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
         ids=ids,
         layers=tuple(seen.layer(layer) for layer in parts.layers),
         stream=stream,
-        scale=_scale(parts.norm, stream),
+        scale=parts.scale(stream),
         logits=_wide(getattr(found, "logits", found)[0]),
     )
 
@@ -148,11 +148,11 @@ class _Recorder:
         return LayerTrace(
             stream=self.inputs[layer.module],
             attn_input=attn_input,
-            attn_scale=_scale(heads.norm, attn_input),
+            attn_scale=heads.scale(attn_input),
             pattern=self.patterns[heads.module],
             attn_out_scale=_scale(heads.out_norm, self.outputs[heads.out.module]),
             mlp_input=mlp_input,
-            mlp_scale=_scale(mlp.norm, mlp_input),
+            mlp_scale=mlp.scale(mlp_input),
             gate_ratio=_ratio(mlp, z),
             mlp_out_scale=_scale(mlp.out_norm, self.outputs[mlp.down.module]),
         )

@@ -110,8 +110,7 @@ class _Runner:
 
     def __init__(self, model: ResidualModel, found: Flow, scale: float) -> None:
         self.model, self.flow, self.scale = model, found, scale
-        parts = model.parts
-        self.last = parts.unembed.module if parts.norm is None else parts.norm.module
+        self.last = model.parts.norm_or_module
         self.heads: dict[int, FrozenAttention] = {}
 
     def plan(self, part: Part) -> tuple[float, _Hook]:
@@ -192,8 +191,8 @@ class _Runner:
                 self.last.register_forward_pre_hook(lambda _, args: stream.append(args[0][:, -1]))
             )
             self.model.model(ids, use_cache=False)
-        norm, x = self.model.parts.norm, stream[0].to(self.flow.direction)
-        values = (x if norm is None else norm.normalised(x)) @ self.flow.direction
+        x = stream[0].to(self.flow.direction)
+        values = self.model.parts.normalised(x) @ self.flow.direction
         return (values[1:] - values[0]).tolist()
 
     def _heads(self, layer: int) -> FrozenAttention:

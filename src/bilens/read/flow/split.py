@@ -107,9 +107,9 @@ class _Split:
         self, model: ResidualModel, trace: Trace, u: Tensor, through_patterns: bool
     ) -> None:
         self.model, self.trace, self.u, self.through_patterns = model, trace, u, through_patterns
-        norm, self.time = model.parts.norm, len(trace.ids)
+        self.time = len(trace.ids)
         self.places = torch.arange(self.time, device=model.device)
-        self.root = (u if norm is None else norm.centred(u)) * trace.scale[-1]
+        self.root = model.parts.centred(u) * trace.scale[-1]
         self.absolute = 0.0
         self.above = self._down()
         self.graph = FlowBuilder(model, trace)

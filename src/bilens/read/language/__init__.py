@@ -18,12 +18,7 @@ from bilens.read.language.heads import (
     read_attention,
     token_components,
 )
-from bilens.read.language.logits import (
-    LogitParts,
-    LogitTerms,
-    split_by_eigenvectors,
-    split_logits,
-)
+from bilens.read.language.logits import LogitParts, LogitTerms, split_by_eigenvectors, split_logits
 from bilens.read.language.names import TokenDirection, token_names
 from bilens.read.language.ngrams import (
     NGramReading,

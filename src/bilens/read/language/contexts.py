@@ -252,11 +252,10 @@ def exciting_tokens(
     """
     _check(spectrum, k, number)
     e = model.embedded(torch.arange(model.vocab_size, device=model.device), position)
-    x, norm = alone(model, e, layer), model.layer(layer).mlp.norm
-    n = x if norm is None else norm.normalised(x)
+    x, reader = alone(model, e, layer), model.layer(layer).mlp
+    n = reader.normalised(x)
     if head is not None:
-        n = head_writes(model, layer, head, e)
-        n = n if norm is None else n * norm.scale(x)[:, None]
+        n = head_writes(model, layer, head, e) * reader.scale(x)[:, None]
     overlap = n @ spectrum.vectors[number][: n.shape[1]].to(n)
     activation = spectrum.values[number] * overlap.square()
     best = activation.abs().topk(min(k, len(activation))).indices

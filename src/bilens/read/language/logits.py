@@ -100,8 +100,7 @@ def split_logits(model: ResidualModel, ids: Int[Tensor, " time"], position: int 
     read = sources.clone()
     if model.parts.parallel:
         read[1:] = 0
-    if parts.norm is not None:
-        read = parts.norm.centred(read) * found.mlp_scale[position]
+    read = parts.centred(read) * found.mlp_scale[position]
     if tensor.constant:
         read = with_constant(read)
         read[:-1, -1] = 0

@@ -279,11 +279,7 @@ def _bigram_parts(
 
 
 def _neighbours(
-    model: ResidualModel,
-    matrices: dict[str, FactoredMatrix],
-    token: int,
-    part: BigramPart,
-    k: int,
+    model: ResidualModel, matrices: dict[str, FactoredMatrix], token: int, part: BigramPart, k: int
 ) -> pd.DataFrame:
     """The largest values in a token's row of matrices whose sum is "both"."""
     check_count("k", k)

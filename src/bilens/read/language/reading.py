@@ -18,13 +18,7 @@ from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
 from bilens.tensor.exact import exact
 
-__all__ = [
-    "DirectionReading",
-    "FoundContext",
-    "LanguageReading",
-    "read_direction",
-    "read_language",
-]
+__all__ = ["DirectionReading", "FoundContext", "LanguageReading", "read_direction", "read_language"]
 
 Found = TypeVar("Found")
 
@@ -82,7 +76,6 @@ def read_language(
     directions: Sequence[TokenDirection] = (),
     layer: int = 0,
     *,
-    k: int = 20,
     among: int | None = None,
 ) -> LanguageReading:
     """Read a language model: n-grams, heads, and eigenvectors with their contexts.
@@ -92,7 +85,6 @@ def read_language(
         corpus: texts in the model's tokens.
         directions: outputs to explain; by default some that the corpus has often.
         layer: whose heads and MLP are read.
-        k: how many of each n-gram.
         among: heads and salient bigrams are read for the first so many tokens of the vocabulary,
             where all pairs of a large one would take minutes; all by default.
 
@@ -112,13 +104,13 @@ def read_language(
             return []
 
     parts: tuple[BigramPart, ...] = ("direct", "mlp")
-    ngrams = [read_ngrams(model, d, layer, k=k, position=position) for d in chosen]
+    ngrams = [read_ngrams(model, d, layer, position=position) for d in chosen]
     found = tried(lambda: [read_direction(model, corpus, d, layer) for d in chosen])
     return LanguageReading(
         model=model,
         facts=model_facts(model, corpus),
         salient={
-            part: bigrams(model, part=part, layer=layer, k=k, position=position, among=tokens)
+            part: bigrams(model, part=part, layer=layer, position=position, among=tokens)
             for part in parts
         },
         ngrams=ngrams,

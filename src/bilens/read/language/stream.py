@@ -52,7 +52,7 @@ def read_stream(
     """
     if not 0 <= position < len(ids):
         raise BilensError(f"position={position}, expected 0 to {len(ids) - 1}, a place in ids")
-    norm = model.layer(layer).mlp.norm
+    reader = model.layer(layer).mlp
     trace = model.trace(ids[: position + 1])
     found = trace.layers[layer]
     direct = found.attn_input[position]
@@ -60,11 +60,8 @@ def read_stream(
         heads, constant = direct.new_zeros(model.n_heads, position + 1, model.d_model), 0 * direct
     else:
         heads, constant = head_outputs_at(model, trace, layer, position)
-
-    def normalised(part: Tensor) -> Tensor:
-        return part if norm is None else norm.centred(part) * found.mlp_scale[position]
-
-    return Stream(*(normalised(part) for part in (direct, heads, constant)))
+    scale = found.mlp_scale[position]
+    return Stream(*(reader.centred(part) * scale for part in (direct, heads, constant)))
 
 
 @exact
@@ -84,6 +81,5 @@ def head_outputs_at(
 
 
 def _attn_input(model: ResidualModel, trace: Trace, layer: int) -> Float[Tensor, "time d_model"]:
-    norm, found = model.layer(layer).heads.norm, trace.layers[layer]
-    x = found.attn_input
-    return x if norm is None else norm.centred(x) * found.attn_scale[:, None]
+    found = trace.layers[layer]
+    return model.layer(layer).heads.centred(found.attn_input) * found.attn_scale[:, None]

@@ -170,12 +170,11 @@ def skip_trigram_matrix(
     ov = FactoredMatrix((written @ direction)[:, None], last)
     if part == "ov":
         return ov
-    form, norm = model.interaction(direction, layer), model.layer(layer).mlp.norm
+    form, reader = model.interaction(direction, layer), model.layer(layer).mlp
     x = alone(model, e, layer)
-    n = x if norm is None else norm.normalised(x)
+    n = reader.normalised(x)
     # What the head brings has nothing in the constant coordinate: only B brings the biases in.
-    now = (with_constant(n) if form.constant else n) * last
-    now = now if norm is None else now * norm.scale(x)[:, None]
+    now = (with_constant(n) if form.constant else n) * last * reader.scale(x)[:, None]
     mlp = FactoredMatrix(2 * written @ form.dense()[: model.d_model], now)
     if part == "mlp":
         return mlp
@@ -224,19 +223,16 @@ def alone(model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int) -> Te
 
 def _attn_input(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "n d_model"]:
     """What attention reads of tokens alone in the stream, normalised."""
-    norm, x = model.layer(layer).heads.norm, alone(model, e, layer)
-    return x if norm is None else norm.normalised(x)
+    return model.layer(layer).heads.normalised(alone(model, e, layer))
 
 
 def _alone_with_mlp(
     model: ResidualModel, e: Tensor, layer: int
 ) -> tuple[Float[Tensor, "n d_model"], Float[Tensor, "n d_model"], Float[Tensor, "n 1"]]:
     """A token alone behind the last layer, what an MLP adds to it, and the last norm's scale."""
-    norm, x = model.parts.norm, alone(model, e, model.n_layers)
+    parts, x = model.parts, alone(model, e, model.n_layers)
     added = model.mlp_output(layer, alone(model, e, layer))
-    if norm is None:
-        return x, added, torch.ones_like(e[:, :1])
-    return norm.centred(x), norm.centred(added), norm.scale(x + added)[:, None]
+    return parts.centred(x), parts.centred(added), parts.scale(x + added)[:, None]
 
 
 def _query_position(model: ResidualModel, distance: int, position: int | None) -> int:
