@@ -152,6 +152,19 @@ def test_a_mistake_gets_one_message(command, message, tmp_path, monkeypatch, cap
     assert "Traceback" not in shown
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["report", "run", "--data", "void"], "name='void', expected digits"),
+        (["process", "run"], "run holds ImageClassifier, expected a language model; bilens.load"),
+    ],
+)
+def test_a_classifier_that_cannot_be_used_so(run, command, message, capsys):
+    with pytest.raises(SystemExit):
+        main(command)
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_run_without_its_record(run, capsys):
     (run / "training.json").unlink()
     with pytest.raises(SystemExit):

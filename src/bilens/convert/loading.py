@@ -33,7 +33,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, file_errors
 from bilens.hub import hub_asked_once
 from bilens.model_card import write_card
-from bilens.nn import read_config
+from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 from bilens.nn.language import LanguageConfig
 from bilens.nn.language.no_progress import no_progress
 
@@ -96,6 +96,12 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
     if layout is not None:
         opened, dtype = layout.open(source, settings, **place), hub.get("dtype")
         return opened if dtype in (None, "auto") else opened.to(dtype)
+    own = {kind.model_type: kind.__name__ for kind in (ImageClassifier, SparseAutoencoder)}
+    if settings.get("model_type") in own:
+        raise CheckpointError(
+            f"{source} holds {own[settings['model_type']]}, expected a language model; bilens.load "
+            "opens it"
+        )
     if "quantization_config" in settings:
         method = dict(settings["quantization_config"]).get("quant_method", "some method")
         raise CheckpointError(
