@@ -2,8 +2,8 @@
 
 For each operation the seconds of the processor, one thread, at growing sizes, the slope of their
 logarithms over the three largest beside the exponent that the mathematics gives, and the most
-memory above what was there before. Then, from the largest size by those exponents, what Llamas of 1, 8 and 70 billion
-parameters would take at this machine's rate. On Linux.
+memory above what was there before. Then, from the largest size by those exponents, what Llamas of
+1, 8 and 70 billion parameters would take at this machine's rate. On Linux.
 """
 
 import math
