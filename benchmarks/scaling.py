@@ -2,8 +2,8 @@
 
 For each operation the seconds of the processor, one thread, at growing sizes, the slope of their
 logarithms over the three largest beside the exponent that the mathematics gives, and the most
-memory above what was there before. Then, from the largest size by those exponents, what Llamas of 1, 8 and 70 billion
-parameters would take at this machine's rate. On Linux.
+memory above what was there before. Then, from the largest size by those exponents, what Llamas of
+1, 8 and 70 billion parameters would take at this machine's rate. On Linux.
 """
 
 import math
@@ -91,9 +91,9 @@ def language(width: int, depth: int) -> dict[str, int]:
 
 
 def flow_of(tokens: int, depth: int, width: int = 128) -> Callable[[], object]:
-    """The flow of a logit."""
+    """The flow of a logit, every layer split at every position."""
     model = random_model(**language(width, depth))
-    return partial(flow, model, torch.arange(tokens), model.direction(3))
+    return partial(flow, model, torch.arange(tokens), model.direction(3), threshold=0)
 
 
 def contexts(texts: int, width: int = 128) -> Callable[[], object]:
@@ -183,7 +183,7 @@ def reckon(model: Llama, taken: dict[str, float]) -> str:
     small, rank = 1024, HIDDEN * 1024
     products = model.d_hidden * model.d_model / (rank * small)
     spectra_seconds = taken["spectra"] / 16 * products * model.vocab_size
-    # A flow decomposes a form of width d_model at each layer and position that it splits.
+    # A flow decomposes a form of width d_model at each layer and position.
     forms = model.d_hidden * model.d_model**2 / (HIDDEN * 128**3)
     flow_seconds = taken["tokens"] * (10 / 32) * (model.n_layers / 4) * forms
     blocks = 2 * (4 * 128**2 + 3 * HIDDEN * 128**2)
