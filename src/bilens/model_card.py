@@ -53,15 +53,16 @@ model = AutoModelForCausalLM.from_pretrained("{0}")
 
 
 def model_card(
-    settings: Mapping[str, Any], source: str | Path = "", repo_id: str = "OWNER/NAME"
+    settings: Mapping[str, Any], source: str | Path = "", repo_id: str = ""
 ) -> ModelCard:
     """The card of a model.
 
     Args:
         settings: of config.json.
         source: directory of the training that it comes from; if it is none, nothing is said of it.
-        repo_id: where it will be.
+        repo_id: where it will be, if that is known.
     """
+    title, repo_id = repo_id.rpartition("/")[2] or Path(source).name, repo_id or "OWNER/NAME"
     kind = str(settings.get("model_type"))
     about, code, task = KINDS.get(kind, LANGUAGE)
     reasons = {kind, *settings, *_biases(settings)} & WHY_NOT.keys()
@@ -69,7 +70,7 @@ def model_card(
     library = "bilens" if kind in KINDS else "transformers"
     data = ModelCardData(library_name=library, pipeline_tag=task, tags=["bilens", kind])
     parts = [
-        f"---\n{data.to_yaml()}\n---\n\n# {repo_id.rpartition('/')[2]}\n\n{about}.",
+        f"---\n{data.to_yaml()}\n---\n\n# {title or 'A model'}\n\n{about}.",
         _table("setting", settings),
     ]
     trained, metrics = _training(Path(source)) if source else ({}, {})
@@ -104,11 +105,13 @@ def _training(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
                 found[place].update(json.loads(part))
         except (OSError, ValueError):
             continue
+    if "data" in found[0]:
+        found[0]["data"] = Path(str(found[0]["data"])).name  # not where it lies on this machine
     return found[0], found[1]
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:
-    """Numbers and words; what is nested, or a way on somebody's machine, is left out."""
+    """Numbers and words; what is nested is left out."""
     rows = [
         f"| {name} | {f'{value:.5g}' if isinstance(value, float) else value} |".replace("\n", " ")
         for name, value in values.items()

@@ -1,9 +1,11 @@
 """`bilens explore`: a model in the browser."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bilens.cli.console import DataDir, Device, ModelName, choose_device
+from bilens.cli.terminal import out
 from bilens.lazy_imports import lazy_import
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ class Explore:
     address of its own; each picture and table can be saved.
 
         bilens explore runs/mnist --open-browser
+        bilens explore runs/grammar --space grammar-space
 
     Attributes:
         model: run directory, or folder or name of a model of a known family.
@@ -31,6 +34,7 @@ class Explore:
         port: by default the first free one from 7860.
         share: also give it a public address, through a server of Gradio's, for a week.
         open_browser: open the page in the default browser.
+        space: write a folder instead that Hugging Face runs as a Space, the model in it.
     """
 
     model: ModelName
@@ -40,10 +44,15 @@ class Explore:
     port: int | None = None
     share: bool = False
     open_browser: bool = False
+    space: Path | None = None
     device: Device = "auto"
 
     def run(self) -> None:
         """Read the model and serve until ctrl-C."""
+        if self.space is not None:
+            explore.write_space(self.space, self.model, data=self.data)
+            out.print(f"Space: {self.space}; `python app.py` in it serves it here")
+            return
         device = str(choose_device(self.device))
         app = explore.explorer(self.model, data=self.data, data_dir=self.data_dir, device=device)
         app.launch(host=self.host, port=self.port, share=self.share, open_browser=self.open_browser)
