@@ -6,8 +6,8 @@ are where the subject is singular): `bilens.read.flow`. What favours one form ev
 the mean over prefixes of both kinds; what carries agreement does not. The eigenvectors of MLPs that
 recur are clustered by cosine. Of all but the first layers, and of those that mean the same in most
 prefixes, the strongest k directions are taken out of the weights: `edit`; and, by themselves, the
-two strongest heads: `edit_heads`. BLiMP then says what the model has lost, on its subject-verb
-agreement and on all its other paradigms, beside an edit of as many recurring directions, drawn at
+two strongest heads are, or are turned round: `edit_heads`. BLiMP then says what the model has lost,
+on its subject-verb agreement and on all its other paradigms, beside an edit of as many recurring directions, drawn at
 random in the same layers from those that carry less than the median, or of other heads there.
 
 Measured too: how far the leaves of a flow are from the logits that they add up to; the seconds that
@@ -18,7 +18,7 @@ same sum is exact.
 The folder --data-dir holds BLiMP in blimp/, PARADIGM.jsonl.gz, and the model in
 SmolLM2-135M-Instruct/; without the latter it comes from the hub.
 
-Small: 40 prefixes, 5 pairs of each paradigm (40 of agreement), 11 minutes on one core. Paper: 200,
+Small: 40 prefixes, 5 pairs of each paradigm (40 of agreement), 13 minutes on one core. Paper: 200,
 40 and 100 pairs, an hour or more.
 """
 
@@ -263,12 +263,14 @@ def _edits(
     late = [h for h in found.heads if h.layer >= model.n_layers // 4 and h.mean > 0]
     strongest = [(h.layer, h.head) for h in late[:HEADS]]
     others = _other_heads(model, strongest)
-    for name, heads in (("strongest heads", strongest), ("random heads", others)):
-        edited = model
-        for layer, head in heads:
-            edited = edit_heads(edited, layer, [head])
-        measure(f"{HEADS} {name}", {layer for layer, _ in heads}, edited)
-        edits[f"{HEADS} {name}"]["heads"] = heads
+    for scale in (0.0, -1.0):
+        for which, heads in (("strongest", strongest), ("random", others)):
+            edited = model
+            for layer, head in heads:
+                edited = edit_heads(edited, layer, [head], scale=scale)
+            name = f"{HEADS} {which} heads, times {scale:g}"
+            measure(name, {layer for layer, _ in heads}, edited)
+            edits[name]["heads"] = heads
     return edits
 
 

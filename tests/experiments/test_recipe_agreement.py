@@ -61,7 +61,7 @@ def test_the_recipe_finds_edits_and_measures(folder):
     assert numbers["pairs"] == {"agreement": 2, "others": 2}
     edits = numbers["edits"]
     # How many directions recur depends on the random model.
-    assert {"before", "2 strongest heads", "2 random heads"} < set(edits)
+    assert {"before", "2 strongest heads, times 0", "2 random heads, times -1"} < set(edits)
     assert all(len(e["others_change"]) == 2 for name, e in edits.items() if name != "before")
     assert numbers["nodes"]["neurons"]["50 %"] <= numbers["nodes"]["neurons"]["80 %"]
     assert sum(fit["nodes"] for fit in numbers["interventions"].values()) > 4

@@ -43,7 +43,8 @@ def edit(
     mlp = model.layer(layer).mlp
     if mlp.gate is None:
         raise BilensError(f"{mlp.name} has no gate; edit() changes what gated MLPs read")
-    _check_scale(scale)
+    if not 0 <= scale < torch.inf:
+        raise BilensError(f"scale={scale}, expected 0 or more; 0 removes the directions")
     basis = _orthonormal(vectors.to(model.W_U), model.d_model)
     edited = _copied(model)
     new = edited.layer(layer).mlp
@@ -69,13 +70,13 @@ def edit_heads(
         model: stays as it is; the edited one shares the memory of all other weights with it.
         layer: number of the layer.
         heads: numbers of the heads.
-        scale: by which what they write is multiplied; 0 removes it.
+        scale: by which what they write is multiplied; 0 removes it, -1 turns it round.
 
     Raises:
-        BilensError: there is no such layer or head, or the scale is negative.
+        BilensError: there is no such layer or head, or the scale is not finite.
     """
     out = model.layer(layer).heads.out
-    _check_scale(scale)
+    check_finite(scale=torch.tensor(scale))
     for head in heads:
         check_head(model, head)
     weight = out.weight().clone()
@@ -83,11 +84,6 @@ def edit_heads(
     edited = _copied(model)
     edited.layer(layer).heads.out.set_weight(weight)
     return edited
-
-
-def _check_scale(scale: float) -> None:
-    if not 0 <= scale < torch.inf:
-        raise BilensError(f"scale={scale}, expected 0 or more; 0 removes what is edited")
 
 
 def _copied(model: ResidualModel) -> ResidualModel:
