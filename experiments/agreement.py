@@ -5,10 +5,10 @@ Each is split, exactly, with the right form of a verb minus the wrong one (are m
 are where the subject is singular): `bilens.read.flow`. What favours one form everywhere cancels in
 the mean over prefixes of both kinds; what carries agreement does not. The eigenvectors of MLPs that
 recur are clustered by cosine. Of all but the first layers, and of those that mean the same in most
-prefixes, the strongest k directions are taken out of the weights: `edit`. BLiMP then says what the
-model has lost, on its subject-verb agreement and on all its other paradigms, beside an edit of as
-many recurring directions, drawn at random in the same layers from those that carry less than the
-median.
+prefixes, the strongest k directions are taken out of the weights: `edit`; and, by themselves, the
+two strongest heads are, or are turned round: `edit_heads`. BLiMP then says what the model has lost,
+on its subject-verb agreement and on all its other paradigms, beside an edit of as many recurring directions, drawn at
+random in the same layers from those that carry less than the median, or of other heads there.
 
 Measured too: how far the leaves of a flow are from the logits that they add up to; the seconds that
 flows take; how well flows predict what removing a node from the running model does; and how many
@@ -18,8 +18,8 @@ same sum is exact.
 The folder --data-dir holds BLiMP in blimp/, PARADIGM.jsonl.gz, and the model in
 SmolLM2-135M-Instruct/; without the latter it comes from the hub.
 
-Small: 40 prefixes, 5 pairs of each paradigm (40 of agreement), 9 minutes on one core. Paper: 200,
-and all pairs.
+Small: 40 prefixes, 5 pairs of each paradigm (40 of agreement), 13 minutes on one core. Paper: 200,
+40 and 100 pairs, an hour or more.
 """
 
 import os
@@ -41,6 +41,7 @@ from bilens.read.flow import (
     RecurringFlows,
     ablate,
     edit,
+    edit_heads,
     flow,
     flows,
 )
@@ -67,14 +68,14 @@ VERBS = (
     *("wants want", "needs need", "looks look", "seems seem"),
 )
 BETWEEN = ("near the", "behind the", "with the", "of the")
-KS = (3, 10)
+KS, HEADS = (3, 10), 2
 THRESHOLD, FINE, PROMPTS, AMONG, EACH, HELD = 1e-3, 1e-5, 50, 100, 10, 3
 
 
 def run(context: RecipeContext) -> Outcome:
     """Find, edit, and measure."""
     folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
-    pairs = _pairs(folder / "blimp", *context.choose((5, 40), (1000, 1000)))
+    pairs = _pairs(folder / "blimp", *context.choose((5, 40), (40, 100)))
     model = _open(folder)
     prompts, directions = zip(*_prefixes(model, context.choose(40, 200)), strict=True)
     errors: list[float] = []
@@ -251,14 +252,37 @@ def _edits(
         if d.layer >= model.n_layers // 4 and d.prompts > 1 and d.mean > d.absolute / 2
     ]
     edits: dict[str, Any] = {"before": _accuracy(pairs, before)}
+
+    def measure(name: str, layers: set[int], edited: ResidualModel) -> None:
+        after = preferred(edited, pairs)
+        edits[name] = {"layers": sorted(layers), **_accuracy(pairs, after, before)}
+
     for k in KS:
         for name, some in (("strongest", carrying[:k]), ("random", _random(found, carrying[:k]))):
-            after = preferred(_edited(model, some), pairs)
-            edits[f"{len(some)} {name}"] = {
-                "layers": sorted({d.layer for d in some}),
-                **_accuracy(pairs, after, before),
-            }
+            measure(f"{len(some)} {name}", {d.layer for d in some}, _edited(model, some))
+    late = [h for h in found.heads if h.layer >= model.n_layers // 4 and h.mean > 0]
+    strongest = [(h.layer, h.head) for h in late[:HEADS]]
+    others = _other_heads(model, strongest)
+    for scale in (0.0, -1.0):
+        for which, heads in (("strongest", strongest), ("random", others)):
+            edited = model
+            for layer, head in heads:
+                edited = edit_heads(edited, layer, [head], scale=scale)
+            name = f"{HEADS} {which} heads, times {scale:g}"
+            measure(name, {layer for layer, _ in heads}, edited)
+            edits[name]["heads"] = heads
     return edits
+
+
+def _other_heads(model: ResidualModel, chosen: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """As many other heads of each layer."""
+    generator = torch.Generator().manual_seed(2)
+    drawn = []
+    for layer in sorted({layer for layer, _ in chosen}):
+        mine = [(layer, h) for h in range(model.n_heads) if (layer, h) not in chosen]
+        wanted = model.n_heads - len(mine)
+        drawn += [mine[i] for i in torch.randperm(len(mine), generator=generator)[:wanted].tolist()]
+    return drawn
 
 
 def _random(

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from bilens.convert import open_model, save_model
 from bilens.errors import BilensError
-from bilens.read.flow import Direction, ablate, edit, flow, flows
+from bilens.read.flow import Direction, ablate, edit, edit_heads, flow, flows
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.families import GATED, exact_norms, some_text, tiny
@@ -147,6 +147,25 @@ def test_an_edited_mlp_does_not_see_the_directions(view):
     edited = edit(view, 1, v).mlp_factors(1)
     assert float((edited.left[:-1] @ v.T).abs().max()) < 1e-12
     assert float((edited.right[:-1] @ v.T).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_edited_heads_write_less_and_all_else_is_as_it_was(name):
+    view = ResidualModel(tiny(name), toy_tokenizer())
+    before = {n: p.clone() for n, p in view.model.state_dict().items()}
+    old, new = (some.ov(1).dense() for some in (view, edit_heads(view, 1, [1, 0], scale=-0.25)))
+    torch.testing.assert_close(new[2:], old[2:])
+    torch.testing.assert_close(new[:2], -0.25 * old[:2])
+    assert old[:2].abs().amax((1, 2)).min() > 0
+    assert all(p.equal(before[n]) for n, p in view.model.state_dict().items())
+
+
+def test_heads_that_cannot_be_edited_are_refused():
+    view = ResidualModel(tiny("llama"))
+    with pytest.raises(BilensError, match=f"head=9, expected 0 to {view.n_heads - 1}"):
+        edit_heads(view, 0, [9])
+    with pytest.raises(BilensError, match="scale"):
+        edit_heads(view, 0, [0], scale=float("nan"))
 
 
 def test_an_edited_model_is_saved_and_opened(tmp_path):

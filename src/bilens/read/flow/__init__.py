@@ -1,7 +1,7 @@
 """An exact split of a logit on a text, through every layer, and interventions that test it."""
 
 from bilens.read.flow.ablation import Ablation, Direction, ablate
-from bilens.read.flow.editing import edit
+from bilens.read.flow.editing import edit, edit_heads
 from bilens.read.flow.graph import Flow, FlowGraph, Node, Rows
 from bilens.read.flow.recurring import (
     RecurringDirection,
@@ -23,6 +23,7 @@ __all__ = [
     "Rows",
     "ablate",
     "edit",
+    "edit_heads",
     "flow",
     "flows",
 ]

@@ -1,6 +1,7 @@
-"""Weights edited so that an MLP no longer reads some directions."""
+"""Weights edited so that an MLP no longer reads some directions, or heads no longer write."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor, nn
 
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
+from bilens.read.language.token_matrices import check_head
 from bilens.residual import ResidualModel
 from bilens.residual.parts import LinearMap, Norm
 
-__all__ = ["edit"]
+__all__ = ["edit", "edit_heads"]
 
 
 @checked
@@ -42,11 +44,7 @@ def edit(
     if not 0 <= scale < torch.inf:
         raise BilensError(f"scale={scale}, expected 0 or more; 0 removes the directions")
     basis = _orthonormal(vectors.to(model.W_U), model.d_model)
-    # New parameters around the same memory: the weights were looked at when the model was opened.
-    shared: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
-    for p in model.model.parameters():
-        shared[id(p)] = nn.Parameter(p.data, p.requires_grad)
-    edited = copy.deepcopy(model, shared)
+    edited = _copied(model)
     new = edited.layer(layer).mlp
     assert new.gate is not None
     tensor = model.mlp_factors(layer)
@@ -55,6 +53,44 @@ def edit(
         along = (1 - scale) * factor @ basis[:, : factor.shape[1]].T
         _remove(part, new.norm, along, basis)
     return edited
+
+
+@torch.no_grad()
+def edit_heads(
+    model: ResidualModel, layer: int, heads: Sequence[int], *, scale: float = 0.0
+) -> ResidualModel:
+    """The model with what some heads of a layer write scaled, or gone.
+
+    O_h becomes scale O_h, at every position of every text; a bias of the output stays. Patterns
+    and all other weights are as they were, and what comes out is an ordinary model of its family.
+
+    Args:
+        model: stays as it is; the edited one shares the memory of all other weights with it.
+        layer: number of the layer.
+        heads: numbers of the heads.
+        scale: by which what they write is multiplied; 0 removes it, -1 turns it round.
+
+    Raises:
+        BilensError: there is no such layer or head, or the scale is not finite.
+    """
+    out = model.layer(layer).heads.out
+    check_finite(scale=torch.tensor(scale))
+    for head in heads:
+        check_head(model, head)
+    weight = out.weight().clone()
+    weight.unflatten(1, (model.n_heads, -1))[:, list(heads)] *= scale
+    edited = _copied(model)
+    edited.layer(layer).heads.out.set_weight(weight)
+    return edited
+
+
+def _copied(model: ResidualModel) -> ResidualModel:
+    """The model again, whose parameters share their memory until they are set."""
+    # The weights were looked at when the model was opened, and are not again.
+    shared: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
+    for p in model.model.parameters():
+        shared[id(p)] = nn.Parameter(p.data, p.requires_grad)
+    return copy.deepcopy(model, shared)
 
 
 def _orthonormal(vectors: Tensor, width: int) -> Tensor:
