@@ -11,7 +11,7 @@ import logging
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from functools import partial
 from importlib import import_module
@@ -58,7 +58,7 @@ def compare(
     show(what, peer, by_turns(theirs, mine, turns=TURNS), agrees)
 
 
-def show(what: str, peer: str, turns: list[tuple[float, ...]], agrees: str) -> None:
+def show(what: str, peer: str, turns: Sequence[tuple[float, ...]], agrees: str) -> None:
     """A row of the table: both medians, their ratio turn by turn, and who wins."""
     ratios = sorted(theirs / mine for theirs, mine in turns)
     theirs, mine = (statistics.median(times) for times in zip(*turns, strict=True))
@@ -139,7 +139,7 @@ def classifiers(folder: Path) -> None:
             layer = BilinearTensor(model.w_l[0], model.w_r[0], model.w_u)
             some = layer.interaction(torch.eye(tokens))
             what = f"top 8 eigenvectors of {tokens} tokens, random weights, d_model {width}"
-            compare(what, peer, model.decompose, lambda some=some: some.eigh(8), _same_top)
+            compare(what, peer, model.decompose, partial(some.eigh, 8), _same_top)
 
 
 def _same_top(theirs: tuple[Tensor, Tensor], mine: Any) -> str:
@@ -174,7 +174,8 @@ def similarity(folder: Path) -> None:
 
         def theirs(a: Any = a, b: Any = b) -> Tensor:
             aa, ab, bb = (part[0, 1:, 0, 1:].trace() for part in similar.similarity_parts(a, b))
-            return ab / (aa * bb).sqrt()
+            cosine: Tensor = ab / (aa * bb).sqrt()
+            return cosine
 
         def mine(a: Any = a, b: Any = b) -> Tensor:
             return expected_cosine(_chain(a), _chain(b))
@@ -182,7 +183,11 @@ def similarity(folder: Path) -> None:
         similar.precompile(a, b)
         what = f"cosine of two models of {layers} layer{'s' * (layers > 1)}, width {width}"
         peer = "tensor-similarity, `similarity_parts`"
-        compare(what, peer, theirs, mine, lambda x, y, n=note: f"{x:.5f} and {y:.5f}; {n}")
+        compare(what, peer, theirs, mine, partial(_both, note))
+
+
+def _both(note: str, theirs: Tensor, mine: Tensor) -> str:
+    return f"{theirs:.5f} and {mine:.5f}; {note}"
 
 
 def _chain(model: Any) -> list[BilinearTensor]:
@@ -241,8 +246,17 @@ def processing() -> None:
     special = {f"{name}_token": name for name in ("bos", "eos", "pad", "unk")}
     words = Tokenizer(WordLevel({name: i for i, name in enumerate(special.values())}, "unk"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special)
-    grouped = {"num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 32_000}
-    llama = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, **grouped}
+    grouped: dict[str, Any] = {
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "vocab_size": 32_000,
+    }
+    llama: dict[str, Any] = {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        **grouped,
+    }
     for name, config in (
         ("GPT-2 small", transformers.GPT2Config()),
         ("a Llama of its size", transformers.LlamaConfig(**llama)),

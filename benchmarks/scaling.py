@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -106,7 +106,11 @@ def contexts(texts: int, width: int = 128) -> Callable[[], object]:
 
 def processing(depth: int) -> Callable[[], object]:
     """Weight processing of a Llama of some 3.4 million parameters a layer, in place."""
-    width = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8}
+    width: dict[str, Any] = {
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_attention_heads": 8,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, num_hidden_layers=depth, **width))
     return partial(process, model.eval().requires_grad_(False), in_place=True)
 
