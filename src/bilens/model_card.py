@@ -53,7 +53,7 @@ model = AutoModelForCausalLM.from_pretrained("{0}")
 
 
 def model_card(
-    settings: Mapping[str, Any], source: str | Path = "", repo_id: str = ""
+    settings: Mapping[str, Any], source: str | Path | None = None, repo_id: str = ""
 ) -> ModelCard:
     """The card of a model.
 
@@ -62,7 +62,7 @@ def model_card(
         source: directory of the training that it comes from; if it is none, nothing is said of it.
         repo_id: where it will be, if that is known.
     """
-    title, repo_id = repo_id.rpartition("/")[2] or Path(source).name, repo_id or "OWNER/NAME"
+    title, repo_id = repo_id.rpartition("/")[2] or Path(source or "").name, repo_id or "OWNER/NAME"
     kind = str(settings.get("model_type"))
     about, code, task = KINDS.get(kind, LANGUAGE)
     reasons = {kind, *settings, *_biases(settings)} & WHY_NOT.keys()
@@ -82,7 +82,9 @@ def model_card(
     return ModelCard("\n\n".join(parts) + "\n")
 
 
-def write_card(directory: Path, settings: Mapping[str, Any], source: str | Path = "") -> None:
+def write_card(
+    directory: Path, settings: Mapping[str, Any], source: str | Path | None = None
+) -> None:
     """Write the card of a model that is in `directory`, unless there is one."""
     path = directory / CARD_NAME
     if not path.exists():

@@ -19,6 +19,7 @@ from bilens.files import file_errors
 
 __all__ = ["COMMANDS", "main", "parse", "whole_number"]
 
+JSON = "--json"
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 COMMANDS = {
@@ -58,9 +59,9 @@ where the command line is not understood, and 130 after ctrl-C."""
 def main(args: list[str] | None = None) -> None:
     """Run one command; a mistake of the caller's ends with one message and status 1."""
     given = sys.argv[1:] if args is None else args
-    as_json = "--json" in given
+    as_json = JSON in given
     try:
-        command = parse([word for word in given if word != "--json"])
+        command = parse(given)
         with redirect_stdout(sys.stderr) if as_json else nullcontext(), file_errors(doing="used"):
             record = command.run()
         # Of several processes the first alone has one.
@@ -86,6 +87,7 @@ def parse(args: list[str]) -> Any:
         BilensError: a setting is out of range.
         SystemExit: the arguments are not understood, or help or the version was asked for.
     """
+    args = [word for word in args if word != JSON]
     tyro._experimental_options["ansi_codes"] = not os.environ.get("NO_COLOR")
     if "--version" in args:
         out.print(f"bilens {__version__}")

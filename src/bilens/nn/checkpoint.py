@@ -42,7 +42,7 @@ class Checkpointed(nn.Module, ModelHubMixin):
 
     model_type: ClassVar[str]
     config_class: ClassVar[type[Any]]
-    source: str | Path = ""
+    source: str | Path | None = None
 
     def save_files(self, directory: Path) -> None:
         """Write the weights and the configuration, each file whole or not at all."""

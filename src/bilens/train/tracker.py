@@ -46,7 +46,7 @@ def open_tracker(
     if name == "none":
         yield lambda record: None
         return
-    own = {
+    own: dict[str, dict[str, Any]] = {
         "tensorboard": {"logging_dir": run},
         "wandb": {"name": run.name, "dir": run, "reinit": "create_new"},
         "trackio": {"name": run.name},

@@ -157,16 +157,16 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
             std = self.config.initializer_range / (2 * self.config.n_layers) ** 0.5
             initialization.normal_(module.weight, mean=0.0, std=std)
 
-    def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
+    def save_pretrained(self, save_directory: Any, *rest: Any, **options: Any) -> None:
         """As transformers does, with a model card."""
-        super().save_pretrained(save_directory, **options)
+        super().save_pretrained(save_directory, *rest, **options)
         write_card(Path(save_directory), self.config.to_diff_dict(), self.name_or_path)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:  # type: ignore[override]
         """As transformers does, with a model card where the hub has none."""
         token = options.get("token")
         has_card = file_exists(repo_id, CARD_NAME, token=token)
-        pushed = super().push_to_hub(repo_id, **options)
+        pushed = super().push_to_hub(repo_id, **options)  # type: ignore[arg-type]
         if not has_card:
             card = model_card(self.config.to_diff_dict(), self.name_or_path, repo_id)
             card.push_to_hub(repo_id, token=token)
