@@ -38,6 +38,11 @@ def test_nodes_stand_by_strength_with_what_they_hold(found, data):
     assert data["shares"][-1][0] == 25
 
 
+def test_a_page_opens_with_a_graph_rather_than_its_strongest_node(data):
+    counts = [count for count, _, _ in data["shares"]]
+    assert 12 <= counts[data["start"]] <= 25
+
+
 def test_edges_are_those_of_the_graph(found, data):
     graph = found.top(25)
     order = sorted(range(26), key=lambda i: (i > 0, -abs(graph.nodes[i].flow)))
