@@ -8,14 +8,19 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from bilens import __version__
 from bilens.cli.terminal import errors, out
 from bilens.errors import BilensError
-from bilens.files import file_errors
+from bilens.lazy_imports import lazy_import
+
+if TYPE_CHECKING:
+    from bilens import files
+else:  # It imports torch, and `bilens --help` does without it.
+    files = lazy_import("bilens.files")
 
 __all__ = ["COMMANDS", "main", "parse", "whole_number"]
 
@@ -62,7 +67,10 @@ def main(args: list[str] | None = None) -> None:
     as_json = JSON in given
     try:
         command = parse(given)
-        with redirect_stdout(sys.stderr) if as_json else nullcontext(), file_errors(doing="used"):
+        with (
+            redirect_stdout(sys.stderr) if as_json else nullcontext(),
+            files.file_errors(doing="used"),
+        ):
             record = command.run()
         # Of several processes the first alone has one.
         if as_json and record is not None:
