@@ -72,6 +72,10 @@ class RunDirectory:
     finished: bool = False
     track: Callable[[dict[str, Any]], None] = field(default=lambda record: None, compare=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Other processes are handed a run without its tracker, which one alone may write to."""
+        return RunDirectory, (self.path, self.settings, self.finished)
+
     def draft(self, step: int) -> Path:
         """The folder that the files of a checkpoint are written to first."""
         return self.path / DRAFTS / f"checkpoint-{step}"
