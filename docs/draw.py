@@ -70,7 +70,8 @@ def tree() -> go.Figure:
 def network() -> go.Figure:
     """A model of three layers on the few directions that it uses."""
     data = load_images("mnist")
-    return network_figure(read_bonds(_classifier("runs/mnist-deep"), data).kept, 3, data.shape)
+    reading = read_bonds(_classifier("runs/mnist-deep"), data)
+    return network_figure(reading.kept, 3, data.shape)
 
 
 def pattern() -> go.Figure:
