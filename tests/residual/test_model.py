@@ -202,7 +202,7 @@ def test_tokens_by_name():
     [
         (lambda v: v.mlp(2), "layer=2, expected 0 to 1"),
         (lambda v: v.qk(-1), "layer=-1, expected 0 to 1"),
-        (lambda v: v.heads(True), "layer=True, expected 0 to 1"),
+        (lambda v: v.heads(True), "layer=True, expected a whole number"),
         (lambda v: v.qk(0, -1), "distance=-1, expected a whole number, at least 0"),
         (lambda v: v.direction(30), "token=30, expected 0 to 29"),
         (lambda v: v.direction(3, [2, -1]), "minus=-1, expected 0 to 29"),

@@ -96,12 +96,11 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
     if layout is not None:
         opened, dtype = layout.open(source, settings, **place), hub.get("dtype")
         return opened if dtype in (None, "auto") else opened.to(dtype)
-    own = {kind.model_type: kind.__name__ for kind in (ImageClassifier, SparseAutoencoder)}
-    if settings.get("model_type") in own:
-        raise CheckpointError(
-            f"{source} holds {own[settings['model_type']]}, expected a language model; bilens.load "
-            "opens it"
-        )
+    for kind in (ImageClassifier, SparseAutoencoder):
+        if settings.get("model_type") == kind.model_type:
+            raise CheckpointError(
+                f"{source} holds {kind.__name__}, expected a language model; bilens.load opens it"
+            )
     if "quantization_config" in settings:
         method = dict(settings["quantization_config"]).get("quant_method", "some method")
         raise CheckpointError(
@@ -117,12 +116,12 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
             base_activation(config)
         unmark_linear(config)
         _check_shards(source, **place)
-        kind = _class_of(config)
-        with_biases = _with_biases(kind, read_record(config)["added_biases"])
+        kind_of = _class_of(config)
+        with_biases = _with_biases(kind_of, read_record(config)["added_biases"])
         model, report = with_biases.from_pretrained(
             source, config=config, output_loading_info=True, use_safetensors=True, **hub
         )
-        model.__class__ = kind
+        model.__class__ = kind_of
     wrong = {complaint: names for complaint, names in report.items() if names}
     if wrong:
         text = "; ".join(f"{name}: {sorted(map(str, names))}" for name, names in wrong.items())

@@ -221,7 +221,7 @@ class ResidualModel:
 
     def layer(self, layer: int) -> Layer:
         """The parts of a layer."""
-        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.n_layers:
+        if not 0 <= layer < self.n_layers:
             raise BilensError(f"layer={layer!r}, expected 0 to {self.n_layers - 1}")
         return self.parts.layers[layer]
 

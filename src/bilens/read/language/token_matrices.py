@@ -70,7 +70,6 @@ def bigram_matrix(
     Raises:
         BilensError: see the module; or an unknown part.
     """
-    _check_part(part, ("direct", "mlp", "both"))
     tokens = chosen_tokens(model, among)
     e = model.embedded(tokens, position)
     x, added, scale = _alone_with_mlp(model, e, layer)
@@ -161,7 +160,6 @@ def skip_trigram_matrix(
         NotBilinearError: the MLP is not a tensor, and part is not "ov".
         BilensError: see the module; or there is no such head, or an unknown part.
     """
-    _check_part(part, ("ov", "mlp", "both"))
     e = model.embedded(chosen_tokens(model, among), position)
     written = head_writes(model, layer, head, e)
     direction = fit_input(direction, written, constant=False, argument="direction")
@@ -193,7 +191,7 @@ def head_writes(
 @exact
 def check_head(model: ResidualModel, head: int) -> int:
     """The number of a head, or BilensError where the model has none of this number."""
-    if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < model.n_heads:
+    if not 0 <= head < model.n_heads:
         raise BilensError(f"head={head!r}, expected 0 to {model.n_heads - 1}")
     return head
 
@@ -248,8 +246,3 @@ def _query_position(model: ResidualModel, distance: int, position: int | None) -
         end = " or more" if table is None else f" to {table.module.num_embeddings - 1}"
         raise BilensError(f"position={position}, expected {distance}{end}")
     return position
-
-
-def _check_part(part: str, known: tuple[str, ...]) -> None:
-    if part not in known:
-        raise BilensError(f"part={part!r}, expected {', '.join(known)}")
