@@ -338,12 +338,12 @@ def test_directions_by_name():
     ("read", "message"),
     [
         (lambda v, s: following(v, 1, k=0), "k=0, expected a whole number, at least 1"),
-        (lambda v, s: bigrams(v, part="ov"), "part='ov', expected direct, mlp, both"),
+        (lambda v, s: bigrams(v, part="ov"), "part='ov', expected one of direct, mlp, both"),
         (lambda v, s: bigrams(v, layer=1), "layer=1, expected 0 to 0"),
         (lambda v, s: skip_trigrams(v, v.direction(3), 4), "head=4, expected 0 to 3"),
         (
             lambda v, s: skip_trigrams(v, v.direction(3), 0, part="direct"),
-            "part='direct', expected ov, mlp, both",
+            "part='direct', expected one of ov, mlp, both",
         ),
         (lambda v, s: skip_trigrams(v, v.direction(3), 0, k=0), "k=0, expected a whole number"),
         (lambda v, s: pair_trigrams(v, k=0), "k=0, expected a whole number, at least 1"),

@@ -70,7 +70,6 @@ def bigram_matrix(
     Raises:
         BilensError: see the module; or an unknown part.
     """
-    _check_part(part, ("direct", "mlp", "both"))
     tokens = chosen_tokens(model, among)
     e = model.embedded(tokens, position)
     x, added, scale = _alone_with_mlp(model, e, layer)
@@ -161,7 +160,6 @@ def skip_trigram_matrix(
         NotBilinearError: the MLP is not a tensor, and part is not "ov".
         BilensError: see the module; or there is no such head, or an unknown part.
     """
-    _check_part(part, ("ov", "mlp", "both"))
     e = model.embedded(chosen_tokens(model, among), position)
     written = head_writes(model, layer, head, e)
     direction = fit_input(direction, written, constant=False, argument="direction")
@@ -181,7 +179,6 @@ def skip_trigram_matrix(
     return FactoredMatrix(*(torch.cat(pair, 1) for pair in ((mlp.left, ov.left), (now, last))))
 
 
-@exact
 def head_writes(
     model: ResidualModel, layer: int, head: int, e: Float[Tensor, "n d_model"]
 ) -> Float[Tensor, "n d_model"]:
@@ -190,7 +187,6 @@ def head_writes(
     return _values(model, layer, e)[head] @ model.heads(layer).out[head]
 
 
-@exact
 def check_head(model: ResidualModel, head: int) -> int:
     """The number of a head, or BilensError where the model has none of this number."""
     if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < model.n_heads:
@@ -207,7 +203,6 @@ def _values(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "heads
     return torch.stack(found).sum(0)
 
 
-@exact
 def alone(model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int) -> Tensor:
     """The stream that a layer reads of tokens alone, or what is left behind the last layer.
 
@@ -248,8 +243,3 @@ def _query_position(model: ResidualModel, distance: int, position: int | None) -
         end = " or more" if table is None else f" to {table.module.num_embeddings - 1}"
         raise BilensError(f"position={position}, expected {distance}{end}")
     return position
-
-
-def _check_part(part: str, known: tuple[str, ...]) -> None:
-    if part not in known:
-        raise BilensError(f"part={part!r}, expected {', '.join(known)}")
