@@ -69,7 +69,8 @@ def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
     Source:
         Pearce et al. 2024, section 4.2 and figure 4.
     """
-    return logit_spectra(model, torch.eye(model.config.n_classes), basis)
+    each = torch.eye(model.config.n_classes, device=model.embed.weight.device)
+    return logit_spectra(model, each, basis)
 
 
 @exact
