@@ -57,8 +57,15 @@ def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
         given = signature.bind(*args, **kwargs).arguments
         with jaxtyped("context"):
             for name, (hint, test) in hints().items():
-                if name in given and not test(given[name]):
-                    raise BilensError(f"{name}{_expected(given[name], hint, name, given)}")
+                if name not in given or test(given[name]):
+                    continue
+                value, wanted = given[name], str(getattr(hint, "__name__", hint))
+                if not any(map(_is_class, _kinds(hint))):
+                    raise BilensError(f"{name}={value!r}, expected {said(hint)}")
+                raise BilensError(
+                    f"{name} is {_described(value)}, expected {wanted.replace('jaxtyping.', '')}"
+                    f"{_beside(name, given)}"
+                )
         return function(*args, **kwargs)
 
     return wrapper
@@ -140,13 +147,6 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     """What an argument may be; containers such as Sequence[int] without what is in them."""
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return tuple(get_origin(part) or part for part in parts)
-
-
-def _expected(value: Any, hint: Any, name: str, given: dict[str, Any]) -> str:
-    if not any(map(_is_class, _kinds(hint))):
-        return f"={value!r}, expected {said(hint)}"
-    wanted = str(getattr(hint, "__name__", hint)).replace("jaxtyping.", "")
-    return f" is {_described(value)}, expected {wanted}{_beside(name, given)}"
 
 
 def _beside(name: str, given: dict[str, Any]) -> str:

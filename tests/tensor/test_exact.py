@@ -106,7 +106,7 @@ READ = {
     "explanation": lambda m: (
         bilens.read.explain(bilens.read.class_spectra(m), digits().test_images[0]).logits
     ),
-    "top inputs": lambda m: bilens.read.top_inputs(SPECTRUM, X, 2, 2),
+    "top inputs": lambda m: bilens.read.top_inputs(SPECTRUM, X, 2),
     "mask": lambda m: bilens.read.class_mask(bilens.read.class_spectra(m, "pixels")),
     "attack": lambda m: numbers(
         bilens.read.attack(

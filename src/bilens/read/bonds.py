@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from bilens.data import ImageData
-from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 from bilens.progress import progress_bar
 from bilens.settings import Share
@@ -198,8 +197,6 @@ def classifier_bonds(model: ImageClassifier, data: ImageData, metric: Metric = "
         NotBilinearError: a gate is not linear, or there is a norm.
         BilensError: the metric has another name.
     """
-    if metric not in get_args(Metric):
-        raise BilensError(f"metric={metric!r}, expected one of {', '.join(get_args(Metric))}")
     *lower, last = model.layer_tensors()
     n = data.n_classes
     centred = last.change_basis(outputs=torch.eye(n).to(last.out) - 1 / n)

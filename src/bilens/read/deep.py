@@ -14,7 +14,6 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.files import write_safetensors
 from bilens.nn import ImageClassifier
-from bilens.read.classes import check_classifier
 from bilens.read.shared import SharedFeatures, shared_by_paths
 from bilens.tensor import BilinearTensor, LazyTree, Paths, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
@@ -107,7 +106,6 @@ def read_deep(
         NotBilinearError: a gate is not linear, or there is a norm.
         BilensError: the model is not a classifier of bilens, or k is not positive.
     """
-    check_classifier(model)
     model = model.readable()
     data, directions = data.to(model.device), torch.eye(data.n_classes, device=model.device)
     tensors = model.tensors()

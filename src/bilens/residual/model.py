@@ -144,7 +144,9 @@ class ResidualModel:
     ) -> tuple[Float[Tensor, "n d_model"], Float[Tensor, " n"]]:
         """W_U and b_U, or their rows of some tokens, which alone are folded then."""
         part, scale = self.parts.unembed, self.parts.logit_scale
-        some = part if tokens is None else replace(part, rows=torch.tensor(tokens))
+        some = (
+            part if tokens is None else replace(part, rows=torch.tensor(tokens, device=self.device))
+        )
         weight, bias = self._read(some, self.parts.norm)
         return scale * weight, weight.new_zeros(len(weight)) if bias is None else scale * bias
 

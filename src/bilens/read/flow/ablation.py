@@ -10,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bilens.checks import check_count
 from bilens.errors import BilensError
 from bilens.read.flow.attention import FrozenAttention
 from bilens.read.flow.graph import Flow, Node
 from bilens.read.flow.mlp import FrozenMLP
 from bilens.residual import ResidualModel
 from bilens.residual.parts import LinearMap
+from bilens.settings import Count
 from bilens.tensor.exact import exact
 
 __all__ = ["Ablation", "Direction", "ablate"]
@@ -62,7 +62,7 @@ def ablate(
     parts: Sequence[Part],
     *,
     scale: float = 0.0,
-    batch_size: int = 16,
+    batch_size: Count = 16,
 ) -> list[Ablation]:
     """Run a model with each of some parts of a flow removed, or its flow scaled.
 
@@ -85,7 +85,6 @@ def ablate(
         BilensError: there is no such node or edge, it is not one part of the model (the logit, a
             remainder, a bias), or the scale is negative.
     """
-    check_count("batch_size", batch_size)
     if not 0 <= scale < torch.inf:
         raise BilensError(f"scale={scale}, expected 0 or more; 0 removes the part")
     runner = _Runner(model, found, scale)

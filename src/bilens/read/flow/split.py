@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite, checked
+from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
 from bilens.read.flow.attention import FrozenAttention, read_moment
 from bilens.read.flow.builder import FlowBuilder
@@ -12,6 +12,7 @@ from bilens.read.flow.graph import Flow, Kind, Node
 from bilens.read.flow.mlp import FrozenMLP
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel, Trace
+from bilens.settings import Count
 
 __all__ = ["flow"]
 
@@ -24,7 +25,7 @@ def flow(
     direction: TokenDirection | Float[Tensor, " d_model"],
     position: int = -1,
     *,
-    k: int = 20,
+    k: Count = 20,
     threshold: float = 1e-4,
     through_patterns: bool = False,
 ) -> Flow:
@@ -66,7 +67,6 @@ def flow(
         Elhage et al. 2021 for paths through frozen attention; Pearce et al. 2024, section 4.1, for
         the eigenvectors.
     """
-    check_count("k", k)
     if not 0 <= threshold < 1:
         raise BilensError(f"threshold={threshold}, expected a share of 0 to below 1")
     if not -len(ids) <= position < len(ids):

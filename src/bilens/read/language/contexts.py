@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite
+from bilens.checks import check_finite
 from bilens.data.corpus import batched
 from bilens.errors import BilensError
 from bilens.progress import progress_bar
@@ -19,6 +19,7 @@ from bilens.read.language.names import token_names
 from bilens.read.language.stream import read_stream
 from bilens.read.language.token_matrices import alone, head_writes
 from bilens.residual import ResidualModel
+from bilens.settings import Count
 from bilens.tensor import Spectrum
 from bilens.tensor.exact import exact
 
@@ -77,7 +78,7 @@ def top_contexts(
     texts: Iterable[Int[Tensor, " time"]],
     layer: int = 0,
     *,
-    k: int = 8,
+    k: Count = 8,
     batch_size: int = 32,
 ) -> list[list[Context]]:
     """The k contexts of largest |activation| for every eigenvector.
@@ -101,7 +102,7 @@ def top_contexts(
     Source:
         Pearce et al. 2024, figure 7 and appendix G.
     """
-    _check(spectrum, k)
+    _check(spectrum)
     state = PartialState()
     best = [_Best(k) for _ in range(spectrum.k)]
     own = islice(texts, state.process_index, None, state.num_processes)
@@ -154,13 +155,13 @@ class ContextIndex:
         self.ids, self.inputs = (torch.cat(some) for some in zip(*parts, strict=True))
 
     @torch.no_grad()
-    def top_contexts(self, spectrum: Spectrum, k: int = 8) -> list[list[Context]]:
+    def top_contexts(self, spectrum: Spectrum, k: Count = 8) -> list[list[Context]]:
         """The k contexts of largest |activation| for every eigenvector, as `top_contexts` has them.
 
         Raises:
             BilensError: the spectrum is a batch, or k is not positive.
         """
-        _check(spectrum, k)
+        _check(spectrum)
         places, strongest = _strongest(spectrum, self.inputs)
         best = [_Best(k) for _ in range(spectrum.k)]
         for number, some in enumerate(best):
@@ -213,7 +214,7 @@ def contribution(
     Source:
         Pearce et al. 2024, figure 7.
     """
-    _check(spectrum, number=number)
+    _check(spectrum, number)
     stream = read_stream(model, context.ids.to(model.device), context.position, layer)
     vector = spectrum.vectors[number].to(stream.direct)
     width = len(stream.direct)
@@ -235,7 +236,7 @@ def exciting_tokens(
     layer: int = 0,
     *,
     head: int | None = None,
-    k: int = 10,
+    k: Count = 10,
     position: int | None = None,
 ) -> pd.DataFrame:
     """The tokens that excite an eigenvector most: alone, or what a head makes of them.
@@ -250,7 +251,7 @@ def exciting_tokens(
     Raises:
         BilensError: there is no such eigenvector, head, layer or position, or k is not positive.
     """
-    _check(spectrum, k, number)
+    _check(spectrum, number)
     e = model.embedded(torch.arange(model.vocab_size, device=model.device), position)
     x, reader = alone(model, e, layer), model.layer(layer).mlp
     n = reader.normalised(x)
@@ -268,13 +269,12 @@ def exciting_tokens(
     )
 
 
-def _check(spectrum: Spectrum, k: int = 1, number: int = 0) -> None:
+def _check(spectrum: Spectrum, number: int = 0) -> None:
     if spectrum.batch_shape:
         raise BilensError(
             f"spectrum is a batch of shape {tuple(spectrum.batch_shape)}, expected that of one "
             "form: index it"
         )
-    check_count("k", k)
     check_finite(spectrum=spectrum.values)
     if not 0 <= number < spectrum.k:
         raise BilensError(f"number={number}, expected 0 to {spectrum.k - 1}, an eigenvector")

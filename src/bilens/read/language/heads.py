@@ -13,6 +13,7 @@ from bilens.read.language.composition import Composition, composition_scores
 from bilens.read.language.names import chosen_tokens, token_names, top_pairs
 from bilens.read.language.token_matrices import attention_scores, check_head, head_outputs
 from bilens.residual import ResidualModel
+from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.exact import exact
 
@@ -72,7 +73,7 @@ def read_attention(
     layer: int = 0,
     *,
     heads: Sequence[int] | None = None,
-    k: int = 10,
+    k: Count = 10,
     components: int = 2,
     distance: int = 1,
     position: int | None = None,
@@ -118,7 +119,7 @@ def attention_pairs(
     heads: Sequence[int],
     layer: int = 0,
     *,
-    k: int = 20,
+    k: Count = 20,
     distance: int = 1,
     position: int | None = None,
     among: Sequence[int] | None = None,
@@ -160,7 +161,7 @@ def output_pairs(
     heads: Sequence[int],
     layer: int = 0,
     *,
-    k: int = 20,
+    k: Count = 20,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> list[HeadPairs]:
@@ -184,7 +185,7 @@ def token_components(
     *,
     sides: tuple[str, str],
     components: int = 4,
-    k: int = 10,
+    k: Count = 10,
     among: Sequence[int] | None = None,
 ) -> pd.DataFrame:
     """The strongest singular components of a matrix of tokens, with the tokens on both sides.

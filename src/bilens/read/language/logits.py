@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count
 from bilens.errors import BilensError
 from bilens.read.language.stream import head_outputs_at
 from bilens.residual import ResidualModel
+from bilens.settings import Count
 from bilens.tensor.constant import with_constant
 from bilens.tensor.exact import exact
 
@@ -118,7 +118,7 @@ def split_logits(model: ResidualModel, ids: Int[Tensor, " time"], position: int 
 @torch.no_grad()
 @exact
 def split_by_eigenvectors(
-    model: ResidualModel, terms: LogitTerms, token: int, *, k: int = 8
+    model: ResidualModel, terms: LogitTerms, token: int, *, k: Count = 8
 ) -> LogitParts:
     """Split the logit of one token, of what `split_logits` gave, by the eigenvectors of the MLP.
 
@@ -131,7 +131,6 @@ def split_by_eigenvectors(
     Source:
         Pearce et al. 2024, sections 4.1 and 6.1.
     """
-    check_count("k", k)
     spectrum = model.interaction(model.direction(token), model.n_layers - 1).eigh()
     active = terms.scale * spectrum.activations(terms.inputs.sum(0))
     strongest = active.abs().topk(min(k, spectrum.k)).indices

@@ -57,7 +57,6 @@ def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
     ]
 
 
-@exact
 def chosen_tokens(model: ResidualModel, among: Sequence[int] | None) -> Int[Tensor, " n"]:
     """The numbers of some tokens, or of all.
 
@@ -73,7 +72,6 @@ def chosen_tokens(model: ResidualModel, among: Sequence[int] | None) -> Int[Tens
     return torch.tensor(among, device=model.device)
 
 
-@exact
 def top_pairs(
     model: ResidualModel,
     sides: tuple[str, str],

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count
 from bilens.errors import NotBilinearError
 from bilens.notebook import Shown
 from bilens.progress import progress_bar
@@ -26,6 +25,7 @@ from bilens.read.language.token_matrices import (
     skip_trigram_matrix,
 )
 from bilens.residual import ResidualModel
+from bilens.settings import Count
 from bilens.tensor import FactoredMatrix, top_entries
 from bilens.tensor.exact import exact
 
@@ -91,7 +91,7 @@ def read_ngrams(
     direction: TokenDirection,
     layer: int = 0,
     *,
-    k: int = 20,
+    k: Count = 20,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> NGramReading:
@@ -124,7 +124,7 @@ def following(
     *,
     part: BigramPart = "both",
     layer: int = 0,
-    k: int = 10,
+    k: Count = 10,
     position: int | None = None,
 ) -> pd.DataFrame:
     """The tokens that a token makes most likely to come next; see `bigram_matrix`.
@@ -149,7 +149,7 @@ def preceding(
     *,
     part: BigramPart = "both",
     layer: int = 0,
-    k: int = 10,
+    k: Count = 10,
     position: int | None = None,
 ) -> pd.DataFrame:
     """The tokens that make a token most likely to come next; as `following`."""
@@ -163,7 +163,7 @@ def bigrams(
     *,
     part: BigramPart = "both",
     layer: int = 0,
-    k: int = 20,
+    k: Count = 20,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> pd.DataFrame:
@@ -191,7 +191,7 @@ def skip_trigrams(
     *,
     part: TrigramPart = "mlp",
     layer: int = 0,
-    k: int = 20,
+    k: Count = 20,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> pd.DataFrame:
@@ -221,7 +221,7 @@ def skip_trigrams(
 @torch.no_grad()
 @exact
 def pair_trigrams(
-    model: ResidualModel, *, k: int = 20, among: Sequence[int] | None = None
+    model: ResidualModel, *, k: Count = 20, among: Sequence[int] | None = None
 ) -> pd.DataFrame:
     """The triples A, B -> C in which A raises the probability of C after B the most.
 
@@ -282,7 +282,6 @@ def _neighbours(
     model: ResidualModel, matrices: dict[str, FactoredMatrix], token: int, part: BigramPart, k: int
 ) -> pd.DataFrame:
     """The largest values in a token's row of matrices whose sum is "both"."""
-    check_count("k", k)
     model.direction(token)
     columns = {name: M.rows(torch.tensor([token]))[0] for name, M in matrices.items()}
     value = {**columns, "both": columns["direct"] + columns["mlp"]}[part]

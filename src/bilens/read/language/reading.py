@@ -15,6 +15,7 @@ from bilens.read.language.ngrams import NGramReading, bigrams, read_ngrams
 from bilens.read.language.texts import example_directions
 from bilens.read.language.token_matrices import BigramPart
 from bilens.residual import ResidualModel
+from bilens.settings import Count
 from bilens.tensor import Spectrum
 from bilens.tensor.exact import exact
 
@@ -128,7 +129,7 @@ def read_direction(
     layer: int = 0,
     *,
     eigenvectors: int = 4,
-    k: int = 8,
+    k: Count = 8,
 ) -> DirectionReading:
     """Find the eigenvectors of an output and where in a corpus's validation set they are active.
 

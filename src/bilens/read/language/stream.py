@@ -64,7 +64,6 @@ def read_stream(
     return Stream(*(reader.centred(part) * scale for part in (direct, heads, constant)))
 
 
-@exact
 def head_outputs_at(
     model: ResidualModel, trace: Trace, layer: int, position: int
 ) -> tuple[Float[Tensor, "heads time d_model"], Float[Tensor, " d_model"]]:

@@ -179,7 +179,6 @@ def skip_trigram_matrix(
     return FactoredMatrix(*(torch.cat(pair, 1) for pair in ((mlp.left, ov.left), (now, last))))
 
 
-@exact
 def head_writes(
     model: ResidualModel, layer: int, head: int, e: Float[Tensor, "n d_model"]
 ) -> Float[Tensor, "n d_model"]:
@@ -188,7 +187,6 @@ def head_writes(
     return _values(model, layer, e)[head] @ model.heads(layer).out[head]
 
 
-@exact
 def check_head(model: ResidualModel, head: int) -> int:
     """The number of a head, or BilensError where the model has none of this number."""
     if not 0 <= head < model.n_heads:
@@ -205,7 +203,6 @@ def _values(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "heads
     return torch.stack(found).sum(0)
 
 
-@exact
 def alone(model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int) -> Tensor:
     """The stream that a layer reads of tokens alone, or what is left behind the last layer.
 
