@@ -7,8 +7,9 @@ the mean over prefixes of both kinds; what carries agreement does not. The eigen
 recur are clustered by cosine. Of all but the first layers, and of those that mean the same in most
 prefixes, the strongest k directions are taken out of the weights: `edit`; and, by themselves, the
 two strongest heads are, or are turned round: `edit_heads`. BLiMP then says what the model has lost,
-on its subject-verb agreement and on all its other paradigms, beside an edit of as many recurring directions, drawn at
-random in the same layers from those that carry less than the median, or of other heads there.
+on its subject-verb agreement and on all its other paradigms, beside an edit of as many recurring
+directions, drawn at random in the same layers from those that carry less than the median, or of
+other heads there.
 
 Measured too: how far the leaves of a flow are from the logits that they add up to; the seconds that
 flows take; how well flows predict what removing a node from the running model does; and how many
