@@ -193,8 +193,9 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
                 given a mask of pairs of tokens, or a cache of keys.
         """
         if use_cache and past_key_values is None:
-            states = [StateLayer() for _ in self.blocks] if self._keeps_state() else None
-            past_key_values = Cache(layers=states) if states else DynamicCache(config=self.config)
+            past_key_values = DynamicCache(config=self.config)
+            if self._keeps_state():
+                past_key_values = Cache(layers=[StateLayer() for _ in self.blocks])
         if position_ids is None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             times = torch.arange(seen, seen + input_ids.shape[1], device=input_ids.device)
