@@ -79,6 +79,10 @@ class RunDirectory:
     finished: bool = False
     track: Callable[[dict[str, Any]], None] = field(default=lambda record: None, compare=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Other processes are sent the run without its tracker, as the first alone writes metrics.
+        return {name: value for name, value in vars(self).items() if name != "track"}
+
     def draft(self, step: int) -> Path:
         """The folder that the files of a checkpoint are written to first."""
         return self.path / DRAFTS / f"checkpoint-{step}"
