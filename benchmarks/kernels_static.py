@@ -135,7 +135,7 @@ def launches(
         patch.object(triton_chunked, "read_kernel", Recorder(read_kernel)),
         patch.object(triton_chunked, "states_kernel", Recorder(states_kernel)),
     ):
-        y, _ = triton_chunked.triton_chunked(q1, k1, v, q2, k2, 1.0, None)
+        y, _ = triton_chunked.triton_chunked((q1, k1, v, q2, k2), 1.0, None)
         torch.autograd.grad(y.sum(), given)
     return found
 

@@ -26,7 +26,7 @@ from bilens.train import (
     train_autoencoder,
     train_classifiers,
 )
-from bilens.train.language_settings import LanguageTraining
+from bilens.train.settings import LanguageTraining
 
 if TYPE_CHECKING:
     from bilens.nn import language as models

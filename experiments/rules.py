@@ -47,7 +47,7 @@ from bilens.data.deep_grammar import (
 from bilens.nn.language_settings import LanguageSettings
 from bilens.report import Table
 from bilens.residual import ResidualModel
-from bilens.train.language_settings import LanguageTraining
+from bilens.train.settings import LanguageTraining
 from experiments.context import Outcome, RecipeContext, interval
 
 __all__ = ["KINDS", "Circuits", "count", "divergence", "parts_of_rules", "run"]

@@ -39,7 +39,7 @@ from bilens.read.language import (
 from bilens.report import ContextList, spectrum_figure
 from bilens.report.language import context_line, ngram_table
 from bilens.residual import ResidualModel
-from bilens.train.language_settings import PRESETS
+from bilens.train.settings import PRESETS
 from experiments.context import Outcome, RecipeContext, validation_loss
 
 __all__ = ["exactness", "run", "talk_share"]

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 import bilens
+from bilens.convert import find_swish, open_model
 from bilens.train.language import train_language
 from tests.language import small_config, small_corpus
-from tests.two_processes import TRAINING, contexts, recurring
+from tests.two_processes import TRAINING, anneal_gated, contexts, recurring
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,6 +51,14 @@ def test_they_train_the_large_preset_made_small(two):
     assert (settings["optimizer"], settings["warmup"]) == ("muon", 0.02)
     lines = (two / "preset" / "metrics.jsonl").read_text().splitlines()
     assert any("eval_loss" in json.loads(line) for line in lines)
+
+
+def test_they_anneal_the_same_model(two, tmp_path):
+    anneal_gated(tmp_path)
+    one, both = (load_file(run / "model.safetensors") for run in (tmp_path, two / "annealed"))
+    for name in one:
+        torch.testing.assert_close(one[name], both[name], rtol=1e-3, atol=1e-4)
+    assert find_swish(open_model(two / "annealed").config) == 0
 
 
 def test_they_find_the_same_contexts(two):

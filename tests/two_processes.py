@@ -11,8 +11,10 @@ import bilens.cli
 from bilens.read.flow import flows
 from bilens.read.language import TokenDirection, top_contexts
 from bilens.residual import ResidualModel
+from bilens.train.anneal import anneal
 from bilens.train.language import LanguageTraining, train_language
 from tests.language import random_model, random_text, small_config, small_corpus, toy_tokenizer
+from tests.train import test_anneal as annealing
 
 TRAINING = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2)
 
@@ -44,9 +46,14 @@ def train_preset(folder: Path) -> None:
         bilens.cli.main([*command, *small, *brief])
 
 
+def anneal_gated(folder: Path) -> None:
+    anneal(annealing.fresh(), annealing.corpus(), annealing.TRAINING, folder, use_cpu=True)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     train_language(small_config(), small_corpus(), TRAINING, folder, use_cpu=True)
     train_preset(folder / "preset")
+    anneal_gated(folder / "annealed")
     found = json.dumps({"contexts": contexts(), "recurring": recurring()})
     (folder / f"found-{PartialState().process_index}.json").write_text(found)

@@ -18,7 +18,7 @@ from bilens.nn.language_settings import LanguageSettings
 from bilens.read.language import TokenDirection, read_direction
 from bilens.reproduce import reproduce
 from bilens.residual import ResidualModel
-from bilens.train.language_settings import PRESETS
+from bilens.train.settings import PRESETS
 from tests.language import random_model
 
 STORY = f'{PROMPT} {{0}} . he likes to swim and {{1}} . the girl said , " i like it too ! "'

@@ -46,7 +46,7 @@ def results(y: Tensor, inputs: list[Tensor | None]) -> list[Tensor]:
 def error(found: list[Tensor], inputs: list[Tensor | None], scale: float) -> float:
     """Largest distance from the reference in float64, relative to what is compared."""
     exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
-    expected = results(reference(*exact, scale), exact)
+    expected = results(reference(tuple(exact), scale), exact)
     return max(
         float((a.double() - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)
     )

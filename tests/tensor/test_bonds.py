@@ -211,7 +211,7 @@ def test_bad_input_is_named() -> None:
     bad = [
         ((tensors[::-1], u), "tensors\\[0\\] has 2 outputs, but tensors\\[1\\] reads 3"),
         (([], u), "tensors is empty"),
-        ((tensors, torch.eye(3)), "directions has shape \\(3, 3\\); its last axis should"),
+        ((tensors, torch.eye(3)), "directions has shape \\(3, 3\\); expected at least one"),
         ((tensors, u * torch.nan), "directions holds NaN"),
         ((tensors, u * 0), "zero along the directions"),
         ((tensors, u, broken), "metric holds NaN"),

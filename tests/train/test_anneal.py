@@ -2,12 +2,8 @@
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import datasets
 import pytest
@@ -23,7 +19,6 @@ from bilens.train.anneal import AnnealTraining, anneal
 from tests.families import GATED, VOCAB, tiny
 from tests.language import check_same_model, toy_tokenizer
 
-ROOT = Path(__file__).parents[2]
 TRAINING = AnnealTraining(
     tokens=8 * 4 * 8,
     length=8,
@@ -51,6 +46,13 @@ def fresh(name="llama"):
 def run_anneal(run, training=TRAINING, model=None, texts=None, **how):
     model = fresh() if model is None else model
     return model, anneal(model, texts or corpus(), training, run, use_cpu=True, **how)
+
+
+@pytest.fixture(scope="module")
+def annealed(tmp_path_factory):
+    """A run of all defaults, to be looked at and left as it is: its folder, model and history."""
+    run = tmp_path_factory.mktemp("annealed")
+    return run, *run_anneal(run)
 
 
 def betas(history):
@@ -102,8 +104,8 @@ def test_a_schedule_of_ones_own_and_training_after_the_fall(tmp_path):
     assert betas(history) == pytest.approx([9 / 16, 1 / 4, 1 / 16, 0, 0, 0, 0, 0])
 
 
-def test_a_stopped_annealing_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch):
-    _, whole = run_anneal(tmp_path / "whole")
+def test_a_stopped_annealing_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch, annealed):
+    folder, _, whole = annealed
     calls, collate = [], module._collate
 
     def press(rows):
@@ -119,27 +121,25 @@ def test_a_stopped_annealing_goes_on_as_if_it_never_stopped(tmp_path, monkeypatc
     assert not (tmp_path / "parts" / "model.safetensors").exists()
     _, parts = run_anneal(tmp_path / "parts", resume=True)
     assert betas(parts) == betas(whole)
-    a, b = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
+    a, b = (load_file(run / "model.safetensors") for run in (folder, tmp_path / "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_checkpoint_knows_its_beta_and_plain_transformers_refuses_it(tmp_path):
-    run_anneal(tmp_path)
-    settings = json.loads((tmp_path / "checkpoints" / "checkpoint-6" / "config.json").read_text())
+def test_a_checkpoint_knows_its_beta_and_plain_transformers_refuses_it(annealed):
+    checkpoint = annealed[0] / "checkpoints" / "checkpoint-6"
+    settings = json.loads((checkpoint / "config.json").read_text())
     assert settings["hidden_act"] == "bilens-swish"
     assert settings["bilens_swish"] == {"was": "silu", "beta": 0.25}
-    opened = open_model(tmp_path / "checkpoints" / "checkpoint-6")
+    opened = open_model(checkpoint)
     assert opened.model.layers[0].mlp.act_fn.beta == 0.25
     with pytest.raises(BilensError, match=r"not bilinear yet: beta=0.25, expected 0"):
         make_bilinear(opened)
     with pytest.raises(KeyError, match="bilens-swish"):
-        LlamaForCausalLM.from_pretrained(tmp_path / "checkpoints" / "checkpoint-6")
+        LlamaForCausalLM.from_pretrained(checkpoint)
 
 
-def test_further_training_stays_bilinear(tmp_path):
-    run_anneal(tmp_path / "first")
-    model = open_model(tmp_path / "first")
-    _, history = run_anneal(tmp_path / "second", model=model)
+def test_further_training_stays_bilinear(tmp_path, annealed):
+    _, history = run_anneal(tmp_path, model=open_model(annealed[0]))
     assert betas(history) == [0] * 8
 
 
@@ -152,33 +152,11 @@ def test_texts_of_several_lengths_are_padded_without_loss(tmp_path):
     assert made["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]]
 
 
-def test_checkpointing_and_accumulation_change_no_step(tmp_path):
-    run_anneal(tmp_path / "plain")
-    run_anneal(tmp_path / "saving", replace(TRAINING, checkpointing=True, accumulate=2))
-    a, b = (load_file(tmp_path / run / "model.safetensors") for run in ("plain", "saving"))
+def test_checkpointing_and_accumulation_change_no_step(tmp_path, annealed):
+    run_anneal(tmp_path, replace(TRAINING, checkpointing=True, accumulate=2))
+    a, b = (load_file(run / "model.safetensors") for run in (annealed[0], tmp_path))
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-4)
-
-
-def test_two_processes_are_one(tmp_path):
-    run_anneal(tmp_path / "one", texts=corpus())
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    script = [str(ROOT / "tests" / "train" / "two_annealing.py"), str(tmp_path / "two")]
-    paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command, *script],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    a, b = (load_file(tmp_path / run / "model.safetensors") for run in ("one", "two"))
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-4)
-    assert find_swish(open_model(tmp_path / "two").config) == 0
 
 
 def test_there_has_to_be_something_to_resume(tmp_path):
@@ -186,18 +164,18 @@ def test_there_has_to_be_something_to_resume(tmp_path):
         run_anneal(tmp_path, resume=True)
 
 
-def test_a_finished_annealing_is_not_trained_on(tmp_path, capsys):
-    model, history = run_anneal(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    again, same = run_anneal(tmp_path, resume=True)
-    assert f"{tmp_path} is finished" in capsys.readouterr().err
+def test_a_finished_annealing_is_not_trained_on(annealed, capsys):
+    run, model, history = annealed
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    again, same = run_anneal(run, resume=True)
+    assert f"{run} is finished" in capsys.readouterr().err
     assert same == history
     assert find_swish(again.config) == 0
     check_same_model(again, model)
-    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     assert before == {path: after[path] for path in before}
     with pytest.raises(CheckpointError, match="holds training.json .* already.*--resume"):
-        run_anneal(tmp_path)
+        run_anneal(run)
 
 
 def test_a_corpus_that_does_not_fit_is_refused(tmp_path):

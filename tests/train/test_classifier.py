@@ -15,8 +15,8 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.train import ClassifierTraining, stacked, train_classifier, train_classifiers
 from bilens.train.interrupt import interrupt_between_steps
-from bilens.train.noise import LatentNoise, add_noise
-from bilens.train.state import load_state
+from bilens.train.run_directory import load_state
+from bilens.train.stacked import LatentNoise, add_noise
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError, CheckpointError
@@ -22,7 +22,7 @@ from bilens.train.compare import (
     variants,
 )
 from bilens.train.language import LanguageTraining
-from bilens.train.language_settings import PRESETS
+from bilens.train.settings import PRESETS
 from tests.language import small_config, small_corpus
 
 TRAINING = LanguageTraining(
@@ -48,6 +48,13 @@ def comparison(target, *curves):
     return Comparison("data", target, pd.concat(curves, ignore_index=True))
 
 
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Both architectures with two seeds: the folder, what was found, what `done` was told."""
+    folder, told = tmp_path_factory.mktemp("compared"), []
+    return folder, compare(folder, seeds=(0, 1), done=told.append), told
+
+
 def test_each_goes_with_each():
     config = small_config(qk_norm=True, n_ctx=9)
     found = variants(config, ["swiglu", "bilinear"], ["softmax", "bilinear"])
@@ -62,6 +69,7 @@ def test_each_goes_with_each():
         variants(config, ["swish"], ["softmax"])
 
 
+@settings(max_examples=12)
 @given(
     st.sampled_from(["bilinear", "swiglu", "relu2"]),
     st.sampled_from(["softmax", "squared", "bilinear", "differential"]),
@@ -75,6 +83,7 @@ def test_parameters_are_counted_without_a_model(mlp, attention, bias, tied):
     assert count_parameters(config) == whole
 
 
+@settings(max_examples=6)
 @given(st.integers(40, 200), st.integers(1, 3), st.booleans())
 def test_equal_size_is_equal_to_half_a_hidden_unit(hidden, layers, bias):
     config = small_config(d_hidden=hidden, n_layers=layers, bias=bias)
@@ -146,9 +155,8 @@ def test_the_mean_ends_where_the_first_seed_ends():
     assert mean["loss"].tolist() == [4.5, 2.0, 3.5]
 
 
-def test_architectures_are_trained_as_far_as_the_target(tmp_path):
-    told = []
-    found = compare(tmp_path, seeds=(0, 1), done=told.append)
+def test_architectures_are_trained_as_far_as_the_target(compared):
+    run, found, told = compared
     assert pd.concat(told, ignore_index=True).equals(found.validations)
     assert [(one["mlp"].iloc[0], one["seed"].iloc[0]) for one in told] == [
         ("swiglu", 0),
@@ -163,16 +171,16 @@ def test_architectures_are_trained_as_far_as_the_target(tmp_path):
         assert steps == [2 * n for n in range(1, len(losses) + 1)]
         assert one["tokens"].tolist() == [8 * 8 * n for n in steps]
         assert set(one["parameters"]) == {count_parameters(small_config())}
-        folder = tmp_path / f"{one['mlp'].iloc[0]}-softmax-seed{one['seed'].iloc[0]}"
+        folder = run / f"{one['mlp'].iloc[0]}-softmax-seed{one['seed'].iloc[0]}"
         assert (folder / "model.safetensors").is_file()
         assert not (folder / "checkpoints").exists()
     assert (found.summary()["seconds"] > 0).all()
 
 
-def test_what_is_finished_is_not_trained_again(tmp_path, monkeypatch):
-    once = compare(tmp_path)
+def test_what_is_finished_is_not_trained_again(compared, monkeypatch):
+    run, once, _ = compared
     monkeypatch.setattr("bilens.train.trainer.ResumableTrainer", None)
-    assert compare(tmp_path).validations.equals(once.validations)
+    assert compare(run, seeds=(0, 1)).validations.equals(once.validations)
 
 
 def test_a_stopped_comparison_goes_on(tmp_path, monkeypatch):
@@ -213,12 +221,12 @@ def test_nothing_to_compare_is_an_error(tmp_path, change, message):
         compare(tmp_path, **change)
 
 
-def test_other_settings_need_another_folder(tmp_path):
-    compare(tmp_path)
+def test_other_settings_need_another_folder(compared):
+    run, _, _ = compared
     with pytest.raises(
         CheckpointError,
         match="swiglu-softmax-seed0 was trained with batch_size=8, not batch_size=4",
     ):
-        compare(tmp_path, replace(TRAINING, batch_size=4))
-    lines = (tmp_path / "swiglu-softmax-seed0" / "metrics.jsonl").read_text().splitlines()
+        compare(run, replace(TRAINING, batch_size=4))
+    lines = (run / "swiglu-softmax-seed0" / "metrics.jsonl").read_text().splitlines()
     assert all("seconds" in json.loads(line) for line in lines)

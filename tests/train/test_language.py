@@ -34,27 +34,33 @@ def train(run, training=TRAINING, config=None, corpus=None, **how):
     return train_language(config, corpus, training, run, use_cpu=True, **how)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of all defaults, to be looked at and left as it is: its folder, model and history."""
+    run = tmp_path_factory.mktemp("trained")
+    return run, *train(run)
+
+
 def weights(run):
     return load_file(run / "model.safetensors")
 
 
-def test_a_run_holds_the_model_its_tokenizer_and_its_metrics(tmp_path):
-    model, history = train(tmp_path)
+def test_a_run_holds_the_model_its_tokenizer_and_its_metrics(trained):
+    run, model, history = trained
     losses = [record["loss"] for record in history if "loss" in record]
     assert len(losses) == 10
     assert history[-1]["eval_loss"] < losses[-1] < losses[0]
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    lines = (run / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == history
-    assert json.loads((tmp_path / "training.json").read_text())["data"] == "grammar"
-    assert isinstance(AutoTokenizer.from_pretrained(tmp_path), PreTrainedTokenizerFast)
+    assert json.loads((run / "training.json").read_text())["data"] == "grammar"
+    assert isinstance(AutoTokenizer.from_pretrained(run), PreTrainedTokenizerFast)
     assert model.config.bos_token_id == small_corpus().tokenizer.bos_token_id
-    assert torch.equal(weights(tmp_path)["embed.weight"], model.W_E)
-    assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
+    assert torch.equal(weights(run)["embed.weight"], model.W_E)
+    assert [path.name for path in run.glob(".*")] == [".lock"]
 
 
-def test_the_schedule_falls_linearly_after_the_warmup(tmp_path):
-    _, history = train(tmp_path)
-    rates = [record["learning_rate"] for record in history if "loss" in record]
+def test_the_schedule_falls_linearly_after_the_warmup(trained):
+    rates = [record["learning_rate"] for record in trained[2] if "loss" in record]
     expected = [0, 0.5, 1, *(1 - i / 8 for i in range(1, 8))]
     assert rates == pytest.approx([1e-2 * rate for rate in expected])
 
@@ -112,8 +118,7 @@ def test_the_clock_leaves_validations_out_and_counts_on(tmp_path, monkeypatch):
     assert all(0 <= seconds - step <= 2 for step, seconds in found.items())
 
 
-@pytest.mark.parametrize("part", ["mlp", "attention", "n_layers"])
-def test_the_order_of_texts_depends_on_the_seed_alone(tmp_path, monkeypatch, part):
+def test_the_order_of_texts_depends_on_the_seed_alone(tmp_path, monkeypatch):
     orders = []
     collate = language._collate
 
@@ -122,28 +127,29 @@ def test_the_order_of_texts_depends_on_the_seed_alone(tmp_path, monkeypatch, par
         return collate(rows)
 
     monkeypatch.setattr(language, "_collate", note)
-    other = {"mlp": "swiglu", "attention": "bilinear", "n_layers": 3}[part]
-    for number, config in enumerate((small_config(), small_config(**{part: other}))):
+    training = replace(TRAINING, epochs=1)
+    for number, part in enumerate(
+        ({}, {"mlp": "swiglu"}, {"attention": "bilinear"}, {"n_layers": 3})
+    ):
         orders.append([])
-        train(tmp_path / str(number), replace(TRAINING, epochs=1), config)
-    first, second = orders
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        train(tmp_path / str(number), training, small_config(**part))
+        assert all(torch.equal(a, b) for a, b in zip(orders[0], orders[-1], strict=True))
     orders.append([])
-    train(tmp_path / "seed", replace(TRAINING, epochs=1, seed=1))
-    assert not torch.equal(orders[0][0], orders[2][0])
+    train(tmp_path / "seed", replace(training, seed=1))
+    assert not torch.equal(orders[0][0], orders[-1][0])
 
 
-def test_a_finished_training_is_not_trained_on(tmp_path, capsys):
-    model, history = train(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    again, same = train(tmp_path, resume=True)
-    assert f"{tmp_path} is finished: there is nothing left to train" in capsys.readouterr().err
+def test_a_finished_training_is_not_trained_on(trained, capsys):
+    run, model, history = trained
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    again, same = train(run, resume=True)
+    assert f"{run} is finished: there is nothing left to train" in capsys.readouterr().err
     assert same == history
     check_same_model(again, model)
-    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     assert before == {path: after[path] for path in before}
     with pytest.raises(CheckpointError, match="holds training.json .* already.*--resume"):
-        train(tmp_path)
+        train(run)
 
 
 def test_metrics_are_written_as_they_come(tmp_path, monkeypatch):
@@ -205,24 +211,23 @@ def test_a_stopped_training_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch
     assert whole == parts
 
 
-def test_accumulated_steps_are_one_step(tmp_path):
-    train(tmp_path / "one")
-    train(tmp_path / "four", replace(TRAINING, accumulate=4))
-    one, four = weights(tmp_path / "one"), weights(tmp_path / "four")
+def test_accumulated_steps_are_one_step(tmp_path, trained):
+    train(tmp_path, replace(TRAINING, accumulate=4))
+    one, four = weights(trained[0]), weights(tmp_path)
     for name in one:
         torch.testing.assert_close(one[name], four[name], rtol=1e-3, atol=1e-4)
 
 
-def test_there_has_to_be_something_to_resume(tmp_path):
+def test_there_has_to_be_something_to_resume(tmp_path, trained):
     with pytest.raises(CheckpointError, match="nothing to resume in .* Train without --resume"):
         train(tmp_path, resume=True)
-    train(tmp_path)
+    run = trained[0]
     with pytest.raises(CheckpointError, match="with learning_rate=0.01, not learning_rate=0.1"):
-        train(tmp_path, replace(TRAINING, learning_rate=0.1), resume=True)
+        train(run, replace(TRAINING, learning_rate=0.1), resume=True)
     with pytest.raises(
         CheckpointError, match=r"with d_hidden=20, not d_hidden=24. Resume with the"
     ):
-        train(tmp_path, config=small_config(d_hidden=24), resume=True)
+        train(run, config=small_config(d_hidden=24), resume=True)
 
 
 @pytest.mark.parametrize(
@@ -289,8 +294,8 @@ def test_a_batch_is_shared_out_evenly(tmp_path):
         ({"epochs": float("inf")}, "epochs=inf, expected a finite number, above 0"),
         ({"learning_rate": float("inf")}, "learning_rate=inf, expected a finite number, above 0"),
         ({"weight_decay": -1}, "weight_decay=-1, expected a finite number, at least 0"),
-        ({"evaluate_every": -1}, "evaluate_every=-1, expected a whole number, at least 1 or none"),
-        ({"evaluate_texts": 0}, "evaluate_texts=0, expected a whole number, at least 1 or none"),
+        ({"evaluate_every": -1}, "evaluate_every=-1, expected a whole number, .* or none"),
+        ({"evaluate_texts": 0}, "evaluate_texts=0, expected a whole number, .* or none"),
         ({"target_loss": float("nan")}, "target_loss=nan, expected a finite number or none"),
         ({"warmup": 1}, "warmup=1, expected a finite number, at least 0 and below 1"),
         ({"seed": 2**64}, "seed=18446744073709551616, expected a whole number, at least 0 and at"),

@@ -8,7 +8,7 @@ from bilens.cli.console import DataDir, ModelName, RunDir
 from bilens.cli.terminal import out
 from bilens.lazy_imports import lazy_import
 from bilens.settings import Count, check_settings
-from bilens.train.anneal_settings import AnnealTraining
+from bilens.train.settings import AnnealTraining
 
 if TYPE_CHECKING:
     import accelerate

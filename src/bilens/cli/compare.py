@@ -14,7 +14,7 @@ from bilens.files import write_json
 from bilens.lazy_imports import lazy_import
 from bilens.nn import MlpName
 from bilens.nn.language_settings import LanguageSettings
-from bilens.train.language_settings import LanguageTraining, check_precision
+from bilens.train.settings import LanguageTraining, check_precision
 
 if TYPE_CHECKING:
     import pandas as pd

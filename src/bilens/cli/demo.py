@@ -12,7 +12,7 @@ from bilens.cli.train_images import Architecture, TrainImages
 from bilens.cli.train_language import TrainLanguage
 from bilens.nn.language_settings import LanguageSettings
 from bilens.train import ClassifierTraining, is_begun
-from bilens.train.language_settings import LanguageTraining
+from bilens.train.settings import LanguageTraining
 
 __all__ = ["Demo"]
 

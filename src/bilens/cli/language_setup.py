@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from bilens.cli.console import DataDir
 from bilens.lazy_imports import lazy_import
 from bilens.nn.language_settings import LanguageSettings
-from bilens.train.language_settings import PRESETS, LanguageTraining, check_precision
+from bilens.train.settings import PRESETS, LanguageTraining, check_precision
 
 if TYPE_CHECKING:
     import accelerate

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.kernels.chunked import chunked, empty_state
-from bilens.kernels.gradients import Inputs
-from bilens.kernels.precision import no_autocast
+from bilens.kernels.gradients import Inputs, no_autocast
 from bilens.kernels.recurrent import recurrent
 from bilens.kernels.reference import reference
 from bilens.lazy_imports import lazy_import
@@ -40,6 +40,7 @@ WIDEST = 128
 """Coordinates of a head or a value for which tiles of the Triton kernels fit on a GPU."""
 
 
+@checked
 def bilinear_attention(
     q1: Float[Tensor, "batch heads time d_head"],
     k1: Float[Tensor, "batch kv_heads time d_head"],
@@ -56,8 +57,7 @@ def bilinear_attention(
     of the inputs and at least in float32.
 
     Args:
-        q1: first queries; a multiple of the heads of keys, each head of which so many heads that
-            follow one another share.
+        q1: first queries; so many heads that follow one another share each head of keys.
         k1: first keys.
         v: values.
         q2: second queries.
@@ -65,16 +65,15 @@ def bilinear_attention(
         scale: of the product of both scores; 1 / d_head^2 by default.
         kernel: reference (the whole pattern), chunked (time linear in the length), recurrent (one
             token after another), triton (chunked, on a GPU, in float32 or bfloat16, for heads and
-            values of up to 128), or auto: triton wherever it can be, and else the reference for
-            short texts and chunked for others. The Triton kernels are tested in Triton's
-            interpreter and compiled for several GPUs, but have not been timed on any.
+            values of up to 128; tested in Triton's interpreter and compiled for several GPUs, not
+            timed on any), or auto: triton wherever it can be, else the reference for short texts
+            and chunked.
 
     Raises:
-        BilensError: shapes, dtypes or devices do not fit, the kernel is unknown, or Triton is
-            asked for and missing, without a GPU, or for what it is not for.
+        BilensError: shapes, dtypes or devices do not fit, or the kernel is unknown or cannot take
+            them.
 
-    Source:
-        Pattern and scale: the post on tensor-transformer variants, "Replacing softmax attention".
+    Source: The post on tensor-transformer variants, "Replacing softmax attention".
     """
     inputs = q1, k1, v, q2, k2
     _check(inputs)
@@ -86,6 +85,7 @@ def bilinear_attention(
     return _attend(kernel, inputs, scale, None)[0]
 
 
+@checked
 def resume_attention(
     q1: Float[Tensor, "batch heads time d_head"],
     k1: Float[Tensor, "batch kv_heads time d_head"],
@@ -101,7 +101,7 @@ def resume_attention(
     """`bilinear_attention` of some tokens that follow others, of which only a state is kept.
 
     Args:
-        q1: first queries of the tokens, and so on as there.
+        q1: of the tokens, and so k1, v, q2 and k2, as there.
         k1: first keys.
         v: values.
         q2: second queries.
@@ -138,13 +138,13 @@ def _attend(
     with no_autocast(v.device):
         match kernel:
             case "reference":
-                return reference(*inputs, scale), None
+                return reference(inputs, scale), None
             case "recurrent":
                 start = empty_state(k1, v, symmetric=q2 is None) if state is None else state
-                return recurrent(*inputs, scale, start)
+                return recurrent(inputs, scale, start)
             case "triton":
-                return triton_chunked.triton_chunked(*inputs, scale, state)
-        return chunked(*inputs, scale, state)
+                return triton_chunked.triton_chunked(inputs, scale, state)
+        return chunked(inputs, scale, state)
 
 
 def _chosen(inputs: Inputs) -> KernelName:
@@ -204,11 +204,8 @@ def _check(inputs: Inputs) -> None:
     if q2 is not None and k2 is not None:
         named |= {"q2": q2, "k2": k2}
     for name, x in named.items():
-        if x.ndim != 4 or 0 in x.shape:
-            raise BilensError(
-                f"{name} has shape {tuple(x.shape)}, expected (batch, heads, time, d_head), "
-                "none of them zero"
-            )
+        if 0 in x.shape:
+            raise BilensError(f"{name} has shape {tuple(x.shape)}, expected no size to be zero")
         if x.dtype != v.dtype or x.dtype not in DTYPES:
             raise BilensError(
                 f"{name} is {x.dtype} and v is {v.dtype}; expected one of float64, float32 and "
@@ -216,20 +213,6 @@ def _check(inputs: Inputs) -> None:
             )
         if x.device != v.device:
             raise BilensError(f"{name} is on {x.device} and v on {v.device}; move one of them")
-    batch, heads, time, width = q1.shape
-    kv_heads = k1.shape[1]
+    heads, kv_heads = q1.shape[1], k1.shape[1]
     if heads % kv_heads:
         raise BilensError(f"q1 has {heads} heads, no multiple of the {kv_heads} heads of k1")
-    wanted = {
-        "q2": (batch, heads, time, width),
-        "k1": (batch, kv_heads, time, width),
-        "k2": (batch, kv_heads, time, width),
-        "v": (batch, kv_heads, time, v.shape[-1]),
-    }
-    for name, x in named.items():
-        shape = wanted.get(name, x.shape)
-        if x.shape != shape:
-            raise BilensError(
-                f"{name} has shape {tuple(x.shape)}, expected {shape} beside q1 of shape "
-                f" {tuple(q1.shape)} and {kv_heads} heads of keys"
-            )

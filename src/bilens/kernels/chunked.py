@@ -1,96 +1,120 @@
-"""Bilinear attention in time linear in the length: quadratic in a chunk, a state across chunks."""
+"""Bilinear attention in time linear in the length: quadratic in a chunk, a state across chunks.
 
-from typing import Any
+    y_t = scale (sum_{s<=t in the chunk} (q1_t . k1_s)(q2_t . k2_s) v_s + S' (q1_t ⊛ q2_t)),
+
+with S = sum over the tokens before the chunk of (k1_s ⊛ k2_s) v_s' and ⊛ the products of all pairs
+of coordinates; without q2 and k2 the symmetric half of it. About 2 d_head^2 d_value multiplications
+a token and head, and memory for the inputs and outputs alone: the backward pass makes the states
+again, in the order of time for queries and from the end for the rest. Arithmetic is at least in
+float32.
+
+Source:
+    (A B') * (C D') = (A ⊛ C)(B ⊛ D)': appendix B of the post on tensor-transformer variants;
+    chunks as in Hua et al. 2022, "Transformer quality in linear time", section 4.
+"""
+
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from bilens.kernels.chunks import Place, Text
-from bilens.kernels.features import row_length, weights
-from bilens.kernels.gradients import Inputs, backward
+from bilens.kernels.features import FeatureMap, row_length, weights
+from bilens.kernels.gradients import Inputs, Kernel
 
 __all__ = ["chunked", "empty_state"]
 
+CHUNK, FEATURES = 192, 2**19
+"""On a CPU: most tokens of a chunk, and numbers of a block of features for each thread, which stay
+near its core. A token costs 3 CHUNK multiplications in the pattern of its chunk and 2 d_head^2 with
+the state, for each coordinate of the values."""
+GPU_CHUNK, GPU_FEATURES = 1024, 2**26
+"""On any other device, where few and large products count. Reckoned, not measured."""
 
-def empty_state(
-    k1: Float[Tensor, "batch kv_heads time d_head"],
-    v: Float[Tensor, "batch kv_heads time d_value"],
-    *,
-    symmetric: bool,
-) -> Float[Tensor, "batch kv_heads features d_value"]:
-    """The state before any token: zeros, at least in float32."""
+
+class Place(NamedTuple):
+    """Some heads of keys and some tokens."""
+
+    heads: slice
+    span: slice
+
+
+class Text:
+    """Queries, keys and values of a text.
+
+    Args:
+        inputs: q1, k1, v, q2 and k2.
+
+    Attributes:
+        symmetric: whether one score is squared.
+        dtype: of the arithmetic, at least float32.
+        places: all chunks of the first heads in the order of time, then those of the next heads.
+        features: the products of coordinates that the state is made of.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        _, k1, v, q2, k2 = inputs
+        self.kv_heads, self.symmetric = k1.shape[1], q2 is None
+        self.dtype = torch.promote_types(v.dtype, torch.float32)
+        self._parts = [self.by_keys(x) for x in inputs if x is not None]
+        heads, sharing, self.time, rows = self._parts[0].shape
+        width = rows if k2 is None else k2.shape[-1]
+        on_cpu = v.device.type == "cpu"
+        length = min(CHUNK if on_cpu else GPU_CHUNK, self.time)
+        budget, workers = (FEATURES, torch.get_num_threads()) if on_cpu else (GPU_FEATURES, 1)
+        row = sharing * length * width
+        at_once = min(heads, workers * max(1, budget // (rows * row)))
+        # Where there are fewer heads than threads, each thread has some of the features' rows.
+        most = min(rows, -(-workers // at_once))
+        parts = max(part for part in range(1, most + 1) if rows % part == 0)
+        blocks = -(-rows // parts * row // budget)
+        step = -(-rows // parts // blocks)
+        self.features = FeatureMap(
+            rows=rows,
+            width=width,
+            symmetric=self.symmetric,
+            parts=parts,
+            step=step,
+            memory=v.new_empty(at_once * parts * step * row, dtype=self.dtype),
+        )
+        self.places = [
+            Place(slice(head, head + at_once), slice(start, min(start + length, self.time)))
+            for head in range(0, heads, at_once)
+            for start in range(0, self.time, length)
+        ]
+
+    def by_keys(self, x: Tensor) -> Tensor:
+        """From (batch, heads, time, width) to (batch * kv_heads, sharing, time, width)."""
+        split: Tensor = x.unflatten(1, (self.kv_heads, -1))
+        return split.flatten(0, 1)
+
+    def tokens(self, x: Tensor, place: Place) -> Tensor:
+        """Those of a chunk (heads, sharing * tokens, width), the heads that share keys in a row."""
+        return x[place.heads, :, place.span].flatten(1, 2).to(self.dtype)
+
+    def __getitem__(self, place: Place) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """q1, k1, v, q2 and k2 of a chunk."""
+        found = [self.tokens(x, place) for x in self._parts]
+        q1, k1, v, q2, k2 = [*found, *found[:2]][:5]
+        return q1, k1, v, q2, k2
+
+    def state(self, given: Tensor | None) -> Tensor:
+        """A copy of a state (batch * kv_heads, features, d_value), or zeros, to be added to."""
+        v = self._parts[2]
+        if given is not None:
+            return given.flatten(0, 1).clone()
+        return v.new_zeros(v.shape[0], self.features.size, v.shape[-1], dtype=self.dtype)
+
+    def zeros(self) -> list[Tensor]:
+        """For the sums of gradients of all inputs, as `by_keys` has them."""
+        return [torch.zeros_like(x, dtype=self.dtype) for x in self._parts]
+
+
+def empty_state(k1: Tensor, v: Tensor, *, symmetric: bool) -> Tensor:
+    """The state before any token (batch, kv_heads, features, d_value): zeros, at least float32."""
     width = k1.shape[-1]
     size = width * row_length(width, symmetric=symmetric)
     dtype = torch.promote_types(v.dtype, torch.float32)
     return v.new_zeros(*v.shape[:2], size, v.shape[-1], dtype=dtype)
-
-
-def chunked(
-    q1: Float[Tensor, "batch heads time d_head"],
-    k1: Float[Tensor, "batch kv_heads time d_head"],
-    v: Float[Tensor, "batch kv_heads time d_value"],
-    q2: Float[Tensor, "batch heads time d_second"] | None,
-    k2: Float[Tensor, "batch kv_heads time d_second"] | None,
-    scale: float,
-    state: Float[Tensor, "batch kv_heads features d_value"] | None,
-) -> tuple[
-    Float[Tensor, "batch heads time d_value"],
-    Float[Tensor, "batch kv_heads features d_value"] | None,
-]:
-    """y_t = scale (sum_{s<=t in the chunk} (q1_t . k1_s)(q2_t . k2_s) v_s + S' (q1_t ⊛ q2_t)).
-
-    S = sum over the tokens before the chunk of (k1_s ⊛ k2_s) v_s', with ⊛ the products of all pairs
-    of coordinates; without q2 and k2 the symmetric half of it. About 2 d_head^2 d_value
-    multiplications a token and head, and memory for the inputs and outputs alone: the backward
-    pass makes the states again, in the order of time for queries and from the end for the rest.
-    Arithmetic is at least in float32. Gradients can be differentiated again, any number of times.
-
-    Args:
-        q1: first queries; heads that follow one another share keys and values.
-        k1: first keys.
-        v: values.
-        q2: second queries; None for the square of the first score.
-        k2: second keys, where there are second queries.
-        scale: of the product of both scores.
-        state: S of the tokens before; None where there are none and S of all is not asked for.
-
-    Returns:
-        y, and S of all tokens where a state was given.
-
-    Source:
-        (A B') * (C D') = (A ⊛ C)(B ⊛ D)': appendix B of the post on tensor-transformer variants;
-        chunks as in Hua et al. 2022, "Transformer quality in linear time", section 4.
-    """
-    y, last = _Chunked.apply(q1, k1, v, q2, k2, scale, state)  # type: ignore[no-untyped-call]
-    return y, last
-
-
-class _Chunked(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q1: Tensor,
-        k1: Tensor,
-        v: Tensor,
-        q2: Tensor | None,
-        k2: Tensor | None,
-        scale: float,
-        state: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        ctx.save_for_backward(q1, k1, v, q2, k2, state)
-        ctx.scale = scale
-        return _attend((q1, k1, v, q2, k2), scale, state)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        return backward(ctx, dy, dstate, _attend_afresh, _gradients)
-
-
-def _attend_afresh(
-    q1: Tensor, k1: Tensor, v: Tensor, q2: Tensor | None, k2: Tensor | None
-) -> Tensor:
-    return chunked(q1, k1, v, q2, k2, 1.0, None)[0]
 
 
 def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -175,3 +199,6 @@ def _causal(pattern: Tensor) -> Tensor:
     tokens = pattern.shape[2]
     pattern.unflatten(1, (-1, tokens)).tril_()
     return pattern
+
+
+chunked = Kernel(_attend, _gradients)

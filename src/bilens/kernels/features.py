@@ -69,7 +69,7 @@ def one_order(state: Tensor, width: int) -> Tensor:
 @cache
 @torch.inference_mode(mode=False)
 def _one_of_each(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where each ij stands among those that are kept, and where each of these does among all."""
+    """Where each ij stands among those kept, and where each of these does among all."""
     columns = row_length(width, symmetric=True)
     j = torch.arange(width, device=device)
     i = j[:, None]

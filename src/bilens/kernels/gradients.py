@@ -12,63 +12,82 @@ and a kernel for y is one for the gradients of gradients of any order.
 """
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bilens.kernels.features import products, weights
-from bilens.kernels.precision import no_autocast
 
-__all__ = ["Inputs", "backward"]
+__all__ = ["Inputs", "Kernel", "no_autocast"]
 
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""q1 (batch, heads, time, d_head), k1 (batch, kv_heads, time, d_head), v (batch, kv_heads, time,
+d_value), q2 and k2, which are None where one score is squared. Heads that follow one another share
+keys and values."""
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """From q1, k1, v, q2 and k2 to y, with a scale of one."""
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-"""q1, k1, v, q2 and k2 (batch, heads, time, width); without q2 and k2 one score is squared."""
-Gradients = Callable[[Inputs, Tensor | None, Tensor, Tensor | None], list[Tensor | None]]
-"""From inputs, state, dy without its scale and dstate to the gradients of inputs and state."""
 
 
-def backward(
-    ctx: Any, dy: Tensor, dstate: Tensor | None, attend: Attend, gradients: Gradients
-) -> tuple[Tensor | None, ...]:
-    """What the backward pass of a kernel gives: gradients of q1, k1, v, q2, k2, scale and state.
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Products of tensors on a device are in their own dtype, as a backward pass's are too."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
-    Args:
-        ctx: holds the inputs and the state as saved tensors, in this order, and `scale`.
-        dy: gradient of y.
-        dstate: gradient of the state behind the last token, if there is one.
-        attend: the kernel, going on from no state.
-        gradients: the kernel's own, which cannot be differentiated again.
+
+class Kernel(NamedTuple):
+    """Attention with gradients of any order, called as `attend` is.
+
+    Attributes:
+        attend: from inputs, scale and the state of the tokens before, or None, to y and, where a
+            state was given, the state of all tokens.
+        gradients: from inputs, state, dy times the scale and the gradient of the last state to the
+            gradients of the five inputs and of the state, which cannot be differentiated again.
     """
-    *saved, state = ctx.saved_tensors
-    inputs: Inputs = tuple(saved)
-    with no_autocast(dy.device):
-        dy = dy * ctx.scale
-        # Gradients are on here where these will be differentiated again.
-        if torch.is_grad_enabled():
-            found = _differentiable_gradients(attend, inputs, state, dy, dstate)
-        else:
-            found = gradients(inputs, state, dy, dstate)
-    return *found[:5], None, found[5]
+
+    attend: Callable[[Inputs, float, Tensor | None], tuple[Tensor, Tensor | None]]
+    gradients: Callable[[Inputs, Tensor | None, Tensor, Tensor | None], list[Tensor | None]]
+
+    def __call__(
+        self, inputs: Inputs, scale: float, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `attend`."""
+        y, last = _Differentiable.apply(self, scale, state, *inputs)  # type: ignore[no-untyped-call]
+        return y, last
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: Kernel, scale: float, state: Tensor | None, *inputs: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.save_for_backward(*inputs, state)
+        ctx.kernel, ctx.scale = kernel, scale
+        return kernel.attend(inputs, scale, state)  # type: ignore[arg-type]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
+        *inputs, state = ctx.saved_tensors
+        with no_autocast(dy.device):
+            gradients = ctx.kernel.gradients
+            # Gradients are on here where these will be differentiated again, at twice the cost.
+            if torch.is_grad_enabled():
+                gradients = partial(_differentiable_gradients, ctx.kernel)
+            *found, to_state = gradients(tuple(inputs), state, dy * ctx.scale, dstate)
+        return None, None, to_state, *found
 
 
 def _differentiable_gradients(
-    attend: Attend, inputs: Inputs, state: Tensor | None, dy: Tensor, dstate: Tensor | None
+    kernel: Kernel, inputs: Inputs, state: Tensor | None, dy: Tensor, dstate: Tensor | None
 ) -> list[Tensor | None]:
-    """Gradients that can be differentiated again, at about twice the cost of those that cannot.
+    """What `Kernel.gradients` gives, made of what autograd knows."""
 
-    Args:
-        attend: a kernel, that goes on from no state.
-        inputs: of y.
-        state: before the first token (batch, kv_heads, features, d_value), if there is one.
-        dy: gradient of y without its scale.
-        dstate: gradient of the state behind the last token, if there is one.
+    def attend(*inputs: Any) -> Tensor:
+        return kernel(inputs, 1.0, None)[0]
 
-    Returns:
-        Gradients of the inputs and of the state.
-    """
     found = [*_attention_gradients(attend, inputs, dy), None]
     if state is None or dstate is None:
         return found

@@ -1,32 +1,22 @@
 """Bilinear attention one token at a time, with a state whose size does not grow."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from bilens.kernels.features import products, weights
+from bilens.kernels.gradients import Inputs
 
 __all__ = ["recurrent"]
 
 
-def recurrent(
-    q1: Float[Tensor, "batch heads time d_head"],
-    k1: Float[Tensor, "batch kv_heads time d_head"],
-    v: Float[Tensor, "batch kv_heads time d_value"],
-    q2: Float[Tensor, "batch heads time d_head"] | None,
-    k2: Float[Tensor, "batch kv_heads time d_head"] | None,
-    scale: float,
-    state: Float[Tensor, "batch kv_heads features d_value"],
-) -> tuple[
-    Float[Tensor, "batch heads time d_value"], Float[Tensor, "batch kv_heads features d_value"]
-]:
+def recurrent(inputs: Inputs, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
     """S_t = S_{t-1} + (k1_t ⊛ k2_t) v_t', y_t = scale S_t' (q1_t ⊛ q2_t).
 
-    The arguments and results are those of `bilens.kernels.chunked.chunked`. A token costs
-    d_head^2 d_value multiplications a head, however many came before it.
+    The arguments and results are those of `bilens.kernels.chunked`. A token costs d_head^2 d_value
+    multiplications a head, however many came before it.
     """
-    kv_heads, width = k1.shape[1], k1.shape[-1]
-    symmetric = q2 is None
+    q1, k1, v, q2, k2 = inputs
+    kv_heads, symmetric = k1.shape[1], q2 is None
 
     def of(x: Tensor, t: int) -> Tensor:
         one: Tensor = x[:, :, t].unflatten(1, (kv_heads, -1))
@@ -36,7 +26,7 @@ def recurrent(
         a = of(first, t)
         return products(a, a if second is None else of(second, t), symmetric=symmetric)
 
-    weight = weights(width, state).T if symmetric else 1
+    weight = weights(k1.shape[-1], state).T if symmetric else 1
     S, found = state, []
     for t in range(k1.shape[2]):
         S = S + both(k1, k2, t).mT @ of(v, t)

@@ -1,16 +1,21 @@
-"""The chunked form by Triton kernels, for GPUs."""
+"""`bilens.kernels.chunked` by Triton kernels, for GPUs, in float32 or bfloat16.
+
+Products of tiles are in the dtype of the inputs and add up in float32. One of float32 is three of
+the tensor cores' and exact to about 1e-5, or one of them where torch's own products are
+(`torch.backends.cuda.matmul.fp32_precision = "tf32"`). A text of up to d_head^2 tokens is one
+chunk, whose pattern costs less than a state would. Widths are padded to powers of two.
+"""
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 from bilens.kernels.features import both_orders, one_order, weights
-from bilens.kernels.gradients import Inputs, backward
+from bilens.kernels.gradients import Inputs, Kernel
 from bilens.kernels.triton_kernels import read_kernel, read_sizes, states_kernel, states_sizes
 
 __all__ = ["triton_chunked"]
@@ -21,60 +26,17 @@ def chunk_length(time: int, width: int) -> int:
     return time if time <= width**2 else 8 * width
 
 
-def triton_chunked(
-    q1: Float[Tensor, "batch heads time d_head"],
-    k1: Float[Tensor, "batch kv_heads time d_head"],
-    v: Float[Tensor, "batch kv_heads time d_value"],
-    q2: Float[Tensor, "batch heads time d_second"] | None,
-    k2: Float[Tensor, "batch kv_heads time d_second"] | None,
-    scale: float,
-    state: Float[Tensor, "batch kv_heads features d_value"] | None,
-) -> tuple[
-    Float[Tensor, "batch heads time d_value"],
-    Float[Tensor, "batch kv_heads features d_value"] | None,
-]:
-    """`bilens.kernels.chunked.chunked`, in float32 or bfloat16.
-
-    Products of tiles are in the dtype of the inputs and add up in float32. One of float32 is three
-    of the tensor cores' and exact to about 1e-5, or one of them where torch's own products are
-    (`torch.backends.cuda.matmul.fp32_precision = "tf32"`). A text of up to d_head^2 tokens is one
-    chunk, whose pattern costs less than a state would. Widths are padded to powers of two.
-    """
-    y, last = _Triton.apply(q1, k1, v, q2, k2, scale, state)  # type: ignore[no-untyped-call]
-    return y, last
-
-
-def _attend(q1: Tensor, k1: Tensor, v: Tensor, q2: Tensor | None, k2: Tensor | None) -> Tensor:
-    return triton_chunked(q1, k1, v, q2, k2, 1.0, None)[0]
-
-
-class _Triton(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q1: Tensor,
-        k1: Tensor,
-        v: Tensor,
-        q2: Tensor | None,
-        k2: Tensor | None,
-        scale: float,
-        state: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        ctx.save_for_backward(q1, k1, v, q2, k2, state)
-        ctx.scale = scale
-        text = _Text((q1, k1, v, q2, k2))
-        one, key_one, values, two, key_two = text.parts
-        keys = key_one, key_two, values
-        states = text.states(keys, state)
-        y = text.read((one, two), keys, states, (0, 1, 2), scale)
-        y = y.unflatten(0, q1.shape[:2])[..., : v.shape[-1]].to(v.dtype)
-        if state is None or states.last is None:
-            return y, None
-        return y, text.kept(states.last).view_as(state)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        return backward(ctx, dy, dstate, _attend, _gradients)
+def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    q1, _, v, _, _ = inputs
+    text = _Text(inputs)
+    one, key_one, values, two, key_two = text.parts
+    keys = key_one, key_two, values
+    states = text.states(keys, state)
+    y = text.read((one, two), keys, states, (0, 1, 2), scale)
+    y = y.unflatten(0, q1.shape[:2])[..., : v.shape[-1]].to(v.dtype)
+    if state is None or states.last is None:
+        return y, None
+    return y, text.kept(states.last).view_as(state)
 
 
 def _gradients(
@@ -251,3 +213,6 @@ def _precision() -> str:
     if torch.version.hip or triton.knobs.runtime.interpret:
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
+triton_chunked = Kernel(_attend, _gradients)

@@ -35,8 +35,7 @@ class SparseAutoencoder(Checkpointed):
     Args:
         config: its sizes.
 
-    Source:
-        Pearce & Dooms 2024, appendix "SAE training".
+    Source: Pearce & Dooms 2024, appendix "SAE training".
     """
 
     model_type = "sparse-autoencoder"

@@ -113,11 +113,7 @@ class Checkpointed(nn.Module, ModelHubMixin):
 
 
 def fetch(source: str | Path, name: str, **hub: Any) -> Path:
-    """One file of a saved model: from a directory, or through the hub's cache.
-
-    Raises:
-        CheckpointError: it is not there.
-    """
+    """One file of a saved model, from a directory or the hub; or CheckpointError."""
     if os.path.isdir(source):  # noqa: PTH112  pathlib raises for names that are too long
         path = Path(source) / name
         if not path.is_file():
@@ -138,9 +134,5 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
 
 
 def read_config(source: str | Path, **hub: Any) -> dict[str, Any]:
-    """The settings of a saved model, its `model_type` among them.
-
-    Raises:
-        CheckpointError: they are missing or damaged.
-    """
+    """The settings of a saved model with its `model_type`; CheckpointError if damaged."""
     return read_json_object(fetch(source, CONFIG_NAME, **hub))

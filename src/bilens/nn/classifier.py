@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from bilens.checks import check_count, check_finite, check_labels
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
-from bilens.nn.gate import GateName
-from bilens.nn.gated import GatedLayer
+from bilens.nn.gated import GatedLayer, GateName
 from bilens.nn.norm import NormName, ScalarNorm, make_norm
 from bilens.settings import Depth, Size, check_settings
 from bilens.tensor import BilinearTensor, Cut, affine
@@ -79,8 +78,7 @@ class ImageClassifier(Checkpointed):
     Args:
         config: its sizes and parts.
 
-    Source:
-        Pearce et al. 2024, section 5 and appendix A.
+    Source: Pearce et al. 2024, section 5 and appendix A.
     """
 
     model_type = "image-classifier"
@@ -135,10 +133,7 @@ class ImageClassifier(Checkpointed):
         return self.embed.weight.device
 
     def readable(self) -> "ImageClassifier":
-        """The model where it can be read: itself, or a copy on the CPU.
-
-        What is read from weights needs float64 in places, which mps does not have.
-        """
+        """The model where it can be read: itself, or on the CPU if its device lacks float64."""
         try:
             torch.zeros((), dtype=torch.float64, device=self.device)
         except (TypeError, RuntimeError):
@@ -179,11 +174,7 @@ class ImageClassifier(Checkpointed):
         return chain
 
     def tensors(self) -> list[BilinearTensor]:
-        """As `layer_tensors`, from the pixels on: the embedding is folded into the first.
-
-        Raises:
-            NotBilinearError: a gate is not linear, or there is a norm other than a scalar one.
-        """
+        """As `layer_tensors`, from the pixels on: the embedding is folded into the first."""
         model = self.readable()
         first, *others = model.layer_tensors()
         return [first.change_basis(inputs=model.embedding()), *others]
@@ -198,8 +189,7 @@ class ImageClassifier(Checkpointed):
         """The whole model as one tensor, from pixels to logits; exact for a single layer.
 
         Raises:
-            NotBilinearError: the model is deeper than one layer, a gate is not linear, or there
-                is a norm other than a scalar one.
+            NotBilinearError: the model is deeper, or as for `layer_tensors`.
         """
         self.require_single_layer()
         return self.tensors()[0]
@@ -219,14 +209,8 @@ class ImageClassifier(Checkpointed):
         """A cut model as an ordinary classifier, as wide as its widest bond has directions.
 
         Layers that need fewer are filled up with zeros. Biases and residuals of the model that was
-        cut are in the layers; only the embedding has a bias.
-
-        Args:
-            cut: from pixels to logits.
-            config: of the model that was cut; its data and classes are taken over.
-
-        Raises:
-            BilensError: the cut has other inputs or outputs.
+        cut are in the layers; only the embedding has a bias. Data and classes are those of its
+        `config`, whose inputs and outputs the cut must have.
         """
         n_inputs, n_classes = cut.read.shape[1] - cut.constant, cut.cores[-1].n_out
         if (n_inputs, n_classes) != (config.n_inputs, config.n_classes):
@@ -261,14 +245,13 @@ class ImageClassifier(Checkpointed):
 
     @exact
     @torch.no_grad()
-    @exact
     def accuracy(
         self,
         x: Float[Tensor, "samples n_inputs"],
         labels: Int[Tensor, " samples"],
         batch_size: int = 8192,
     ) -> float:
-        """Share of the samples whose largest logit is their label's, wherever the samples are.
+        """Share of the samples, wherever they are, whose largest logit is their label's.
 
         Raises:
             BilensError: there are no samples, a label is not a class, or logits are not finite.

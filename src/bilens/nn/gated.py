@@ -1,18 +1,70 @@
-"""The gated layer, and its special case that is exactly a tensor."""
+"""Gates, the gated layer, and its special case that is exactly a tensor."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from bilens.checks import checked
 from bilens.errors import BilensError, NotBilinearError
-from bilens.nn.gate import Gate, GateName
 from bilens.settings import Size
 from bilens.tensor import BilinearTensor
 
-__all__ = ["Bilinear", "GatedLayer"]
+__all__ = ["ACTIVATIONS", "GATES", "Bilinear", "Gate", "GateName", "GatedLayer"]
+
+GateName = Literal["identity", "relu", "gelu", "silu", "swish"]
+"""Gates by their names; see `Gate`."""
+GATES: tuple[str, ...] = get_args(GateName)
+"""All of them."""
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda z: z,
+    "relu": functional.relu,
+    "relu2": lambda z: functional.relu(z).square(),
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+}
+"""What gates and MLPs without a gate apply, elementwise."""
+
+
+class Gate(nn.Module):
+    """sigma of a gated layer (L x) * sigma(R x).
+
+    `swish` is Swish_beta(z) = z sigmoid(beta z): SiLU at beta = 1, nearly GELU at 1.702, and the
+    straight line z / 2 at beta = 0, so lowering beta anneals a gated layer into a bilinear one.
+
+    Args:
+        name: identity, relu, gelu, silu or swish.
+        beta: of swish; the other gates have none.
+
+    Source: Pearce et al. 2024, section 3.1.
+    """
+
+    def __init__(self, name: GateName = "identity", beta: float = 1.0) -> None:
+        super().__init__()
+        if name not in GATES:
+            raise BilensError(f"gate={name!r}, expected one of {', '.join(GATES)}")
+        self.name = name
+        self.beta = beta
+
+    @property
+    def slope(self) -> float | None:
+        """The slope of a gate that is linear; None for one that is not."""
+        if self.name == "identity":
+            return 1.0
+        return 0.5 if self.name == "swish" and self.beta == 0 else None
+
+    def forward(self, z: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch rank"]:
+        """Apply the gate elementwise."""
+        if self.name == "swish":
+            return z * torch.sigmoid(self.beta * z)
+        return ACTIVATIONS[self.name](z)
+
+    def extra_repr(self) -> str:
+        """Name the gate in the module's printout."""
+        return f"{self.name}, beta={self.beta}" if self.name == "swish" else self.name
 
 
 class GatedLayer(nn.Module):
@@ -32,8 +84,7 @@ class GatedLayer(nn.Module):
     Raises:
         BilensError: a residual between different widths, or an unknown gate.
 
-    Source:
-        Pearce et al. 2024, equation 1; Shazeer 2020. Their W, V are L, R here.
+    Source: Pearce et al. 2024, equation 1; Shazeer 2020. Their W, V are L, R here.
     """
 
     @checked
@@ -92,14 +143,10 @@ class GatedLayer(nn.Module):
     def tensor(self, name: str = "this layer") -> BilinearTensor:
         """The layer as a tensor, biases and residual folded in; exact, and sharing its memory.
 
-        Args:
-            name: what to call the layer in an error.
-
         Raises:
-            NotBilinearError: the gate is not a straight line.
+            NotBilinearError: the gate is not a straight line; calls the layer by `name`.
 
-        Source:
-            Pearce et al. 2024, section 3.4.
+        Source: Pearce et al. 2024, section 3.4.
         """
         if self.gate.slope is None:
             raise NotBilinearError(
@@ -117,17 +164,9 @@ class GatedLayer(nn.Module):
 
 
 class Bilinear(GatedLayer):
-    """g(x) = D((L x + b_L) * (R x + b_R)) + b_D: the gated layer whose gate does nothing.
+    """g(x) = D((L x + b_L) * (R x + b_R)) + b_D: the `GatedLayer` whose gate does nothing.
 
-    Args:
-        d_in: width of the input.
-        d_out: width of the output.
-        d_hidden: number of hidden units; None for as many as outputs, and no D.
-        bias: whether L, R and D have biases.
-        residual: whether the input is added to the output.
-
-    Source:
-        Pearce et al. 2024, section 3.2.
+    Source: Pearce et al. 2024, section 3.2.
     """
 
     @checked

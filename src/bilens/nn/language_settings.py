@@ -53,8 +53,7 @@ class LanguageSettings:
         BilensError: a setting is out of range, d_model is not a multiple of n_heads, or n_heads of
             n_kv_heads, or attention_norm does not fit attention.
 
-    Source:
-        Pearce et al. 2024, appendix C, Table 3.
+    Source: Pearce et al. 2024, appendix C, Table 3.
     """
 
     vocab_size: Size = 4096

@@ -2,15 +2,12 @@
 
 from typing import TYPE_CHECKING, Literal, get_args
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bilens.checks import checked
 from bilens.errors import BilensError, NotBilinearError
-from bilens.nn.gate import GateName
-from bilens.nn.gated import GatedLayer
+from bilens.nn.gated import ACTIVATIONS, GatedLayer, GateName
 from bilens.settings import Size
 from bilens.tensor import BilinearTensor
 
@@ -37,12 +34,8 @@ _GATES: dict[str, GateName] = {
 class PlainMLP(nn.Module):
     """g(x) = D sigma(W x + b) + b_D, for comparison: no product, so no tensor.
 
-    Args:
-        d_model: width of the input and of the output.
-        d_hidden: number of hidden units.
-        activation: sigma: relu, relu2 (its square) or gelu.
-        bias: whether both maps have biases.
-        out_bias: whether D has one; None for bias.
+    `activation` is sigma: relu, relu2 (its square) or gelu. `bias` is that of both maps, `out_bias`
+    that of D where it differs.
     """
 
     @checked
@@ -70,19 +63,10 @@ class PlainMLP(nn.Module):
 
     def activate(self, z: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
         """sigma(z)."""
-        match self.activation:
-            case "gelu":
-                return functional.gelu(z)
-            case "relu2":
-                return torch.relu(z).square()
-        return torch.relu(z)
+        return ACTIVATIONS[self.activation](z)
 
     def tensor(self, name: str = "this layer") -> BilinearTensor:
-        """Raise, as there is no tensor without a gate.
-
-        Raises:
-            NotBilinearError: always.
-        """
+        """Raise NotBilinearError, as there is no tensor without a gate."""
         raise NotBilinearError(
             f"{name} is an MLP with {self.activation} and no gate, which is not a tensor; train "
             "with mlp='bilinear', or anneal a gated one."
@@ -97,8 +81,7 @@ def make_mlp(
     Raises:
         BilensError: the name is another.
 
-    Source:
-        Shazeer 2020 for the gated ones.
+    Source: Shazeer 2020 for the gated ones.
     """
     if name not in MLPS:
         raise BilensError(f"mlp={name!r}, expected one of {', '.join(MLPS)}")

@@ -23,8 +23,7 @@ class ScalarNorm(nn.Module):
     Args:
         eps: what it adds to the mean square; None for 1e-6.
 
-    Source:
-        Chi-nets divide by a running root mean square; there it has no gradient.
+    Source: Chi-nets divide by a running root mean square; there it has no gradient.
     """
 
     def __init__(self, eps: float | None = None) -> None:
@@ -64,16 +63,10 @@ MOMENTUM = 0.02
 
 
 def make_norm(name: NormName, width: int, eps: float | None = None) -> nn.Module:
-    """A norm by its name.
+    """A norm by its name: none, scalar (`ScalarNorm`), rms (with a gain), or layer (gain and bias).
 
-    Args:
-        name: none; scalar (`ScalarNorm`); rms (RMSNorm with a gain); or layer (LayerNorm with gain
-            and bias).
-        width: of its input.
-        eps: what it adds to the mean square; None for what torch adds.
-
-    Raises:
-        BilensError: the name is another.
+    `eps` is what it adds to the mean square; None for what torch adds. Another name is a
+    BilensError.
     """
     match name:
         case "none":

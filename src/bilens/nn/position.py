@@ -20,19 +20,12 @@ POSITIONS: tuple[str, ...] = get_args(PositionName)
 def rotation(
     positions: Int[Tensor, "*batch time"], width: int, base: float, like: Tensor
 ) -> tuple[Float[Tensor, "*batch time half"], Float[Tensor, "*batch time half"]]:
-    """Cosines and sines of position * base^(-2 i / width), worked out in float32.
+    """Cosines and sines of position * base^(-2 i / width), from float32 to the dtype of `like`.
 
-    Args:
-        positions: of the tokens.
-        width: of a head, an even number.
-        base: the slowest pair of coordinates turns by about 1 / base a position.
-        like: gives the dtype of the result.
+    The slowest of the `width` coordinates of a head, an even number, turn by about 1 / base a
+    position. An odd width is a BilensError.
 
-    Raises:
-        BilensError: the width is odd.
-
-    Source:
-        Su et al. 2021, section 3.2.
+    Source: Su et al. 2021, section 3.2.
     """
     if width % 2:
         raise BilensError(f"width={width}: rotary positions need heads of even width")

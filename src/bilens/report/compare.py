@@ -12,7 +12,7 @@ from bilens.report.page import Section, Table, write_page
 from bilens.report.style import BLUE, GREY, RED, dress
 
 if TYPE_CHECKING:  # pandas takes its time to import
-    from bilens.train.comparison import Comparison
+    from bilens.train.compare import Comparison
 
 __all__ = ["Axis", "comparison_table", "loss_figure", "write_comparison_report"]
 

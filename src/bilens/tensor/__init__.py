@@ -8,9 +8,7 @@ from bilens.tensor.cut import Cut, Products
 from bilens.tensor.dictionary import Dictionary, Reexpression, reexpress
 from bilens.tensor.extrema import Extrema, local_extrema
 from bilens.tensor.factored import FactoredMatrix, FactoredSVD
-from bilens.tensor.graph import tree_to_networkx
-from bilens.tensor.lazy_tree import LazyTree
-from bilens.tensor.paths import Paths
+from bilens.tensor.paths import Paths, tree_to_networkx
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.rotation import product_weight, sparse_basis
 from bilens.tensor.search import TopPaths, top_paths
@@ -19,7 +17,7 @@ from bilens.tensor.spectrum import Spectrum
 from bilens.tensor.steering import Steering, steer
 from bilens.tensor.svd import TensorSVD
 from bilens.tensor.top_entries import TopEntries, top_entries
-from bilens.tensor.tree import decompile
+from bilens.tensor.tree import LazyTree, decompile
 
 __all__ = [
     "BilinearTensor",

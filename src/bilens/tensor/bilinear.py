@@ -17,9 +17,8 @@ from bilens.notebook import Shown
 from bilens.tensor.constant import affine, fit_input
 from bilens.tensor.exact import exact
 from bilens.tensor.factored import FactoredMatrix
-from bilens.tensor.factors import check_factors, take_out_scale
+from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors, take_out_scale
 from bilens.tensor.gram import hidden_gram, hidden_product, input_gram
-from bilens.tensor.memory import DENSE_LIMIT, check_dense_size
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.svd import TensorSVD, svd_of_unfolding
 
@@ -56,7 +55,8 @@ class BilinearTensor(Shown):
         names: of the outputs, such as classes; may be left out.
 
     Raises:
-        BilensError: the factors' shapes, dtypes or devices do not fit together.
+        BilensError: the factors' shapes, dtypes or devices do not fit together; or, by every
+            method, an argument does not fit, or a number is not finite.
 
     Source:
         Pearce et al. 2024, sections 3.2 and 3.3; their W, V are L, R here, and their layer has
@@ -134,9 +134,6 @@ class BilinearTensor(Shown):
 
         With `y`, B(x, y) = 1/2 D((L x) * (R y) + (L y) * (R x)), symmetric and linear in both; the
         axes before the last broadcast. B(x, x) = B(x).
-
-        Raises:
-            BilensError: x or y does not fit the inputs.
         """
         x = fit_input(x, self.left, self.constant)
         if y is None:
@@ -149,11 +146,7 @@ class BilinearTensor(Shown):
         """The matrix of y -> B(x, y), or a batch: one input is given, the other is still free.
 
         Its singular vectors are the directions of the other input that x works together with, and
-        of the output that they move. Where the tensor has the constant coordinate so has the
-        matrix, in its last column.
-
-        Raises:
-            BilensError: x does not fit the inputs.
+        of the output that they move. A constant coordinate is its last column.
         """
         x = fit_input(x, self.left, self.constant)
         halves = (self.out * (x @ factor.T)[..., None, :] / 2 for factor in (self.right, self.left))
@@ -161,11 +154,7 @@ class BilinearTensor(Shown):
         return FactoredMatrix(torch.cat([*halves], -1), reading.expand(*x.shape[:-1], -1, -1))
 
     def __add__(self, other: "BilinearTensor") -> "BilinearTensor":
-        """The tensor of x -> A(x) + B(x), of the sum of both ranks.
-
-        Raises:
-            BilensError: the tensors have different inputs or outputs.
-        """
+        """The tensor of x -> A(x) + B(x), of the sum of both ranks."""
         self._check_alike(other)
         return BilinearTensor(
             torch.cat([self.left, other.left]),
@@ -175,11 +164,7 @@ class BilinearTensor(Shown):
         )
 
     def __sub__(self, other: "BilinearTensor") -> "BilinearTensor":
-        """The tensor of x -> A(x) - B(x); its norm says how far the two are apart.
-
-        Raises:
-            BilensError: the tensors have different inputs or outputs.
-        """
+        """The tensor of x -> A(x) - B(x); its norm says how far the two are apart."""
         return self + replace(other, out=-other.out)
 
     def interaction(
@@ -199,11 +184,7 @@ class BilinearTensor(Shown):
                 batch.
             minus: (with output) outputs whose mean is taken away from it.
 
-        Raises:
-            BilensError: neither or both are given, or they do not fit the outputs.
-
-        Source:
-            Pearce et al. 2024, section 4.1.
+        Source: Pearce et al. 2024, section 4.1.
         """
         if (direction is None) == (output is None) or (minus is not None and output is None):
             raise BilensError(
@@ -258,18 +239,14 @@ class BilinearTensor(Shown):
     ) -> "BilinearTensor":
         """Read inputs through features E and outputs along directions U: (L E, R E, U D).
 
-        The result maps z to U B(E z). With a constant coordinate, E may leave it out: it then
-        stays what it is.
+        The result maps z to U B(E z). With a constant coordinate, E may leave it out: it then stays
+        what it is.
 
         Args:
             inputs: E, one column for each input feature.
             outputs: U, one row for each output direction.
 
-        Raises:
-            BilensError: E or U does not fit the tensor.
-
-        Source:
-            Pearce et al. 2024, appendix B.1; Pearce & Dooms 2024, "Transforming to a feature
+        Source: Pearce et al. 2024, appendix B.1; Pearce & Dooms 2024, "Transforming to a feature
             basis".
         """
         left, right, out = self.left, self.right, self.out
@@ -301,14 +278,10 @@ class BilinearTensor(Shown):
     ) -> "BilinearTensor":
         """Fold biases in: the tensor of x -> D((L x + left) * (R x + right)) + out.
 
-        `left` and `right` become the column of the constant coordinate; `out` costs one hidden
-        unit that is always 1. The result has the constant coordinate, also when all are None.
+        `left` and `right` become the column of the constant coordinate; `out` costs one hidden unit
+        that is always 1. The result has the constant coordinate, also when all are None.
 
-        Raises:
-            BilensError: a bias does not fit.
-
-        Source:
-            Pearce et al. 2024, section 3.4.
+        Source: Pearce et al. 2024, section 3.4.
         """
         L, R, D = self.left, self.right, self.out
         for name, bias, size in (
@@ -336,11 +309,7 @@ class BilinearTensor(Shown):
 
         With x' = [x, 1]:  L' = [L; I 0],  R' = [R; 0 1],  D' = [D, I].
 
-        Raises:
-            BilensError: the layer's outputs are not as many as its inputs.
-
-        Source:
-            Pearce et al. 2024, section 3.4.
+        Source: Pearce et al. 2024, section 3.4.
         """
         lifted = self.with_bias()
         n = lifted.n_in - 1
@@ -363,8 +332,7 @@ class BilinearTensor(Shown):
 
         The new output costs one hidden unit. The result has the constant coordinate.
 
-        Source:
-            Pearce et al. 2024, section 3.4.
+        Source: Pearce et al. 2024, section 3.4.
         """
         one = self.out.new_zeros(self.n_out + 1)
         one[-1] = 1
@@ -375,9 +343,6 @@ class BilinearTensor(Shown):
         """The tensor divided by a power of two so that nothing over- or underflows, and the power.
 
         In float64, as all inner products and Gram matrices.
-
-        Raises:
-            BilensError: a factor is not finite.
         """
         check_finite(left=self.left, right=self.right, out=self.out)
         left, right, out, scales = take_out_scale(
@@ -393,9 +358,6 @@ class BilinearTensor(Shown):
         [(L_A L_B')_gh (R_A R_B')_gh + (L_A R_B')_gh (R_A L_B')_gh]
 
         Computed in float64. The tensors may differ in rank, not in inputs and outputs.
-
-        Raises:
-            BilensError: the tensors have different inputs or outputs, or are not finite.
         """
         self._check_alike(other)
         (a, scale_a), (b, scale_b) = self.without_scale(), other.without_scale()
@@ -405,19 +367,12 @@ class BilinearTensor(Shown):
         """Frobenius norm of the symmetric tensor, in float64.
 
         Rounding leaves 1e-8 of the norms of A and B in the norm of A - B.
-
-        Raises:
-            BilensError: a factor is not finite.
         """
         unit, scale = self.without_scale()
         return scale * _unit_inner(unit, unit).clamp_min(0).sqrt()
 
     def cosine(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
-        """Cosine between two symmetric tensors: `<A,B> / (|A| |B|)`; 0 if either is zero.
-
-        Raises:
-            BilensError: the tensors have different inputs or outputs, or are not finite.
-        """
+        """Cosine between two symmetric tensors: `<A,B> / (|A| |B|)`; 0 if either is zero."""
         self._check_alike(other)
         a, b = self.without_scale()[0], other.without_scale()[0]
         squares = (_unit_inner(unit, unit).clamp_min(0) for unit in (a, b))
@@ -426,38 +381,23 @@ class BilinearTensor(Shown):
         return torch.where(scale > 0, _unit_inner(a, b) / scale, torch.zeros_like(scale))
 
     def output_gram(self) -> Float64[Tensor, "n_out n_out"]:
-        """G = D K D', the Gram matrix of the outputs' interaction matrices, in float64.
-
-        Raises:
-            BilensError: a factor is not finite.
-        """
+        """G = D K D', the Gram matrix of the outputs' interaction matrices, in float64."""
         unit, scale = self.without_scale()
         return scale**2 * _unit_output_gram(unit)
 
     def input_gram(self) -> Float64[Tensor, "n_in n_in"]:
-        """M[i,j] = sum_ok B[o,i,k] B[o,j,k], the Gram matrix of the input side, in float64.
-
-        Raises:
-            BilensError: a factor is not finite.
-        """
+        """M[i,j] = sum_ok B[o,i,k] B[o,j,k], the Gram matrix of the input side, in float64."""
         unit, scale = self.without_scale()
         return scale**2 * input_gram(unit.left, unit.right, unit.out)
 
     def svd(self, k: int | None = None) -> TensorSVD:
-        """Singular value decomposition of the n_out x n_in^2 unfolding, without the unfolding.
+        """Singular value decomposition of the n_out x n_in^2 unfolding, whole or its largest k.
 
         G = D K D' = r diag(sigma^2) r'; component s has output direction r_s, singular value
         sigma_s and interaction matrix Q(r_s) / sigma_s, so B = sum_s sigma_s r_s (x) Q_s.
         Costs O(rank^2 (n_in + n_out)).
 
-        Args:
-            k: how many components to keep, the largest first; all of them by default.
-
-        Raises:
-            BilensError: k is not between 1 and n_out, or a factor is not finite.
-
-        Source:
-            Pearce et al. 2024, appendix B.2; Pearce & Dooms 2024, "SVD on the bilinear tensor".
+        Source: Pearce et al. 2024, appendix B.2; Pearce & Dooms 2024, "SVD on the bilinear tensor".
         """
         unit, scale = self.without_scale()
         gram, dtype = _unit_output_gram(unit), torch.promote_types(self.out.dtype, torch.float32)
@@ -465,11 +405,7 @@ class BilinearTensor(Shown):
         return svd_of_unfolding(unit.left, unit.right, unit.out, gram, scale, k, self.constant)
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "n_out n_in n_in"]:
-        """The whole tensor, for tests and small layers.
-
-        Raises:
-            BilensError: it would need more than `max_bytes`.
-        """
+        """The whole tensor, for tests and small layers."""
         check_dense_size((self.n_out, self.n_in, self.n_in), self.out, max_bytes)
         half = einsum(self.out, self.left, self.right, "o h, h i, h j -> o i j")
         return (half + half.mT) / 2

@@ -14,7 +14,7 @@ from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 
-__all__ = ["Chain", "joined", "make_chain"]
+__all__ = ["Chain", "check_chain", "joined", "make_chain"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +83,7 @@ def make_chain(
 def joined(
     tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"]
 ) -> list[BilinearTensor]:
-    """A chain that was checked, in which each tensor also gives the constant that the next reads.
-
-    Raises:
-        BilensError: as `make_chain`.
-    """
+    """A checked chain in which each tensor also gives the constant that the next reads."""
     _check(tensors, directions)
     chain = [tensor.to(torch.promote_types(tensor.out.dtype, torch.float32)) for tensor in tensors]
     for i in range(len(chain) - 1, 0, -1):
@@ -120,35 +116,34 @@ def _reading_basis(tensor: BilinearTensor) -> Float[Tensor, "n_read n_in"]:
     return basis[:kept]
 
 
-def _check(tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"]) -> None:
+def check_chain(tensors: Sequence[BilinearTensor], name: str) -> None:
+    """See that all tensors are finite and that each reads what the one before gives."""
     if not tensors:
-        raise BilensError("tensors is empty; expected one for each layer, as model.tensors() gives")
+        raise BilensError(f"{name} is empty; expected one for each layer, as model.tensors() gives")
     for i, (below, above) in enumerate(pairwise(tensors)):
-        fits = {above.n_in, above.n_in - 1} if above.constant else {above.n_in}
+        fits = {above.n_in, above.n_in - above.constant}
         if below.n_out not in fits:
             wanted = " or ".join(str(n) for n in sorted(fits))
             raise BilensError(
-                f"tensors[{i}] has {below.n_out} outputs, but tensors[{i + 1}] reads {wanted}; "
+                f"{name}[{i}] has {below.n_out} outputs, but {name}[{i + 1}] reads {wanted}; "
                 "expected each tensor to read what the one before gives, as in model.tensors()"
             )
+    for i, tensor in enumerate(tensors):
+        factors = {"left": tensor.left, "right": tensor.right, "out": tensor.out}
+        check_finite(**{f"{name}[{i}].{part}": factor for part, factor in factors.items()})
+
+
+def _check(tensors: Sequence[BilinearTensor], directions: Tensor) -> None:
+    check_chain(tensors, "tensors")
     kinds = {(tensor.out.dtype, tensor.out.device) for tensor in tensors}
     if len(kinds) > 1:
         listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise BilensError(
             f"tensors are of different kinds: {listed}. Move them to one dtype and device first."
         )
-    n_out = tensors[-1].n_out
-    if directions.shape[-1] != n_out:
+    if directions.shape[-1] != tensors[-1].n_out or directions.numel() == 0:
         raise BilensError(
-            f"directions has shape {tuple(directions.shape)}; its last axis should have length "
-            f"{n_out}, one number for each output of the last tensor"
+            f"directions has shape {tuple(directions.shape)}; expected at least one, its last axis "
+            f"of length {tensors[-1].n_out}, one number for each output of the last tensor"
         )
-    if directions.numel() == 0:
-        raise BilensError(
-            f"directions has shape {tuple(directions.shape)}, which holds no direction; expected "
-            "at least one"
-        )
-    for i, tensor in enumerate(tensors):
-        factors = {"left": tensor.left, "right": tensor.right, "out": tensor.out}
-        check_finite(**{f"tensors[{i}].{name}": factor for name, factor in factors.items()})
     check_finite(directions=directions)

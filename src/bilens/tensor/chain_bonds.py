@@ -68,11 +68,7 @@ class Bond:
         return len(self.shares)
 
     def projector(self, k: int) -> Float64[Tensor, "n n"]:
-        """The projector on the first k directions, K V_k V_k' K^+.
-
-        Raises:
-            BilensError: k is not between 1 and the number of directions.
-        """
+        """The projector on the first k directions, K V_k V_k' K^+."""
         check_count("k", k, self.k, "the number of directions")
         return self.write[:, :k] @ self.read[:k]
 
@@ -125,20 +121,13 @@ class Bonds(Shown):
         Cutting one use of a bond is an orthogonal projection of T, and several in a row lose at
         most the sum of what each loses alone. For an input with x'M^+ x <= s no output along a
         direction of unit length is off by more than certificate |T| s^(2^(n-1)).
-
-        Raises:
-            BilensError: as `cut`.
         """
         kept = self._checked_ranks(ranks)
         lost = [b.uses * b.shares[k:].sum() for b, k in zip(self.bonds, kept, strict=True)]
         return float(torch.stack(lost).sum().sqrt())
 
     def error(self, ranks: int | Sequence[int]) -> float:
-        """|T - T_cut| / |T| itself, down to 1e-8, below which it is rounding.
-
-        Raises:
-            BilensError: as `cut`.
-        """
+        """|T - T_cut| / |T| itself, down to 1e-8, below which it is rounding."""
         kept = self._checked_ranks(ranks)
         mixed = torch.eye(self.bonds[0].k, kept[0]).to(self.directions)
         small = mixed[: kept[0]]
@@ -152,16 +141,12 @@ class Bonds(Shown):
     def gaussian_error(self, ranks: int | Sequence[int]) -> float:
         """What sqrt(E |f(x) - f_cut(x)|^2) is at most, f along the directions, from `certificate`.
 
-        For x ~ N(mu, Sigma) whose second moment is the metric: N(0, I) for the identity, with or
-        without biases. With m = 2^n leaves, r directions of the input and sizes of one,
+        For x ~ N(mu, Sigma) whose second moment is the metric. With m = 2^n leaves, r directions of
+        the input and sizes of one, Wick's theorem with every term at its largest gives
 
-            E (T . x^m)^2 <= |T|^2 sum_j j! (sum_k m! r^(k/2) / (j! (m - j - 2k)! 2^k k!))^2,
+            E (T . x^m)^2 <= |T|^2 sum_j j! (sum_k m! r^(k/2) / (j! (m - j - 2k)! 2^k k!))^2.
 
-        Wick's theorem with every term at its largest. That factor is 10^12 for three layers on 100
-        directions: of use for cuts that lose next to nothing. Sample x to know what others lose.
-
-        Raises:
-            BilensError: as `cut`.
+        That factor is 10^12 for three layers on 100 directions: sample x for cuts that lose much.
         """
         m, r = 2 ** len(self.bonds), self.bonds[0].k
         factor = 0.0
@@ -174,11 +159,7 @@ class Bonds(Shown):
         return self.certificate(ranks) * self.norm * math.sqrt(factor)
 
     def ranks_within(self, error: float) -> tuple[int, ...]:
-        """The fewest directions over all bonds for which the certificate is at most `error`.
-
-        Raises:
-            BilensError: the error is negative or NaN.
-        """
+        """The fewest directions over all bonds for which the certificate is at most `error`."""
         if not error >= 0:
             raise BilensError(f"error={error}, expected 0 or more, relative to the model's norm")
         costs = [bond.uses * bond.shares for bond in self.bonds]
@@ -193,14 +174,8 @@ class Bonds(Shown):
 
         From twice the smallest uniform cut that does, the direction goes whose loss costs the score
         least, one at a time, until 2 in a row for each bond are missed too often; the smallest cut
-        that scored enough is kept. Takes some 6 n times that uniform cut's rank of scores.
-
-        Args:
-            score: of a cut model, such as its accuracy on images.
-            least: what it has to reach.
-
-        Raises:
-            BilensError: the whole model does not reach it.
+        that scored enough is kept. Takes some 6 n times that uniform cut's rank of scores. An error
+        if the whole model does not reach `least`.
         """
         whole = tuple(bond.k for bond in self.bonds)
         reached = score(self.cut(whole))
@@ -228,10 +203,6 @@ class Bonds(Shown):
         Args:
             ranks: how many for each bond, the input's first; one number for all of them, where a
                 bond that has fewer directions keeps what it has.
-
-        Raises:
-            BilensError: a number is below 1 or above what its bond has, or there is not one for
-                each bond.
         """
         kept = self._checked_ranks(ranks)
         above = [*kept[1:], self.cores[-1].n_out]
@@ -274,9 +245,9 @@ def bonds(
 ) -> Bonds:
     """The singular values and directions of a deep model at each of its bonds.
 
-    In float64 whatever the dtype of the tensors. Costs O(rank^2 n + n^3) for each layer, where the
-    tree has n_in^(2^layers) entries. Exact for the tree, whose leaves are told apart; as a function
-    of one x the model may need fewer directions.
+    In float64. Costs O(rank^2 n + n^3) for each layer, where the tree has n_in^(2^layers) entries.
+    Exact for the tree, whose leaves are told apart; as a function of one x the model may need fewer
+    directions.
 
     Args:
         tensors: one for each layer; each reads what the one before gives.
@@ -287,13 +258,11 @@ def bonds(
             `affine(E, bias)`. Folded into the first tensor it gives the same, more slowly.
 
     Raises:
-        BilensError: the chain is empty or does not fit together, the directions, the metric or the
-            embedding do not fit it, the metric is not symmetric or has a negative eigenvalue, a
-            number is not finite, or the model is zero along the directions.
+        BilensError: tensors, directions, metric and embedding do not fit together, the metric is
+            not symmetric or has a negative eigenvalue, a number is not finite, or the model is zero
+            along the directions.
 
-    Source:
-        Dooms et al. 2025, arXiv 2504.02667, appendix G: orthogonalise, diagonalise, truncate. They
-        build dense cores at O(n^4) a layer.
+    Source: Dooms et al. 2025, arXiv 2504.02667, appendix G, with dense cores at O(n^4) a layer.
     """
     chain = [
         BilinearTensor(t.left, t.right, t.out).to(torch.float64)

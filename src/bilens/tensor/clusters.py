@@ -43,11 +43,10 @@ def cluster(
     """Group rows that point the same way up to sign: |v_i . v_j| / (|v_i| |v_j|) >= threshold.
 
     The heaviest row leads the first group, and every row that resembles it joins; the heaviest of
-    what is left leads the next. Each group is then summed up by its principal direction, the f
-    that maximises sum_i w_i (f . v_i / |v_i|)^2, and every row moves once to the direction that it
-    resembles most. After that move a member may resemble its feature a little less than
-    `threshold`: see `agreement`. The same rows give the same features; nothing is random. Works in
-    float64, and costs O(m n) for each feature.
+    what is left leads the next. Each group is summed up by its principal direction, the f that
+    maximises sum_i w_i (f . v_i / |v_i|)^2, and every row moves once to the direction that it
+    resembles most, which may be a little less than `threshold`: see `agreement`. Nothing is random.
+    Works in float64, and costs O(m n) for each feature.
 
     Args:
         vectors: one row each, of any length but zero; their lengths play no part.
@@ -55,9 +54,8 @@ def cluster(
         threshold: least |cosine| with the leader of a group, above 0 and at most 1.
 
     Raises:
-        BilensError: the shapes do not fit, there are no rows, a vector is zero or not finite, a
-            weight is negative or not finite, all weights are zero, or the threshold is out of
-            bounds.
+        BilensError: shapes or threshold do not fit, a vector or all weights are zero, a weight is
+            negative, or a number is not finite.
     """
     _check(vectors, weights, threshold)
     units, w = unit_rows(vectors.double()), weights.double()

@@ -92,11 +92,7 @@ class Cut:
         return self.coordinates(x)[-1]
 
     def rotate(self, rotations: Sequence[Float[Tensor, "_ _"]]) -> "Cut":
-        """The same model in other coordinates, z = O z': one O for each bond, the input's first.
-
-        Raises:
-            BilensError: there is not one for each bond, one does not fit, or one is not orthogonal.
-        """
+        """The same model in other coordinates, z = O z': one O for each bond, the input's first."""
         shapes = [tuple(rotation.shape) for rotation in rotations]
         if shapes != [(k, k) for k in self.ranks]:
             raise BilensError(
@@ -140,11 +136,7 @@ class Cut:
         return Products(*(c[order] for c in (layer, o, i, j, coefficient, share)))
 
     def keep_products(self, k: int) -> list[BilinearTensor]:
-        """The chain that adds up only the k products of largest share.
-
-        Raises:
-            BilensError: k is not between 1 and the number of products.
-        """
+        """The chain that adds up only the k products of largest share."""
         terms = self.products()
         check_count("k", k, len(terms), "the number of products in the cut model")
         chain = []

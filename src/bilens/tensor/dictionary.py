@@ -22,11 +22,9 @@ class Dictionary:
     """Output features F as columns, read off by a = F^+ y and written back by y = F a.
 
     F^+ y are the activations of least squares, of least length where several fit equally well. If
-    the features span all outputs (`complete`), F F^+ = 1 and nothing is lost; otherwise F F^+ y is
-    the part of y that they span. A dead feature, a column of zeros, has activation 0.
-
-    Get one from `Dictionary.of`, or from a trained autoencoder of SAELens by
-    `Dictionary.from_saelens`.
+    the features span all outputs (`complete`), F F^+ = 1; otherwise F F^+ y is the part of y that
+    they span. A dead feature, a column of zeros, has activation 0. Made by `Dictionary.of` or, from
+    a trained autoencoder of SAELens, by `Dictionary.from_saelens`.
 
     Attributes:
         features: F, one column for each feature.
@@ -34,8 +32,11 @@ class Dictionary:
         singular_values: of F, the largest first, in float64.
         rank: how many of them count; the rest was taken for zero.
 
-    Source:
-        Pearce & Dooms 2024, "The pseudoinverse trick for feature dictionaries"; their D is F here.
+    Raises:
+        BilensError: (by every method) an argument does not fit, or a number is not finite.
+
+    Source: Pearce & Dooms 2024, "The pseudoinverse trick for feature dictionaries"; their D is F
+    here.
         Pearce et al. 2024, appendix B.1.
     """
 
@@ -50,16 +51,12 @@ class Dictionary:
     ) -> "Dictionary":
         """The dictionary of the columns of F, its pseudoinverse computed in float64.
 
-        Singular values up to max(n_out, m) eps sigma_1 count as zero, with eps that of the dtype
-        of F: below it they are the rounding of its entries. Differentiable where the rank does not
-        change.
+        Singular values up to max(n_out, m) eps sigma_1 count as zero, with eps that of the dtype of
+        F. Differentiable where the rank does not change.
 
         Args:
             features: F, one column for each feature, in any number; no need of unit length.
             require_complete: refuse features that do not span all outputs.
-
-        Raises:
-            BilensError: F is empty, no matrix or not finite, or not complete though it has to be.
         """
         inverse, singular_values, rank = _pseudoinverse(features, "features", "(n_out, m)")
         if require_complete:
@@ -70,16 +67,9 @@ class Dictionary:
     def from_saelens(cls, sae: Any) -> "Dictionary":
         """The features of a sparse autoencoder of SAELens: the rows of its decoder, `sae.W_dec`.
 
-        Nothing else is taken over: not the encoder, since the pseudoinverse takes its place; not
-        `b_dec`, so that activations are those of y itself, not of y - b_dec; and neither
-        `cfg.normalize_activations` nor `cfg.reshape_activations`: the features are vectors of what
-        the decoder gives before such a step is undone.
-
-        Args:
-            sae: any object with such a decoder; SAELens itself is not needed.
-
-        Raises:
-            BilensError: it has no decoder of shape (d_sae, d_in), or that is empty or not finite.
+        Nothing else is taken over: the pseudoinverse takes the encoder's place, activations are
+        those of y itself, not of y - b_dec, and `cfg.normalize_activations` and
+        `cfg.reshape_activations` are not undone. SAELens need not be installed.
         """
         decoder = getattr(sae, "W_dec", None)
         if not isinstance(decoder, Tensor) or decoder.ndim != 2:
@@ -107,29 +97,17 @@ class Dictionary:
         return self.rank == self.n_out
 
     def activations(self, y: Float[Tensor, "*batch n_out"]) -> Float[Tensor, "*batch m"]:
-        """A = F^+ y, one row of `y` for each output of the layer, in the dtype of `y`.
-
-        Raises:
-            BilensError: `y` does not have n_out numbers in its last axis.
-        """
+        """A = F^+ y, one row of `y` for each output of the layer, in the dtype of `y`."""
         _check_last_axis(y, "y", self.n_out, "output")
         return y @ self.inverse.T.to(y)
 
     def reconstruct(self, a: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch n_out"]:
-        """Y = F a, one row of `a` for each set of activations, in the dtype of `a`.
-
-        Raises:
-            BilensError: `a` does not have one number for each feature in its last axis.
-        """
+        """Y = F a, one row of `a` for each set of activations, in the dtype of `a`."""
         _check_last_axis(a, "a", self.n_features, "feature")
         return a @ self.features.T.to(a)
 
     def features_tensor(self, tensor: BilinearTensor) -> BilinearTensor:
-        """The tensor of x -> F^+ B(x), one output for each feature: D becomes F^+ D.
-
-        Raises:
-            BilensError: the features are no vectors of the tensor's outputs.
-        """
+        """The tensor of x -> F^+ B(x), one output for each feature: D becomes F^+ D."""
         if tensor.n_out != self.n_out:
             raise BilensError(
                 f"tensor has {tensor.n_out} outputs; the dictionary's features are vectors of "
@@ -156,8 +134,7 @@ class Reexpression:
         complete: whether the directions span all outputs; if not, the sum is the orthogonal
             projection of B onto their span.
 
-    Source:
-        Pearce et al. 2024, equations 5 and 6.
+    Source: Pearce et al. 2024, equations 5 and 6.
     """
 
     spectra: Spectrum
@@ -171,18 +148,11 @@ class Reexpression:
         return values @ self.outputs
 
     def truncate(self, k: int) -> "Reexpression":
-        """Keep the first k eigenpairs of each direction: the approximate layer.
-
-        Raises:
-            BilensError: k is not between 1 and the number kept.
-        """
+        """Keep the first k eigenpairs of each direction: the approximate layer."""
         return replace(self, spectra=self.spectra.truncate(k))
 
     def tensor(self) -> BilinearTensor:
-        """The same sum as factors, one hidden unit for each eigenpair: L = R = V.
-
-        Compare it with the layer it came from by `cosine`, or by the norm of their difference.
-        """
+        """The same sum as factors, one hidden unit for each eigenpair: L = R = V."""
         V = self.spectra.vectors.reshape(-1, self.spectra.n_in)
         out = self.spectra.values[..., None] * self.outputs[:, None]
         D = out.reshape(-1, self.outputs.shape[-1]).T
@@ -209,11 +179,9 @@ def reexpress(
         require_complete: refuse directions that do not span all outputs.
 
     Raises:
-        BilensError: U is empty, not finite or does not fit the outputs, is not complete though it
-            has to be, or k is not between 1 and n_in.
+        BilensError: U is empty, not finite, does not fit or is not complete, or k is out of range.
 
-    Source:
-        Pearce et al. 2024, appendix B.1; there the u_k are rows in one sentence and columns in
+    Source: Pearce et al. 2024, appendix B.1, where the u_k are rows in one sentence and columns in
         another: here rows of U, and the u+_k are columns of U^+.
     """
     form = f"(m, {tensor.n_out})"

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bilens.tensor.lanczos import MISS, Search, basis_size
@@ -52,9 +52,13 @@ def dense_eigenpairs(
         Q = (half + half.mT) / 2
         values, columns = torch.linalg.eigh(Q)
         order = values.detach().abs().argsort(dim=-1, descending=True, stable=True)[:, :k]
-        values, vectors = values.gather(-1, order), _rows(columns.mT, order)
+        values = values.gather(-1, order)
+        vectors = columns.mT.gather(-2, order[..., None].expand(*order.shape, n))
         with torch.no_grad():
-            residuals = _residuals(vectors @ Q, values, vectors)
+            errors = (vectors @ Q - values[..., None] * vectors).norm(dim=-1)
+            top = values.abs().amax(-1, keepdim=True)
+            # A form that is zero has no errors to divide.
+            residuals = torch.where(top > 0, errors / top, errors)
         parts.append((values, vectors, residuals))
     values, vectors, residuals = (torch.cat(part) for part in zip(*parts, strict=True))
     nothing = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
@@ -92,21 +96,3 @@ def top_eigenpairs(
         for iterated, part in zip(pairs, exact, strict=True):
             iterated[whole] = part
     return pairs
-
-
-def _residuals(
-    images: Float[Tensor, "batch k n_in"],
-    values: Float[Tensor, "batch k"],
-    vectors: Float[Tensor, "batch k n_in"],
-) -> Float[Tensor, "batch k"]:
-    """|Qv - lambda v| / |lambda_1| from the images Qv; a form that is zero has none."""
-    error = (images - values[..., None] * vectors).norm(dim=-1)
-    top = values.abs().amax(-1, keepdim=True)
-    return torch.where(top > 0, error / top, error)
-
-
-def _rows(
-    rows: Float[Tensor, "batch m n"], order: Int[Tensor, "batch k"]
-) -> Float[Tensor, "batch k n"]:
-    """Pick rows, each form by its own order."""
-    return rows.gather(-2, order[..., None].expand(*order.shape, rows.shape[-1]))

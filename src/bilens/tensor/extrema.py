@@ -60,20 +60,18 @@ def local_extrema(
 ) -> Extrema:
     """Local maxima (sign=1) or minima (sign=-1) of x'Qx over |x| = 1, by default with x >= 0.
 
-    On the whole sphere every eigenvector is stationary, but only the ends of the spectrum are
-    extrema, so there is one maximum up to sign, the top eigenvector. Inputs such as pixels cannot
-    be negative; on that part of the sphere there may be many maxima, each the top eigenvector of
-    the block of Q on its own support, with nothing to gain outside:
+    On the whole sphere the one maximum up to sign is the top eigenvector. Where inputs such as
+    pixels cannot be negative there may be many, each the top eigenvector of the block of Q on its
+    own support, with nothing to gain outside:
 
         (Qx)_i = (x'Qx) x_i where x_i > 0,   (Qx)_i <= 0 where x_i = 0
 
     Each start climbs by x <- max(0, (Q + sI) x), rescaled to unit length. With s such that Q + sI
-    is positive definite, x'Qx + s is convex and no step goes down. That a start ends in a saddle
-    has probability zero, but as with all random starts nothing proves that no maximum was missed:
-    `hits` tells how often each was met. The residual is |x - max(0, x + (Qx - (x'Qx) x) / |Q|)|,
-    without the max on the whole sphere. Ends that agree to a cosine of 0.999 count as one; a
-    repeated top eigenvalue, which has a whole sphere of maxima, gives many. Q is built, in float64:
-    O(n_in^3) once and O(n_starts n_in^2) for each step. Not differentiable.
+    is positive definite, x'Qx + s is convex and no step goes down. Nothing proves that no maximum
+    was missed: `hits` tells how often each was met. The residual is
+    |x - max(0, x + (Qx - (x'Qx) x) / |Q|)|, without the max on the whole sphere. Ends that agree to
+    a cosine of 0.999 count as one. Q is built, in float64: O(n_in^3) once and O(n_starts n_in^2)
+    for each step. Not differentiable.
 
     Args:
         form: a single form without constant coordinate.
@@ -88,9 +86,8 @@ def local_extrema(
         BilensError: the form is a batch, has a constant coordinate (which is not a free input), is
             zero or not finite, or an option is out of bounds.
 
-    Source:
-        Pearce & Dooms 2024, "Future Work" and "The MNIST digit basis". The step is the projected
-        version of the shifted power method of Kolda & Mayo 2011.
+    Source: Pearce & Dooms 2024, "Future Work" and "The MNIST digit basis"; the step is the
+        projected shifted power method of Kolda & Mayo 2011.
     """
     _check(form, sign, n_starts, steps, tolerance)
     with torch.no_grad():
@@ -150,8 +147,8 @@ def _starts(
 ) -> Float[Tensor, "starts n"]:
     """Random unit vectors; non-negative ones have from one to all entries large, on a log scale.
 
-    Non-negative vectors with all entries alike point much the same way and would find few basins.
-    Entries of zero could stay zero in a saddle, so the others are small instead.
+    All alike they would point much the same way and find few basins. Small entries are not zero, as
+    zeros could stay in a saddle.
     """
     n = len(like)
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
 from bilens.tensor.exact import exact
-from bilens.tensor.factors import check_factors
-from bilens.tensor.memory import DENSE_LIMIT, check_dense_size
+from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors
 from bilens.tensor.top_entries import TopEntries, top_entries
 
 __all__ = ["FactoredMatrix", "FactoredSVD"]
@@ -60,7 +59,8 @@ class FactoredMatrix:
         right: B.
 
     Raises:
-        BilensError: the factors' shapes, dtypes or devices do not fit together.
+        BilensError: the factors' shapes, dtypes or devices do not fit together; or, by every
+            method, an argument does not fit, or a number is not finite.
     """
 
     left: Float[Tensor, "*batch n_rows rank"]
@@ -111,11 +111,7 @@ class FactoredMatrix:
         return replace(self, left=self.left[index], right=self.right[index])
 
     def apply(self, x: Float[Tensor, "*batch k n_columns"]) -> Float[Tensor, "*batch k n_rows"]:
-        """M x for k vectors x of each matrix, one in each row.
-
-        Raises:
-            BilensError: the vectors do not fit the columns.
-        """
+        """M x for k vectors x of each matrix, one in each row."""
         if x.shape[-1] != self.n_columns:
             raise BilensError(
                 f"x has shape {tuple(x.shape)}; its last axis should have length {self.n_columns}, "
@@ -135,11 +131,7 @@ class FactoredMatrix:
         return (self.left[..., rows, :] * self.right[..., columns, :]).sum(-1)
 
     def __matmul__(self, other: "FactoredMatrix") -> "FactoredMatrix":
-        """The product of two matrices, of the smaller rank of both; batches broadcast.
-
-        Raises:
-            BilensError: the matrices or their batches do not fit.
-        """
+        """The product of two matrices, of the smaller rank of both; batches broadcast."""
         batch = self._common_batch(other)
         if self.n_columns != other.n_rows:
             raise BilensError(
@@ -155,15 +147,11 @@ class FactoredMatrix:
         return FactoredMatrix(left.expand(*batch, -1, -1), right.expand(*batch, -1, -1))
 
     def __mul__(self, other: "FactoredMatrix") -> "FactoredMatrix":
-        """The product entry by entry, whose rank is the product of the ranks; batches broadcast.
+        """The product entry by entry, (A B') * (C D') = (A (*) C)(B (*) D)'; batches broadcast.
 
-        (A B') * (C D') = (A (*) C)(B (*) D)', where (*) multiplies rows as Kronecker does.
+        (*) multiplies rows as Kronecker does, and ranks multiply.
 
-        Raises:
-            BilensError: the matrices or their batches do not fit.
-
-        Source:
-            The post on tensor-transformer variants, appendix B (row-wise Khatri-Rao product).
+        Source: The post on tensor-transformer variants, appendix B (row-wise Khatri-Rao product).
         """
         batch = self._entrywise_batch(other)
         left, right = (
@@ -183,8 +171,7 @@ class FactoredMatrix:
         """The k largest entries, or the smallest, of each matrix, never holding a whole one.
 
         Costs O(n_rows n_columns rank), in blocks of rows. With `times` the entries are those of
-        M * N * ..., entry by entry: the product's factors, whose rank is the product of the
-        ranks, are not formed. `entries` gives what each matrix has at the places found, and
+        M * N * ..., entry by entry, and the product's factors are not formed. `entries` gives
         gradients. Which of equal entries are taken is not said.
 
         Args:
@@ -192,10 +179,6 @@ class FactoredMatrix:
             times: matrices of the same shape that this one is multiplied with entry by entry.
             largest: the largest, or else the smallest.
             batch_size: rows that are worked out at once; by default what 16 MiB hold.
-
-        Raises:
-            BilensError: k or batch_size is not positive, the matrices or their batches do not fit,
-                or a factor or an entry found is not finite.
         """
         matrices = (self, *times)
         batch = self.batch_shape
@@ -215,25 +198,15 @@ class FactoredMatrix:
         return top_entries(blocks(), k, largest=largest)
 
     def norm(self) -> Float64[Tensor, "*batch"]:
-        """Frobenius norm, in float64.
-
-        Raises:
-            BilensError: a factor is not finite.
-        """
+        """Frobenius norm, in float64."""
         self._check_finite()
         norms: Tensor = torch.linalg.matrix_norm(self._turned()[1])
         return norms
 
     def svd(self, k: int | None = None) -> FactoredSVD:
-        """Singular value decomposition, in float64, through QR of the two factors.
+        """Singular value decomposition in float64, the k largest components or all.
 
-        A = Q_A R_A and B = Q_B R_B, so M = Q_A (R_A R_B') Q_B' and only a small core is decomposed.
-
-        Args:
-            k: how many components to keep, the largest first; all of them by default.
-
-        Raises:
-            BilensError: k is out of range, or a factor is not finite.
+        By QR of the factors, M = Q_A (R_A R_B') Q_B', so that only a small core is decomposed.
         """
         most = min(self.rank, self.n_rows, self.n_columns)
         k = most if k is None else k
@@ -253,9 +226,6 @@ class FactoredMatrix:
         """The eigenvalues of a square M that can differ from zero, the largest magnitude first.
 
         A B' and B' A have the same ones. In double precision.
-
-        Raises:
-            BilensError: M is not square, or a factor is not finite.
         """
         if self.n_rows != self.n_columns:
             raise BilensError(
@@ -268,11 +238,7 @@ class FactoredMatrix:
         return found.gather(-1, found.abs().argsort(dim=-1, descending=True))
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "*batch n_rows n_columns"]:
-        """The matrices themselves.
-
-        Raises:
-            BilensError: they would need more than `max_bytes`.
-        """
+        """The matrices themselves."""
         shape = (*self.batch_shape, self.n_rows, self.n_columns)
         check_dense_size(shape, self.left, max_bytes)
         return self.left @ self.right.mT

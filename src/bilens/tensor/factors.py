@@ -1,4 +1,6 @@
-"""Factors as they are handed over: of one kind, and of any size."""
+"""Factors as they are handed over, of one kind and of any size, and what they may grow to."""
+
+import math
 
 import torch
 from jaxtyping import Float, Float64
@@ -6,18 +8,17 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 
-__all__ = ["check_factors", "readable", "take_out_scale"]
+__all__ = ["DENSE_LIMIT", "check_dense_size", "check_factors", "readable", "take_out_scale"]
+
+DENSE_LIMIT = 2 * 1024**3
+"""Bytes that `dense()` may take unless the caller says more."""
 
 NOTHING = -(2**20)
 """The exponent of zero."""
 
 
 def check_factors(**factors: Tensor) -> None:
-    """See that all are tensors of floating-point numbers, of one dtype and on one device.
-
-    Raises:
-        BilensError: they are not.
-    """
+    """See that all are tensors of floating-point numbers, of one dtype and on one device."""
     for name, factor in factors.items():
         if not isinstance(factor, Tensor) or not factor.is_floating_point():
             kind = factor.dtype if isinstance(factor, Tensor) else type(factor).__name__
@@ -29,6 +30,16 @@ def check_factors(**factors: Tensor) -> None:
         kinds = ", ".join(f"{name} {f.dtype} on {f.device}" for name, f in factors.items())
         raise BilensError(
             f"The factors are of different kinds: {kinds}. Move them to one dtype and device first."
+        )
+
+
+def check_dense_size(shape: tuple[int, ...], like: Tensor, max_bytes: int) -> None:
+    """Refuse to build an array of `shape` that needs more than `max_bytes`."""
+    needed = math.prod(shape) * like.element_size()
+    if needed > max_bytes:
+        raise BilensError(
+            f"dense() would build an array of shape {shape} and {needed:,} bytes; the limit is "
+            f"max_bytes={max_bytes:,}. Work with the factors, or raise max_bytes."
         )
 
 

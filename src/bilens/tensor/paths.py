@@ -2,17 +2,24 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import check_count
+from bilens.lazy_imports import lazy_import
 from bilens.tensor.constant import fit_input
 from bilens.tensor.eigen import WORKING_BYTES
 from bilens.tensor.exact import exact
 
-__all__ = ["Paths", "effective_eigenvalues"]
+if TYPE_CHECKING:
+    import networkx  # type: ignore[import-untyped]
+else:
+    networkx = lazy_import("networkx")
+
+__all__ = ["Paths", "effective_eigenvalues", "tree_to_networkx"]
 
 
 def effective_eigenvalues(
@@ -22,8 +29,7 @@ def effective_eigenvalues(
 
     Multiplied in float64.
 
-    Source:
-        Pearce et al. 2024, equation 4.
+    Source: Pearce et al. 2024, equation 4.
     """
     values = eigenvalues.double()
     powers = 0.5 ** torch.arange(values.shape[1], device=values.device).flip(0)
@@ -51,8 +57,7 @@ class Paths:
         vectors: the eigenvector of the first layer that each path ends at.
         constant: the last input coordinate is the constant 1.
 
-    Source:
-        Pearce et al. 2024, section 4.2 and figure 1. Their layer l is entry depth - l here.
+    Source: Pearce et al. 2024, section 4.2 and figure 1. Their layer l is entry depth - l here.
     """
 
     directions: Float[Tensor, "*batch n_out"]
@@ -88,17 +93,12 @@ class Paths:
         The roots magnify rounding: an eigenvalue of the third layer that should be 0 and is 1e-7
         of the largest, as in float32, weighs 2 %. Weak paths of deep models need float64.
 
-        Source:
-            Pearce et al. 2024, equation 4.
+        Source: Pearce et al. 2024, equation 4.
         """
         return effective_eigenvalues(self.eigenvalues)
 
     def truncate(self, k: int) -> "Paths":
-        """The first k paths, a pruned tree.
-
-        Raises:
-            BilensError: k is not between 1 and the number of paths.
-        """
+        """The first k paths, a pruned tree."""
         check_count("k", k, len(self), "the number of paths")
         return self._take(torch.arange(k, device=self.roots.device))
 
@@ -147,3 +147,39 @@ class Paths:
             shared[parents] = eigenvalues[:, :last]
             names, eigenvalues = above, shared
         yield eigenvalues[:, 0], names[:, 0], self.batch_shape.numel()
+
+
+@exact
+def tree_to_networkx(paths: Paths) -> "networkx.DiGraph":
+    """The tree that the paths make, as in figure 1C of the paper; edges go towards the input.
+
+    A node's name is the tuple of its direction's number and of its eigenvectors' numbers from the
+    last layer on: (6,) is the root of direction 6, (6, 0) its strongest eigenvector. Nodes carry
+
+        direction: number of the direction, counted through the batch;
+        layer: whose eigenvector it is, 1 for the first layer, depth + 1 for a root;
+        eigenvalue: of all but roots; also on the edge that leads to the node;
+        effective: effective eigenvalue of a leaf;
+        path: row of a leaf in `paths`, where its vector is.
+
+    Nodes and edges stand in the order of the paths. A direction without a path has no node.
+
+    Source: Pearce et al. 2024, section 4.2 and figure 1C.
+    """
+    graph = networkx.DiGraph()
+    rows = zip(
+        paths.roots.tolist(),
+        paths.indices.tolist(),
+        paths.eigenvalues.tolist(),
+        paths.effective.tolist(),
+        strict=True,
+    )
+    for row, (root, indices, eigenvalues, effective) in enumerate(rows):
+        name: tuple[int, ...] = (root,)
+        graph.add_node(name, direction=root, layer=paths.depth + 1)
+        for below, (index, eigenvalue) in enumerate(zip(indices, eigenvalues, strict=True)):
+            above, name = name, (*name, index)
+            graph.add_node(name, direction=root, layer=paths.depth - below, eigenvalue=eigenvalue)
+            graph.add_edge(above, name, eigenvalue=eigenvalue)
+        graph.add_node(name, effective=effective, path=row)
+    return graph

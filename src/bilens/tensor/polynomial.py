@@ -1,4 +1,4 @@
-"""Deep models written out as polynomials of few variables, and their Hermite coefficients.
+"""Deep models as polynomials of few variables, compared by their Hermite coefficients.
 
 A polynomial is a table of coefficients for each degree, one column for each monomial y^alpha of k
 variables, in lexicographic order. With suffix sums s_j = alpha_j + ... + alpha_(k-1), and
@@ -11,15 +11,19 @@ so that the number of a product is a sum over suffix sums, which add up.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import comb
+from math import comb, factorial
 
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 
-__all__ = ["Polynomials", "hermite", "monomials", "n_monomials", "product_cost", "written_out"]
+__all__ = ["deep_inner", "hermite", "monomials", "n_monomials", "written_out"]
+
+ADDITION = 600
+"""Multiplications in a product of matrices that take as long as adding a number to a table."""
 
 Polynomials = dict[int, Float64[Tensor, "_ _"]]
 """Coefficients of some polynomials of the same variables, by degree."""
@@ -42,20 +46,90 @@ def monomials(k: int, degree: int) -> Int[Tensor, "monomials k"]:
     return torch.cat(blocks)
 
 
-def product_cost(k: int, degrees: Sequence[int], n_in: int, n_out: int) -> int:
-    """Operations that one layer takes on polynomials of these degrees."""
-    terms = sum(n_monomials(k, degree) for degree in degrees)
-    return terms**2 * n_out * (n_in + 4)
+@torch.no_grad()
+def deep_inner(
+    a: Sequence[BilinearTensor],
+    b: Sequence[BilinearTensor],
+    spans: tuple[Float64[Tensor, "n k_a"], Float64[Tensor, "n k_b"]],
+    *,
+    max_operations: float,
+) -> Float64[Tensor, ""]:
+    """E[f_a(x) . f_b(x)] for x ~ N(0, I) of models of any depth that read few directions of x.
+
+    In coordinates y = A'x and z = B'x that are orthonormal, with A'B diagonal and holding the
+    cosines c of the angles between what the two read,
+
+        f_a = sum_alpha a_alpha He_alpha(y),  f_b = sum_alpha b_alpha He_alpha(z),
+        E[f_a . f_b] = sum_alpha alpha! c^alpha a_alpha . b_alpha
+
+    The layers are in float64, each giving all that the next reads; the orthonormal columns of
+    `spans` span what each model reads of x.
+    """
+    _check_cost(a, b, spans, max_operations)
+    turn_a, cosines, turn_b = torch.linalg.svd(spans[0].T @ spans[1])
+    of_a = _expanded(a, spans[0] @ turn_a)
+    of_b = of_a if a is b else _expanded(b, spans[1] @ turn_b.T)
+    total: Tensor = cosines.new_zeros(())
+    k = len(cosines)
+    for degree in of_a.keys() & of_b.keys():
+        exponents = monomials(k, degree).to(cosines.device)
+        weights = torch.ones(len(exponents)).to(cosines)
+        for i, cosine in enumerate(cosines):
+            powers = [factorial(power) * cosine**power for power in range(degree + 1)]
+            weights *= torch.stack(powers)[exponents[:, i].long()]
+        shared = [_first_variables(parts[degree], degree, k) for parts in (of_a, of_b)]
+        total += (shared[0] * shared[1] * weights).sum()
+    return total
+
+
+def _expanded(
+    chain: Sequence[BilinearTensor], span: Float64[Tensor, "n k"]
+) -> dict[int, Float64[Tensor, "_ _"]]:
+    """Hermite coefficients in coordinates of the span."""
+    constant, k = chain[0].constant, span.shape[1]
+    inside = [chain[0].change_basis(inputs=span), *chain[1:]]
+    return hermite(written_out(inside, k, constant=constant), k)
+
+
+def _first_variables(
+    part: Float64[Tensor, "n_out monomials"], degree: int, k: int
+) -> Float64[Tensor, "n_out fewer"]:
+    """The columns of the monomials of the first k variables alone: what is orthogonal is left."""
+    n = next(n for n in range(k, part.shape[1] + k) if n_monomials(n, degree) == part.shape[1])
+    if n == k:
+        return part
+    return part[:, (monomials(n, degree)[:, k:] == 0).all(1).to(part.device)]
+
+
+def _check_cost(
+    a: Sequence[BilinearTensor],
+    b: Sequence[BilinearTensor],
+    spans: tuple[Tensor, Tensor],
+    max_operations: float,
+) -> None:
+    costs, terms = zip(*(_cost(*pair) for pair in zip((a, b), spans, strict=True)), strict=True)
+    if sum(costs) > max_operations:
+        read = " and ".join(str(span.shape[1]) for span in spans)
+        raise BilensError(
+            f"{sum(costs):.1e} operations and {8e-9 * a[-1].n_out * max(terms):.1f} GB needed "
+            f"(models of {len(a)} and {len(b)} layers that read {read} directions are polynomials "
+            f"of up to {max(terms):.1e} terms), above max_operations={max_operations:.1e}. Cut the "
+            "models to some 20 directions with bonds(...).cut(20), raise it, or sample x"
+        )
+
+
+def _cost(chain: Sequence[BilinearTensor], span: Tensor) -> tuple[float, int]:
+    """Operations that a model takes, and the terms that it has."""
+    variables = span.shape[1] + chain[0].constant
+    cost = 0.0
+    for i, tensor in enumerate(chain):
+        terms = n_monomials(variables, 2**i)
+        cost += terms**2 / 2 * tensor.n_out * (2 * tensor.n_in + ADDITION)
+    return cost, n_monomials(variables, 2 ** len(chain))
 
 
 def written_out(chain: Sequence[BilinearTensor], k: int, *, constant: bool) -> Polynomials:
-    """The outputs of a chain as polynomials of its k inputs, besides the constant.
-
-    Args:
-        chain: in float64, each tensor reading all that the one before gives.
-        k: number of variables.
-        constant: the first tensor reads a 1 after them.
-    """
+    """The outputs of a chain in float64 as polynomials of k inputs and the constant."""
     like = chain[0].left
     one = torch.eye(k + constant, dtype=like.dtype, device=like.device)
     # Variable number i is monomial number k - 1 - i of degree 1.

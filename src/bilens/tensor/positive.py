@@ -11,17 +11,7 @@ __all__ = ["checked_positive", "square_root"]
 
 
 def checked_positive(name: str, matrix: Float[Tensor, "n n"], n: int) -> Float64[Tensor, "n n"]:
-    """A second moment or covariance in float64, exactly symmetric.
-
-    Args:
-        name: what an error calls it.
-        matrix: what was given.
-        n: how many inputs it should be of.
-
-    Raises:
-        BilensError: it has another shape, is zero, not finite or not symmetric, or has a negative
-            eigenvalue, all up to rounding.
-    """
+    """A second moment or covariance of n inputs in float64, exactly symmetric, or an error."""
     if matrix.shape != (n, n):
         raise BilensError(
             f"{name} has shape {tuple(matrix.shape)}; expected ({n}, {n}), a row and a column for "

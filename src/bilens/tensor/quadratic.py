@@ -13,9 +13,14 @@ from bilens.settings import Seed
 from bilens.tensor.constant import fit_input
 from bilens.tensor.eigen import apply_factored, dense_eigenpairs, top_eigenpairs
 from bilens.tensor.exact import exact
-from bilens.tensor.factors import check_factors, readable, take_out_scale
+from bilens.tensor.factors import (
+    DENSE_LIMIT,
+    check_dense_size,
+    check_factors,
+    readable,
+    take_out_scale,
+)
 from bilens.tensor.gram import hidden_gram
-from bilens.tensor.memory import DENSE_LIMIT, check_dense_size
 from bilens.tensor.spectrum import Spectrum
 
 __all__ = ["QuadraticForm"]
@@ -35,8 +40,10 @@ class QuadraticForm:
         weights: w = D'u, one number for each hidden unit, for each form.
         constant: the last input coordinate is the constant 1.
 
-    Source:
-        Pearce et al. 2024, section 3.2.
+    Raises:
+        BilensError: (by every method) an argument does not fit, or a number is not finite.
+
+    Source: Pearce et al. 2024, section 3.2.
     """
 
     left: Float[Tensor, "rank n_in"]
@@ -78,20 +85,12 @@ class QuadraticForm:
         return values.reshape([*x.shape[:-1], *self.batch_shape])
 
     def apply(self, vectors: Float[Tensor, "*batch k n_in"]) -> Float[Tensor, "*batch k n_in"]:
-        """Q v for k vectors of each form, from the factors: O(k rank n_in) each.
-
-        Raises:
-            BilensError: the vectors do not fit the inputs.
-        """
+        """Q v for k vectors of each form, from the factors: O(k rank n_in) each."""
         vectors = fit_input(vectors, self.left, False, "vectors")
         return apply_factored(self.left, self.right, self.weights, vectors)
 
     def norm(self) -> Float64[Tensor, "*batch"]:
-        """Frobenius norm of each Q, in float64, from the factors: sqrt(w' K w).
-
-        Raises:
-            BilensError: a factor is not finite.
-        """
+        """Frobenius norm of each Q, in float64, from the factors: sqrt(w' K w)."""
         unit, scale = self.without_scale()
         K, w = hidden_gram(unit.left.double(), unit.right.double()), unit.weights.double()
         squares = einsum(w @ K, w, "... h, ... h -> ...")
@@ -101,20 +100,13 @@ class QuadraticForm:
         """The forms divided by powers of two so that nothing over- or underflows, and the powers.
 
         In the dtype of the factors, but at least in float32.
-
-        Raises:
-            BilensError: a factor is not finite.
         """
         check_finite(left=self.left, right=self.right, weights=self.weights)
         left, right, weights, scale = take_out_scale(*readable(self.left, self.right, self.weights))
         return QuadraticForm(left, right, weights, self.constant), scale[..., 0]
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "*batch n_in n_in"]:
-        """The matrices themselves.
-
-        Raises:
-            BilensError: they would need more than `max_bytes`.
-        """
+        """The matrices themselves."""
         check_dense_size((*self.batch_shape, self.n_in, self.n_in), self.left, max_bytes)
         half = (self.left * self.weights[..., None]).mT @ self.right
         return (half + half.mT) / 2
@@ -125,26 +117,20 @@ class QuadraticForm:
         Q = sum_i lambda_i v_i v_i',  so  x'Qx = sum_i lambda_i (v_i . x)^2
 
         `k=None` decomposes each matrix whole and is exact and differentiable. A small k on a large
-        form runs Lanczos on all forms of the batch at once, not differentiable. What it returns is
-        certified: each pair has a residual |Qv - lambda v| / |lambda_1| of at most `tolerance`, as
-        measured, and the k pairs are the top k: an eigenvalue that exceeds |lambda_k| by more than
-        `tolerance` |lambda_1| is missing with a chance of at most `miss_chance`, 1 in 10,000.
-        Where this cannot be had the form is decomposed whole, and its `miss_chance` is 0.
-
-        The scale of the weights plays no part, and half precision is read in float32: it is what
-        the spectrum has.
+        form runs Lanczos on all forms at once, not differentiable, and is certified: each pair has
+        a residual |Qv - lambda v| / |lambda_1| of at most `tolerance`, as measured, and an
+        eigenvalue that exceeds |lambda_k| by more than `tolerance` |lambda_1| is missing with a
+        chance of at most `miss_chance`, 1 in 10,000. Where this cannot be had the form is
+        decomposed whole, and its `miss_chance` is 0. The scale of the weights plays no part, and
+        half precision is read in float32.
 
         Args:
             k: how many eigenpairs of each form.
-            tolerance: largest residual of an iterated pair.
+            tolerance: largest residual of an iterated pair, between 0 and 1.
             seed: of the random vectors of the iteration.
 
-        Raises:
-            BilensError: k is not between 1 and n_in, the tolerance not between 0 and 1, or a factor
-                not finite.
-
-        Source:
-            Pearce et al. 2024, equations 2 and 3; for the certificate see `bilens.tensor.lanczos`.
+        Source: Pearce et al. 2024, equations 2 and 3; for the certificate see
+            `bilens.tensor.lanczos`.
         """
         if k is not None:
             check_count("k", k, self.n_in, "the number of inputs")

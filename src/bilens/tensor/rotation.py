@@ -28,21 +28,11 @@ def sparse_basis(cut: Cut, *, steps: Count = 200) -> Cut:
     """The same model in rotated coordinates, with few large products in place of many.
 
     Minimises `product_weight`, sum_l sum_(o, i <= j) sqrt(U_oo) |c_oij|, over a rotation
-    O = exp(A - A') of each bond, by Adam from the coordinates that the cut has. What it finds is a
-    local minimum, and never above where it started. Rotations keep the coordinates
-    uncorrelated and of unit size. Those of each bond come ordered by U_kk, with the sign that makes
-    their strongest product positive, or the sum of what they write to the input. Costs O(r^4) a
-    layer and step.
-
-    Args:
-        cut: in any coordinates.
-        steps: of Adam, whose learning rate falls to zero.
-
-    Raises:
-        BilensError: steps is below 1.
-
-    Source:
-        The objective is that of sparse coding on the entries of the interaction matrices; our own.
+    O = exp(A - A') of each bond, by `steps` of Adam from the coordinates that the cut has: a local
+    minimum, never above the start. Coordinates stay uncorrelated and of unit size. They come
+    ordered by U_kk, with the sign that makes their strongest product positive, or the sum of what
+    they write to the input. Costs O(r^4) a layer and step. The objective, of sparse coding on the
+    entries of the interaction matrices, is our own.
     """
     check_count("steps", steps)
     cores = [core.dense() for core in cut.cores]

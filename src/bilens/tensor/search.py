@@ -76,22 +76,16 @@ def top_paths(
     """The k paths of largest |effective eigenvalue| over all directions, by best-first search.
 
     A node of the tree is decomposed only while an upper bound on what is below it exceeds the k-th
-    best path found so far, the highest bound first. The bound of a new node comes from Frobenius
-    norms, which cost a product of a vector with a matrix; a node that comes to the head of the
-    queue gets one near to the spectral norm, and may go back. Paths of equal strength are told
-    apart by their numbers. Nodes, branches, dtype and constants are those of `decompile`.
+    best path found so far, the highest bound first. A new node's bound comes from Frobenius norms;
+    at the head of the queue it gets one near to the spectral norm, and may go back. Equal strengths
+    are told apart by their numbers. Nodes, dtype, constants and errors are those of `decompile`.
 
     Args:
         tensors: one for each layer; each reads what the one before gives.
         directions: u, one vector or a batch of them in the last axis, which share one ranking.
         k: how many paths.
 
-    Raises:
-        BilensError: k is not between 1 and the number of paths, the chain is empty or does not fit
-            together, the directions do not fit it, or a number is not finite.
-
-    Source:
-        Pearce et al. 2024, section 4.2 and equation 4.
+    Source: Pearce et al. 2024, section 4.2 and equation 4.
     """
     chain = make_chain(tensors, directions)
     check_count("k", k, chain.n_leaves, "the number of paths in the tree")

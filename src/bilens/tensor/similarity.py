@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 from einops import einsum
@@ -13,11 +12,12 @@ from torch import Tensor
 from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
-from bilens.tensor.chain import joined
-from bilens.tensor.deep_similarity import deep_inner
+from bilens.tensor.chain import check_chain, joined
+from bilens.tensor.constant import affine
 from bilens.tensor.exact import exact
-from bilens.tensor.gaussian import standardised
 from bilens.tensor.gram import hidden_product
+from bilens.tensor.polynomial import deep_inner
+from bilens.tensor.positive import checked_positive, square_root
 from bilens.tensor.quadratic import QuadraticForm
 
 __all__ = [
@@ -37,16 +37,12 @@ COST_LIMIT = 1e12
 def best_match(
     a: Float[Tensor, "*batch k_a n"], b: Float[Tensor, "*batch k_b n"]
 ) -> Float[Tensor, "*batch k_a"]:
-    """The |cosine| of each row of `a` with the row of `b` that resembles it most.
+    """max_j |a_i . b_j| / (|a_i| |b_j|): the |cosine| of each row of `a` with the one most like it.
 
-    max_j |a_i . b_j| / (|a_i| |b_j|), so signs, which are arbitrary for eigenvectors, do not
-    count. A row of zeros matches nothing: 0.
+    A row of zeros matches nothing: 0. Raises BilensError where shapes do not fit, `b` has no rows,
+    or a value is not finite.
 
-    Raises:
-        BilensError: the shapes do not fit, `b` has no rows, or a value is not finite.
-
-    Source:
-        Pearce et al. 2024, figure 4.
+    Source: Pearce et al. 2024, figure 4.
     """
     if b.shape[-2] == 0:
         raise BilensError(f"b has shape {tuple(b.shape)}, expected at least one row to match with")
@@ -60,15 +56,14 @@ def best_match(
 def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b"]:
     """<Q_i, Q'_j> / (|Q_i| |Q'_j|) of all interaction matrices of two batches, from their factors.
 
-    With `svd.components`, how well the components of one layer come back in another: best matches
-    are `form_cosines(a, b).abs().amax(-1)`, since signs are arbitrary there. A form that is zero
-    matches nothing: 0. In float64, at O(rank_a rank_b n_in).
+    With `svd.components`, how well the components of one layer come back in another: take absolute
+    values, since signs are arbitrary there. A form that is zero matches nothing: 0. In float64, at
+    O(rank_a rank_b n_in).
 
     Raises:
         BilensError: one is not a batch along one axis or not finite, or they read other inputs.
 
-    Source:
-        Pearce & Dooms 2024, appendix "MNIST training".
+    Source: Pearce & Dooms 2024, appendix "MNIST training".
     """
     for name, form in (("a", a), ("b", b)):
         if len(form.batch_shape) != 1:
@@ -117,17 +112,15 @@ def expected_inner(
 
         E[f_a f_b] = (tr A_a + c_a)(tr A_b + c_b) + 4 q_a.q_b + 2 tr(A_a A_b).
 
-    Two layers are a sum over the second's hidden units of products of two such functions;
-    multiplied out by Wick's theorem, they have orthogonal parts of degree 0 to 4. Deeper models are
-    written out as polynomials of the k directions that each reads, and compared by their Hermite
-    coefficients; `bonds(...).cut(...)` leaves a model with few.
+    Two layers are a sum over the second's hidden units of products of two such functions,
+    multiplied out by Wick's theorem. Deeper models are written out as polynomials of the k
+    directions that each reads, and compared by their Hermite coefficients; `bonds(...).cut(...)`
+    leaves a model with few.
 
-    In float64. Models of one layer cost O(rank^2 (n_in + n_out)). With two layers it takes
-    4 r_a r_b m^3 operations and some 64 (r_a + r_b) m^2 bytes, where r_a, r_b are the ranks of the
-    second layers and m is the dimension of what the first layers read together: at most n_in, and
-    at most the sum of the widths that two models embed their inputs in. Both are differentiable.
-    More layers cost C(k + d/2, d/2)^2 n_out and 8 n_out C(k + d, d) bytes for their degree
-    d = 2^layers, and have no gradient.
+    In float64. One layer costs O(rank^2 (n_in + n_out)); two cost 4 r_a r_b m^3 operations and some
+    64 (r_a + r_b) m^2 bytes, for the ranks of the second layers and the dimension m of what the
+    first layers read together. Both are differentiable. More layers cost C(k + d/2, d/2)^2 n_out
+    and 8 n_out C(k + d, d) bytes for their degree d = 2^layers, and have no gradient.
 
     Args:
         a: the layers of one model, the first to read the input first.
@@ -137,12 +130,10 @@ def expected_inner(
         max_operations: refuse what would cost more.
 
     Raises:
-        BilensError: a chain is empty, does not fit together or is not finite; the models differ in
-            inputs or outputs; mean or covariance do not fit them, or are no mean or covariance; or
-            the cost is above `max_operations`.
+        BilensError: a chain or the models do not fit together, mean or covariance do not fit them,
+            a number is not finite, or the cost is above `max_operations`.
 
-    Source:
-        Isserlis 1918; the orthogonal parts: Janson 1997, "Gaussian Hilbert Spaces", chapter 3.
+    Source: Isserlis 1918; orthogonal parts: Janson 1997, "Gaussian Hilbert Spaces", chapter 3.
     """
     (a, scale_a), (b, scale_b), rounding = _prepared(a, b, mean, covariance)
     return scale_a * scale_b * _unit_inner(a, b, rounding, max_operations)
@@ -192,9 +183,8 @@ def _unit_inner(
 class _Parts:
     """The orthogonal parts of a model: f = degree_0 + degree_1.x + :x'(degree_2)x: + higher.
 
-    The higher ones are those of sum_u out[:, u] :x'M_u x: (n_u.x) and of
-    sum_h out[:, h] :(x'A_h x)(x'B_h x):, with the A before the B in the matrices M, and for n_u
-    the linear part of the other factor. A single layer has no units.
+    The higher ones are sum_u out[:, u] :x'M_u x: (n_u.x) and sum_h out[:, h] :(x'A_h x)(x'B_h x):,
+    with the A before the B in the matrices M, and n_u the linear part of the other factor.
     """
 
     degree_0: Float64[Tensor, " n_out"]
@@ -276,8 +266,7 @@ def _affine_parts(
 def _joint_span(a: BilinearTensor, b: BilinearTensor, eps: float) -> Float64[Tensor, "n m"]:
     """Orthonormal columns that span what either layer reads of x; x in them is N(0, I) too.
 
-    What lies outside has no effect to first order: rounding by eps off the span costs eps^2, and
-    the basis needs no gradient.
+    Rounding by eps off the span costs eps^2, and the basis needs no gradient.
     """
     n = a.n_in - a.constant
     rows = torch.cat([factor[:, :n] for factor in (a.left, a.right, b.left, b.right)]).detach()
@@ -296,7 +285,7 @@ def _prepared(
 ) -> tuple[Scaled, Scaled, float]:
     """Both chains for standard inputs without their scale, the scales, and their rounding."""
     for name, chain in (("a", a), ("b", b)):
-        _check_chain(chain, name)
+        check_chain(chain, name)
     sizes = [(chain[0].n_in - chain[0].constant, chain[-1].n_out) for chain in (a, b)]
     if sizes[0] != sizes[1] or not sizes[0][0]:
         raise BilensError(
@@ -306,23 +295,30 @@ def _prepared(
     rounding = max(torch.finfo(chain[0].left.dtype).eps for chain in (a, b))
     a, b = ([layer.to(torch.float64) for layer in chain] for chain in (a, b))
     if mean is not None or covariance is not None:
-        a, b = (standardised(chain, mean, covariance) for chain in (a, b))
+        a, b = (_standardised(chain, mean, covariance) for chain in (a, b))
     return _without_scale(a), _without_scale(b), rounding
 
 
-def _check_chain(chain: Sequence[BilinearTensor], name: str) -> None:
-    if not chain:
-        raise BilensError(f"{name} has 0 layers, expected one tensor for each")
-    for i, layer in enumerate(chain):
-        factors = {"left": layer.left, "right": layer.right, "out": layer.out}
-        check_finite(**{f"{name}[{i}].{factor}": value for factor, value in factors.items()})
-    for i, (below, above) in enumerate(pairwise(chain)):
-        made, read, constant = below.n_out, above.n_in, above.constant
-        if made not in (read, read - constant):
-            raise BilensError(
-                f"{name}[{i}] has {made} outputs and {name}[{i + 1}] reads {read - constant} (the "
-                "constant not counted); they should be the same"
-            )
+def _standardised(
+    chain: Sequence[BilinearTensor],
+    mean: Float[Tensor, " n"] | None,
+    covariance: Float[Tensor, "n n"] | None,
+) -> list[BilinearTensor]:
+    """The chain of y -> f(mean + S y) with S S' = covariance, so that x ~ N(mean, covariance)."""
+    first, n = chain[0], chain[0].n_in - chain[0].constant
+    S = torch.eye(n).to(first.left)
+    if covariance is not None:
+        S = square_root(checked_positive("covariance", covariance, n).to(S))[0]
+    if mean is None:
+        return [first.change_basis(inputs=S), *chain[1:]]
+    if mean.shape != (n,):
+        raise BilensError(
+            f"mean has shape {tuple(mean.shape)}; expected ({n},), one number for each input, the "
+            "constant left out"
+        )
+    check_finite(mean=mean)
+    moved = affine(S, mean.to(S))
+    return [first.with_bias().change_basis(inputs=moved), *chain[1:]]
 
 
 def _without_scale(chain: Sequence[BilinearTensor]) -> Scaled:

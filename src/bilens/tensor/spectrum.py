@@ -48,8 +48,10 @@ class Spectrum(Shown):
         miss_chance: for each form, an upper bound of the chance that a larger eigenvalue is missing
             among those that `eigh` found; 0 where it decomposed the form whole, None if unknown.
 
-    Source:
-        Pearce et al. 2024, equations 2 and 3.
+    Raises:
+        BilensError: (by every method) an argument does not fit, or a number is not finite.
+
+    Source: Pearce et al. 2024, equations 2 and 3.
     """
 
     values: Float[Tensor, "*batch k"]
@@ -120,13 +122,9 @@ class Spectrum(Shown):
         """The spectrum of one form, or of some, along the first batch axis."""
         if not self.batch_shape:
             raise BilensError("This spectrum is of a single form; there is no batch to index")
-        return replace(
-            self,
-            values=self.values[index],
-            vectors=self.vectors[index],
-            residuals=self.residuals[index],
-            miss_chance=None if self.miss_chance is None else self.miss_chance[index],
-        )
+        parts = {name: getattr(self, name) for name in SAVED}
+        chosen = {name: part[index] for name, part in parts.items() if part is not None}
+        return replace(self, **chosen)
 
     def overlaps(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
         """v_i . x, of shape `samples` followed by the axes of `values`."""
@@ -139,8 +137,7 @@ class Spectrum(Shown):
 
         Their sum over i is x'Qx when all eigenpairs are kept.
 
-        Source:
-            Pearce et al. 2024, equation 3.
+        Source: Pearce et al. 2024, equation 3.
         """
         return self.values * self.overlaps(x) ** 2
 
@@ -154,23 +151,12 @@ class Spectrum(Shown):
         return einsum(scaled, self.vectors, "... k i, ... k j -> ... i j")
 
     def truncate(self, k: int) -> "Spectrum":
-        """The first k eigenpairs in the present order.
-
-        Raises:
-            BilensError: k is not between 1 and the number kept.
-        """
+        """The first k eigenpairs in the present order."""
         check_count("k", k, self.k, "the number of eigenpairs kept")
         return self.select(range(k))
 
     def select(self, indices: Int[Tensor, "... chosen"] | Sequence[int]) -> "Spectrum":
-        """Some eigenpairs by their numbers, in the order in which they are given.
-
-        Args:
-            indices: the same for each form, or a row of its own for each.
-
-        Raises:
-            BilensError: the shape does not fit, none is given, or a number is out of range.
-        """
+        """Some eigenpairs by their numbers, the same for each form or a row of its own for each."""
         order = torch.as_tensor(indices, device=self.values.device)
         if order.ndim == 0 or order.shape[:-1] not in (torch.Size(), self.batch_shape):
             rows = f" or {(*self.batch_shape, 'm')}" if self.batch_shape else ""
@@ -195,14 +181,7 @@ class Spectrum(Shown):
         return self._of_sign(self.values < 0)
 
     def ordered_by(self, scores: Float[Tensor, "*batch k"]) -> "Spectrum":
-        """Reorder by descending `scores`, one for each eigenpair.
-
-        By signed eigenvalue: `spectrum.ordered_by(spectrum.values)`; by mean activation over
-        data: `spectrum.ordered_by(spectrum.activations(x).mean(0))`.
-
-        Raises:
-            BilensError: there is not one score for each eigenpair.
-        """
+        """Reorder by descending `scores`, such as `spectrum.activations(x).mean(0)`."""
         if scores.shape != self.values.shape:
             raise BilensError(
                 f"scores has shape {tuple(scores.shape)}; expected {tuple(self.values.shape)}, "
@@ -214,14 +193,10 @@ class Spectrum(Shown):
         """The k largest eigenvalues from the top down, then the k lowest from the bottom up.
 
         Fewer of either where there are not 2k.
-
-        Raises:
-            BilensError: k is not positive.
         """
         check_count("k", k)
         order = self.values.argsort(dim=-1, descending=True)
-        lowest = min(k, self.k - min(k, self.k))
-        top, bottom = order[..., :k], order.flip(-1)[..., :lowest]
+        top, bottom = order[..., :k], order[..., k:].flip(-1)[..., :k]
         return self._take(torch.cat([top, bottom], -1))
 
     def oriented(self, x: Float[Tensor, "samples n_in"], k: int = 3) -> "Spectrum":
@@ -229,11 +204,7 @@ class Spectrum(Shown):
 
         The sign is that of the sum of v.x over the k inputs of largest |activation|.
 
-        Raises:
-            BilensError: `x` holds no input, or k is not positive.
-
-        Source:
-            Pearce et al. 2024, figure 2B.
+        Source: Pearce et al. 2024, figure 2B.
         """
         check_count("k", k)
         if len(x) == 0:
@@ -255,11 +226,7 @@ class Spectrum(Shown):
             weight: W, the map from features to the inputs of this spectrum.
             bias: of that map; needs, and keeps, the constant coordinate.
 
-        Raises:
-            BilensError: W does not fit, or there is a bias and no constant coordinate.
-
-        Source:
-            Pearce et al. 2024, section 4.2.
+        Source: Pearce et al. 2024, section 4.2.
         """
         if bias is not None and not self.constant:
             raise BilensError("bias was given, but this spectrum has no constant coordinate for it")
@@ -275,21 +242,15 @@ class Spectrum(Shown):
         """(sum |lambda|)^2 / sum lambda^2: how many eigenvalues of equal size would weigh as much.
 
         A zero form has effective rank 0.
-
-        Raises:
-            BilensError: an eigenvalue is not finite.
         """
         check_finite(values=self.values)
         magnitudes = self.values.abs()
         largest = magnitudes.amax(-1, keepdim=True)
-        magnitudes = magnitudes / torch.where(largest > 0, largest, torch.ones_like(largest))
+        magnitudes = magnitudes / torch.where(largest > 0, largest, 1)
         return magnitudes.sum(-1) ** 2 / (magnitudes**2).sum(-1).clamp_min(1)
 
     def save(self, path: Path | str) -> None:
-        """Write the spectrum as a safetensors file, whole or not at all; `load` reads it.
-
-        The file holds `values`, `vectors` and `residuals`, `miss_chance` where it is known, and
-        `constant` in its metadata.
+        """Write all attributes to a safetensors file, `constant` as metadata; `load` reads it.
 
         Raises:
             CheckpointError: the system refuses.
@@ -305,10 +266,7 @@ class Spectrum(Shown):
         Raises:
             CheckpointError: there is no such file, or it does not hold a spectrum.
         """
-        with (
-            files.file_errors(path, "read"),
-            safetensors.safe_open(path, framework="pt") as file,
-        ):
+        with files.file_errors(path, "read"), safetensors.safe_open(path, "pt") as file:
             constant = (file.metadata() or {}).get("constant")
             names = set(SAVED).intersection(file.keys())
             found = {name: file.get_tensor(name) for name in names}

@@ -60,21 +60,19 @@ def steer(
 ) -> Steering:
     """Split what steering vectors do to a layer; exact, differentiable and batched.
 
-    For some outputs, such as logits, change the tensor's outputs first: `tensor.change_basis(
-    outputs=U)`. With `tensor.with_residual()` the vector also passes beside the layer. From the
-    weights alone, `tensor.contract` gives the matrix of x -> B(s, x).
+    For some outputs, such as logits, change the tensor's first: `tensor.change_basis(outputs=U)`.
+    With `tensor.with_residual()` the vector also passes beside the layer. From the weights alone,
+    `tensor.contract` gives the matrix of x -> B(s, x).
 
     Args:
         tensor: the layer.
-        s: what is added to the input; without the constant coordinate, which steering leaves alone.
+        s: what is added to the input, without the constant coordinate, which steering leaves alone.
         x: inputs.
 
     Raises:
         BilensError: s or x does not fit the tensor.
 
-    Source:
-        The discussion of the post on tensor-transformer variants: the vector's interaction with
-        itself follows from the weights, that with the input does not.
+    Source: The discussion of the post on tensor-transformer variants.
     """
     n, constant = tensor.n_in - tensor.constant, int(tensor.constant)
     if s.ndim == 0 or s.shape[-1] != n:

@@ -64,11 +64,7 @@ class TensorSVD(Shown):
         return self.values.shape[0]
 
     def truncate(self, k: int) -> "TensorSVD":
-        """The k largest components.
-
-        Raises:
-            BilensError: k is not between 1 and the number kept.
-        """
+        """The k largest components."""
         check_count("k", k, len(self), "the number of components kept")
         return replace(
             self,
@@ -84,9 +80,7 @@ class TensorSVD(Shown):
     def projector(self) -> Float[Tensor, "n_out n_out"]:
         """Sum of r_s r_s' over the kept components: what is left of an output.
 
-        `tensor.change_basis(outputs=svd.truncate(k).projector())` is the tensor of rank k nearest
-        to the whole one; with `outputs=readout @ svd.truncate(k).projector()` it is the classifier
-        from inputs to logits that is cut to its k largest components.
+        `tensor.change_basis(outputs=svd.truncate(k).projector())` is the nearest tensor of rank k.
         """
         return self.outputs.T @ self.outputs
 

@@ -62,8 +62,8 @@ def top_entries(
 def _of_block(block: Tensor, start: int, k: int, best: TopEntries | None) -> TopEntries:
     """The k largest entries of a block, or those of them that can still count.
 
-    All are in the k rows of the largest maxima, and in rows whose maximum exceeds the least entry
-    found so far, of which there are soon few. NaN exceeds every number, so it is never passed over.
+    All are in the k rows of the largest maxima, in rows that exceed the least entry found so far.
+    NaN exceeds every number, so it is never passed over.
     """
     maxima, n_columns = block.amax(-1), block.shape[-1]
     n_rows = min(k, block.shape[-2])

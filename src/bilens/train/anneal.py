@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from bilens.checks import check_weights
 from bilens.convert import Swish, give_swish
 from bilens.data import Corpus
-from bilens.train.anneal_settings import SCHEDULES, AnnealTraining
+from bilens.train.settings import SCHEDULES, AnnealTraining
 from bilens.train.trainer import (
     alone_with_seed,
     check_vocabulary,
@@ -37,24 +37,20 @@ def anneal(
     resume: bool = False,
     use_cpu: bool = False,
 ) -> list[dict[str, Any]]:
-    """Train a gated model while the beta of its Swish falls to 0, and save it in `run`.
+    """Train a gated model in place while the beta of its Swish falls to 0, and save it in `run`.
 
         beta(step) = beta_0 schedule(step / (annealing * steps)),  beta_0 = 1 (SiLU), 1.702 (GELU)
 
-    The beta is set before each step and after the last one; it follows from the number of the step
-    alone, so a resumed training has the same. Started by `torchrun` or `accelerate launch`, every
-    process calls this, and the Trainer shares the batches out in the way that it was told to (DDP,
-    FSDP). Ctrl-C saves a checkpoint between two steps. An annealing that has ended is not trained
-    again: `resume` then gives what it found.
+    The beta follows from the number of the step alone, so a resumed training has the same.
+    Processes, ctrl-C and finished runs: as in `train_language`.
 
     Args:
-        model: any causal language model whose MLPs are up(x) * activation(gate(x)). It is trained
-            in place.
+        model: any causal language model whose MLPs are up(x) * activation(gate(x)).
         corpus: texts in its tokens.
         training: how to train it.
         run: the directory to write to; checkpoints go below it.
-        schedule: your own function from the share of the annealing that is done to the share of
-            beta that is left, in place of `training.schedule`.
+        schedule: in place of `training.schedule`, a function from the share of the annealing
+            that is done to the share of beta that is left.
         resume: go on from the newest whole checkpoint in `run`.
         use_cpu: leave GPUs alone.
 
@@ -64,12 +60,10 @@ def anneal(
     Raises:
         BilensError: the model is not gated, the corpus does not fit it, the batch cannot be shared
             out evenly, or the training diverged.
-        CheckpointError: a weight is NaN or infinite; `run` holds a training and `resume` was not
-            asked for; `resume` finds nothing it can go on from; or the system refuses.
+        CheckpointError: a weight is NaN or infinite; or as `train_language`.
         KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
 
-    Source:
-        Pearce et al. 2024, section 6.3 and appendix D.
+    Source: Pearce et al. 2024, section 6.3 and appendix D.
     """
     check_weights(model)
     check_vocabulary(corpus, model.config.vocab_size)
@@ -123,10 +117,7 @@ class _Fall(TrainerCallback):
     ) -> None:
         self.set(state.global_step)
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
-    ) -> None:
-        self.set(state.global_step)
+    on_step_end = on_train_begin
 
     def set(self, step: int) -> None:
         self.swish.beta = self.start * self.schedule(min(1.0, step / self.steps))

@@ -17,8 +17,7 @@ from bilens.progress import progress_bar
 from bilens.settings import Count, NotNegative, Positive, Seed, check_settings
 from bilens.tensor import BilinearTensor
 from bilens.train.interrupt import interrupt_between_steps
-from bilens.train.run_directory import RunDirectory, open_run
-from bilens.train.state import load_state, part, save_state
+from bilens.train.run_directory import RunDirectory, load_state, open_run, part, save_state
 
 __all__ = [
     "AutoencoderTraining",
@@ -51,8 +50,7 @@ class AutoencoderTraining:
             cost more than the autoencoder itself.
         seed: of the weights, the batches and the samples.
 
-    Source:
-        Pearce & Dooms 2024, appendix "SAE training"; weights and rates are not given there.
+    Source: Pearce & Dooms 2024, appendix "SAE training"; weights and rates are not given there.
     """
 
     steps: Count = 4000
@@ -78,12 +76,9 @@ def row_sampler(rows: Float[Tensor, "samples d_in"]) -> Sampler:
 
 
 def pair_sampler(tensor: BilinearTensor) -> Sampler:
-    """Draw input-pair vectors r_ij = B[:, i, j] of random pairs, computed from the factors.
+    """Draw input-pair vectors r_ij = B[:, i, j] of random pairs, at O(batch rank n_out) a batch.
 
-    The n_in^2 vectors are never held: a batch costs O(batch rank n_out).
-
-    Source:
-        Pearce & Dooms 2024, "SAE over input pair vectors".
+    Source: Pearce & Dooms 2024, "SAE over input pair vectors".
     """
 
     def draw(n: int, generator: torch.Generator) -> Tensor:
@@ -99,8 +94,7 @@ def similarity_penalty(
 ) -> Float[Tensor, ""]:
     """(sum over pairs a < b of |f_a . f_b|^p)^(1/p): with a high p, the most similar pairs count.
 
-    Source:
-        Pearce & Dooms 2024, appendix "SAE training".
+    Source: Pearce & Dooms 2024, appendix "SAE training".
     """
     cosines = (features.T @ features).triu(diagonal=1).abs()
     # p-th powers of small cosines underflow to gradients of 0/0 when all of them vanish.
@@ -115,15 +109,12 @@ def train_autoencoder(
     *,
     resume: bool = False,
 ) -> SparseAutoencoder:
-    """Minimise |y - y'|^2 + l1 |f|_1 + similarity |features|_p.
+    """Minimise |y - y'|^2 + l1 |f|_1 + similarity |features|_p; the result is in evaluation mode.
 
-    The vectors are scaled to unit mean square for training. The scale is folded back into the
-    trained autoencoder, so that it reads the vectors as they are.
-
-    With a `run` directory, the autoencoder (loadable at any time), the settings and the state of
-    the training are written every few hundred steps, at the end, and when ctrl-C stops the
-    training between two steps. A resumed training ends with the same bits as one that was never
-    stopped, and may be given more steps.
+    The vectors are scaled to unit mean square for training, and the scale is folded back into the
+    trained autoencoder. Every few hundred steps, at the end, and when ctrl-C stops the training
+    between two steps, the autoencoder, the settings and a checkpoint are written to `run`, if there
+    is one. A resumed training ends with the same bits, and may be given more steps.
 
     Args:
         config: its sizes.
@@ -132,12 +123,8 @@ def train_autoencoder(
         run: the directory to write to; None keeps everything in memory.
         resume: go on from the state in `run`.
 
-    Returns:
-        The trained autoencoder in evaluation mode.
-
     Raises:
-        BilensError: the vectors have another width, are all zero or not finite, or training
-            diverged.
+        BilensError: the vectors do not fit, are all zero or not finite, or training diverged.
         CheckpointError: `resume` finds nothing it can go on from.
         KeyboardInterrupt: ctrl-C, after everything was saved.
     """

@@ -61,10 +61,10 @@ def train_classifier(
 ) -> Trained:
     """Train a classifier on `data`, on the device that it is on.
 
-    With a `run` directory, the model (loadable at any time), the settings, the metrics of each
-    epoch and a checkpoint are written after every epoch, and when ctrl-C stops the training between
-    two steps. A resumed training ends with the same bits as one that was never stopped, on one
-    machine with one number of threads.
+    After every epoch, and when ctrl-C stops the training between two steps, the model (loadable at
+    any time), the settings, the metrics and a checkpoint are written to `run`, if there is one. A
+    resumed training ends with the same bits as one that was never stopped, on one machine with one
+    number of threads.
 
     Args:
         config: what to train.
@@ -77,10 +77,8 @@ def train_classifier(
         The trained model in evaluation mode, and one record of metrics for each epoch.
 
     Raises:
-        BilensError: the data does not fit the model, or the training diverged; nothing is saved
-            then.
-        CheckpointError: `run` holds a training and `resume` was not asked for; `resume` finds
-            nothing it can go on from; or the system refuses.
+        BilensError: the data does not fit the model, or the training diverged.
+        CheckpointError: `run` holds a training without `resume`, or nothing to go on from with it.
         KeyboardInterrupt: ctrl-C, after everything was saved.
     """
     if resume and run is None:
@@ -99,8 +97,9 @@ def train_classifiers(
 ) -> list[Trained]:
     """Train the same classifier from several seeds at once, their weights stacked.
 
-    Each is what `train_classifier` makes of its seed, within rounding, and is written to a run of
-    its own, `seed-N` in `run`, that can be resumed alone.
+    Each is what `train_classifier` makes of its seed, within rounding, in a run of its own,
+    `seed-N` in `run`, that can be resumed alone. Raises as `train_classifier`, and for repeated
+    seeds.
 
     Args:
         config: what to train.
@@ -109,14 +108,6 @@ def train_classifiers(
         seeds: one for each model.
         run: the directory to write to; None keeps everything in memory.
         resume: go on with the seeds that were begun in `run`, and begin the others.
-
-    Returns:
-        For each seed what `train_classifier` gives.
-
-    Raises:
-        BilensError: a seed is there twice; otherwise as `train_classifier`.
-        CheckpointError: as `train_classifier`.
-        KeyboardInterrupt: ctrl-C, after everything was saved.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise BilensError(f"seeds={list(seeds)}, expected at least one and none of them twice")

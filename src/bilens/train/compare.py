@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,27 +12,98 @@ from accelerate import PartialState
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.train.comparison import Comparison
 from bilens.train.language import train_language
-from bilens.train.language_settings import LanguageTraining
 from bilens.train.run_directory import CHECKPOINTS, is_begun
+from bilens.train.settings import LanguageTraining
 
-__all__ = ["Comparison", "compare_architectures", "count_parameters", "of_equal_size", "variants"]
+__all__ = [
+    "ARCHITECTURE",
+    "COST",
+    "Comparison",
+    "compare_architectures",
+    "count_parameters",
+    "of_equal_size",
+    "variants",
+]
+
+ARCHITECTURE = ["mlp", "attention", "d_hidden", "parameters"]
+"""The columns that tell architectures apart."""
+COST = ["steps", "tokens", "seconds"]
+"""The columns that say what a training took until a row."""
+SEED = [*ARCHITECTURE, "seed"]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Architectures trained on the same texts in the same order.
+
+    Attributes:
+        data: what they were trained on.
+        target: the validation loss to reach, in nats a token.
+        validations: a row for each validation of each training, in order: the architecture (`mlp`,
+            `attention`, `d_hidden`, `parameters`), the `seed`, the `steps` of the optimizer, the
+            `tokens` trained on and the `seconds` that took without validations and checkpoints,
+            and the `loss`. Ratios refer to the first architecture.
+    """
+
+    data: str
+    target: float
+    validations: pd.DataFrame
+
+    def crossings(self) -> pd.DataFrame:
+        """What each training took until its loss first reached the target; NaN where it did not.
+
+        Read off the straight line between two validations.
+        """
+
+        def crossing(curve: pd.DataFrame) -> pd.Series:
+            reached = (curve["loss"] <= self.target).to_numpy()
+            after = int(reached.argmax()) if reached.any() else None
+            if after is None:
+                return pd.Series(float("nan"), COST)
+            b = curve.iloc[after]
+            a = curve.iloc[after - 1] if after else b
+            share = (a["loss"] - self.target) / (a["loss"] - b["loss"]) if after else 0.0
+            return a[COST] + share * (b[COST] - a[COST])
+
+        columns = self.validations.groupby(SEED, sort=False)[[*COST, "loss"]]
+        return columns.apply(crossing).astype(float).reset_index()
+
+    def mean_curves(self) -> pd.DataFrame:
+        """For each architecture the mean over seeds of each validation that all of them had."""
+        number = self.validations.groupby(SEED, sort=False).cumcount().rename("number")
+        groups = self.validations.groupby([*ARCHITECTURE, number], sort=False)
+        mean, seeds = groups[[*COST, "loss"]].mean(), groups.size()
+        complete = seeds == seeds.groupby(ARCHITECTURE, sort=False).transform("max")
+        return mean[complete].sort_index(level="number", sort_remaining=False).reset_index()
+
+    def summary(self) -> pd.DataFrame:
+        """A row for each architecture, in order.
+
+        The columns are those of the architecture; `seeds`, and how many of them `reached` the
+        target; the mean `steps`, `tokens` and `seconds` that it took, the standard `deviation` of
+        the steps, and `steps_ratio` and `seconds_ratio`, NaN unless every seed reached it, since
+        those that did not would be missing from the mean; `seconds_per_step`; and `best`, the mean
+        of the seeds' smallest losses.
+        """
+        crossings = self.crossings().groupby(ARCHITECTURE, sort=False)
+        table = crossings[COST].agg(lambda values: values.mean(skipna=False))
+        table["deviation"] = crossings["steps"].agg(lambda values: values.std(skipna=False))
+        table["seeds"], table["reached"] = crossings.size(), crossings["steps"].count()
+        table["steps_ratio"] = table["steps"] / table["steps"].iloc[0]
+        table["seconds_ratio"] = table["seconds"] / table["seconds"].iloc[0]
+        each = self.validations.groupby(SEED, sort=False)
+        last = each.last()
+        pace = last["seconds"] / last["steps"]
+        table["seconds_per_step"] = pace.groupby(ARCHITECTURE, sort=False).mean()
+        table["best"] = each["loss"].min().groupby(ARCHITECTURE, sort=False).mean()
+        return table.reset_index()
 
 
 def variants(
     config: LanguageConfig, mlps: Sequence[str], attentions: Sequence[str]
 ) -> list[LanguageConfig]:
-    """The model with every MLP and every attention, MLPs changing last.
-
-    Args:
-        config: all else that it is made of.
-        mlps: names of MLPs.
-        attentions: names of attentions.
-
-    Raises:
-        BilensError: a name is unknown, or does not fit the rest.
-    """
+    """The model with every MLP and every attention of these names, MLPs changing last."""
     settings = config.to_dict()
     return [
         LanguageConfig(**{**settings, "mlp": mlp, "attention": attention})
@@ -44,14 +115,8 @@ def variants(
 def of_equal_size(configs: Sequence[LanguageConfig]) -> list[LanguageConfig]:
     """The models with as many hidden units each as give it the parameters of the first.
 
-    What one hidden unit more costs, parameters say themselves: they grow along a straight line.
-    All end within half a unit in each block of the first.
-
-    Args:
-        configs: models of different parts.
-
-    Raises:
-        BilensError: the other parts of a model alone have more parameters than the first model.
+    Parameters grow along a straight line with hidden units, so all end within half a unit in each
+    block of the first. Raises BilensError where the other parts alone are larger than that.
     """
     goal = count_parameters(configs[0])
     found = []
@@ -88,14 +153,13 @@ def compare_architectures(
     """Train each model with each seed until its validation loss reaches the target.
 
     With one seed all of them see the same batches in the same order. What was trained by an earlier
-    call is not trained again, and what was stopped goes on. Of a finished training its checkpoints
-    are removed; the model stays.
+    call is not trained again, and what was stopped goes on. Of a finished training the model stays,
+    its checkpoints are removed.
 
     Args:
         configs: models that differ in MLP or attention.
         corpus: texts as token ids.
-        training: how to train them all; its `target_loss` is where each training ends, at the
-            latest after its `epochs`.
+        training: how to train them all, until its `target_loss`, or its `epochs` at the latest.
         run: the directory to write to, with one of `train_language` for each model and seed in it.
         seeds: of the initial weights and of the order of the texts.
         use_cpu: leave GPUs alone.
@@ -107,8 +171,7 @@ def compare_architectures(
         CheckpointError: `run` holds trainings with other settings.
         KeyboardInterrupt: ctrl-C, after a checkpoint was saved; the same call goes on from there.
 
-    Source:
-        The post on tensor-transformer variants, which compares at a loss of 3.0.
+    Source: The post on tensor-transformer variants, which compares at a loss of 3.0.
     """
     if training.target_loss is None:
         raise BilensError("target_loss=None, expected the validation loss to compare at")

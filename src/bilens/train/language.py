@@ -10,8 +10,8 @@ import torch
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.train.language_settings import LanguageTraining, check_precision
 from bilens.train.muon import MuonWithAdamW
+from bilens.train.settings import LanguageTraining, check_precision
 from bilens.train.trainer import (
     alone_with_seed,
     check_vocabulary,
@@ -37,9 +37,9 @@ def train_language(
     """Train a language model on `corpus` and save it with its tokenizer in `run`.
 
     Started by `torchrun` or `accelerate launch`, every process calls this and the Trainer shares
-    the batches out; the result is that of one process up to the rounding of sums. Ctrl-C saves a
-    checkpoint between two steps. A training that has ended is not trained again: `resume` then
-    gives what it found.
+    the batches out (DDP, FSDP); the result is that of one process up to the rounding of sums.
+    Ctrl-C saves a checkpoint between two steps. `resume` of a training that has ended gives what it
+    found.
 
     Args:
         config: what to train; its ends of text and padding become those of the tokenizer.
@@ -56,8 +56,7 @@ def train_language(
     Raises:
         BilensError: the corpus does not fit the model, the batch cannot be shared out evenly, or
             the training diverged.
-        CheckpointError: `run` holds a training and `resume` was not asked for; `resume` finds
-            nothing it can go on from; or the system refuses.
+        CheckpointError: `run` holds a training without `resume`, or nothing to go on from with it.
         KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
     """
     check_precision(config.attention, training.precision)
@@ -80,6 +79,10 @@ def train_language(
         tokens = {name: getattr(corpus.tokenizer, name) for name in own}
         texts = min(training.evaluate_texts or len(corpus.validation), len(corpus.validation))
         model = LanguageModel(LanguageConfig(**{**config.to_dict(), **tokens}))
+        muon = None
+        if training.optimizer == MUON:
+            rates = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
+            muon = MuonWithAdamW(model, **rates)
         history = run_trainer(
             model,
             corpus,
@@ -90,15 +93,9 @@ def train_language(
             target=training.target_loss,
             data_collator=_collate,
             eval_dataset=corpus.validation.select(range(texts)),
-            optimizers=(_muon(model, training), None),
+            optimizers=(muon, None),
         )
     return model.eval(), history  # type: ignore[no-untyped-call]
-
-
-def _muon(model: LanguageModel, training: LanguageTraining) -> MuonWithAdamW | None:
-    if training.optimizer != MUON:
-        return None
-    return MuonWithAdamW(model, lr=training.learning_rate, weight_decay=training.weight_decay)
 
 
 def _collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -90,14 +90,7 @@ class Rows:
 
 
 def fit_mlp(mlp: MLP, rows: Rows, ridge: float, distillation: Distillation) -> Fit:
-    """Make an MLP bilinear, in place.
-
-    Args:
-        mlp: it, gated.
-        rows: what it reads and is to give.
-        ridge: how strongly the down map is held where it was; infinite leaves it there.
-        distillation: how all its weights are trained in the end.
-    """
+    """Make an MLP bilinear, in place; an infinite `ridge` leaves its down map where it was."""
     share = _fit_gate(mlp, rows)
     if ridge < torch.inf:
         _fit_down(mlp, rows, ridge)

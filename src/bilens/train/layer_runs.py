@@ -23,12 +23,8 @@ class LayerRuns:
     """Texts on their way through a model, layer by layer.
 
     What a layer is handed beside the stream (positions, masks) depends on how many texts run at
-    once and not on which, so it is caught once for each such number.
-
-    Args:
-        model: any causal language model.
-        mlps: its gated MLPs, whose parents are its layers.
-        texts: what runs through it.
+    once and not on which, so it is caught once for each such number. The parents of `mlps` are the
+    layers.
     """
 
     def __init__(

@@ -70,25 +70,22 @@ def linearise(
     For each hidden unit the line that minimises E[(act(g) - a g - b)^2 u^2 / |s|^2] takes the place
     of the activation, s being the stream in front of the layer; a goes into the gate's weights, b
     into its biases. Then the down map is fitted to the gated MLP's outputs by ridge regression.
-    Costs about three forward passes over `texts`, and one Gram matrix of the hidden units a layer;
-    `alone` costs as much again and a pass over `held_out` for each layer.
+    Costs three forward passes over `texts` and one Gram matrix of the hidden units a layer; `alone`
+    as much again and a pass over `held_out` for each layer.
 
     Args:
         model: any causal language model whose MLPs are up(x) * activation(gate(x)).
         texts: calibration texts, in the model's tokens.
         held_out: other texts, for the losses.
         layers: whose gates; all by default.
-        budget: nats by which the loss may rise. Layers are taken in the order of their loss alone,
-            as many as stay within it together (by bisection, before any distillation); the others
-            stay as they are.
-        distillation: how each layer is trained in the end, by itself, to give what it gave; by
-            default it is not.
+        budget: nats by which the loss may rise: layers are taken in the order of their loss alone,
+            as many as stay within it together before any distillation.
+        distillation: how each layer is trained in the end, by itself; by default it is not.
         alone: measure the loss with each layer linear by itself, too; a budget needs it.
 
     Raises:
-        BilensError: the model is not gated or not as it was trained, there is no such layer, budget
-            is negative, texts hold something else than the model's tokens, or a distillation
-            diverges.
+        BilensError: the model is not gated or not as it was trained, an argument does not fit it,
+            or a distillation diverges.
         CheckpointError: a weight is NaN or infinite.
     """
     check_weights(model)
@@ -112,9 +109,13 @@ def linearise(
         _fit(model, mlps, texts, chosen, CLOSED_FORM, measure)
     if budget is not None:
         order = sorted(chosen, key=lambda layer: losses[layer])
-        chosen = _most_within(
-            order, lambda some: _loss_with(model, mlps, texts, held_out, some) <= before + budget
-        )
+
+        def within(some: list[int]) -> bool:
+            with _as_they_were(mlps, some):
+                _fit(model, mlps, texts, some, CLOSED_FORM)
+                return next_token_loss(model, held_out) <= before + budget
+
+        chosen = _most_within(order, within)
     fits = _fit(model, mlps, texts, chosen, distillation or CLOSED_FORM)
     if chosen:
         mark_linear(model, mlps, chosen)
@@ -143,10 +144,7 @@ def _fit(
     distillation: Distillation,
     alone: Callable[[int], None] | None = None,
 ) -> dict[int, Fit]:
-    """Fit layers in their order, each on what those before it hand it; or each alone.
-
-    `alone` is called while one layer is linear, and then this layer becomes what it was.
-    """
+    """Fit layers in their order, each on what those before it hand it; or each alone, measured."""
     if not layers:
         return {}
     runs, fits = LayerRuns(model, mlps, texts), {}
@@ -178,19 +176,6 @@ def _most_within(order: list[int], fits: Callable[[list[int]], bool]) -> list[in
         else:
             beyond = count
     return sorted(order[:within])
-
-
-def _loss_with(
-    model: PreTrainedModel,
-    mlps: list[MLP],
-    texts: Int[Tensor, "texts time"],
-    held_out: Int[Tensor, "held_out held_out_time"],
-    layers: list[int],
-) -> float:
-    """The loss with the gates of some layers linear, which then are what they were."""
-    with _as_they_were(mlps, layers):
-        _fit(model, mlps, texts, layers, CLOSED_FORM)
-        return next_token_loss(model, held_out)
 
 
 @contextmanager

@@ -26,8 +26,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         lr: learning rate.
         weight_decay: of matrices, and of embeddings and the unembedding.
 
-    Source:
-        Jordan 2024, *Muon*; the factor: Liu et al. 2025, *Muon is Scalable for LLM Training*.
+    Source: Jordan 2024, *Muon*; the factor: Liu et al. 2025, *Muon is Scalable for LLM Training*.
     """
 
     def __init__(self, model: LanguageModel, *, lr: float, weight_decay: float) -> None:

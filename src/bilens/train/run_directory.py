@@ -7,13 +7,15 @@ with the checksums of its files, and renamed.
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
 
 from bilens.errors import CheckpointError
 from bilens.files import (
@@ -24,6 +26,7 @@ from bilens.files import (
     read_json_object,
     temporary_beside,
     write_json,
+    write_safetensors,
     write_text,
 )
 from bilens.model_card import CARD_NAME, model_card
@@ -38,9 +41,12 @@ __all__ = [
     "RunDirectory",
     "is_begun",
     "is_finished",
+    "load_state",
     "open_run",
+    "part",
     "read_metrics",
     "read_training",
+    "save_state",
 ]
 
 TRAINING_NAME = "training.json"
@@ -53,6 +59,7 @@ CHECKPOINTS = "checkpoints"
 DRAFTS = f"{UNFINISHED}{CHECKPOINTS}"
 MANIFEST = "manifest.json"
 KEPT = 2
+STATE_NAME = "training_state.safetensors"
 OWN = ("torch", "finished")
 
 
@@ -195,11 +202,7 @@ def is_begun(run: Path) -> bool:
 
 
 def is_finished(run: Path) -> bool:
-    """Whether the training in a directory has ended.
-
-    Raises:
-        CheckpointError: its training.json is damaged.
-    """
+    """Whether the training in a directory has ended; CheckpointError if it is damaged."""
     return is_begun(run) and bool(read_json_object(run / TRAINING_NAME).get("finished"))
 
 
@@ -214,14 +217,9 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
-    """What a run was trained on and with.
+    """What a run, a directory or a repository that holds all of it, was trained on and with.
 
-    Args:
-        source: its directory, or a repository that holds all of it.
-        hub: passed to `huggingface_hub.hf_hub_download`: revision, token, cache_dir, ...
-
-    Raises:
-        CheckpointError: it does not say.
+    `hub` is passed to `huggingface_hub.hf_hub_download`. Raises CheckpointError if it does not say.
     """
     try:
         settings = read_json_object(fetch(source, TRAINING_NAME, **hub))
@@ -232,6 +230,26 @@ def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
             "trained on is unknown; expected a directory that `bilens train` wrote"
         ) from error
     return settings
+
+
+def save_state(folder: Path, record: Mapping[str, Any], **parts: Mapping[str, Tensor]) -> None:
+    """Write named tensors in parts, and a record such as JSON holds them, for `load_state`."""
+    tensors = {f"{kind}.{name}": t for kind, part in parts.items() for name, t in part.items()}
+    write_safetensors(folder / STATE_NAME, tensors, {"record": json.dumps(record)})
+
+
+def load_state(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The record, and the tensors by part and name."""
+    with safe_open(folder / STATE_NAME, "pt", str(device)) as file:
+        # Copied, as the memory of a mapped file is aligned otherwise, and sums would differ.
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        return json.loads(file.metadata()["record"]), tensors
+
+
+def part(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """The tensors of one part by their names."""
+    start = f"{kind}."
+    return {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
 
 
 def _check_same(

@@ -3,11 +3,13 @@
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
@@ -18,27 +20,60 @@ from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.progress import progress_bar
 from bilens.train.interrupt import interrupt_between_steps
-from bilens.train.noise import LatentNoise
-from bilens.train.run_directory import RunDirectory
-from bilens.train.state import load_state, part, save_state
+from bilens.train.run_directory import RunDirectory, load_state, part, save_state
 
 if TYPE_CHECKING:
     from bilens.train.classifier import ClassifierTraining
 
-__all__ = ["Member", "train_together"]
+__all__ = ["LatentNoise", "Member", "add_noise", "train_together"]
+
+
+def add_noise(
+    x: Float[Tensor, "*batch n"], noise: Float[Tensor, "*batch n"], scale: float
+) -> Float[Tensor, "*batch n"]:
+    """Add standard noise times `scale` times the standard deviation of each vector's elements.
+
+    Source: Pearce et al. 2024 (first version), appendix A.
+    """
+    return torch.addcmul(x, noise, scale * x.detach().std(dim=-1, keepdim=True))
+
+
+class LatentNoise:
+    """Noise in front of embedding, layers and unembedding, which act inside `drawn` alone."""
+
+    def __init__(self, model: ImageClassifier, scale: float) -> None:
+        self.scale = scale
+        parts: list[nn.Module] = [model.embed, *model.layers, model.unembed] if scale else []
+        self.widths = [model.config.n_inputs, *[model.config.d_model] * len(parts)][: len(parts)]
+        self._left: Iterator[Tensor] | None = None
+        self._handles = [part.register_forward_pre_hook(self._before) for part in parts]
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        for handle in self._handles:
+            handle.remove()
+
+    @contextmanager
+    def drawn(self, noise: Sequence[Tensor]) -> Iterator[None]:
+        """Inside the block the parts meet this noise, one after another."""
+        self._left = iter(noise)
+        try:
+            yield
+        finally:
+            self._left = None
+
+    def _before(self, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
+        if self._left is None:
+            return None
+        return (add_noise(inputs[0], next(self._left), self.scale),)
 
 
 @dataclass
 class _Place:
-    """Where a training stands.
+    """Where a training stands: epochs finished, and what the one under way has so far.
 
-    Attributes:
-        epoch: epochs finished.
-        step: steps finished in the epoch that is under way.
-        loss_sum: over the images of that epoch so far.
-        correct: images of that epoch classified correctly while training.
-        seconds: time spent in that epoch so far, its share where several seeds train at once.
-        history: one record of metrics for each finished epoch.
+    `correct` images were classified correctly while training; `seconds` are the model's share where
+    several train at once; `history` has a record of metrics for each finished epoch.
     """
 
     epoch: int
@@ -82,11 +117,7 @@ class Member:
             self.noise.set_state(tensors["noise.state"].cpu())
 
     def save(self, steps: int) -> None:
-        """Write the model, then a checkpoint.
-
-        Args:
-            steps: of an epoch.
-        """
+        """Write the model, then a checkpoint; `steps` are those of an epoch."""
         self._check_finite()
         if self.run is None:
             return

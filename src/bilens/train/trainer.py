@@ -34,7 +34,7 @@ from bilens.nn.language.no_progress import no_progress
 from bilens.progress import progress_bar
 from bilens.train.interrupt import Interrupt, interrupt_between_steps
 from bilens.train.run_directory import CHECKPOINTS, RunDirectory, open_run, read_metrics
-from bilens.train.trainer_settings import TrainerSettings
+from bilens.train.settings import TrainerSettings
 
 __all__ = [
     "ResumableTrainer",
@@ -52,8 +52,7 @@ _ALONE = threading.RLock()
 def alone_with_seed(seed: int) -> Iterator[None]:
     """Seed all random numbers inside the block, and give back those of before behind it.
 
-    The Trainer draws from the generators of the whole process and keeps its state there, from its
-    arguments on, so that trainings in several threads take turns.
+    The Trainer keeps its state in the generators of the whole process, so threads take turns.
     """
     gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with _ALONE, torch.random.fork_rng(devices=gpus):
@@ -71,15 +70,8 @@ def trainer_arguments(
 ) -> TrainingArguments:
     """What the Trainer is told, the batch shared out over its processes.
 
-    Args:
-        training: the settings that every training has.
-        run: the directory that checkpoints go below.
-        use_cpu: leave GPUs alone.
-        own: what one kind of training has besides: its optimizer and schedule.
-
-    Raises:
-        BilensError: the batch cannot be shared out evenly, or the device does not have the
-            precision.
+    `own` is what one kind of training has besides, its optimizer and schedule. Raises BilensError
+    if the batch cannot be shared out evenly, or the device does not have the precision.
     """
     if training.precision == "fp16" and (use_cpu or not torch.cuda.is_available()):
         raise BilensError("precision='fp16' needs a GPU; expected 'bf16' or 'float32' on a CPU")
@@ -117,11 +109,7 @@ def trainer_arguments(
 
 
 def steps_per_epoch(arguments: TrainingArguments, corpus: Corpus) -> int:
-    """Steps of the optimizer in a pass over the texts to train on; a rest of a part is left out.
-
-    Raises:
-        BilensError: there are fewer texts than a batch has.
-    """
+    """Steps of the optimizer in a pass over the texts; a rest of a part is left out."""
     parts, texts = arguments.gradient_accumulation_steps, len(corpus.train)
     size: int = arguments.per_device_train_batch_size * arguments.world_size
     if texts < size * parts:
@@ -133,11 +121,7 @@ def steps_per_epoch(arguments: TrainingArguments, corpus: Corpus) -> int:
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
-    """Raise if a corpus may hold tokens that a model does not have.
-
-    Raises:
-        BilensError: its tokenizer has more tokens than the model.
-    """
+    """Raise BilensError if a corpus may hold tokens that a model does not have."""
     size = len(corpus.tokenizer)
     if size > vocab_size:
         raise BilensError(
@@ -149,10 +133,7 @@ def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
 class ResumableTrainer(Trainer):
     """The Trainer, whose checkpoints are whole or not there, and which refuses what diverged.
 
-    Args:
-        directory: the run.
-        extra: gives what every record holds besides.
-        rest: of the Trainer itself.
+    `extra` gives what every record holds besides; `rest` goes to the Trainer itself.
     """
 
     def __init__(
@@ -323,12 +304,6 @@ def run_trainer(
 
     Returns:
         The metrics as they were logged.
-
-    Raises:
-        BilensError: the training diverged; nothing is saved then.
-        CheckpointError: `run` holds a training and `resume` was not asked for, or none and it was;
-            or the system refuses.
-        KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
     """
     target, callbacks = rest.pop("target", None), list(rest.pop("callbacks", ()))
     with ExitStack() as stack:

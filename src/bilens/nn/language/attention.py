@@ -110,11 +110,8 @@ class Attention(nn.Module):
     ) -> QueriesKeys:
         """The queries and keys of each pair; keys that heads share stand there for each of them.
 
-        Args:
-            x: what queries and keys are read from.
-            pos_embed: what shortformer positions add to it.
-            rope: what rotary positions turn queries and keys by.
-            normed: whether QK-norm acts, where the model has it.
+        Arguments are those of `forward`; `normed` says whether QK-norm acts, where the model has
+        it.
         """
         sharing = self.n_heads // self.n_kv_heads
         found = self._queries_keys(x, pos_embed, rope, normed=normed)
@@ -125,15 +122,7 @@ class Attention(nn.Module):
         x: Float[Tensor, "batch time d_model"],
         v_first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     ) -> Float[Tensor, "batch kv_heads time d_head"]:
-        """What each token hands to those that look at it.
-
-        Args:
-            x: what values are read from.
-            v_first: the values of the first block, where they are mixed in.
-
-        Raises:
-            BilensError: the values of the first block are needed and not given.
-        """
+        """What each token hands to those that look at it; arguments are those of `forward`."""
         own = self.own_values(x)
         if self.value_mix_share is None:
             return own
@@ -165,15 +154,9 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "*batch time seen"]:
         """A from the scores q . k of each pair.
 
-        Args:
-            scores: of each pair of queries and keys.
-            seen: what may be looked at; None for everything.
-            values: what is mixed, for a pattern that depends on it.
+        `seen` is what may be looked at, None for everything; `values` what is mixed, where A
+        depends on it.
         """
-
-    def _maps(self) -> list[tuple[nn.Linear, nn.Linear]]:
-        first = (self.query, self.key)
-        return [first, (self.query2, self.key2)] if self.pairs == 2 else [first]
 
     def _queries_keys(
         self, x: Tensor, pos_embed: Tensor | None, rope: Rope | None, *, normed: bool = True
@@ -182,13 +165,12 @@ class Attention(nn.Module):
 
         def heads(linear: nn.Linear) -> Tensor:
             found = self._heads(linear(read))
-            found = self._normed(found) if normed else found
+            if self.qk_norm and normed:
+                found = functional.rms_norm(found, found.shape[-1:])
             return found if rope is None else rotate(found, rope)
 
-        return [(heads(query), heads(key)) for query, key in self._maps()]
-
-    def _normed(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, x.shape[-1:]) if self.qk_norm else x
+        first = heads(self.query), heads(self.key)
+        return [first, (heads(self.query2), heads(self.key2))] if self.pairs == 2 else [first]
 
     def _heads(self, x: Tensor) -> Tensor:
         return rearrange(x, "b t (h d) -> b h t d", d=self.d_head)

@@ -27,7 +27,7 @@ from bilens.nn.attention import ATTENTIONS
 from bilens.nn.gated import GatedLayer
 from bilens.nn.language.attention import Attention, Rope
 from bilens.nn.language.config import LanguageConfig
-from bilens.nn.language.state import StateLayer
+from bilens.nn.language.product import StateLayer
 from bilens.nn.mlp import PlainMLP, make_mlp
 from bilens.nn.norm import make_norm
 from bilens.nn.position import rotation
@@ -39,10 +39,6 @@ class Block(GradientCheckpointingLayer):
     """x + attention(norm(x)), and then y + mlp(norm(y)).
 
     With `embed_mix` the x of both is a x + b x_0, where x_0 is what the first block reads.
-
-    Args:
-        config: of the model.
-        layer: number of the block.
     """
 
     def __init__(self, config: LanguageConfig, layer: int) -> None:
@@ -69,10 +65,7 @@ class Block(GradientCheckpointingLayer):
         v_first: Tensor | None = None,
         x0: Float[Tensor, "batch time d_model"] | None = None,
     ) -> Float[Tensor, "batch time d_model"]:
-        """The residual stream after the block.
-
-        The arguments are those of `Attention`, and `x0`, where it is mixed in.
-        """
+        """The residual stream after the block; arguments as for `Attention`, and `x0` to mix in."""
         x = self.mixed(x, x0)
         x = x + self.attn(self.attn_norm(x), pos_embed, rope, mask, cache, v_first)
         y: Tensor = x + self.mlp(self.mlp_norm(x))
@@ -83,11 +76,7 @@ class Block(GradientCheckpointingLayer):
         x: Float[Tensor, "batch time d_model"],
         x0: Float[Tensor, "batch time d_model"] | None,
     ) -> Float[Tensor, "batch time d_model"]:
-        """The stream that the block reads: a x + b x_0, or x where nothing is mixed in.
-
-        Raises:
-            BilensError: x_0 is needed and not given.
-        """
+        """The stream that the block reads: a x + b x_0, or x where nothing is mixed in."""
         if self.residual_mix is None:
             return x
         if x0 is None:
@@ -126,8 +115,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
     Args:
         config: its sizes and parts.
 
-    Source:
-        Pearce et al. 2024, section 6 and appendix C.
+    Source: Pearce et al. 2024, section 6 and appendix C.
     """
 
     config: LanguageConfig
@@ -194,18 +182,20 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
             attention_mask: 0 where a token is padding, of those in the cache too.
             position_ids: positions, counted from what the cache holds by default.
             past_key_values: keys and values of earlier tokens.
-            labels: tokens again, -100 where the loss leaves one out; the loss compares each
-                position with the label of the next.
+            labels: tokens again, -100 where the loss leaves one out; each position is compared with
+                the label of the next.
             use_cache: keep keys and values for the next call.
             logits_to_keep: only the last so many positions; 0 for all.
             loss: for the loss, such as `num_items_in_batch`.
 
         Raises:
-            BilensError: the text is longer than learned or shortformer positions reach, or squared
-                and bilinear attention are given a mask of pairs of tokens, or a cache of keys.
+            BilensError: the text is longer than positions reach, or attention without softmax is
+                given a mask of pairs of tokens, or a cache of keys.
         """
         if use_cache and past_key_values is None:
-            past_key_values = self._empty_cache()
+            past_key_values = DynamicCache(config=self.config)
+            if self._keeps_state():
+                past_key_values = Cache(layers=[StateLayer() for _ in self.blocks])
         if position_ids is None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             times = torch.arange(seen, seen + input_ids.shape[1], device=input_ids.device)
@@ -224,11 +214,6 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss
             )
         return CausalLMOutputWithPast(loss=found, logits=logits, past_key_values=past_key_values)
-
-    def _empty_cache(self) -> Cache:
-        if not self._keeps_state():
-            return DynamicCache(config=self.config)
-        return Cache(layers=[StateLayer() for _ in self.blocks])
 
     def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
         # What `generate` asks before it makes a cache of keys; if not, `forward` makes its own.
@@ -271,9 +256,6 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         Returns:
             The embedded tokens; what shortformer positions add to queries and keys; what rotary
             positions turn them by.
-
-        Raises:
-            BilensError: a position is beyond what learned or shortformer positions reach.
         """
         x, config = self.embed(input_ids), self.config
         if config.positions == "rotary":
@@ -296,11 +278,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
     def first_block_values(
         self, x0: Float[Tensor, "batch time d_model"]
     ) -> Float[Tensor, "batch kv_heads time d_head"] | None:
-        """The values of the first block, which `value_mix` mixes into those of every block.
-
-        Args:
-            x0: what the first block reads.
-        """
+        """The values of the first block, which reads x0; None without `value_mix`."""
         if not self.config.value_mix:
             return None
         block: Block = self.blocks[0]  # type: ignore[assignment]
@@ -318,11 +296,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         return self.unembed.weight.T
 
     def mlp(self, layer: int) -> GatedLayer | PlainMLP:
-        """The MLP of a block.
-
-        Raises:
-            BilensError: there is no such block.
-        """
+        """The MLP of a block."""
         if not 0 <= layer < len(self.blocks):
             raise BilensError(f"layer={layer}, expected 0 to {len(self.blocks) - 1}")
         found: GatedLayer | PlainMLP = self.blocks[layer].mlp  # type: ignore[assignment]

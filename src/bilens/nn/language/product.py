@@ -1,4 +1,4 @@
-"""Attention without softmax: a score squared, or the product of two scores."""
+"""Attention without softmax, a score squared or the product of two, and the state that it keeps."""
 
 from typing import Any
 
@@ -6,17 +6,77 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
 
 from bilens.errors import BilensError
 from bilens.kernels import bilinear_attention, resume_attention
 from bilens.nn.attention import AttentionNorm
 from bilens.nn.language.attention import Attention, QueriesKeys
-from bilens.nn.language.state import StateLayer
 
-__all__ = ["ProductAttention"]
+__all__ = ["ProductAttention", "StateLayer"]
 
 EPS = 1e-20
 """Keeps a division from zero, and no more: products of small scores are very small."""
+
+
+class StateLayer(CacheLayerMixin):
+    """The state of one block, which never grows, and the number of tokens that it stands for.
+
+    transformers wants it under the name `keys`: (batch, kv_heads, d_value, features), or None.
+    """
+
+    is_sliding = False
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys: Tensor | None = None
+        self.seen = 0
+
+    def put(self, state: Tensor, tokens: int) -> None:
+        """Keep the state behind some more tokens."""
+        self.keys, self.seen = state, self.seen + tokens
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Raise BilensError: keys and values are not kept."""
+        raise BilensError(
+            "past_key_values holds the states of attention without softmax, which keeps no keys; "
+            "pass a DynamicCache"
+        )
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The first state has the shape of all."""
+
+    def get_seq_length(self) -> int:
+        """Number of tokens so far."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """All tokens so far and the new ones, from the first."""
+        return self.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        """-1, for no end."""
+        return -1
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.keys, self.seen = None, 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Let every beam go on from the one it came from."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every text so many times."""
+        if self.keys is not None:
+            self.keys = self.keys.repeat_interleave(repeats, 0)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Some of the texts."""
+        if self.keys is not None:
+            self.keys = self.keys[indices.to(self.keys.device)]
 
 
 class ProductAttention(Attention):
@@ -31,8 +91,7 @@ class ProductAttention(Attention):
             head divided by its root mean square. Either makes it no tensor.
         sizes: those of `Attention`; squared attention has one pair, bilinear attention two.
 
-    Source:
-        The post on tensor-transformer variants: `pattern = (q1 k1' / d)(q2 k2' / d)`.
+    Source: The post on tensor-transformer variants: `pattern = (q1 k1' / d)(q2 k2' / d)`.
     """
 
     def __init__(self, *, scale: float | None, norm: AttentionNorm, **sizes: Any) -> None:
@@ -71,11 +130,7 @@ class ProductAttention(Attention):
         return y
 
     def pattern(self, scores: list[Tensor], seen: Tensor | None, values: Tensor | None) -> Tensor:
-        """The product of the scores, normalised as the output of `attend` is.
-
-        Without values, as where tokens are looked at apart from a text, rms has no meaning and is
-        left out.
-        """
+        """The product of the scores, normalised as `attend` does; rms only if there are values."""
         pattern = scores[0] * scores[-1] * self.scale**2
         if seen is not None:
             pattern = pattern.masked_fill(~seen, 0)

@@ -39,7 +39,7 @@ class SoftmaxAttention(Attention):
         return _softmax(scores[0] * self.scale, seen)
 
 
-class DifferentialAttention(Attention):
+class DifferentialAttention(SoftmaxAttention):
     """A = softmax(scale q1_t . k1_s) - lambda softmax(scale q2_t . k2_s), s <= t.
 
     lambda is a number of each layer that is learned. Two softmaxes share values of the width of one
@@ -49,13 +49,11 @@ class DifferentialAttention(Attention):
         scale: of the scores; 1 / sqrt(d_head) by default.
         sizes: those of `Attention`.
 
-    Source:
-        Ye et al. 2024, "Differential Transformer", equation 1; where lambda starts: equation 3.
+    Source: Ye et al. 2024, "Differential Transformer", equation 1; where lambda starts: equation 3.
     """
 
     def __init__(self, *, scale: float | None, **sizes: Any) -> None:
-        super().__init__(**sizes)
-        self.scale = self.d_head**-0.5 if scale is None else scale
+        super().__init__(scale=scale, **sizes)
         self.diff_lambda = nn.Parameter(torch.tensor([0.8 - 0.6 * exp(-0.3 * self.layer)]))
 
     def attend(

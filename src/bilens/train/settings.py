@@ -1,0 +1,204 @@
+"""How models are trained through the Hugging Face Trainer, and presets; quick to import."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from bilens.errors import BilensError
+from bilens.nn.language_settings import LanguageSettings
+from bilens.settings import Between, Count, NotNegative, Positive, Seed, Size, check_settings
+from bilens.train.tracker import Tracker
+
+__all__ = [
+    "PRESETS",
+    "SCHEDULES",
+    "AnnealTraining",
+    "DecayName",
+    "LanguageTraining",
+    "OptimizerName",
+    "Precision",
+    "Preset",
+    "ScheduleName",
+    "TrainerSettings",
+    "check_precision",
+]
+
+Precision = Literal["float32", "bf16", "fp16"]
+ScheduleName = Literal["linear", "cosine", "zero", "held"]
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "zero": lambda progress: 0.0,
+    "held": lambda progress: 1.0,
+}
+"""The share of the first beta that is left, by the share of the annealing that is done: falling
+evenly or along half a cosine; none from the start; or all, which trains the model as it is."""
+DecayName = Literal["none", "linear", "cosine"]
+"""How a learning rate falls to zero, if it does."""
+OptimizerName = Literal[
+    "adamw_torch", "adamw_torch_fused", "muon", "adafactor", "adagrad", "rmsprop", "sgd"
+]
+"""muon: for the matrices inside blocks, with AdamW for all else. The others are named as
+`transformers.TrainingArguments(optim=...)` names them."""
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """What trainings through the Trainer have in common.
+
+    Attributes:
+        batch_size: texts in a step of the optimizer, over all processes and accumulated parts.
+        learning_rate: the highest.
+        weight_decay: on matrices.
+        warmup: share of the steps in which the learning rate rises from zero.
+        accumulate: parts that each process does its share of a batch in, one after another.
+        precision: float32, or bf16 or fp16 for mixed precision.
+        log_every: steps between records of the loss.
+        evaluate_every: steps between validations, besides the last.
+        save_every: steps between checkpoints, each with what resuming needs.
+        report_to: none, or the tracker that gets the metrics too; it has to be installed.
+        seed: of all that is drawn.
+    """
+
+    batch_size: Count = 128
+    learning_rate: Positive = 1e-3
+    weight_decay: NotNegative = 0.1
+    warmup: Annotated[float, Between(0, 1, below=True)] = 0.0
+    accumulate: Count = 1
+    precision: Precision = "float32"
+    log_every: Count = 50
+    evaluate_every: Count | None = None
+    save_every: Count = 500
+    report_to: Tracker = "none"
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class AnnealTraining(TrainerSettings):
+    """How to anneal a model. The defaults are Table 4 of Pearce et al. 2024.
+
+    Attributes:
+        schedule: how beta falls: linear, cosine, zero (bilinear from the start), or held (it does
+            not fall, and the model is trained as it is).
+        tokens: to train on, all in all.
+        annealing: share of the training in which beta falls; for the rest it stays at the end.
+        length: tokens of a text.
+        learning_rate: of AdamW.
+        decay: how the learning rate falls to zero by the end: none (it does not, as in the paper),
+            linear or cosine.
+        checkpointing: work the activations out twice instead of keeping them.
+        evaluate_every: steps between validations; none but the last by default.
+        seed: of the order of the texts.
+    """
+
+    schedule: ScheduleName = "linear"
+    tokens: Count = 105_000_000
+    annealing: Annotated[float, Between(0, 1, above=True)] = 1.0
+    length: Size = 512
+    batch_size: Count = 8
+    learning_rate: Positive = 3e-6
+    decay: DecayName = "none"
+    weight_decay: NotNegative = 0.0
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens < self.batch_size * self.length:
+            raise BilensError(
+                f"tokens={self.tokens}, expected at least {self.batch_size * self.length}, one "
+                f"step of batch_size={self.batch_size} texts of length={self.length}"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimizer."""
+        return self.tokens // (self.batch_size * self.length)
+
+
+@dataclass(frozen=True)
+class LanguageTraining(TrainerSettings):
+    """How to train a language model. The defaults are Table 3 of Pearce et al. 2024.
+
+    The learning rate falls linearly to zero.
+
+    Attributes:
+        epochs: passes over the training set.
+        evaluate_every: steps between validations, besides the last; none: one after each pass.
+        seed: of the initial weights and of the order of the texts.
+        optimizer: muon (with AdamW for embeddings and norms), or one that transformers knows.
+        evaluate_texts: texts of a validation, the first ones; none: all of them.
+        target_loss: the training ends at the first validation whose loss is no larger.
+    """
+
+    epochs: Positive = 5
+    optimizer: OptimizerName = "adamw_torch"
+    evaluate_texts: Count | None = None
+    target_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A size of model and the training that goes with it.
+
+    Attributes:
+        model: its sizes and parts.
+        training: how it is trained.
+    """
+
+    model: LanguageSettings = field(default_factory=LanguageSettings)
+    training: LanguageTraining = field(default_factory=LanguageTraining)
+
+
+PRESETS = {
+    "grammar": Preset(
+        LanguageSettings(vocab_size=72, d_model=64, n_heads=2, d_hidden=128, n_ctx=32),
+        LanguageTraining(epochs=5, batch_size=64, learning_rate=5e-3),
+    ),
+    "tiny": Preset(
+        LanguageSettings(d_model=256, n_heads=4, d_hidden=768, n_ctx=128),
+        LanguageTraining(epochs=2, batch_size=32, learning_rate=3e-3, warmup=0.02),
+    ),
+    "paper": Preset(),
+    "500m": Preset(
+        LanguageSettings(
+            vocab_size=50_304,
+            d_model=1152,
+            n_layers=18,
+            n_heads=9,
+            d_hidden=4608,
+            n_ctx=1024,
+            norm="rms",
+            qk_norm=True,
+        ),
+        LanguageTraining(
+            epochs=1,
+            batch_size=512,
+            warmup=0.02,
+            accumulate=4,
+            precision="bf16",
+            optimizer="muon",
+        ),
+    ),
+}
+"""By name: for the synthetic grammar in a few minutes; for stories in minutes on two cores; Table 3
+of Pearce et al. 2024, for a GPU; and the size of the models of the post on tensor-transformer
+variants, for several.
+
+The last has 498 million parameters: 2 x 50,304 x 1152 in embedding and unembedding, and in each of
+18 blocks 4 x 1152² of attention and 3 x 1152 x 4608 of the MLP. Bilinear attention adds 2 x 1152² a
+block, which is 9.6 %; the post says 10 %. Its schedule is a start, and no model of this size was
+trained with it."""
+
+
+def check_precision(attention: str, precision: str) -> None:
+    """Raise BilensError where products of scores leave the range of float16."""
+    if precision == "fp16" and attention in ("squared", "bilinear"):
+        raise BilensError(
+            f"precision='fp16' with attention={attention!r}: products of scores leave the range of "
+            "float16; expected precision='bf16' or 'float32'"
+        )
