@@ -96,6 +96,10 @@ def test_the_bonds_are_walked_by_clicks_and_keys(deep_site, browser):
         page.locator("#walk svg g[data-node^='1.']").first.click()
         visit.wait(f"{head}.includes('between layers 1 and 2')")
         visit.wait("document.querySelector('#ends .main-svg') !== null")
+        # The colours of a scale do not hang on the address, which has changed meanwhile.
+        colours = "document.querySelector('#used .cbfill').style.fill"
+        visit.wait("document.querySelector('#used .cbfill') !== null")
+        visit.wait(f"{colours}.startsWith('url(\"#')")
         # On from there with the keyboard: the focus stays on what was pressed.
         visit.wait("document.activeElement.dataset.node?.startsWith('1.')")
         pixel = page.locator("#walk svg g[data-node^='0.']").first

@@ -8,13 +8,19 @@ const recolour = (place) => {
   drawn.set(place, layout.template);
   window.Plotly.react(place, data, layout);
 };
+// The address of the page changes with each view, and colours that are found by it would get lost.
+const anchor = (place) => {
+  for (const bar of place.querySelectorAll(".cbfill"))
+    bar.style.fill = bar.style.fill.replace(/^url\(["']?[^#]*/, 'url("');
+};
 const look = () => {
   for (const place of document.querySelectorAll(".js-plotly-plot")) {
     if (drawn.has(place)) continue;
     drawn.set(place, null);
     watch(place);
-    place.on("plotly_afterplot", () => recolour(place));
+    place.on("plotly_afterplot", () => { recolour(place); anchor(place); });
     recolour(place);
+    anchor(place);
   }
 };
 new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
