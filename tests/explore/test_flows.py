@@ -100,7 +100,9 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
         token.fill("kite")
         token.press("Enter")
         visit.wait(f"{direction}.includes('kite: ')")
-        visit.wait("[...document.querySelectorAll('#flow .token')].at(-1).textContent === 'ate'")
+        visit.wait(
+            "[...document.querySelectorAll('#flow text.token')].at(-1).textContent === 'ate'"
+        )
         visit.wait("document.querySelector('#flow-tree .ways').innerText.includes('kite')")
         page.locator("#flow svg .node[data-node='1']").focus()
         page.get_by_role("button", name="Remove it and run the model").click()

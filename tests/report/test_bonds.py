@@ -52,6 +52,10 @@ def test_a_network_has_the_largest_products():
     # Every node that is read is also explained, down to the pixels.
     read = {source for edge in edges for source in edge.sources if source[0] > 0}
     assert read == {edge.target for edge in edges if edge.target[0] == 1}
+    # So is one that is chosen, though nothing drawn reads it.
+    spare = next(k for k in range(reading().cut.ranks[1]) if (1, k) not in read)
+    more = chosen_edges(products, 2, 6, (1, spare))
+    assert {edge.target for edge in more} - {edge.target for edge in edges} == {(1, spare)}
     figure = network_figure(reading().kept, 6, SHAPE)
     shown = {note.text for note in figure.layout.annotations}
     assert {f"{bond}.{number + 1}" for bond, number in read} <= shown

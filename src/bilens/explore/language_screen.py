@@ -158,10 +158,10 @@ def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
             min_width=300,
         )
         token = gr.Textbox(
-            label="The next token", placeholder="the most likely one", elem_id="flow-token"
+            label="Next token to follow", placeholder="the most likely one", elem_id="flow-token"
         )
         minus = gr.Textbox(
-            label="minus the mean of", placeholder="the next likely one", elem_id="flow-minus"
+            label="and others to subtract", placeholder="the next likely one", elem_id="flow-minus"
         )
     text = html("flow-text")
     drawing = html(
