@@ -70,8 +70,7 @@ def tree() -> go.Figure:
 def network() -> go.Figure:
     """A model of three layers on the few directions that it uses."""
     data = load_images("mnist")
-    reading = read_bonds(_classifier("runs/mnist-deep"), data)
-    return network_figure(reading.kept, 3, data.shape)
+    return network_figure(read_bonds(_classifier("runs/mnist-deep"), data).kept, 3, data.shape)
 
 
 def pattern() -> go.Figure:
