@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.activations import LinearActivation
 
-from bilens.checks import check_weights
+from bilens.checks import check_finite, check_weights
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
 from bilens.residual.attention import QueriesKeys, queries_keys
@@ -260,7 +260,11 @@ class ResidualModel:
 
         With the ratios act(z) / z of a `Trace` as weights of its hidden units the same factors are
         the MLP on a text, exactly. What has no gate is D (up(x) * 1), with the constant coordinate.
+
+        Raises:
+            BilensError: there is no such layer, or the slope is not finite.
         """
+        check_finite(slope=torch.tensor(slope))
         mlp = self.layer(layer).mlp
         left, left_bias = self._read(mlp.up, mlp.norm)
         right: Tensor = torch.zeros_like(left)
