@@ -203,7 +203,8 @@ FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--k", "2"]
         (["compare", "--target-loss", "3", "--mlp", "swish"], "invalid choice 'swish'"),
     ],
 )
-def test_a_mistake_gets_one_message(run, command, message, capsys, monkeypatch):
+def test_a_mistake_gets_one_message(run, command, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(SystemExit) as stop:
         main([str(run) if part == "RUN" else part for part in command])

@@ -51,7 +51,8 @@ def test_every_recipe_is_found_with_its_title():
 def test_a_new_recipe_is_one_file(tmp_path, capsys):
     main(["reproduce"])
     assert "a recipe that says where it runs" in capsys.readouterr().out
-    assert "a recipe that says where it runs" in in_json(capsys, "reproduce")["recipes"].values()
+    (title,) = in_json(capsys, "reproduce")["recipes"].values()
+    assert title.endswith("a recipe that says where it runs.")
     output = tmp_path / "output"
     main(["reproduce", "nothing", "--output", str(output)])
     record = json.loads((output / "nothing.json").read_text())

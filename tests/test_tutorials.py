@@ -14,6 +14,7 @@ BRIEF = {
     "epochs=60": "epochs=8",
     "epochs=40": "epochs=8",
     "epochs=2,": "epochs=0.4,",
+    "epochs=1,": "epochs=0.2,",
     "steps=1500": "steps=150",
     "tokens=500_000": "tokens=60_000",
     "tokens=250_000": "tokens=30_000",
