@@ -87,6 +87,9 @@ def test_the_size_is_kept_or_refused():
     message = "^vocab_size=20, expected at least 32, room for the special tokens and every single"
     with pytest.raises(BilensError, match=message):
         train_tokenizer(["a b"], vocab_size=20)
+    # More would end the process where memory for a table of so many is asked for.
+    with pytest.raises(BilensError, match="^vocab_size=10000000000, expected a whole number, at"):
+        train_tokenizer(["a b"], vocab_size=10**10)
 
 
 def test_token_id(tokenizer):

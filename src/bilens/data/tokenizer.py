@@ -6,8 +6,10 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
+from bilens.checks import checked
 from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import lazy_import
+from bilens.settings import Size
 
 if TYPE_CHECKING:
     import tokenizers
@@ -31,7 +33,10 @@ LONGEST_WORD = 100
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> "PreTrainedTokenizerFast":
+@checked
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: Size = 4096
+) -> "transformers.PreTrainedTokenizerFast":
     """Train a WordPiece tokenizer in which every common word is a single token.
 
     Every character that is not a letter is a token of its own, white space only separates, letters
