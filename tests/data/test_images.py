@@ -119,7 +119,7 @@ MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 @pytest.mark.skipif(
     not os.environ.get("BILENS_DATA"),
-    reason="BILENS_DATA names no folder with the real MNIST and Fashion-MNIST",
+    reason="set BILENS_DATA to a folder with the real mnist and fashion-mnist",
 )
 @pytest.mark.parametrize(
     ("name", "train_counts"), [("mnist", MNIST_COUNTS), ("fashion-mnist", [6000] * 10)]

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 CHROME = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-needs_chrome = pytest.mark.skipif(CHROME is None, reason="neither Chrome nor Chromium is installed")
+needs_chrome = pytest.mark.skipif(
+    CHROME is None, reason="no Chrome is installed: install Chromium by the system's packages"
+)
 
 DRAWN = ".js-plotly-plot .main-svg"
 

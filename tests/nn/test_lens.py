@@ -20,7 +20,8 @@ MODELS = [
 ]
 pytestmark = pytest.mark.usefixtures("unchecked")  # hooks stand where layers stood
 installed = pytest.mark.skipif(
-    find_spec("transformer_lens") is None, reason="TransformerLens is not installed"
+    find_spec("transformer_lens") is None,
+    reason="TransformerLens is not installed: pip install 'transformer-lens>=4'",
 )
 
 
@@ -116,7 +117,9 @@ def test_the_modules_have_the_names_that_the_docs_say():
     assert not [name for name in named if name not in modules and name not in endings]
 
 
-@pytest.mark.skipif(find_spec("nnsight") is None, reason="nnsight is not installed")
+@pytest.mark.skipif(
+    find_spec("nnsight") is None, reason="nnsight is not installed: pip install nnsight"
+)
 def test_nnsight_traces_them():
     import nnsight  # noqa: PLC0415
 

@@ -35,7 +35,9 @@ from bilens.report.style import DARK, DIVERGING, PAPER
 from tests.models import digit_model, digits
 
 CHROME = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-needs_chrome = pytest.mark.skipif(CHROME is None, reason="neither Chrome nor Chromium is installed")
+needs_chrome = pytest.mark.skipif(
+    CHROME is None, reason="no Chrome is installed: install Chromium by the system's packages"
+)
 
 
 @pytest.fixture(scope="module")
