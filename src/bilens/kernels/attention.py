@@ -175,7 +175,7 @@ def _fits_triton(inputs: Inputs) -> bool:
 def _warn_once() -> None:
     warnings.warn(
         "Triton is missing, so bilinear attention on the GPU takes the chunked kernel; "
-        "pip install 'bilens[gpu]' for Triton's",
+        "pip install triton for Triton's",
         stacklevel=4,
     )
 
@@ -183,7 +183,7 @@ def _warn_once() -> None:
 def _require_triton(inputs: Inputs) -> None:
     if find_spec("triton") is None:
         raise BilensError(
-            "kernel='triton', but Triton is missing; pip install 'bilens[gpu]' or take 'chunked'"
+            "kernel='triton', but Triton is missing; pip install triton or take 'chunked'"
         )
     if not _fits_triton(inputs):
         q1, _, v, _, _ = inputs
