@@ -48,4 +48,6 @@ def test_activations_times_logits_are_what_the_layer_adds(bias, unchecked):
             if active["tokens"] == [f"t{i}" for i in rows[0]["input_ids"]]:
                 total += value * values
     z = model.mlp_inputs(rows[0]["input_ids"][None], 1)[0]
-    torch.testing.assert_close(total.double(), model.interaction(direction.vector(model), 1)(z))
+    expected = model.interaction(direction.vector(model), 1)(z)
+    # Lists of numbers become tensors of single precision.
+    assert (total.double() - expected).abs().max() < 1e-5 * expected.abs().max()
