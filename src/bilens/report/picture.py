@@ -2,6 +2,7 @@
 
 import base64
 import io
+from functools import cache
 
 import numpy as np
 from jaxtyping import Float
@@ -61,9 +62,10 @@ def diverging(image: Float[np.ndarray, "h w"], limit: float | None = None) -> st
     return _png(PALETTE[np.rint(127 * scaled).astype(int) + 127].astype(np.uint8))
 
 
+@cache
 def colour_bar() -> str:
     """The colours of `diverging` from negative to positive, as a data address."""
-    return _png(PALETTE.round().astype(np.uint8)[None])
+    return _png(PALETTE.round().astype(np.uint8)[None].repeat(ENLARGED, 0))
 
 
 def grey(image: Float[np.ndarray, "h w"]) -> str:
@@ -73,7 +75,9 @@ def grey(image: Float[np.ndarray, "h w"]) -> str:
 
 def _png(pixels: np.ndarray) -> str:
     times = max(1, -(-ENLARGED // min(pixels.shape[:2])))
-    picture = Image.fromarray(pixels.repeat(times, 0).repeat(times, 1))
+    small = Image.fromarray(pixels).quantize(255)
     buffer = io.BytesIO()
-    picture.quantize(255).save(buffer, "PNG", optimize=True)
+    small.resize((times * small.width, times * small.height), Image.Resampling.NEAREST).save(
+        buffer, "PNG", optimize=True
+    )
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

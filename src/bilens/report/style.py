@@ -1,7 +1,6 @@
 """How every figure looks: colours that mean the same everywhere, and one template."""
 
 from functools import cache
-from typing import Any
 
 import plotly.graph_objects as go
 import plotly.io
@@ -34,7 +33,7 @@ def dress(figure: go.Figure, *, height: int, title: str = "", alt: str = "") -> 
     """
     default = plotly.io.templates.default
     figure.update_layout(
-        template={"layout": _template()} if default in (None, "plotly") else default,
+        template=_template() if default in (None, "plotly") else default,
         title={"text": title, "font": {"size": 15}, "x": 0, "xref": "paper"},
         margin={"l": 50, "r": 12, "t": 40 if title else 12, "b": 44},
         height=height,
@@ -48,15 +47,17 @@ def dress(figure: go.Figure, *, height: int, title: str = "", alt: str = "") -> 
 
 
 @cache
-def _template() -> dict[str, Any]:
+def _template() -> go.layout.Template:
     """The axes of plotly's simple_white. All of that template takes longer to set than a figure."""
     whole = plotly.io.templates["simple_white"].layout.to_plotly_json()
     colours = {"linecolor": INK, "tickcolor": INK, "zerolinecolor": INK}
     axes = {name: {**whole[name], **colours} for name in ("xaxis", "yaxis")}
-    return {
-        **axes,
-        "hovermode": whole["hovermode"],
-        "font": {"family": FONT, "size": 12, "color": INK},
-        "paper_bgcolor": PAPER,
-        "plot_bgcolor": PAPER,
-    }
+    return go.layout.Template(
+        layout={
+            **axes,
+            "hovermode": whole["hovermode"],
+            "font": {"family": FONT, "size": 12, "color": INK},
+            "paper_bgcolor": PAPER,
+            "plot_bgcolor": PAPER,
+        }
+    )
