@@ -18,9 +18,9 @@ demo: .venv/installed
 test: .venv/installed-dev check docs
 	$(BIN)/pytest
 
-# What takes an hour: the nightly part of the suite.
+# What takes an hour, every night: the whole suite, its slow part too, and more examples of properties.
 test-slow: .venv/installed-dev
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "slow or not slow" --hypothesis-profile=nightly
 
 # The wheel alone, in an environment of its own: with CONSTRAINTS=constraints-oldest.txt the oldest
 # versions that pyproject.toml allows, without CONSTRAINTS the newest that there are. The tests that it

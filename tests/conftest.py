@@ -1,5 +1,6 @@
 """Shapes are checked against the jaxtyping annotations in every test; torch stays on one core."""
 
+import gc
 import os
 
 import jaxtyping
@@ -14,14 +15,25 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():
     # Triton runs its kernels in an interpreter then; it looks when it is first imported.
     os.environ["TRITON_INTERPRET"] = "1"
-settings.register_profile(
-    "bilens",
-    deadline=None,
-    max_examples=30,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+# `make test-slow` asks for the second.
+for profile, examples in (("bilens", 12), ("nightly", 100)):
+    settings.register_profile(
+        profile,
+        deadline=None,
+        max_examples=examples,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("bilens")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop():
+    # What imports made stays until the end: no collection of garbage walks through all of it.
+    gc.freeze()
+    found = yield
+    gc.unfreeze()
+    return found
 
 
 @pytest.fixture

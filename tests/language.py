@@ -1,5 +1,6 @@
 """Small language models with random weights, and a tokenizer whose tokens are t0, t1, ..."""
 
+from functools import cache
 from typing import Any
 
 import datasets
@@ -72,6 +73,7 @@ def toy_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+@cache
 def small_corpus(texts: int = 40, length: int = 8) -> Corpus:
     """Texts of the grammar, few and short."""
     grammar = Grammar()

@@ -64,6 +64,7 @@ def test_the_source_distribution_holds_what_building_and_citing_need(built):
 BRIEF_DEMO = """
 from dataclasses import replace
 from bilens.cli import demo, main
+demo.DEEP, demo.SMALL = replace(demo.DEEP, d_model=16), replace(demo.SMALL, d_model=16, d_hidden=20)
 demo.IMAGES, demo.WORDS = replace(demo.IMAGES, epochs=2), replace(demo.WORDS, epochs=0.1)
 main(["demo", "--output", "demo"])
 """
@@ -76,7 +77,7 @@ def test_the_wheel_runs_the_demo(built, tmp_path):
     install = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(place)]
     subprocess.run([sys.executable, "-m", *install, str(wheel)], check=True)
     demo = [sys.executable, "-c", BRIEF_DEMO]
-    environment = {**os.environ, "PYTHONPATH": str(place)}
+    environment = {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
     subprocess.run(demo, cwd=tmp_path, env=environment, capture_output=True, check=True)
     for page in ("deep/report.html", "grammar/flow.html", "grammar/report.html"):
         assert (tmp_path / "demo" / page).is_file()

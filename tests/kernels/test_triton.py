@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from itertools import product
 
 import pytest
 import torch
@@ -58,9 +59,19 @@ def test_triton_is_the_reference(time, width, d_value, sharing, squared, dtype):
     assert error(results(y, inputs), inputs, width**-2) < BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("squared", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("width", "d_value"), [(64, 64), (16, 128)])
+@pytest.mark.parametrize(
+    ("width", "d_value", "dtype", "squared"),
+    [
+        (64, 64, torch.bfloat16, False),
+        (16, 128, torch.float32, True),
+        *(
+            pytest.param(*sizes, dtype, squared, marks=pytest.mark.slow)
+            for sizes, dtype, squared in product(
+                [(64, 64), (16, 128)], [torch.float32, torch.bfloat16], [False, True]
+            )
+        ),
+    ],
+)
 def test_tiles_of_wide_heads_and_values(width, d_value, dtype, squared, monkeypatch):
     """With two chunks of as few tokens as tiles allow, where there would be one of so few."""
     length = 64 if dtype == torch.float32 else 128

@@ -45,6 +45,14 @@ def reading():
     return read_classifier(digit_model(), digits())
 
 
+@pytest.fixture(scope="module")
+def written(reading, tmp_path_factory):
+    """The report as it is written, and its figures."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    figures = write_classifier_report(path, reading, title="digits")
+    return path.read_text(), figures
+
+
 def pixels(address: str) -> np.ndarray:
     raw = base64.b64decode(address.removeprefix("data:image/png;base64,"))
     return np.asarray(Image.open(io.BytesIO(raw)).convert("RGB")).astype(int)
@@ -130,8 +138,8 @@ def test_figures_follow_the_template_of_plotly(monkeypatch, reading):
     assert dark.layout.template.layout.paper_bgcolor == "rgb(17,17,17)"
 
 
-def test_every_figure_says_what_it_shows(reading):
-    for name, figure in classifier_figures(reading).items():
+def test_every_figure_says_what_it_shows(written):
+    for name, figure in written[1].items():
         assert len(figure.layout.meta["alt"]) > 5, name
 
 
@@ -151,17 +159,16 @@ def test_the_page_escapes_what_it_is_given():
     assert page.count("&lt;script&gt;alert(1)") == 13
 
 
-def test_the_page_needs_nothing_else(reading, tmp_path):
-    write_classifier_report(tmp_path / "report.html", reading, title="digits")
-    page = (tmp_path / "report.html").read_text()
+def test_the_page_needs_nothing_else(reading, written):
+    page = written[0]
     outside = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=[\"']?(?!data:)[^\"'> ]+", page)
     assert outside == []
     assert f"{reading.accuracy:.2%}" in page
     assert page.count('class="figure"') == 1 + 3 + 1 + 20
 
 
-def test_ordering_by_activation_changes_the_pictures(reading):
-    by_value = classifier_figures(reading)
+def test_ordering_by_activation_changes_the_pictures(reading, written):
+    by_value = written[1]
     by_activation = classifier_figures(reading, "activation")
     assert by_value.keys() == by_activation.keys()
     assert any(
@@ -177,17 +184,16 @@ def test_a_model_without_images_has_no_pictures():
 
 @needs_chrome
 @pytest.mark.parametrize("width", [1200, 500])  # headless Chromium is never narrower than 500
-def test_the_page_works_in_a_browser(reading, tmp_path, width):
+def test_the_page_works_in_a_browser(written, tmp_path, width):
     """No script fails, every figure is drawn, and nothing is wider than the window."""
     page = tmp_path / "report.html"
-    write_classifier_report(page, reading, title="digits")
     probe = """<script>
     const failures = []; addEventListener("error", e => failures.push(e.message));
     addEventListener("load", () => setTimeout(() => { document.title = JSON.stringify({
         failures, plots: document.querySelectorAll(".main-svg").length,
         pictures: document.querySelectorAll(".main-svg image").length,
         overflow: document.documentElement.scrollWidth - innerWidth}); }, 3000)); </script>"""
-    page.write_text(page.read_text().replace("<head>", "<head>" + probe, 1))
+    page.write_text(written[0].replace("<head>", "<head>" + probe, 1))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     options += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     options += ["--virtual-time-budget=20000", f"--user-data-dir={tmp_path / 'profile'}"]

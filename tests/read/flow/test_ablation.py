@@ -42,14 +42,14 @@ def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale):
 
 @pytest.mark.parametrize("settings", [{}, {"positions": "learned"}, {"embed_mix": True}])
 def test_edges_to_the_logit_are_exact_without_a_norm(settings):
-    view, ids = ResidualModel(random_model(**STRAIGHT, **settings)), random_text()
+    view, ids = ResidualModel(random_model(**STRAIGHT, **settings)), random_text(5)
     found = flow(view, ids, view.direction(3), k=3, threshold=1e-4)
     edges = [(0, i) for i, node in enumerate(found.nodes) if i and node.kind != "bias"]
     exact(ablate(view, found, edges, scale=0.5))
 
 
 def test_edges_to_eigenvectors_change_what_they_read():
-    view, ids = ResidualModel(random_model(**STRAIGHT)), random_text()
+    view, ids = ResidualModel(random_model(**STRAIGHT)), random_text(5)
     found = flow(view, ids, view.direction(3), k=3, threshold=1e-4)
     above = numbers(found, kind="eigenvector", layer=1, position=len(ids) - 1)
     below = [i for kind in ("head", "token", "rest") for i in numbers(found, kind=kind)]
@@ -59,7 +59,7 @@ def test_edges_to_eigenvectors_change_what_they_read():
 @pytest.mark.parametrize("settings", [{}, {"value_mix": True, "embed_mix": True}])
 def test_heads_under_nothing_but_the_unembedding_are_exact(settings):
     view = ResidualModel(without_mlps(random_model(**STRAIGHT, **settings)))
-    found = flow(view, random_text(), view.direction(3), threshold=1e-3)
+    found = flow(view, random_text(5), view.direction(3), threshold=1e-3)
     heads = numbers(found, kind="head", layer=1)
     exact(ablate(view, found, heads))
     below = [*numbers(found, kind="head", layer=0), *numbers(found, kind="token")]

@@ -75,7 +75,7 @@ polynomial = {
 @given(st.fixed_dictionaries(polynomial), st.sampled_from([0.0, 1e-3]))
 def test_patterns_are_split_too(settings, threshold):
     view = ResidualModel(random_model(n_layers=2, **settings), toy_tokenizer())
-    ids = random_text()
+    ids = random_text(6)
     found = flow(view, ids, DIRECTION, k=2, threshold=threshold, through_patterns=True)
     check(found, expected(view, ids, len(ids) - 1))
     assert "patterns of attention" not in found.frozen
