@@ -111,4 +111,5 @@ def follow(command: str) -> None:
             if "train" in words and "--output" in words and "--resume" not in words:
                 # A reader trains what is there for the other pages already.
                 shutil.rmtree(words[words.index("--output") + 1], ignore_errors=True)
-            bilens.cli.main(words[1:])
+            brief = re.sub(r"--epochs \d+", "--epochs 2", command)
+            bilens.cli.main(shlex.split(brief, comments=True)[1:])

@@ -1,6 +1,6 @@
 """Kill a training at its file operations, go on with it, and compare with one left alone.
 
-Run as `python -m tests.train.kill_attack KIND EVERY FOLDER`; see test_kills.py. Each try is a fork
+Run as `python -m tests.train.kill_attack EVERY FOLDER KIND ...`; see test_kills.py. Each try is a fork
 of this process, which has imported everything that a training needs by training once.
 """
 
@@ -182,4 +182,6 @@ def main(kind: str, every: int, folder: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))))
+    every, place, *kinds = sys.argv[1:]
+    outcomes = {kind: main(kind, int(every), Path(place) / kind) for kind in kinds}
+    sys.stdout.write(json.dumps(outcomes))
