@@ -1,5 +1,6 @@
 """Small language models with random weights, and a tokenizer whose tokens are t0, t1, ..."""
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from bilens.data import Corpus, Grammar
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.norm import ScalarNorm
+from bilens.residual import ResidualModel
 
 VOCAB = 30
 
@@ -71,6 +73,23 @@ def toy_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(words), bos_token="t1", eos_token="t2", pad_token="t0"
     )
+
+
+TOKENS = toy_tokenizer()
+
+
+def numbers(names: Iterable[str]) -> list[int]:
+    return TOKENS.convert_tokens_to_ids(list(names))
+
+
+def view_of(**options: Any) -> ResidualModel:
+    return ResidualModel(random_model(**options), TOKENS)
+
+
+def place(view: ResidualModel, position: int = 3) -> int | None:
+    """Where a token stands, for models that ask for it."""
+    asks = view.parts.positions is not None or view.parts.hidden_positions is not None
+    return position if asks else None
 
 
 @cache

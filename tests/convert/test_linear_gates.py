@@ -71,7 +71,9 @@ def test_the_folded_gate_is_the_line(name):
     torch.testing.assert_close(mlp.module(x), wanted, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("layers", [[0], [1], [0, 1]], ids=str)
+@pytest.mark.parametrize(
+    "layers", [pytest.param([0], marks=pytest.mark.slow), [1], [0, 1]], ids=str
+)
 @pytest.mark.parametrize("name", GATED)
 def test_what_was_saved_opens_with_the_same_layers_linear(name, layers, tmp_path):
     model = tiny(name)

@@ -30,8 +30,15 @@ def there(model: ImageClassifier, device: torch.device) -> ImageClassifier:
     return copy.requires_grad_(False).to(device)
 
 
-@pytest.mark.parametrize("wide", [True, False])
-@pytest.mark.parametrize("basis", ["model", "pixels"])
+@pytest.mark.parametrize(
+    ("basis", "wide"),
+    [
+        ("pixels", True),
+        ("model", False),
+        pytest.param("pixels", False, marks=pytest.mark.slow),
+        pytest.param("model", True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_classifier_is_read_where_it_is(basis, wide):
     data = digits()
     data = replace(data, test_images=data.test_images[:50], test_labels=data.test_labels[:50])

@@ -20,24 +20,9 @@ from bilens.read.language import (
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
 from tests.families import ALL, exact_norms, some_text, tiny
-from tests.language import VOCAB, parts, random_model, random_text, toy_tokenizer
+from tests.language import TOKENS, VOCAB, numbers, parts, place, random_text, view_of
 
-TOKENS = toy_tokenizer()
 plain = {name: part for name, part in parts.items() if name != "norm"}
-
-
-def numbers(names) -> list[int]:
-    return TOKENS.convert_tokens_to_ids(list(names))
-
-
-def view_of(**options) -> ResidualModel:
-    return ResidualModel(random_model(**options), TOKENS)
-
-
-def place(view, position):
-    """Where the query stands, for models that ask for it."""
-    asks = view.parts.positions is not None or view.parts.hidden_positions is not None
-    return position if asks else None
 
 
 def weighed(view, scores):

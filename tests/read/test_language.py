@@ -26,26 +26,19 @@ from bilens.read.language import (
 )
 from bilens.residual import ResidualModel
 from tests.families import ALL, GATED, exact_norms, some_text, tiny
-from tests.language import VOCAB, apart, parts, random_model, random_text, toy_tokenizer
+from tests.language import (
+    TOKENS,
+    VOCAB,
+    numbers,
+    parts,
+    place,
+    random_model,
+    random_text,
+    view_of,
+)
 
-TOKENS = toy_tokenizer()
 part_of_bigram = st.sampled_from(["direct", "mlp", "both"])
 part_of_trigram = st.sampled_from(["ov", "mlp", "both"])
-PLAIN = {name: part for name, part in parts.items() if name not in apart}
-
-
-def numbers(names) -> list[int]:
-    return TOKENS.convert_tokens_to_ids(list(names))
-
-
-def view_of(**options) -> ResidualModel:
-    return ResidualModel(random_model(**options), TOKENS)
-
-
-def place(view, position=3):
-    """Where a token stands, for models that ask for it."""
-    asks = view.parts.positions is not None or view.parts.hidden_positions is not None
-    return position if asks else None
 
 
 @given(**parts, layer=st.integers(0, 1), position=st.integers(0, 8))

@@ -2,7 +2,6 @@ import base64
 import io
 import json
 import re
-import shutil
 import subprocess
 
 import numpy as np
@@ -32,12 +31,8 @@ from bilens.report import (
 )
 from bilens.report.picture import as_image, diverging, grey
 from bilens.report.style import DARK, DIVERGING, PAPER
+from tests.explore.browser import CHROME, needs_chrome
 from tests.models import digit_model, digits
-
-CHROME = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-needs_chrome = pytest.mark.skipif(
-    CHROME is None, reason="no Chrome is installed: install Chromium by the system's packages"
-)
 
 
 @pytest.fixture(scope="module")

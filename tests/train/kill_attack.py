@@ -1,7 +1,7 @@
 """Kill a training at its file operations, go on with it, and compare with one left alone.
 
-Run as `python -m tests.train.kill_attack EVERY FOLDER KIND ...`; see test_kills.py. Each try is a fork
-of this process, which has imported everything that a training needs by training once.
+Run as `python -m tests.train.kill_attack EVERY FOLDER KIND ...`; see test_kills.py. Each try is a
+fork of this process, which has imported everything that a training needs by training once.
 """
 
 import json

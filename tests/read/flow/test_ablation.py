@@ -59,7 +59,7 @@ def test_edges_to_eigenvectors_change_what_they_read():
 @pytest.mark.parametrize("settings", [{}, {"value_mix": True, "embed_mix": True}])
 def test_heads_under_nothing_but_the_unembedding_are_exact(settings):
     view = ResidualModel(without_mlps(random_model(**STRAIGHT, **settings)))
-    found = flow(view, random_text(5), view.direction(3), threshold=1e-3)
+    found = flow(view, random_text(4), view.direction(3), threshold=1e-3)
     heads = numbers(found, kind="head", layer=1)
     exact(ablate(view, found, heads))
     below = [*numbers(found, kind="head", layer=0), *numbers(found, kind="token")]
