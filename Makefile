@@ -18,7 +18,7 @@ demo: .venv/installed
 test: .venv/installed-dev check docs
 	$(BIN)/pytest
 
-# What takes an hour, every night: the whole suite, its slow part too, and more examples of properties.
+# What takes hours, every night: the whole suite, with its slow part and more examples of properties.
 test-slow: .venv/installed-dev
 	$(BIN)/pytest -m "slow or not slow" --hypothesis-profile=nightly
 

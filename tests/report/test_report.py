@@ -29,7 +29,7 @@ from bilens.report import (
     truncation_table,
     write_classifier_report,
 )
-from bilens.report.picture import as_image, diverging, grey
+from bilens.report.picture import as_image, colour_bar, diverging, grey
 from bilens.report.style import DARK, DIVERGING, PAPER
 from tests.explore.browser import CHROME, needs_chrome
 from tests.models import digit_model, digits
@@ -64,6 +64,8 @@ def test_colours_mean_signs():
     assert weak[2] > weak[0]
     assert (picture[:half, :half] == negative).all()
     assert (pixels(diverging(np.zeros((2, 2)))) == 247).all()
+    bar = pixels(colour_bar())
+    assert (bar[0, [0, -1]] == [negative, positive]).all()
 
 
 def test_inputs_are_ink_on_paper():
