@@ -112,7 +112,7 @@ def generate_text(
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         written = model.model.generate(given, config, attention_mask=torch.ones_like(given))
-    return str(_tokenizer(model).decode(written[0], skip_special_tokens=True))
+    return str(_tokenizer(model).decode(written[0], skip_special_tokens=True)).removeprefix(" ")
 
 
 @exact
