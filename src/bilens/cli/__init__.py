@@ -79,8 +79,8 @@ def main(args: list[str] | None = None) -> None:
         errors.print(f"error: {error}", style="red")
         sys.exit(1)
     except KeyboardInterrupt:
-        goes_on = "; --resume goes on from here" if hasattr(command, "resume") else ""
-        errors.print(f"stopped{goes_on}")
+        resumes = hasattr(getattr(command, "what", command), "resume")
+        errors.print("stopped" + "; --resume goes on from here" * resumes)
         sys.exit(130)
 
 
