@@ -112,6 +112,7 @@ class ProductAttention(Attention):
             k1 = k1 * mask.mT
         if self.norm == "sum":
             v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+        y: Tensor
         inputs, scale = _in_one_precision(q1, k1, v, *rest), self.scale**2
         if cache is None:
             y = ATTEND(*inputs, scale=scale)
