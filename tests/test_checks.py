@@ -8,7 +8,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bilens.checks import check_count, check_finite, check_labels, check_weights, checked
+from bilens.checks import (
+    check_count,
+    check_finite,
+    check_index,
+    check_labels,
+    check_weights,
+    checked,
+)
 from bilens.errors import BilensError, CheckpointError
 from bilens.settings import Count
 
@@ -67,8 +74,47 @@ def test_a_number_out_of_its_limits_is_named(k):
         accuracy(torch.zeros(3, 4), torch.tensor([1, 2, 3]), k=k)
 
 
+@checked
+def chosen(
+    numbers: Sequence[int] | None = None, shape: tuple[int, int] = (1, 1), name: str = ""
+) -> None:
+    """Any function of lists."""
+
+
+def test_lists_of_numbers_and_texts_are_held_to_what_is_in_them():
+    for numbers in ([1], (1, 2), np.arange(3), range(3), [np.int64(1)], torch.arange(3), None):
+        chosen(numbers, [8, 8])
+    message = r"numbers=\[0.5\], expected a list, each a whole number or none"
+    with pytest.raises(BilensError, match=message):
+        chosen([0.5])
+    for shape in ((8,), (8, 8, 8), (8, None), 8):
+        with pytest.raises(BilensError, match=r"shape=.*, expected 2 values, each a whole number"):
+            chosen(shape=shape)
+    with pytest.raises(BilensError, match="name=3, expected text"):
+        chosen(name=3)
+
+
+@checked
+def named(ids: Int[Tensor, " n"] | Iterable[int]) -> None:
+    """Any function of an array or a list."""
+
+
+def test_a_tensor_is_held_to_its_kind_where_a_list_would_do():
+    named([1])
+    named(torch.tensor([1]))
+    with pytest.raises(BilensError, match=r"ids is a tensor of shape \(1, 1\)"):
+        named(torch.tensor([[1]]))
+
+
+@pytest.mark.parametrize("value", [-1, 3, 10**30, 0.0, True, None, "1"])
+def test_an_index_is_one_of_its_things(value):
+    check_index("layer", np.int64(2), 3)
+    with pytest.raises(BilensError, match=r"^layer=.*, expected 0 to 2, those of the model$"):
+        check_index("layer", value, 3, "those of the model")
+
+
 def test_python_says_itself_what_is_missing():
-    with pytest.raises(TypeError, match="missing a required argument: 'labels'"):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'labels'"):
         accuracy(torch.zeros(3, 4))
 
 
@@ -80,6 +126,19 @@ def test_numbers_have_to_be_finite(value):
     layer = nn.Linear(2, 2).requires_grad_(False)
     layer.weight[0, 0] = value
     with pytest.raises(CheckpointError, match="mlp.weight holds NaN or infinite values. Fetch"):
+        check_weights(layer, "mlp")
+
+
+class Quantised(Tensor):
+    """As torchao's tensors, whose numbers are not the weights."""
+
+    __module__ = "torchao.quantization"
+
+
+def test_tensors_of_other_packages_are_not_read_as_weights():
+    layer = nn.Linear(2, 2)
+    layer.weight = nn.Parameter(torch.ones(2, 2).as_subclass(Quantised))
+    with pytest.raises(CheckpointError, match="mlp.weight is a Quantised, which is not a plain te"):
         check_weights(layer, "mlp")
 
 

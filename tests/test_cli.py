@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from types import ModuleType
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import bilens
+from bilens.__main__ import main as start
 from bilens.cli import COMMANDS, doctor, main, parse, whole_number
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from tests.command_line import in_json
@@ -225,6 +227,39 @@ def test_help_is_for_readers_of_the_paper(capsys):
     shown = capsys.readouterr().out
     assert "Table 2 of Pearce" in shown
     assert "input-noise" in shown
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["report", "nowhere"], "stopped"),
+        (["train", "images", "--output", "new"], "stopped; --resume goes on from here"),
+    ],
+)
+def test_ctrl_c_names_resume_where_there_is_one(args, said, monkeypatch, capsys):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bilens.cli.report.Report.run", stop)
+    monkeypatch.setattr("bilens.cli.train.Train.run", stop)
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.strip() == said
+
+
+def test_ctrl_c_while_modules_are_imported_is_no_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bilens.cli", Stopping("bilens.cli"))
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert ended.value.code == 130
+
+
+class Stopping(ModuleType):
+    """A module at whose import ctrl-C is pressed."""
+
+    def __getattr__(self, name):
+        raise KeyboardInterrupt
 
 
 def test_ctrl_c_and_resume_from_a_shell(tmp_path):

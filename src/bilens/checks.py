@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import cache, wraps
 from types import NoneType, UnionType
 from typing import (
@@ -25,9 +26,9 @@ from torch import Tensor, nn
 from bilens.errors import BilensError, CheckpointError
 from bilens.settings import fits, said
 
-__all__ = ["check_count", "check_finite", "check_labels", "check_weights", "checked"]
+__all__ = ["check_count", "check_finite", "check_index", "check_labels", "check_weights", "checked"]
 
-SIMPLE = (int, Annotated, Literal, NoneType)
+SIMPLE = (int, str, Annotated, Literal, NoneType)
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
@@ -36,27 +37,29 @@ def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
     """Hold what a public function is given to its annotations.
 
     Arrays are held to their kinds, numbers of axes and sizes that several of them share; whole
-    numbers, choices and what carries limits as in `bilens.settings`; and models and results to
-    their classes. That takes about 30 microseconds a call. All else is left to the function.
+    numbers and lists of them, choices and what carries limits as in `bilens.settings`; and models
+    and results to their classes. All else is left to the function.
 
     Raises:
         BilensError: (by the function) an argument does not fit; names it, what came, and what was
             expected, for arrays beside the other arrays.
     """
-    signature = inspect.signature(function)
+    names = tuple(inspect.signature(function).parameters)
 
     @cache
-    def hints() -> dict[str, tuple[Any, Callable[[Any], bool]]]:
+    def hints() -> tuple[dict[str, tuple[Any, Callable[[Any], bool]]], bool]:
         # Looked up on the first call: annotations may name what is defined further down.
         found = get_type_hints(function, include_extras=True)
         found.pop("return", None)
-        return {name: (hint, test) for name, hint in found.items() if (test := _test(hint))}
+        tests = {name: (hint, test) for name, hint in found.items() if (test := _test(hint))}
+        return tests, any(any(map(_is_array, _kinds(hint))) for hint, _ in tests.values())
 
     @wraps(function)
     def wrapper(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-        given = signature.bind(*args, **kwargs).arguments
-        with jaxtyped("context"):
-            for name, (hint, test) in hints().items():
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        tests, has_arrays = hints()
+        with jaxtyped("context") if has_arrays else nullcontext():
+            for name, (hint, test) in tests.items():
                 if name not in given or test(given[name]):
                     continue
                 value, wanted = given[name], str(getattr(hint, "__name__", hint))
@@ -89,9 +92,15 @@ def check_weights(model: nn.Module, name: str = "") -> None:
     """See that every weight of a model, or of a part called `name`, is a finite number.
 
     Raises:
-        CheckpointError: one is not.
+        CheckpointError: one is not, or is quantised.
     """
     for part, parameter in model.named_parameters(prefix=name):
+        kind = type(parameter.data)
+        if kind.__module__.startswith("torchao"):
+            raise CheckpointError(
+                f"{part} is a {kind.__name__}, which is not a plain tensor of weights. Open the "
+                "model that it was made from, or dequantise it first."
+            )
         if not torch.isfinite(parameter).all():
             raise CheckpointError(
                 f"{part} holds NaN or infinite values. Fetch the model again; if it was trained "
@@ -109,6 +118,19 @@ def check_count(name: str, value: object, most: float = math.inf, what: str = ""
         limit = "at least 1" if most == math.inf else f"1 to {most}"
         raise BilensError(
             f"{name}={value!r}, expected a whole number, {limit}" + (f", {what}" if what else "")
+        )
+
+
+def check_index(name: str, value: object, size: int, what: str = "") -> None:
+    """See that a whole number is one of `size` things, counted from 0, which are `what`.
+
+    Raises:
+        BilensError: it is not.
+    """
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or not 0 <= value < size:  # type: ignore[operator]
+        raise BilensError(
+            f"{name}={value!r}, expected 0 to {size - 1}" + (f", {what}" if what else "")
         )
 
 
@@ -130,11 +152,38 @@ def check_labels(labels: Tensor, n_classes: int) -> None:
 def _test(hint: Any) -> Callable[[Any], bool] | None:
     """How an argument is held to its annotation, if it is."""
     kinds = _kinds(hint)
-    if any(_is_class(kind) and issubclass(kind, AbstractArray) for kind in kinds):
-        return lambda value: isinstance(value, kinds)
+    if any(map(_is_array, kinds)):
+        # A tensor is held to the arrays, also where any iterable would do.
+        arrays = tuple(filter(_is_array, kinds))
+        return lambda value: isinstance(value, arrays if isinstance(value, Tensor) else kinds)
+    if hint is int:
+        return lambda value: type(value) is int or fits(_plain(value), int)
     if all(kind in SIMPLE or _is_class(kind) for kind in kinds):
-        return lambda value: fits(int(value) if isinstance(value, np.integer) else value, hint)
+        return lambda value: fits(_plain(value), hint)
+    if all(k in SIMPLE or _is_list(p) for k, p in zip(kinds, _parts(hint), strict=True)):
+        # Ranges, sets and arrays where a list is expected are left to the function.
+        return lambda value: (
+            (isinstance(value, Iterable) and not isinstance(value, (list, tuple)))
+            or fits(_plain(value), hint)
+        )
     return None
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's whole numbers as Python's, lists as tuples."""
+    if isinstance(value, np.integer):
+        return int(value)
+    return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _is_list(part: Any) -> bool:
+    """Whether an annotation is that of a list of whole numbers or of texts."""
+    items = (get_args(i)[0] if get_origin(i) is Annotated else i for i in get_args(part))
+    return get_origin(part) in (tuple, Sequence) and {*items} <= {int, str, Ellipsis}
+
+
+def _is_array(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, AbstractArray)
 
 
 def _is_class(kind: Any) -> bool:
@@ -145,8 +194,11 @@ def _is_class(kind: Any) -> bool:
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
     """What an argument may be; containers such as Sequence[int] without what is in them."""
-    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return tuple(get_origin(part) or part for part in parts)
+    return tuple(get_origin(part) or part for part in _parts(hint))
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _beside(name: str, given: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from errno import EINVAL
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -47,6 +48,8 @@ def file_errors(path: Path | str = "", doing: str = "written") -> Iterator[None]
         CheckpointError: in place of an OSError, or of what safetensors makes of one.
     """
     try:
+        if "\0" in os.fspath(path):
+            raise OSError(EINVAL, "a name cannot hold a zero byte", str(path))
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -168,7 +171,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as indented JSON."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(content, indent=2, default=lambda number: number.item()) + "\n")
 
 
 def write_safetensors(

@@ -1,7 +1,7 @@
 """Settings are frozen dataclasses whose annotations say what each may be; read here in one way."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
@@ -137,10 +137,10 @@ def fits(value: Any, hint: Any) -> bool:  # noqa: PLR0911
         return any(fits(value, part) for part in parts)
     if origin is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         if not isinstance(value, tuple):
             return False
-        if parts[-1] is Ellipsis:
+        if origin is Sequence or parts[-1] is Ellipsis:
             return all(fits(item, parts[0]) for item in value)
         return len(value) == len(parts) and all(map(fits, value, parts))
     if hint is float:
@@ -164,8 +164,8 @@ def said(hint: Any) -> str:
         return " or ".join(said(part) for part in parts)
     if origin is Literal:
         return "one of " + ", ".join(map(str, parts)) if len(parts) > 1 else repr(parts[0])
-    if origin is tuple:
-        if parts[-1] is Ellipsis:
+    if origin in (tuple, Sequence):
+        if origin is Sequence or parts[-1] is Ellipsis:
             return f"a list, each {said(parts[0])}"
         return f"{len(parts)} values, each {said(parts[0])}"
     names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}

@@ -10,6 +10,7 @@ from transformers import LlamaForCausalLM
 import bilens
 from bilens.cli import main
 from bilens.convert import find_tokenizer, open_model, open_tokenizer, save_model
+from bilens.convert.weights import read_weights
 from bilens.errors import CheckpointError
 from tests.families import some_text, tiny
 from tests.language import toy_tokenizer
@@ -170,13 +171,22 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path, value):
             read(tmp_path)
 
 
-def test_too_little_memory_is_not_a_missing_model(saved, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 B"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+    ],
+)
+def test_too_little_memory_is_not_a_missing_model(saved, monkeypatch, error):
     def full(*args, **kwargs):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 B")
+        raise error
 
     monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", full)
-    with pytest.raises(RuntimeError, match="can't allocate memory"):
-        open_model(saved)
+    monkeypatch.setattr("bilens.convert.weights.load_file", full)
+    for read in (open_model, read_weights):
+        with pytest.raises(type(error), match="allocate"):
+            read(saved)
 
 
 def test_gguf_files_are_read_in_float32(tmp_path):

@@ -64,7 +64,7 @@ where the command line is not understood, and 130 after ctrl-C."""
 def main(args: list[str] | None = None) -> None:
     """Run one command; a mistake of the caller's ends with one message and status 1."""
     given = sys.argv[1:] if args is None else args
-    as_json = JSON in given
+    as_json, command = JSON in given, None
     try:
         command = parse(given)
         with (
@@ -79,7 +79,8 @@ def main(args: list[str] | None = None) -> None:
         errors.print(f"error: {error}", style="red")
         sys.exit(1)
     except KeyboardInterrupt:
-        errors.print("stopped; a training goes on from here with --resume")
+        resumes = hasattr(getattr(command, "what", command), "resume")
+        errors.print("stopped" + "; --resume goes on from here" * resumes)
         sys.exit(130)
 
 

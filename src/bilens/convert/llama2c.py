@@ -69,8 +69,10 @@ def llama2c_tokenizer(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
     )
-    spaced, joined = decoders.Replace(SPACE, " "), (decoders.ByteFallback(), decoders.Fuse())
-    tokenizer.decoder = decoders.Sequence([spaced, *joined, decoders.Strip(" ", 1, 0)])
+    # The first word keeps its space, so that a part of a text may follow another.
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]

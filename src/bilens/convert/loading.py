@@ -22,13 +22,13 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from bilens.checks import check_count, check_weights
+from bilens.checks import check_count, check_weights, checked
 from bilens.convert.config_record import read_record
 from bilens.convert.layouts import find_layout
 from bilens.convert.linear_gates import restore_linear, unmark_linear
 from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
 from bilens.convert.swish import base_activation, find_swish, give_swish
-from bilens.convert.weights import WEIGHT_FILES, shard_names
+from bilens.convert.weights import WEIGHT_FILES, out_of_memory, shard_names
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, file_errors
 from bilens.hub import hub_asked_once
@@ -136,6 +136,7 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
     return evaluated
 
 
+@checked
 def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
     """The tokenizer that was saved with a model; tokN.bin beside a model of llama2.c with N tokens.
 
@@ -177,6 +178,7 @@ def find_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
         return None
 
 
+@checked
 def save_model(
     directory: Path,
     model: PreTrainedModel,
@@ -215,7 +217,7 @@ def _whole(source: str | Path, what: str = MODEL) -> Iterator[None]:
     except Exception as error:
         # What tokenizers itself finds wrong is an Exception of no class of its own.
         damage = type(error) is Exception or isinstance(error, ERRORS)
-        if not damage or "allocate memory" in str(error):
+        if not damage or out_of_memory(error):
             raise
         raise CheckpointError(f"{source} holds no whole {what}: {error}") from error
 

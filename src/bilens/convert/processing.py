@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bilens.checks import check_weights
+from bilens.checks import check_weights, checked
 from bilens.convert.config_record import write_record
 from bilens.convert.steps import STEPS, StepName, refusal
 from bilens.errors import BilensError
@@ -57,6 +57,7 @@ class Processing:
         return {**asdict(self), "loads_in_transformers": self.loads_in_transformers}
 
 
+@checked
 @torch.no_grad()
 def process(
     model: PreTrainedModel, steps: Sequence[StepName] | None = None, *, in_place: bool = False

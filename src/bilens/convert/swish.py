@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
+from bilens.checks import checked
 from bilens.convert.gated import gated_mlps
 from bilens.errors import BilensError
 from bilens.nn import Gate
@@ -53,6 +54,7 @@ class Swish:
         setattr(self._config, KEY, {**getattr(self._config, KEY), "beta": beta})
 
 
+@checked
 def give_swish(model: PreTrainedModel) -> Swish:
     """Put Swish in place of the activation in every gated MLP, at the beta nearest to it.
 
@@ -94,6 +96,7 @@ def base_activation(config: Any) -> None:
     delattr(config, KEY)
 
 
+@checked
 def make_bilinear(model: PreTrainedModel) -> None:
     """Fold the 1/2 of Swish at beta = 0 into the gates, which then need no activation.
 

@@ -17,7 +17,7 @@ from transformers.utils.hub import cached_file
 from bilens.checks import check_weights
 from bilens.errors import CheckpointError
 
-__all__ = ["WEIGHT_FILES", "Row", "fill", "read_weights", "shard_names"]
+__all__ = ["WEIGHT_FILES", "Row", "fill", "out_of_memory", "read_weights", "shard_names"]
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -45,6 +45,8 @@ def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
         for name in names:
             found |= _read(Path(str(cached_file(str(source), name, **place))))
     except DAMAGED as error:
+        if out_of_memory(error):
+            raise
         raise CheckpointError(f"{path}: the weights cannot be read: {error}") from error
     except OSError as error:
         raise CheckpointError(f"{source}: weights are missing: {error}") from error
@@ -55,6 +57,11 @@ def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
             "state_dict() alone."
         )
     return found
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that the machine is too small, and nothing of a file."""
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def shard_names(index: Path) -> list[str]:

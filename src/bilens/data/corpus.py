@@ -16,7 +16,7 @@ from bilens.data.grammar import Grammar
 from bilens.data.texts import read_texts, text_files
 from bilens.data.tokenizer import read_tokenizer, train_tokenizer
 from bilens.errors import CheckpointError, DataError
-from bilens.files import folder_written_whole
+from bilens.files import file_errors, folder_written_whole
 from bilens.lazy_imports import lazy_import
 from bilens.settings import Between, Size, check_settings
 
@@ -320,12 +320,14 @@ def _cached(
     key = fingerprint.Hasher.hash((CACHE_VERSION, files or str(name), *parts))
     root = Path(constants.HF_HOME) / "bilens" if cache_dir is None else Path(cache_dir)
     folder = root / f"{Path(name).resolve().name[:100]}-{key}"
-    if not folder.is_dir():
-        try:
+    try:
+        with file_errors(folder):
+            known = folder.is_dir()
+        if not known:
             with folder_written_whole(folder) as draft:
                 build(draft)
-        except CheckpointError as error:
-            raise DataError(f"{error} Token ids are kept there; HF_HOME moves it.") from error
+    except CheckpointError as error:
+        raise DataError(f"{error} Token ids are kept there; HF_HOME moves it.") from error
     return folder
 
 

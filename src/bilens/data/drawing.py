@@ -8,6 +8,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.data.image_data import ImageData
 from bilens.errors import BilensError
 
@@ -38,6 +39,7 @@ def ink_of(picture: Image.Image) -> Float[np.ndarray, "height width"]:
     return 1 - ink if np.median(border) > 0.5 else ink
 
 
+@checked
 def fit_drawing(
     ink: Float[np.ndarray, "height width"], data: ImageData
 ) -> Float[Tensor, " pixels"]:

@@ -185,7 +185,7 @@ def modular_addition(p: int, seed: Seed = 0) -> ImageData:
     check_count("p", p, 256)
     a, b = torch.arange(p).repeat_interleave(p), torch.arange(p).repeat(p)
     images, sums = torch.cat([one_hot(a, p), one_hot(b, p)], dim=1).float(), (a + b) % p
-    order = torch.randperm(p * p, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(p * p, generator=torch.Generator().manual_seed(int(seed)))
     train, test = order.tensor_split([round(TRAIN_SHARE * p * p)])
     return ImageData(
         name=f"modular-{p}",

@@ -88,7 +88,7 @@ class SyntheticLanguage(ABC):
         The first token is [BOS]. A sentence is cut at its length, which changes no probability of
         a next token.
         """
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(int(seed))
         _, following, moves = self._tables
         cumulative = following.cumsum(dim=-1)
         ids = torch.full((n, length), self._ids[BOS])

@@ -69,13 +69,18 @@ def train_tokenizer(
         )
     # A second tokenizer around the same vocabulary, in which the inner letters are not special.
     trained = _with_rules(tokenizers.models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
-    trained.decoder = tokenizers.decoders.WordPiece(prefix="##", cleanup=True)
     return with_special_tokens(trained)
 
 
 def with_special_tokens(tokenizer: "Tokenizer") -> "PreTrainedTokenizerFast":
     """Wrap `tokenizer`, whose vocabulary has the special tokens, as transformers knows it."""
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
+    decoders, regex = tokenizers.decoders, tokenizers.Regex
+    # The first word has its space too, as pipelines decode what follows a prompt alone.
+    spaced = decoders.Replace(regex(r"^(?!##|[.,?!]$)"), " ")
+    tokenizer.decoder = decoders.Sequence(
+        [spaced, decoders.Replace(regex("^##"), ""), decoders.Fuse()]
+    )
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS)
 
 

@@ -98,12 +98,12 @@ class LanguageView:
         self.model, self.corpus = model, corpus
         self.names = token_names(model, torch.arange(model.vocab_size))
         direction = example_directions(model, corpus)[0]
-        first = corpus.tokenizer.decode(corpus.validation[0]["input_ids"][:8], True)
-        self.flows = FlowView(model, str(first))
+        first = str(corpus.tokenizer.decode(corpus.validation[0]["input_ids"][:8], True)).strip()
+        self.flows = FlowView(model, first)
         self.start = LanguageState(
             direction.token,
             direction.minus,
-            prompt=str(first),
+            prompt=first,
             flow_prompt=self.flows.start,
         )
 

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import check_count, check_finite
+from bilens.settings import Count
 from bilens.tensor import LazyTree, Paths, Spectrum
 from bilens.tensor.exact import exact
 
@@ -57,7 +58,7 @@ class ClassPaths:
 @torch.no_grad()
 @exact
 def class_paths(
-    tree: LazyTree, paths: Paths, x: Float[Tensor, "samples n_in"], k: int = 3
+    tree: LazyTree, paths: Paths, x: Float[Tensor, "samples n_in"], k: Count = 3
 ) -> ClassPaths:
     """Look for the inputs that the eigenvectors of some paths react to most.
 
@@ -77,6 +78,6 @@ def class_paths(
             best = found.abs().topk(min(k, len(x))).indices
             inputs[name] = x[best]
         # Of the eigenvector in the tree; the one in the paths may be its opposite.
-        sides = torch.sign(x[best] @ vectors[row, : x.shape[1]])
+        sides = torch.sign(x[best] @ vectors[row, : x.shape[1]].to(x))
         vectors[row] *= 1 if sides.sum() >= 0 else -1
     return ClassPaths(replace(paths, vectors=vectors), inputs)

@@ -82,7 +82,7 @@ def loss_recovered(
     check_labels(labels, logits.shape[-1])
     guess = math.log(logits.shape[-1])
     model, rebuilt = (
-        float(functional.cross_entropy(some, labels)) for some in (logits, rebuilt_logits)
+        float(functional.cross_entropy(some, labels.long())) for some in (logits, rebuilt_logits)
     )
     if model >= guess:
         raise BilensError(

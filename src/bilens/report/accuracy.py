@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from bilens.checks import checked
 from bilens.read import TruncationCurve
 from bilens.report.style import BLUE, GREY, RED, dress
 
@@ -52,6 +53,7 @@ def mark_kept(figure: go.Figure, k: int, lost: float, accuracy: float) -> go.Fig
     )
 
 
+@checked
 def truncation_table(curve: TruncationCurve) -> list[tuple[int, float, float]]:
     """(k, accuracy, drop) for a few telling k, the last being all of them."""
     total = len(curve.accuracy)
@@ -59,6 +61,7 @@ def truncation_table(curve: TruncationCurve) -> list[tuple[int, float, float]]:
     return [(k, curve.accuracy[k - 1], curve.drop(k)) for k in stops]
 
 
+@checked
 def truncation_figure(curve: TruncationCurve) -> go.Figure:
     """Test accuracy of the model cut to the first k eigenvectors of each class."""
     kept = range(1, len(curve.accuracy) + 1)
@@ -78,6 +81,7 @@ def truncation_figure(curve: TruncationCurve) -> go.Figure:
     return dress(figure, height=340, alt=alt)
 
 
+@checked
 def kept_figure(curve: TruncationCurve, k: int) -> go.Figure:
     """The curve of `truncation_figure` with a mark where k eigenvectors of each class are kept.
 
@@ -87,6 +91,7 @@ def kept_figure(curve: TruncationCurve, k: int) -> go.Figure:
     return mark_kept(truncation_figure(curve), k, curve.drop(k), curve.accuracy[k - 1])
 
 
+@checked
 def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure:
     """Test accuracy of the tree pruned to its best k paths, against k."""
     kept, accuracies = zip(*by_paths, strict=True)

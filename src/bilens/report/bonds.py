@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from bilens.checks import checked
 from bilens.read import BondReading
 from bilens.report.accuracy import accuracy_curve
 from bilens.report.directions import directions_figure, matrices_figure
@@ -18,6 +19,7 @@ FLOOR = 1e-8
 """Shares below are rounding, or soon will be."""
 
 
+@checked
 def bond_figure(reading: BondReading) -> go.Figure:
     """The squared singular values of each bond, with a mark where the cut ends."""
     figure = go.Figure()
@@ -50,6 +52,7 @@ def bond_figure(reading: BondReading) -> go.Figure:
     )
 
 
+@checked
 def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: float) -> go.Figure:
     """Test accuracy of uniform cuts against the directions that each bond keeps.
 

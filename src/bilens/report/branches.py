@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from bilens.checks import checked
+
 __all__ = ["Branch", "branches_html"]
 
 
@@ -30,6 +32,7 @@ class Branch:
     more: int = 0
 
 
+@checked
 def branches_html(root: Branch, title: str) -> str:
     """The list under a direction, safe for HTML.
 

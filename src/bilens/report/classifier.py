@@ -7,6 +7,7 @@ from typing import Literal
 import plotly.graph_objects as go
 import torch
 
+from bilens.checks import checked
 from bilens.read import ClassifierReading, explain
 from bilens.report.accuracy import truncation_figure, truncation_table
 from bilens.report.explanation import explanation_figures
@@ -23,6 +24,7 @@ Order = Literal["eigenvalue", "activation"]
 """Eigenvectors by eigenvalue, or by mean activation over the data."""
 
 
+@checked
 def classifier_figures(
     reading: ClassifierReading, order: Order = "eigenvalue"
 ) -> dict[str, go.Figure]:
@@ -45,6 +47,7 @@ def classifier_figures(
     return figures | explanation_figures(reading, partial(explain, reading.spectrum), shape)
 
 
+@checked
 def write_classifier_report(
     path: Path, reading: ClassifierReading, *, title: str, order: Order = "eigenvalue"
 ) -> dict[str, go.Figure]:
@@ -110,6 +113,7 @@ def write_classifier_report(
     return figures
 
 
+@checked
 def save_figures(figures: dict[str, go.Figure], folder: Path, kind: str) -> None:
     """Save each figure under its name in `folder` as png, svg or pdf."""
     for name, figure in figures.items():

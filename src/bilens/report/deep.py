@@ -5,6 +5,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from bilens.checks import checked
 from bilens.read import BondReading, DeepReading, class_paths, explain_deep
 from bilens.report.accuracy import path_figure
 from bilens.report.bonds import bond_figures, bond_sections
@@ -20,6 +21,7 @@ DRAWN, SEEN = 6, 2000
 """Paths of a class that are drawn, and test images that those beside them are chosen from."""
 
 
+@checked
 def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figure]:
     """Every figure of the report, by the name of the file it would be saved as.
 
@@ -44,6 +46,7 @@ def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figur
     return figures
 
 
+@checked
 def write_deep_report(
     path: Path, reading: DeepReading, bonds: BondReading, *, title: str
 ) -> dict[str, go.Figure]:

@@ -5,6 +5,7 @@ from html import escape
 
 import plotly.graph_objects as go
 
+from bilens.checks import check_index, checked
 from bilens.read import BondReading, End
 from bilens.report.canvas import Canvas
 from bilens.report.picture import diverging
@@ -18,12 +19,14 @@ LEAST = 0.25
 """Of the largest effect of a direction: smaller ones are not named."""
 
 
+@checked
 def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -> go.Figure:
     """The coordinates of a bond, one row each: what it stands for, and both of its ends.
 
     The bond of the input has the number 0.
     """
     kept = reading.kept
+    check_index("bond", bond, len(kept.cut.ranks))
     rows = [kept.direction(bond, number) for number in range(kept.cut.ranks[bond])]
     aspect = shape[0] / shape[1]
     rise = aspect + GAP
@@ -54,8 +57,10 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
     return canvas.figure()
 
 
+@checked
 def matrices_figure(reading: BondReading, layer: int) -> go.Figure:
     """The interaction matrices of a layer of the cut model, one for each coordinate it makes."""
+    check_index("layer", layer, len(reading.cut.cores))
     core = reading.cut.cores[layer]
     matrices = core.dense()
     limit = float(matrices.abs().max())

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
 from bilens.read import ClassifierReading, DeepReading, Explanation
@@ -18,6 +19,7 @@ __all__ = ["explanation_figure", "explanation_figures"]
 GAP, BETWEEN, VERDICT, LABEL = 0.06, 0.12, 1.6, 0.34
 
 
+@checked
 def explanation_figure(
     explanation: Explanation, shape: tuple[int, int], class_names: Sequence[str], *, title: str
 ) -> go.Figure:

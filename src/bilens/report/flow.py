@@ -11,6 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read.flow import Ablation, Flow, FlowGraph
 from bilens.read.language import token_names
@@ -31,6 +32,7 @@ def shown_tokens(model: ResidualModel, ids: Int[Tensor, " time"]) -> list[str]:
     return [name.replace("Ġ", " ").replace("▁", " ") for name in token_names(model, ids)]
 
 
+@checked
 def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> dict[str, Any]:
     """The k strongest nodes of a flow, the edges between them, and what they hold, for JSON.
 
@@ -122,6 +124,7 @@ def flow_tree(data: dict[str, Any], *, depth: int = 3, width: int = 4) -> Tree:
     return tree
 
 
+@checked
 def ablation_figure(pairs: Sequence[tuple[str, str, Ablation]]) -> go.Figure:
     """Predicted against actual change of the logit, for nodes that were removed.
 
@@ -149,6 +152,7 @@ def ablation_figure(pairs: Sequence[tuple[str, str, Ablation]]) -> go.Figure:
     return figure
 
 
+@checked
 def write_flow_page(
     path: Path,
     data: dict[str, Any],

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.report.style import DIVERGING, dress
 
@@ -17,6 +18,7 @@ CELL, NARROW = 22, 10
 NAMED = 40
 
 
+@checked
 def heat_figure(
     values: Float[Tensor, "n_rows n_columns"],
     rows: Sequence[str],

@@ -6,6 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from pandas.api.types import is_numeric_dtype
 
+from bilens.checks import checked
 from bilens.read.language import (
     AttentionReading,
     Composition,
@@ -116,6 +117,7 @@ def _direction_section(
     )
 
 
+@checked
 def composition_figure(composition: Composition) -> go.Figure:
     """How much of what each head and MLP writes each later one reads, beyond chance."""
     return heat_figure(

@@ -8,12 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.read import Direction
 from bilens.report.style import BLUE, GREY, RED, dress
 
 __all__ = ["direction_figure", "ends_figure", "logits_figure", "summands_figure"]
 
 
+@checked
 def logits_figure(
     whole: Float[Tensor, " classes"],
     kept: Float[Tensor, " classes"],
@@ -26,6 +28,7 @@ def logits_figure(
     return _pairs(bars, class_names, "logit", title)
 
 
+@checked
 def ends_figure(direction: Direction, class_names: Sequence[str], *, title: str) -> go.Figure:
     """A pair of bars for each class: what a coordinate adds to its logit at either end."""
     high, low = (torch.tensor(end.effects) for end in direction.ends)
@@ -51,6 +54,7 @@ def _pairs(
     return figure.update_layout(barmode="group", legend=legend, margin={"t": 60})
 
 
+@checked
 def direction_figure(
     direction: Float[Tensor, " classes"], class_names: Sequence[str], *, title: str
 ) -> go.Figure:
@@ -66,6 +70,7 @@ def direction_figure(
     return _bars(figure, "weight", title)
 
 
+@checked
 def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str) -> go.Figure:
     """A bar for each summand from the top down, and below them their sum; names do not repeat."""
     figure = go.Figure()

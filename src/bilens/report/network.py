@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from bilens.checks import check_index, checked
 from bilens.read import CutReading
 from bilens.report.canvas import Canvas
 from bilens.report.style import BLUE, GREY, RED
@@ -104,6 +105,7 @@ def _edges(products: Products, chosen: Bool[Tensor, " terms"], k: int) -> list[E
     return found
 
 
+@checked
 def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> go.Figure:
     """Draw the strongest products behind an output, from pixels on the left to it on the right.
 
@@ -112,6 +114,7 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
         output: number of the class.
         shape: height and width of an input as an image.
     """
+    check_index("output", output, reading.data.n_classes)
     return draw_network(reading, output, shape).figure()
 
 

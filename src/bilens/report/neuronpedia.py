@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from bilens.checks import checked
 from bilens.read.language import DirectionReading, token_names
 from bilens.residual import ResidualModel
 
@@ -15,6 +16,7 @@ UNUSED = ("neuron_alignment", "correlated_neurons", "correlated_features")
 
 
 @torch.no_grad()
+@checked
 def feature_batch(
     model: ResidualModel, reading: DirectionReading, *, name: str, data: str, k: int = 10
 ) -> dict[str, Any]:

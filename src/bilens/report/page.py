@@ -14,6 +14,7 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from bilens.checks import checked
 from bilens.files import write_text
 from bilens.report.style import DARK
 
@@ -111,6 +112,7 @@ def page_templates() -> Environment:
     return environment
 
 
+@checked
 def render_page(
     title: str, summary: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section]
 ) -> str:
@@ -131,6 +133,7 @@ def render_page(
     )
 
 
+@checked
 def write_page(
     path: Path,
     title: str,
@@ -155,6 +158,7 @@ def table_html(table: Table, frame: "pd.DataFrame", name: str) -> str:
     return f'<div class="table">{shown.table(table)}<a class="save" {link}>CSV</a></div>'  # type: ignore[attr-defined]
 
 
+@checked
 def contexts_html(contexts: ContextList) -> str:
     """Texts whose tokens are coloured by what they contribute; escaped here."""
     shown = page_templates().get_template("parts.html").module

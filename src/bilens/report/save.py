@@ -4,6 +4,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.files import written_whole
 
@@ -13,6 +14,7 @@ FIGURE_FORMATS = ("png", "svg", "pdf")
 DEFAULT_WIDTH = 900
 
 
+@checked
 def save_figure(
     figure: go.Figure, path: Path, *, width: int | None = None, scale: float = 2
 ) -> None:

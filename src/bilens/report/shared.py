@@ -5,6 +5,7 @@ from html import escape
 
 import plotly.graph_objects as go
 
+from bilens.checks import checked
 from bilens.read import SharedFeature, SharedFeatures
 from bilens.report.canvas import Canvas
 from bilens.report.page import Section
@@ -18,6 +19,7 @@ LETTERS, LINES = 15, 2
 """What fits under a picture: letters of a line, and lines of each sign."""
 
 
+@checked
 def shared_figure(
     shared: SharedFeatures, shape: tuple[int, int], class_names: Sequence[str]
 ) -> go.Figure:

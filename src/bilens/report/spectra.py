@@ -6,10 +6,12 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read import top_inputs
 from bilens.report.canvas import Canvas
 from bilens.report.style import BLUE, LINE, RED, dress
+from bilens.settings import Count
 from bilens.tensor import Spectrum
 
 __all__ = ["eigenvector_figure", "spectrum_figure"]
@@ -18,6 +20,7 @@ TOP_INPUTS, SHOWN = 3, 20
 CELL, LABEL = 1.42, 0.3
 
 
+@checked
 def spectrum_figure(spectrum: Spectrum, *, title: str) -> go.Figure:
     """The eigenvalues of one form from the outside in, up to 20 of either sign."""
     figure = go.Figure()
@@ -42,13 +45,14 @@ def spectrum_figure(spectrum: Spectrum, *, title: str) -> go.Figure:
     return figure.update_layout(showlegend=False)
 
 
+@checked
 def eigenvector_figure(
     spectrum: Spectrum,
     x: Float[Tensor, "samples n_in"],
     shape: tuple[int, int],
     *,
     title: str,
-    k: int = 4,
+    k: Count = 4,
 ) -> go.Figure:
     """The first k eigenvectors of either sign of one form, each with its top inputs beside it.
 

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.report.canvas import THUMB, Canvas
 from bilens.report.style import BLUE, GREY, RED
@@ -19,6 +20,7 @@ ROOT, MOST = 0.5, 24
 Name = tuple[int, ...]
 
 
+@checked
 def tree_figure(
     paths: Paths,
     shape: tuple[int, int],

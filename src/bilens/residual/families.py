@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
 from bilens.nn.norm import ScalarNorm
@@ -222,6 +223,7 @@ def _own_partial_values(config: Any) -> str | None:
     return None
 
 
+@checked
 def register_family(architecture: str, family: Family) -> None:
     """Let bilens read and process models of an architecture, the name of their class.
 

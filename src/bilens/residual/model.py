@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.activations import LinearActivation
 
-from bilens.checks import check_finite, check_weights
+from bilens.checks import check_finite, check_index, check_weights, checked
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
 from bilens.residual.attention import QueriesKeys, queries_keys
@@ -69,6 +69,7 @@ class ResidualModel:
         CheckpointError: a weight is NaN or infinite.
     """
 
+    @checked
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         check_weights(model)
         self.model: Any = model.eval()
@@ -158,6 +159,7 @@ class ResidualModel:
         Raises:
             BilensError: the model has learned positions and none is given, or it is out of range.
         """
+        self._check_ids(tokens, "tokens")
         x = self.W_E[tokens]
         table = self.parts.positions
         if table is None:
@@ -167,11 +169,8 @@ class ResidualModel:
                 "position=None, and the model has learned positions, which add a vector of their "
                 "own to every token; give a place in the text"
             )
-        if not 0 <= position < table.module.num_embeddings:
-            raise BilensError(
-                f"position={position}, expected 0 to {table.module.num_embeddings - 1}, the "
-                "positions that the model has learned"
-            )
+        learned = "the positions that the model has learned"
+        check_index("position", position, table.module.num_embeddings, learned)
         return x + table.weight()[position]
 
     def token(self, name: str) -> int:
@@ -214,17 +213,13 @@ class ResidualModel:
         """
         rows = self.parts.unembed.n_out
         for name, number in [("token", token), *(("minus", other) for other in minus)]:
-            if not 0 <= number < rows:
-                raise BilensError(
-                    f"{name}={number}, expected 0 to {rows - 1}, the number of a token"
-                )
+            check_index(name, number, rows, "the number of a token")
         W_U, _ = self.unembed([token, *minus])
         return W_U[0] - W_U[1:].mean(0) if minus else W_U[0]
 
     def layer(self, layer: int) -> Layer:
         """The parts of a layer."""
-        if not 0 <= layer < self.n_layers:
-            raise BilensError(f"layer={layer!r}, expected 0 to {self.n_layers - 1}")
+        check_index("layer", layer, self.n_layers)
         return self.parts.layers[layer]
 
     @torch.no_grad()
@@ -451,14 +446,14 @@ class ResidualModel:
         found = self.model(ids.to(self.device), use_cache=False)
         return getattr(found, "logits", found).to(self.dtype)  # type: ignore[no-any-return]
 
-    def _check_ids(self, ids: Tensor) -> None:
+    def _check_ids(self, ids: Tensor, name: str = "ids") -> None:
         if ids.numel() == 0:
-            raise BilensError(f"ids has shape {tuple(ids.shape)}, expected at least one token")
+            raise BilensError(f"{name} has shape {tuple(ids.shape)}, expected at least one token")
         wrong = ids[(ids < 0) | (ids >= self.vocab_size)]
         if len(wrong):
             raise BilensError(
-                f"ids holds the number {int(wrong[0])}, expected 0 to {self.vocab_size - 1}, those "
-                "of the model's tokens"
+                f"{name} holds the number {int(wrong[0])}, expected 0 to {self.vocab_size - 1}, "
+                "those of the model's tokens"
             )
 
     # How norms and constants come into maps, here and nowhere else.

@@ -44,10 +44,11 @@ def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not (active := [device for device in DEVICES if torch.is_autocast_enabled(device)]):
+            return with_checks(*args, **kwargs)
         with ExitStack() as stack:
-            for device in DEVICES:
-                if torch.is_autocast_enabled(device):
-                    stack.enter_context(torch.autocast(device, enabled=False))
+            for device in active:
+                stack.enter_context(torch.autocast(device, enabled=False))
             return with_checks(*args, **kwargs)
 
     return wrapper

@@ -98,7 +98,7 @@ def local_extrema(
         if not scale > 0:
             raise BilensError("form is zero, so every input is an extremum of it")
         shift = scale / 100 - spectrum[0]
-        generator = torch.Generator(Q.device).manual_seed(seed)
+        generator = torch.Generator(Q.device).manual_seed(int(seed))
         points = _starts(n_starts, Q, nonnegative, generator)
         residuals = _climb(points, Q, shift, scale, nonnegative, steps, tolerance)
         values = ((points @ Q) * points).sum(-1)

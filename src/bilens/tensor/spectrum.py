@@ -161,7 +161,8 @@ class Spectrum(Shown):
         if order.ndim == 0 or order.shape[:-1] not in (torch.Size(), self.batch_shape):
             rows = f" or {(*self.batch_shape, 'm')}" if self.batch_shape else ""
             raise BilensError(f"indices has shape {tuple(order.shape)}, expected (m,){rows}")
-        if not order.numel() or order.min() < 0 or order.max() >= self.k:
+        whole = order.numel() and not order.is_floating_point()
+        if not whole or order.min() < 0 or order.max() >= self.k:
             raise BilensError(
                 f"indices={order.tolist()}, expected numbers of eigenpairs, 0 to {self.k - 1}, at "
                 "least one"

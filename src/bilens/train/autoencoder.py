@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.progress import progress_bar
@@ -66,6 +67,7 @@ class AutoencoderTraining:
         check_settings(self)
 
 
+@checked
 def row_sampler(rows: Float[Tensor, "samples d_in"]) -> Sampler:
     """Draw rows of a matrix that is in memory, such as a layer's outputs."""
     if rows.ndim != 2 or len(rows) == 0:
@@ -89,8 +91,9 @@ def pair_sampler(tensor: BilinearTensor) -> Sampler:
     return draw
 
 
+@checked
 def similarity_penalty(
-    features: Float[Tensor, "d_in n_features"], power: float
+    features: Float[Tensor, "d_in n_features"], power: Positive
 ) -> Float[Tensor, ""]:
     """(sum over pairs a < b of |f_a . f_b|^p)^(1/p): with a high p, the most similar pairs count.
 

@@ -21,6 +21,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from bilens.checks import check_index
 from bilens.errors import BilensError
 from bilens.model_card import CARD_NAME, model_card, write_card
 from bilens.nn.attention import ATTENTIONS
@@ -108,8 +109,8 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
     """logits = W_U norm(blocks(W_E tokens)): a causal transformer with MLPs that are tensors.
 
     Trains with `transformers.Trainer`, writes with `generate`, is saved and loaded with
-    `save_pretrained` and `AutoModelForCausalLM.from_pretrained` once `bilens.nn.language` is
-    imported. Weights stand under the field's names: `W_E`, `W_U`, `blocks[i].attn.W_Q` and so on,
+    `save_pretrained` and `AutoModelForCausalLM.from_pretrained` once `bilens` is imported. Weights
+    stand under the field's names: `W_E`, `W_U`, `blocks[i].attn.W_Q` and so on,
     `blocks[i].mlp.W_L`, `W_R`, `W_D`.
 
     Args:
@@ -297,8 +298,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
 
     def mlp(self, layer: int) -> GatedLayer | PlainMLP:
         """The MLP of a block."""
-        if not 0 <= layer < len(self.blocks):
-            raise BilensError(f"layer={layer}, expected 0 to {len(self.blocks) - 1}")
+        check_index("layer", layer, len(self.blocks))
         found: GatedLayer | PlainMLP = self.blocks[layer].mlp  # type: ignore[assignment]
         return found
 

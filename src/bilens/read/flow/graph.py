@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count
+from bilens.checks import check_count, check_index
 from bilens.errors import BilensError
 from bilens.notebook import Shown
 from bilens.residual import Trace
@@ -195,6 +195,7 @@ class Flow(Shown):
 
     def above(self, moment: int) -> Float[Tensor, "time d_model"]:
         """What reads each position of the stream as it stands at a moment, all together."""
+        check_index("moment", moment, self.mixing.shape[1])
         reads = self.reads
         shares = self.mixing[reads.moment, moment, None]
         w = torch.zeros_like(self.trace.stream)
@@ -210,7 +211,8 @@ class Flow(Shown):
             BilensError: there is no such node.
         """
         chosen = range(len(self.nodes)) if numbers is None else numbers
-        index = torch.tensor([self._checked(i) for i in chosen], device=self.constants.device)
+        numbers = [self._checked(i) for i in chosen]
+        index = torch.tensor(numbers, dtype=torch.long, device=self.constants.device)
         n = len(index)
         reads, writes = (rows.of(index, len(self.nodes)) for rows in (self.reads, self.writes))
         found = self.constants.new_zeros(n * n)
@@ -279,10 +281,7 @@ class Flow(Shown):
         return sorted(parts, key=lambda i: -abs(self.nodes[i].flow))
 
     def _checked(self, number: int) -> int:
-        if isinstance(number, bool) or not 0 <= number < len(self.nodes):
-            raise BilensError(
-                f"number={number!r}, expected 0 to {len(self.nodes) - 1}, those of the nodes"
-            )
+        check_index("number", number, len(self.nodes), "those of the nodes")
         return int(number)
 
 

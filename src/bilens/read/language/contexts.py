@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_finite
+from bilens.checks import check_finite, check_index
 from bilens.data.corpus import batched
 from bilens.errors import BilensError
 from bilens.progress import progress_bar
@@ -276,8 +276,7 @@ def _check(spectrum: Spectrum, number: int = 0) -> None:
             "form: index it"
         )
     check_finite(spectrum=spectrum.values)
-    if not 0 <= number < spectrum.k:
-        raise BilensError(f"number={number}, expected 0 to {spectrum.k - 1}, an eigenvector")
+    check_index("number", number, spectrum.k, "an eigenvector")
 
 
 def _read(

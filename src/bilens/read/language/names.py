@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
@@ -30,6 +31,7 @@ class TokenDirection:
     token: str
     minus: tuple[str, ...] = ()
 
+    @checked
     def vector(self, model: ResidualModel) -> Float[Tensor, " d_model"]:
         """The direction in the normalised stream behind the last layer.
 
@@ -50,9 +52,9 @@ def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
     if model.tokenizer is None:
         return [f"[{number}]" for number in numbers]
     size = len(model.tokenizer)
-    names = model.tokenizer.convert_ids_to_tokens([min(i, size - 1) for i in numbers])
+    names = model.tokenizer.convert_ids_to_tokens([max(0, min(i, size - 1)) for i in numbers])
     return [
-        name if i < size and name is not None else f"[{i}]"
+        name if 0 <= i < size and name is not None else f"[{i}]"
         for i, name in zip(numbers, names, strict=True)
     ]
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.errors import BilensError
+from bilens.checks import check_index
 from bilens.residual import ResidualModel, Trace
 from bilens.tensor.exact import exact
 
@@ -50,8 +50,7 @@ def read_stream(
     Source:
         Pearce et al. 2024, section 6.2; Elhage et al. 2021, "Path expansion trick".
     """
-    if not 0 <= position < len(ids):
-        raise BilensError(f"position={position}, expected 0 to {len(ids) - 1}, a place in ids")
+    check_index("position", position, len(ids), "a place in ids")
     reader = model.layer(layer).mlp
     trace = model.trace(ids[: position + 1])
     found = trace.layers[layer]

@@ -18,6 +18,9 @@ from bilens.tensor.exact import exact
 
 __all__ = ["corpus_for", "example_directions", "generate_text", "prompt_ids"]
 
+COLD = 1e-6
+"""Temperatures below count as 0: logits divided by them would leave the range of numbers."""
+
 LONGEST = 256
 """Tokens of a text of models that read longer ones too: contexts are looked up in as many."""
 
@@ -106,13 +109,14 @@ def generate_text(
         BilensError: as in `prompt_ids`, or a number is out of range.
     """
     given = prompt_ids(model, prompt)[None]
-    drawing = {"temperature": temperature, "top_k": 0} if temperature > 0 else {}
-    config = GenerationConfig(max_new_tokens=tokens, do_sample=temperature > 0, **drawing)
+    draws = temperature > COLD
+    drawing = {"temperature": temperature, "top_k": 0} if draws else {}
+    config = GenerationConfig(max_new_tokens=tokens, do_sample=draws, **drawing)
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         written = model.model.generate(given, config, attention_mask=torch.ones_like(given))
-    return str(_tokenizer(model).decode(written[0], skip_special_tokens=True))
+    return str(_tokenizer(model).decode(written[0], skip_special_tokens=True)).removeprefix(" ")
 
 
 @exact

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import check_finite, checked
+from bilens.checks import check_finite, check_index, checked
 from bilens.errors import BilensError
 from bilens.read.language.names import chosen_tokens
 from bilens.residual import ResidualModel
@@ -189,8 +189,7 @@ def head_writes(
 
 def check_head(model: ResidualModel, head: int) -> int:
     """The number of a head, or BilensError where the model has none of this number."""
-    if not 0 <= head < model.n_heads:
-        raise BilensError(f"head={head!r}, expected 0 to {model.n_heads - 1}")
+    check_index("head", head, model.n_heads)
     return head
 
 

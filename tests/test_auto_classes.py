@@ -1,0 +1,68 @@
+"""transformers opens bilens's language models and writes with them."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import pipeline
+
+from bilens.convert.llama2c import llama2c_tokenizer
+from bilens.data import Grammar, train_tokenizer
+from bilens.nn.language import LanguageConfig, LanguageModel
+from tests.convert.test_llama2c import ALL_PIECES, write_tokenizer
+
+
+def small_model(n_tokens: int) -> LanguageModel:
+    return LanguageModel(LanguageConfig(vocab_size=n_tokens, d_model=8, n_layers=1, n_heads=2))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import bilens; from transformers import AutoModelForCausalLM as Auto",
+        "from transformers import AutoModelForCausalLM as Auto; import bilens",
+        # The models' own parts import the Auto classes.
+        "import bilens; from transformers import LlamaForCausalLM, AutoModelForCausalLM as Auto",
+    ],
+)
+def test_importing_bilens_registers_the_auto_classes(code, tmp_path):
+    small_model(9).save_pretrained(tmp_path)
+    code += f"; print(type(Auto.from_pretrained({str(tmp_path)!r})).__name__)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["LanguageModel"]
+
+
+def words(tmp_path):
+    return train_tokenizer(["the dog barks, the cat sits."] * 9, 60)
+
+
+def grammar(tmp_path):
+    return Grammar().tokenizer()
+
+
+def llama2c(tmp_path):
+    write_tokenizer(tmp_path / "tok.bin")
+    return llama2c_tokenizer(tmp_path / "tok.bin", len(ALL_PIECES))
+
+
+@pytest.mark.parametrize(
+    ("make", "prompt", "new"),
+    [
+        (words, "the dog", " barks"),
+        (words, "the dog", "s bark."),
+        (grammar, "tom sang", " oh oh"),
+        (llama2c, "the ear", " there"),
+        (llama2c, "the ear", "t he"),
+    ],
+)
+def test_a_pipeline_parts_the_prompt_from_what_follows_as_the_tokenizer_does(
+    make, prompt, new, tmp_path
+):
+    tokenizer = make(tmp_path)
+    n_given, ids = len(tokenizer(prompt)["input_ids"]), tokenizer(prompt + new)["input_ids"]
+    model = small_model(len(tokenizer))
+    model.generate = lambda input_ids, **_: torch.tensor([ids])
+    assert tokenizer(prompt)["input_ids"] == ids[:n_given]
+    write = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    assert write(prompt)[0]["generated_text"] == prompt + new
