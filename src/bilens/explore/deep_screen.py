@@ -8,7 +8,7 @@ from bilens.explore.deep import DeepState, DeepView
 from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.layout import facts_html, heading, html, note_html
 from bilens.explore.plots import picture, plot_of
-from bilens.explore.screen import AT_ONCE, Screen
+from bilens.explore.screen import Screen
 from bilens.explore.sketchpad import sketchpad
 
 __all__ = ["deep_screen"]
@@ -60,7 +60,7 @@ def deep_screen(view: DeepView) -> Screen[DeepState]:
     Args:
         view: the classifier, read.
     """
-    screen = Screen(view, at_once=AT_ONCE)
+    screen = Screen(view)
     html("facts", facts_html(view.facts))
     _bonds(view, screen)
     _tree(view, screen)
