@@ -152,12 +152,18 @@ def edit_screen(view: EditView, screen: Screen[Any]) -> None:
             min_width=280,
         )
         percent = gr.Slider(
-            0, MOST_PERCENT, value=0, step=10, label="Kept of them, in percent; 0 removes them"
+            0,
+            MOST_PERCENT,
+            value=0,
+            step=10,
+            label="Percent kept of them; 0 removes them",
+            scale=2,
+            min_width=280,
         )
         prompt = gr.Textbox(
             label="Another text to try it on", elem_id="edit-prompt", scale=2, min_width=240
         )
-    screen.control("edited", chosen, read=tuple, write=lambda names: {"value": list(names)})
+    screen.control("edited", chosen, read=lambda names: tuple(names or ()), write=lambda names: {"value": list(names)})
     screen.control("edit_percent", percent)
     screen.control("edit_prompt", prompt, event="submit")
 

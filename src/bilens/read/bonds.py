@@ -76,7 +76,7 @@ class CutReading:
     """A cut model, and what each of its coordinates does on test images.
 
     Attributes:
-        cut: the model.
+        cut: the model, in a sparse basis.
         data: the data it is looked at on.
         coordinates: of the test images at each bond, the input's first, and then the logits.
     """
@@ -87,7 +87,8 @@ class CutReading:
 
     @classmethod
     def of(cls, cut: Cut, data: ImageData) -> "CutReading":
-        """Look at test images through a cut."""
+        """Look at test images through a cut, in the coordinates of its sparse basis."""
+        cut = sparse_basis(cut)
         return cls(cut, data, tuple(cut.coordinates(data.test_images)))
 
     @cached_property
@@ -143,7 +144,7 @@ class BondReading:
         bonds: all singular values and directions, for logits less their mean.
         accuracy: of the model on the test images.
         by_rank: (directions at each bond, test accuracy, certificate) of uniform cuts.
-        kept: the smallest cut found that loses at most `drop`, in a sparse basis.
+        kept: the smallest cut found that loses at most `drop`.
         cut_accuracy: its test accuracy.
         by_products: (products kept, test accuracy) in that basis.
     """
@@ -224,7 +225,7 @@ def read_bonds(
     """
     model, data = deepcopy(model).to("cpu"), data.to("cpu")
     found = classifier_bonds(model, data, metric)
-    cut = sparse_basis(found.cut(accurate_ranks(found, model, data, drop)))
+    kept = CutReading.of(found.cut(accurate_ranks(found, model, data, drop)), data)
     tested = data.test_images, data.test_labels
     return BondReading(
         model=model,
@@ -234,9 +235,9 @@ def read_bonds(
         bonds=found,
         accuracy=model.accuracy(*tested),
         by_rank=rank_accuracies(found, model, data),
-        kept=CutReading.of(cut, data),
-        cut_accuracy=ImageClassifier.from_cut(cut, model.config).accuracy(*tested),
-        by_products=product_accuracies(cut, data),
+        kept=kept,
+        cut_accuracy=ImageClassifier.from_cut(kept.cut, model.config).accuracy(*tested),
+        by_products=product_accuracies(kept.cut, data),
     )
 
 
