@@ -27,12 +27,16 @@ def test_it_starts_with_the_directions_that_a_report_shows(view):
             one, other = (r.direction(bond, number) for r in (found, report.kept))
             assert one.share == pytest.approx(other.share)
             assert one.ends[0].images == other.ends[0].images
-    assert f"With {' + '.join(map(str, report.cut.ranks))} directions, as in a report, the model " in (
-        text := view.text(0)
+    assert (
+        f"With {' + '.join(map(str, report.cut.ranks))} directions, as in a report, the model "
+        in (text := view.text(0))
     )
     assert f"gets {report.cut_accuracy:.2%} of the test images" in text
     assert list(view.curve(0).data[-1].x) == [max(report.cut.ranks)]
-    assert view.nodes(0, ("2.1", f"1.{report.cut.ranks[1]}")) == [(2, 0), (1, report.cut.ranks[1] - 1)]
+    assert view.nodes(0, ("2.1", f"1.{report.cut.ranks[1]}")) == [
+        (2, 0),
+        (1, report.cut.ranks[1] - 1),
+    ]
     assert view.nodes(0, ("2.1", f"1.{report.cut.ranks[1] + 1}")) == [(2, 0)]
 
 

@@ -121,7 +121,9 @@ def test_what_the_disk_refuses_is_said(view, tmp_path):
 
 
 def test_a_classifier_is_not_edited(image_run, tmp_path):
-    with pytest.raises(BilensError, match=r"save_to=.*, but .* is a classifier, which is not edited"):
+    with pytest.raises(
+        BilensError, match=r"save_to=.*, but .* is a classifier, which is not edited"
+    ):
         explorer(image_run, save_to=tmp_path)
 
 
@@ -139,7 +141,7 @@ def test_weights_are_edited_in_the_browser(language_run, browser, tmp_path, monk
         visit.wait("document.querySelectorAll('#edit-page table').length === 2")
         page.locator("#edit-save").click()
         visit.wait("document.querySelector('#edit-saved').innerText.startsWith('Saved as ')")
-        assert [*tmp_path.iterdir()][0].name in page.inner_text("#edit-saved")
+        assert next(tmp_path.iterdir()).name in page.inner_text("#edit-saved")
         assert "edited=" in page.url
         # Another flow has other nodes.
         token = page.locator("#flow-token textarea")

@@ -63,12 +63,14 @@ class EditView:
         """
         model, scale = self.flows.model, percent / 100
         split, _ = self.flows.found(of)
-        heads, vectors = defaultdict(list), defaultdict(list)
+        heads: dict[int, list[int]] = defaultdict(list)
+        vectors: dict[int, list[Tensor]] = defaultdict(list)
         places = self.nodes(of)
         for number in (places[name] for name in names if name in places):
             node = split.nodes[number]
             assert node.layer is not None
             if node.kind == "head":
+                assert node.number is not None
                 heads[node.layer].append(node.number)
             else:
                 vectors[node.layer].append(split.vector(number))
@@ -163,7 +165,12 @@ def edit_screen(view: EditView, screen: Screen[Any]) -> None:
         prompt = gr.Textbox(
             label="Another text to try it on", elem_id="edit-prompt", scale=2, min_width=240
         )
-    screen.control("edited", chosen, read=lambda names: tuple(names or ()), write=lambda names: {"value": list(names)})
+    screen.control(
+        "edited",
+        chosen,
+        read=lambda names: tuple(names or ()),
+        write=lambda names: {"value": list(names)},
+    )
     screen.control("edit_percent", percent)
     screen.control("edit_prompt", prompt, event="submit")
 
@@ -177,9 +184,7 @@ def edit_screen(view: EditView, screen: Screen[Any]) -> None:
     screen.part(
         f"{of_flow} edited edit_percent edit_prompt",
         [html("edit-page")],
-        lambda state: [
-            view.page(state.flow, state.edited, state.edit_percent, state.edit_prompt)
-        ],
+        lambda state: [view.page(state.flow, state.edited, state.edit_percent, state.edit_prompt)],
     )
     if view.save_to is not None:
         button = gr.Button("Save the edited model", elem_id="edit-save")

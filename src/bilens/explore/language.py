@@ -109,9 +109,7 @@ class LanguageView(RunsModel):
         save_to: folder where edited models are saved; None for nowhere.
     """
 
-    def __init__(
-        self, model: ResidualModel, corpus: Corpus, save_to: Path | None = None
-    ) -> None:
+    def __init__(self, model: ResidualModel, corpus: Corpus, save_to: Path | None = None) -> None:
         super().__init__(model)
         self.corpus = corpus
         self.names = token_names(model, torch.arange(model.vocab_size))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float64
@@ -13,10 +13,14 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
+from bilens.notebook import Shown
 from bilens.progress import progress_bar
 from bilens.settings import Share
 from bilens.tensor import Bonds, Cut, Products, bonds, sparse_basis, with_constant
 from bilens.tensor.exact import exact
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "BondReading",
@@ -135,8 +139,8 @@ class CutReading:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class BondReading:
+@dataclass(frozen=True, eq=False, repr=False)
+class BondReading(Shown):
     """A deep classifier on few directions.
 
     Attributes:
@@ -159,6 +163,20 @@ class BondReading:
     kept: CutReading
     cut_accuracy: float
     by_products: tuple[tuple[int, float], ...]
+
+    axes: ClassVar[dict[str, str]] = Bonds.axes
+
+    def facts(self) -> str:
+        """Data, and the accuracy with all directions and with the few kept."""
+        kept = " + ".join(map(str, self.cut.ranks))
+        return (
+            f"{self.data.name}, test accuracy {self.accuracy:.2%}, {self.cut_accuracy:.2%} with "
+            f"{kept} directions"
+        )
+
+    def frame(self) -> "pd.DataFrame":
+        """A row for each direction of each bond."""
+        return self.bonds.frame()
 
     @property
     def cut(self) -> Cut:

@@ -55,7 +55,7 @@ def write_language_report(
         "Everything below is read from the weights; a corpus is used only to show texts in which "
         "an eigenvector is active."
     )
-    write_page(path, title, summary, reading.facts, sections)
+    write_page(path, title, summary, reading.about, sections)
     return figures
 
 
