@@ -60,6 +60,15 @@ def test_a_node_is_removed_from_the_running_model(view):
     assert view.removed(FlowOf("", "lily"), name) == ""
 
 
+def test_tokens_that_come_twice_are_told_apart(view):
+    _, data = view.found(FlowOf("lily ate lily ate", "kite"))
+    names = [node["name"] for node in data["nodes"]]
+    assert len({*names}) == len(names)
+    assert {name for name in names if name.startswith("token ")} == {
+        f"token {name} ({number})" for number, name in enumerate(["lily", "ate"] * 2)
+    }
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -104,7 +113,8 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
             "[...document.querySelectorAll('#flow text.token')].at(-1).textContent === 'ate'"
         )
         visit.wait("document.querySelector('#flow-tree .ways').innerText.includes('kite')")
-        page.locator("#flow svg .node[data-node='1']").focus()
+        # Screen readers find the nodes by what they are called.
+        page.locator("#flow svg").get_by_role("button").nth(1).focus()
         page.get_by_role("button", name="Remove it and run the model").click()
         visit.wait("document.querySelector('#flow-removed').innerText.startsWith('Without ')")
         # What is not a token is said where it was typed, and the graph stays.
