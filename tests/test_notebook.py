@@ -10,11 +10,12 @@ from rich.console import Console
 from bilens import progress
 from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.read import read_bonds, read_classifier, read_deep
 from bilens.read.flow import flow
-from bilens.read.language import TokenDirection, read_ngrams
+from bilens.read.language import TokenDirection, read_language, read_ngrams
 from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum, bonds, top_paths
-from tests.language import random_model, random_text, toy_tokenizer
+from tests.language import random_model, random_text, small_corpus, toy_tokenizer
 from tests.models import digits
 
 
@@ -39,6 +40,27 @@ def results():
         "images": digits(),
         "flow": flow(view, random_text(), direction),
         "ngrams": read_ngrams(view, direction, k=5),
+        "form": tensor.interaction(output="a"),
+        "forms": tensor.interaction(output=range(3)),
+        "leaves": top_paths(deep.tensors(), torch.eye(10), k=12).paths,
+        "heads": view.ov(0),
+        "read": read_classifier(classifier(1), digits()),
+        "deep": read_deep(deep, digits(), k=12),
+        "few": read_bonds(deep, digits()),
+        **language_results(),
+    }
+
+
+def language_results():
+    corpus = small_corpus()
+    model = random_model(vocab_size=len(corpus.tokenizer), n_ctx=8, d_model=16)
+    found = read_language(
+        ResidualModel(model, corpus.tokenizer), corpus, [TokenDirection("lily", ("tom",))]
+    )
+    return {
+        "language": found,
+        "direction": found.directions[0],
+        "attention": found.attention,
     }
 
 
@@ -54,6 +76,16 @@ def results():
         ("images", "ImageData(digits, "),
         ("flow", "Flow("),
         ("ngrams", "NGramReading(t3 minus t7 in layer 0, 5 tokens before it, 5 after it, "),
+        ("form", "QuadraticForm(64 inputs, 12 hidden units, float32)"),
+        ("forms", "QuadraticForm(3 forms of 64 inputs, 12 hidden units, float32)"),
+        ("leaves", "Paths(12 paths through 2 layers of 64 inputs, top effective eigenvalue "),
+        ("heads", "FactoredMatrix(4 matrices of 16 x 16 of rank 4 at most, float64)"),
+        ("read", "ClassifierReading(digits, test accuracy "),
+        ("deep", "DeepReading(digits, test accuracy "),
+        ("few", "BondReading(digits, test accuracy "),
+        ("language", "LanguageReading(data grammar, "),
+        ("direction", "DirectionReading(lily minus tom in layer 0, 16 eigenpairs of 16 inputs, "),
+        ("attention", "AttentionReading(layer 0, 4 heads)"),
     ],
 )
 def test_a_result_shows_itself(results, name, text):
@@ -84,6 +116,16 @@ def test_tables_say_what_the_results_say(results):
     assert found.frame()["flow"][0] == strongest.flow
 
 
+def test_frames_hold_what_the_objects_compute(results):
+    forms, heads = results["forms"], results["heads"]
+    assert forms.frame()["eigenvalue"].tolist() == pytest.approx(forms.eigh().values.flatten())
+    frame = heads.frame().query("matrix == 2")
+    assert frame["value"].tolist() == pytest.approx(heads[2].svd().values.tolist())
+    assert results["read"].frame()["form"].unique().tolist() == list(digits().class_names)
+    assert results["leaves"].frame().equals(results["paths"].frame())
+    assert set(results["language"].frame()["output"]) == {"lily minus tom"}
+
+
 def test_what_is_not_finite_or_zero_is_shown_too():
     zero, one = torch.zeros(2), torch.eye(2)
     assert "effective rank 0.0" in repr(Spectrum(zero, one, zero))
@@ -101,7 +143,9 @@ def test_names_are_escaped():
 
 def test_large_tensors_are_not_decomposed_to_be_shown(results, monkeypatch):
     monkeypatch.setattr("bilens.tensor.bilinear.SHOWN", 9)
+    monkeypatch.setattr("bilens.tensor.quadratic.SHOWN", 9)
     assert "<table" not in results["tensor"]._repr_html_()
+    assert "<table" not in results["form"]._repr_html_()
 
 
 def test_outputs_have_names(results):

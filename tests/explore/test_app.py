@@ -3,7 +3,10 @@
 import json
 import shutil
 import sys
+import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -11,8 +14,12 @@ from bilens.cli import main
 from bilens.errors import BilensError, CheckpointError
 from bilens.explore import explorer
 from bilens.explore.app import Explorer
+from bilens.explore.runs_model import RunsModel
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
-from tests.explore.browser import served
+from bilens.read.flow import Flow, flow
+from bilens.residual import ResidualModel
+from tests.explore.browser import needs_chrome, served, visiting
+from tests.language import random_model
 from tests.models import digit_model
 
 
@@ -86,10 +93,38 @@ def test_the_name_of_a_run_is_text(image_run, monkeypatch, tmp_path):
     assert "&lt;img src=x onerror=alert(1)&gt;[x](http:a)" in heading["props"]["value"]
 
 
-def test_visitors_are_answered_at_once(image_run, language_run):
-    """One who waits for a slow figure does not hold back others; a model that is run without some
-    of its parts for a moment serves one visitor after another."""
-    for run, at_once in ((image_run, 4), (language_run, 1)):
-        handlers = [f for f in explorer(run).blocks.fns.values() if f.queue]
-        assert {f.concurrency_limit for f in handlers} == {at_once}
-        assert len({f.concurrency_id for f in handlers}) == 1
+@needs_chrome
+def test_a_slow_flow_does_not_hold_up_another_visitor(language_site, browser, monkeypatch):
+    started, may_end = threading.Event(), threading.Event()
+
+    def slow(*args: Any, **how: Any) -> Flow:
+        started.set()
+        assert may_end.wait(60)
+        return flow(*args, **how)
+
+    with visiting(browser) as one, visiting(browser) as other:
+        waiting, clicking = (v.open(language_site, "#flow svg .node") for v in (one, other))
+        monkeypatch.setattr("bilens.explore.flows.flow", slow)
+        try:
+            text = waiting.locator("#flow-prompt textarea")
+            text.fill("mia saw the kite")
+            text.press("Enter")
+            assert started.wait(30)
+            before = clicking.inner_text("#next table")
+            clicking.locator("#prompt textarea").fill("the cat")
+            other.wait(f"document.querySelector('#next table').innerText !== {json.dumps(before)}")
+            assert "kite" not in waiting.text_content("#flow svg")
+        finally:
+            may_end.set()
+        one.wait("document.querySelector('#flow svg').textContent.includes('kite')")
+
+
+def test_each_thread_runs_modules_of_its_own_with_the_same_weights():
+    model = ResidualModel(random_model())
+    view = RunsModel(model)
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(lambda: view.model).result()
+    assert view.model is view.model
+    assert not {*theirs.model.modules()} & {*view.model.model.modules(), *model.model.modules()}
+    weights = zip(theirs.model.parameters(), model.model.parameters(), strict=True)
+    assert all(one.data_ptr() == other.data_ptr() for one, other in weights)

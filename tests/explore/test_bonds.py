@@ -7,6 +7,8 @@ import pytest
 
 from bilens.explore.bonds import BondView
 from bilens.explore.state_checks import StateError
+from bilens.read import read_bonds
+from bilens.tensor import product_weight
 from tests.explore.browser import needs_chrome, visiting
 from tests.models import digit_model, digits
 
@@ -16,10 +18,30 @@ def view() -> BondView:
     return BondView(digit_model(2), digits(), (8, 8))
 
 
-def test_a_direction_is_the_same_however_many_are_kept(view):
-    few, many = (view.reading(k).direction(1, 2) for k in (5, 15))
-    assert few.share == many.share
-    assert few.ends[0].images[0] in many.ends[0].images
+def test_it_starts_with_the_directions_that_a_report_shows(view):
+    report = read_bonds(digit_model(2), digits())
+    found = view.reading(0)
+    assert found.cut.ranks == report.cut.ranks
+    for bond, rank in enumerate(report.cut.ranks):
+        for number in range(rank):
+            one, other = (r.direction(bond, number) for r in (found, report.kept))
+            assert one.share == pytest.approx(other.share)
+            assert one.ends[0].images == other.ends[0].images
+    assert (
+        f"With {' + '.join(map(str, report.cut.ranks))} directions, as in a report, the model "
+        in (text := view.text(0))
+    )
+    assert f"gets {report.cut_accuracy:.2%} of the test images" in text
+    assert list(view.curve(0).data[-1].x) == [max(report.cut.ranks)]
+    assert view.nodes(0, ("2.1", f"1.{report.cut.ranks[1]}")) == [
+        (2, 0),
+        (1, report.cut.ranks[1] - 1),
+    ]
+    assert view.nodes(0, ("2.1", f"1.{report.cut.ranks[1] + 1}")) == [(2, 0)]
+
+
+def test_however_many_are_kept_few_products_are_large(view):
+    assert product_weight(view.reading(7).cut) < 0.95 * product_weight(view.found.cut(7))
 
 
 def test_accuracy_and_certificate_stand_beside_the_slider(view):

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from bilens.explore.flows import LARGEST, FlowView
+from bilens.explore.flows import LARGEST, FlowOf, FlowView
 from bilens.explore.state_checks import StateError
 from bilens.read.flow import ablate, flow
 from bilens.read.language import TokenDirection, prompt_ids
@@ -25,7 +25,7 @@ def view() -> FlowView:
 
 
 def test_the_graph_is_that_of_the_flow(view):
-    text, tree, graph = view.page(TEXT, "lily", ("tom", "ben"))
+    text, tree, graph = view.page(FlowOf(TEXT, "lily", ("tom", "ben")))
     direction = TokenDirection("lily", ("tom", "ben"))
     expected = flow(view.model, prompt_ids(view.model, TEXT), direction, k=20)
     data = json.loads(graph)
@@ -37,7 +37,7 @@ def test_the_graph_is_that_of_the_flow(view):
 
 
 def test_without_tokens_it_is_the_likeliest_minus_the_next(view):
-    _, _, graph = view.page(TEXT, "", ())
+    _, _, graph = view.page(FlowOf(TEXT))
     logits = view.model.logits(prompt_ids(view.model, TEXT)[None])[0, -1]
     best = logits.topk(2)
     names = view.model.tokenizer.convert_ids_to_tokens(best.indices.tolist())
@@ -48,16 +48,25 @@ def test_without_tokens_it_is_the_likeliest_minus_the_next(view):
 
 
 def test_a_node_is_removed_from_the_running_model(view):
-    split, data = view.found(TEXT, "lily", ())
+    split, data = view.found(FlowOf(TEXT, "lily"))
     name = next(node["name"] for node in data["nodes"] if node["removable"])
     number = next(i for i, n in enumerate(split.nodes) if n.name(data["tokens"]) == name)
     (result,) = ablate(view.model, split, [number])
-    said = view.removed(TEXT, "lily", (), name)
+    said = view.removed(FlowOf(TEXT, "lily"), name)
     assert f"changes by {result.actual:+.3f}; its flow" in said
     assert f"predicts {result.predicted:+.3f}" in said
-    assert view.removed(TEXT, "lily", (), "no such node") == ""
-    assert view.removed(TEXT, "lily", (), data["nodes"][0]["name"]) == ""
-    assert view.removed("", "lily", (), name) == ""
+    assert view.removed(FlowOf(TEXT, "lily"), "no such node") == ""
+    assert view.removed(FlowOf(TEXT, "lily"), data["nodes"][0]["name"]) == ""
+    assert view.removed(FlowOf("", "lily"), name) == ""
+
+
+def test_tokens_that_come_twice_are_told_apart(view):
+    _, data = view.found(FlowOf("lily ate lily ate", "kite"))
+    names = [node["name"] for node in data["nodes"]]
+    assert len({*names}) == len(names)
+    assert {name for name in names if name.startswith("token ")} == {
+        f"token {name} ({number})" for number, name in enumerate(["lily", "ate"] * 2)
+    }
 
 
 @pytest.mark.parametrize(
@@ -71,7 +80,7 @@ def test_a_node_is_removed_from_the_running_model(view):
 )
 def test_what_cannot_be_split_is_said_where_it_was_typed(view, asked, message):
     with pytest.raises(StateError, match=message):
-        view.check(*asked)
+        view.check(FlowOf(*asked))
 
 
 def test_what_would_take_minutes_is_refused(view, monkeypatch):
@@ -80,9 +89,9 @@ def test_what_would_take_minutes_is_refused(view, monkeypatch):
     monkeypatch.setattr(view, "cost", LARGEST / (n - 1))
     message = rf"{n} tokens would take minutes: .* width 16 up to {n - 1} are split here"
     with pytest.raises(StateError, match=message):
-        view.check(TEXT, "", ())
-    view.check("", "", ())
-    assert "press Enter" in view.page("", "", ())[0]
+        view.check(FlowOf(TEXT))
+    view.check(FlowOf(""))
+    assert "press Enter" in view.page(FlowOf(""))[0]
 
 
 def test_a_large_model_waits_for_a_text(view, monkeypatch):
@@ -104,7 +113,8 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
             "[...document.querySelectorAll('#flow text.token')].at(-1).textContent === 'ate'"
         )
         visit.wait("document.querySelector('#flow-tree .ways').innerText.includes('kite')")
-        page.locator("#flow svg .node[data-node='1']").focus()
+        # Screen readers find the nodes by what they are called.
+        page.locator("#flow svg").get_by_role("button").nth(1).focus()
         page.get_by_role("button", name="Remove it and run the model").click()
         visit.wait("document.querySelector('#flow-removed').innerText.startsWith('Without ')")
         # What is not a token is said where it was typed, and the graph stays.

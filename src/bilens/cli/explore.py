@@ -34,6 +34,8 @@ class Explore:
         port: by default the first free one from 7860.
         share: also give it a public address, through a server of Gradio's, for a week.
         open_browser: open the page in the default browser.
+        save_to: (language models) folder where the page's visitors may save models that they edit,
+            each under a name of its own; by default nothing is written.
         space: write a folder instead that Hugging Face runs as a Space, the model in it.
     """
 
@@ -44,6 +46,7 @@ class Explore:
     port: int | None = None
     share: bool = False
     open_browser: bool = False
+    save_to: Path | None = None
     space: Path | None = None
     device: Device = "auto"
 
@@ -54,5 +57,11 @@ class Explore:
             out.print(f"Space: {self.space}; `python app.py` in it serves it here")
             return
         device = str(choose_device(self.device))
-        app = explore.explorer(self.model, data=self.data, data_dir=self.data_dir, device=device)
+        app = explore.explorer(
+            self.model,
+            data=self.data,
+            data_dir=self.data_dir,
+            device=device,
+            save_to=self.save_to,
+        )
         app.launch(host=self.host, port=self.port, share=self.share, open_browser=self.open_browser)

@@ -118,6 +118,7 @@ def explorer(
     data: str | None = None,
     data_dir: str | Path | None = None,
     device: str = "cpu",
+    save_to: str | Path | None = None,
 ) -> Explorer:
     """An app to look into a model: its directions, eigenvectors, and what they make of an input.
 
@@ -128,15 +129,20 @@ def explorer(
         data: name of the data; by default what the model was trained on.
         data_dir: where the data is; see `bilens.data.load_images`.
         device: where the model runs.
+        save_to: folder where visitors may save the language models that they edit, each under a
+            name of its own; by default nothing is written.
 
     Raises:
-        BilensError: Gradio is not installed, or there is no explorer for this kind of model.
+        BilensError: Gradio is not installed, there is no explorer for this kind of model, or it is
+            one that is not edited.
         NotBilinearError: the model is not a tensor.
         CheckpointError: the model is missing or damaged, or does not say what its data is.
     """
     model = load(source, device=device)
     if isinstance(model, SparseAutoencoder):
         raise BilensError(f"{source} holds a sparse autoencoder, which has no explorer")
+    if save_to is not None and isinstance(model, ImageClassifier):
+        raise BilensError(f"save_to={save_to}, but {source} is a classifier, which is not edited")
     name = data or str(read_training(source)["data"])
     title = f"What {Path(source).name} computes"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
@@ -148,7 +154,7 @@ def explorer(
             else:
                 image_screen(ImageView(model, images))
         else:
-            _language_screen(model, name, data_dir)
+            _language_screen(model, name, data_dir, None if save_to is None else Path(save_to))
     return Explorer(blocks)
 
 
@@ -178,6 +184,8 @@ def _theme() -> gr.Theme:
     return theme.set(body_text_color_subdued="*neutral_500")
 
 
-def _language_screen(model: Any, name: str, data_dir: str | Path | None) -> None:
+def _language_screen(
+    model: Any, name: str, data_dir: str | Path | None, save_to: Path | None
+) -> None:
     corpus = texts.corpus_for(model, name, data_dir)
-    language_screen.language_screen(language.LanguageView(model, corpus))
+    language_screen.language_screen(language.LanguageView(model, corpus, save_to))

@@ -1,6 +1,5 @@
 """What the explorer shows of the few directions between the layers of a deep classifier."""
 
-from copy import deepcopy
 from functools import lru_cache
 from html import escape
 
@@ -9,7 +8,7 @@ import plotly.graph_objects as go
 from bilens.data import ImageData
 from bilens.explore.state_checks import StateError
 from bilens.nn import ImageClassifier
-from bilens.read import CutReading, classifier_bonds, rank_accuracies
+from bilens.read import CutReading, rank_accuracies, read_bonds
 from bilens.report import heat_figure, kept_directions_figure
 from bilens.report.accuracy import mark_kept
 from bilens.report.logits import ends_figure
@@ -18,14 +17,15 @@ from bilens.report.picture import as_image, diverging, grey
 
 __all__ = ["BondView"]
 
-MOST, DROP, PARTNERS, LEAST, LONGEST_WALK = 60, 0.01, 6, 0.005, 30
+MOST, PARTNERS, LEAST, LONGEST_WALK = 60, 6, 0.005, 30
 
 
 class BondView:
     """The bonds of a classifier, and what each walk through them shows.
 
     A direction is called by its bond and its number there, from 1; those of the last bond are the
-    logits.
+    logits. Of k directions kept at each bond, k = 0 stands for the cut of `read_bonds`, which
+    reports show.
 
     Args:
         model: of several layers; read in float64 on the CPU.
@@ -37,15 +37,12 @@ class BondView:
     """
 
     def __init__(self, model: ImageClassifier, data: ImageData, shape: tuple[int, int]) -> None:
-        self.model, self.data, self.shape = deepcopy(model).to("cpu"), data.to("cpu"), shape
-        self.found = classifier_bonds(self.model, self.data)
+        self.report = read_bonds(model, data)
+        self.model, self.data, self.shape = self.report.model, self.report.data, shape
+        self.found = self.report.bonds
         self.sizes = [*(bond.k for bond in self.found.bonds), data.n_classes]
         self.depth = len(self.sizes) - 1
         self.most = min(MOST, max(self.sizes[:-1]))
-        self.accuracy = self.model.accuracy(self.data.test_images, self.data.test_labels)
-        self.by_rank = rank_accuracies(self.found, self.model, self.data)
-        enough = (k for k, accuracy, _ in self.by_rank if accuracy >= self.accuracy - DROP)
-        self.start = min(self.most, next(enough, self.most))
 
     def check(self, walk: tuple[str, ...]) -> None:
         """Raise if a direction of a walk is not one of the model.
@@ -72,32 +69,39 @@ class BondView:
 
     @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
     def reading(self, k: int) -> CutReading:
-        """The model cut to k directions at each bond; the first ones are the same for every k."""
-        return CutReading.of(self.found.cut(k), self.data)
+        """The model cut to k directions at each bond."""
+        return CutReading.of(self.found.cut(k), self.data) if k else self.report.kept
 
     def nodes(self, k: int, walk: tuple[str, ...]) -> list[Node]:
         """A walk from a logit on, without what the cut leaves out."""
         found = [node for node in map(self._node, walk) if node is not None]
-        kept = [node for node in found if node[0] == self.depth or node[1] < k]
+        sizes = (*self.reading(k).cut.ranks, self.data.n_classes)
+        kept = [node for node in found if node[1] < sizes[node[0]]]
         return kept if kept and kept[0][0] == self.depth else [(self.depth, 0), *kept]
 
     def text(self, k: int) -> str:
         """What keeping that many does, in a sentence."""
         _, accuracy, certificate = self._measured(k)
+        ranks = " + ".join(map(str, self.report.cut.ranks))
+        kept = f"{k} directions at each bond" if k else f"{ranks} directions, as in a report,"
         return (
-            f"With {k} directions at each bond the model gets {accuracy:.2%} of the test images "
-            f"right, with all of them {self.accuracy:.2%}. Certificate {certificate:.2g}: the cut "
+            f"With {kept} the model gets {accuracy:.2%} of the test images right, with all of them "
+            f"{self.report.accuracy:.2%}. Certificate {certificate:.2g}: the cut "
             "changes the model by at most that much of its norm, known from the weights."
         )
 
     def curve(self, k: int) -> go.Figure:
         """Accuracy against the directions kept, with a mark at k."""
-        _, accuracy, _ = self._measured(k)
-        figure = kept_directions_figure(self.by_rank, self.accuracy)
-        return mark_kept(figure, k, self.accuracy - accuracy, accuracy)
+        most, accuracy, _ = self._measured(k)
+        full = self.report.accuracy
+        figure = kept_directions_figure(self.report.by_rank, full)
+        return mark_kept(figure, most, full - accuracy, accuracy)
 
     @lru_cache(maxsize=64)  # noqa: B019
     def _measured(self, k: int) -> tuple[int, float, float]:
+        if not k:
+            cut = self.report.cut
+            return max(cut.ranks), self.report.cut_accuracy, cut.certificate
         return rank_accuracies(self.found, self.model, self.data, [k])[0]
 
     def name(self, node: Node) -> str:

@@ -42,7 +42,7 @@ class DeepState:
         opened: nodes of its tree that are open, such as 0.2: the third eigenvector below the first.
         kept: paths kept over all classes.
         input: the image that is explained.
-        directions: how many are kept at each bond.
+        directions: how many are kept at each bond; 0 for as few as a report keeps.
         walk: directions that were walked through, such as 3.1, the logit of the first class of a
             model of three layers, and 2.4, the fourth between its layers 2 and 3.
     """
@@ -51,7 +51,7 @@ class DeepState:
     opened: tuple[str, ...] = ("0",)
     kept: int = 100
     input: str = "test-0"
-    directions: int = 20
+    directions: int = 0
     walk: tuple[str, ...] = ()
 
 
@@ -75,7 +75,7 @@ class DeepView:
         self.tree = self.reading.tree
         self.found = len(self.reading.search.paths)
         self.bonds = BondView(model, data, self.shape)
-        self.start = DeepState(kept=min(100, self.found), directions=self.bonds.start)
+        self.start = DeepState(kept=min(100, self.found))
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -99,7 +99,7 @@ class DeepView:
             state,
             output=(0, len(self.names) - 1),
             kept=(1, self.found),
-            directions=(1, self.bonds.most),
+            directions=(0, self.bonds.most),
         )
         self.bonds.check(state.walk)
         if len(state.opened) > MOST_OPEN:

@@ -8,7 +8,7 @@ from bilens.explore.deep import DeepState, DeepView
 from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.layout import facts_html, heading, html, note_html
 from bilens.explore.plots import picture, plot_of
-from bilens.explore.screen import AT_ONCE, Screen
+from bilens.explore.screen import Screen
 from bilens.explore.sketchpad import sketchpad
 
 __all__ = ["deep_screen"]
@@ -60,7 +60,7 @@ def deep_screen(view: DeepView) -> Screen[DeepState]:
     Args:
         view: the classifier, read.
     """
-    screen = Screen(view, at_once=AT_ONCE)
+    screen = Screen(view)
     html("facts", facts_html(view.facts))
     _bonds(view, screen)
     _tree(view, screen)
@@ -96,7 +96,8 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
     heading(
         "The few directions that it uses",
         "What one layer hands to the next passes through a bond, and the model uses few directions "
-        "of it, here in the order of their share of its squared norm. The drawing shows the "
+        "of it, here turned so that few products are large, and in the order of their share of its "
+        "squared norm. The drawing shows the "
         "products of two directions that make up most of a logit, and those that make up most of "
         "these, down to the pixels: blue adds and red takes away, a percentage is the share of "
         "what it adds to, and one line instead of two is a square. Pixels of a direction are blue "
@@ -107,11 +108,11 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             kept = gr.Slider(
-                1,
+                0,
                 bonds.most,
                 value=view.start.directions,
                 step=1,
-                label="Directions kept at each bond",
+                label="Directions kept at each bond; 0 for as few as a report keeps",
                 elem_id="directions",
             )
             text = html("directions-text")

@@ -1,25 +1,42 @@
 """What the explorer shows of a flow: its graph, its strongest ways down, and removals."""
 
 import json
+from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from typing import Any
 
 from bilens.explore.layout import note_html
-from bilens.explore.state_checks import StateError, said_of
+from bilens.explore.runs_model import RunsModel
+from bilens.explore.state_checks import StateError, check_tokens, said_of
 from bilens.read.flow import Flow, ablate, flow
 from bilens.read.language import TokenDirection, prompt_ids, token_names
 from bilens.report.flow import flow_data, flow_tree, shown_tokens
 from bilens.residual import ResidualModel
 
-__all__ = ["FlowView"]
+__all__ = ["SHOWN", "FlowOf", "FlowView"]
 
 K, SHOWN = 20, 150
 LARGEST, AT_ONCE = 2.5e11, 5e9
 """Layers times tokens times d_model^3 of a flow: at most, and of one made before the page opens."""
 
 
-class FlowView:
+@dataclass(frozen=True)
+class FlowOf:
+    """What is split.
+
+    Attributes:
+        prompt: the text; nothing is split where it is empty.
+        token: its next token; empty for the most likely one, minus the next likely one.
+        minus: tokens whose mean is taken away.
+    """
+
+    prompt: str
+    token: str = ""
+    minus: tuple[str, ...] = ()
+
+
+class FlowView(RunsModel):
     """The flows of a model's logits, on texts that are short enough for it.
 
     Args:
@@ -28,24 +45,21 @@ class FlowView:
     """
 
     def __init__(self, model: ResidualModel, start: str) -> None:
-        self.model = model
+        super().__init__(model)
         self.cost = model.n_layers * model.d_model**3
         self.start = start if self.cost * len(prompt_ids(model, start)) <= AT_ONCE else ""
 
-    def check(self, prompt: str, token: str, minus: tuple[str, ...]) -> None:
+    def check(self, of: FlowOf) -> None:
         """Raise if the text, or a token, is not one for this model.
 
         Raises:
             StateError: a token is unknown, or the text is empty, unknown or too long.
         """
-        for field, names in (("flow_token", (token,)), ("flow_minus", minus)):
-            for name in filter(None, names):
-                with said_of(field, f"token={name!r}, "):
-                    self.model.token(name)
-        if not prompt:
+        check_tokens(self.model, flow_token=filter(None, [of.token]), flow_minus=of.minus)
+        if not of.prompt:
             return
         with said_of("flow_prompt", "prompt="):
-            n = len(prompt_ids(self.model, prompt))
+            n = len(prompt_ids(self.model, of.prompt))
         most = int(LARGEST / self.cost)
         if n > most:
             raise StateError(
@@ -54,36 +68,37 @@ class FlowView:
                 f"width {self.model.d_model} up to {most} are split here, `bilens flow` takes more",
             )
 
-    @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
-    def found(self, prompt: str, token: str, minus: tuple[str, ...]) -> tuple[Flow, dict[str, Any]]:
-        """The flow, and what is drawn of it.
+    def direction(self, of: FlowOf) -> TokenDirection:
+        """The tokens, found where they are not given."""
+        if of.token:
+            return TokenDirection(of.token, of.minus)
+        ids = prompt_ids(self.model, of.prompt)
+        likely = self.model.logits(ids[None])[0, -1].topk(2).indices
+        token, second = token_names(self.model, likely)
+        return TokenDirection(token, of.minus or (second,))
 
-        Without a token it is that of the most likely one, minus the next likely one.
-        """
-        ids = prompt_ids(self.model, prompt)
-        if not token:
-            likely = self.model.logits(ids[None])[0, -1].topk(2).indices
-            token, second = token_names(self.model, likely)
-            minus = minus or (second,)
-        direction = TokenDirection(token, minus)
-        split = flow(self.model, ids, direction, k=K)
+    @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
+    def found(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:
+        """The flow, and what is drawn of it."""
+        direction = self.direction(of)
+        split = flow(self.model, prompt_ids(self.model, of.prompt), direction, k=K)
         tokens = shown_tokens(self.model, split.ids)
         return split, flow_data(split, tokens, direction=str(direction), k=SHOWN)
 
-    def page(self, prompt: str, token: str, minus: tuple[str, ...]) -> tuple[str, str, str]:
+    def page(self, of: FlowOf) -> tuple[str, str, str]:
         """A sentence on the flow and the tree of its strongest nodes, as HTML; and its graph."""
-        if not prompt:
+        if not of.prompt:
             return note_html("Write a text, and press Enter."), "", ""
-        _, data = self.found(prompt, token, minus)
+        _, data = self.found(of)
         frozen = ", ".join(data["frozen"]) or "nothing"
         text = f"{data['direction']}: {data['value']:+.3f}. Held fixed on this text: {frozen}."
         return note_html(text), _branches(flow_tree(data)), json.dumps(data)
 
-    def removed(self, prompt: str, token: str, minus: tuple[str, ...], name: str) -> str:
+    def removed(self, of: FlowOf, name: str) -> str:
         """What becomes of the logit when a node is removed from the running model."""
-        if not (prompt and name):
+        if not (of.prompt and name):
             return ""
-        split, data = self.found(prompt, token, minus)
+        split, data = self.found(of)
         tokens = data["tokens"]
         number = next((i for i, node in enumerate(split.nodes) if node.name(tokens) == name), 0)
         if not number or not split.nodes[number].is_removable:

@@ -6,7 +6,7 @@ from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.images import BY, ImageState, ImageView
 from bilens.explore.layout import facts_html, heading, html, note_html
 from bilens.explore.plots import picture, plot_of
-from bilens.explore.screen import AT_ONCE, Screen
+from bilens.explore.screen import Screen
 from bilens.explore.sketchpad import sketchpad
 
 __all__ = ["image_screen"]
@@ -24,7 +24,7 @@ def image_screen(view: ImageView) -> Screen[ImageState]:
     Args:
         view: the classifier, read.
     """
-    screen = Screen(view, at_once=AT_ONCE)
+    screen = Screen(view)
     html("facts", facts_html(view.facts))
     _direction(view, screen)
     _kept(view, screen)

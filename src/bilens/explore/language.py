@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
+from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -12,9 +13,11 @@ from torch import Tensor
 
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
-from bilens.explore.flows import FlowView
+from bilens.explore.edits import MOST_PERCENT, EditView
+from bilens.explore.flows import FlowOf, FlowView
 from bilens.explore.layout import note_html
-from bilens.explore.state_checks import StateError, check_ranges, said_of
+from bilens.explore.runs_model import RunsModel
+from bilens.explore.state_checks import StateError, check_ranges, check_tokens, said_of
 from bilens.read.language import (
     Context,
     ContextIndex,
@@ -39,7 +42,7 @@ from bilens.report import (
     table_html,
 )
 from bilens.report.language import context_line, ngram_table
-from bilens.report.page import Table
+from bilens.report.page import ContextLine, Table
 from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
 
@@ -71,6 +74,9 @@ class LanguageState:
         flow_token: its next token; empty for the most likely one, minus the next likely one.
         flow_minus: tokens whose mean is taken away.
         removed: name of the node of the flow that is removed from the running model.
+        edited: names of heads and eigenvectors of the flow that are scaled in the weights.
+        edit_percent: how much of them is kept.
+        edit_prompt: another text that the edited model is tried on.
     """
 
     token: str
@@ -84,22 +90,33 @@ class LanguageState:
     flow_token: str = ""
     flow_minus: tuple[str, ...] = ()
     removed: str = ""
+    edited: tuple[str, ...] = ()
+    edit_percent: int = 0
+    edit_prompt: str = ""
+
+    @property
+    def flow(self) -> FlowOf:
+        """What is split."""
+        return FlowOf(self.flow_prompt, self.flow_token, self.flow_minus)
 
 
-class LanguageView:
+class LanguageView(RunsModel):
     """A language model read once, and what each state shows of it.
 
     Args:
         model: any; eigenvectors and logits by path take bilinear MLPs.
         corpus: texts in its tokens.
+        save_to: folder where edited models are saved; None for nowhere.
     """
 
-    def __init__(self, model: ResidualModel, corpus: Corpus) -> None:
-        self.model, self.corpus = model, corpus
+    def __init__(self, model: ResidualModel, corpus: Corpus, save_to: Path | None = None) -> None:
+        super().__init__(model)
+        self.corpus = corpus
         self.names = token_names(model, torch.arange(model.vocab_size))
         direction = example_directions(model, corpus)[0]
         first = str(corpus.tokenizer.decode(corpus.validation[0]["input_ids"][:8], True)).strip()
         self.flows = FlowView(model, first)
+        self.edits = EditView(self.flows, save_to)
         self.start = LanguageState(
             direction.token,
             direction.minus,
@@ -118,20 +135,15 @@ class LanguageView:
         Raises:
             StateError: it has no such token, layer or eigenvector, or cannot read the prompt.
         """
-        for field, names in (
-            ("token", [state.token]),
-            ("minus", state.minus),
-            ("chosen", filter(None, [state.chosen])),
-        ):
-            for name in names:
-                with said_of(field, f"token={name!r}, "):
-                    self.model.token(name)
+        chosen = filter(None, [state.chosen])
+        check_tokens(self.model, token=[state.token], minus=state.minus, chosen=chosen)
         eigenvectors = min(2 * OUTERMOST, self.model.d_model)
         check_ranges(
             state,
             layer=(0, self.model.n_layers - 1),
             number=(0, eigenvectors - 1),
             head=(0, self.model.n_heads - 1),
+            edit_percent=(0, MOST_PERCENT),
         )
         if len(state.prompt) > LONGEST_PROMPT:
             raise StateError(
@@ -140,7 +152,10 @@ class LanguageView:
             )
         with said_of("prompt", "prompt="):
             prompt_ids(self.model, state.prompt)
-        self.flows.check(state.flow_prompt, state.flow_token, state.flow_minus)
+        self.flows.check(state.flow)
+        if state.edit_prompt:
+            with said_of("edit_prompt", "prompt="):
+                prompt_ids(self.model, state.edit_prompt)
         return state
 
     def index(self, layer: int) -> ContextIndex:
@@ -176,23 +191,27 @@ class LanguageView:
         direction = TokenDirection(token, minus).vector(self.model)
         return self.model.interaction(direction, layer).eigh()
 
+    def _outermost(self, state: LanguageState) -> tuple[Spectrum | None, str]:
+        """The eigenvectors that have names, or why there are none, as HTML."""
+        try:
+            return self.spectrum(state).outermost(OUTERMOST), ""
+        except NotBilinearError as error:
+            return None, note_html(str(error))
+
     def title(self, state: LanguageState) -> str:
         """What the direction is called."""
         return str(TokenDirection(state.token, state.minus))
 
     def spectrum_picture(self, state: LanguageState) -> go.Figure | None:
         """The eigenvalues of the direction; None where the MLP is not a tensor."""
-        try:
-            return spectrum_figure(self.spectrum(state), title=f"Spectrum of {self.title(state)}")
-        except NotBilinearError:
-            return None
+        outermost, _ = self._outermost(state)
+        title = f"Spectrum of {self.title(state)}"
+        return outermost and spectrum_figure(self.spectrum(state), title=title)
 
     def eigenvectors(self, state: LanguageState) -> list[str]:
         """What the outermost eigenvectors are called; none where the MLP is not a tensor."""
-        try:
-            values = self.spectrum(state).outermost(OUTERMOST).values.tolist()
-        except NotBilinearError:
-            return []
+        outermost, _ = self._outermost(state)
+        values = outermost.values.tolist() if outermost else []
         signs = ["P" if value > 0 else "N" for value in values]
         return [
             f"{sign}{signs[: i + 1].count(sign)}  λ = {value:+.3g}"
@@ -201,18 +220,12 @@ class LanguageView:
 
     def contexts_page(self, state: LanguageState) -> str:
         """The texts in which the chosen eigenvector is most active, coloured by contribution."""
-        try:
-            spectrum = self.spectrum(state).outermost(OUTERMOST)
-        except NotBilinearError as error:
-            return note_html(str(error))
+        spectrum, note = self._outermost(state)
+        if spectrum is None:
+            return note
         one = spectrum.select([state.number])
         (found,) = self.index(state.layer).top_contexts(one, CONTEXTS)
-        lines = [
-            context_line(
-                self.model, FoundContext(c, contribution(self.model, one, 0, c, state.layer))
-            )
-            for c in found
-        ]
+        lines = [self._line(one, 0, context, state.layer) for context in found]
         return contexts_html(ContextList(self.eigenvectors(state)[state.number], lines))
 
     def attention_figure(self, state: LanguageState) -> go.Figure:
@@ -225,19 +238,20 @@ class LanguageView:
 
     def fed_page(self, state: LanguageState) -> str:
         """The text, coloured by what feeds each eigenvector of the direction at its end."""
-        try:
-            spectrum = self.spectrum(state).outermost(OUTERMOST)
-        except NotBilinearError as error:
-            return note_html(str(error))
+        spectrum, note = self._outermost(state)
+        if spectrum is None:
+            return note
         ids = prompt_ids(self.model, state.prompt)
         place = Context(ids, len(ids) - 1, 0.0)
-        pages = []
-        for number, name in enumerate(self.eigenvectors(state)):
-            parts = contribution(self.model, spectrum, number, place, state.layer)
-            context = replace(place, activation=parts.total())
-            line = context_line(self.model, FoundContext(context, parts))
-            pages.append(contexts_html(ContextList(name, [line])))
-        return "".join(pages)
+        return "".join(
+            contexts_html(ContextList(name, [self._line(spectrum, number, place, state.layer)]))
+            for number, name in enumerate(self.eigenvectors(state))
+        )
+
+    def _line(self, spectrum: Spectrum, number: int, place: Context, layer: int) -> ContextLine:
+        parts = contribution(self.model, spectrum, number, place, layer)
+        context = replace(place, activation=parts.total())
+        return context_line(self.model, FoundContext(context, parts))
 
     def ngram_page(self, state: LanguageState) -> str:
         """What precedes and follows the token, and skip-trigrams where the MLP is a tensor."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from bilens.explore.edits import edit_screen
 from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.language import LanguageState, LanguageView
 from bilens.explore.layout import facts_html, heading, html
@@ -35,6 +36,7 @@ def language_screen(view: LanguageView) -> Screen[LanguageState]:
     _direction(view, screen)
     _prompt(view, screen)
     _flow(view, screen)
+    edit_screen(view.edits, screen)
     screen.connect()
     return screen
 
@@ -173,7 +175,7 @@ def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
     removed, tree = html("flow-removed"), html("flow-tree")
 
     def flow(state: LanguageState) -> list[Any]:
-        said, branches, graph = view.flows.page(*_flow_of(state))
+        said, branches, graph = view.flows.page(state.flow)
         shown = f'<h3>Strongest ways down</h3><ul class="ways">{branches}</ul>' if branches else ""
         return [said, gr.update(graph=graph), shown]
 
@@ -192,12 +194,8 @@ def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
     screen.part(
         "flow_prompt flow_token flow_minus removed",
         [removed],
-        lambda state: [view.flows.removed(*_flow_of(state), state.removed)],
+        lambda state: [view.flows.removed(state.flow, state.removed)],
     )
-
-
-def _flow_of(state: LanguageState) -> tuple[str, str, tuple[str, ...]]:
-    return state.flow_prompt, state.flow_token, state.flow_minus
 
 
 def _shared(name: str) -> str:

@@ -16,7 +16,7 @@ from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.layout import AddressBar
 from bilens.explore.state_checks import StateError
 
-__all__ = ["AT_ONCE", "Control", "Screen", "View"]
+__all__ = ["Control", "Screen", "View"]
 
 State = TypeVar("State")
 Updates = dict[Any, Any]
@@ -30,7 +30,7 @@ EVENT: dict[str, Any] = {
 }
 
 AT_ONCE = 4
-"""Visitors whose clicks run at once where a view only reads its model."""
+"""Visitors whose clicks run at once."""
 
 
 @runtime_checkable
@@ -71,15 +71,14 @@ class Screen(Generic[State]):
 
     Args:
         view: gives the first state, and says which states there are.
-        at_once: how many visitors are answered at once; 1 where a view changes its model for a
-            moment, as to run it without a part.
     """
 
-    def __init__(self, view: View[State], at_once: int = 1) -> None:
-        self.view, self.at_once = view, at_once
+    def __init__(self, view: View[State]) -> None:
+        self.view = view
         self.controls: dict[str, Control] = {}
         self.parts: list[tuple[frozenset[str], Callable[[State], Updates]]] = []
         self.outputs: list[Any] = []
+        self.actions: list[tuple[Any, Any, Callable[[State], str]]] = []
 
     def control(self, field: str, component: Any, **how: Any) -> None:
         """Let a component set a field of the state; see `Control`."""
@@ -136,6 +135,10 @@ class Screen(Generic[State]):
             )
         )
 
+    def action(self, event: Any, output: Any, act: Callable[[State], str]) -> None:
+        """On an event, do something with the state, and show what it says."""
+        self.actions.append((event, output, act))
+
     def connect(self) -> None:
         """Tie everything together; the address of the view and its button come last."""
         self.bar = AddressBar()
@@ -144,10 +147,12 @@ class Screen(Generic[State]):
         given = [self.seen, *components]
         outputs = {*given, *self.outputs, self.bar.component}
         events = [getattr(c.component, c.event) for c in self.controls.values()]
-        how = {**EVENT, "concurrency_limit": self.at_once, "concurrency_id": "screen"}
+        how = {**EVENT, "concurrency_limit": AT_ONCE, "concurrency_id": "screen"}
         gr.on(events, self.on_change, given, outputs, **how)
         gr.on([self.bar.component.input], self.on_address, [self.bar.component], outputs, **how)
         gr.on(None, self.on_load, None, outputs, **how)
+        for event, output, act in self.actions:
+            gr.on([event], act, [self.seen], [output], **how)
 
     def on_change(self, seen: State, *values: Any) -> Updates:
         """Show what the controls ask for; a control that asks for what is not there goes back."""

@@ -1,12 +1,12 @@
 """What every screen asks of a model and of a state before it shows anything."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from bilens.errors import BilensError
 
-__all__ = ["StateError", "check_ranges", "said_of"]
+__all__ = ["StateError", "check_ranges", "check_tokens", "said_of"]
 
 
 class StateError(BilensError):
@@ -32,6 +32,18 @@ def check_ranges(state: Any, **ranges: tuple[int, int]) -> None:
         value = getattr(state, name)
         if not lowest <= value <= highest:
             raise StateError(name, f"{value} is not a whole number from {lowest} to {highest}")
+
+
+def check_tokens(model: Any, **fields: Iterable[str]) -> None:
+    """Raise if a field of a state names what is not a token of the model.
+
+    Raises:
+        StateError: it does.
+    """
+    for field, names in fields.items():
+        for name in names:
+            with said_of(field, f"token={name!r}, "):
+                model.token(name)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float64
@@ -13,10 +13,14 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
+from bilens.notebook import Shown
 from bilens.progress import progress_bar
 from bilens.settings import Share
 from bilens.tensor import Bonds, Cut, Products, bonds, sparse_basis, with_constant
 from bilens.tensor.exact import exact
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "BondReading",
@@ -76,7 +80,7 @@ class CutReading:
     """A cut model, and what each of its coordinates does on test images.
 
     Attributes:
-        cut: the model.
+        cut: the model, in a sparse basis.
         data: the data it is looked at on.
         coordinates: of the test images at each bond, the input's first, and then the logits.
     """
@@ -87,7 +91,8 @@ class CutReading:
 
     @classmethod
     def of(cls, cut: Cut, data: ImageData) -> "CutReading":
-        """Look at test images through a cut."""
+        """Look at test images through a cut, in the coordinates of its sparse basis."""
+        cut = sparse_basis(cut)
         return cls(cut, data, tuple(cut.coordinates(data.test_images)))
 
     @cached_property
@@ -134,8 +139,8 @@ class CutReading:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class BondReading:
+@dataclass(frozen=True, eq=False, repr=False)
+class BondReading(Shown):
     """A deep classifier on few directions.
 
     Attributes:
@@ -143,7 +148,7 @@ class BondReading:
         bonds: all singular values and directions, for logits less their mean.
         accuracy: of the model on the test images.
         by_rank: (directions at each bond, test accuracy, certificate) of uniform cuts.
-        kept: the smallest cut found that loses at most `drop`, in a sparse basis.
+        kept: the smallest cut found that loses at most `drop`.
         cut_accuracy: its test accuracy.
         by_products: (products kept, test accuracy) in that basis.
     """
@@ -158,6 +163,20 @@ class BondReading:
     kept: CutReading
     cut_accuracy: float
     by_products: tuple[tuple[int, float], ...]
+
+    axes: ClassVar[dict[str, str]] = Bonds.axes
+
+    def facts(self) -> str:
+        """Data, and the accuracy with all directions and with the few kept."""
+        kept = " + ".join(map(str, self.cut.ranks))
+        return (
+            f"{self.data.name}, test accuracy {self.accuracy:.2%}, {self.cut_accuracy:.2%} with "
+            f"{kept} directions"
+        )
+
+    def frame(self) -> "pd.DataFrame":
+        """A row for each direction of each bond."""
+        return self.bonds.frame()
 
     @property
     def cut(self) -> Cut:
@@ -224,7 +243,7 @@ def read_bonds(
     """
     model, data = deepcopy(model).to("cpu"), data.to("cpu")
     found = classifier_bonds(model, data, metric)
-    cut = sparse_basis(found.cut(accurate_ranks(found, model, data, drop)))
+    kept = CutReading.of(found.cut(accurate_ranks(found, model, data, drop)), data)
     tested = data.test_images, data.test_labels
     return BondReading(
         model=model,
@@ -234,9 +253,9 @@ def read_bonds(
         bonds=found,
         accuracy=model.accuracy(*tested),
         by_rank=rank_accuracies(found, model, data),
-        kept=CutReading.of(cut, data),
-        cut_accuracy=ImageClassifier.from_cut(cut, model.config).accuracy(*tested),
-        by_products=product_accuracies(cut, data),
+        kept=kept,
+        cut_accuracy=ImageClassifier.from_cut(kept.cut, model.config).accuracy(*tested),
+        by_products=product_accuracies(kept.cut, data),
     )
 
 

@@ -1,7 +1,7 @@
 """Everything that a single-layer image classifier's weights say about its classes."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -9,10 +9,14 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
+from bilens.notebook import Shown
 from bilens.read.shared import SharedFeatures, shared_by_classes
 from bilens.read.truncation import TruncationCurve, truncation_curve
 from bilens.tensor import Spectrum
 from bilens.tensor.exact import exact
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Basis", "ClassifierReading", "class_spectra", "logit_spectra", "read_classifier"]
 
@@ -20,8 +24,8 @@ Basis = Literal["model", "pixels"]
 """Where eigenvectors are orthonormal; see `class_spectra`."""
 
 
-@dataclass(frozen=True, eq=False)
-class ClassifierReading:
+@dataclass(frozen=True, eq=False, repr=False)
+class ClassifierReading(Shown):
     """The spectra of a classifier's logits, and what they do on a test set.
 
     Attributes:
@@ -38,6 +42,17 @@ class ClassifierReading:
     accuracy: float
     curve: TruncationCurve
     shared: SharedFeatures
+
+    axes: ClassVar[dict[str, str]] = Spectrum.axes
+
+    def facts(self) -> str:
+        """Data, accuracy, and the eigenvectors."""
+        return f"{self.data.name}, test accuracy {self.accuracy:.2%}, {self.spectrum.facts()}"
+
+    def frame(self) -> "pd.DataFrame":
+        """A row for each eigenvector of each class, which is its form."""
+        frame = self.spectrum.frame()
+        return frame.assign(form=[self.data.class_names[i] for i in frame["form"]])
 
     def record(self) -> dict[str, Any]:
         """The numbers, for JSON."""

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import safetensors
 import torch
@@ -14,10 +14,14 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.files import write_safetensors
 from bilens.nn import ImageClassifier
+from bilens.notebook import Shown
 from bilens.read.shared import SharedFeatures, shared_by_paths
 from bilens.tensor import BilinearTensor, LazyTree, Paths, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
 from bilens.tensor.exact import exact
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["PATHS_NAME", "DeepReading", "load_paths", "path_accuracies", "read_deep", "save_paths"]
 
@@ -36,8 +40,8 @@ FIELDS = {
 STOPS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 
 
-@dataclass(frozen=True, eq=False)
-class DeepReading:
+@dataclass(frozen=True, eq=False, repr=False)
+class DeepReading(Shown):
     """The strongest eigenvector paths of a classifier, and how far they go on a test set.
 
     Attributes:
@@ -55,6 +59,16 @@ class DeepReading:
     accuracy: float
     by_paths: tuple[tuple[int, float], ...]
     shared: SharedFeatures
+
+    axes: ClassVar[dict[str, str]] = TopPaths.axes
+
+    def facts(self) -> str:
+        """Data, accuracy, and the paths."""
+        return f"{self.data.name}, test accuracy {self.accuracy:.2%}, {self.search.facts()}"
+
+    def frame(self) -> "pd.DataFrame":
+        """A row for each path."""
+        return self.search.frame()
 
     def record(self) -> dict[str, Any]:
         """The numbers, for JSON."""

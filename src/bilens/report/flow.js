@@ -120,7 +120,7 @@ window.bilensFlow = (place, graph, remove) => {
       `${percent(logit)} of the logit starts and stays in them`;
     const nodes = graph.nodes.slice(0, count), map = arrange(nodes);
     at = map.places;
-    const svg = shape("svg", { width: map.width, height: map.height, role: "img",
+    const svg = shape("svg", { width: map.width, height: map.height, role: "group",
       "aria-label": "graph of the flow" });
     for (let l = 0; l < graph.layers; l++) {
       const [below, above] = [2 * l + 1, 2 * l + 2];
@@ -141,9 +141,12 @@ window.bilensFlow = (place, graph, remove) => {
         ? shape("rect", { x: x - 0.9 * r, y: y - 0.9 * r, width: 1.8 * r, height: 1.8 * r }, svg)
         : shape("circle", { cx: x, cy: y, r }, svg);
       mark.setAttribute("class", `node ${sign(node.flow)} ${node.kind}`);
+      const name = `${node.name} ${signed(node.flow)}`;
       mark.setAttribute("tabindex", 0);
+      mark.setAttribute("role", "button");
+      mark.setAttribute("aria-label", name);
       mark.dataset.node = i;
-      shape("title", {}, mark).textContent = `${node.name} ${signed(node.flow)}`;
+      shape("title", {}, mark).textContent = name;
       mark.addEventListener("pointerenter", (event) => {
         if (event.pointerType === "mouse" && !pinned) show(i);
       });

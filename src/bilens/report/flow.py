@@ -182,7 +182,8 @@ def write_flow_page(
         Section(
             "Graph",
             "Squares are heads, circles all else; area is |flow|, blue raises the difference and "
-            "red lowers it. Point at a node, or touch it, for its edges.",
+            "red lowers it. Rest is what is not split further. Point at a node, touch it, or reach "
+            "it with the Tab key, for its edges.",
             [[Drawing(data)]],
         ),
         Section("Strongest nodes", rows=[[Table(("node", "flow"), rows, words=1)]]),

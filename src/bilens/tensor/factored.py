@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import mul
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Complex, Float, Float64, Int
@@ -11,9 +12,16 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
+from bilens.lazy_imports import lazy_import
+from bilens.notebook import Shown
 from bilens.tensor.exact import exact
 from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors
 from bilens.tensor.top_entries import TopEntries, top_entries
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:  # The mathematics does without.
+    pd = lazy_import("pandas")
 
 __all__ = ["FactoredMatrix", "FactoredSVD"]
 
@@ -46,8 +54,8 @@ class FactoredSVD:
 
 
 @exact
-@dataclass(frozen=True, eq=False)
-class FactoredMatrix:
+@dataclass(frozen=True, eq=False, repr=False)
+class FactoredMatrix(Shown):
     """M = A B', or a batch of such matrices, of which only the thin A and B are held.
 
     What a head of attention computes is of this form, between tens of thousands of tokens too. All
@@ -65,6 +73,28 @@ class FactoredMatrix:
 
     left: Float[Tensor, "*batch n_rows rank"]
     right: Float[Tensor, "*batch n_columns rank"]
+
+    axes: ClassVar[dict[str, str]] = {"x": "number", "y": "value", "color": "matrix"}
+
+    def facts(self) -> str:
+        """Shape and dtype."""
+        batch = "x".join(map(str, self.batch_shape)) + " matrices of " if self.batch_shape else ""
+        dtype = str(self.left.dtype).removeprefix("torch.")
+        return f"{batch}{self.n_rows} x {self.n_columns} of rank {self.rank} at most, {dtype}"
+
+    def frame(self) -> "pd.DataFrame":
+        """A row for each singular value; see `svd`, which it costs.
+
+        Matrices are counted through the batch.
+        """
+        found = self.svd().values.detach().cpu()
+        values = found.reshape(-1, found.shape[-1])
+        columns = {
+            "matrix": torch.arange(len(values))[:, None].expand_as(values),
+            "number": torch.arange(1, values.shape[1] + 1).expand_as(values),
+            "value": values,
+        }
+        return pd.DataFrame({name: column.flatten() for name, column in columns.items()})
 
     def __post_init__(self) -> None:
         A, B = self.left, self.right

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -10,14 +10,16 @@ from torch import Tensor
 
 from bilens.checks import check_count
 from bilens.lazy_imports import lazy_import
+from bilens.notebook import Shown
 from bilens.tensor.constant import fit_input
 from bilens.tensor.eigen import WORKING_BYTES
 from bilens.tensor.exact import exact
 
 if TYPE_CHECKING:
     import networkx  # type: ignore[import-untyped]
+    import pandas as pd
 else:
-    networkx = lazy_import("networkx")
+    networkx, pd = lazy_import("networkx"), lazy_import("pandas")
 
 __all__ = ["Paths", "effective_eigenvalues", "tree_to_networkx"]
 
@@ -37,8 +39,8 @@ def effective_eigenvalues(
 
 
 @exact
-@dataclass(frozen=True, eq=False)
-class Paths:
+@dataclass(frozen=True, eq=False, repr=False)
+class Paths(Shown):
     """Some or all leaves of an eigenvector tree, the largest |effective eigenvalue| first.
 
     An eigenvector v of a layer is the direction in which the layer before is decomposed:
@@ -66,6 +68,24 @@ class Paths:
     eigenvalues: Float[Tensor, "paths depth"]
     vectors: Float[Tensor, "paths n_in"]
     constant: bool = False
+
+    axes: ClassVar[dict[str, str]] = {"x": "path", "y": "effective"}
+
+    def facts(self) -> str:
+        """How many, how deep, and the top effective eigenvalue."""
+        top = f", top effective eigenvalue {self.effective[0]:+.4g}" if len(self) else ""
+        return f"{len(self)} paths through {self.depth} layers of {self.n_in} inputs{top}"
+
+    def frame(self) -> "pd.DataFrame":
+        """A row for each path: its name, direction, effective eigenvalue and eigenvalues."""
+        names = [
+            " ".join(map(str, [root, *row]))
+            for root, row in zip(self.roots.tolist(), self.indices.tolist(), strict=True)
+        ]
+        values = self.eigenvalues.cpu()
+        above = {f"layer {self.depth - i}": values[:, i] for i in range(self.depth)}
+        columns = {"path": names, "direction": self.roots.cpu(), "effective": self.effective.cpu()}
+        return pd.DataFrame({**columns, **above})
 
     def __len__(self) -> int:
         """Number of paths."""

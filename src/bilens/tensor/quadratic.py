@@ -1,6 +1,7 @@
 """Interaction matrices as quadratic forms, one or a batch of them, still factored."""
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from einops import einsum
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
+from bilens.lazy_imports import lazy_import
+from bilens.notebook import Shown
 from bilens.settings import Seed
 from bilens.tensor.constant import fit_input
 from bilens.tensor.eigen import apply_factored, dense_eigenpairs, top_eigenpairs
@@ -23,12 +26,20 @@ from bilens.tensor.factors import (
 from bilens.tensor.gram import hidden_gram
 from bilens.tensor.spectrum import Spectrum
 
+if TYPE_CHECKING:
+    import pandas as pd
+else:  # The mathematics does without.
+    pd = lazy_import("pandas")
+
 __all__ = ["QuadraticForm"]
+
+SHOWN = 2**10
+"""Inputs of a form that is decomposed to be shown."""
 
 
 @exact
-@dataclass(frozen=True, eq=False)
-class QuadraticForm:
+@dataclass(frozen=True, eq=False, repr=False)
+class QuadraticForm(Shown):
     """Symmetric matrices Q = 1/2 (L' diag(w) R + R' diag(w) L), one for each row w of weights.
 
     Get one from `BilinearTensor.interaction`. Batch axes come first everywhere; all forms of a
@@ -50,6 +61,21 @@ class QuadraticForm:
     right: Float[Tensor, "rank n_in"]
     weights: Float[Tensor, "*batch rank"]
     constant: bool = False
+
+    axes: ClassVar[dict[str, str]] = Spectrum.axes
+
+    def facts(self) -> str:
+        """Shape and dtype."""
+        forms = "x".join(map(str, self.batch_shape)) + " forms of " if self.batch_shape else ""
+        dtype = str(self.left.dtype).removeprefix("torch.")
+        return f"{forms}{self.n_in} inputs, {self.left.shape[0]} hidden units, {dtype}"
+
+    def frame(self) -> "pd.DataFrame":
+        """The eigenvalues; see `eigh`, which it costs."""
+        return self.eigh().frame()
+
+    def _shown_table(self) -> str:
+        return "" if self.n_in > SHOWN else super()._shown_table()
 
     def __post_init__(self) -> None:
         check_factors(left=self.left, right=self.right, weights=self.weights)

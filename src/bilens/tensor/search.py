@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.checks import check_count
-from bilens.lazy_imports import lazy_import
 from bilens.notebook import Shown
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.bound import layer_bounds
@@ -20,8 +19,6 @@ from bilens.tensor.paths import Paths
 
 if TYPE_CHECKING:
     import pandas as pd
-else:  # The mathematics does without.
-    pd = lazy_import("pandas")
 
 __all__ = ["TopPaths", "top_paths"]
 
@@ -40,32 +37,15 @@ class TopPaths(Shown):
     expanded: int
     total: int
 
-    axes: ClassVar[dict[str, str]] = {"x": "path", "y": "effective"}
+    axes: ClassVar[dict[str, str]] = Paths.axes
 
     def facts(self) -> str:
-        """How many, how deep, the top effective eigenvalue, and what they took."""
-        return (
-            f"{len(self.paths)} paths through {self.paths.depth} layers of {self.paths.n_in} "
-            f"inputs, top effective eigenvalue {self.paths.effective[0]:+.4g}, "
-            f"{self.expanded:,} of {self.total:,} nodes decomposed"
-        )
+        """The paths, and what they took."""
+        return f"{self.paths.facts()}, {self.expanded:,} of {self.total:,} nodes decomposed"
 
     def frame(self) -> "pd.DataFrame":
-        """A row for each path: its name, direction, effective eigenvalue and eigenvalues."""
-        paths = self.paths
-        names = [
-            " ".join(map(str, [root, *row]))
-            for root, row in zip(paths.roots.tolist(), paths.indices.tolist(), strict=True)
-        ]
-        columns = {
-            "path": names,
-            "direction": paths.roots.cpu(),
-            "effective": paths.effective.cpu(),
-        }
-        above = {
-            f"layer {paths.depth - i}": paths.eigenvalues[:, i].cpu() for i in range(paths.depth)
-        }
-        return pd.DataFrame({**columns, **above})
+        """A row for each path; see `Paths.frame`."""
+        return self.paths.frame()
 
 
 @exact

@@ -14,7 +14,7 @@ from bilens.read.language.token_matrices import check_head
 from bilens.residual import ResidualModel
 from bilens.residual.parts import LinearMap, Norm
 
-__all__ = ["edit", "edit_heads"]
+__all__ = ["edit", "edit_heads", "sharing_weights"]
 
 
 @checked
@@ -44,7 +44,7 @@ def edit(
     if not 0 <= scale < torch.inf:
         raise BilensError(f"scale={scale}, expected 0 or more; 0 removes the directions")
     basis = _orthonormal(vectors.to(model.W_U), model.d_model)
-    edited = _copied(model)
+    edited = sharing_weights(model)
     new = edited.layer(layer).mlp
     assert new.gate is not None
     tensor = model.mlp_factors(layer)
@@ -79,12 +79,12 @@ def edit_heads(
         check_head(model, head)
     weight = out.weight().clone()
     weight.unflatten(1, (model.n_heads, -1))[:, list(heads)] *= scale
-    edited = _copied(model)
+    edited = sharing_weights(model)
     edited.layer(layer).heads.out.set_weight(weight)
     return edited
 
 
-def _copied(model: ResidualModel) -> ResidualModel:
+def sharing_weights(model: ResidualModel) -> ResidualModel:
     """The model again, whose parameters share their memory until they are set."""
     # The weights were looked at when the model was opened, and are not again.
     shared: dict[int, Any] = {id(model.tokenizer): model.tokenizer}

@@ -56,11 +56,13 @@ class Node:
         return self.is_part and self.kind != "bias"
 
     def name(self, tokens: Sequence[str]) -> str:
-        """What to call it, given the tokens of the text."""
-        at = "" if self.position is None else tokens[self.position]
+        """What to call it, given the tokens of the text; one that comes again has its number."""
+        at, source = (
+            "" if i is None else f"{tokens[i]} ({i})" if tokens.count(tokens[i]) > 1 else tokens[i]
+            for i in (self.position, self.source)
+        )
         if self.kind == "head":
-            assert self.source is not None
-            return f"head {self.layer}.{self.number} from {tokens[self.source]} to {at}"
+            return f"head {self.layer}.{self.number} from {source} to {at}"
         if self.kind == "bias":
             where = {"attention": f"heads of layer {self.layer}", "mlp": f"MLP {self.layer}"}
             return f"biases of {where.get(self.part or '', 'the unembedding')}"

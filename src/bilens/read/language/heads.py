@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pandas as pd
 import torch
@@ -9,6 +10,7 @@ import torch
 from bilens.checks import check_count
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
+from bilens.notebook import Shown
 from bilens.read.language.composition import Composition, composition_scores
 from bilens.read.language.names import chosen_tokens, token_names, top_pairs
 from bilens.read.language.token_matrices import attention_scores, check_head, head_outputs
@@ -54,8 +56,8 @@ class HeadReading:
     components: pd.DataFrame
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionReading:
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionReading(Shown):
     """Heads of a layer, and how all heads and MLPs of the model work together.
 
     `distance` is how far back the tokens stand that are looked at.
@@ -65,6 +67,17 @@ class AttentionReading:
     layer: int
     distance: int
     composition: Composition
+
+    axes: ClassVar[dict[str, str]] = {"x": "key", "y": "value", "color": "head"}
+
+    def facts(self) -> str:
+        """The layer, and how many heads."""
+        return f"layer {self.layer}, {len(self.heads)} heads"
+
+    def frame(self) -> pd.DataFrame:
+        """What each head raises most: the token that it looks at, the output, and its value."""
+        frames = [found.outputs.highest.assign(head=found.head) for found in self.heads]
+        return pd.concat(frames, ignore_index=True)
 
 
 @exact

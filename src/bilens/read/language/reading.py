@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import pandas as pd
 
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
+from bilens.notebook import Shown
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
 from bilens.read.language.heads import AttentionReading, read_attention
 from bilens.read.language.names import TokenDirection
@@ -32,8 +33,8 @@ class FoundContext:
     contribution: Contribution
 
 
-@dataclass(frozen=True, eq=False)
-class DirectionReading:
+@dataclass(frozen=True, eq=False, repr=False)
+class DirectionReading(Shown):
     """The eigenvectors of an output direction, the largest |eigenvalue| of either sign first.
 
     Attributes:
@@ -48,13 +49,23 @@ class DirectionReading:
     spectrum: Spectrum
     contexts: list[list[FoundContext]]
 
+    axes: ClassVar[dict[str, str]] = Spectrum.axes
 
-@dataclass(frozen=True, eq=False)
-class LanguageReading:
+    def facts(self) -> str:
+        """The direction, and its eigenvectors."""
+        return f"{self.direction} in layer {self.layer}, {self.whole.facts()}"
+
+    def frame(self) -> pd.DataFrame:
+        """A row for each eigenvector."""
+        return self.whole.frame()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LanguageReading(Shown):
     """What a report says of a language model.
 
     Attributes:
-        facts: about the model, a name and a value each.
+        about: the model, a name and a value each.
         salient: the most salient bigrams, by part.
         ngrams: of some outputs.
         directions: eigenvectors of some outputs; empty where the MLP is not a tensor.
@@ -62,12 +73,24 @@ class LanguageReading:
     """
 
     model: ResidualModel
-    facts: tuple[tuple[str, str], ...]
+    about: tuple[tuple[str, str], ...]
     salient: dict[BigramPart, pd.DataFrame]
     ngrams: list[NGramReading]
     directions: list[DirectionReading]
     attention: AttentionReading
     left_out: tuple[str, ...]
+
+    axes: ClassVar[dict[str, str]] = NGramReading.axes
+
+    def facts(self) -> str:
+        """The model, and which outputs are explained."""
+        outputs = ", ".join(str(reading.direction) for reading in self.ngrams)
+        return ", ".join(f"{name} {value}" for name, value in self.about) + f"; outputs {outputs}"
+
+    def frame(self) -> pd.DataFrame:
+        """The n-grams of all outputs."""
+        frames = [found.frame().assign(output=str(found.direction)) for found in self.ngrams]
+        return pd.concat(frames, ignore_index=True)
 
 
 @exact
@@ -109,7 +132,7 @@ def read_language(
     found = tried(lambda: [read_direction(model, corpus, d, layer) for d in chosen])
     return LanguageReading(
         model=model,
-        facts=model_facts(model, corpus),
+        about=model_facts(model, corpus),
         salient={
             part: bigrams(model, part=part, layer=layer, position=position, among=tokens)
             for part in parts

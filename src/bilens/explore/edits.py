@@ -1,0 +1,195 @@
+"""An edit of the weights by nodes of a flow: what the model then predicts, and the screen of it."""
+
+import hashlib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from bilens.convert import save_model
+from bilens.errors import BilensError
+from bilens.explore.flows import SHOWN, FlowOf, FlowView
+from bilens.explore.gradio_import import gradio as gr
+from bilens.explore.layout import heading, html, note_html
+from bilens.explore.screen import Screen
+from bilens.files import write_json
+from bilens.read.flow import edit, edit_heads
+from bilens.read.language import prompt_ids, token_names
+from bilens.report import table_html
+from bilens.report.flow import shown_tokens
+from bilens.report.page import Table
+from bilens.residual import ResidualModel
+
+__all__ = ["MOST_PERCENT", "EditView", "edit_screen"]
+
+NEXT = 6
+MOST_PERCENT = 200
+
+
+class EditView:
+    """Copies of a model in which nodes of a flow are scaled in the weights, at every position.
+
+    Args:
+        flows: of the model.
+        save_to: folder where edited models are saved; None for nowhere.
+    """
+
+    def __init__(self, flows: FlowView, save_to: Path | None) -> None:
+        self.flows, self.save_to = flows, save_to
+
+    def nodes(self, of: FlowOf) -> dict[str, int]:
+        """The strongest heads and eigenvectors by name: their numbers among the flow's nodes."""
+        if not of.prompt:
+            return {}
+        split, _ = self.flows.found(of)
+        tokens = shown_tokens(self.flows.model, split.ids)
+        found: dict[str, int] = {}
+        for number in sorted(range(len(split.nodes)), key=lambda i: -abs(split.nodes[i].flow)):
+            node = split.nodes[number]
+            if node.kind == "eigenvector":
+                found.setdefault(node.name(tokens), number)
+            elif node.kind == "head":
+                found.setdefault(f"head {node.layer}.{node.number}", number)
+        return dict(list(found.items())[:SHOWN])
+
+    def edited(self, of: FlowOf, names: tuple[str, ...], percent: int) -> ResidualModel:
+        """The model with some nodes scaled; names that are not of this flow are left out.
+
+        Raises:
+            BilensError: only a bias that the model has no place for could do it.
+        """
+        model, scale = self.flows.model, percent / 100
+        split, _ = self.flows.found(of)
+        heads: dict[int, list[int]] = defaultdict(list)
+        vectors: dict[int, list[Tensor]] = defaultdict(list)
+        places = self.nodes(of)
+        for number in (places[name] for name in names if name in places):
+            node = split.nodes[number]
+            assert node.layer is not None
+            if node.kind == "head":
+                assert node.number is not None
+                heads[node.layer].append(node.number)
+            else:
+                vectors[node.layer].append(split.vector(number))
+        for layer, numbers in heads.items():
+            model = edit_heads(model, layer, numbers, scale=scale)
+        for layer, rows in vectors.items():
+            model = edit(model, layer, torch.stack(rows), scale=scale)
+        return model
+
+    def page(self, of: FlowOf, names: tuple[str, ...], percent: int, other: str) -> str:
+        """What is predicted behind the flow's text and another one, before and after, as HTML."""
+        if not self.nodes(of).keys() & {*names}:
+            return note_html("Choose heads or eigenvectors of the flow above.") if of.prompt else ""
+        try:
+            edited = self.edited(of, names, percent)
+        except BilensError as error:
+            return note_html(str(error))
+        texts = filter(None, (of.prompt, other))
+        shown = (self._compared(edited, of, text, i) for i, text in enumerate(texts))
+        return f'<div class="tables">{"".join(shown)}</div>'
+
+    def _compared(self, edited: ResidualModel, of: FlowOf, text: str, number: int) -> str:
+        model, direction = self.flows.model, self.flows.direction(of)
+        ids = prompt_ids(model, text)[None]
+        before, after = (m.logits(ids)[0, -1] for m in (model, edited))
+        token, minus = model.token(direction.token), [model.token(n) for n in direction.minus]
+
+        def value(logits: Tensor) -> float:
+            return float(logits[token] - logits[minus].mean() if minus else logits[token])
+
+        likely = torch.cat([x.topk(min(NEXT, len(x))).indices for x in (before, after)]).unique()
+        likely = likely[after[likely].argsort(descending=True)]
+        parts = [x.softmax(0)[likely].tolist() for x in (before, after)]
+        frame = pd.DataFrame(
+            zip(token_names(model, likely), *parts, strict=True),
+            columns=["next token", "before", "after"],
+        )
+        rows = [(name, f"{p:.1%}", f"{q:.1%}") for name, p, q in frame.itertuples(index=False)]
+        caption = f"“{text}”, {direction}: {value(before):+.3f} before, {value(after):+.3f} after"
+        table = Table(tuple(frame.columns), rows, caption, words=1)
+        return table_html(table, frame, f"edited-{number + 1}")
+
+    def save(self, of: FlowOf, names: tuple[str, ...], percent: int) -> str:
+        """Write the edited model as a folder of its own, and say where, as HTML."""
+        places = self.nodes(of)
+        names = tuple(name for name in names if name in places)
+        if self.save_to is None or not names:
+            return note_html("Nothing is chosen, so that there is nothing to save.")
+        record = {
+            "prompt": of.prompt,
+            "direction": str(self.flows.direction(of)),
+            "nodes": names,
+            "scale": percent / 100,
+        }
+        # The same edit has the same name, and no visitor a say in it.
+        folder = self.save_to / f"edited-{hashlib.sha256(repr(record).encode()).hexdigest()[:8]}"
+        try:
+            model = self.edited(of, names, percent)
+            save_model(folder, model.model, model.tokenizer)
+            write_json(folder / "edit.json", record)
+        except BilensError as error:
+            return note_html(str(error))
+        return note_html(f"Saved as {folder}: {', '.join(names)} at {percent} %.")
+
+
+def edit_screen(view: EditView, screen: Screen[Any]) -> None:
+    """Lay the controls out; the state has `flow`, `edited`, `edit_percent` and `edit_prompt`."""
+    heading(
+        "The weights, edited",
+        "Heads and eigenvectors of the flow above, scaled in the weights: a head writes so much of "
+        "what it wrote, and the MLP reads so much along an eigenvector, at every position of every "
+        "text. What comes out is an ordinary model. Below is what it predicts.",
+    )
+    with gr.Row():
+        chosen = gr.Dropdown(
+            [],
+            multiselect=True,
+            label="Heads and eigenvectors, the strongest first",
+            elem_id="edited",
+            scale=3,
+            min_width=280,
+        )
+        percent = gr.Slider(
+            0,
+            MOST_PERCENT,
+            value=0,
+            step=10,
+            label="Percent kept of them; 0 removes them",
+            scale=2,
+            min_width=280,
+        )
+        prompt = gr.Textbox(
+            label="Another text to try it on", elem_id="edit-prompt", scale=2, min_width=240
+        )
+    screen.control(
+        "edited",
+        chosen,
+        read=lambda names: tuple(names or ()),
+        write=lambda names: {"value": list(names)},
+    )
+    screen.control("edit_percent", percent)
+    screen.control("edit_prompt", prompt, event="submit")
+
+    def choices(state: Any) -> list[Any]:
+        names = view.nodes(state.flow)
+        kept = [name for name in state.edited if name in names]
+        return [gr.update(choices=list(names), value=kept)]
+
+    of_flow = "flow_prompt flow_token flow_minus"
+    screen.part(of_flow, [chosen], choices)
+    screen.part(
+        f"{of_flow} edited edit_percent edit_prompt",
+        [html("edit-page")],
+        lambda state: [view.page(state.flow, state.edited, state.edit_percent, state.edit_prompt)],
+    )
+    if view.save_to is not None:
+        button = gr.Button("Save the edited model", elem_id="edit-save")
+        screen.action(
+            button.click,
+            html("edit-saved"),
+            lambda state: view.save(state.flow, state.edited, state.edit_percent),
+        )
