@@ -110,8 +110,9 @@ def _direction_section(
         f"Eigenvectors of {reading.direction}",
         f"What the MLP of layer {reading.layer} adds to this output is a sum of squares, one for "
         "each eigenvector. P1, P2, ... have a positive eigenvalue λ and only ever raise it; N1, "
-        "N2, ... have a negative one and only ever lower it. Below each one stand the texts that it is most active in, with the "
-        "token in brackets whose successor is predicted. Colours say what each token contributes, "
+        "N2, ... have a negative one and only ever lower it. Below each one stand the texts that "
+        "it is most active in, with the token in brackets whose successor is predicted. Colours "
+        "say what each token contributes, "
         "through the residual stream or through attention: blue where positive, red where "
         "negative. The contributions add up to the activation.",
         [[figure], *([part] for part in lists)],
