@@ -115,7 +115,7 @@ def test_numbers_come_as_json(run, tmp_path, capsys):
 
 
 def test_generate_goes_on_with_the_prompt(run, capsys):
-    for temperature in ("0", "1"):
+    for temperature in ("0", "1e-300", "1"):
         main(["generate", str(run), "--tokens", "5", "--temperature", temperature])
         assert shown(capsys).startswith("once upon a time")
 

@@ -71,7 +71,12 @@ def test_a_file_appears_whole_and_with_the_permissions_of_its_owner(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("folder", "Is a directory"), ("file/a", "File exists"), ("x" * 5000, "File name too long")],
+    [
+        ("folder", "Is a directory"),
+        ("file/a", "File exists"),
+        ("x" * 5000, "File name too long"),
+        ("a\0b", "a name cannot hold a zero byte"),
+    ],
 )
 def test_what_the_system_refuses_is_said_in_one_way(tmp_path, name, reason):
     (tmp_path / "folder").mkdir()

@@ -1,7 +1,9 @@
 from functools import cache
 
+import pytest
 import torch
 
+from bilens.errors import BilensError
 from bilens.read import BondReading, read_bonds
 from bilens.report import (
     bond_figure,
@@ -19,6 +21,21 @@ SHAPE = (8, 8)
 @cache
 def reading() -> BondReading:
     return read_bonds(digit_model(n_layers=2), digits(), drop=0.02)
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda read: matrices_figure(read, 2), "^layer=2, expected 0 to 1$"),
+        (lambda read: directions_figure(read, 2, SHAPE), "^bond=2, expected 0 to 1$"),
+        (lambda read: network_figure(read.kept, 10, SHAPE), "^output=10, expected 0 to 9$"),
+        (lambda read: network_figure(read, 1, SHAPE), "^reading is .*BondReading, expected CutRe"),
+        (lambda read: directions_figure(read, 0, (8,)), r"^shape=\(8,\), expected 2 values"),
+    ],
+)
+def test_what_a_figure_cannot_show_is_named(draw, message):
+    with pytest.raises(BilensError, match=message):
+        draw(reading())
 
 
 def test_spectra_mark_where_the_cut_ends():

@@ -163,6 +163,8 @@ def test_learned_positions_are_embedded():
         view.embedded(torch.tensor([3]))
     with pytest.raises(BilensError, match="position=12, expected 0 to 11"):
         view.embedded(torch.tensor([3]), 12)
+    with pytest.raises(BilensError, match="tokens holds the number -1, expected 0 to"):
+        view.embedded(torch.tensor([3, -1]), 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
