@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 from jaxtyping import Float
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from bilens.errors import BilensError
@@ -77,7 +77,5 @@ def _png(pixels: np.ndarray) -> str:
     times = max(1, -(-ENLARGED // min(pixels.shape[:2])))
     small = Image.fromarray(pixels).quantize(255)
     buffer = io.BytesIO()
-    small.resize((times * small.width, times * small.height), Image.Resampling.NEAREST).save(
-        buffer, "PNG", optimize=True
-    )
+    ImageOps.scale(small, times, Image.Resampling.NEAREST).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
