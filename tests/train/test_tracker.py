@@ -1,6 +1,11 @@
 """Every training tells its tracker what metrics.jsonl holds."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from accelerate import tracking
@@ -39,7 +44,7 @@ class Notes:
         self.events.append("finish")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def notes(monkeypatch):
     monkeypatch.setattr("bilens.train.tracker.find_spec", lambda name: name)
     monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Notes)
@@ -77,3 +82,30 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
     with pytest.raises(BilensError, match="report_to='trackio' needs the package trackio: pip ins"):
         train_classifier(CONFIG, digits(), replace(TRAINING, report_to="trackio"), tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        pytest.param(
+            name, files, marks=pytest.mark.skipif(not find_spec(name), reason=f"pip install {name}")
+        )
+        for name, files in (
+            ("tensorboard", "*tfevents*"),
+            ("wandb", "*.wandb"),
+            ("trackio", "*.db*"),
+        )
+    ],
+)
+def test_the_real_trackers(name, files, tmp_path):
+    """Two runs at once, offline; none of them prints where the JSON goes."""
+    command = "-m bilens train images --d-model 4 --epochs 2 --seeds 2 --output run --json"
+    done = subprocess.run(
+        [sys.executable, *command.split(), "--report-to", name],
+        cwd=tmp_path,
+        env={**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio")},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert list(json.loads(done.stdout)["runs"]) == ["run/seed-0", "run/seed-1"]
+    assert any(b"train_loss" in path.read_bytes() for path in tmp_path.rglob(files))

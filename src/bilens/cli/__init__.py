@@ -1,5 +1,6 @@
 """The command line: every command is a dataclass, its help is its docstring."""
 
+import atexit
 import json
 import os
 import re
@@ -75,6 +76,7 @@ def main(args: list[str] | None = None) -> None:
         # Of several processes the first alone has one.
         if as_json and record is not None:
             sys.stdout.write(json.dumps(record, default=_plain) + "\n")
+            atexit.register(setattr, sys, "stdout", sys.__stderr__)  # trackio says goodbye
     except BilensError as error:
         errors.print(f"error: {error}", style="red")
         sys.exit(1)

@@ -46,15 +46,18 @@ def open_tracker(
     if name == "none":
         yield lambda record: None
         return
+    config = {key: str(value) for key, value in settings.items()}
     own: dict[str, dict[str, Any]] = {
         "tensorboard": {"logging_dir": run},
-        "wandb": {"name": run.name, "dir": run, "reinit": "create_new"},
-        "trackio": {"name": run.name},
+        "wandb": {"name": run.name, "dir": run, "reinit": "create_new", "config": config},
+        "trackio": {"name": run.name, "config": config},
     }
     project = name if name == "tensorboard" else "bilens"
+    tracking.PartialState()  # wandb's and trackio's log through it as they start
     tracker = tracking.LOGGER_TYPE_TO_CLASS[name](project, **own[name])
     tracker.start()
-    tracker.store_init_configuration({key: str(value) for key, value in settings.items()})
+    if name == "tensorboard":
+        tracker.store_init_configuration(config)
     try:
         yield lambda record: tracker.log(record, step=int(record.get("step", record["epoch"])))
     finally:
