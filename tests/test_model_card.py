@@ -94,6 +94,14 @@ def test_a_card_that_is_there_stays(tmp_path):
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+def test_a_damaged_record_leaves_what_is_whole(tmp_path):
+    (tmp_path / "training.json").write_text("[1]")
+    (tmp_path / "metrics.jsonl").write_text('{"test_accuracy": 0.75}\n{"test_acc')
+    card = model_card({"model_type": "image-classifier"}, tmp_path).text
+    assert "## Training" not in card
+    assert "| test_accuracy | 0.75 |" in card
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_push_to_hub_keeps_the_card_of_the_hub(there, monkeypatch):
     pushed = []

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from bilens.files import file_errors
+from bilens.errors import CheckpointError
+from bilens.files import file_errors, read_json_object
 
 __all__ = ["CARD_NAME", "model_card", "write_card"]
 
@@ -99,17 +101,16 @@ def _biases(settings: Mapping[str, Any]) -> list[str]:
 
 def _training(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings and last numbers of a training; empty if there are none, or none that are whole."""
-    found: list[dict[str, Any]] = [{}, {}]
-    for place, name in enumerate(("training.json", "metrics.jsonl")):
-        try:
-            text = (run / name).read_text(encoding="utf-8")
-            for part in [text] if place == 0 else text.splitlines():
-                found[place].update(json.loads(part))
-        except (OSError, ValueError):
-            continue
-    if "data" in found[0]:
-        found[0]["data"] = Path(str(found[0]["data"])).name  # not where it lies on this machine
-    return found[0], found[1]
+    trained: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+    with suppress(CheckpointError):
+        trained = read_json_object(run / "training.json")
+    with suppress(OSError, ValueError, TypeError):  # what comes before a damaged line counts
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            metrics.update(json.loads(line))
+    if "data" in trained:
+        trained["data"] = Path(str(trained["data"])).name  # not where it lies on this machine
+    return trained, metrics
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:
