@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from types import ModuleType
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -290,6 +292,14 @@ def test_ctrl_c_and_resume_from_a_shell(tmp_path):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_an_object_for_json(name):
+    module, kind, _ = COMMANDS[name]
+    command = getattr(import_module(f"bilens.cli.{module}"), kind)
+    # None is what all but the first of several processes have.
+    assert get_type_hints(command.run)["return"] in (dict[str, Any], dict[str, Any] | None)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
@@ -315,7 +325,13 @@ def test_the_overview_names_every_command(capsys):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("trian", "trian is not a command; did you mean train? `bilens --"), ("xyz", "command; `bi")],
+    [
+        *(
+            (name[:-1] + "_", f"{name[:-1]}_ is not a command; did you mean {name}")
+            for name in COMMANDS
+        ),
+        ("xyz", "xyz is not a command; `bilens --help` lists them"),
+    ],
 )
 def test_an_unknown_command(name, said, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -324,7 +340,7 @@ def test_an_unknown_command(name, said, capsys):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("args", [["--version"], ["spectra", "--version"], ["train", "--version"]])
+@pytest.mark.parametrize("args", [["--version"], *([name, "--version"] for name in COMMANDS)])
 def test_the_version(args, capsys):
     with pytest.raises(SystemExit) as ended:
         main(args)

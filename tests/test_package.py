@@ -1,5 +1,6 @@
 """What is shipped: the package whole, and nothing else."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -66,7 +67,7 @@ from dataclasses import replace
 from bilens.cli import demo, main
 demo.DEEP, demo.SMALL = replace(demo.DEEP, d_model=16), replace(demo.SMALL, d_model=16, d_hidden=20)
 demo.IMAGES, demo.WORDS = replace(demo.IMAGES, epochs=2), replace(demo.WORDS, epochs=0.1)
-main(["demo", "--output", "demo"])
+main(["demo", "--output", "demo", "--json"])
 """
 
 
@@ -78,7 +79,8 @@ def test_the_wheel_runs_the_demo(built, tmp_path):
     subprocess.run([sys.executable, "-m", *install, str(wheel)], check=True)
     demo = [sys.executable, "-c", BRIEF_DEMO]
     environment = {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
-    subprocess.run(demo, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    ran = subprocess.run(demo, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert json.loads(ran.stdout).keys() == {"decompose", "flow"}
     for page in ("deep/report.html", "grammar/flow.html", "grammar/report.html"):
         assert (tmp_path / "demo" / page).is_file()
     where = [sys.executable, "-c", "import bilens.report; print(bilens.report.__file__)"]

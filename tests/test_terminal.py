@@ -50,6 +50,13 @@ def test_whatever_is_printed_is_clean(colour):
     assert ("\x1b[1m" in printed(table, **settings)) is colour
 
 
+def test_no_color_takes_colours_away(monkeypatch):
+    settings = {"force_terminal": True, "color_system": "truecolor"}
+    assert printed(Text("a", style="red"), **settings) != "a\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed(Text("a", style="red"), **settings) == "a\n"
+
+
 def test_tables_of_tokens_are_clean(capsys):
     # Neither pandas nor a tokenizer holds half of a pair.
     token = EVIL.removesuffix("\ud800")

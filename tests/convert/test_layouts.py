@@ -116,7 +116,7 @@ def test_no_weights_at_all(tmp_path):
 
 def test_other_models_are_refused_by_their_type(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"n_layer": 3}))
-    with pytest.raises(CheckpointError, match="holds no whole language model"):
+    with pytest.raises(CheckpointError, match="holds no complete language model"):
         bilens.load(tmp_path)
 
 

@@ -33,14 +33,14 @@ def test_a_missing_shard_is_named(tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="4KB")
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     shard.unlink()
-    with pytest.raises(CheckpointError, match=f"{tmp_path} holds no whole .*{shard.name}"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path} holds no complete .*{shard.name}"):
         open_model(tmp_path)
 
 
 def test_a_cut_file_is_damaged(saved):
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=f"{saved} holds no whole language model"):
+    with pytest.raises(CheckpointError, match=f"{saved} holds no complete language model"):
         open_model(saved)
 
 
@@ -48,7 +48,7 @@ def test_pickles_are_not_read(tmp_path):
     model = tiny("llama", dtype=torch.float32)
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=f"{tmp_path} holds no whole language model"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path} holds no complete language model"):
         open_model(tmp_path)
 
 
@@ -66,9 +66,9 @@ def test_another_tokenizer_is_refused(saved):
     with pytest.raises(CheckpointError, match="has 30 tokens, the model 20; they do not belong"):
         open_tokenizer(saved, model)
     (saved / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match="holds no whole tokenizer"):
+    with pytest.raises(CheckpointError, match="holds no complete tokenizer"):
         open_tokenizer(saved, model)
-    with pytest.raises(CheckpointError, match="holds no whole tokenizer"):
+    with pytest.raises(CheckpointError, match="holds no complete tokenizer"):
         find_tokenizer(saved, model)
     (saved / "tokenizer_config.json").unlink()
     assert find_tokenizer(saved, model) is None
@@ -246,14 +246,18 @@ def write_gguf(gguf, path, model):
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("config.json", {"attention_bias": "x"}, "holds no whole language model.*attention_bias"),
-        ("config.json", {"dtype": "x"}, "holds no whole language model"),
-        ("config.json", {"num_attention_heads": 0}, "holds no whole language model"),
+        (
+            "config.json",
+            {"attention_bias": "x"},
+            "holds no complete language model.*attention_bias",
+        ),
+        ("config.json", {"dtype": "x"}, "holds no complete language model"),
+        ("config.json", {"num_attention_heads": 0}, "holds no complete language model"),
         ("config.json", {"num_hidden_layers": 10**12}, "num_hidden_layers=1000000000000, expected"),
-        ("config.json", {"pad_token_id": 10**12}, "holds no whole language model.*Padding_idx"),
-        ("config.json", {"vocab_size": 0}, "holds no whole language model"),
-        ("tokenizer.json", {"version": None}, "holds no whole tokenizer: invalid type: null"),
-        ("tokenizer.json", {"model": {}}, "holds no whole tokenizer: data did not match"),
+        ("config.json", {"pad_token_id": 10**12}, "holds no complete language model.*Padding_idx"),
+        ("config.json", {"vocab_size": 0}, "holds no complete language model"),
+        ("tokenizer.json", {"version": None}, "holds no complete tokenizer: invalid type: null"),
+        ("tokenizer.json", {"model": {}}, "holds no complete tokenizer: data did not match"),
     ],
 )
 def test_a_setting_that_transformers_cannot_use_is_named(file, change, message, saved):
@@ -267,5 +271,5 @@ def test_a_setting_that_transformers_cannot_use_is_named(file, change, message, 
 def test_a_cut_gguf_file_is_damaged(length, tmp_path):
     pytest.importorskip("gguf", reason="pip install gguf")
     (tmp_path / "m.gguf").write_bytes(b"GGUF\3\0\0\0".ljust(length, b"\0")[:length])
-    with pytest.raises(CheckpointError, match="holds no whole language model"):
+    with pytest.raises(CheckpointError, match="holds no complete language model"):
         bilens.load(tmp_path / "m.gguf")

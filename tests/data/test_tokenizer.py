@@ -132,7 +132,9 @@ def test_a_damaged_tokenizer(tokenizer, tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     if name == "tokenizer_config.json" and content in (b"{}", b'{"model": []}'):
         return
-    with pytest.raises(DataError, match=f"^{tmp_path} holds no whole tokenizer .*Save it again.$"):
+    with pytest.raises(
+        DataError, match=f"^{tmp_path} holds no complete tokenizer .*Save it again.$"
+    ):
         read_tokenizer(tmp_path)
 
 
@@ -140,7 +142,7 @@ def test_a_tokenizer_that_tokenizers_refuses(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     path = tmp_path / "tokenizer.json"
     path.write_text(path.read_text().replace('"WordPiece"', '"WordPeace"'))
-    with pytest.raises(DataError, match=r"^.* holds no whole tokenizer \(Exception: "):
+    with pytest.raises(DataError, match=r"^.* holds no complete tokenizer \(Exception: "):
         read_tokenizer(tmp_path)
 
 

@@ -7,16 +7,16 @@ import pytest
 from huggingface_hub import RepoCard
 from safetensors.torch import load_file
 
-from bilens.cli import main
 from bilens.errors import BilensError
 from bilens.explore import write_space
 from bilens.explore.app import Explorer
+from tests.command_line import in_json
 
 
-def test_the_folder_runs(image_run, tmp_path, monkeypatch):
+def test_the_folder_runs(image_run, tmp_path, monkeypatch, capsys):
     (image_run / "checkpoints").mkdir(exist_ok=True)
     space, served = tmp_path / "space", []
-    main(["explore", str(image_run), "--space", str(space)])
+    assert in_json(capsys, "explore", image_run, "--space", space) == {"space": str(space)}
     assert not (space / "model" / image_run.name / "checkpoints").exists()
     card = RepoCard.load(space / "README.md")
     assert (card.data.sdk, card.data.app_file) == ("gradio", "app.py")

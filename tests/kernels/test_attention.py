@@ -274,7 +274,7 @@ QUERIES_OF_4_AND_KEYS_OF_3 = [
         ),
         (changed(3, lambda x: x.to("meta")), {}, "q2 is on meta and v on cpu; move one"),
         (random_inputs(width=0), {}, "q1 has shape .* expected no size to be zero"),
-        (QUERIES_OF_4_AND_KEYS_OF_3, {}, "q1 has 4 heads, no multiple of the 3"),
+        (QUERIES_OF_4_AND_KEYS_OF_3, {}, "q1 has 4 heads, not a multiple of the 3"),
         (
             changed(4, lambda x: x[..., :7]),
             {},

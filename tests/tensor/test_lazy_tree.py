@@ -59,5 +59,5 @@ def test_nodes_that_are_none(node):
 
 def test_an_eigenvector_that_is_none():
     tree = LazyTree(random_chain(3, "plain"), normal(2, 4, seed=1))
-    with pytest.raises(BilensError, match="node=.0, 7.: its 1. eigenvector is none of 0 to 2"):
+    with pytest.raises(BilensError, match="node=.0, 7. ends in eigenvector 7, expected 0 to 2"):
         tree.branches((0, 7))

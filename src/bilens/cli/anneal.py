@@ -25,7 +25,7 @@ __all__ = ["Anneal", "Export"]
 
 @dataclass(frozen=True)
 class Anneal:
-    """Train a pretrained gated model on while its activation becomes a straight line.
+    """Go on training a pretrained gated model while its activation becomes a straight line.
 
     The activation becomes Swish, whose beta falls from what the model has (1 for SiLU, 1.702 for
     GELU) to 0, where the model is bilinear. The run directory holds the model with its beta,
@@ -40,10 +40,10 @@ class Anneal:
         data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
             and without that the Hugging Face hub.
         output: run directory; by default runs/annealed-NAME.
-        shortest: of texts with so many tokens to length, each stands alone, and others are left
-            out (384 in the paper); by default all are joined and cut.
+        shortest: keep only texts of this many tokens up to length, each on its own (384 in the
+            paper); by default all are joined and cut.
         resume: go on from where an earlier annealing in output was stopped.
-        device: auto takes a GPU where there is one; cpu leaves it alone.
+        device: auto takes a GPU where there is one; cpu ignores it.
     """
 
     model: ModelName

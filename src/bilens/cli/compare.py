@@ -44,7 +44,7 @@ class SharedTraining(LanguageTraining):
 
 @dataclass(frozen=True)
 class Compare(LanguageSetup):
-    """Train architectures on the same texts in the same order as far as the same validation loss.
+    """Train architectures on the same texts in the same order to the same validation loss.
 
     Prints parameters, and the steps, tokens and seconds that each needed; the first architecture is
     what ratios refer to. The output holds comparison.json, comparison.html with the loss curves,
@@ -55,10 +55,10 @@ class Compare(LanguageSetup):
         bilens compare --data stories.txt --preset tiny --seeds 0 1 2
 
     Attributes:
-        mlp: MLPs.
-        attention: attentions; each goes with each MLP.
+        mlp: kinds of MLP.
+        attention: kinds of attention; each is trained with each MLP.
         seeds: of weights and order of the texts.
-        equal_parameters: fewer hidden units, or more, give all the parameters of the first.
+        equal_parameters: choose hidden units so that all have as many parameters as the first.
         output: directory to write to.
     """
 

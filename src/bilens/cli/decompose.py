@@ -37,7 +37,7 @@ class Decompose:
 
     For a model of one layer, writes spectra.safetensors (values, vectors and residuals, batched
     over the classes); for a deeper one, paths.safetensors (classes, indices, eigenvalues,
-    effective eigenvalues and vectors of the strongest paths), which `bilens report` takes up. Both
+    effective eigenvalues and vectors of the strongest paths), which `bilens report` uses. Both
     come with decomposition.json. With --bonds, writes bonds.safetensors (shares, read and write of
     each bond), bonds.json, and the smallest cut that keeps the accuracy as an ordinary run, in the
     folder cut.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bilens.cli.console import DataDir, Device, ModelName, choose_device
 from bilens.cli.terminal import out
@@ -50,12 +50,12 @@ class Explore:
     space: Path | None = None
     device: Device = "auto"
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Read the model and serve until ctrl-C."""
         if self.space is not None:
             explore.write_space(self.space, self.model, data=self.data)
             out.print(f"Space: {self.space}; `python app.py` in it serves it here")
-            return
+            return {"space": self.space}
         device = str(choose_device(self.device))
         app = explore.explorer(
             self.model,
@@ -64,4 +64,7 @@ class Explore:
             device=device,
             save_to=self.save_to,
         )
-        app.launch(host=self.host, port=self.port, share=self.share, open_browser=self.open_browser)
+        address = app.launch(
+            host=self.host, port=self.port, share=self.share, open_browser=self.open_browser
+        )
+        return {"address": address}

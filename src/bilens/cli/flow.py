@@ -37,14 +37,14 @@ class FlowCommand:
 
     Attributes:
         model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
-        prompt: the text; what is split is said about the token behind it.
+        prompt: the text; the logit that is split is of the token after it.
         token: the token that is predicted, as the tokenizer spells it or as text, " are".
-        minus: tokens to take the mean of away from it, separated by commas.
+        minus: tokens whose mean is subtracted from it, separated by commas.
         k: eigenvectors of each MLP at each position.
         threshold: what carries less than this share of the absolute flow is not split.
         through_patterns: split patterns of bilinear and squared attention too.
         shown: how many of the strongest nodes the page and the JSON have.
-        ablate: remove so many of the strongest nodes, one at a time, from the running model, and
+        ablate: remove this many of the strongest nodes, one at a time, from the running model, and
             compare.
         output: the page; the JSON stands beside it.
         viewer: folder to also write the graph to in the files that circuit-tracer's viewer reads,

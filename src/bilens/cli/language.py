@@ -43,7 +43,7 @@ class NGrams:
     Attributes:
         model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
         token: the token, as the tokenizer spells it.
-        minus: tokens to take the mean of away from it, separated by commas, in skip-trigrams.
+        minus: tokens whose mean is subtracted from it, separated by commas, in skip-trigrams.
         layer: number of the layer whose heads and MLP count, from 0.
         position: where the tokens stand; only learned and shortformer positions ask for it.
         k: how many of each.
@@ -93,11 +93,11 @@ class Heads:
         model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
         layer: number of the layer, from 0.
         head: number of the head; all of the layer by default.
-        distance: how far back the token stands that is looked at.
+        distance: how far back the token stands that is attended to.
         position: of the token that looks; only learned and shortformer positions ask for it.
         k: how many of each.
         components: how many singular components.
-        among: only the first so many tokens of the vocabulary, which tokenizers often order by
+        among: only this many tokens, the first of the vocabulary, which tokenizers often order by
             frequency; all pairs of 50,000 tokens take a minute a head on two cores.
         output: folder to write the tables to as CSV.
     """
@@ -153,7 +153,7 @@ class Contexts:
     Attributes:
         model: run directory, or folder or name of a bilinear model of a known family.
         token: the output, as the tokenizer spells it.
-        minus: tokens to take the mean of away from it, separated by commas.
+        minus: tokens whose mean is subtracted from it, separated by commas.
         layer: number of the layer, from 0.
         data: texts to look in; by default those of the training's validation set.
         data_dir: where the data is; see `bilens train language --help`.
@@ -210,7 +210,7 @@ class Generate:
         prompt: how the text begins.
         tokens: at most how many to add.
         temperature: 0 takes the most likely token each time; 1 draws from what the model says.
-        seed: of the drawing.
+        seed: of the sampling.
     """
 
     model: ModelName

@@ -51,9 +51,9 @@ class Report:
         order: (images) eigenvectors by eigenvalue, or by mean activation over the test set.
         token: (language) the output to explain; by default one that the paper explains, or else
             the most frequent word.
-        minus: (language) tokens to take the mean of away from it, separated by commas.
+        minus: (language) tokens whose mean is subtracted from it, separated by commas.
         layer: (language) number of the layer whose heads and MLP are read, from 0.
-        among: (language) read heads and bigrams of the first so many tokens of the vocabulary.
+        among: (language) read heads and bigrams of this many tokens, the first of the vocabulary.
     """
 
     model: ModelName

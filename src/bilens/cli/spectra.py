@@ -28,8 +28,8 @@ class Spectra:
     """Find the top eigenpairs of a bilinear layer along the logit of every token, and save them.
 
     Writes spectra.json and spectra-NNNNN.safetensors, each the spectra of some tokens; what is
-    there is not made again. For several devices put `torchrun --nproc-per-node=N -m bilens` in the
-    place of `bilens`.
+    there already is kept. For several devices write `torchrun --nproc-per-node=N -m bilens`
+    instead of `bilens`.
 
         bilens spectra runs/annealed --layer 3
         bilens spectra runs/annealed --tokens cat,dog --top 4 --json

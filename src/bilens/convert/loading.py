@@ -219,7 +219,7 @@ def _whole(source: str | Path, what: str = MODEL) -> Iterator[None]:
         damage = type(error) is Exception or isinstance(error, ERRORS)
         if not damage or out_of_memory(error):
             raise
-        raise CheckpointError(f"{source} holds no whole {what}: {error}") from error
+        raise CheckpointError(f"{source} holds no complete {what}: {error}") from error
 
 
 def _hub_for(place: str | Path) -> AbstractContextManager[None]:

@@ -26,10 +26,10 @@ PIECE = 1000
 def clean(text: str) -> str:
     """Return `text` in printable ASCII, on one line, with its case.
 
-    Typographic quotes, dashes and dots become their ASCII kin (also where they were garbled as
-    "â€œ"), letters lose their accents, compatibility forms (ligatures, full width) become plain,
-    every other character beyond ASCII is removed, and each run of white space or control
-    characters is one space. Cleaning twice is cleaning once.
+    Typographic quotes, dashes and dots become their ASCII counterparts (also where they were
+    garbled as "â€œ"), letters lose their accents, compatibility forms (ligatures, full width)
+    become plain, every other character beyond ASCII is removed, and each run of white space or
+    control characters is one space. Cleaning twice is cleaning once.
 
     Source: Pearce et al. 2024, appendix C.3.
     """

@@ -114,7 +114,9 @@ def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
         if type(error) is not Exception and not isinstance(error, DAMAGE):
             raise
         reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"{folder} holds no whole tokenizer ({reason}). Save it again.") from error
+        raise DataError(
+            f"{folder} holds no complete tokenizer ({reason}). Save it again."
+        ) from error
 
 
 def token_id(tokenizer: "PreTrainedTokenizerBase", token: str) -> int:

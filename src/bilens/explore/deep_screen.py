@@ -55,7 +55,7 @@ const changed = (walk, node) => {
 
 
 def deep_screen(view: DeepView) -> Screen[DeepState]:
-    """Lay the screen out inside of a `gr.Blocks`.
+    """Lay the screen out inside a `gr.Blocks`.
 
     Args:
         view: the classifier, read.

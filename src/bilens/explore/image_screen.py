@@ -19,7 +19,7 @@ CHOICES = {
 
 
 def image_screen(view: ImageView) -> Screen[ImageState]:
-    """Lay the screen out inside of a `gr.Blocks`.
+    """Lay the screen out inside a `gr.Blocks`.
 
     Args:
         view: the classifier, read.

@@ -26,7 +26,7 @@ draw();
 
 
 def language_screen(view: LanguageView) -> Screen[LanguageState]:
-    """Lay the screen out inside of a `gr.Blocks`.
+    """Lay the screen out inside a `gr.Blocks`.
 
     Args:
         view: the model, read.

@@ -67,7 +67,7 @@ class Control:
 
 
 class Screen(Generic[State]):
-    """Put inside of a `gr.Blocks`: lay out components, name them here, then `connect`.
+    """Put inside a `gr.Blocks`: lay out components, name them here, then `connect`.
 
     Args:
         view: gives the first state, and says which states there are.

@@ -215,4 +215,4 @@ def _check(inputs: Inputs) -> None:
             raise BilensError(f"{name} is on {x.device} and v on {v.device}; move one of them")
     heads, kv_heads = q1.shape[1], k1.shape[1]
     if heads % kv_heads:
-        raise BilensError(f"q1 has {heads} heads, no multiple of the {kv_heads} heads of k1")
+        raise BilensError(f"q1 has {heads} heads, not a multiple of the {kv_heads} heads of k1")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from huggingface_hub import ModelCard, ModelHubMixin, constants, hf_hub_download
+from huggingface_hub import ModelCard, ModelHubMixin, constants, file_exists, hf_hub_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import SafetensorError
@@ -17,7 +17,7 @@ from bilens.checks import check_weights
 from bilens.errors import CheckpointError
 from bilens.files import read_json_object, write_json, write_safetensors
 from bilens.hub import HTTPError, hub_asked_once
-from bilens.model_card import model_card
+from bilens.model_card import CARD_NAME, model_card
 from bilens.settings import read_settings
 
 Loaded = TypeVar("Loaded", bound="Checkpointed")
@@ -31,8 +31,8 @@ WEIGHTS_NAME: str = constants.SAFETENSORS_SINGLE_FILE
 class Checkpointed(nn.Module, ModelHubMixin):
     """A module that saves and loads itself, here and on the hub, without pickle.
 
-    `save_pretrained` and `push_to_hub` are the hub's own. Loading is strict: a setting or a tensor
-    that is missing, unknown or of another shape is an error, never skipped.
+    `save_pretrained` is the hub's own. Loading is strict: a setting or a tensor that is missing,
+    unknown or of another shape is an error, never skipped.
 
     Attributes:
         model_type: what the configuration calls this kind of model.
@@ -58,6 +58,13 @@ class Checkpointed(nn.Module, ModelHubMixin):
 
     def _save_pretrained(self, save_directory: Path) -> None:
         self.save_files(save_directory)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override]
+        """As the hub does, with a model card where it has none."""
+        options["model_card_kwargs"] = {"repo_id": repo_id}
+        if file_exists(repo_id, CARD_NAME, token=options.get("token")):
+            options.setdefault("ignore_patterns", CARD_NAME)
+        return super().push_to_hub(repo_id, **options)
 
     @classmethod
     def from_pretrained(

@@ -149,8 +149,7 @@ class LazyTree:
                 above = self._inner(name[:-1])
                 if not 0 <= name[-1] < above.k:
                     raise BilensError(
-                        f"node={name}: its {len(name) - 1}. eigenvector is none of 0 to "
-                        f"{above.k - 1}"
+                        f"node={name} ends in eigenvector {name[-1]}, expected 0 to {above.k - 1}"
                     )
                 vector = above.vectors[name[-1]]
             tensor = self._chain.tensors[self.depth - len(name)]
