@@ -11,13 +11,14 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
-from bilens.data import Grammar, load_corpus
-from bilens.nn import Gate
+from bilens.data import Grammar, load_corpus, load_images
+from bilens.nn import ClassifierConfig, Gate
 from bilens.nn.language import LanguageConfig
 from bilens.read.language import TokenDirection, bigram_matrix, contribution, top_contexts
 from bilens.report import save_figure
 from bilens.report.style import BLUE, DIVERGING, GREY, RED, dress
 from bilens.residual import ResidualModel
+from bilens.train import ClassifierTraining, train_classifier
 from bilens.train.language import LanguageTraining, train_language
 
 FOLDER = Path(__file__).parent / "pictures"
@@ -31,6 +32,7 @@ def draw() -> None:
     save_figure(swish_figure(), FOLDER / "swish.svg", width=640)
     save_figure(gate_figure(), FOLDER / "gate-lines.svg", width=640)
     save_figure(folding_figure(), FOLDER / "folding.svg", width=520)
+    save_figure(form_figure(), FOLDER / "form.svg", width=560)
     model = trained()
     save_figure(bigram_figure(model), FOLDER / "bigrams.svg", width=560)
     save_figure(context_figure(model), FOLDER / "contexts.svg", width=460)
@@ -111,6 +113,25 @@ def folding_figure() -> go.Figure:
     figure.update_xaxes(visible=False, range=[-0.75, 4.7])
     figure.update_yaxes(visible=False, range=[-0.5, 1.6])
     return dress(figure, height=260).update_layout(margin={"l": 4, "r": 4, "b": 4})
+
+
+def form_figure() -> go.Figure:
+    """The interaction matrix of the logit of 3: for each pixel a picture of its partners."""
+    data = load_images("digits")
+    config = ClassifierConfig(data.n_inputs, data.n_classes, d_model=64, image_shape=data.shape)
+    model, _ = train_classifier(config, data, ClassifierTraining(epochs=20, batch_size=50))
+    matrix = model.tensor().interaction(output=3).dense().detach()
+    blocks = (
+        matrix.unflatten(1, (8, 8)).unflatten(0, (8, 8)).transpose(1, 2).flatten(2).flatten(0, 1)
+    )
+    places = list(map(str, range(64)))
+    figure = _map(blocks, places, places).update_traces(xgap=0, ygap=0, showscale=False)
+    for edge in range(8, 64, 8):
+        figure.add_vline(edge - 0.5, line={"color": GREY, "width": 1})
+        figure.add_hline(edge - 0.5, line={"color": GREY, "width": 1})
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False, autorange="reversed")
+    return dress(figure, height=560).update_layout(margin={"l": 4, "r": 4, "b": 4, "t": 4})
 
 
 def bigram_figure(model: ResidualModel) -> go.Figure:

@@ -47,7 +47,7 @@ class Hub(BaseHTTPRequestHandler):
             self.answer({})
 
     def do_GET(self):
-        _, _, name = self.path.partition("/resolve/main/")
+        name = self.path.partition("/resolve/")[2].partition("/")[2]  # behind a branch or a commit
         if self.path == "/" or "/api/" in self.path:
             self.answer({"id": "you/name", "sha": COMMIT, "siblings": []})
         elif name in self.files:
