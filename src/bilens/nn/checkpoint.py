@@ -59,7 +59,7 @@ class Checkpointed(nn.Module, ModelHubMixin):
     def _save_pretrained(self, save_directory: Path) -> None:
         self.save_files(save_directory)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override]
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """As the hub does, with a model card where it has none."""
         options["model_card_kwargs"] = {"repo_id": repo_id}
         if file_exists(repo_id, CARD_NAME, token=options.get("token")):
