@@ -41,7 +41,7 @@ class Distillation:
 
     steps: Annotated[int, Between(0)] = 200
     batch_size: Count = 512
-    learning_rate: Annotated[float, Between(0, above=True)] = 1e-3
+    learning_rate: Annotated[float, Between(0, above=True)] = 3e-3
     seed: Annotated[int, Between(0, 2**63)] = 0
 
     def __post_init__(self) -> None:
