@@ -293,4 +293,4 @@ def test_noises_are_held_against_all_three_goals(small):
             ) + (best >= goals["match"])
     assert outcome.numbers["input_noise=0.0"] == outcome.numbers["latent_noise=0.0"]
     (table,) = outcome.parts
-    assert [row[0] for row in table.rows][-1] == "latent noise 0.5"
+    assert [row[0] for row in table.rows][-1] == "latent noise 0.33"
