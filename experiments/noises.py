@@ -63,7 +63,9 @@ def run(context: RecipeContext) -> Outcome:
 
 def _measure(models: list[ImageClassifier], data: ImageData) -> dict[str, list[float]]:
     """One number of each kind for each model."""
-    curves = [truncation_curve(class_spectra(m), data.test_images, data.test_labels) for m in models]
+    curves = [
+        truncation_curve(class_spectra(m), data.test_images, data.test_labels) for m in models
+    ]
     found = {
         "accuracy": [curve.full for curve in curves],
         "drop_at_10": [curve.drop(min(FEW, len(curve.accuracy))) for curve in curves],
