@@ -18,7 +18,7 @@ from typing import Any
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.read import class_spectra, truncation_curve
+from bilens.read import Basis, class_spectra, truncation_curve
 from bilens.report import Table
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
@@ -44,7 +44,7 @@ def run(context: RecipeContext) -> Outcome:
     for kind, amounts in NOISES.items():
         found = []
         for amount in amounts:
-            noise = {"input_noise": 0.0, kind: amount}
+            noise: dict[str, Any] = {"input_noise": 0.0, kind: amount}
             models = context.classifiers(data, ClassifierTraining(**noise), context.choose(5, 20))
             found.append(_measure(models, data))
             summary = {key: interval(values) for key, values in found[-1].items()}
@@ -70,7 +70,8 @@ def _measure(models: list[ImageClassifier], data: ImageData) -> dict[str, list[f
         "accuracy": [curve.full for curve in curves],
         "drop_at_10": [curve.drop(min(FEW, len(curve.accuracy))) for curve in curves],
     }
-    for name, basis in (("match", "model"), ("match_in_pixels", "pixels")):
+    bases: dict[str, Basis] = {"match": "model", "match_in_pixels": "pixels"}
+    for name, basis in bases.items():
         vectors = [positive_vectors(model, basis) for model in models]
         alike = similarity_curves(vectors, vectors)
         found[name] = [fmean(curve[:TOP]) for curve in alike]
