@@ -43,7 +43,7 @@ def page(tmp_path, unchecked) -> str:
     direction = TokenDirection(ATTACK, ("t4", "t5"))
     reading = LanguageReading(
         model=model,
-        facts=model_facts(model, texts),
+        about=model_facts(model, texts),
         salient={part: bigrams(model, part=part, k=5) for part in ("direct", "mlp")},
         ngrams=[read_ngrams(model, direction, k=5)],
         directions=[read_direction(model, texts, direction, eigenvectors=2, k=3)],
