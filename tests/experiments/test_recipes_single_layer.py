@@ -73,7 +73,7 @@ def ran(name: str, scale: str) -> Outcome:
         return recipe.run(TinyContext(scale, Path("nowhere")))
 
 
-# Figures 2 and 9 do the same at both scales, and the noises have more initialisations.
+# Figures 2 and 9 do the same at both scales, and there are only more noises at the larger one.
 @pytest.mark.parametrize(
     ("name", "scale"),
     [(n, s) for n in FIGURES for s in ("small", "paper") if (n, s) not in SAME],
