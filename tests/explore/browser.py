@@ -14,6 +14,8 @@ needs_chrome = pytest.mark.skipif(
 )
 
 DRAWN = ".js-plotly-plot .main-svg"
+PATIENCE = 120_000
+"""Milliseconds that a page may take; a machine may be busy with all other tests."""
 
 
 class Visit:
@@ -22,6 +24,7 @@ class Visit:
     def __init__(self, browser: Any, width: int) -> None:
         # Pages of one context share their cache: a page of Gradio's is several megabytes of script.
         self.page = browser.new_page()
+        self.page.set_default_timeout(PATIENCE)
         self.page.set_viewport_size({"width": width, "height": 900})
         self.outside: list[str] = []
         self.failures: list[str] = []
@@ -34,14 +37,14 @@ class Visit:
 
     def open(self, address: str, ready: str = DRAWN) -> Any:
         self.page.goto(address)
-        self.page.wait_for_selector(ready, timeout=30_000)
+        self.page.wait_for_selector(ready)
         return self.page
 
     def overflow(self) -> int:
         return int(self.page.evaluate("document.documentElement.scrollWidth - innerWidth"))
 
     def wait(self, condition: str) -> None:
-        self.page.wait_for_function(condition, timeout=15_000)
+        self.page.wait_for_function(condition)
 
 
 @contextmanager

@@ -84,9 +84,9 @@ def test_the_name_of_a_run_is_text(image_run, monkeypatch, tmp_path):
     name = "<img src=x onerror=alert(1)>[x](http:a)"
     shutil.copytree(image_run, tmp_path / name)
     with served(explorer(tmp_path / name)) as address:
-        with urllib.request.urlopen(address, timeout=10) as answer:
+        with urllib.request.urlopen(address, timeout=60) as answer:
             page = answer.read().decode()
-        with urllib.request.urlopen(address + "config", timeout=10) as answer:
+        with urllib.request.urlopen(address + "config", timeout=60) as answer:
             config = json.load(answer)
     assert "<img src=x" not in page.replace(r"\u003cimg", "")
     (heading,) = [c for c in config["components"] if c["props"].get("elem_id") == "title"]

@@ -24,7 +24,7 @@ def read_png(address: str) -> Image.Image:
 
 def status(address: str) -> int:
     try:
-        with urllib.request.urlopen(address, timeout=10) as answer:
+        with urllib.request.urlopen(address, timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return int(error.code)
@@ -58,7 +58,7 @@ def test_an_address_is_a_view(image_site, browser):
         assert title == "Eigenvectors of 3 minus 8"
         assert page.locator("#sketchpad input[type=number]").input_value() == "7"
         assert page.url.endswith(query)
-        with page.expect_download(timeout=15_000) as download:
+        with page.expect_download() as download:
             page.locator("#eigenvectors .modebar-btn").click()
         assert download.value.suggested_filename == "eigenvectors.svg"
 
@@ -67,7 +67,7 @@ def test_an_address_is_a_view(image_site, browser):
 def test_an_address_that_makes_no_sense_warns_and_starts_anew(image_site, browser):
     with visiting(browser) as visit:
         page = visit.open(image_site + "?kept=<img src=x onerror=alert(1)>")
-        page.wait_for_selector("text=The address cannot be shown", timeout=10_000)
+        page.wait_for_selector("text=The address cannot be shown")
         assert page.locator("img[src=x]").count() == 0
 
 
@@ -232,7 +232,7 @@ def test_files_outside_of_the_page_are_refused(image_site, image_run, folder):
 
 
 def test_the_page_tells_nobody_of_itself(image_site):
-    with urllib.request.urlopen(image_site + "config", timeout=10) as answer:
+    with urllib.request.urlopen(image_site + "config", timeout=60) as answer:
         config = json.load(answer)
     assert config["analytics_enabled"] is False
     assert image_site.startswith("http://127.0.0.1:")

@@ -189,11 +189,11 @@ def test_a_language_model_in_the_browser(language_site, browser):
         page.locator("#prompt textarea").fill("<b>lily</b> ate")
         visit.wait("location.search.includes('prompt=%3Cb')")
         visit.wait("document.querySelector('#prompt-notice').innerText.includes('<b>lily</b>')")
-        with page.expect_download(timeout=15_000) as download:
+        with page.expect_download() as download:
             page.locator("#ngrams .save").first.click()
         assert download.value.suggested_filename == "n-grams-0.csv"
         page.reload()
-        page.wait_for_selector("#spectrum .gtitle", timeout=30_000)
+        page.wait_for_selector("#spectrum .gtitle")
         visit.wait(f"{title} === 'Spectrum of kite minus doll'")
         assert page.locator("#prompt textarea").input_value() == "<b>lily</b> ate"
         page.set_viewport_size({"width": 390, "height": 900})
