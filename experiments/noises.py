@@ -38,20 +38,21 @@ def run(context: RecipeContext) -> Outcome:
     """Train with each noise, and measure all three."""
     data = context.mnist
     numbers: dict[str, Any] = {"goals": GOALS}
-    rows, lines = [], dict[str, list[Line]]()
+    rows: list[tuple[str, ...]] = []
+    lines: dict[str, list[Line]] = {key: [] for key in GOALS}
     for kind, amounts in context.choose(SMALL, PAPER).items():
-        found = []
+        name, found = kind.replace("_", " "), []
         for amount in amounts:
             noise: dict[str, Any] = {"input_noise": 0.0, kind: amount}
             models = context.classifiers(data, ClassifierTraining(**noise), context.choose(5, 20))
             found.append(_measure(models, data))
             summary = {key: interval(values) for key, values in found[-1].items()}
-            numbers[f"{kind}={amount}"] = {**summary, "goals_met": _met(summary)}
-            rows.append(_row(f"{kind.replace('_', ' ')} {amount}", summary))
+            met = _met(summary)
+            numbers[f"{kind}={amount}"] = {**summary, "goals_met": met}
+            rows.append((f"{name} {amount}", *_cells(summary), f"{met} of {len(GOALS)}"))
         for key in GOALS:
             samples = zip(*(measured[key] for measured in found), strict=True)
-            name = kind.replace("_", " ")
-            lines.setdefault(key, []).append(confidence_line(name, amounts, list(samples)))
+            lines[key].append(confidence_line(name, amounts, list(samples)))
     figures = {
         key: line_figure(some, title=key.replace("_", " "), x_title="noise", y_title=key)
         for key, some in lines.items()
@@ -89,16 +90,14 @@ def _met(summary: dict[str, dict[str, float]]) -> int:
     )
 
 
-def _row(name: str, summary: dict[str, dict[str, float]]) -> tuple[str, ...]:
+def _cells(summary: dict[str, dict[str, float]]) -> tuple[str, ...]:
     def text(key: str, scale: float, digits: int) -> str:
         one = summary[key]
         return f"{scale * one['mean']:.{digits}f} ± {scale * one.get('std', 0.0):.{digits}f}"
 
     return (
-        name,
         text("accuracy", 100, 2) + " %",
         text("drop_at_10", 100, 2) + " points",
         text("match", 1, 3),
         text("match_in_pixels", 1, 3),
-        f"{_met(summary)} of 3",
     )

@@ -14,7 +14,7 @@ from bilens.cli import main
 from bilens.errors import BilensError, CheckpointError
 from bilens.explore import explorer
 from bilens.explore.app import Explorer
-from bilens.explore.runs_model import RunsModel
+from bilens.explore.thread_model import ThreadModel
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.read.flow import Flow, flow
 from bilens.residual import ResidualModel
@@ -121,10 +121,10 @@ def test_a_slow_flow_does_not_hold_up_another_visitor(language_site, browser, mo
 
 def test_each_thread_runs_modules_of_its_own_with_the_same_weights():
     model = ResidualModel(random_model())
-    view = RunsModel(model)
+    mine = ThreadModel(model)
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(lambda: view.model).result()
-    assert view.model is view.model
-    assert not {*theirs.model.modules()} & {*view.model.model.modules(), *model.model.modules()}
+        theirs = pool.submit(lambda: mine.own).result()
+    assert mine.own is mine.own
+    assert not {*theirs.model.modules()} & {*mine.own.model.modules(), *model.model.modules()}
     weights = zip(theirs.model.parameters(), model.model.parameters(), strict=True)
     assert all(one.data_ptr() == other.data_ptr() for one, other in weights)

@@ -76,7 +76,8 @@ def main(args: list[str] | None = None) -> None:
         # Of several processes the first alone has one.
         if as_json and record is not None:
             sys.stdout.write(json.dumps(record, default=_plain) + "\n")
-            atexit.register(setattr, sys, "stdout", sys.__stderr__)  # trackio says goodbye
+            # What libraries print as they end, such as trackio, must not follow the object.
+            atexit.register(setattr, sys, "stdout", sys.__stderr__)
     except BilensError as error:
         errors.print(f"error: {error}", style="red")
         sys.exit(1)

@@ -55,6 +55,11 @@ class EditView:
                 found.setdefault(f"head {node.layer}.{node.number}", number)
         return dict(list(found.items())[:SHOWN])
 
+    def _chosen(self, of: FlowOf, names: tuple[str, ...]) -> dict[str, int]:
+        """Those of some names that are nodes of this flow, and their numbers."""
+        places = self.nodes(of)
+        return {name: places[name] for name in names if name in places}
+
     def edited(self, of: FlowOf, names: tuple[str, ...], percent: int) -> ResidualModel:
         """The model with some nodes scaled; names that are not of this flow are left out.
 
@@ -65,8 +70,7 @@ class EditView:
         split, _ = self.flows.found(of)
         heads: dict[int, list[int]] = defaultdict(list)
         vectors: dict[int, list[Tensor]] = defaultdict(list)
-        places = self.nodes(of)
-        for number in (places[name] for name in names if name in places):
+        for number in self._chosen(of, names).values():
             node = split.nodes[number]
             assert node.layer is not None
             if node.kind == "head":
@@ -82,7 +86,7 @@ class EditView:
 
     def page(self, of: FlowOf, names: tuple[str, ...], percent: int, other: str) -> str:
         """What is predicted behind the flow's text and another one, before and after, as HTML."""
-        if not self.nodes(of).keys() & {*names}:
+        if not self._chosen(of, names):
             return note_html("Choose heads or eigenvectors of the flow above.") if of.prompt else ""
         try:
             edited = self.edited(of, names, percent)
@@ -115,8 +119,7 @@ class EditView:
 
     def save(self, of: FlowOf, names: tuple[str, ...], percent: int) -> str:
         """Write the edited model as a folder of its own, and say where, as HTML."""
-        places = self.nodes(of)
-        names = tuple(name for name in names if name in places)
+        names = tuple(self._chosen(of, names))
         if self.save_to is None or not names:
             return note_html("Nothing is chosen, so that there is nothing to save.")
         record = {

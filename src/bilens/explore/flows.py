@@ -7,8 +7,8 @@ from html import escape
 from typing import Any
 
 from bilens.explore.layout import note_html
-from bilens.explore.runs_model import RunsModel
 from bilens.explore.state_checks import StateError, check_tokens, said_of
+from bilens.explore.thread_model import ThreadModel
 from bilens.read.flow import Flow, ablate, flow
 from bilens.read.language import TokenDirection, prompt_ids, token_names
 from bilens.report.flow import flow_data, flow_tree, shown_tokens
@@ -36,7 +36,7 @@ class FlowOf:
     minus: tuple[str, ...] = ()
 
 
-class FlowView(RunsModel):
+class FlowView:
     """The flows of a model's logits, on texts that are short enough for it.
 
     Args:
@@ -45,9 +45,14 @@ class FlowView(RunsModel):
     """
 
     def __init__(self, model: ResidualModel, start: str) -> None:
-        super().__init__(model)
+        self._models = ThreadModel(model)
         self.cost = model.n_layers * model.d_model**3
         self.start = start if self.cost * len(prompt_ids(model, start)) <= AT_ONCE else ""
+
+    @property
+    def model(self) -> ResidualModel:
+        """The model, for this thread."""
+        return self._models.own
 
     def check(self, of: FlowOf) -> None:
         """Raise if the text, or a token, is not one for this model.
@@ -68,6 +73,7 @@ class FlowView(RunsModel):
                 f"width {self.model.d_model} up to {most} are split here, `bilens flow` takes more",
             )
 
+    @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
     def direction(self, of: FlowOf) -> TokenDirection:
         """The tokens, found where they are not given."""
         if of.token:
@@ -77,7 +83,7 @@ class FlowView(RunsModel):
         token, second = token_names(self.model, likely)
         return TokenDirection(token, of.minus or (second,))
 
-    @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
+    @lru_cache(maxsize=8)  # noqa: B019
     def found(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:
         """The flow, and what is drawn of it."""
         direction = self.direction(of)

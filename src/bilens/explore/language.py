@@ -16,7 +16,6 @@ from bilens.errors import NotBilinearError
 from bilens.explore.edits import MOST_PERCENT, EditView
 from bilens.explore.flows import FlowOf, FlowView
 from bilens.explore.layout import note_html
-from bilens.explore.runs_model import RunsModel
 from bilens.explore.state_checks import StateError, check_ranges, check_tokens, said_of
 from bilens.read.language import (
     Context,
@@ -100,7 +99,7 @@ class LanguageState:
         return FlowOf(self.flow_prompt, self.flow_token, self.flow_minus)
 
 
-class LanguageView(RunsModel):
+class LanguageView:
     """A language model read once, and what each state shows of it.
 
     Args:
@@ -110,7 +109,6 @@ class LanguageView(RunsModel):
     """
 
     def __init__(self, model: ResidualModel, corpus: Corpus, save_to: Path | None = None) -> None:
-        super().__init__(model)
         self.corpus = corpus
         self.names = token_names(model, torch.arange(model.vocab_size))
         direction = example_directions(model, corpus)[0]
@@ -123,6 +121,11 @@ class LanguageView(RunsModel):
             prompt=first,
             flow_prompt=self.flows.start,
         )
+
+    @property
+    def model(self) -> ResidualModel:
+        """The model, for this thread."""
+        return self.flows.model
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
@@ -204,14 +207,15 @@ class LanguageView(RunsModel):
 
     def spectrum_picture(self, state: LanguageState) -> go.Figure | None:
         """The eigenvalues of the direction; None where the MLP is not a tensor."""
-        outermost, _ = self._outermost(state)
-        title = f"Spectrum of {self.title(state)}"
-        return outermost and spectrum_figure(self.spectrum(state), title=title)
+        try:
+            return spectrum_figure(self.spectrum(state), title=f"Spectrum of {self.title(state)}")
+        except NotBilinearError:
+            return None
 
     def eigenvectors(self, state: LanguageState) -> list[str]:
         """What the outermost eigenvectors are called; none where the MLP is not a tensor."""
         outermost, _ = self._outermost(state)
-        values = outermost.values.tolist() if outermost else []
+        values = [] if outermost is None else outermost.values.tolist()
         signs = ["P" if value > 0 else "N" for value in values]
         return [
             f"{sign}{signs[: i + 1].count(sign)}  λ = {value:+.3g}"
