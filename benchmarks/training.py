@@ -1,17 +1,18 @@
-"""An epoch of training on MNIST's shapes, against its matrix products alone."""
+"""An epoch of training on MNIST's shapes, one seed and five as one, against its products alone."""
 
 import statistics
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from benchmarks.clock import machine, seconds
 from bilens.data import ImageData
 from bilens.nn import ClassifierConfig
-from bilens.train import ClassifierTraining, train_classifier
+from bilens.train import ClassifierTraining, train_classifiers
 
 IMAGES, PIXELS, CLASSES, WIDTH, BATCH = 60_000, 784, 10, 300, 100
-ROUNDS = 3
+SEEDS, ROUNDS = (1, 5), 5
 PLAIN = ClassifierTraining(epochs=1, batch_size=BATCH, weight_decay=0.0, input_noise=0.0)
 KINDS = {
     "no noise": PLAIN,
@@ -36,6 +37,14 @@ def products_of_an_epoch(images: torch.Tensor) -> None:
         del d_U, d_L, d_R, d_hidden, d_E
 
 
+def epochs(
+    config: ClassifierConfig, data: ImageData, kind: ClassifierTraining, seeds: int
+) -> float:
+    """Seconds that an epoch of so many seeds takes, trained as one."""
+    trained = train_classifiers(config, data, kind, range(seeds))
+    return sum(float(history[0]["train_seconds"]) for _, history in trained)
+
+
 def main() -> None:
     """Print each kind of training as a multiple of the products timed beside it."""
     generator = torch.Generator().manual_seed(0)
@@ -46,18 +55,22 @@ def main() -> None:
     config = ClassifierConfig(PIXELS, CLASSES, WIDTH)
     print(machine())
     print(f"{IMAGES} images of {PIXELS} pixels, width {WIDTH}, batch {BATCH}; seconds an epoch")
-    products_of_an_epoch(images)
-    for name, training in KINDS.items():
-        floors, epochs = [], []
-        for _ in range(ROUNDS):
-            floors.append(seconds(lambda: products_of_an_epoch(images), 1))
-            _, history = train_classifier(config, data, training)
-            epochs.append(history[0]["train_seconds"])
-        ratio = statistics.median(e / f for e, f in zip(epochs, floors, strict=True))
-        print(
-            f"{name:13} {statistics.median(epochs):6.2f}   products alone "
-            f"{statistics.median(floors):6.2f}   {ratio:5.2f} x"
-        )
+    for name, kind in KINDS.items():
+        for seeds in SEEDS:
+            products, training = (
+                partial(products_of_an_epoch, images),
+                partial(epochs, config, data, kind, seeds),
+            )
+            products(), training()
+            turns = [(seconds(products, 1, warm=False), training()) for _ in range(ROUNDS)]
+            ratios = sorted(taken / (seeds * floor) for floor, taken in turns)
+            floor, taken = map(statistics.median, zip(*turns, strict=True))
+            print(
+                f"{name:13} {seeds} seed{'s' * (seeds > 1):1} {taken:7.2f}   products alone "
+                f"{seeds * floor:6.2f}   {statistics.median(ratios):5.2f} x "
+                f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
