@@ -15,10 +15,12 @@ export NO_MKDOCS_2_WARNING := 1
 demo: .venv/installed
 	$(BIN)/bilens demo --output runs/demo
 
-test: .venv/installed-dev check docs
+test: .venv/installed-dev
+	$(MAKE) --jobs=2 check docs
 	$(BIN)/pytest
 
-# What takes hours, every night: the whole suite, with its slow part and more examples of properties.
+# What takes hours, every night: the whole suite, with its slow part, more examples of properties, and
+# all shapes checked against their annotations.
 test-slow: .venv/installed-dev
 	$(BIN)/pytest -m "slow or not slow" --hypothesis-profile=nightly
 

@@ -1,4 +1,4 @@
-"""Shapes are checked against the jaxtyping annotations in every test; torch stays on one core."""
+"""By night shapes are checked against the jaxtyping annotations; torch stays on one core."""
 
 import gc
 import os
@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, settings
 
 import tests.checked  # noqa: F401  the hook finds it by its name
 
-jaxtyping.install_import_hook("bilens", "tests.checked.check")
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     # Triton runs its kernels in an interpreter then; it looks when it is first imported.
@@ -25,6 +24,13 @@ for profile, examples in (("bilens", 12), ("nightly", 100)):
         suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile("bilens")
+
+
+def pytest_configure(config):
+    # It doubles the time of the suite. What a public function is given is checked by day too, by
+    # the function.
+    if config.getoption("hypothesis_profile") == "nightly":
+        jaxtyping.install_import_hook("bilens", "tests.checked.check")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,10 +20,15 @@ def small_model(n_tokens: int) -> LanguageModel:
 @pytest.mark.parametrize(
     "code",
     [
-        "import bilens; from transformers import AutoModelForCausalLM as Auto",
-        "from transformers import AutoModelForCausalLM as Auto; import bilens",
         # The models' own parts import the Auto classes.
         "import bilens; from transformers import LlamaForCausalLM, AutoModelForCausalLM as Auto",
+        *(
+            pytest.param(code, marks=pytest.mark.slow)
+            for code in (
+                "import bilens; from transformers import AutoModelForCausalLM as Auto",
+                "from transformers import AutoModelForCausalLM as Auto; import bilens",
+            )
+        ),
     ],
 )
 def test_importing_bilens_registers_the_auto_classes(code, tmp_path):
