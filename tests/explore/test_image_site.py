@@ -6,6 +6,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import torch
@@ -128,7 +129,8 @@ def test_an_address_of_a_drawing_opens_with_it_on_the_sheet(image_site, browser)
         page.locator("#sketchpad .clear").click()
         draw_three(page, 5, 0)
         visit.wait(f"({INPUT} ?? '').length > 30")
-        address, text = page.url, page.evaluate(INPUT)
+        address = page.url
+    (text,) = parse_qs(urlsplit(address).query)["input"]
     with visiting(browser) as visit:
         page = visit.open(address, "#explanation .main-svg")
         page.wait_for_timeout(300)
