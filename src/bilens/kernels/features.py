@@ -106,28 +106,36 @@ class FeatureMap:
         """How many features there are."""
         return self.rows * row_length(self.width, symmetric=self.symmetric)
 
+    def factors(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of vectors (..., tokens, width) whose product are their features.
+
+        Each is (..., parts, tokens, rows of a part, columns), with one column of the first.
+        """
+        second = _second_factors(b, self.rows, symmetric=self.symmetric)
+        first, second = (x.unflatten(-2, (self.parts, -1)) for x in (a[..., None], second))
+        return first.transpose(-4, -3), second.transpose(-4, -3)
+
     def read(self, state: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """sum_ij a_i b_j state_ij, (heads, tokens, d_value)."""
+        """sum_ij a_i b_j state_ij, (heads, tokens, d_value), of factors a and b."""
         if self.symmetric:
             state = state * weights(self.rows, state)
-        a, b = self._split(a[..., None]), self._factors(b)
-        y = a.new_zeros(state.shape[0] * self.parts, a.shape[2], state.shape[-1])
+        y = a.new_zeros(len(a) * self.parts, a.shape[2], state.shape[-1])
         for block in self._blocks():
             y.baddbmm_(self._features(a, b, block), self._state(state, block).flatten(1, 2))
         return y.view(-1, self.parts, *y.shape[1:]).sum(1)
 
     def write(self, state: Tensor, a: Tensor, b: Tensor, v: Tensor) -> None:
-        """Add sum_t a_ti b_tj v_t to the state."""
-        a, b, v = self._split(a[..., None]), self._factors(b), self._shared(v)
+        """Add sum_t a_ti b_tj v_t, of factors a and b, to the state."""
+        v = self._shared(v)
         for block in self._blocks():
             part = self._state(state, block).flatten(1, 2)
             part.baddbmm_(self._features(a, b, block).mT, v)
 
     def pull(self, state: Tensor, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of a and b from that of what they read."""
+        """Gradients of vectors a, of which a factor is given, and b from that of what they read."""
         if self.symmetric:
             state = both_orders(state, self.rows)
-        left, right, dy = self._split(a), self._shared(b), self._shared(dy)
+        left, right, dy = a[..., 0], self._shared(b), self._shared(dy)
         to_a = torch.zeros_like(left)
         to_b = torch.zeros_like(right)
         for block in self._blocks():
@@ -146,17 +154,9 @@ class FeatureMap:
         rows = self.rows // self.parts
         return (slice(start, min(start + self.step, rows)) for start in range(0, rows, self.step))
 
-    def _split(self, a: Tensor) -> Tensor:
-        """From (heads, tokens, rows, ...) to (heads, parts, tokens, rows / parts, ...)."""
-        split: Tensor = a.unflatten(2, (self.parts, -1))
-        return split.transpose(1, 2)
-
     def _shared(self, x: Tensor) -> Tensor:
         """From (heads, tokens, width) to (heads * parts, tokens, width), alike in all parts."""
         return x[:, None].expand(-1, self.parts, -1, -1).flatten(0, 1)
-
-    def _factors(self, b: Tensor) -> Tensor:
-        return self._split(_second_factors(b, self.rows, symmetric=self.symmetric))
 
     def _state(self, state: Tensor, block: slice) -> Tensor:
         """A view of some rows of each part, (heads * parts, rows, columns, d_value)."""
