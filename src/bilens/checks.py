@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import cache, wraps
+from operator import index
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -121,17 +122,21 @@ def check_count(name: str, value: object, most: float = math.inf, what: str = ""
         )
 
 
-def check_index(name: str, value: object, size: int, what: str = "") -> None:
-    """See that a whole number is one of `size` things, counted from 0, which are `what`.
+def check_index(name: str, value: Any, size: int, what: str = "") -> int:
+    """A whole number, of whatever kind, of one of `size` things, counted from 0: `what`.
 
     Raises:
         BilensError: it is not.
     """
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or not 0 <= value < size:  # type: ignore[operator]
+    try:
+        number = -1 if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < size:
         raise BilensError(
             f"{name}={value!r}, expected 0 to {size - 1}" + (f", {what}" if what else "")
         )
+    return number
 
 
 def check_labels(labels: Tensor, n_classes: int) -> None:
@@ -170,9 +175,9 @@ def _test(hint: Any) -> Callable[[Any], bool] | None:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's whole numbers as Python's, lists as tuples."""
-    if isinstance(value, np.integer):
-        return int(value)
+    """NumPy's numbers as Python's, lists as tuples."""
+    if isinstance(value, (np.integer, np.floating)):
+        return value.item()
     return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
 

@@ -2,11 +2,21 @@
 
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bilens.errors import BilensError
 
-__all__ = ["lazy_import"]
+__all__ = [
+    "datasets",
+    "go",
+    "lazy_import",
+    "networkx",
+    "pd",
+    "px",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+]
 
 
 def lazy_import(name: str, *, install: str = "") -> Any:
@@ -46,3 +56,18 @@ class _LazyModule(ModuleType):
                 f"{package} is needed for this and is not installed: pip install '{self._install}'"
             ) from error
         return getattr(module, attribute)
+
+
+if TYPE_CHECKING:
+    import datasets
+    import networkx  # type: ignore[import-untyped]
+    import pandas as pd
+    import plotly.express as px
+    import plotly.graph_objects as go
+    import safetensors
+    import tokenizers
+    import transformers
+else:  # They take seconds to import; the mathematics, and whoever reads images, do without.
+    datasets, networkx, safetensors = map(lazy_import, ("datasets", "networkx", "safetensors"))
+    pd, px, go = map(lazy_import, ("pandas", "plotly.express", "plotly.graph_objects"))
+    tokenizers, transformers = map(lazy_import, ("tokenizers", "transformers"))

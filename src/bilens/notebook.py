@@ -1,17 +1,9 @@
 """How results show themselves: one line in a console, a table in a notebook, a figure by `plot`."""
 
 from html import escape
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from bilens.lazy_imports import lazy_import
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.express as px
-    import plotly.graph_objects as go
-else:  # Both take a second to import, and the mathematics does without.
-    pd, px = lazy_import("pandas"), lazy_import("plotly.express")
-    go = lazy_import("plotly.graph_objects")
+from bilens.lazy_imports import go, pd, px
 
 __all__ = ["Shown"]
 

@@ -19,6 +19,7 @@ __all__ = [
     "Seed",
     "Share",
     "Size",
+    "Tolerance",
     "check_settings",
     "fits",
     "read_settings",
@@ -73,6 +74,8 @@ Share = Annotated[float, Between(0, 1)]
 """A part of a whole."""
 Positive = Annotated[float, Between(0, 1e12, above=True)]
 """A number above 0, and so small that a product of two does not leave the range of float32."""
+Tolerance = Annotated[float, Between(0, 1, above=True, below=True)]
+"""An error relative to what is looked for."""
 NotNegative = Annotated[float, Between(0, 1e12)]
 """The same, or 0."""
 

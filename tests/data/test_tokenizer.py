@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from bilens.data import clean, token_id, train_tokenizer
+from bilens.data import clean, train_tokenizer
 from bilens.data.tokenizer import read_tokenizer
 from bilens.errors import BilensError, DataError
 
@@ -39,8 +39,8 @@ def test_the_four_rules(tokenizer):
 def test_special_tokens_come_first_and_are_not_added(tokenizer):
     assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3]) == SPECIAL
     assert tokenizer.all_special_tokens == ["[BOS]", "[EOS]", "[UNK]", "[PAD]"]
-    assert tokenizer("lily")["input_ids"] == [token_id(tokenizer, "lily")]
-    assert tokenizer("[BOS] lily")["input_ids"] == [2, token_id(tokenizer, "lily")]
+    assert tokenizer("lily")["input_ids"] == [tokenizer.get_vocab()["lily"]]
+    assert tokenizer("[BOS] lily")["input_ids"] == [2, tokenizer.get_vocab()["lily"]]
 
 
 @given(st.text())
@@ -90,27 +90,6 @@ def test_the_size_is_kept_or_refused():
     # More would end the process where memory for a table of so many is asked for.
     with pytest.raises(BilensError, match="^vocab_size=10000000000, expected a whole number, at"):
         train_tokenizer(["a b"], vocab_size=10**10)
-
-
-def test_token_id(tokenizer):
-    assert token_id(tokenizer, "[EOS]") == 3
-    assert tokenizer.convert_ids_to_tokens(token_id(tokenizer, "##e")) == "##e"
-
-
-def test_an_unknown_token_shows_its_pieces_and_the_nearest(tokenizer):
-    with pytest.raises(BilensError) as info:
-        token_id(tokenizer, "Swimm")
-    pieces = " ".join(tokenizer.tokenize("swimm"))
-    assert str(info.value).startswith(
-        f"token='Swimm', expected a single token of the vocabulary; it is cut into {pieces}; the "
-        "nearest are swim"
-    )
-
-
-def test_a_token_like_no_other(tokenizer):
-    message = "^token='', expected a single token of the vocabulary$"
-    with pytest.raises(BilensError, match=message):
-        token_id(tokenizer, "")
 
 
 def test_a_word_without_end_is_left_out_of_the_training():

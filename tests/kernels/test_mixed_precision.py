@@ -1,12 +1,14 @@
 """Every attention of a language model in bfloat16, under autocast and with its weights in it."""
 
+from typing import get_args
+
 import pytest
 import torch
 
 from bilens.errors import BilensError
 from bilens.nn.attention import ATTENTIONS
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.nn.position import POSITIONS
+from bilens.nn.position import PositionName
 
 
 def language_model(attention, positions="rotary", *, mixes=False):
@@ -42,7 +44,7 @@ def results(model, ids):
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("positions", get_args(PositionName))
 @pytest.mark.parametrize("mixes", [False, True])
 def test_models_in_bfloat16_are_nearly_those_in_float32(attention, positions, mixes):
     model, ids = language_model(attention, positions, mixes=mixes)

@@ -1,10 +1,12 @@
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError, NotBilinearError
-from bilens.nn import GATES, Bilinear, Gate, GatedLayer
+from bilens.nn import Bilinear, Gate, GatedLayer, GateName
 
 layers = st.fixed_dictionaries(
     {
@@ -31,7 +33,7 @@ def test_the_tensor_is_the_layer(shape, gate):
     assert torch.allclose(layer.tensor()(x), layer(x), rtol=1e-10, atol=1e-12)
 
 
-@given(layers, st.sampled_from(GATES))
+@given(layers, st.sampled_from(get_args(GateName)))
 def test_forward_is_the_equation(shape, gate):
     layer = build(**shape, gate=gate, beta=1.3)
     x = torch.randn(4, shape["d_in"], dtype=torch.float64)
@@ -59,7 +61,7 @@ def test_bilinear_is_the_gated_layer_without_a_gate():
     assert torch.allclose(layer.tensor()(x), layer(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("gate", [g for g in GATES if g != "identity"])
+@pytest.mark.parametrize("gate", [g for g in get_args(GateName) if g != "identity"])
 def test_a_curved_gate_has_no_tensor(gate):
     message = rf"layers\[1\] has the gate {gate}.*[Aa]nnealing it makes it bilinear"
     with pytest.raises(NotBilinearError, match=message):
@@ -81,5 +83,5 @@ def test_gradients_reach_the_weights_through_the_tensor():
 def test_misuse_is_explained():
     with pytest.raises(BilensError, match="d_in and d_out to be equal; they are 3 and 4"):
         GatedLayer(3, 4, residual=True)
-    with pytest.raises(BilensError, match="gate='tanh', expected one of identity, relu"):
+    with pytest.raises(BilensError, match="name='tanh', expected one of identity, relu"):
         Gate("tanh")

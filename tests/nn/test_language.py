@@ -1,5 +1,7 @@
 """The transformer against the equations written out, and as a Hugging Face model."""
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from bilens.errors import BilensError, NotBilinearError
-from bilens.nn import ATTENTIONS, MLPS, make_mlp
+from bilens.nn import ATTENTIONS, MlpName, make_mlp
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.norm import make_norm
 from bilens.nn.position import rotate, rotation
@@ -305,7 +307,7 @@ def test_patterns_are_what_the_heads_mix_by(attention, attention_norm, n_kv_head
     torch.testing.assert_close(attn(read, pos_embed, rope, v_first=v_first), mixed)
 
 
-@pytest.mark.parametrize("name", MLPS)
+@pytest.mark.parametrize("name", get_args(MlpName))
 def test_mlps(name):
     torch.manual_seed(0)
     mlp, x = make_mlp(name, 6, 10, bias=True).double(), torch.randn(5, 6).double()
@@ -345,8 +347,8 @@ def test_only_the_distance_counts_for_rotary_positions(positions):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mlp": "cubic"}, "mlp='cubic', expected one of bilinear"),
-        ({"norm": "batch"}, "norm='batch', expected one of none"),
+        ({"mlp": "cubic"}, "name='cubic', expected one of bilinear"),
+        ({"norm": "batch"}, "name='batch', expected one of none"),
         ({"positions": "alibi"}, "positions='alibi', expected one of rotary"),
         ({"attention": "cubic"}, "attention='cubic', expected one of softmax"),
         ({"attention_norm": "max"}, "attention_norm='max', expected one of none"),
@@ -380,9 +382,9 @@ def test_bad_settings_are_named(unchecked, settings, message):
 
 
 def test_bad_parts_are_named(unchecked):
-    with pytest.raises(BilensError, match="norm='batch', expected one of none, scalar, rms"):
+    with pytest.raises(BilensError, match="name='batch', expected one of none, scalar, rms"):
         make_norm("batch", 4)
-    with pytest.raises(BilensError, match="mlp='cubic', expected one of bilinear"):
+    with pytest.raises(BilensError, match="name='cubic', expected one of bilinear"):
         make_mlp("cubic", 4, 4, bias=False)
     with pytest.raises(BilensError, match="heads of even width"):
         rotation(torch.arange(3)[None], 5, 100.0, torch.zeros(1))

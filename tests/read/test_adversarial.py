@@ -82,9 +82,9 @@ def test_misuse_is_explained(unchecked):
     with pytest.raises(BilensError, match="mask holds NaN"):
         attack(model, x, labels, mask * torch.nan, class_=3, norm=1.0)
     for norm in (-1.0, math.nan, math.inf):
-        with pytest.raises(BilensError, match=f"norm={norm}, expected a finite number, 0 or more"):
+        with pytest.raises(BilensError, match=f"norm={norm}, expected a finite number, at least 0"):
             attack(model, x, labels, mask, class_=3, norm=norm)
-    with pytest.raises(BilensError, match="class_=1000000000, expected .* 0 to 9"):
+    with pytest.raises(BilensError, match="class_=1000000000, expected 0 to 9"):
         attack(model, x, labels, mask, class_=10**9, norm=1.0)
     with pytest.raises(BilensError, match="labels holds 1 to 10"):
         attack(model, x, labels + 1, mask, class_=3, norm=1.0)

@@ -60,4 +60,4 @@ def test_the_file_says_how_strong_each_path_is(saved):
     path, search = saved
     with safe_open(path, framework="pt") as file:
         assert torch.equal(file.get_tensor("effective"), search.paths.effective)
-        assert torch.equal(file.get_tensor("classes"), search.paths.roots)
+        assert torch.equal(file.get_tensor("roots"), search.paths.roots)

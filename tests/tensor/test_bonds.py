@@ -234,7 +234,7 @@ def test_bad_input_is_named() -> None:
     ):
         with pytest.raises(BilensError, match=message):
             found.cut(ranks)
-    with pytest.raises(BilensError, match="error=nan, expected 0 or more"):
+    with pytest.raises(BilensError, match="error=nan, expected a finite number, at least 0"):
         found.ranks_within(torch.nan)
     with pytest.raises(BilensError, match="k=0, expected a whole number, 1 to"):
         found.bonds[0].projector(0)

@@ -183,7 +183,7 @@ NAN = BilinearTensor(torch.full((1, 2), torch.nan), torch.ones(1, 2), torch.ones
 MISUSES = [
     (lambda t: local_extrema(t.interaction(output=[0, 1])), r"batch of shape \(2,\).*form\[0\]"),
     (lambda t: local_extrema(t.with_bias().interaction(output=0)), "constant coordinate"),
-    (lambda t: local_extrema(t.interaction(output=0), sign=2), "sign=2, expected 1"),
+    (lambda t: local_extrema(t.interaction(output=0), sign=2), "sign=2, expected one of 1, -1"),
     (lambda t: local_extrema(t.interaction(output=0), n_starts=0), "n_starts=0"),
     (lambda t: local_extrema(t.interaction(output=0), steps=0), "steps=0"),
     (lambda t: local_extrema(t.interaction(output=0), tolerance=0.0), "tolerance=0.0"),

@@ -87,8 +87,8 @@ def test_the_other_schedules(schedule, expected, tmp_path):
 
 
 def test_zero_is_bilinear_in_the_first_step(tmp_path, monkeypatch):
-    seen, collate = [], module._collate
-    monkeypatch.setattr(module, "_collate", lambda rows: seen.append(rows) or collate(rows))
+    seen, collate = [], module.collate
+    monkeypatch.setattr(module, "collate", lambda rows: seen.append(rows) or collate(rows))
     _, history = run_anneal(tmp_path, replace(TRAINING, schedule="zero", tokens=32))
     plain = fresh()
     for layer in plain.model.layers:
@@ -106,7 +106,7 @@ def test_a_schedule_of_ones_own_and_training_after_the_fall(tmp_path):
 
 def test_a_stopped_annealing_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch, annealed):
     folder, _, whole = annealed
-    calls, collate = [], module._collate
+    calls, collate = [], module.collate
 
     def press(rows):
         calls.append(0)
@@ -115,7 +115,7 @@ def test_a_stopped_annealing_goes_on_as_if_it_never_stopped(tmp_path, monkeypatc
         return collate(rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_collate", press)
+        patch.setattr(module, "collate", press)
         with pytest.raises(KeyboardInterrupt):
             run_anneal(tmp_path / "parts")
     assert not (tmp_path / "parts" / "model.safetensors").exists()
@@ -147,7 +147,7 @@ def test_texts_of_several_lengths_are_padded_without_loss(tmp_path):
     _, history = run_anneal(tmp_path, texts=corpus(longest=8, shortest=4))
     assert len(betas(history)) == 8
     short, long = torch.tensor([5, 6]), torch.tensor([7, 8, 9])
-    made = module._collate([{"input_ids": short}, {"input_ids": long}])
+    made = module.collate([{"input_ids": short}, {"input_ids": long}])
     assert made["labels"].tolist() == [[5, 6, -100], [7, 8, 9]]
     assert made["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]]
 

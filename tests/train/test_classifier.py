@@ -15,7 +15,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.train import ClassifierTraining, stacked, train_classifier, train_classifiers
 from bilens.train.interrupt import interrupt_between_steps
-from bilens.train.run_directory import load_state
+from bilens.train.run_directory import RunDirectory
 from bilens.train.stacked import LatentNoise, add_noise
 
 
@@ -248,8 +248,7 @@ def test_where_the_noise_goes():
 
 def test_the_state_has_no_pickle(digits, tmp_path):
     train_classifier(CONFIG, digits, BRIEF, tmp_path)
-    newest = max((tmp_path / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)
-    record, state = load_state(newest, torch.device("cpu"))
+    record, state = RunDirectory(tmp_path, {}).load_state(torch.device("cpu"))
     assert record["epoch"] == 3
     assert {"model.embed.weight", "optimizer.embed.weight.exp_avg", "noise.state"} <= state.keys()
 

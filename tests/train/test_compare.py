@@ -185,7 +185,7 @@ def test_what_is_finished_is_not_trained_again(compared, monkeypatch):
 
 def test_a_stopped_comparison_goes_on(tmp_path, monkeypatch):
     whole = compare(tmp_path / "whole", replace(TRAINING, target_loss=0.1))
-    calls, collate = [], language._collate
+    calls, collate = [], language.collate
 
     def press(rows):
         calls.append(0)
@@ -194,7 +194,7 @@ def test_a_stopped_comparison_goes_on(tmp_path, monkeypatch):
         return collate(rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(language, "_collate", press)
+        patch.setattr(language, "collate", press)
         with pytest.raises(KeyboardInterrupt):
             compare(tmp_path / "parts", replace(TRAINING, target_loss=0.1))
     assert is_finished(tmp_path / "parts" / "swiglu-softmax-seed0")

@@ -79,7 +79,7 @@ def train_images(run: Path, *, resume: bool = False) -> None:
 def stopped(tmp_path_factory) -> dict[str, Path]:
     """Of each kind a run that was left alone and, in the same folder, one that was stopped."""
     found = {}
-    places = {"words": (train_words, language_module, "_collate", 8)}
+    places = {"words": (train_words, language_module, "collate", 8)}
     places["images"] = (train_images, stacked._Stack, "_take_step", 29)
     for kind, (train, *place) in places.items():
         folder = found[kind] = tmp_path_factory.mktemp(kind)

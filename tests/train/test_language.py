@@ -99,7 +99,7 @@ def test_a_training_ends_at_its_target(tmp_path):
 
 def test_the_clock_leaves_validations_out_and_counts_on(tmp_path, monkeypatch):
     """Time stands still but for a second a batch, those of validations too."""
-    training, now, collate = replace(TRAINING, evaluate_every=2), [0], language._collate
+    training, now, collate = replace(TRAINING, evaluate_every=2), [0], language.collate
 
     def pass_time(rows):
         now[0] += 1
@@ -108,7 +108,7 @@ def test_the_clock_leaves_validations_out_and_counts_on(tmp_path, monkeypatch):
         return collate(rows)
 
     monkeypatch.setattr("bilens.train.trainer.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr(language, "_collate", pass_time)
+    monkeypatch.setattr(language, "collate", pass_time)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, training)
     _, history = train(tmp_path, training, resume=True)
@@ -120,13 +120,13 @@ def test_the_clock_leaves_validations_out_and_counts_on(tmp_path, monkeypatch):
 
 def test_the_order_of_texts_depends_on_the_seed_alone(tmp_path, monkeypatch):
     orders = []
-    collate = language._collate
+    collate = language.collate
 
     def note(rows):
         orders[-1].append(torch.stack([row["input_ids"] for row in rows]))
         return collate(rows)
 
-    monkeypatch.setattr(language, "_collate", note)
+    monkeypatch.setattr(language, "collate", note)
     training = replace(TRAINING, epochs=1)
     for number, part in enumerate(
         ({}, {"mlp": "swiglu"}, {"attention": "bilinear"}, {"n_layers": 3})
@@ -154,14 +154,14 @@ def test_a_finished_training_is_not_trained_on(trained, capsys):
 
 def test_metrics_are_written_as_they_come(tmp_path, monkeypatch):
     """At each record the file holds it and all before it."""
-    seen, collate = [], language._collate
+    seen, collate = [], language.collate
 
     def read(rows):
         if (tmp_path / "metrics.jsonl").exists():
             seen.append(len(read_metrics(tmp_path)))
         return collate(rows)
 
-    monkeypatch.setattr(language, "_collate", read)
+    monkeypatch.setattr(language, "collate", read)
     _, history = train(tmp_path, replace(TRAINING, evaluate_every=100))
     assert len(history) == 11
     assert seen == sorted(seen)
@@ -181,7 +181,7 @@ def test_a_part_of_a_pass_has_no_step_too_many(tmp_path, epochs, steps):
 
 def stopped_at(step, monkeypatch):
     """Press ctrl-C while a batch is put together."""
-    calls, collate = [], language._collate
+    calls, collate = [], language.collate
 
     def press(rows):
         calls.append(0)
@@ -189,7 +189,7 @@ def stopped_at(step, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return collate(rows)
 
-    monkeypatch.setattr(language, "_collate", press)
+    monkeypatch.setattr(language, "collate", press)
 
 
 @pytest.mark.parametrize(("optimizer", "norm"), [("adamw_torch", "scalar"), ("muon", "rms")])

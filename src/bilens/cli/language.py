@@ -246,7 +246,7 @@ def load_language(source: str, device: str) -> "ResidualModel":
             f"{source} holds {type(model).__name__}, and this command reads language models; "
             "`bilens decompose` and `bilens report` read classifiers"
         )
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def trained_on(source: str) -> str:

@@ -132,8 +132,7 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
     if swish is not None:
         give_swish(model).beta = swish
     restore_linear(model)
-    evaluated: nn.Module = model.eval()
-    return evaluated
+    return model.eval()
 
 
 @checked
@@ -243,8 +242,7 @@ def _open_gguf(path: Path, **hub: Any) -> nn.Module:
     for name_of_old in ("quantization_config", "quantization_method"):
         for holder in (model, model.config):
             holder.__dict__.pop(name_of_old, None)
-    evaluated: nn.Module = model.eval()
-    return evaluated
+    return model.eval()
 
 
 def _named_tokenizer(source: str | Path) -> str | None:

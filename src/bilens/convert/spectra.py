@@ -13,6 +13,7 @@ from bilens.checks import check_count
 from bilens.errors import CheckpointError
 from bilens.files import file_errors, read_json_object, write_json
 from bilens.progress import progress_bar
+from bilens.settings import Count, Tolerance
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.tensor.exact import exact
 
@@ -37,8 +38,8 @@ def write_spectra(
     *,
     names: Sequence[int] | None = None,
     k: int = 8,
-    batch_size: int = 256,
-    tolerance: float = 1e-4,
+    batch_size: Count = 256,
+    tolerance: Tolerance = 1e-4,
     share: Share | None = None,
 ) -> None:
     """Find the top k eigenpairs along every direction and write them, some directions a file.
@@ -67,7 +68,6 @@ def write_spectra(
     """
     names = range(len(directions)) if names is None else names
     check_count("k", k, tensor.n_in, "the number of inputs")
-    check_count("batch_size", batch_size)
     share = share or Share()
     settings = {
         "directions": len(directions),

@@ -131,8 +131,7 @@ def _take_mean(weight: Tensor, axis: int, part: LinearMap | Embedding) -> Tensor
 
 
 def _size(weight: Tensor) -> Tensor:
-    size: Tensor = torch.linalg.vector_norm(weight) / weight.numel() ** 0.5
-    return size
+    return torch.linalg.vector_norm(weight) / weight.numel() ** 0.5
 
 
 STEPS: dict[str, Step] = {

@@ -119,7 +119,6 @@ def _normalised(table: Tensor) -> Tensor:
 def _swapped(heads: int) -> Callable[[Tensor], Tensor]:
     def swapped(weight: Tensor) -> Tensor:
         halves = rearrange(weight, "(h two i) d -> h two i d", h=heads, two=2)
-        turned: Tensor = rearrange(halves.flip(1), "h two i d -> (h two i) d")
-        return turned
+        return rearrange(halves.flip(1), "h two i d -> (h two i) d")
 
     return swapped

@@ -8,7 +8,7 @@ from bilens.data.grammar import Grammar
 from bilens.data.image_data import ImageData
 from bilens.data.images import load_images, modular_addition
 from bilens.data.texts import read_texts
-from bilens.data.tokenizer import token_id, train_tokenizer
+from bilens.data.tokenizer import train_tokenizer
 
 __all__ = [
     "Corpus",
@@ -23,6 +23,5 @@ __all__ = [
     "load_images",
     "modular_addition",
     "read_texts",
-    "token_id",
     "train_tokenizer",
 ]

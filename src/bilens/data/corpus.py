@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from huggingface_hub import constants
@@ -17,17 +17,10 @@ from bilens.data.texts import read_texts, text_files
 from bilens.data.tokenizer import read_tokenizer, train_tokenizer
 from bilens.errors import CheckpointError, DataError
 from bilens.files import file_errors, folder_written_whole
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import datasets, lazy_import, transformers
 from bilens.settings import Between, Size, check_settings
 
-if TYPE_CHECKING:
-    import datasets
-    import pyarrow.compute as pc
-    from datasets import arrow_writer, fingerprint
-    from transformers import PreTrainedTokenizerFast
-else:  # datasets takes seconds to import, and images do without it.
-    datasets, pc = lazy_import("datasets"), lazy_import("pyarrow.compute")
-    arrow_writer, fingerprint = map(lazy_import, ("datasets.arrow_writer", "datasets.fingerprint"))
+pc = lazy_import("pyarrow.compute")
 
 __all__ = ["Corpus", "batched", "load_corpus", "load_documents"]
 
@@ -53,7 +46,7 @@ class Corpus:
     """
 
     name: str
-    tokenizer: "PreTrainedTokenizerFast"
+    tokenizer: "transformers.PreTrainedTokenizerFast"
     train: "datasets.Dataset"
     validation: "datasets.Dataset"
 
@@ -76,7 +69,7 @@ def load_corpus(
     *,
     n_ctx: int,
     vocab_size: int = 4096,
-    tokenizer: "PreTrainedTokenizerFast | None" = None,
+    tokenizer: "transformers.PreTrainedTokenizerFast | None" = None,
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     validation_share: float = 0.05,
@@ -122,7 +115,7 @@ def load_corpus(
 
 def load_documents(
     name: str | Path,
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: "transformers.PreTrainedTokenizerFast",
     *,
     n_ctx: int = 512,
     shortest: int | None = None,
@@ -168,7 +161,7 @@ def load_documents(
     return _open(_cached(name, data_dir, cache_dir, parts, build), str(name), tokenizer)
 
 
-def _check_tokenizer(tokenizer: "PreTrainedTokenizerFast", vocab_size: int) -> None:
+def _check_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", vocab_size: int) -> None:
     if len(tokenizer) > vocab_size:
         raise DataError(
             f"tokenizer has {len(tokenizer)} tokens, expected at most vocab_size={vocab_size}; "
@@ -182,7 +175,7 @@ def _check_tokenizer(tokenizer: "PreTrainedTokenizerFast", vocab_size: int) -> N
 
 
 def _synthetic(
-    name: str, settings: _Settings, tokenizer: "PreTrainedTokenizerFast | None"
+    name: str, settings: _Settings, tokenizer: "transformers.PreTrainedTokenizerFast | None"
 ) -> Corpus:
     language = LANGUAGES[name]()
     own = language.tokenizer()
@@ -205,7 +198,7 @@ def _build(
     folder: Path,
     texts: Iterable[str],
     settings: _Settings,
-    tokenizer: "PreTrainedTokenizerFast | None",
+    tokenizer: "transformers.PreTrainedTokenizerFast | None",
 ) -> None:
     """Fill `folder` with the tokenizer and the rows of each split."""
     kept = folder / "stories.arrow"
@@ -263,7 +256,7 @@ def _distinct(texts: Iterable[str], folded: Callable[[str], str]) -> Iterator[st
 
 def _encoded(
     texts: Iterable[str],
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: "transformers.PreTrainedTokenizerFast",
     start: list[int],
     end: list[int],
     **how: Any,
@@ -301,7 +294,7 @@ def _write(path: Path, rows: Iterable[Any], column: str) -> int:
     """Write texts, or rows of token ids, as an Arrow file; return how many there were."""
     text, ids = datasets.Value("string"), datasets.List(datasets.Value("int32"))
     features = datasets.Features({column: text if column == "text" else ids})
-    with arrow_writer.ArrowWriter(path=str(path), features=features) as writer:
+    with datasets.arrow_writer.ArrowWriter(path=str(path), features=features) as writer:
         for batch in batched(rows, ROWS, CHARACTERS):
             writer.write_batch({column: batch})
         return int(writer.finalize()[0])
@@ -317,7 +310,7 @@ def _cached(
     """The folder for these texts and settings, which `build` fills if it is not there yet."""
     paths = [path.resolve() for path in text_files(name, data_dir)]
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    key = fingerprint.Hasher.hash((CACHE_VERSION, files or str(name), *parts))
+    key = datasets.fingerprint.Hasher.hash((CACHE_VERSION, files or str(name), *parts))
     root = Path(constants.HF_HOME) / "bilens" if cache_dir is None else Path(cache_dir)
     folder = root / f"{Path(name).resolve().name[:100]}-{key}"
     try:
@@ -331,7 +324,9 @@ def _cached(
     return folder
 
 
-def _open(folder: Path, name: str, tokenizer: "PreTrainedTokenizerFast | None" = None) -> Corpus:
+def _open(
+    folder: Path, name: str, tokenizer: "transformers.PreTrainedTokenizerFast | None" = None
+) -> Corpus:
     try:
         own = tokenizer or read_tokenizer(folder / "tokenizer")
         paths = (folder / f"{split}.arrow" for split in ("train", "validation"))

@@ -91,8 +91,7 @@ def _box(ink: Float[np.ndarray, "height width"]) -> tuple[slice, slice]:
 
 def _centre(ink: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "2"]:
     places = np.indices(ink.shape).reshape(2, -1)
-    centre: np.ndarray = places @ ink.ravel() / ink.sum()
-    return centre
+    return places @ ink.ravel() / ink.sum()
 
 
 @lru_cache(maxsize=4)

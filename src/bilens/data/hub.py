@@ -4,16 +4,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bilens.errors import BilensError, DataError
 from bilens.hub import HTTPError, hub_asked_once
-from bilens.lazy_imports import lazy_import
-
-if TYPE_CHECKING:
-    import datasets
-else:  # takes seconds to import, and local files do without it.
-    datasets = lazy_import("datasets")
+from bilens.lazy_imports import datasets
 
 __all__ = ["hub_split", "is_folder", "named_folder"]
 

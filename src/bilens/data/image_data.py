@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -10,15 +10,8 @@ from torch import Tensor
 
 from bilens.checks import check_finite, checked
 from bilens.errors import DataError
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import go, pd, px
 from bilens.notebook import Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.express as px
-    import plotly.graph_objects as go
-else:  # They take seconds to import, and whoever trains does without.
-    pd, px = lazy_import("pandas"), lazy_import("plotly.express")
 
 __all__ = ["ImageData"]
 

@@ -11,18 +11,19 @@ Where they come from:
 
 import re
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch.nn.functional import one_hot
 
-from bilens.checks import check_count, checked
+from bilens.checks import checked
 from bilens.data.hub import hub_split, is_folder, named_folder
 from bilens.data.idx import read_idx
 from bilens.data.image_data import ImageData
 from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import lazy_import
-from bilens.settings import Seed
+from bilens.settings import Between, Seed
 
 # scikit-learn takes as long to import as torch, and the other data sets do without it.
 datasets, model_selection = map(lazy_import, ("sklearn.datasets", "sklearn.model_selection"))
@@ -166,7 +167,7 @@ def _digits(seed: int) -> ImageData:
 
 
 @checked
-def modular_addition(p: int, seed: Seed = 0) -> ImageData:
+def modular_addition(p: Annotated[int, Between(1, 256)], seed: Seed = 0) -> ImageData:
     """All pairs (a, b) with a + b mod p as the class; 80 % of them for training.
 
     An image has two rows of p pixels, of which pixel a is white in the first, b in the second. What
@@ -182,7 +183,6 @@ def modular_addition(p: int, seed: Seed = 0) -> ImageData:
     Source: Nanda et al. 2023, "Progress measures for grokking via mechanistic interpretability",
     arXiv:2301.05217.
     """
-    check_count("p", p, 256)
     a, b = torch.arange(p).repeat_interleave(p), torch.arange(p).repeat(p)
     images, sums = torch.cat([one_hot(a, p), one_hot(b, p)], dim=1).float(), (a + b) % p
     order = torch.randperm(p * p, generator=torch.Generator().manual_seed(int(seed)))

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,14 +14,8 @@ from torch import Tensor
 from bilens.checks import checked
 from bilens.data.tokenizer import SPECIAL_TOKENS, with_special_tokens
 from bilens.errors import BilensError
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import tokenizers, transformers
 from bilens.settings import Count, Seed
-
-if TYPE_CHECKING:
-    import tokenizers
-    from transformers import PreTrainedTokenizerFast
-else:  # takes a while to import, and the probabilities do without it.
-    tokenizers = lazy_import("tokenizers")
 
 __all__ = ["SyntheticLanguage", "average", "uniform"]
 
@@ -128,7 +122,7 @@ class SyntheticLanguage(ABC):
         decided = torch.tensor([found == kind for found in kinds], device=ids.device)
         return decided[self._states(ids)]
 
-    def tokenizer(self) -> "PreTrainedTokenizerFast":
+    def tokenizer(self) -> "transformers.PreTrainedTokenizerFast":
         """A tokenizer with `vocabulary` in its order; words are separated by white space."""
         model = tokenizers.models.WordLevel(self._ids, unk_token=SPECIAL_TOKENS["unk_token"])
         words = tokenizers.Tokenizer(model)

@@ -1,25 +1,16 @@
 """A tokenizer for reading weights: one token for a word, however it is written and wherever."""
 
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bilens.checks import checked
 from bilens.errors import BilensError, DataError
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import tokenizers, transformers
 from bilens.settings import Size
 
-if TYPE_CHECKING:
-    import tokenizers
-    import transformers
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-else:  # take seconds to import, and images do without them.
-    tokenizers, transformers = lazy_import("tokenizers"), lazy_import("transformers")
-
-__all__ = ["SPECIAL_TOKENS", "read_tokenizer", "token_id", "train_tokenizer", "with_special_tokens"]
+__all__ = ["SPECIAL_TOKENS", "read_tokenizer", "train_tokenizer", "with_special_tokens"]
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -72,7 +63,9 @@ def train_tokenizer(
     return with_special_tokens(trained)
 
 
-def with_special_tokens(tokenizer: "Tokenizer") -> "PreTrainedTokenizerFast":
+def with_special_tokens(
+    tokenizer: "tokenizers.Tokenizer",
+) -> "transformers.PreTrainedTokenizerFast":
     """Wrap `tokenizer`, whose vocabulary has the special tokens, as transformers knows it."""
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
     decoders, regex = tokenizers.decoders, tokenizers.Regex
@@ -84,7 +77,7 @@ def with_special_tokens(tokenizer: "Tokenizer") -> "PreTrainedTokenizerFast":
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS)
 
 
-def _with_rules(model: Any, longest_word: int | None = None) -> "Tokenizer":
+def _with_rules(model: Any, longest_word: int | None = None) -> "tokenizers.Tokenizer":
     """A tokenizer with the rules on case, accents, white space and what is not a letter.
 
     Words above `longest_word` are left out: training takes time that grows with their square.
@@ -99,7 +92,7 @@ def _with_rules(model: Any, longest_word: int | None = None) -> "Tokenizer":
     return tokenizer
 
 
-def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
+def read_tokenizer(folder: Path) -> "transformers.PreTrainedTokenizerFast":
     """Open the tokenizer that was saved in a folder; no code of the folder is run.
 
     Raises:
@@ -117,21 +110,3 @@ def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
         raise DataError(
             f"{folder} holds no complete tokenizer ({reason}). Save it again."
         ) from error
-
-
-def token_id(tokenizer: "PreTrainedTokenizerBase", token: str) -> int:
-    """Return the number of `token`, which must stand in the vocabulary exactly as it is written.
-
-    Raises:
-        BilensError: it does not; says how the tokenizer cuts it, and what is nearest.
-    """
-    vocabulary = tokenizer.get_vocab()
-    if token in vocabulary:
-        return int(vocabulary[token])
-    pieces = " ".join(tokenizer.tokenize(token))
-    nearest = difflib.get_close_matches(token.lower(), vocabulary, n=5, cutoff=0.5)
-    raise BilensError(
-        f"token={token!r}, expected a single token of the vocabulary"
-        + (f"; it is cut into {pieces}" if pieces else "")
-        + (f"; the nearest are {', '.join(nearest)}" if nearest else "")
-    )

@@ -4,15 +4,13 @@ from bilens.nn.attention import ATTENTIONS, AttentionKind, AttentionNorm
 from bilens.nn.autoencoder import AutoencoderConfig, SparseAutoencoder
 from bilens.nn.checkpoint import read_config
 from bilens.nn.classifier import ClassifierConfig, ImageClassifier
-from bilens.nn.gated import GATES, Bilinear, Gate, GatedLayer, GateName
-from bilens.nn.mlp import MLPS, MlpBias, MlpName, PlainMLP, make_mlp
+from bilens.nn.gated import Bilinear, Gate, GatedLayer, GateName
+from bilens.nn.mlp import MlpBias, MlpName, PlainMLP, make_mlp
 from bilens.nn.norm import NormName
 from bilens.nn.position import PositionName
 
 __all__ = [
     "ATTENTIONS",
-    "GATES",
-    "MLPS",
     "AttentionKind",
     "AttentionNorm",
     "AutoencoderConfig",

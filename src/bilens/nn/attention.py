@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from bilens.lazy_imports import lazy_import
 
@@ -13,12 +13,10 @@ else:  # transformers takes seconds to import, and classifiers do without it.
     product = lazy_import("bilens.nn.language.product")
     softmax = lazy_import("bilens.nn.language.softmax")
 
-__all__ = ["ATTENTIONS", "ATTENTION_NORMS", "AttentionKind", "AttentionNorm"]
+__all__ = ["ATTENTIONS", "AttentionKind", "AttentionNorm"]
 
 AttentionNorm = Literal["none", "sum", "rms"]
 """Of attention without softmax: none; the pattern's rows by their sum; the output by its size."""
-ATTENTION_NORMS: tuple[str, ...] = get_args(AttentionNorm)
-"""All of them."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Sparse autoencoders as the MNIST case study trains them."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -49,9 +48,6 @@ class SparseAutoencoder(Checkpointed):
         self.encoder_bias = nn.Parameter(torch.empty(config.n_features))
         self.decoder_bias = nn.Parameter(torch.empty(config.d_in))
         self.reset_parameters()
-
-    if TYPE_CHECKING:
-        __call__ = nn.Module.__call__
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:

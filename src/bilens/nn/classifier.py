@@ -2,18 +2,18 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bilens.checks import check_count, check_finite, check_labels
+from bilens.checks import check_finite, check_labels
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.gated import GatedLayer, GateName
 from bilens.nn.norm import NormName, ScalarNorm, make_norm
-from bilens.settings import Depth, Size, check_settings
+from bilens.settings import Count, Depth, Size, check_settings
 from bilens.tensor import BilinearTensor, Cut, affine
 from bilens.tensor.constant import fit_input
 from bilens.tensor.exact import exact
@@ -105,9 +105,6 @@ class ImageClassifier(Checkpointed):
         )
         self.unembed = nn.Linear(config.d_model, config.n_classes, bias=config.bias)
 
-    if TYPE_CHECKING:
-        __call__ = nn.Module.__call__
-
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw initial weights anew, as torch draws those of its linear layers."""
         for module in self.modules():
@@ -124,8 +121,7 @@ class ImageClassifier(Checkpointed):
         hidden: Tensor = self.embed(x)
         for norm, layer in zip(self.norms, self.layers, strict=False):
             hidden = layer(norm(hidden))
-        logits: Tensor = self.unembed(self.norms[-1](hidden))
-        return logits
+        return self.unembed(self.norms[-1](hidden))
 
     @property
     def device(self) -> torch.device:
@@ -249,7 +245,7 @@ class ImageClassifier(Checkpointed):
         self,
         x: Float[Tensor, "samples n_inputs"],
         labels: Int[Tensor, " samples"],
-        batch_size: int = 8192,
+        batch_size: Count = 8192,
     ) -> float:
         """Share of the samples, wherever they are, whose largest logit is their label's.
 
@@ -257,7 +253,6 @@ class ImageClassifier(Checkpointed):
             BilensError: there are no samples, a label is not a class, or logits are not finite.
         """
         check_labels(labels, self.config.n_classes)
-        check_count("batch_size", batch_size)
         right = 0
         for some, wanted in zip(x.split(batch_size), labels.split(batch_size), strict=True):
             logits = self(fit_input(some, self.embed.weight, constant=False))

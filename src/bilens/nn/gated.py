@@ -1,7 +1,7 @@
 """Gates, the gated layer, and its special case that is exactly a tensor."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -13,12 +13,10 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.settings import Size
 from bilens.tensor import BilinearTensor
 
-__all__ = ["ACTIVATIONS", "GATES", "Bilinear", "Gate", "GateName", "GatedLayer"]
+__all__ = ["ACTIVATIONS", "Bilinear", "Gate", "GateName", "GatedLayer"]
 
 GateName = Literal["identity", "relu", "gelu", "silu", "swish"]
 """Gates by their names; see `Gate`."""
-GATES: tuple[str, ...] = get_args(GateName)
-"""All of them."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda z: z,
     "relu": functional.relu,
@@ -42,10 +40,9 @@ class Gate(nn.Module):
     Source: Pearce et al. 2024, section 3.1.
     """
 
+    @checked
     def __init__(self, name: GateName = "identity", beta: float = 1.0) -> None:
         super().__init__()
-        if name not in GATES:
-            raise BilensError(f"gate={name!r}, expected one of {', '.join(GATES)}")
         self.name = name
         self.beta = beta
 
@@ -111,9 +108,6 @@ class GatedLayer(nn.Module):
         out_bias = bias if out_bias is None else out_bias
         self.out = nn.Linear(d_hidden, d_out, bias=out_bias) if d_hidden else None
         self.residual = residual
-
-    if TYPE_CHECKING:
-        __call__ = nn.Module.__call__
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """Apply the layer to rows of x."""

@@ -1,27 +1,23 @@
 """The MLP of a transformer by its name: gated ones, of which one is a tensor, and plain ones."""
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from bilens.checks import checked
-from bilens.errors import BilensError, NotBilinearError
+from bilens.errors import NotBilinearError
 from bilens.nn.gated import ACTIVATIONS, GatedLayer, GateName
 from bilens.settings import Size
 from bilens.tensor import BilinearTensor
 
-__all__ = ["MLPS", "MLP_BIASES", "MlpBias", "MlpName", "PlainMLP", "make_mlp"]
+__all__ = ["MlpBias", "MlpName", "PlainMLP", "make_mlp"]
 
 MlpName = Literal["bilinear", "swiglu", "geglu", "reglu", "relu", "relu2", "gelu"]
 """MLPs of a transformer by their names; only bilinear is a tensor."""
-MLPS: tuple[str, ...] = get_args(MlpName)
-"""All of them."""
 
 MlpBias = Literal["none", "out", "all"]
 """Which maps of an MLP have biases: none, the last alone, or all."""
-MLP_BIASES: tuple[str, ...] = get_args(MlpBias)
-"""All of them."""
 
 _GATES: dict[str, GateName] = {
     "bilinear": "identity",
@@ -53,13 +49,9 @@ class PlainMLP(nn.Module):
         self.out = nn.Linear(d_hidden, d_model, bias=bias if out_bias is None else out_bias)
         self.activation = activation
 
-    if TYPE_CHECKING:
-        __call__ = nn.Module.__call__
-
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Apply the layer to rows of x."""
-        y: Tensor = self.out(self.activate(self.inner(x)))
-        return y
+        return self.out(self.activate(self.inner(x)))
 
     def activate(self, z: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
         """sigma(z)."""
@@ -73,18 +65,14 @@ class PlainMLP(nn.Module):
         )
 
 
+@checked
 def make_mlp(
     name: MlpName, d_model: int, d_hidden: int, *, bias: bool, out_bias: bool | None = None
 ) -> GatedLayer | PlainMLP:
     """An MLP by its name; see `GatedLayer` and `PlainMLP`.
 
-    Raises:
-        BilensError: the name is another.
-
     Source: Shazeer 2020 for the gated ones.
     """
-    if name not in MLPS:
-        raise BilensError(f"mlp={name!r}, expected one of {', '.join(MLPS)}")
     if name in _GATES:
         return GatedLayer(
             d_model, d_model, d_hidden, gate=_GATES[name], bias=bias, out_bias=out_bias

@@ -1,17 +1,16 @@
 """Normalisation, or none."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from bilens.errors import BilensError
+from bilens.checks import checked
 
-__all__ = ["NORMS", "NormName", "ScalarNorm", "make_norm"]
+__all__ = ["NormName", "ScalarNorm", "make_norm"]
 
 NormName = Literal["none", "scalar", "rms", "layer"]
 """Norms by their names; only with none, or a scalar one, a model is a polynomial of its input."""
-NORMS: tuple[str, ...] = get_args(NormName)
 
 
 class ScalarNorm(nn.Module):
@@ -62,11 +61,11 @@ class ScalarNorm(nn.Module):
 MOMENTUM = 0.02
 
 
+@checked
 def make_norm(name: NormName, width: int, eps: float | None = None) -> nn.Module:
     """A norm by its name: none, scalar (`ScalarNorm`), rms (with a gain), or layer (gain and bias).
 
-    `eps` is what it adds to the mean square; None for what torch adds. Another name is a
-    BilensError.
+    `eps` is what it adds to the mean square; None for what torch adds.
     """
     match name:
         case "none":
@@ -77,4 +76,3 @@ def make_norm(name: NormName, width: int, eps: float | None = None) -> nn.Module
             return nn.RMSNorm(width, eps)
         case "layer":
             return nn.LayerNorm(width) if eps is None else nn.LayerNorm(width, eps)
-    raise BilensError(f"norm={name!r}, expected one of {', '.join(NORMS)}")

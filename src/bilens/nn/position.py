@@ -1,6 +1,6 @@
 """Rotary positions: queries and keys turned by angles that grow with the position."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -8,13 +8,12 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 
-__all__ = ["POSITIONS", "PositionName", "rotate", "rotation"]
+__all__ = ["PositionName", "rotate", "rotation"]
 
 PositionName = Literal["rotary", "learned", "shortformer", "none"]
 """How a model knows positions: rotary turns queries and keys; learned adds a vector to the
 embedding; shortformer adds one where queries and keys are read and nowhere else, so that values
 and MLPs see tokens alone (Press et al. 2021)."""
-POSITIONS: tuple[str, ...] = get_args(PositionName)
 
 
 def rotation(

@@ -1,15 +1,15 @@
 """Adversarial masks: one picture from the weights that turns other images into a given class."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_finite, check_labels
+from bilens.checks import check_finite, check_index, check_labels
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
+from bilens.settings import NotNegative
 from bilens.tensor import Spectrum
 from bilens.tensor.exact import exact
 
@@ -73,7 +73,7 @@ def attack(
     mask: Float[Tensor, " n_pixels"],
     *,
     class_: int,
-    norm: float,
+    norm: NotNegative,
 ) -> Attack:
     """Add a mask to every image that is not of its class, and see what the model makes of them.
 
@@ -92,13 +92,8 @@ def attack(
         raise BilensError(
             f"mask has shape {tuple(mask.shape)}; expected ({config.n_inputs},), not all zero"
         )
-    if not 0 <= norm < math.inf:
-        raise BilensError(f"norm={norm}, expected a finite number, 0 or more")
     check_labels(labels, config.n_classes)
-    if class_ not in range(config.n_classes):
-        raise BilensError(
-            f"class_={class_!r}, expected the number of a class, 0 to {config.n_classes - 1}"
-        )
+    check_index("class_", class_, config.n_classes, "the number of a class")
     others = labels != class_
     if not others.any():
         raise BilensError(f"x holds no image of another class than class_={class_} to attack")

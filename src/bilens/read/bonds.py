@@ -5,22 +5,20 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from bilens.data import ImageData
+from bilens.lazy_imports import pd
 from bilens.nn import ImageClassifier
 from bilens.notebook import Shown
 from bilens.progress import progress_bar
 from bilens.settings import Share
 from bilens.tensor import Bonds, Cut, Products, bonds, sparse_basis, with_constant
 from bilens.tensor.exact import exact
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = [
     "BondReading",

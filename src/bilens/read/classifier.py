@@ -1,22 +1,20 @@
 """Everything that a single-layer image classifier's weights say about its classes."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bilens.data import ImageData
+from bilens.lazy_imports import pd
 from bilens.nn import ImageClassifier
 from bilens.notebook import Shown
 from bilens.read.shared import SharedFeatures, shared_by_classes
 from bilens.read.truncation import TruncationCurve, truncation_curve
 from bilens.tensor import Spectrum
 from bilens.tensor.exact import exact
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["Basis", "ClassifierReading", "class_spectra", "logit_spectra", "read_classifier"]
 

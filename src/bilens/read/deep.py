@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import safetensors
 import torch
@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.files import write_safetensors
+from bilens.lazy_imports import pd
 from bilens.nn import ImageClassifier
 from bilens.notebook import Shown
 from bilens.read.shared import SharedFeatures, shared_by_paths
@@ -20,22 +21,13 @@ from bilens.tensor import BilinearTensor, LazyTree, Paths, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
 from bilens.tensor.exact import exact
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 __all__ = ["PATHS_NAME", "DeepReading", "load_paths", "path_accuracies", "read_deep", "save_paths"]
 
 PATHS_NAME = "paths.safetensors"
 """Of the file in a run directory."""
 
-FIELDS = {
-    "directions": "directions",
-    "roots": "classes",
-    "indices": "indices",
-    "eigenvalues": "eigenvalues",
-    "vectors": "vectors",
-}
-"""Names in `Paths`, and in the file."""
+FIELDS = ("directions", "roots", "indices", "eigenvalues", "vectors")
+"""What of `Paths` is in the file."""
 
 STOPS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 
@@ -146,7 +138,7 @@ def save_paths(path: Path, search: TopPaths, tensors: Sequence[BilinearTensor]) 
         CheckpointError: the system refuses.
     """
     paths = search.paths
-    found = {name: getattr(paths, field) for field, name in FIELDS.items()}
+    found = {name: getattr(paths, name) for name in FIELDS}
     metadata = {
         "of": _fingerprint(tensors),
         "constant": str(paths.constant),
@@ -168,7 +160,7 @@ def load_paths(path: Path, tensors: Sequence[BilinearTensor], k: int) -> TopPath
             if metadata.get("of") != _fingerprint(tensors):
                 return None
             device = tensors[0].left.device
-            found = {field: file.get_tensor(name).to(device) for field, name in FIELDS.items()}
+            found = {name: file.get_tensor(name).to(device) for name in FIELDS}
     except (OSError, SafetensorError):
         return None
     paths = Paths(**found, constant=metadata["constant"] == "True")

@@ -400,8 +400,7 @@ class _Finder:
         return Embedding(name, module, scale)
 
     def _number(self, layer: str, name: str | None) -> nn.Parameter | None:
-        found: nn.Parameter | None = self._get(layer + name) if name else None
-        return found
+        return self._get(layer + name) if name else None
 
     def _norm(self, name: str | None, layer: str = "") -> Norm | None:
         if name is None:

@@ -105,8 +105,7 @@ class MLP(ReadsStream):
 
     def act(self, z: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
         """The activation."""
-        found: Tensor = self.activation_function()(z)
-        return found
+        return self.activation_function()(z)
 
     def activation_function(self) -> Any:
         """The function or module that the activation is."""
@@ -115,8 +114,7 @@ class MLP(ReadsStream):
     def computes(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows d_model"]:
         """What such an MLP makes of what it reads, out of its parts."""
         acted, *other = (part.chosen(part.module(x).mT).mT for part in self.reads)
-        y: Tensor = self.down.module(self.act(acted) * (other[0] if other else 1))
-        return y
+        return self.down.module(self.act(acted) * (other[0] if other else 1))
 
     @torch.no_grad()
     def check(self) -> None:

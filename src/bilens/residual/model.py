@@ -219,8 +219,7 @@ class ResidualModel:
 
     def layer(self, layer: int) -> Layer:
         """The parts of a layer."""
-        check_index("layer", layer, self.n_layers)
-        return self.parts.layers[layer]
+        return self.parts.layers[check_index("layer", layer, self.n_layers)]
 
     @torch.no_grad()
     def mlp(self, layer: int) -> BilinearTensor:
@@ -311,8 +310,7 @@ class ResidualModel:
 
         def each(values: Tensor) -> Tensor:
             split = values.unflatten(0, (heads.n_kv_heads, heads.d_head))
-            shared: Tensor = split.repeat_interleave(heads.sharing, 0)
-            return shared
+            return split.repeat_interleave(heads.sharing, 0)
 
         return HeadWeights(
             value=each(value).mT,
@@ -421,8 +419,7 @@ class ResidualModel:
         y = x.to(stored.dtype)
         y = mlp.module(y if mlp.norm is None else mlp.norm.module(y))
         y = y if mlp.out_norm is None else mlp.out_norm.module(y)
-        added: Tensor = self.parts.residual_scale * y.to(x.dtype)
-        return added
+        return self.parts.residual_scale * y.to(x.dtype)
 
     # Texts.
 
@@ -444,7 +441,7 @@ class ResidualModel:
         """The model's logits, in float32 or float64."""
         self._check_ids(ids)
         found = self.model(ids.to(self.device), use_cache=False)
-        return getattr(found, "logits", found).to(self.dtype)  # type: ignore[no-any-return]
+        return getattr(found, "logits", found).to(self.dtype)
 
     def _check_ids(self, ids: Tensor, name: str = "ids") -> None:
         if ids.numel() == 0:

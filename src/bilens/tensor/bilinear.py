@@ -2,30 +2,24 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_finite
+from bilens.checks import check_finite, check_index
 from bilens.errors import BilensError
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import pd
 from bilens.notebook import Shown
 from bilens.tensor.constant import affine, fit_input
 from bilens.tensor.exact import exact
 from bilens.tensor.factored import FactoredMatrix
 from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors, take_out_scale
-from bilens.tensor.gram import hidden_gram, hidden_product, input_gram
+from bilens.tensor.gram import hidden_product, input_gram
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.svd import TensorSVD, svd_of_unfolding
-
-if TYPE_CHECKING:
-    import pandas as pd
-else:  # The mathematics does without.
-    pd = lazy_import("pandas")
 
 __all__ = ["BilinearTensor"]
 
@@ -207,30 +201,16 @@ class BilinearTensor(Shown):
         return QuadraticForm(self.left, self.right, weights, self.constant)
 
     def _output_index(self, name: str, chosen: Any) -> int | list[int]:
-        several = isinstance(chosen, Iterable) and not isinstance(chosen, str)
-        several = several and getattr(chosen, "ndim", 1) > 0
-        return (
-            [self._one_output(name, one) for one in chosen]
-            if several
-            else self._one_output(name, chosen)
-        )
+        one = isinstance(chosen, str) or getattr(chosen, "ndim", 1) == 0
+        if not one and isinstance(chosen, Iterable):
+            return [self._one_output(name, each) for each in chosen]
+        return self._one_output(name, chosen)
 
     def _one_output(self, name: str, chosen: Any) -> int:
         if isinstance(chosen, str) and self.names.count(chosen) == 1:
             return self.names.index(chosen)
-        try:
-            number = index(chosen)
-        except TypeError as error:
-            named = f", or one of {', '.join(self.names)}" if self.names else ""
-            raise BilensError(
-                f"{name}={chosen!r}, expected the number of an output, 0 to {self.n_out - 1}"
-                f"{named}, or several"
-            ) from error
-        if not 0 <= number < self.n_out:
-            raise BilensError(
-                f"{name}={number}, but the tensor's outputs are 0 to {self.n_out - 1}"
-            )
-        return number
+        named = f", or one of {', '.join(self.names)}" if self.names else ""
+        return check_index(name, chosen, self.n_out, f"the number of an output{named}")
 
     def change_basis(
         self,
@@ -426,4 +406,5 @@ def _unit_inner(a: BilinearTensor, b: BilinearTensor) -> Float64[Tensor, ""]:
 
 
 def _unit_output_gram(unit: BilinearTensor) -> Float64[Tensor, "n_out n_out"]:
-    return unit.out @ hidden_gram(unit.left, unit.right) @ unit.out.T
+    K = hidden_product(unit.left, unit.right, unit.left, unit.right)
+    return unit.out @ K @ unit.out.T

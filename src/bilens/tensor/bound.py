@@ -65,8 +65,7 @@ class LayerBound:
     ) -> Float64[Tensor, "*batch"]:
         """The bound s (norm |Z|)^p; the eigenvalues' own rounding must not rise above it."""
         room = _rounding(self.weighted.out) * torch.linalg.vector_norm(v, dim=-1)
-        bound: Tensor = self.below * (self.norm * (norms + room)) ** self.power
-        return bound
+        return self.below * (self.norm * (norms + room)) ** self.power
 
 
 def layer_bounds(tensors: Sequence[BilinearTensor]) -> list[LayerBound]:

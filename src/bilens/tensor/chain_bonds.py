@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import factorial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -25,19 +25,15 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import pd
 from bilens.notebook import Shown
+from bilens.settings import NotNegative
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
 from bilens.tensor.cut import Cut, fewest_hidden
 from bilens.tensor.exact import exact
 from bilens.tensor.gram import hidden_product
 from bilens.tensor.positive import checked_positive, square_root
-
-if TYPE_CHECKING:
-    import pandas as pd
-else:  # The mathematics does without.
-    pd = lazy_import("pandas")
 
 __all__ = ["Bond", "Bonds", "bonds"]
 
@@ -158,10 +154,8 @@ class Bonds(Shown):
             factor += float(sum(ways)) ** 2 / factorial(j)
         return self.certificate(ranks) * self.norm * math.sqrt(factor)
 
-    def ranks_within(self, error: float) -> tuple[int, ...]:
+    def ranks_within(self, error: NotNegative) -> tuple[int, ...]:
         """The fewest directions over all bonds for which the certificate is at most `error`."""
-        if not error >= 0:
-            raise BilensError(f"error={error}, expected 0 or more, relative to the model's norm")
         costs = [bond.uses * bond.shares for bond in self.bonds]
         numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
         cost, order = torch.cat(costs).sort()

@@ -1,6 +1,7 @@
 """Shared features: eigenvectors of many directions that are the same vector up to sign."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -8,10 +9,13 @@ from torch import Tensor
 
 from bilens.checks import check_finite
 from bilens.errors import BilensError
+from bilens.settings import Between
 from bilens.tensor.exact import exact
 from bilens.tensor.similarity import unit_rows
 
 __all__ = ["Features", "cluster", "leaders"]
+
+Cosine = Annotated[float, Between(0, 1, above=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +42,7 @@ class Features:
 
 @exact
 def cluster(
-    vectors: Float[Tensor, "m n"], weights: Float[Tensor, " m"], threshold: float = 0.9
+    vectors: Float[Tensor, "m n"], weights: Float[Tensor, " m"], threshold: Cosine = 0.9
 ) -> Features:
     """Group rows that point the same way up to sign: |v_i . v_j| / (|v_i| |v_j|) >= threshold.
 
@@ -57,7 +61,7 @@ def cluster(
         BilensError: shapes or threshold do not fit, a vector or all weights are zero, a weight is
             negative, or a number is not finite.
     """
-    _check(vectors, weights, threshold)
+    _check(vectors, weights)
     units, w = unit_rows(vectors.double()), weights.double()
     order = w.argsort(descending=True, stable=True)
     groups = _groups(leaders(units, order, threshold))
@@ -112,11 +116,9 @@ def _principal(
     return torch.where(directions[0] @ heaviest < 0, -directions[0], directions[0])
 
 
-def _check(vectors: Tensor, weights: Tensor, threshold: float) -> None:
+def _check(vectors: Tensor, weights: Tensor) -> None:
     if vectors.numel() == 0:
         raise BilensError(f"vectors has shape {tuple(vectors.shape)}, expected at least one row")
-    if not 0 < threshold <= 1:
-        raise BilensError(f"threshold={threshold}, expected a |cosine| above 0 and at most 1")
     check_finite(vectors=vectors, weights=weights)
     if (weights < 0).any():
         raise BilensError("weights holds negative values; take magnitudes")

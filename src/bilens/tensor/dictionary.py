@@ -144,8 +144,7 @@ class Reexpression:
 
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         """Evaluate sum_k u+_k sum_i lambda_ki (v_ki . x)^2 over the kept eigenpairs."""
-        values: Tensor = self.spectra(x)
-        return values @ self.outputs
+        return self.spectra(x) @ self.outputs
 
     def truncate(self, k: int) -> "Reexpression":
         """Keep the first k eigenpairs of each direction: the approximate layer."""

@@ -1,14 +1,14 @@
 """Local extrema of a quadratic form: on the sphere, and on its part of non-negative inputs."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from bilens.checks import check_count
 from bilens.errors import BilensError
-from bilens.settings import Count, Seed, Size
+from bilens.settings import Count, Seed, Size, Tolerance
 from bilens.tensor.clusters import leaders
 from bilens.tensor.exact import exact
 from bilens.tensor.quadratic import QuadraticForm
@@ -51,11 +51,11 @@ class Extrema:
 def local_extrema(
     form: QuadraticForm,
     *,
-    sign: int = 1,
+    sign: Literal[1, -1] = 1,
     nonnegative: bool = True,
     n_starts: Size = 256,
     steps: Count = 2000,
-    tolerance: float = 1e-6,
+    tolerance: Tolerance = 1e-6,
     seed: Seed = 0,
 ) -> Extrema:
     """Local maxima (sign=1) or minima (sign=-1) of x'Qx over |x| = 1, by default with x >= 0.
@@ -89,7 +89,7 @@ def local_extrema(
     Source: Pearce & Dooms 2024, "Future Work" and "The MNIST digit basis"; the step is the
         projected shifted power method of Kolda & Mayo 2011.
     """
-    _check(form, sign, n_starts, steps, tolerance)
+    _check(form)
     with torch.no_grad():
         unit, size = form.without_scale()
         Q = sign * unit.dense().double()
@@ -170,11 +170,10 @@ def _allowed(x: Tensor, nonnegative: bool) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / length
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
 
-def _check(form: QuadraticForm, sign: int, n_starts: int, steps: int, tolerance: float) -> None:
+def _check(form: QuadraticForm) -> None:
     if form.batch_shape:
         raise BilensError(
             f"form is a batch of shape {tuple(form.batch_shape)}; give a single one, as form[0]"
@@ -184,9 +183,3 @@ def _check(form: QuadraticForm, sign: int, n_starts: int, steps: int, tolerance:
             "form has a constant coordinate, which is always 1 and not free to climb in. Leave "
             "biases out: build the form from a tensor without the last column of left and right."
         )
-    if sign not in (1, -1):
-        raise BilensError(f"sign={sign}, expected 1 for maxima or -1 for minima")
-    check_count("n_starts", n_starts)
-    check_count("steps", steps)
-    if not 0 < tolerance < 1:
-        raise BilensError(f"tolerance={tolerance}, expected a number between 0 and 1")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import mul
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Complex, Float, Float64, Int
@@ -12,16 +12,12 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import pd
 from bilens.notebook import Shown
+from bilens.settings import Count
 from bilens.tensor.exact import exact
 from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors
 from bilens.tensor.top_entries import TopEntries, top_entries
-
-if TYPE_CHECKING:
-    import pandas as pd
-else:  # The mathematics does without.
-    pd = lazy_import("pandas")
 
 __all__ = ["FactoredMatrix", "FactoredSVD"]
 
@@ -196,7 +192,7 @@ class FactoredMatrix(Shown):
         *,
         times: "Sequence[FactoredMatrix]" = (),
         largest: bool = True,
-        batch_size: int | None = None,
+        batch_size: Count | None = None,
     ) -> TopEntries:
         """The k largest entries, or the smallest, of each matrix, never holding a whole one.
 
@@ -218,7 +214,6 @@ class FactoredMatrix(Shown):
         if batch_size is None:
             row_bytes = batch.numel() * self.n_columns * self.left.element_size()
             batch_size = max(1, BLOCK_BYTES // row_bytes)
-        check_count("batch_size", batch_size)
 
         def blocks() -> Iterator[Tensor]:
             for start in range(0, self.n_rows, batch_size):
@@ -230,8 +225,7 @@ class FactoredMatrix(Shown):
     def norm(self) -> Float64[Tensor, "*batch"]:
         """Frobenius norm, in float64."""
         self._check_finite()
-        norms: Tensor = torch.linalg.matrix_norm(self._turned()[1])
-        return norms
+        return torch.linalg.matrix_norm(self._turned()[1])
 
     def svd(self, k: int | None = None) -> FactoredSVD:
         """Singular value decomposition in float64, the k largest components or all.

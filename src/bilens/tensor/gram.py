@@ -7,7 +7,7 @@ number, so in float32 every singular value below 1/3000 of the largest would be 
 from jaxtyping import Float64
 from torch import Tensor
 
-__all__ = ["hidden_gram", "hidden_product", "input_gram"]
+__all__ = ["hidden_product", "input_gram"]
 
 
 def hidden_product(
@@ -23,13 +23,6 @@ def hidden_product(
     straight = (left_a @ left_b.T) * (right_a @ right_b.T)
     crossed = (left_a @ right_b.T) * (right_a @ left_b.T)
     return (straight + crossed) / 2
-
-
-def hidden_gram(
-    left: Float64[Tensor, "rank n_in"], right: Float64[Tensor, "rank n_in"]
-) -> Float64[Tensor, "rank rank"]:
-    """K of a layer with itself: entry (g, h) compares hidden unit g with hidden unit h."""
-    return hidden_product(left, right, left, right)
 
 
 def input_gram(

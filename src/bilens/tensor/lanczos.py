@@ -245,8 +245,7 @@ class Search:
             shape, dtype=basis.dtype, device=basis.device, generator=self.generator
         )
         vector = _reject(_reject(vector, basis), basis)
-        length: Tensor = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
-        return vector / length
+        return vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
 
 
 def basis_size(k: int) -> int:

@@ -2,24 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import check_count
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import networkx, pd
 from bilens.notebook import Shown
 from bilens.tensor.constant import fit_input
 from bilens.tensor.eigen import WORKING_BYTES
 from bilens.tensor.exact import exact
-
-if TYPE_CHECKING:
-    import networkx  # type: ignore[import-untyped]
-    import pandas as pd
-else:
-    networkx, pd = lazy_import("networkx"), lazy_import("pandas")
 
 __all__ = ["Paths", "effective_eigenvalues", "tree_to_networkx"]
 

@@ -194,8 +194,7 @@ class _Numbers:
 
     def of(self, i: int) -> Int[Tensor, " monomials"]:
         """For monomial i."""
-        taken: Tensor = self.taken[self.columns, self.sums[i]].sum(0)
-        return self.last - taken
+        return self.last - self.taken[self.columns, self.sums[i]].sum(0)
 
 
 def _laplacian(

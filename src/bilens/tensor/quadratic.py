@@ -1,7 +1,7 @@
 """Interaction matrices as quadratic forms, one or a batch of them, still factored."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from einops import einsum
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import pd
 from bilens.notebook import Shown
-from bilens.settings import Seed
+from bilens.settings import Seed, Tolerance
 from bilens.tensor.constant import fit_input
 from bilens.tensor.eigen import apply_factored, dense_eigenpairs, top_eigenpairs
 from bilens.tensor.exact import exact
@@ -23,13 +23,8 @@ from bilens.tensor.factors import (
     readable,
     take_out_scale,
 )
-from bilens.tensor.gram import hidden_gram
+from bilens.tensor.gram import hidden_product
 from bilens.tensor.spectrum import Spectrum
-
-if TYPE_CHECKING:
-    import pandas as pd
-else:  # The mathematics does without.
-    pd = lazy_import("pandas")
 
 __all__ = ["QuadraticForm"]
 
@@ -118,7 +113,8 @@ class QuadraticForm(Shown):
     def norm(self) -> Float64[Tensor, "*batch"]:
         """Frobenius norm of each Q, in float64, from the factors: sqrt(w' K w)."""
         unit, scale = self.without_scale()
-        K, w = hidden_gram(unit.left.double(), unit.right.double()), unit.weights.double()
+        L, R, w = unit.left.double(), unit.right.double(), unit.weights.double()
+        K = hidden_product(L, R, L, R)
         squares = einsum(w @ K, w, "... h, ... h -> ...")
         return scale * squares.clamp_min(0).sqrt()
 
@@ -137,7 +133,9 @@ class QuadraticForm(Shown):
         half = (self.left * self.weights[..., None]).mT @ self.right
         return (half + half.mT) / 2
 
-    def eigh(self, k: int | None = None, *, tolerance: float = 1e-4, seed: Seed = 0) -> Spectrum:
+    def eigh(
+        self, k: int | None = None, *, tolerance: Tolerance = 1e-4, seed: Seed = 0
+    ) -> Spectrum:
         """Eigenvalues and eigenvectors of each form, the largest magnitude first.
 
         Q = sum_i lambda_i v_i v_i',  so  x'Qx = sum_i lambda_i (v_i . x)^2
@@ -160,8 +158,6 @@ class QuadraticForm(Shown):
         """
         if k is not None:
             check_count("k", k, self.n_in, "the number of inputs")
-        if not 0 < tolerance < 1:
-            raise BilensError(f"tolerance={tolerance}, expected a number between 0 and 1")
         unit, scale = self.without_scale()
         weights = unit.weights.reshape(-1, unit.weights.shape[-1])
         if k is None:

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bilens.checks import check_count
 from bilens.settings import Count
 from bilens.tensor.cut import Cut
 from bilens.tensor.exact import exact
@@ -34,7 +33,6 @@ def sparse_basis(cut: Cut, *, steps: Count = 200) -> Cut:
     they write to the input. Costs O(r^4) a layer and step. The objective, of sparse coding on the
     entries of the interaction matrices, is our own.
     """
-    check_count("steps", steps)
     cores = [core.dense() for core in cut.cores]
     angles = [torch.zeros(k, k).to(cut.read).requires_grad_() for k in cut.ranks]
     optimizer = torch.optim.Adam(angles, lr=LEARNING_RATE)

@@ -3,22 +3,20 @@
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bilens.checks import check_count
+from bilens.lazy_imports import pd
 from bilens.notebook import Shown
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.bound import layer_bounds
 from bilens.tensor.chain import Chain, make_chain
 from bilens.tensor.exact import exact
 from bilens.tensor.paths import Paths
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["TopPaths", "top_paths"]
 

@@ -48,8 +48,7 @@ def best_match(
         raise BilensError(f"b has shape {tuple(b.shape)}, expected at least one row to match with")
     check_finite(a=a, b=b)
     cosines = unit_rows(a) @ unit_rows(b).mT.to(a)
-    best: Tensor = cosines.abs().amax(-1)
-    return best.clamp_max(1)
+    return cosines.abs().amax(-1).clamp_max(1)
 
 
 @exact

@@ -12,20 +12,16 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError, CheckpointError
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import lazy_import, pd, safetensors
 from bilens.notebook import Shown
+from bilens.settings import Count
 from bilens.tensor.constant import affine, fit_input
 from bilens.tensor.exact import exact
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import safetensors
-
     from bilens import files
 else:
-    # The mathematics does without the packages that files and tables take.
-    pd = lazy_import("pandas")
-    files, safetensors = lazy_import("bilens.files"), lazy_import("safetensors")
+    files = lazy_import("bilens.files")
 
 __all__ = ["Spectrum"]
 
@@ -190,24 +186,22 @@ class Spectrum(Shown):
             )
         return self._take(scores.argsort(dim=-1, descending=True, stable=True))
 
-    def outermost(self, k: int) -> "Spectrum":
+    def outermost(self, k: Count) -> "Spectrum":
         """The k largest eigenvalues from the top down, then the k lowest from the bottom up.
 
         Fewer of either where there are not 2k.
         """
-        check_count("k", k)
         order = self.values.argsort(dim=-1, descending=True)
         top, bottom = order[..., :k], order[..., k:].flip(-1)[..., :k]
         return self._take(torch.cat([top, bottom], -1))
 
-    def oriented(self, x: Float[Tensor, "samples n_in"], k: int = 3) -> "Spectrum":
+    def oriented(self, x: Float[Tensor, "samples n_in"], k: Count = 3) -> "Spectrum":
         """Choose each eigenvector's sign so that it resembles the inputs it reacts to most.
 
         The sign is that of the sum of v.x over the k inputs of largest |activation|.
 
         Source: Pearce et al. 2024, figure 2B.
         """
-        check_count("k", k)
         if len(x) == 0:
             raise BilensError(f"x has shape {tuple(x.shape)}, expected at least one sample")
         overlaps = self.overlaps(x)

@@ -1,22 +1,17 @@
 """The tensor's singular value decomposition, output side against pairs of inputs."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bilens.checks import check_count
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import pd
 from bilens.notebook import Shown
 from bilens.tensor.exact import exact
 from bilens.tensor.quadratic import QuadraticForm
-
-if TYPE_CHECKING:
-    import pandas as pd
-else:  # The mathematics does without.
-    pd = lazy_import("pandas")
 
 __all__ = ["TensorSVD", "svd_of_unfolding"]
 

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite
+from bilens.checks import check_finite
 from bilens.errors import BilensError
+from bilens.settings import Count
 from bilens.tensor.exact import exact
 
 __all__ = ["TopEntries", "top_entries"]
@@ -32,7 +33,7 @@ class TopEntries:
 @torch.no_grad()
 @exact
 def top_entries(
-    blocks: Iterable[Float[Tensor, "*batch rows columns"]], k: int, *, largest: bool = True
+    blocks: Iterable[Float[Tensor, "*batch rows columns"]], k: Count, *, largest: bool = True
 ) -> TopEntries:
     """The k largest entries of a matrix whose rows come block after block, from row 0 on.
 
@@ -47,7 +48,6 @@ def top_entries(
     Raises:
         BilensError: k is not positive, there is no block, or an entry that counts is not finite.
     """
-    check_count("k", k)
     start, best = 0, None
     for block in blocks:
         found = _of_block(block if largest else -block, start, k, best)

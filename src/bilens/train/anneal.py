@@ -5,8 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 
 from bilens.checks import check_weights
@@ -16,6 +14,7 @@ from bilens.train.settings import SCHEDULES, AnnealTraining
 from bilens.train.trainer import (
     alone_with_seed,
     check_vocabulary,
+    collate,
     run_trainer,
     steps_per_epoch,
     trainer_arguments,
@@ -23,7 +22,6 @@ from bilens.train.trainer import (
 
 __all__ = ["AnnealTraining", "anneal"]
 
-IGNORED = -100
 DECAYS = {"none": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
@@ -93,7 +91,7 @@ def anneal(
             arguments,
             resume=resume,
             extra=lambda: {"beta": fall.swish.beta},
-            data_collator=_collate,
+            data_collator=collate,
             eval_dataset=corpus.validation,
             # The fall of beta comes first, so that whatever follows a step has the next beta.
             callbacks=[fall],
@@ -121,10 +119,3 @@ class _Fall(TrainerCallback):
 
     def set(self, step: int) -> None:
         self.swish.beta = self.start * self.schedule(min(1.0, step / self.steps))
-
-
-def _collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    texts = [row["input_ids"] for row in rows]
-    # Padding stands behind the text, which does not see it, and has no loss.
-    labels = pad_sequence(texts, batch_first=True, padding_value=IGNORED)
-    return {"input_ids": labels.clamp_min(0), "labels": labels}

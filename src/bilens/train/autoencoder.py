@@ -18,7 +18,7 @@ from bilens.progress import progress_bar
 from bilens.settings import Count, NotNegative, Positive, Seed, check_settings
 from bilens.tensor import BilinearTensor
 from bilens.train.interrupt import interrupt_between_steps
-from bilens.train.run_directory import RunDirectory, load_state, open_run, part, save_state
+from bilens.train.run_directory import RunDirectory, open_run, part
 
 __all__ = [
     "AutoencoderTraining",
@@ -189,10 +189,10 @@ class _Session:
         self.step, self.loss = 0, torch.zeros(())
 
     def load(self, run: RunDirectory) -> None:
-        checkpoint = run.newest_checkpoint()
-        if checkpoint is None:
+        found = run.load_state(self.model.features.device)
+        if found is None:
             return
-        record, tensors = load_state(checkpoint, self.model.features.device)
+        record, tensors = found
         if not math.isclose(record["scale"], self.scale, rel_tol=1e-3):
             raise CheckpointError(
                 f"sample gives vectors of mean length {self.scale:.6g}; {run.path} was trained on "
@@ -215,20 +215,18 @@ class _Session:
         if run is None:
             return
         self.finished().save_files(run.path)
-        draft = run.draft(self.step)
         slots = {
             f"{name}.{slot}": value
             for name, weight in self.model.named_parameters()
             for slot, value in self.optimizer.state[weight].items()
         }
-        save_state(
-            draft,
+        run.save_state(
+            self.step,
             {"step": self.step, "scale": self.scale},
             model=self.model.state_dict(),
             optimizer=slots,
             generator={"state": self.generator.get_state()},
         )
-        run.keep(draft)
 
     def take_step(self) -> None:
         training, model, generator = self.training, self.model, self.generator

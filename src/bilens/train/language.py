@@ -5,8 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
@@ -15,6 +13,7 @@ from bilens.train.settings import LanguageTraining, check_precision
 from bilens.train.trainer import (
     alone_with_seed,
     check_vocabulary,
+    collate,
     run_trainer,
     steps_per_epoch,
     trainer_arguments,
@@ -91,16 +90,11 @@ def train_language(
             arguments,
             resume=resume,
             target=training.target_loss,
-            data_collator=_collate,
+            data_collator=collate,
             eval_dataset=corpus.validation.select(range(texts)),
             optimizers=(muon, None),
         )
     return model.eval(), history  # type: ignore[no-untyped-call]
-
-
-def _collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    ids = torch.stack([row["input_ids"] for row in rows])
-    return {"input_ids": ids, "labels": ids}
 
 
 def _check_corpus(config: LanguageConfig, corpus: Corpus) -> None:

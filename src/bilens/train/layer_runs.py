@@ -7,16 +7,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from bilens.residual.attention import StopForwardError
 from bilens.residual.layers import MLP
 
 __all__ = ["BATCH", "LayerRuns"]
 
 BATCH = 8
 """Texts that run at once."""
-
-
-class _EnoughError(Exception):
-    """The first layer was reached, and no more is needed."""
 
 
 class LayerRuns:
@@ -69,8 +66,7 @@ class LayerRuns:
     def _apply(self, layer: int, stream: Tensor) -> Tensor:
         given, named = self._beside[len(stream)][layer]
         made = self._layers[layer](stream, *given, **named)
-        found: Tensor = made[0] if isinstance(made, tuple) else made
-        return found
+        return made[0] if isinstance(made, tuple) else made
 
     @torch.no_grad()
     def _enter(self, model: PreTrainedModel, texts: Int[Tensor, "texts time"]) -> Tensor:
@@ -83,13 +79,13 @@ class LayerRuns:
             if not entered:
                 entered.append(given[0])
             if not new:
-                raise _EnoughError
+                raise StopForwardError
             beside.append((given[1:], named))
 
         hooks = [layer.register_forward_pre_hook(catch, with_kwargs=True) for layer in self._layers]
         try:
             model.base_model(texts, use_cache=False)
-        except _EnoughError:
+        except StopForwardError:
             return entered[0]
         finally:
             for hook in hooks:

@@ -23,6 +23,7 @@ from bilens.errors import BilensError
 from bilens.progress import progress_bar
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
+from bilens.settings import NotNegative
 from bilens.train.layer_fit import Distillation, Fit, Rows, fit_mlp
 from bilens.train.layer_runs import BATCH, LayerRuns
 
@@ -61,7 +62,7 @@ def linearise(
     held_out: Int[Tensor, "held_out held_out_time"],
     layers: Sequence[int] | None = None,
     *,
-    budget: float | None = None,
+    budget: NotNegative | None = None,
     distillation: Distillation | None = None,
     alone: bool = True,
 ) -> Linearised:
@@ -94,8 +95,6 @@ def linearise(
     chosen = sorted(set(range(len(mlps)) if layers is None else layers))
     if not chosen or chosen[0] < 0 or chosen[-1] >= len(mlps):
         raise BilensError(f"layers={layers}, expected some of 0 to {len(mlps) - 1}")
-    if budget is not None and not 0 <= budget < torch.inf:
-        raise BilensError(f"budget={budget}, expected a number of nats of at least 0")
     for name, some in (("texts", texts), ("held_out", held_out)):
         _check_tokens(name, some, model.config.vocab_size)
     texts, held_out = (some.to(model.device) for some in (texts, held_out))

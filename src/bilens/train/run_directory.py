@@ -41,12 +41,10 @@ __all__ = [
     "RunDirectory",
     "is_begun",
     "is_finished",
-    "load_state",
     "open_run",
     "part",
     "read_metrics",
     "read_training",
-    "save_state",
 ]
 
 TRAINING_NAME = "training.json"
@@ -99,6 +97,25 @@ class RunDirectory:
             draft.parent.rmdir()
         for old in self._checkpoints()[KEPT:]:
             self._remove(old)
+
+    def save_state(
+        self, step: int, record: Mapping[str, Any], **parts: Mapping[str, Tensor]
+    ) -> None:
+        """Make a checkpoint of named tensors in parts, and of a record such as JSON holds them."""
+        draft = self.draft(step)
+        tensors = {f"{kind}.{name}": t for kind, part in parts.items() for name, t in part.items()}
+        write_safetensors(draft / STATE_NAME, tensors, {"record": json.dumps(record)})
+        self.keep(draft)
+
+    def load_state(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """The record of the newest checkpoint, and its tensors by part and name."""
+        checkpoint = self.newest_checkpoint()
+        if checkpoint is None:
+            return None
+        with safe_open(checkpoint / STATE_NAME, "pt", str(device)) as file:
+            # Copied, as the memory of a mapped file is aligned otherwise, and sums would differ.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return json.loads(file.metadata()["record"]), tensors
 
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint that is as it was written; damaged ones are removed."""
@@ -212,8 +229,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     Raises:
         CheckpointError: they are missing or damaged.
     """
-    metrics: list[dict[str, Any]] = read_json(run / METRICS_NAME, lines=True)
-    return metrics
+    return read_json(run / METRICS_NAME, lines=True)
 
 
 def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
@@ -230,20 +246,6 @@ def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
             "trained on is unknown; expected a directory that `bilens train` wrote"
         ) from error
     return settings
-
-
-def save_state(folder: Path, record: Mapping[str, Any], **parts: Mapping[str, Tensor]) -> None:
-    """Write named tensors in parts, and a record such as JSON holds them, for `load_state`."""
-    tensors = {f"{kind}.{name}": t for kind, part in parts.items() for name, t in part.items()}
-    write_safetensors(folder / STATE_NAME, tensors, {"record": json.dumps(record)})
-
-
-def load_state(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The record, and the tensors by part and name."""
-    with safe_open(folder / STATE_NAME, "pt", str(device)) as file:
-        # Copied, as the memory of a mapped file is aligned otherwise, and sums would differ.
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        return json.loads(file.metadata()["record"]), tensors
 
 
 def part(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:

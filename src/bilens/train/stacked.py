@@ -20,7 +20,7 @@ from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.progress import progress_bar
 from bilens.train.interrupt import interrupt_between_steps
-from bilens.train.run_directory import RunDirectory, load_state, part, save_state
+from bilens.train.run_directory import RunDirectory, part
 
 if TYPE_CHECKING:
     from bilens.train.classifier import ClassifierTraining
@@ -112,10 +112,9 @@ class Member:
     def load(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
         assert self.run is not None
-        checkpoint = self.run.newest_checkpoint()
-        if checkpoint is not None:
-            device = next(self.model.parameters()).device
-            record, tensors = load_state(checkpoint, device)
+        found = self.run.load_state(self.noise.device)
+        if found is not None:
+            record, tensors = found
             self.place = _Place(**record)
             self.model.load_state_dict(part(tensors, "model"))
             self.slots = part(tensors, "optimizer")
@@ -128,10 +127,9 @@ class Member:
             return
         self.model.save_files(self.run.path)
         self.model.source = self.run.path
-        draft = self.run.draft(steps * self.place.epoch + self.place.step)
+        step = steps * self.place.epoch + self.place.step
         model, noise = self.model.state_dict(), {"state": self.noise.get_state()}
-        save_state(draft, vars(self.place), model=model, optimizer=self.slots, noise=noise)
-        self.run.keep(draft)
+        self.run.save_state(step, vars(self.place), model=model, optimizer=self.slots, noise=noise)
 
     def _check_finite(self, data: ImageData | None = None) -> float:
         """Raise if the training diverged; else give the accuracy on the test set of `data`."""

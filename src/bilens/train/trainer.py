@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from rich.progress import Progress
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
@@ -40,11 +42,13 @@ __all__ = [
     "ResumableTrainer",
     "alone_with_seed",
     "check_vocabulary",
+    "collate",
     "run_trainer",
     "steps_per_epoch",
     "trainer_arguments",
 ]
 
+IGNORED = -100
 _ALONE = threading.RLock()
 
 
@@ -128,6 +132,14 @@ def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
             f"The tokenizer of {corpus.name} has {size} tokens; the model has "
             f"vocab_size={vocab_size}"
         )
+
+
+def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Texts of any lengths as a batch."""
+    texts = [row["input_ids"] for row in rows]
+    # Padding stands behind the text, which does not see it, and has no loss.
+    labels = pad_sequence(texts, batch_first=True, padding_value=IGNORED)
+    return {"input_ids": labels.clamp_min(0), "labels": labels}
 
 
 class ResumableTrainer(Trainer):
@@ -337,8 +349,7 @@ def run_trainer(
             save_model(run, model, corpus.tokenizer, state)
             directory.finish()
         trainer.accelerator.wait_for_everyone()
-    history: list[dict[str, Any]] = trainer.state.log_history
-    return history
+    return trainer.state.log_history
 
 
 def _leave_group() -> None:
@@ -369,5 +380,4 @@ def _open(
     broadcast_object_list(found)
     if isinstance(found[0], BilensError):
         raise found[0]
-    opened: tuple[RunDirectory, Path | None] = found[0]
-    return opened
+    return found[0]

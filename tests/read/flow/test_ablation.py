@@ -124,5 +124,5 @@ def test_what_cannot_be_removed_is_said(part, message):
 def test_nothing_is_scaled_by_less_than_zero():
     view = ResidualModel(random_model(**STRAIGHT))
     found = flow(view, random_text(), view.direction(3), k=1, threshold=0.1)
-    with pytest.raises(BilensError, match="scale=-1, expected 0 or more"):
+    with pytest.raises(BilensError, match="scale=-1, expected a finite number, at least 0"):
         ablate(view, found, [1], scale=-1)

@@ -85,7 +85,7 @@ def test_patterns_are_split_too(settings, threshold):
     ("change", "message"),
     [
         ({"k": 0}, "k=0, expected a whole number"),
-        ({"threshold": 1.0}, "threshold=1.0, expected a share of 0 to below 1"),
+        ({"threshold": 1.0}, "threshold=1.0, expected a finite number, at least 0 and below 1"),
         ({"position": 9}, "position=9, expected -9 to 8"),
         ({"through_patterns": True}, "patterns of softmax attention are not polynomials"),
         ({"direction": torch.zeros(3).double()}, "direction has 3 numbers, expected 16, the width"),

@@ -182,7 +182,7 @@ def test_an_edited_model_is_saved_and_opened(tmp_path):
     [
         ("llama", {"vectors": torch.zeros(1, 16).double()}, "a row that is zero"),
         ("llama", {"vectors": torch.ones(1, 5).double()}, r"shape \(1, 5\), expected rows of 16"),
-        ("llama", {"scale": -1.0}, "scale=-1.0, expected 0 or more"),
+        ("llama", {"scale": -1.0}, "scale=-1.0, expected a finite number, at least 0"),
         ("llama", {"vectors": torch.ones(1, 17).double()}, "has no bias, which these vectors"),
         ("gpt2", {}, "has no gate; edit"),
     ],

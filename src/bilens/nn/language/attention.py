@@ -1,7 +1,6 @@
 """Causal attention, whatever its pattern, with its weights under the names of the field."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
 
 import torch
 from einops import rearrange
@@ -60,9 +59,6 @@ class Attention(nn.Module):
         self.out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
         self.value_mix_share = nn.Parameter(torch.tensor([0.5])) if value_mix else None
 
-    if TYPE_CHECKING:
-        __call__ = nn.Module.__call__
-
     def forward(
         self,
         x: Float[Tensor, "batch time d_model"],
@@ -84,8 +80,7 @@ class Attention(nn.Module):
         """
         qk, v = self._queries_keys(x, pos_embed, rope), self.values(x, v_first)
         mixed = self.attend(qk, v, mask, cache)
-        y: Tensor = self.out(rearrange(mixed, "b h t d -> b t (h d)"))
-        return y
+        return self.out(rearrange(mixed, "b h t d -> b t (h d)"))
 
     def attention_pattern(
         self,
@@ -149,14 +144,10 @@ class Attention(nn.Module):
     def pattern(
         self,
         scores: list[Float[Tensor, "*batch time seen"]],
-        seen: Bool[Tensor, "time seen"] | None,
-        values: Float[Tensor, "*batch seen d_head"] | None,
+        seen: Bool[Tensor, "time seen"],
+        values: Float[Tensor, "*batch seen d_head"],
     ) -> Float[Tensor, "*batch time seen"]:
-        """A from the scores q . k of each pair.
-
-        `seen` is what may be looked at, None for everything; `values` what is mixed, where A
-        depends on it.
-        """
+        """A from the scores q . k of each pair; `seen` may be looked at, `values` are mixed."""
 
     def _queries_keys(
         self, x: Tensor, pos_embed: Tensor | None, rope: Rope | None, *, normed: bool = True

@@ -39,16 +39,3 @@ class LanguageConfig(LanguageSettings, PreTrainedConfig):
         if self.mlp_bias is None:
             self.mlp_bias = "all" if self.bias else "none"
         super().__post_init__(**rest)  # type: ignore[no-untyped-call]
-
-    @property
-    def obstacles(self) -> list[str]:
-        """What keeps logits from being the sum of all that is written to the stream, read once.
-
-        Settings as name=value; empty for a model whose weights alone say what each part adds.
-        """
-        plain = {"norm": "none", "value_mix": False, "embed_mix": False, "logit_cap": None}
-        return [
-            f"{name}={found!r}"
-            for name, value in plain.items()
-            if (found := getattr(self, name)) != value
-        ]

@@ -69,8 +69,7 @@ class Block(GradientCheckpointingLayer):
         """The residual stream after the block; arguments as for `Attention`, and `x0` to mix in."""
         x = self.mixed(x, x0)
         x = x + self.attn(self.attn_norm(x), pos_embed, rope, mask, cache, v_first)
-        y: Tensor = x + self.mlp(self.mlp_norm(x))
-        return y
+        return x + self.mlp(self.mlp_norm(x))
 
     def mixed(
         self,
@@ -240,14 +239,13 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
                     f"time): {self.config.attention} attention can leave out tokens, not pairs"
                 )
             return attention_mask[:, None, None, -x.shape[1] :].bool()
-        mask: Tensor | None = create_causal_mask(  # type: ignore[assignment]
+        return create_causal_mask(  # type: ignore[return-value]
             config=self.config,
             inputs_embeds=x,
             attention_mask=attention_mask,
             past_key_values=cache,
             position_ids=position_ids,
         )
-        return mask
 
     def embed_text(
         self, input_ids: Int[Tensor, "batch time"], position_ids: Int[Tensor, "_ time"]
@@ -283,8 +281,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         if not self.config.value_mix:
             return None
         block: Block = self.blocks[0]  # type: ignore[assignment]
-        found: Tensor = block.attn.own_values(block.attn_norm(block.mixed(x0, x0)))
-        return found
+        return block.attn.own_values(block.attn_norm(block.mixed(x0, x0)))
 
     @property
     def W_E(self) -> Float[Tensor, "vocab d_model"]:
@@ -298,9 +295,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
 
     def mlp(self, layer: int) -> GatedLayer | PlainMLP:
         """The MLP of a block."""
-        check_index("layer", layer, len(self.blocks))
-        found: GatedLayer | PlainMLP = self.blocks[layer].mlp  # type: ignore[assignment]
-        return found
+        return self.blocks[check_index("layer", layer, len(self.blocks))].mlp  # type: ignore[return-value]
 
 
 AutoConfig.register(LanguageConfig.model_type, LanguageConfig)

@@ -133,14 +133,12 @@ class ProductAttention(Attention):
                 return functional.rms_norm(y, y.shape[-1:], eps=EPS)
         return y
 
-    def pattern(self, scores: list[Tensor], seen: Tensor | None, values: Tensor | None) -> Tensor:
-        """The product of the scores, normalised as `attend` does; rms only if there are values."""
-        pattern = scores[0] * scores[-1] * self.scale**2
-        if seen is not None:
-            pattern = pattern.masked_fill(~seen, 0)
+    def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
+        """The product of the scores, normalised as `attend` does."""
+        pattern = (scores[0] * scores[-1] * self.scale**2).masked_fill(~seen, 0)
         if self.norm == "sum":
             return pattern / pattern.sum(-1, keepdim=True).clamp_min(EPS)
-        if self.norm == "rms" and values is not None:
+        if self.norm == "rms":
             power = (pattern @ values).square().mean(-1, keepdim=True)
             return pattern * (power + EPS).rsqrt()
         return pattern

@@ -34,7 +34,7 @@ class SoftmaxAttention(Attention):
             k, v = cache.update(k, v, self.layer)
         return _mixed(q, k, v, mask, self.scale)
 
-    def pattern(self, scores: list[Tensor], seen: Tensor | None, values: Tensor | None) -> Tensor:
+    def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
         """The softmax over what is seen."""
         return _softmax(scores[0] * self.scale, seen)
 
@@ -67,7 +67,7 @@ class DifferentialAttention(SoftmaxAttention):
         first, second = (_mixed(q, k, v, mask, self.scale) for q, k in ((q1, k1), (q2, k2)))
         return first - self.diff_lambda * second
 
-    def pattern(self, scores: list[Tensor], seen: Tensor | None, values: Tensor | None) -> Tensor:
+    def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
         """The difference of the softmaxes over what is seen."""
         first, second = (_softmax(score * self.scale, seen) for score in scores)
         return first - self.diff_lambda * second
@@ -86,7 +86,5 @@ def _mixed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
     )
 
 
-def _softmax(scores: Tensor, seen: Tensor | None) -> Tensor:
-    if seen is not None:
-        scores = scores.masked_fill(~seen, -torch.inf)
-    return scores.softmax(-1)
+def _softmax(scores: Tensor, seen: Tensor) -> Tensor:
+    return scores.masked_fill(~seen, -torch.inf).softmax(-1)

@@ -16,7 +16,7 @@ from bilens.read.flow.graph import Flow, Node
 from bilens.read.flow.mlp import FrozenMLP
 from bilens.residual import ResidualModel
 from bilens.residual.parts import LinearMap
-from bilens.settings import Count
+from bilens.settings import Count, NotNegative
 from bilens.tensor.exact import exact
 
 __all__ = ["Ablation", "Direction", "ablate"]
@@ -39,6 +39,8 @@ class Direction:
 Part = int | tuple[int, int] | Direction
 Change = Callable[[Tensor], None]
 """Changes the row of a batch that a module has made, or is given, in place."""
+Changes = Sequence[tuple[nn.Module, bool, Change]]
+"""Where a run differs: modules, whether it is what they are given, and what happens to that."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def ablate(
     found: Flow,
     parts: Sequence[Part],
     *,
-    scale: float = 0.0,
+    scale: NotNegative = 0.0,
     batch_size: Count = 16,
 ) -> list[Ablation]:
     """Run a model with each of some parts of a flow removed, or its flow scaled.
@@ -85,23 +87,14 @@ def ablate(
         BilensError: there is no such node or edge, it is not one part of the model (the logit, a
             remainder, a bias), or the scale is negative.
     """
-    if not 0 <= scale < torch.inf:
-        raise BilensError(f"scale={scale}, expected 0 or more; 0 removes the part")
     runner = _Runner(model, found, scale)
     planned = [runner.plan(part) for part in parts]
     changes = []
     for start in range(0, len(planned), batch_size):
-        changes += runner.run([hook for _, hook in planned[start : start + batch_size]])
+        changes += runner.run([changed for _, changed in planned[start : start + batch_size]])
     return [
         Ablation(predicted, actual) for (predicted, _), actual in zip(planned, changes, strict=True)
     ]
-
-
-@dataclass(frozen=True, eq=False)
-class _Hook:
-    """Where a run differs: what happens to the inputs or outputs of some modules."""
-
-    changes: Sequence[tuple[nn.Module, bool, Change]]
 
 
 class _Runner:
@@ -112,13 +105,13 @@ class _Runner:
         self.last = model.parts.norm_or_module
         self.heads: dict[int, FrozenAttention] = {}
 
-    def plan(self, part: Part) -> tuple[float, _Hook]:
+    def plan(self, part: Part) -> tuple[float, Changes]:
         """The predicted change, and what to do."""
         if isinstance(part, Direction):
             return self.direction(part)
         return self.edge(*part) if isinstance(part, tuple) else self.node(part)
 
-    def direction(self, part: Direction) -> tuple[float, _Hook]:
+    def direction(self, part: Direction) -> tuple[float, Changes]:
         """The predicted change, and what to do, for a direction at all positions."""
         mlp = FrozenMLP.on(self.model, self.flow.trace, part.layer)
         v, less = self._fitted(mlp, part), 1 - self.scale
@@ -129,7 +122,7 @@ class _Runner:
         places = torch.arange(len(overlap), device=overlap.device)
         return float(predicted.sum()), self._reading(part.layer, mlp, v, places, -less * overlap)
 
-    def node(self, number: int) -> tuple[float, _Hook]:
+    def node(self, number: int) -> tuple[float, Changes]:
         """The predicted change, and what to do, for a node."""
         node = self.flow.node(number)
         predicted = (self.scale - 1) * node.flow
@@ -145,7 +138,7 @@ class _Runner:
             "expected a token, position, head, eigenvector or mlp"
         )
 
-    def edge(self, above: int, below: int) -> tuple[float, _Hook]:
+    def edge(self, above: int, below: int) -> tuple[float, Changes]:
         """The predicted change, and what to do, for an edge."""
         a, b = self.flow.node(above), self.flow.node(below)
         through = float(self.flow.edges([above, below])[0, 1])
@@ -163,7 +156,7 @@ class _Runner:
             def lessen(x: Tensor) -> None:
                 x[-1] -= less.to(x)
 
-            return predicted, _Hook([(self.last, True, lessen)])
+            return predicted, [(self.last, True, lessen)]
         if a.kind == "head" and "patterns of attention" in self.flow.frozen:
             value = self._value(a)
             assert a.layer is not None
@@ -178,13 +171,13 @@ class _Runner:
             "eigenvector, or a head whose patterns are held fixed"
         )
 
-    def run(self, hooks: Sequence[_Hook]) -> list[float]:
+    def run(self, runs: Sequence[Changes]) -> list[float]:
         """How much the logit changes by each."""
-        ids = self.flow.ids.expand(len(hooks) + 1, -1)
+        ids = self.flow.ids.expand(len(runs) + 1, -1)
         stream: list[Tensor] = []
         with ExitStack() as stack:
-            for row, hook in enumerate(hooks, 1):
-                for module, before, change in hook.changes:
+            for row, changes in enumerate(runs, 1):
+                for module, before, change in changes:
                     stack.enter_context(_hooked(module, before, row, len(ids), change))
             stack.enter_context(
                 self.last.register_forward_pre_hook(lambda _, args: stream.append(args[0][:, -1]))
@@ -206,7 +199,7 @@ class _Runner:
         assert node.number is not None
         return self._heads(node.layer).values[node.number, node.source]
 
-    def _head(self, node: Node, value: Tensor) -> _Hook:
+    def _head(self, node: Node, value: Tensor) -> Changes:
         """Let a head take another value from one position to one."""
         assert node.layer is not None
         assert node.number is not None
@@ -218,9 +211,9 @@ class _Runner:
         def replaced(x: Tensor) -> None:
             x[node.position, number * d : (number + 1) * d] += change.to(x)
 
-        return _Hook([(heads.out.module, True, replaced)])
+        return [(heads.out.module, True, replaced)]
 
-    def _eigenvector(self, number: int, reading: float) -> _Hook:
+    def _eigenvector(self, number: int, reading: float) -> Changes:
         """Multiply what L and R read along an eigenvector at its position."""
         node = self.flow.node(number)
         assert node.layer is not None
@@ -231,7 +224,7 @@ class _Runner:
 
     def _reading(
         self, layer: int, frozen: FrozenMLP, v: Tensor, at: Tensor, added: Tensor
-    ) -> _Hook:
+    ) -> Changes:
         """Let L and R read so much more of a direction at some positions."""
         mlp = self.model.layer(layer).mlp
         assert mlp.gate is not None
@@ -239,7 +232,7 @@ class _Runner:
         for part, factor in ((mlp.up, frozen.left), (mlp.gate, frozen.right)):
             rows = added[:, None] * (factor @ v)
             changes.append((part.module, False, _adding(part, at, rows)))
-        return _Hook(changes)
+        return changes
 
     def _fitted(self, mlp: FrozenMLP, part: Direction) -> Tensor:
         width = self.model.d_model
@@ -253,7 +246,7 @@ class _Runner:
             raise BilensError(f"direction has the length {float(v.norm()):.3g}, expected 1")
         return v if mlp.constant else v[:-1]
 
-    def _scaled(self, node: Node) -> _Hook:
+    def _scaled(self, node: Node) -> Changes:
         parts, position, scale = self.model.parts, node.position, self.scale
         if node.kind == "mlp":
             assert node.layer is not None
@@ -267,7 +260,7 @@ class _Runner:
         def scaled(x: Tensor) -> None:
             x[position] *= scale
 
-        return _Hook([(module, False, scaled)])
+        return [(module, False, scaled)]
 
     def _arriving(self, number: int, moment: int) -> Tensor:
         """What a node wrote, at each position, as it stands in the stream at a moment."""

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bilens.checks import check_finite, checked
+from bilens.checks import check_finite, check_index, checked
 from bilens.errors import BilensError
-from bilens.read.language.token_matrices import check_head
 from bilens.residual import ResidualModel
 from bilens.residual.parts import LinearMap, Norm
+from bilens.settings import NotNegative
 
 __all__ = ["edit", "edit_heads", "sharing_weights"]
 
@@ -20,7 +20,7 @@ __all__ = ["edit", "edit_heads", "sharing_weights"]
 @checked
 @torch.no_grad()
 def edit(
-    model: ResidualModel, layer: int, vectors: Float[Tensor, "k n"], *, scale: float = 0.0
+    model: ResidualModel, layer: int, vectors: Float[Tensor, "k n"], *, scale: NotNegative = 0.0
 ) -> ResidualModel:
     """The model with some directions scaled, or gone, in all that one MLP reads.
 
@@ -41,8 +41,6 @@ def edit(
     mlp = model.layer(layer).mlp
     if mlp.gate is None:
         raise BilensError(f"{mlp.name} has no gate; edit() changes what gated MLPs read")
-    if not 0 <= scale < torch.inf:
-        raise BilensError(f"scale={scale}, expected 0 or more; 0 removes the directions")
     basis = _orthonormal(vectors.to(model.W_U), model.d_model)
     edited = sharing_weights(model)
     new = edited.layer(layer).mlp
@@ -76,7 +74,7 @@ def edit_heads(
     out = model.layer(layer).heads.out
     check_finite(scale=torch.tensor(scale))
     for head in heads:
-        check_head(model, head)
+        check_index("head", head, model.n_heads)
     weight = out.weight().clone()
     weight.unflatten(1, (model.n_heads, -1))[:, list(heads)] *= scale
     edited = sharing_weights(model)
@@ -106,8 +104,7 @@ def _orthonormal(vectors: Tensor, width: int) -> Tensor:
     padded = nn.functional.pad(vectors, (0, width + 1 - vectors.shape[1])).double()
     units = padded / padded.norm(dim=-1, keepdim=True)
     _, sizes, rows = torch.linalg.svd(units, full_matrices=False)
-    basis: Tensor = rows[sizes > 1e-6].to(vectors)
-    return basis
+    return rows[sizes > 1e-6].to(vectors)
 
 
 def _remove(part: LinearMap, norm: Norm | None, along: Tensor, basis: Tensor) -> None:

@@ -283,8 +283,7 @@ class Flow(Shown):
         return sorted(parts, key=lambda i: -abs(self.nodes[i].flow))
 
     def _checked(self, number: int) -> int:
-        check_index("number", number, len(self.nodes), "those of the nodes")
-        return int(number)
+        return check_index("number", number, len(self.nodes), "those of the nodes")
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,8 +44,7 @@ def largest_flow(
         below, p = p, ((values - alpha[:, j, None]) * p - last) / beta[:, j, None].clamp_min(1e-30)
         total = total + torch.where(going[:, None], p.square(), 0)
     found = (values.abs() / total).amax(-1)
-    bound: Tensor = SAFETY * size.square() * found
-    return bound
+    return SAFETY * size.square() * found
 
 
 def _lanczos(

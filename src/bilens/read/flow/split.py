@@ -1,5 +1,7 @@
 """An exact split of a logit on a text, through every layer of a model."""
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,7 +14,7 @@ from bilens.read.flow.graph import Flow, Kind, Node
 from bilens.read.flow.mlp import FrozenMLP
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel, Trace
-from bilens.settings import Count
+from bilens.settings import Between, Count
 
 __all__ = ["flow"]
 
@@ -26,7 +28,7 @@ def flow(
     position: int = -1,
     *,
     k: Count = 20,
-    threshold: float = 1e-4,
+    threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     through_patterns: bool = False,
 ) -> Flow:
     """Split a logit, or a difference of logits, exactly over the parts of a model on a text.
@@ -67,8 +69,6 @@ def flow(
         Elhage et al. 2021 for paths through frozen attention; Pearce et al. 2024, section 4.1, for
         the eigenvectors.
     """
-    if not 0 <= threshold < 1:
-        raise BilensError(f"threshold={threshold}, expected a share of 0 to below 1")
     if not -len(ids) <= position < len(ids):
         raise BilensError(f"position={position}, expected {-len(ids)} to {len(ids) - 1}")
     if through_patterns and model.parts.attention not in ("bilinear", "squared"):

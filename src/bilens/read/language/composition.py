@@ -130,8 +130,7 @@ def _names(model: ResidualModel, layer: int) -> list[str]:
 
 def _core(matrix: Tensor) -> Float64[Tensor, "*batch small n"]:
     """What has the same norm behind any map that is applied from the right, in float64."""
-    core: Tensor = torch.linalg.qr(matrix.double(), mode="r").R
-    return core
+    return torch.linalg.qr(matrix.double(), mode="r").R
 
 
 def _scores(

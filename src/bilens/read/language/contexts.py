@@ -108,12 +108,7 @@ def top_contexts(
     own = islice(texts, state.process_index, None, state.num_processes)
     total = len(texts) if isinstance(texts, Sized) else None
     for ids, inputs in _read(model, own, layer, batch_size, total, state.num_processes):
-        places, strongest = _strongest(spectrum, inputs)
-        for number, some in enumerate(best):
-            found = zip(ids, places[:, number].tolist(), strongest[:, number].tolist(), strict=True)
-            for text, place, activation in found:
-                if len(some.found) < k or abs(activation) > some.least():
-                    some.add(Context(text.cpu(), place, activation))
+        _look(best, spectrum, ids, inputs)
     merged = [_Best(k) for _ in range(spectrum.k)]
     for others in gather_object([best]):
         for mine, other in zip(merged, others, strict=True):
@@ -162,24 +157,9 @@ class ContextIndex:
             BilensError: the spectrum is a batch, or k is not positive.
         """
         _check(spectrum)
-        places, strongest = _strongest(spectrum, self.inputs)
         best = [_Best(k) for _ in range(spectrum.k)]
-        for number, some in enumerate(best):
-            # The first of equal texts stays, so the strongest come first.
-            order = strongest[:, number].abs().argsort(descending=True, stable=True)
-            for row in order.tolist():
-                place, activation = int(places[row, number]), float(strongest[row, number])
-                some.add(Context(self.ids[row].cpu(), place, activation))
-                if len(some.found) == k:
-                    break
+        _look(best, spectrum, self.ids, self.inputs)
         return [some.contexts() for some in best]
-
-
-def _strongest(spectrum: Spectrum, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Where in each text each eigenvector is most active, and its activation there."""
-    active = spectrum.activations(inputs)
-    places = active.abs().argmax(1)
-    return places, active.gather(1, places[:, None])[:, 0]
 
 
 class _Best:
@@ -199,7 +179,23 @@ class _Best:
         return sorted(self.found.values(), key=lambda context: -abs(context.activation))
 
     def least(self) -> float:
-        return min(abs(context.activation) for context in self.found.values())
+        """What a context has to exceed."""
+        full = len(self.found) == self.k
+        return min(abs(context.activation) for context in self.found.values()) if full else -1.0
+
+
+def _look(best: list[_Best], spectrum: Spectrum, ids: Tensor, inputs: Tensor) -> None:
+    """Add the place in each text at which an eigenvector is most active to the best so far."""
+    active = spectrum.activations(inputs)
+    places = active.abs().argmax(1)
+    strongest = active.gather(1, places[:, None])[:, 0]
+    for number, some in enumerate(best):
+        # The first of equal texts stays, so the strongest come first.
+        for row in strongest[:, number].abs().argsort(descending=True, stable=True).tolist():
+            activation = float(strongest[row, number])
+            if abs(activation) <= some.least():
+                break
+            some.add(Context(ids[row].cpu(), int(places[row, number]), activation))
 
 
 @torch.no_grad()

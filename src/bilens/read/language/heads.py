@@ -7,13 +7,13 @@ from typing import ClassVar
 import pandas as pd
 import torch
 
-from bilens.checks import check_count
+from bilens.checks import check_count, check_index
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
 from bilens.notebook import Shown
 from bilens.read.language.composition import Composition, composition_scores
 from bilens.read.language.names import chosen_tokens, token_names, top_pairs
-from bilens.read.language.token_matrices import attention_scores, check_head, head_outputs
+from bilens.read.language.token_matrices import attention_scores, head_outputs
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
@@ -165,7 +165,7 @@ def attention_pairs(
         parts = dict(zip(names, factors, strict=False)) if len(product) > 1 else {}
         return _ends(model, ("query", "key"), factors, parts, k, among)
 
-    return [ends(check_head(model, head)) for head in heads]
+    return [ends(check_index("head", head, model.n_heads)) for head in heads]
 
 
 @exact
@@ -187,7 +187,8 @@ def output_pairs(
         BilensError: there is no such head, layer, position or token, or k is not positive.
     """
     outputs, sides = head_outputs(model, layer, position=position, among=among), ("key", "output")
-    return [_ends(model, sides, [outputs[check_head(model, head)]], {}, k, among) for head in heads]
+    chosen = [check_index("head", head, model.n_heads) for head in heads]
+    return [_ends(model, sides, [outputs[head]], {}, k, among) for head in chosen]
 
 
 @torch.no_grad()

@@ -43,7 +43,6 @@ __all__ = [
     "alone",
     "attention_scores",
     "bigram_matrix",
-    "check_head",
     "head_outputs",
     "head_writes",
     "skip_trigram_matrix",
@@ -183,14 +182,8 @@ def head_writes(
     model: ResidualModel, layer: int, head: int, e: Float[Tensor, "n d_model"]
 ) -> Float[Tensor, "n d_model"]:
     """What a head adds where it looks at a token alone, whose embedding is e, with weight 1."""
-    check_head(model, head)
-    return _values(model, layer, e)[head] @ model.heads(layer).out[head]
-
-
-def check_head(model: ResidualModel, head: int) -> int:
-    """The number of a head, or BilensError where the model has none of this number."""
     check_index("head", head, model.n_heads)
-    return head
+    return _values(model, layer, e)[head] @ model.heads(layer).out[head]
 
 
 def _values(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "heads n d_head"]:
