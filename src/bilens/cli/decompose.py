@@ -36,7 +36,7 @@ class Decompose:
     """Take a trained classifier apart and print how few eigenvectors, or paths of them, it needs.
 
     For a model of one layer, writes spectra.safetensors (values, vectors and residuals, batched
-    over the classes); for a deeper one, paths.safetensors (classes, indices, eigenvalues,
+    over the classes); for a deeper one, paths.safetensors (roots, indices, eigenvalues,
     effective eigenvalues and vectors of the strongest paths), which `bilens report` uses. Both
     come with decomposition.json. With --bonds, writes bonds.safetensors (shares, read and write of
     each bond), bonds.json, and the smallest cut that keeps the accuracy as an ordinary run, in the

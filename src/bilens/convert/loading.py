@@ -1,13 +1,12 @@
 """Open and save language models of any kind, whole or not at all."""
 
-import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
-from uuid import uuid4
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -193,19 +192,14 @@ def save_model(
     """
     with file_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        draft = directory / f"{UNFINISHED}{uuid4().hex}"
-        draft.mkdir()
-        try:
-            with no_progress():
-                model.save_pretrained(draft, state_dict=state)
-                write_card(draft, model.config.to_diff_dict(), model.name_or_path)
-                if tokenizer is not None:
-                    tokenizer.save_pretrained(draft)
+        with TemporaryDirectory(prefix=UNFINISHED, dir=directory) as draft, no_progress():
+            model.save_pretrained(draft, state_dict=state)
+            write_card(Path(draft), model.config.to_diff_dict(), model.name_or_path)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(draft)
             # The configuration is what a model is recognised by, so it comes last.
-            for file in sorted(draft.iterdir(), key=lambda path: path.name == "config.json"):
+            for file in sorted(Path(draft).iterdir(), key=lambda path: path.name == "config.json"):
                 file.replace(directory / file.name)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Queries, keys and patterns of attention as the model itself computes them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from threading import RLock
 from typing import Any
@@ -99,8 +99,7 @@ def _arguments(model: Any, module: nn.Module, position: int) -> dict[str, Any]:
         raise StopForwardError
 
     ids = torch.zeros(1, 1, dtype=torch.int64, device=next(module.parameters()).device)
-    with module.register_forward_pre_hook(record, with_kwargs=True), ExitStack() as stopped:
-        stopped.push(lambda kind, *_: kind is StopForwardError)
+    with module.register_forward_pre_hook(record, with_kwargs=True), suppress(StopForwardError):
         model(ids, position_ids=torch.full_like(ids, position), use_cache=False)
     positions = {name: found[name] for name in ("position_embeddings",) if name in found}
     return {**positions, "attention_mask": None}

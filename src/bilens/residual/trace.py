@@ -1,7 +1,7 @@
 """What a model does on a text: its streams, and what the text decides by division or softmax."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,8 +99,7 @@ def mlp_inputs(
         found.append(_wide(args[0]))
         raise StopForwardError
 
-    with mlp.norm_or_module.register_forward_pre_hook(record), ExitStack() as stopped:
-        stopped.push(lambda kind, *_: kind is StopForwardError)
+    with mlp.norm_or_module.register_forward_pre_hook(record), suppress(StopForwardError):
         model(ids, use_cache=False)
     return found[0]
 

@@ -9,7 +9,7 @@ from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_finite, check_index
+from bilens.checks import check_count, check_finite, check_index
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.notebook import Shown
@@ -19,7 +19,7 @@ from bilens.tensor.factored import FactoredMatrix
 from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors, take_out_scale
 from bilens.tensor.gram import hidden_product, input_gram
 from bilens.tensor.quadratic import QuadraticForm
-from bilens.tensor.svd import TensorSVD, svd_of_unfolding
+from bilens.tensor.svd import TensorSVD
 
 __all__ = ["BilinearTensor"]
 
@@ -379,10 +379,25 @@ class BilinearTensor(Shown):
 
         Source: Pearce et al. 2024, appendix B.2; Pearce & Dooms 2024, "SVD on the bilinear tensor".
         """
+        k = self.n_out if k is None else k
+        check_count("k", k, self.n_out, "the number of outputs")
         unit, scale = self.without_scale()
         gram, dtype = _unit_output_gram(unit), torch.promote_types(self.out.dtype, torch.float32)
+        squares, directions = torch.linalg.eigh(gram)
+        values = squares.flip(-1)[:k].clamp_min(0).sqrt()
+        outputs = directions.flip(-1)[:, :k].T
+        # Below this the Gram matrix holds only rounding: such a component is zero, and dividing by
+        # its value would blow the rounding up.
+        floor = values[:1] * (torch.finfo(gram.dtype).eps * self.n_out) ** 0.5
+        inverse = torch.where(values > floor, 1 / values, torch.zeros_like(values))
+        weights = (inverse[:, None] * (outputs @ unit.out)).to(dtype)
         unit = unit.to(dtype)
-        return svd_of_unfolding(unit.left, unit.right, unit.out, gram, scale, k, self.constant)
+        return TensorSVD(
+            values=(scale * values).to(dtype),
+            outputs=outputs.to(dtype),
+            components=QuadraticForm(unit.left, unit.right, weights, self.constant),
+            norm=(scale * gram.trace().clamp_min(0).sqrt()).to(dtype),
+        )
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "n_out n_in n_in"]:
         """The whole tensor, for tests and small layers."""

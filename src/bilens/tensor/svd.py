@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from bilens.checks import check_count
@@ -13,7 +13,7 @@ from bilens.notebook import Shown
 from bilens.tensor.exact import exact
 from bilens.tensor.quadratic import QuadraticForm
 
-__all__ = ["TensorSVD", "svd_of_unfolding"]
+__all__ = ["TensorSVD"]
 
 
 @exact
@@ -78,32 +78,3 @@ class TensorSVD(Shown):
         `tensor.change_basis(outputs=svd.truncate(k).projector())` is the nearest tensor of rank k.
         """
         return self.outputs.T @ self.outputs
-
-
-def svd_of_unfolding(
-    left: Float[Tensor, "rank n_in"],
-    right: Float[Tensor, "rank n_in"],
-    out: Float[Tensor, "n_out rank"],
-    gram: Float64[Tensor, "n_out n_out"],
-    scale: Float64[Tensor, ""],
-    k: int | None,
-    constant: bool,
-) -> TensorSVD:
-    """Decompose `scale` times a tensor by the Gram matrix of its outputs; see its `svd`."""
-    n_out = out.shape[0]
-    k = n_out if k is None else k
-    check_count("k", k, n_out, "the number of outputs")
-    squares, directions = torch.linalg.eigh(gram)
-    values = squares.flip(-1)[:k].clamp_min(0).sqrt()
-    outputs = directions.flip(-1)[:, :k].T
-    # Below this the Gram matrix holds only rounding: such a component is zero, and dividing by its
-    # value would blow the rounding up.
-    floor = values[:1] * (torch.finfo(gram.dtype).eps * n_out) ** 0.5
-    inverse = torch.where(values > floor, 1 / values, torch.zeros_like(values))
-    weights = inverse[:, None] * (outputs @ out.double())
-    return TensorSVD(
-        values=(scale * values).to(out.dtype),
-        outputs=outputs.to(out.dtype),
-        components=QuadraticForm(left, right, weights.to(out.dtype), constant),
-        norm=(scale * gram.trace().clamp_min(0).sqrt()).to(out.dtype),
-    )

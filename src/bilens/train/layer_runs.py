@@ -1,5 +1,6 @@
 """A model run one layer at a time over many texts, so that layers may change in between."""
 
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -44,13 +45,10 @@ class LayerRuns:
         The texts stay in front of the layer; see `go_on`.
         """
         seen: list[tuple[Tensor, Tensor]] = []
-        hook = self._mlps[layer].module.register_forward_hook(
+        with self._mlps[layer].module.register_forward_hook(
             lambda module, given, made: seen.append((given[0], made))
-        )
-        try:
+        ):
             self._next = [self._apply(layer, stream) for stream in self._streams]
-        finally:
-            hook.remove()
         reads, writes = (
             torch.cat([part.flatten(0, 1) for part in parts]) for parts in zip(*seen, strict=True)
         )
@@ -82,13 +80,11 @@ class LayerRuns:
                 raise StopForwardError
             beside.append((given[1:], named))
 
-        hooks = [layer.register_forward_pre_hook(catch, with_kwargs=True) for layer in self._layers]
-        try:
+        with ExitStack() as stack:
+            for layer in self._layers:
+                stack.enter_context(layer.register_forward_pre_hook(catch, with_kwargs=True))
+            stack.enter_context(suppress(StopForwardError))
             model.base_model(texts, use_cache=False)
-        except StopForwardError:
-            return entered[0]
-        finally:
-            for hook in hooks:
-                hook.remove()
-        self._beside[len(texts)] = beside
+        if new:
+            self._beside[len(texts)] = beside
         return entered[0]

@@ -1,9 +1,11 @@
 """Which heads and which directions of MLPs carry the flows of many prompts."""
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
+import pandas as pd
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
@@ -20,6 +22,8 @@ from bilens.tensor.clusters import cluster
 from bilens.tensor.exact import exact
 
 __all__ = ["RecurringDirection", "RecurringFlows", "RecurringHead", "flows"]
+
+COLUMNS = ["prompt", "kind", "layer", "number", "flow", "vector"]
 
 
 @dataclass(frozen=True)
@@ -126,93 +130,55 @@ def flows(
     own = []
     for number in range(len(prompts))[state.process_index :: state.num_processes]:
         found = flow(model, prompts[number], each[number], k=k, threshold=threshold)
-        own.append(_Summary.of(number, found))
+        own.append((number, found.value, _rows(number, found)))
         if progress is not None:
             progress(found)
     # In the order of the prompts, so that sums round as in one process.
-    every = sorted(gather_object(own), key=lambda one: one.number)
-    through: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
-    vectors: dict[int, list[Tensor]] = defaultdict(list)
-    rows: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for one in every:
-        for key, mine in one.heads.items():
-            through[key].append(torch.tensor(mine))
-        for layer, carried, vector in one.eigenvectors:
-            vectors[layer].append(vector.to(model.device))
-            rows[layer].append((one.number, carried))
-    return RecurringFlows(
-        tuple(one.value for one in every),
-        _heads(through, len(prompts)),
-        tuple(
-            sorted(
-                (
-                    part
-                    for layer in vectors
-                    for part in _directions(
-                        layer, torch.stack(vectors[layer]), rows[layer], len(prompts), similarity
-                    )
-                ),
-                key=lambda part: -abs(part.mean),
+    every = sorted(gather_object(own), key=itemgetter(0))
+    rows = pd.DataFrame([row for _, _, some in every for row in some], columns=COLUMNS)
+
+    def shares(some: pd.DataFrame) -> dict[str, Any]:
+        through = some["flow"]
+        return {
+            "mean": float(through.sum()) / len(prompts),
+            "absolute": float(through.abs().sum()) / len(prompts),
+            "prompts": some["prompt"].nunique(),
+        }
+
+    heads = [
+        RecurringHead(int(layer), int(head), **shares(some))
+        for (layer, head), some in rows[rows["kind"] == "head"].groupby(["layer", "number"])
+    ]
+    recurring = []
+    for layer, some in rows[rows["kind"] == "eigenvector"].groupby("layer"):
+        vectors, weights = torch.stack(list(some["vector"])), torch.tensor([*some["flow"]]).abs()
+        alike = cluster(vectors, weights, similarity)
+        recurring += [
+            RecurringDirection(
+                int(layer),
+                vector.to(model.device),
+                agreement=float(agreement),
+                **shares(some.iloc[members.tolist()]),
             )
-        ),
+            for vector, members, agreement in zip(
+                alike.vectors, alike.members, alike.agreement, strict=True
+            )
+        ]
+    return RecurringFlows(
+        tuple(value for _, value, _ in every),
+        tuple(sorted(heads, key=lambda head: -abs(head.mean))),
+        tuple(sorted(recurring, key=lambda direction: -abs(direction.mean))),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Summary:
+def _rows(number: int, found: Flow) -> list[tuple[Any, ...]]:
     """What is kept of the flow of one prompt, on the CPU, for other processes to have."""
-
-    number: int
-    value: float
-    heads: dict[tuple[int, int], list[float]]
-    eigenvectors: list[tuple[int, float, Tensor]]
-
-    @classmethod
-    def of(cls, number: int, found: Flow) -> "_Summary":
-        heads: dict[tuple[int, int], list[float]] = defaultdict(list)
-        eigenvectors: list[tuple[int, float, Tensor]] = []
-        for node in found.nodes:
-            if node.kind == "head":
-                assert node.layer is not None
-                assert node.number is not None
-                heads[node.layer, node.number].append(node.flow)
-            elif node.kind == "eigenvector":
-                assert node.layer is not None
-                vector = found.vectors[len(eigenvectors)].cpu()
-                eigenvectors.append((node.layer, node.flow, vector))
-        return cls(number, found.value, dict(heads), eigenvectors)
-
-
-def _heads(through: dict[tuple[int, int], list[Tensor]], n: int) -> tuple[RecurringHead, ...]:
-    found = [
-        RecurringHead(
-            layer,
-            head,
-            mean=sum(float(x.sum()) for x in mine) / n,
-            absolute=sum(float(x.abs().sum()) for x in mine) / n,
-            prompts=len(mine),
-        )
-        for (layer, head), mine in through.items()
-    ]
-    return tuple(sorted(found, key=lambda head: -abs(head.mean)))
-
-
-def _directions(
-    layer: int, vectors: Tensor, rows: list[tuple[int, float]], n: int, similarity: float
-) -> list[RecurringDirection]:
-    prompt = torch.tensor([number for number, _ in rows])
-    flows = torch.tensor([through for _, through in rows], dtype=torch.float64)
-    features = cluster(vectors.cpu(), flows.abs(), similarity)
+    vectors = iter(found.vectors.cpu())
     return [
-        RecurringDirection(
-            layer,
-            vector.to(vectors),
-            mean=float(flows[members].sum()) / n,
-            absolute=float(flows[members].abs().sum()) / n,
-            prompts=len(prompt[members].unique()),
-            agreement=agreement,
+        (
+            *(number, node.kind, node.layer, node.number, node.flow),
+            next(vectors) if node.kind == "eigenvector" else None,
         )
-        for vector, members, agreement in zip(
-            features.vectors, features.members, features.agreement.tolist(), strict=True
-        )
+        for node in found.nodes
+        if node.kind in ("head", "eigenvector")
     ]

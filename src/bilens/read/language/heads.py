@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pandas as pd
@@ -161,11 +162,13 @@ def attention_pairs(
     names = ["first", "second"] if len(scores) == 2 else ["score"]
 
     def ends(head: int) -> HeadPairs:
-        factors = [scores[number][head] for number in product]
+        number = check_index("head", head, model.n_heads)
+        factors = [scores[pair][number] for pair in product]
         parts = dict(zip(names, factors, strict=False)) if len(product) > 1 else {}
-        return _ends(model, ("query", "key"), factors, parts, k, among)
+        found = partial(top_pairs, model, ("query", "key"), factors, parts, k, among)
+        return HeadPairs(found(), found(largest=False))
 
-    return [ends(check_index("head", head, model.n_heads)) for head in heads]
+    return [ends(head) for head in heads]
 
 
 @exact
@@ -186,9 +189,14 @@ def output_pairs(
     Raises:
         BilensError: there is no such head, layer, position or token, or k is not positive.
     """
-    outputs, sides = head_outputs(model, layer, position=position, among=among), ("key", "output")
-    chosen = [check_index("head", head, model.n_heads) for head in heads]
-    return [_ends(model, sides, [outputs[head]], {}, k, among) for head in chosen]
+    outputs = head_outputs(model, layer, position=position, among=among)
+
+    def ends(head: int) -> HeadPairs:
+        factors = [outputs[check_index("head", head, model.n_heads)]]
+        found = partial(top_pairs, model, ("key", "output"), factors, {}, k, among)
+        return HeadPairs(found(), found(largest=False))
+
+    return [ends(head) for head in heads]
 
 
 @torch.no_grad()
@@ -243,18 +251,3 @@ def token_components(
             columns[f"{side} weight"] = vector[best].tolist()
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
-
-
-def _ends(
-    model: ResidualModel,
-    sides: tuple[str, str],
-    factors: list[FactoredMatrix],
-    parts: dict[str, FactoredMatrix],
-    k: int,
-    among: Sequence[int] | None,
-) -> HeadPairs:
-    highest, lowest = (
-        top_pairs(model, sides, factors, parts, k, among, largest=largest)
-        for largest in (True, False)
-    )
-    return HeadPairs(highest, lowest)

@@ -1,8 +1,8 @@
 """Everything a report says of a language model, and what one output is made of."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import pandas as pd
 
@@ -21,8 +21,6 @@ from bilens.tensor import Spectrum
 from bilens.tensor.exact import exact
 
 __all__ = ["DirectionReading", "FoundContext", "LanguageReading", "read_direction", "read_language"]
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,18 +116,14 @@ def read_language(
     chosen = list(directions) or example_directions(model, corpus)
     position = 1 if model.parts.positions or model.parts.hidden_positions else None
     tokens = None if among is None else range(min(among, model.vocab_size))
-    left_out: list[str] = []
-
-    def tried(read: Callable[[], list[Found]]) -> list[Found]:
-        try:
-            return read()
-        except NotBilinearError as error:
-            left_out.append(str(error))
-            return []
-
+    found: list[DirectionReading] = []
+    left_out: tuple[str, ...] = ()
     parts: tuple[BigramPart, ...] = ("direct", "mlp")
     ngrams = [read_ngrams(model, d, layer, position=position) for d in chosen]
-    found = tried(lambda: [read_direction(model, corpus, d, layer) for d in chosen])
+    try:
+        found = [read_direction(model, corpus, d, layer) for d in chosen]
+    except NotBilinearError as error:
+        left_out = (str(error),)
     return LanguageReading(
         model=model,
         about=model_facts(model, corpus),
@@ -140,7 +134,7 @@ def read_language(
         ngrams=ngrams,
         directions=found,
         attention=read_attention(model, layer, position=position, among=tokens),
-        left_out=tuple(left_out),
+        left_out=left_out,
     )
 
 
