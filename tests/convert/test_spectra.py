@@ -1,11 +1,12 @@
 """Spectra along many directions: what is written, how it goes on, how processes share it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bilens.convert import Share, read_spectra, write_spectra
+from bilens.convert import read_spectra, write_spectra
 from bilens.errors import BilensError, CheckpointError
 from bilens.tensor import BilinearTensor
 
@@ -57,10 +58,15 @@ def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
     assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in kept.items())
 
 
-def test_processes_share_the_files(tmp_path):
-    write_spectra(layer(), along(), tmp_path, k=4, batch_size=5, share=Share(1, 2))
+def test_processes_share_the_files(tmp_path, monkeypatch):
+    def write(number):
+        state = SimpleNamespace(process_index=number, num_processes=2, is_main_process=not number)
+        monkeypatch.setattr("bilens.convert.spectra.PartialState", lambda: state)
+        write_spectra(layer(), along(), tmp_path, k=4, batch_size=5)
+
+    write(1)
     assert files(tmp_path) == ["spectra-00001.safetensors", "spectra-00003.safetensors"]
-    write_spectra(layer(), along(), tmp_path, k=4, batch_size=5, share=Share(0, 2))
+    write(0)
     check(tmp_path)
 
 

@@ -1,6 +1,5 @@
 """`bilens spectra`: the top eigenpairs of one layer along the logits of many tokens."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,13 @@ from bilens.cli.terminal import out, show_table
 from bilens.lazy_imports import lazy_import
 
 if TYPE_CHECKING:
+    import accelerate
+
     from bilens import convert
     from bilens.read import language
     from bilens.residual import ResidualModel
 else:  # transformers takes seconds to import, and `--help` does without it.
-    convert = lazy_import("bilens.convert")
+    accelerate, convert = lazy_import("accelerate"), lazy_import("bilens.convert")
     language = lazy_import("bilens.read.language")
 
 __all__ = ["Spectra"]
@@ -58,9 +59,6 @@ class Spectra:
         model = load_language(self.model, self.device)
         numbers = self._numbers(model)
         output = self.output or Path("runs") / f"spectra-{Path(self.model).stem}-{self.layer}"
-        share = convert.Share(
-            int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        )
         convert.write_spectra(
             model.mlp(self.layer),
             model.W_U[numbers],
@@ -69,12 +67,10 @@ class Spectra:
             k=self.top,
             batch_size=self.batch,
             tolerance=self.tolerance,
-            share=share,
         )
-        if share.of > 1:
-            out.print(
-                f"{output}: the part of process {share.rank} is done",
-            )
+        state = accelerate.PartialState()
+        if state.num_processes > 1:
+            out.print(f"{output}: the part of process {state.process_index} is done")
             return None
         names, spectrum = convert.read_spectra(output)
         tokens = language.token_names(model, names)

@@ -1,11 +1,11 @@
 """The top eigenpairs of a layer along many directions, written as they are found."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,17 +17,9 @@ from bilens.settings import Count, Tolerance
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.tensor.exact import exact
 
-__all__ = ["SPECTRA_NAME", "Share", "read_spectra", "write_spectra"]
+__all__ = ["SPECTRA_NAME", "read_spectra", "write_spectra"]
 
 SPECTRA_NAME = "spectra.json"
-
-
-@dataclass(frozen=True)
-class Share:
-    """Which part of the work a process does: every `of`-th file, from `rank` on."""
-
-    rank: int = 0
-    of: int = 1
 
 
 @exact
@@ -40,14 +32,13 @@ def write_spectra(
     k: int = 8,
     batch_size: Count = 256,
     tolerance: Tolerance = 1e-4,
-    share: Share | None = None,
 ) -> None:
     """Find the top k eigenpairs along every direction and write them, some directions a file.
 
     The folder holds spectra.json, with the settings and the names of the directions, and files
     spectra-NNNNN.safetensors, each a `Spectrum` as its `save` writes it. A file is there whole or
-    not at all, and one that is there is not made again: stopped work goes on. Memory holds the
-    factors and what one batch needs.
+    not at all, and one that is there is not made again: stopped work goes on. Under `torchrun` each
+    process makes its share of the files. Memory holds the factors and what one batch needs.
 
     Args:
         tensor: of the layer, on the device that is to do the work.
@@ -57,7 +48,6 @@ def write_spectra(
         k: how many eigenpairs of each.
         batch_size: directions in a file.
         tolerance: largest residual of a pair; see `QuadraticForm.eigh`.
-        share: the part of this process, where several work at once.
 
     Raises:
         BilensError: an argument is out of range.
@@ -68,7 +58,7 @@ def write_spectra(
     """
     names = range(len(directions)) if names is None else names
     check_count("k", k, tensor.n_in, "the number of inputs")
-    share = share or Share()
+    state = PartialState()
     settings = {
         "directions": len(directions),
         "k": k,
@@ -80,12 +70,12 @@ def write_spectra(
         "along": float(directions.double().norm()),
     }
     _check_folder(folder, settings)
-    if share.rank == 0:
+    if state.is_main_process:
         write_json(folder / SPECTRA_NAME, settings)
-    starts = range(0, len(directions), batch_size)
+    starts = range(0, len(directions), batch_size)[state.process_index :: state.num_processes]
     with progress_bar() as bar:
-        task = bar.add_task("spectra", total=len(starts[share.rank :: share.of]), note="")
-        for start in starts[share.rank :: share.of]:
+        task = bar.add_task("spectra", total=len(starts), note="")
+        for start in starts:
             path = folder / f"spectra-{start // batch_size:05}.safetensors"
             if not path.is_file():
                 some = directions[start : start + batch_size]

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
