@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.clock import machine
 from benchmarks.subprocess_memory import random_model
-from bilens.convert import Share, write_spectra
+from bilens.convert import write_spectra
 from bilens.read.flow import flows
 from bilens.read.language import TokenDirection, top_contexts
 from bilens.residual import ResidualModel
@@ -48,13 +48,11 @@ def jobs(folder: Path) -> dict[str, Callable[[], Any]]:
     model = named_model()
     texts = torch.randint(VOCAB, (TEXTS, LENGTH), generator=torch.Generator().manual_seed(1))
     spectrum = model.interaction(model.direction(3), LAYERS - 1).eigh(2)
-    state = PartialState()
-    share = Share(state.process_index, state.num_processes)
 
     def spectra() -> None:
         for layer in range(LAYERS):
             directions, at = model.W_U[:DIRECTIONS], folder / str(layer)
-            write_spectra(model.mlp(layer), directions, at, batch_size=64, share=share)
+            write_spectra(model.mlp(layer), directions, at, batch_size=64)
 
     prompts = list(texts[:PROMPTS, :8])
     return {

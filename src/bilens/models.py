@@ -49,8 +49,7 @@ def load(
     model: Any
     if kind is not None:
         model = kind.from_pretrained(source, device=device, **hub)
-        own: ImageClassifier | SparseAutoencoder = model.requires_grad_(False)
-        return own
+        return model.requires_grad_(False)
     model = loading.open_any(source, **hub).requires_grad_(False).to(device)
     if isinstance(model, ImageClassifier):
         return model

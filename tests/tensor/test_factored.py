@@ -133,8 +133,12 @@ def test_gradients():
 
 
 MISFITS = [
-    (lambda m: FactoredMatrix(m.left, m.right[:, :1]), r"left has shape \(4, 2\) and right \(5, 1"),
-    (lambda m: FactoredMatrix(m.left[0], m.right[0]), "nothing of them empty"),
+    (
+        lambda m: FactoredMatrix(m.left, m.right[:, :1]),
+        r"right is .* \(5, 1\).*beside left \(4, 2\)",
+    ),
+    (lambda m: FactoredMatrix(m.left[0], m.right[0]), r"left is a tensor of shape \(2,\)"),
+    (lambda m: FactoredMatrix(m.left[:0], m.right), r"is empty: left \(0, 2\), right \(5, 2\)"),
     (
         lambda m: FactoredMatrix(m.left, m.right.float()),
         "left torch.float64 on cpu, right torch.float32",

@@ -3,7 +3,7 @@
 import os.path
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin, constants, file_exists, hf_hub_download
@@ -19,8 +19,6 @@ from bilens.files import read_json_object, write_json, write_safetensors
 from bilens.hub import HTTPError, hub_asked_once
 from bilens.model_card import CARD_NAME, model_card
 from bilens.settings import read_settings
-
-Loaded = TypeVar("Loaded", bound="Checkpointed")
 
 __all__ = ["CONFIG_NAME", "WEIGHTS_NAME", "Checkpointed", "fetch", "read_config"]
 
@@ -68,12 +66,12 @@ class Checkpointed(nn.Module, ModelHubMixin):
 
     @classmethod
     def from_pretrained(
-        cls: type[Loaded],
+        cls,
         pretrained_model_name_or_path: str | Path,
         *,
         device: torch.device | str = "cpu",
         **hub: Any,
-    ) -> Loaded:
+    ) -> Self:
         """Load a saved model from a directory, or from a repository on the hub.
 
         Args:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.activations import LinearActivation
 
-from bilens.checks import check_finite, check_index, check_weights, checked
+from bilens.checks import check_finite, check_index, check_weights
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
 from bilens.residual.attention import QueriesKeys, queries_keys
@@ -69,7 +69,6 @@ class ResidualModel:
         CheckpointError: a weight is NaN or infinite.
     """
 
-    @checked
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         check_weights(model)
         self.model: Any = model.eval()

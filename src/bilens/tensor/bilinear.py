@@ -82,19 +82,11 @@ class BilinearTensor(Shown):
         return "" if max(self.n_out, self.rank) > SHOWN else super()._shown_table()
 
     def __post_init__(self) -> None:
-        factors = {"left": self.left, "right": self.right, "out": self.out}
-        check_factors(**factors)
-        shapes = ", ".join(f"{name} {tuple(factor.shape)}" for name, factor in factors.items())
-        if any(factor.ndim != 2 for factor in factors.values()) or (
-            self.left.shape != self.right.shape or self.out.shape[1] != self.left.shape[0]
-        ):
-            raise BilensError(
-                f"The factors do not fit: {shapes}. Expected left and right of shape "
-                "(rank, n_in) and out of shape (n_out, rank)."
-            )
+        check_factors(left=self.left, right=self.right, out=self.out)
         if 0 in (*self.left.shape, *self.out.shape):
             raise BilensError(
-                f"The tensor is empty: {shapes}. Expected an input, an output and a hidden unit."
+                f"The tensor is empty: left {tuple(self.left.shape)}, out {tuple(self.out.shape)}. "
+                "Expected an input, an output and a hidden unit."
             )
 
     @property

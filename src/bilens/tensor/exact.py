@@ -14,7 +14,7 @@ __all__ = ["exact"]
 
 Thing = TypeVar("Thing", bound=Callable[..., Any])
 
-OPERATORS = {"__call__", "__matmul__", "__mul__", "__add__", "__sub__"}
+OPERATORS = {"__init__", "__call__", "__matmul__", "__mul__", "__add__", "__sub__"}
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 

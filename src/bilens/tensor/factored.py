@@ -95,14 +95,10 @@ class FactoredMatrix(Shown):
     def __post_init__(self) -> None:
         A, B = self.left, self.right
         check_factors(left=A, right=B)
-        if (
-            min(A.ndim, B.ndim) < 2
-            or (A.shape[:-2], A.shape[-1]) != (B.shape[:-2], B.shape[-1])
-            or 0 in (*A.shape[-2:], *B.shape[-2:])
-        ):
+        if 0 in (*A.shape[-2:], *B.shape[-2:]):
             raise BilensError(
-                f"left has shape {tuple(A.shape)} and right {tuple(B.shape)}; expected (..., "
-                "n_rows, rank) and (..., n_columns, rank), nothing of them empty"
+                f"The matrix is empty: left {tuple(A.shape)}, right {tuple(B.shape)}. Expected a "
+                "row, a column and a rank of 1 or more."
             )
 
     @property

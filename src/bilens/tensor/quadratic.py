@@ -74,13 +74,6 @@ class QuadraticForm(Shown):
 
     def __post_init__(self) -> None:
         check_factors(left=self.left, right=self.right, weights=self.weights)
-        shapes = [tuple(factor.shape) for factor in (self.left, self.right, self.weights)]
-        if shapes[0] != shapes[1] or shapes[2][-1:] != shapes[0][:1]:
-            raise BilensError(
-                f"The factors do not fit: left {shapes[0]}, right {shapes[1]}, weights "
-                f"{shapes[2]}. Expected left and right of shape (rank, n_in) and weights of shape "
-                "(..., rank)."
-            )
 
     @property
     def n_in(self) -> int:

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import make_chain
@@ -87,7 +86,6 @@ class LazyTree:
     `decompile`; no such node, or a leaf, is an error as well.
     """
 
-    @checked
     def __init__(
         self, tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"]
     ) -> None:

@@ -35,10 +35,6 @@ class StateLayer(CacheLayerMixin):
         self.keys: Tensor | None = None
         self.seen = 0
 
-    def put(self, state: Tensor, tokens: int) -> None:
-        """Keep the state behind some more tokens."""
-        self.keys, self.seen = state, self.seen + tokens
-
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -124,8 +120,8 @@ class ProductAttention(Attention):
                     "expected a StateLayer; pass use_cache=True without past_key_values first, "
                     "and then what comes back"
                 )
-            y, state = RESUME(*inputs, state=memory.keys, scale=scale)
-            memory.put(state, q1.shape[2])
+            y, memory.keys = RESUME(*inputs, state=memory.keys, scale=scale)
+            memory.seen += q1.shape[2]
         match self.norm:
             case "sum":
                 return y[..., :-1] / y[..., -1:].clamp_min(EPS)

@@ -1,6 +1,7 @@
 """Collects the nodes of a flow layer by layer."""
 
 from collections import defaultdict
+from functools import partialmethod
 from typing import Literal
 
 import torch
@@ -42,17 +43,14 @@ class FlowBuilder:
             self.vectors.append(functional.pad(vectors, (0, missing)))
         return torch.arange(first, len(self.nodes), device=constants.device)
 
-    def read(
-        self, nodes: Int[Tensor, " n"], position: Tensor, moment: int, vectors: Tensor
+    def _row(
+        self, name: str, nodes: Int[Tensor, " n"], position: Tensor, moment: int, vectors: Tensor
     ) -> None:
-        """What nodes read at some positions."""
-        self._row("reads", nodes, position, moment, vectors)
+        """What nodes read, or write, at some positions."""
+        self.rows[name].append((nodes, position, torch.full_like(nodes, moment), vectors))
 
-    def write(
-        self, nodes: Int[Tensor, " n"], position: Tensor, moment: int, vectors: Tensor
-    ) -> None:
-        """What nodes write at some positions."""
-        self._row("writes", nodes, position, moment, vectors)
+    read = partialmethod(_row, "reads")
+    write = partialmethod(_row, "writes")
 
     def write_bias(self, layer: int, part: Part, w: Tensor, written: Tensor) -> None:
         """What a bias writes at every position, along the directions w that read it."""
@@ -95,11 +93,6 @@ class FlowBuilder:
             vectors=torch.cat([vectors, *self.vectors]),
             frozen=frozen,
         )
-
-    def _row(
-        self, name: str, nodes: Tensor, position: Tensor, moment: int, vectors: Tensor
-    ) -> None:
-        self.rows[name].append((nodes, position, torch.full_like(nodes, moment), vectors))
 
     def _mixing(self, like: Tensor) -> Float[Tensor, "moments moments"]:
         """1 where a read sees a write, times what layers between them multiply the stream by."""
