@@ -27,8 +27,8 @@ def test_by_name_and_by_seed():
 @pytest.mark.parametrize(
     ("p", "message"),
     [
-        (0, "^p=0, expected a whole number, 1 to 256$"),
-        (257, "^p=257, expected a whole number, 1 to 256$"),
+        (0, "^p=0, expected a whole number, at least 1 and at most 256$"),
+        (257, "^p=257, expected a whole number, at least 1 and at most 256$"),
         (1, r"^test_images has shape \(0, 2\), expected \(count, 2\), images of 2x1"),
     ],
 )

@@ -347,8 +347,8 @@ def test_only_the_distance_counts_for_rotary_positions(positions):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mlp": "cubic"}, "name='cubic', expected one of bilinear"),
-        ({"norm": "batch"}, "name='batch', expected one of none"),
+        ({"mlp": "cubic"}, "mlp='cubic', expected one of bilinear"),
+        ({"norm": "batch"}, "norm='batch', expected one of none"),
         ({"positions": "alibi"}, "positions='alibi', expected one of rotary"),
         ({"attention": "cubic"}, "attention='cubic', expected one of softmax"),
         ({"attention_norm": "max"}, "attention_norm='max', expected one of none"),

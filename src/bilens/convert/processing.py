@@ -97,7 +97,9 @@ def process(
     _check_unshared(parts)
     before = _log_probabilities(model)
     if not in_place:
-        model = _sharing_memory(model)
+        # Another model with parameters of its own, whose values are not copied.
+        own = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
+        model = copy.deepcopy(model, own)
         parts = parts_of(model)
     untied = any(step != "fold_value_biases" for step in chosen) and _untie(model, parts)
     bare = [part for part in _maps(parts) if part.module.bias is None]
@@ -135,12 +137,6 @@ def _check_unshared(parts: Parts) -> None:
 def _maps(parts: Parts) -> list[LinearMap]:
     readers = (part for reader in parts.readers() for part in reader.maps)
     return list({part.name: part for part in (*readers, *parts.writes)}.values())
-
-
-def _sharing_memory(model: PreTrainedModel) -> PreTrainedModel:
-    """Another model with parameters of its own, whose values are not copied."""
-    shared = {id(part): nn.Parameter(part.data, part.requires_grad) for part in model.parameters()}
-    return copy.deepcopy(model, shared)
 
 
 def _untie(model: PreTrainedModel, parts: Parts) -> bool:

@@ -24,11 +24,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from einops import rearrange, repeat
-from jaxtyping import Float
+from einops import repeat
 from torch import Tensor
 
-from bilens.residual.layers import Heads, Parts
+from bilens.residual.layers import Parts
 from bilens.residual.parts import Embedding, LinearMap
 
 __all__ = ["STEPS", "Step", "StepName", "refusal"]
@@ -69,18 +68,14 @@ def _fold_value_biases(model: Parts) -> list[str]:
         bias = heads.value.bias()
         if bias is None or not bias.any():
             continue
-        arriving = heads.out.weight() @ _for_each_head(bias, heads)
+        # Of each head, where heads share values.
+        each = repeat(bias, "(h d) -> (h n d)", d=heads.d_head, n=heads.sharing)
+        arriving = heads.out.weight() @ each
         had = heads.out.bias()
         heads.out.set_bias(arriving if had is None else had + arriving)
         heads.value.set_bias(torch.zeros_like(bias))
         done.append(f"bias of values in {heads.value.name} into {heads.out.name}")
     return done
-
-
-def _for_each_head(bias: Float[Tensor, " values"], heads: Heads) -> Float[Tensor, " heads_d_head"]:
-    """The bias of each head, where heads share values."""
-    shared = rearrange(bias, "(h d) -> h d", d=heads.d_head)
-    return repeat(shared, "h d -> (h n d)", n=heads.sharing)
 
 
 def _center_writing_weights(model: Parts) -> list[str]:
@@ -94,10 +89,6 @@ def _center_writing_weights(model: Parts) -> list[str]:
     for part in model.writes:
         done += _center_outputs(part)
     return done
-
-
-def _center_unembed(model: Parts) -> list[str]:
-    return _center_outputs(model.unembed)
 
 
 def _center_outputs(part: LinearMap) -> list[str]:
@@ -138,7 +129,7 @@ STEPS: dict[str, Step] = {
     "fold_norms": _fold_norms,
     "fold_value_biases": _fold_value_biases,
     "center_writing_weights": _center_writing_weights,
-    "center_unembed": _center_unembed,
+    "center_unembed": lambda model: _center_outputs(model.unembed),
 }
 """By name, in the order in which `process` applies them: biases move before they are centred."""
 

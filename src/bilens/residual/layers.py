@@ -213,12 +213,6 @@ class Parts(ReadsStream):
         """The maps that add to the stream."""
         return [part for layer in self.layers for part in (layer.heads.out, layer.mlp.down)]
 
-    @property
-    def out_norms(self) -> list[Norm]:
-        """The norms between an output and the stream."""
-        found = [part.out_norm for layer in self.layers for part in (layer.heads, layer.mlp)]
-        return [norm for norm in found if norm is not None]
-
     def readers(self) -> list[Readers]:
         """All that reads the stream, in the order of the model, those behind one norm together."""
         found: list[Readers] = []
@@ -238,12 +232,13 @@ class Parts(ReadsStream):
         """Every parameter whose part in the model is known."""
         tables = [*self.tables, *([self.hidden_positions] if self.hidden_positions else [])]
         readers = self.readers()
+        parts = [part for layer in self.layers for part in (layer.heads, layer.mlp)]
         modules: list[nn.Module] = [
             *(reader.norm.module for reader in readers if reader.norm is not None),
             *(part.module for reader in readers for part in reader.maps),
             *(part.module for part in self.writes),
             *(table.module for table in tables),
-            *(norm.module for norm in self.out_norms),
+            *(part.out_norm.module for part in parts if part.out_norm is not None),
             *(norm.module for layer in self.layers for norm in layer.heads.inner),
         ]
         for module in modules:

@@ -239,10 +239,12 @@ class ResidualModel:
                 f"{mlp.name} has no gate, so that there is no product in it, and it is not a "
                 "tensor. Read heads and n-grams of the stream, or a model with gated MLPs."
             )
-        slope = _slope(mlp.activation_function())
+        activation = mlp.activation_function()
+        plain = isinstance(activation, (LinearActivation, nn.Identity))
+        slope = activation.slope if isinstance(activation, Gate) else 1.0 if plain else None
         if slope is None:
             raise NotBilinearError(
-                f"{mlp.name} has an activation that is not linear, {mlp.activation_function()}, so "
+                f"{mlp.name} has an activation that is not linear, {activation}, so "
                 "it is not a tensor. `bilens linearise` fits lines, `bilens anneal` trains it."
             )
         return self.mlp_factors(layer, slope)
@@ -472,9 +474,3 @@ class ResidualModel:
         if self.parts.queries_keys is not None:
             return self.parts.queries_keys(heads.module, x, position)
         return queries_keys(self.model, heads, x, position, linear=linear)
-
-
-def _slope(activation: Any) -> float | None:
-    if isinstance(activation, Gate):
-        return activation.slope
-    return 1.0 if isinstance(activation, (LinearActivation, nn.Identity)) else None

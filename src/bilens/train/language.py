@@ -59,7 +59,13 @@ def train_language(
         KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
     """
     check_precision(config.attention, training.precision)
-    _check_corpus(config, corpus)
+    check_vocabulary(corpus, config.vocab_size)
+    length = len(corpus.train[0]["input_ids"])
+    if length > config.n_ctx:
+        raise BilensError(
+            f"The texts of {corpus.name} are {length} tokens long; the model has "
+            f"n_ctx={config.n_ctx}"
+        )
     with alone_with_seed(training.seed):
         arguments = trainer_arguments(
             training,
@@ -95,13 +101,3 @@ def train_language(
             optimizers=(muon, None),
         )
     return model.eval(), history  # type: ignore[no-untyped-call]
-
-
-def _check_corpus(config: LanguageConfig, corpus: Corpus) -> None:
-    check_vocabulary(corpus, config.vocab_size)
-    length = len(corpus.train[0]["input_ids"])
-    if length > config.n_ctx:
-        raise BilensError(
-            f"The texts of {corpus.name} are {length} tokens long; the model has "
-            f"n_ctx={config.n_ctx}"
-        )
