@@ -11,6 +11,7 @@ from bilens.errors import BilensError, CheckpointError
 
 __all__ = [
     "Between",
+    "CheckedSettings",
     "Count",
     "Depth",
     "NotNegative",
@@ -97,6 +98,14 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
         value = getattr(settings, name)
         if not fits(value, hint):
             raise BilensError(f"{name}={value!r}, expected {said(hint)}")
+
+
+@dataclass(frozen=True)
+class CheckedSettings:
+    """A dataclass whose fields are what their annotations say, or it cannot be made."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 def read_settings(kind: type[Settings], given: Mapping[str, Any], source: object) -> Settings:

@@ -18,7 +18,7 @@ from bilens.data.tokenizer import read_tokenizer, train_tokenizer
 from bilens.errors import CheckpointError, DataError
 from bilens.files import file_errors, folder_written_whole
 from bilens.lazy_imports import datasets, lazy_import, transformers
-from bilens.settings import Between, Size, check_settings
+from bilens.settings import Between, CheckedSettings, Size
 
 pc = lazy_import("pyarrow.compute")
 
@@ -52,7 +52,7 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _Settings(CheckedSettings):
     n_ctx: Annotated[int, Between(2, 2**20)]
     validation_share: Annotated[float, Between(0, 0.99, above=True)]
     vocab_size: Size = 4096
@@ -60,7 +60,7 @@ class _Settings:
     shortest: Annotated[int, Between(2, 2**20)] | None = None
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         check_count("shortest", self.shortest or 1, self.n_ctx, "tokens of a row")
 
 

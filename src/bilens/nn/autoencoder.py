@@ -7,13 +7,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bilens.nn.checkpoint import Checkpointed
-from bilens.settings import Size, check_settings
+from bilens.settings import CheckedSettings, Size
 
 __all__ = ["AutoencoderConfig", "SparseAutoencoder"]
 
 
 @dataclass(frozen=True)
-class AutoencoderConfig:
+class AutoencoderConfig(CheckedSettings):
     """The sizes of a sparse autoencoder.
 
     Attributes:
@@ -23,9 +23,6 @@ class AutoencoderConfig:
 
     d_in: Size
     n_features: Size
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 class SparseAutoencoder(Checkpointed):

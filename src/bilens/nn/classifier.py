@@ -13,7 +13,7 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.gated import GatedLayer, GateName
 from bilens.nn.norm import NormName, ScalarNorm, make_norm
-from bilens.settings import Count, Depth, Size, check_settings
+from bilens.settings import CheckedSettings, Count, Depth, Size
 from bilens.tensor import BilinearTensor, Cut, affine
 from bilens.tensor.constant import fit_input
 from bilens.tensor.exact import exact
@@ -22,7 +22,7 @@ __all__ = ["ClassifierConfig", "ImageClassifier"]
 
 
 @dataclass(frozen=True)
-class ClassifierConfig:
+class ClassifierConfig(CheckedSettings):
     """What an image classifier is made of. The defaults are Table 2 of Pearce et al. 2024.
 
     Attributes:
@@ -57,7 +57,7 @@ class ClassifierConfig:
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         shape = self.image_shape
         if shape is not None and self.n_inputs != shape[0] * shape[1]:
             raise BilensError(

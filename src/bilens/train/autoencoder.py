@@ -15,7 +15,7 @@ from bilens.checks import checked
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.progress import progress_bar
-from bilens.settings import Count, NotNegative, Positive, Seed, check_settings
+from bilens.settings import CheckedSettings, Count, NotNegative, Positive, Seed
 from bilens.tensor import BilinearTensor
 from bilens.train.interrupt import interrupt_between_steps
 from bilens.train.run_directory import RunDirectory, open_run, part
@@ -37,7 +37,7 @@ Sampler = Callable[[int, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True)
-class AutoencoderTraining:
+class AutoencoderTraining(CheckedSettings):
     """How to train a sparse autoencoder.
 
     Attributes:
@@ -62,9 +62,6 @@ class AutoencoderTraining:
     power: Positive = 10.0
     similarity_sample: Count = 512
     seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @checked

@@ -9,7 +9,7 @@ from typing import Any
 from bilens.data import ImageData
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.settings import Count, NotNegative, Positive, Seed, check_settings
+from bilens.settings import CheckedSettings, Count, NotNegative, Positive, Seed
 from bilens.train.run_directory import is_begun, open_run
 from bilens.train.stacked import Member, train_together
 from bilens.train.tracker import Tracker
@@ -21,7 +21,7 @@ Trained = tuple[ImageClassifier, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class ClassifierTraining:
+class ClassifierTraining(CheckedSettings):
     """How to train an image classifier. The defaults are Table 2 of Pearce et al. 2024.
 
     Attributes:
@@ -46,9 +46,6 @@ class ClassifierTraining:
     latent_noise: NotNegative = 0.0
     report_to: Tracker = "none"
     seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 def train_classifier(

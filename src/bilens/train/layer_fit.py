@@ -19,7 +19,7 @@ from bilens.convert.linear_gates import GateSums, set_line
 from bilens.errors import BilensError
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
-from bilens.settings import Between, Count, check_settings
+from bilens.settings import Between, CheckedSettings, Count
 
 __all__ = ["Distillation", "Fit", "Rows", "fit_mlp"]
 
@@ -29,7 +29,7 @@ TINY = 1e-30
 
 
 @dataclass(frozen=True)
-class Distillation:
+class Distillation(CheckedSettings):
     """How a bilinear MLP is trained to give what the gated one gave.
 
     Attributes:
@@ -43,9 +43,6 @@ class Distillation:
     batch_size: Count = 512
     learning_rate: Annotated[float, Between(0, above=True)] = 3e-3
     seed: Annotated[int, Between(0, 2**63)] = 0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from bilens.errors import BilensError
 from bilens.nn.language_settings import LanguageSettings
-from bilens.settings import Between, Count, NotNegative, Positive, Seed, Size, check_settings
+from bilens.settings import Between, CheckedSettings, Count, NotNegative, Positive, Seed, Size
 from bilens.train.tracker import Tracker
 
 __all__ = [
@@ -45,7 +45,7 @@ OptimizerName = Literal[
 
 
 @dataclass(frozen=True)
-class TrainerSettings:
+class TrainerSettings(CheckedSettings):
     """What trainings through the Trainer have in common.
 
     Attributes:
@@ -73,9 +73,6 @@ class TrainerSettings:
     save_every: Count = 500
     report_to: Tracker = "none"
     seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @dataclass(frozen=True)
