@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from bilens.models import load
+from bilens.notebook import signed
 from bilens.read.flow import (
     Ablation,
     Flow,
@@ -327,11 +328,11 @@ def _accuracy(
 
 def _tables(found: RecurringFlows) -> list[Table]:
     heads = [
-        (f"{h.layer}.{h.head}", f"{h.mean:+.3f}", f"{h.absolute:.3f}", str(h.prompts))
+        (f"{h.layer}.{h.head}", signed(h.mean, ".3f"), f"{h.absolute:.3f}", str(h.prompts))
         for h in found.heads[:20]
     ]
     directions = [
-        (f"{d.layer}", f"{d.mean:+.3f}", f"{d.absolute:.3f}", str(d.prompts), f"{d.agreement:.2f}")
+        (str(d.layer), signed(d.mean, ".3f"), f"{d.absolute:.3f}", str(d.prompts), f"{d.agreement:.2f}")
         for d in found.directions[:20]
     ]
     header = ("mean flow", "mean |flow|", "prefixes")

@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.data import ImageData
+from bilens.notebook import signed
 from bilens.read import top_inputs
 from bilens.report import spectrum_figure
 from bilens.report.canvas import Canvas
@@ -145,7 +146,7 @@ def _drawing(found: Branches, data: ImageData, name: str) -> go.Figure:
                 x = left + GAP * column
                 picture = diverging(as_image(vector, data.shape))
                 canvas.picture(picture, x=x, y=top, width=1, height=aspect)
-                canvas.label(f"{eigenvalue:+.2g}", x=x + 0.5, y=top + aspect + 0.01)
+                canvas.label(signed(eigenvalue, ".2g"), x=x + 0.5, y=top + aspect + 0.01)
         canvas.label(f"<b>{branch}</b>", x=node[0], y=node[1], size=14, on_line=True)
     canvas.label(f"<b>{name}</b>", x=root[0], y=root[1], size=16, on_line=True)
     return canvas.figure()
@@ -162,4 +163,4 @@ def _edge(
     color = BLUE if value > 0 else RED
     canvas.line(start, end, color=color, width=THICKEST * max(abs(value) / largest, 1 / 7))
     x, y = ((a + b) / 2 for a, b in zip(start, end, strict=True))
-    canvas.label(f"{value:+.2g}", x=x, y=y, color=color, on_line=True)
+    canvas.label(signed(value, ".2g"), x=x, y=y, color=color, on_line=True)

@@ -31,6 +31,12 @@ __all__ = ["run"]
 SMALL = {"input_noise": (0.0, 0.5, 1.0), "latent_noise": (0.0, 0.2, 0.33)}
 PAPER = {"input_noise": (0.0, 0.25, 0.5, 0.75, 1.0), "latent_noise": (0.0, 0.1, 0.2, 0.33, 0.5)}
 GOALS = {"accuracy": 0.983, "drop_at_10": 0.01, "match": 0.9}
+AXES = {
+    "accuracy": ("test accuracy (%)", 100),
+    "drop_at_10": ("points lost with ten eigenvectors", 100),
+    "match": ("best match of eigenvectors (cosine)", 1),
+}
+"""What is drawn of each goal, and by what it is multiplied for that."""
 HEADER = ("noise", "accuracy", "lost with 10", "best match", "in pixels", "goals met")
 
 
@@ -39,7 +45,7 @@ def run(context: RecipeContext) -> Outcome:
     data = context.mnist
     numbers: dict[str, Any] = {"goals": GOALS}
     rows: list[tuple[str, ...]] = []
-    lines: dict[str, list[Line]] = {key: [] for key in GOALS}
+    lines: dict[str, list[Line]] = {key: [] for key in AXES}
     for kind, amounts in context.choose(SMALL, PAPER).items():
         name, found = kind.replace("_", " "), []
         for amount in amounts:
@@ -50,12 +56,17 @@ def run(context: RecipeContext) -> Outcome:
             met = _met(summary)
             numbers[f"{kind}={amount}"] = {**summary, "goals_met": met}
             rows.append((f"{name} {amount}", *_cells(summary), f"{met} of {len(GOALS)}"))
-        for key in GOALS:
-            samples = zip(*(measured[key] for measured in found), strict=True)
+        for key, (_, scale) in AXES.items():
+            samples = zip(*([scale * x for x in measured[key]] for measured in found), strict=True)
             lines[key].append(confidence_line(name, amounts, list(samples)))
     figures = {
-        key: line_figure(some, title=key.replace("_", " "), x_title="noise", y_title=key)
-        for key, some in lines.items()
+        key: line_figure(
+            lines[key],
+            title=f"{text.capitalize()} against noise",
+            x_title="noise (standard deviations of what it is added to)",
+            y_title=text,
+        )
+        for key, (text, _) in AXES.items()
     }
     return Outcome(numbers, figures, [Table(HEADER, rows, words=1)])
 

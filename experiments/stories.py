@@ -25,6 +25,7 @@ import pandas as pd
 import torch
 
 from bilens.data import Corpus
+from bilens.notebook import signed
 from bilens.read.language import (
     DirectionReading,
     TokenDirection,
@@ -152,7 +153,7 @@ def _records(frame: pd.DataFrame) -> list[list[Any]]:
 def _contexts(model: ResidualModel, reading: DirectionReading) -> Sequence[ContextList]:
     return [
         ContextList(
-            f"{reading.direction.token}: eigenvalue {value:+.3g}",
+            f"{reading.direction.token}: eigenvalue {signed(value)}",
             [context_line(model, found) for found in some],
         )
         for value, some in zip(reading.spectrum.values.tolist(), reading.contexts, strict=True)

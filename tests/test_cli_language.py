@@ -92,7 +92,7 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     assert json.loads((tmp_path / "graphs" / "flow.json").read_text())["nodes"]
     text = shown(capsys)
     found = json.loads(page.with_suffix(".json").read_text())
-    assert f"{found['value']:+.3f} girl minus dog, cat" in text
+    assert f"{found['value']:+#.3g} girl minus dog, cat" in text
     assert len(found["nodes"]) == 9
     assert len(found["ablated"]) == 5
     assert "Interventions" in page.read_text()

@@ -10,6 +10,7 @@ from rich.console import Console
 from bilens import progress
 from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.notebook import signed
 from bilens.read import read_bonds, read_classifier, read_deep
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection, read_language, read_ngrams
@@ -17,6 +18,24 @@ from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum, bonds, top_paths
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
 from tests.models import digits
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (-0.001, ".2f", "0.00"),
+        (0.001, ".2f", "0.00"),
+        (-0.0, ".3g", "0"),
+        (0.0, "#.3g", "0.00"),
+        (-0.001, ".0%", "0%"),
+        (-0.005001, ".2f", "-0.01"),
+        (1e-9, ".3g", "+1e-09"),
+        (10.0, ".0f", "+10"),
+        (float("-inf"), ".2f", "-inf"),
+    ],
+)
+def test_zero_has_no_sign(value, digits, text):
+    assert signed(value, digits) == text
 
 
 def classifier(n_layers: int) -> ImageClassifier:

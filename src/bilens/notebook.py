@@ -5,10 +5,16 @@ from typing import ClassVar
 
 from bilens.lazy_imports import go, pd, px
 
-__all__ = ["Shown"]
+__all__ = ["Shown", "signed"]
 
 ROWS = 10
 BARS = {"align": "zero", "color": ["#b2182b55", "#2166ac55"], "width": 90}
+
+
+def signed(value: float, digits: str = ".3g") -> str:
+    """A number with its sign, as `format` gives it, but none where zero is all that is shown."""
+    text = format(value, "+" + digits)
+    return text if text.strip("+-0.%") else text[1:]
 
 
 class Shown:
@@ -45,5 +51,6 @@ class Shown:
         """The first rows, with bars behind the numbers that are plotted; escaped."""
         frame = self.frame()
         style = frame.head(ROWS).style.hide(axis="index").bar(subset=[self.axes["y"]], **BARS)
-        table: str = style.format(precision=4, escape="html").to_html()
+        numbers = dict.fromkeys(frame.select_dtypes("float"), "{:z.4g}".format)
+        table: str = style.format(numbers, escape="html").to_html()
         return table + (f"<p>{ROWS} of {len(frame):,} rows</p>" if len(frame) > ROWS else "")

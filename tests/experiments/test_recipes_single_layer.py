@@ -268,9 +268,9 @@ def test_pictures_stand_in_their_rows():
     vector = torch.arange(6.0)
     rows = {"<a>": [(vector, "1"), (vector, "2")], "b": [(vector, "3")]}
     figure = picture_figure(rows, (2, 3), title="t")
-    assert len(figure.layout.images) == 3
-    assert [a.text for a in figure.layout.annotations] == ["&lt;a&gt;", "1", "2", "b", "3"]
-    assert figure.layout.images[0].y < figure.layout.images[2].y
+    assert len(figure.layout.images) == 3 + 1  # the colours
+    assert [a.text for a in figure.layout.annotations][2:] == ["&lt;a&gt;", "1", "2", "b", "3"]
+    assert figure.layout.images[1].y < figure.layout.images[3].y
 
 
 def test_noises_are_held_against_all_three_goals(small):
@@ -294,3 +294,8 @@ def test_noises_are_held_against_all_three_goals(small):
     assert outcome.numbers["input_noise=0.0"] == outcome.numbers["latent_noise=0.0"]
     (table,) = outcome.parts
     assert [row[0] for row in table.rows][-1] == "latent noise 0.33"
+    # Figures are in words and in the units that these say.
+    figure = outcome.figures["drop_at_10"]
+    assert figure.layout.yaxis.title.text == "points lost with ten eigenvectors"
+    lost = outcome.numbers["latent_noise=0.33"]["drop_at_10"]["mean"]
+    assert figure.data[-1].y[-1] == pytest.approx(100 * lost)

@@ -72,6 +72,8 @@ def test_a_page_has_the_strongest_products_and_they_can_be_walked_to(view):
         in page
     )
     assert "Goes into" in page
+    # The pictures of the card have colours, which are said once.
+    assert page.count('<p class="scale">negative <img') == 1
     assert re.findall(r"1\.6, between layers 1 and 2, [\d.]+% of the squared norm", page)
 
 

@@ -80,6 +80,7 @@ def test_the_list_escapes_what_it_is_given():
     page = branches_html(Branch("", 1.0, opened=True, branches=[node]), "<script>")
     assert "<script>" not in page
     assert page.count("&lt;script&gt;") >= 5
+    assert page.count('<p class="scale">negative <img') == 1
 
 
 def test_pictures_stand_at_leaves_alone(view):
@@ -92,7 +93,7 @@ def test_pictures_stand_at_leaves_alone(view):
 def test_the_tree_is_opened_by_clicks(deep_site, browser):
     with visiting(browser) as visit:
         page = visit.open(deep_site, "#paths .main-svg")
-        count = "document.querySelectorAll('#opened img').length"
+        count = "document.querySelectorAll('#opened figure img').length"
         visit.wait(f"{count} === 5")
         page.locator("#opened [data-node='3']").click()
         visit.wait(f"{count} === 10")

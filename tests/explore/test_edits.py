@@ -74,8 +74,8 @@ def test_both_texts_are_shown_before_and_after(view):
     for text in (OF.prompt, OTHER):
         ids = prompt_ids(model, text)[None]
         before, after = (m.logits(ids)[0, -1] for m in (model, edited))
-        said = f"“{text}”, lily minus tom, ben: {before @ weights:+.3f} before, "
-        assert f"{said}{after @ weights:+.3f} after" in page
+        said = f"“{text}”, lily minus tom, ben: {before @ weights:+#.3g} before, "
+        assert f"{said}{after @ weights:+#.3g} after" in page
         best = int(after.argmax())
         (name,) = model.tokenizer.convert_ids_to_tokens([best])
         row = rf">{name}</t[hd]>\s*<td[^>]*>{before.softmax(0)[best]:.1%}</td>\s*"

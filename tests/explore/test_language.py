@@ -72,7 +72,7 @@ def test_eigenvectors_are_named_from_the_outside_in(view):
 def test_contexts_are_of_the_chosen_eigenvector(view):
     first, last = (view.contexts_page(replace(STATE, number=n)) for n in (0, 4))
     assert first != last
-    assert first.count("<p>") > 4
+    assert first.count("<details>") > 4
     assert all(value > 0 for value in map(float, re.findall(r"<b>([^<]+)</b>", first)))
     assert all(value < 0 for value in map(float, re.findall(r"<b>([^<]+)</b>", last)))
 
@@ -96,6 +96,13 @@ def test_attention_is_that_of_the_head(view):
     assert figure.layout.yaxis.ticktext[-1] == "ate"
 
 
+@pytest.mark.parametrize(("attention", "lowest"), [("softmax", 0), ("bilinear", -1)])
+def test_only_patterns_that_can_be_negative_are_drawn_as_if_they_could(attention, lowest):
+    scale = make(attention=attention).attention_figure(STATE).data[0]
+    assert scale.zmin == lowest * scale.zmax
+    assert attention == "bilinear" or scale.zmax == 1
+
+
 def test_tables_of_ngrams(view):
     page = view.ngram_page(STATE)
     assert page.count("<table>") == 2 + 4
@@ -109,7 +116,7 @@ def test_a_model_with_norms_is_read_too():
     _, likely, figure = view.prediction(STATE)
     assert len(likely) == 8
     assert figure is not None
-    assert view.contexts_page(STATE).count("<p>") > 4
+    assert view.contexts_page(STATE).count("<details>") > 4
 
 
 def test_an_mlp_that_is_not_a_tensor_leaves_the_rest():

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,6 +13,7 @@ from bilens.report import (
     matrices_figure,
     network_figure,
 )
+from bilens.report.bonds import bond_figures, bond_sections
 from bilens.report.network import chosen_edges
 from tests.models import digit_model, digits
 
@@ -87,5 +89,14 @@ def test_each_direction_has_a_row_and_each_layer_its_matrices():
         assert len(figure.layout.images) == ranks[bond] * pictures + 1  # the colours
         arrows = [note.text for note in figure.layout.annotations if "▲" in note.text]
         assert len(arrows) >= ranks[bond]
-    assert len(matrices_figure(reading(), 0).layout.images) == ranks[1]
-    assert len(matrices_figure(reading(), 1).layout.images) == 10
+    assert len(matrices_figure(reading(), 0).layout.images) == ranks[1] + 1
+    assert len(matrices_figure(reading(), 1).layout.images) == 10 + 1
+
+
+def test_a_page_says_which_numbers_directions_have():
+    def said(found: BondReading) -> str:
+        return bond_sections(found, bond_figures(found, SHAPE))[1].text
+
+    assert "numbers go by share over the training images. Coordinates" in said(reading())
+    other = replace(reading(), metric="weights")
+    assert "share over weights alone, in the explorer over the training images." in said(other)

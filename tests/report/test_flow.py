@@ -56,10 +56,10 @@ def test_edges_are_those_of_the_graph(found, data):
 
 def test_the_tree_goes_down_from_the_logit(data):
     tree = flow_tree(data, depth=2, width=3)
-    assert str(tree.label) == f"{data['value']:+.3f} t3 minus t4"
+    assert str(tree.label) == f"{data['value']:+#.3g} t3 minus t4"
     into = [edge for edge in data["edges"] if edge[0] == 0]
     first = data["nodes"][into[0][1]]["name"]
-    assert str(tree.children[0].label) == f"{into[0][2]:+.3f} {first}"
+    assert str(tree.children[0].label) == f"{into[0][2]:+#.3g} {first}"
     assert len(tree.children) == 3
     assert not any(leaf.children for child in tree.children for leaf in child.children)
 

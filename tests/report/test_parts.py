@@ -51,6 +51,15 @@ def test_contexts_are_escaped_and_coloured():
     ]
 
 
+def test_what_tokens_contribute_can_be_read_without_colours_and_without_a_mouse():
+    line = ContextLine(-1e-4, [("a", 0.001), ("b", -0.25), ("c", 0.0)], focal=0)
+    page = contexts_html(ContextList("one", [line]))
+    # Opened by a tap or by the Enter key.
+    assert "<details><summary><b>0.00</b>" in page
+    assert page.count("<summary>") == page.count("</summary>") == 1
+    assert page.endswith("</summary>\n<p>b -0.25 · a +0.001</p></details>\n</div>")
+
+
 def test_bars_of_logits():
     whole, kept = torch.tensor([1.0, -2.0]), torch.tensor([0.5, -1.0])
     figure = logits_figure(whole, kept, [EVIL, "b"], title=EVIL)

@@ -92,14 +92,14 @@ def test_a_spectrum_shows_the_outer_eigenvalues_of_either_sign(reading):
 def test_eigenvectors_and_their_top_inputs(reading):
     x = digits().test_images
     figure = eigenvector_figure(reading.spectrum[3], x, (8, 8), title="<three>", k=4)
-    # The last picture is the colour bar.
+    # The first picture is the colour bar.
     assert len(figure.layout.images) == 2 * 4 * (1 + 3) + 1
     labels = [note.text for note in figure.layout.annotations]
-    assert [text[:2] for text in labels[:8]] == ["P1", "P2", "P3", "P4", "N1", "N2", "N3", "N4"]
-    assert labels[8:] == ["negative", "positive"]
+    assert [text[:2] for text in labels[2:]] == ["P1", "P2", "P3", "P4", "N1", "N2", "N3", "N4"]
+    assert labels[:2] == ["negative", "positive"]
     assert figure.layout.title.text == "&lt;three&gt;"
     strongest = reading.spectrum[3].values.max().item()
-    assert labels[0] == f"P1  λ = {strongest:+.3g}"
+    assert labels[2] == f"P1  λ = {strongest:+.3g}"
     with pytest.raises(BilensError, match="single form"):
         eigenvector_figure(reading.spectrum, x, (8, 8), title="")
 
@@ -153,7 +153,7 @@ def test_the_page_escapes_what_it_is_given():
     section = Section(attack, attack, [[Table([attack], [[attack]], attack), figure, contexts]])
     page = render_page(attack, attack, [(attack, attack)], [section])
     assert "alert(1)</script>" not in page
-    assert page.count("&lt;script&gt;alert(1)") == 13
+    assert page.count("&lt;script&gt;alert(1)") == 14
 
 
 def test_the_page_needs_nothing_else(reading, written):

@@ -11,6 +11,7 @@ from bilens.errors import BilensError
 from bilens.files import write_json, write_safetensors
 from bilens.models import load
 from bilens.nn import ImageClassifier
+from bilens.notebook import signed
 from bilens.read import (
     Basis,
     BondReading,
@@ -137,7 +138,7 @@ def _show_bonds(run: Path, reading: BondReading) -> None:
     show_table(
         header,
         [
-            (name, f"{found:.2%}", f"{100 * (reading.accuracy - found):+.2f}", f"{bound:.3g}")
+            (name, f"{found:.2%}", signed(100 * (reading.accuracy - found), ".2f"), f"{bound:.3g}")
             for name, found, bound in rows
         ],
         words=0,
@@ -153,5 +154,5 @@ def _show(reading: ClassifierReading | DeepReading) -> None:
         out.print(f"nodes decomposed: {search.expanded:,} of {search.total:,}")
     else:
         rows, unit = truncation_table(reading.curve), "eigenvectors per class"
-    cells = [(f"{k:,}", f"{accuracy:.2%}", f"{100 * drop:+.2f}") for k, accuracy, drop in rows]
+    cells = [(f"{k:,}", f"{accuracy:.2%}", signed(100 * drop, ".2f")) for k, accuracy, drop in rows]
     show_table((unit, "accuracy", "drop (points)"), cells, words=0)

@@ -12,6 +12,7 @@ from bilens.errors import BilensError
 from bilens.files import write_json, written_whole
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
+from bilens.notebook import signed
 from bilens.train import read_training
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class Contexts:
         )
         found = []
         for value, some in zip(reading.spectrum.values.tolist(), reading.contexts, strict=True):
-            out.print(f"\neigenvalue {value:+.4g}", style="bold", highlight=False)
+            out.print(f"\neigenvalue {signed(value, '.4g')}", style="bold", highlight=False)
             lines = [pages.context_line(model, one) for one in some]
             for line in lines:
                 out.print(coloured(line))
@@ -272,7 +273,7 @@ def show_frames(frames: "dict[str, pd.DataFrame]", folder: Path | None, *, about
     """Print frames, each under its name, and write them as CSV where a folder is given."""
     for name, frame in frames.items():
         rows = [
-            [f"{value:.2f}" if isinstance(value, float) else str(value) for value in row]
+            [f"{value:z.2f}" if isinstance(value, float) else str(value) for value in row]
             for row in frame.itertuples(index=False)
         ]
         words = sum(frame[column].dtype.kind not in "fi" for column in frame.columns)
@@ -284,7 +285,7 @@ def show_frames(frames: "dict[str, pd.DataFrame]", folder: Path | None, *, about
 
 def coloured(line: "ContextLine") -> Text:
     """A context for the terminal, coloured by contributions."""
-    text = Text(f"{line.value:+8.2f} ")
+    text = Text(f"{signed(line.value, '.2f'):>8} ")
     for number, (name, share) in enumerate(line.tokens):
         strength = abs(share) / line.strongest
         style = "" if strength < 0.1 else f"{'blue' if share > 0 else 'red'}"

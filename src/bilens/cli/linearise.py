@@ -10,6 +10,7 @@ from bilens.cli.console import DataDir, Device, ModelName, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
+from bilens.notebook import signed
 
 if TYPE_CHECKING:
     from bilens import convert, data
@@ -84,7 +85,7 @@ class Linearise:
         for layer, loss in found.alone.items():
             fit = found.fits.get(layer)
             distance = "" if fit is None else f"{fit.distance:.3f}"
-            rise = f"{loss - found.before:+.4f}"
+            rise = signed(loss - found.before, ".4f")
             rows.append((str(layer), "yes" if fit else "no", f"{loss:.4f}", rise, distance))
         header = ("layer", "linear", "loss alone", "rise", "distance of the MLP's output")
         show_table(header, rows, words=2)

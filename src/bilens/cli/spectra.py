@@ -8,6 +8,7 @@ from bilens.cli.console import Device, ModelName
 from bilens.cli.language import load_language
 from bilens.cli.terminal import out, show_table
 from bilens.lazy_imports import lazy_import
+from bilens.notebook import signed
 
 if TYPE_CHECKING:
     import accelerate
@@ -81,7 +82,7 @@ class Spectra:
             [
                 (
                     tokens[i],
-                    "  ".join(f"{value:+.3g}" for value in values[i]),
+                    "  ".join(signed(value) for value in values[i]),
                     f"{residuals[i]:.1e}",
                 )
                 for i in range(min(SHOWN, len(names)))

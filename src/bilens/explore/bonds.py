@@ -13,7 +13,7 @@ from bilens.report import heat_figure, kept_directions_figure
 from bilens.report.accuracy import mark_kept
 from bilens.report.logits import ends_figure
 from bilens.report.network import Edge, Node, draw_network, edges_from, edges_into, node_name
-from bilens.report.picture import as_image, diverging, grey
+from bilens.report.picture import as_image, colour_bar_html, diverging, grey
 
 __all__ = ["BondView"]
 
@@ -186,7 +186,7 @@ class BondView:
         used = self._products(reading, "Goes into", node, edges_from(products, node, PARTNERS))
         return (
             f'<section class="card"><h3>{head}</h3><div class="ends">{shown}{ends}</div>'
-            f'<div class="tables">{made}{used}</div></section>'
+            f'<div class="tables">{made}{used}</div>{colour_bar_html()}</section>'
         )
 
     def _pictures(self, caption: str, pictures: list[str]) -> str:

@@ -11,6 +11,7 @@ from bilens.explore.bonds import BondView
 from bilens.explore.input_codec import unpack_input
 from bilens.explore.state_checks import StateError, check_ranges
 from bilens.nn import ImageClassifier
+from bilens.notebook import signed
 from bilens.read import class_paths, explain_deep, read_deep
 from bilens.report import (
     Branch,
@@ -184,4 +185,4 @@ class DeepView:
     def _leaf(self, node: tuple[int, ...], values: tuple[float, ...], picture: str) -> Branch:
         effective = float(effective_eigenvalues(torch.tensor([values]))[0])
         name = ".".join(map(str, node[1:]))
-        return Branch(name, values[-1], text=f"effective {effective:+.3g}", picture=picture)
+        return Branch(name, values[-1], text=f"effective {signed(effective)}", picture=picture)

@@ -16,6 +16,7 @@ from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.layout import heading, html, note_html
 from bilens.explore.screen import Screen
 from bilens.files import write_json
+from bilens.notebook import signed
 from bilens.read.flow import edit, edit_heads
 from bilens.read.language import prompt_ids, token_names
 from bilens.report import table_html
@@ -102,8 +103,9 @@ class EditView:
         before, after = (m.logits(ids)[0, -1] for m in (model, edited))
         token, minus = model.token(direction.token), [model.token(n) for n in direction.minus]
 
-        def value(logits: Tensor) -> float:
-            return float(logits[token] - logits[minus].mean() if minus else logits[token])
+        def value(logits: Tensor) -> str:
+            one = logits[token] - logits[minus].mean() if minus else logits[token]
+            return signed(float(one), "#.3g")
 
         likely = torch.cat([x.topk(min(NEXT, len(x))).indices for x in (before, after)]).unique()
         likely = likely[after[likely].argsort(descending=True)]
@@ -113,7 +115,7 @@ class EditView:
             columns=["next token", "before", "after"],
         )
         rows = [(name, f"{p:.1%}", f"{q:.1%}") for name, p, q in frame.itertuples(index=False)]
-        caption = f"“{text}”, {direction}: {value(before):+.3f} before, {value(after):+.3f} after"
+        caption = f"“{text}”, {direction}: {value(before)} before, {value(after)} after"
         table = Table(tuple(frame.columns), rows, caption, words=1)
         return table_html(table, frame, f"edited-{number + 1}")
 

@@ -9,6 +9,7 @@ from typing import Any
 from bilens.explore.layout import note_html
 from bilens.explore.state_checks import StateError, check_tokens, said_of
 from bilens.explore.thread_model import ThreadModel
+from bilens.notebook import signed
 from bilens.read.flow import Flow, ablate, flow
 from bilens.read.language import TokenDirection, prompt_ids, token_names
 from bilens.report.flow import flow_data, flow_tree, shown_tokens
@@ -97,7 +98,7 @@ class FlowView:
             return note_html("Write a text, and press Enter."), "", ""
         _, data = self.found(of)
         frozen = ", ".join(data["frozen"]) or "nothing"
-        text = f"{data['direction']}: {data['value']:+.3f}. Held fixed on this text: {frozen}."
+        text = f"{data['direction']}: {signed(data['value'], '#.3g')}. Held fixed on this text: {frozen}."
         return note_html(text), _branches(flow_tree(data)), json.dumps(data)
 
     def removed(self, of: FlowOf, name: str) -> str:
@@ -111,8 +112,8 @@ class FlowView:
             return ""
         (result,) = ablate(self.model, split, [number])
         return note_html(
-            f"Without {name} the running model changes by {result.actual:+.3f}; its flow, with all "
-            f"else held fixed, predicts {result.predicted:+.3f}."
+            f"Without {name} the running model changes by {signed(result.actual, '#.3g')}; its flow, with all "
+            f"else held fixed, predicts {signed(result.predicted, '#.3g')}."
         )
 
 

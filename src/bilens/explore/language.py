@@ -17,6 +17,7 @@ from bilens.explore.edits import MOST_PERCENT, EditView
 from bilens.explore.flows import FlowOf, FlowView
 from bilens.explore.layout import note_html
 from bilens.explore.state_checks import StateError, check_ranges, check_tokens, said_of
+from bilens.notebook import signed
 from bilens.read.language import (
     Context,
     ContextIndex,
@@ -218,7 +219,7 @@ class LanguageView:
         values = [] if outermost is None else outermost.values.tolist()
         signs = ["P" if value > 0 else "N" for value in values]
         return [
-            f"{sign}{signs[: i + 1].count(sign)}  λ = {value:+.3g}"
+            f"{sign}{signs[: i + 1].count(sign)}  λ = {signed(value)}"
             for i, (sign, value) in enumerate(zip(signs, values, strict=True))
         ]
 
@@ -237,8 +238,15 @@ class LanguageView:
         ids = prompt_ids(self.model, state.prompt)
         pattern = self.model.trace(ids).layers[state.layer].pattern[state.head]
         names = token_names(self.model, ids)
-        title = f"Attention of head {state.head} in layer {state.layer}"
-        return heat_figure(pattern, names, names, title=title, across="looks at", down="from")
+        return heat_figure(
+            pattern,
+            names,
+            names,
+            title=f"Attention of head {state.head} in layer {state.layer}",
+            across="looks at",
+            down="from",
+            shares=self.model.parts.attention == "softmax",
+        )
 
     def fed_page(self, state: LanguageState) -> str:
         """The text, coloured by what feeds each eigenvector of the direction at its end."""
@@ -298,7 +306,7 @@ class LanguageView:
         summands = [
             *zip(parts.sources, parts.residual.tolist(), strict=True),
             *(
-                (f"MLP, {number}. of λ = {value:+.2g}", active)
+                (f"MLP, {number}. of λ = {signed(value, '.2g')}", active)
                 for number, (value, active) in enumerate(
                     zip(parts.eigenvalues.tolist(), parts.activations.tolist(), strict=True), 1
                 )
@@ -327,7 +335,7 @@ class LanguageView:
 
 def _path_table(frame: pd.DataFrame) -> Table:
     rows = [
-        (token, f"{probability:.1%}", *(f"{value:+.2f}" for value in values))
+        (token, f"{probability:.1%}", *(signed(value, ".2f") for value in values))
         for token, probability, *values in frame.itertuples(index=False)
     ]
     return Table(tuple(frame.columns), rows, "The most likely next tokens, by path", words=1)

@@ -49,7 +49,7 @@ def mark_kept(figure: go.Figure, k: int, lost: float, accuracy: float) -> go.Fig
         y=[100 * accuracy],
         mode="markers",
         marker={"size": 13, "color": RED, "symbol": "diamond"},
-        hovertemplate=f"{k} kept: {accuracy:.2%}, {100 * lost:.2f} points lost<extra></extra>",
+        hovertemplate=f"{k} kept: {accuracy:.2%}, {100 * lost:z.2f} points lost<extra></extra>",
     )
 
 

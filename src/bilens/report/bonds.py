@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from bilens.checks import checked
+from bilens.notebook import signed
 from bilens.read import BondReading
 from bilens.report.accuracy import accuracy_curve
 from bilens.report.directions import directions_figure, matrices_figure
@@ -106,11 +107,18 @@ def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[S
         else ""
     )
     table = [
-        (str(k), f"{accuracy:.2%}", f"{100 * (reading.accuracy - accuracy):+.2f}", f"{bound:.2g}")
+        (
+            str(k),
+            f"{accuracy:.2%}",
+            signed(100 * (reading.accuracy - accuracy), ".2f"),
+            f"{bound:.2g}",
+        )
         for k, accuracy, bound in reading.by_rank
         if k % 4 == 0 or k == reading.by_rank[-1][0]
     ]
     over = "the training images" if reading.metric == "images" else "weights alone"
+    order = f"; numbers go by share over {over}"
+    order += "" if reading.metric == "images" else ", in the explorer over the training images"
     return [
         Section(
             "How few directions are enough",
@@ -135,7 +143,7 @@ def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[S
             "coordinates that make up most of it, those that make up most of these, and so on. A "
             "percentage stands for a product, blue where it adds and red where it takes away: its "
             "share of what it adds to. One line into it is a square. The same number is the same "
-            "coordinate in every drawing. Coordinates behind the first layer show the test images "
+            f"coordinate in every drawing{order}. Coordinates behind the first layer show the test images "
             "where they are largest and smallest.",
             rows=[[figures[f"network-{class_}"]] for class_ in range(reading.data.n_classes)],
         ),

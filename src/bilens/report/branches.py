@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from html import escape
 
 from bilens.checks import checked
+from bilens.notebook import signed
+from bilens.report.picture import colour_bar_html
 
 __all__ = ["Branch", "branches_html"]
 
@@ -38,7 +40,9 @@ def branches_html(root: Branch, title: str) -> str:
 
     A node that can be opened is a button with its name in `data-node`.
     """
-    return f'<div class="branches"><p><b>{escape(title)}</b></p>{_list(root)}</div>'
+    shown = _list(root)
+    bar = colour_bar_html() if "<img" in shown else ""
+    return f'<div class="branches"><p><b>{escape(title)}</b></p>{shown}{bar}</div>'
 
 
 def _list(node: Branch) -> str:
@@ -50,7 +54,7 @@ def _list(node: Branch) -> str:
 
 def _item(branch: Branch) -> str:
     sign = "up" if branch.value > 0 else "down"
-    label = f'<span class="{sign}">λ = {branch.value:+.3g}</span>'
+    label = f'<span class="{sign}">λ = {signed(branch.value)}</span>'
     label += f"<br>{escape(branch.text)}" if branch.text else ""
     if branch.picture is not None:
         name, picture = escape(branch.name), escape(branch.picture)

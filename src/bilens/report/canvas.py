@@ -26,7 +26,7 @@ class Canvas:
     once here.
 
     x grows to the right, y downwards, and squares stay square; at full size a unit is `unit` pixels
-    high. The title is made safe for HTML here.
+    high. The title is made safe for HTML here. A colour bar of eigenvectors stands below all else.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Canvas:
         # Without a trace plotly draws no axes, and without axes no pictures.
         point = {"x": [0], "y": [0], "mode": "markers", "marker": {"opacity": 0}}
         self._traces = [go.Scatter(**point, hoverinfo="skip")]
+        self._scale()
 
     def picture(self, source: str, *, x: float, y: float, height: float, width: float = 1) -> None:
         """Put a picture, given as a data address, with its upper left corner at (x, y)."""
@@ -121,8 +122,7 @@ class Canvas:
             f'width="{u * width:.1f}" height="{u * height:.1f}" rx="6"/></g>'
         )
 
-    def scale(self) -> None:
-        """Add the colour bar of eigenvectors below everything else."""
+    def _scale(self) -> None:
         middle, self.height = self.height + STRIP / 2, self.height + STRIP
         left = (self.width - BAR) / 2
         self.picture(colour_bar(), x=left, y=middle - 0.05, width=BAR, height=0.1)

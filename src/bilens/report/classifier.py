@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 import torch
 
 from bilens.checks import checked
+from bilens.notebook import signed
 from bilens.read import ClassifierReading, explain
 from bilens.report.accuracy import truncation_figure, truncation_table
 from bilens.report.explanation import explanation_figures
@@ -69,7 +70,7 @@ def write_classifier_report(
         ("parameters", f"{parameters:,}"),
     ]
     table = [
-        (str(k), f"{accuracy:.2%}", f"{100 * drop:+.2f}")
+        (str(k), f"{accuracy:.2%}", signed(100 * drop, ".2f"))
         for k, accuracy, drop in truncation_table(reading.curve)
     ]
     sections = [

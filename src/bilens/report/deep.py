@@ -6,6 +6,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from bilens.checks import checked
+from bilens.notebook import signed
 from bilens.read import BondReading, DeepReading, class_paths, explain_deep
 from bilens.report.accuracy import path_figure
 from bilens.report.bonds import bond_figures, bond_sections
@@ -65,7 +66,7 @@ def write_deep_report(
         ("nodes decomposed", f"{search.expanded:,} of {search.total:,}"),
     ]
     table = [
-        (f"{k:,}", f"{accuracy:.2%}", f"{100 * (reading.accuracy - accuracy):+.2f}")
+        (f"{k:,}", f"{accuracy:.2%}", signed(100 * (reading.accuracy - accuracy), ".2f"))
         for k, accuracy in reading.by_paths
     ]
     trees = [figure for name, figure in figures.items() if name.startswith("tree")]

@@ -53,7 +53,6 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
                 canvas.image(reading.data.test_images[index], shape, x=left + 1.04 * i, y=y)
             text = _moved(end, reading.data.class_names)
             canvas.label(text, x=left + side - NAMES / 2 - 0.1, y=middle, on_line=True)
-    canvas.scale()
     return canvas.figure()
 
 

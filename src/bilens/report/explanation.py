@@ -10,6 +10,7 @@ from torch import Tensor
 from bilens.checks import checked
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
+from bilens.notebook import signed
 from bilens.read import ClassifierReading, DeepReading, Explanation
 from bilens.report.canvas import Canvas
 from bilens.report.style import BLUE, GREY, RED
@@ -49,18 +50,17 @@ def explanation_figure(
                 x = left + place * (1 + GAP)
                 canvas.eigenvector(vector, shape, x=x, y=top)
                 if deep:
-                    share = f"{float(branch.shares[place]):+.0%}"
+                    share = signed(float(branch.shares[place]), ".0%")
                     canvas.label(share, x=x + 0.5, y=top + aspect + 0.01, color=GREY)
             color = BLUE if branch.activation > 0 else RED
-            text, under = f"{branch.activation:+.2f}", top + aspect + 0.01 + (LABEL if deep else 0)
+            text, under = signed(branch.activation, ".2f"), top + aspect + 0.01 + (LABEL if deep else 0)
             canvas.label(
                 f"<b>{text}</b>" if deep else text, x=left + block / 2, y=under, color=color
             )
         name, end = escape(class_names[part.class_]), width - VERDICT / 2
         canvas.label(f"<b>{name}</b>", x=end, y=top, size=13)
-        canvas.label(f"logit {part.logit:+.2f}", x=end, y=top + 0.34 * aspect)
-        canvas.label(f"rest {part.rest:+.2f}", x=end, y=top + 0.64 * aspect, color=GREY)
-    canvas.scale()
+        canvas.label(f"logit {signed(part.logit, '.2f')}", x=end, y=top + 0.34 * aspect)
+        canvas.label(f"rest {signed(part.rest, '.2f')}", x=end, y=top + 0.64 * aspect, color=GREY)
     return canvas.figure()
 
 

@@ -17,8 +17,8 @@ window.bilensFlow = (place, graph, remove) => {
     parent.append(found);
     return found;
   };
-  const signed = (value) => `${value < 0 ? "\u2212" : "+"}${Math.abs(value).toPrecision(3)}`;
-  const percent = (share) => `${(100 * share).toFixed(0)} %`;
+  const signed = (value) => (value < 0 ? "\u2212" : value > 0 ? "+" : "") + Math.abs(value).toPrecision(3);
+  const percent = (share) => `${Math.round(100 * share)} %`;
   const sign = (value) => (value < 0 ? "negative" : "positive");
 
   const slider = place.querySelector("input"), said = place.querySelector("output");
@@ -98,6 +98,7 @@ window.bilensFlow = (place, graph, remove) => {
     }
     box.querySelectorAll(".chosen").forEach((other) => other.classList.remove("chosen"));
     box.querySelector(`[data-node="${i}"]`).classList.add("chosen");
+    panel.classList.toggle("pinned", pinned);
     panel.replaceChildren();
     const title = write("h3", "", panel);
     write("b", signed(node.flow), title, sign(node.flow));

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.notebook import signed
 from bilens.read.flow import Ablation, Flow, FlowGraph
 from bilens.read.language import token_names
 from bilens.report.page import Drawing, Section, Table, write_page
@@ -110,7 +111,7 @@ def flow_tree(data: dict[str, Any], *, depth: int = 3, width: int = 4) -> Tree:
     nodes = data["nodes"]
 
     def line(value: float, name: str) -> Text:
-        return Text(f"{value:+.3f}", style="blue" if value > 0 else "red").append(
+        return Text(signed(value, "#.3g"), style="blue" if value > 0 else "red").append(
             f" {name}", style="default"
         )
 
@@ -171,13 +172,13 @@ def write_flow_page(
     shown = data["nodes"][1:]
     held, whole = data["shares"][-1][1:]
     facts = [
-        (data["direction"], f"{data['value']:+.3f}"),
+        (data["direction"], signed(data["value"], "#.3g")),
         ("nodes", f"{data['n_nodes']:,}"),
         (f"held by {len(shown)} nodes", f"{held:.0%} of the absolute flow"),
-        ("that is of the logit", f"{whole:.0%}"),
+        ("that is of the logit", f"{whole:z.0%}"),
         ("held fixed", ", ".join(data["frozen"]) or "nothing"),
     ]
-    rows = [(n["name"], f"{n['flow']:+.3f}") for n in shown[:30]]
+    rows = [(n["name"], signed(n["flow"], "#.3g")) for n in shown[:30]]
     sections = [
         Section(
             "Graph",

@@ -6,6 +6,7 @@ from typing import Any
 
 from bilens.errors import BilensError
 from bilens.files import write_json
+from bilens.notebook import signed
 
 __all__ = ["viewer_graph", "write_viewer_files"]
 
@@ -63,7 +64,7 @@ def _node(
     data: dict[str, Any], number: int, node: dict[str, Any], held: float, probability: float
 ) -> dict[str, Any]:
     kind, layer = "cross layer transcoder", str(node["layer"])
-    name = f"{node['name']} ({node['flow']:+.3g})"
+    name = f"{node['name']} ({signed(node['flow'])})"
     if node["kind"] == "output":
         # The viewer takes the token from between quotes and the probability from behind them.
         token = data["direction"].replace('"', "'")

@@ -27,10 +27,12 @@ def heat_figure(
     title: str,
     across: str = "",
     down: str = "",
+    shares: bool = False,
 ) -> go.Figure:
     """Positive numbers in blue, negative ones in red, NaN left blank; the first row on top.
 
-    `across` and `down` say what columns and rows are.
+    `across` and `down` say what columns and rows are. Where all are shares, none below 0, the
+    scale is from 0 to 1 instead of as far to either side of 0 as the largest |number|.
 
     Raises:
         BilensError: there is not one name for each row and column.
@@ -41,13 +43,14 @@ def heat_figure(
             f"{len(columns)} of columns; expected one for each"
         )
     numbers = values.detach().cpu().double()
-    top = float(numbers.nan_to_num(0).abs().max()) or 1.0
+    top = 1.0 if shares else float(numbers.nan_to_num(0).abs().max()) or 1.0
+    colors = DIVERGING[len(DIVERGING) // 2 :] if shares else DIVERGING
     figure = go.Figure(
         go.Heatmap(
             z=numbers.tolist(),
-            zmin=-top,
+            zmin=0 if shares else -top,
             zmax=top,
-            colorscale=[[i / (len(DIVERGING) - 1), color] for i, color in enumerate(DIVERGING)],
+            colorscale=[[i / (len(colors) - 1), color] for i, color in enumerate(colors)],
             # Names may repeat, so that they are labels and no coordinates.
             text=[[f"{escape(row)} · {escape(column)}" for column in columns] for row in rows],
             hovertemplate="%{text}: %{z:.3g}<extra></extra>",

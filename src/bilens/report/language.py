@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from pandas.api.types import is_numeric_dtype
 
 from bilens.checks import checked
+from bilens.notebook import signed
 from bilens.read.language import (
     AttentionReading,
     Composition,
@@ -33,7 +34,7 @@ def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
     """A frame of n-grams: the columns that hold tokens, and the value."""
     words = [name for name in frame.columns if not is_numeric_dtype(frame[name])]
     rows = [
-        (*(str(row[name]) for name in words), f"{row['value']:.2f}")
+        (*(str(row[name]) for name in words), f"{row['value']:z.2f}")
         for row in frame.to_dict("records")
     ]
     return Table((*words, "value"), rows, caption, words=len(words))
@@ -101,7 +102,7 @@ def _direction_section(
 ) -> Section:
     lists = [
         ContextList(
-            f"{'P' if value > 0 else 'N'}{1 + _rank(reading, i)}  λ = {value:+.3g}",
+            f"{'P' if value > 0 else 'N'}{1 + _rank(reading, i)}  λ = {signed(value)}",
             [context_line(model, found) for found in reading.contexts[i]],
         )
         for i, value in enumerate(reading.spectrum.values.tolist())
@@ -114,7 +115,8 @@ def _direction_section(
         "it is most active in, with the token in brackets whose successor is predicted. Colours "
         "say what each token contributes, "
         "through the residual stream or through attention: blue where positive, red where "
-        "negative. The contributions add up to the activation.",
+        "negative; a line that is opened lists them, the largest first. They add up to the "
+        "activation.",
         [[figure], *([part] for part in lists)],
     )
 

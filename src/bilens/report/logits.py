@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.checks import checked
+from bilens.notebook import signed
 from bilens.read import Direction
 from bilens.report.style import BLUE, GREY, RED, dress
 
@@ -47,7 +48,7 @@ def _pairs(
             y=values.tolist(),
             name=label,
             marker={"color": color},
-            hovertemplate="%{x}: %{y:+.3f}<extra>" + label + "</extra>",
+            hovertemplate="%{x}: %{y:.3g}<extra>" + label + "</extra>",
         )
     _bars(figure, measure, title)
     legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
@@ -65,7 +66,7 @@ def direction_figure(
         x=[escape(name) for name in class_names],
         y=values,
         marker={"color": [BLUE if value > 0 else RED for value in values]},
-        hovertemplate="%{x}: %{y:+.3f}<extra></extra>",
+        hovertemplate="%{x}: %{y:.3g}<extra></extra>",
     )
     return _bars(figure, "weight", title)
 
@@ -82,10 +83,10 @@ def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str
         y=labels,
         orientation="h",
         marker={"color": colors},
-        text=[f"{value:+.2f}" for value in numbers],
+        text=[signed(value, ".2f") for value in numbers],
         textposition="outside",
         cliponaxis=False,
-        hovertemplate="%{y}: %{x:+.4f}<extra></extra>",
+        hovertemplate="%{y}: %{x:.4g}<extra></extra>",
     )
     figure.update_yaxes(type="category", autorange="reversed")
     lowest, highest = min(0.0, *numbers), max(0.0, *numbers)

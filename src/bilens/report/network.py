@@ -147,7 +147,6 @@ def draw_network(
         corner = (x, y - (0.25 if node[0] == depth else aspect / 2))
         size = (side, 0.5 if node[0] == depth else rise - 0.05)
         canvas.link(node_name(node), corner, size, is_chosen=node == (chosen or (depth, output)))
-    canvas.scale()
     return canvas
 
 

@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from bilens.checks import checked
 from bilens.files import write_text
+from bilens.notebook import signed
 from bilens.report.style import DARK
 
 if TYPE_CHECKING:  # pandas takes its time to import
@@ -55,7 +56,7 @@ class Table:
 
 @dataclass(frozen=True)
 class ContextLine:
-    """A piece of text whose tokens are coloured by what they contribute.
+    """A piece of text whose tokens are coloured by what they contribute, and list it when opened.
 
     Attributes:
         value: what they contribute to.
@@ -72,6 +73,12 @@ class ContextLine:
     def strongest(self) -> float:
         """The largest |contribution|, which is full colour."""
         return max(abs(share) for _, share in self.tokens) or 1.0
+
+    @property
+    def ranked(self) -> list[tuple[str, float]]:
+        """The tokens that contribute, the largest |contribution| first."""
+        some = [token for token in self.tokens if token[1]]
+        return sorted(some, key=lambda token: -abs(token[1]))
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,7 @@ def page_templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("bilens", "report"), autoescape=True, undefined=StrictUndefined
     )
+    environment.filters["signed"] = signed
     environment.tests |= {
         "figure": lambda part: isinstance(part, go.Figure),
         "table": lambda part: isinstance(part, Table),

@@ -13,7 +13,7 @@ from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 from bilens.report.style import DIVERGING
 
-__all__ = ["as_image", "colour_bar", "diverging", "grey", "image_shape_of"]
+__all__ = ["as_image", "colour_bar", "colour_bar_html", "diverging", "grey", "image_shape_of"]
 
 ENLARGED = 112
 """Pixels of a picture's shorter side, at least: browsers blur what they enlarge themselves."""
@@ -66,6 +66,11 @@ def diverging(image: Float[np.ndarray, "h w"], limit: float | None = None) -> st
 def colour_bar() -> str:
     """The colours of `diverging` from negative to positive, as a data address."""
     return _png(PALETTE.round().astype(np.uint8)[None].repeat(ENLARGED, 0))
+
+
+def colour_bar_html() -> str:
+    """A line of HTML that says what the colours of `diverging` mean."""
+    return f'<p class="scale">negative <img src="{colour_bar()}" alt=""> positive</p>'
 
 
 def grey(image: Float[np.ndarray, "h w"]) -> str:

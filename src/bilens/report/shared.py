@@ -38,7 +38,6 @@ def shared_figure(
         for number, (text, color, whole) in enumerate(lines):
             y = top + aspect + 0.01 + LINE * number
             canvas.label(text, x=left + STEP / 2, y=y, color=color, hover=whole)
-    canvas.scale()
     return canvas.figure()
 
 

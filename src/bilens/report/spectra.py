@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.notebook import signed
 from bilens.read import top_inputs
 from bilens.report.canvas import Canvas
 from bilens.report.style import BLUE, LINE, RED, dress
@@ -36,7 +37,7 @@ def spectrum_figure(spectrum: Spectrum, *, title: str) -> go.Figure:
             mode="lines+markers",
             line={"color": color, "width": 1.5},
             marker={"size": 5},
-            hovertemplate="%{x}: λ = %{y:.4f}<extra></extra>",
+            hovertemplate="%{x}: λ = %{y:.4g}<extra></extra>",
         )
     figure.add_hline(y=0, line={"width": 1, "color": LINE})
     figure.update_xaxes(title="rank")
@@ -74,7 +75,6 @@ def eigenvector_figure(
             left = column * CELL
             canvas.eigenvector(spectrum.vectors[i], shape, x=left, y=top)
             canvas.thumbnails(x[best[i]], shape, x=left + 1.03, y=top)
-            text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {spectrum.values[i]:+.3g}"
+            text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {signed(float(spectrum.values[i]))}"
             canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
-    canvas.scale()
     return canvas.figure()

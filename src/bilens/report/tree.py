@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.notebook import signed
 from bilens.report.canvas import THUMB, Canvas
 from bilens.report.style import BLUE, GREY, RED
 from bilens.tensor import Paths
@@ -63,7 +64,7 @@ def tree_figure(
             if length:
                 eigenvalue[name[:length]] = float(paths.eigenvalues[row, length - 1])
         canvas.eigenvector(paths.vectors[row], shape, x=leaf, y=rise * place)
-        text = f"{float(paths.effective[row]):+.3g}"
+        text = signed(float(paths.effective[row]))
         canvas.label(text, x=leaf + 0.5, y=rise * place + aspect, color=GREY)
     middle = {name: sum(ys) / len(ys) for name, ys in heights.items()}
     for name, value in eigenvalue.items():
@@ -73,13 +74,12 @@ def tree_figure(
         start, end = (begin, middle[name[:-1]]), (x + STEP, middle[name])
         canvas.line(start, end, color=color, width=_thickness(name, eigenvalue))
         at = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
-        canvas.label(f"{value:+.2g}", x=at[0], y=at[1], color=color, on_line=True)
+        canvas.label(signed(value, ".2g"), x=at[0], y=at[1], color=color, on_line=True)
     for name, images in inputs.items():
         left = ROOT + STEP * len(name) + (1.03 if len(name) == depth else 0)
         canvas.thumbnails(images, shape, x=left, y=middle[name] - aspect / 2)
     if root:
         canvas.label(f"<b>{escape(root)}</b>", x=ROOT / 2, y=middle[()], size=14, on_line=True)
-    canvas.scale()
     return canvas.figure()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bilens.checks import check_count
 from bilens.lazy_imports import networkx, pd
-from bilens.notebook import Shown
+from bilens.notebook import Shown, signed
 from bilens.tensor.constant import fit_input
 from bilens.tensor.eigen import WORKING_BYTES
 from bilens.tensor.exact import exact
@@ -67,7 +67,9 @@ class Paths(Shown):
 
     def facts(self) -> str:
         """How many, how deep, and the top effective eigenvalue."""
-        top = f", top effective eigenvalue {self.effective[0]:+.4g}" if len(self) else ""
+        top = ""
+        if len(self):
+            top = f", top effective eigenvalue {signed(float(self.effective[0]), '.4g')}"
         return f"{len(self)} paths through {self.depth} layers of {self.n_in} inputs{top}"
 
     def frame(self) -> "pd.DataFrame":

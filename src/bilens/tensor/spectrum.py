@@ -13,7 +13,7 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite
 from bilens.errors import BilensError, CheckpointError
 from bilens.lazy_imports import lazy_import, pd, safetensors
-from bilens.notebook import Shown
+from bilens.notebook import Shown, signed
 from bilens.settings import Count
 from bilens.tensor.constant import affine, fit_input
 from bilens.tensor.exact import exact
@@ -64,10 +64,10 @@ class Spectrum(Shown):
         text = f"{forms}{self.k} eigenpairs of {self.n_in} inputs"
         if not self.values.numel() or not self.values.isfinite().all():
             return text
-        top = self.values.gather(-1, self.values.abs().argmax(-1, keepdim=True)).mean()
+        largest = self.values.gather(-1, self.values.abs().argmax(-1, keepdim=True)).mean()
         mean = "mean " if self.batch_shape else ""
-        rank = self.effective_rank().mean()
-        return f"{text}, {mean}top eigenvalue {top:+.4g}, {mean}effective rank {rank:.1f}"
+        top, rank = signed(float(largest), ".4g"), self.effective_rank().mean()
+        return f"{text}, {mean}top eigenvalue {top}, {mean}effective rank {rank:.1f}"
 
     def frame(self) -> "pd.DataFrame":
         """A row for each eigenpair: its form, number, eigenvalue, share of |eigenvalues|, residual.

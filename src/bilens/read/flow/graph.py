@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_index
 from bilens.errors import BilensError
-from bilens.notebook import Shown
+from bilens.notebook import Shown, signed
 from bilens.residual import Trace
 
 __all__ = ["Flow", "FlowGraph", "Node", "Rows"]
@@ -148,7 +148,7 @@ class Flow(Shown):
     def facts(self) -> str:
         """The logit, and how many nodes it is split over."""
         return (
-            f"{self.value:+.4g} on {len(self.ids)} tokens through {len(self.trace.layers)} layers, "
+            f"{signed(self.value, '.4g')} on {len(self.ids)} tokens through {len(self.trace.layers)} layers, "
             f"{len(self.nodes)} nodes, absolute flow {self.absolute:.4g}"
         )
 
