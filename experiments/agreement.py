@@ -332,7 +332,13 @@ def _tables(found: RecurringFlows) -> list[Table]:
         for h in found.heads[:20]
     ]
     directions = [
-        (str(d.layer), signed(d.mean, ".3f"), f"{d.absolute:.3f}", str(d.prompts), f"{d.agreement:.2f}")
+        (
+            str(d.layer),
+            signed(d.mean, ".3f"),
+            f"{d.absolute:.3f}",
+            str(d.prompts),
+            f"{d.agreement:.2f}",
+        )
         for d in found.directions[:20]
     ]
     header = ("mean flow", "mean |flow|", "prefixes")

@@ -35,7 +35,7 @@ def test_the_first_branches_are_the_strongest_paths(view):
 def test_opened_nodes_show_what_they_branch_into(view):
     page = view.tree_html(replace(view.start, opened=("0", "2")))
     assert page.count('aria-expanded="true"') == 2
-    assert page.count("<img") == 10
+    assert page.count("<figure") == 10
 
 
 @pytest.mark.parametrize(

@@ -97,13 +97,13 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
         "The few directions that it uses",
         "What one layer hands to the next passes through a bond, and the model uses few directions "
         "of it, here turned so that few products are large, and numbered by share of its squared "
-        "norm over the training images; a report made with --metric weights numbers them otherwise. "
+        "norm over the training images; in a report made with --metric weights they have others. "
         "The drawing shows the products of two directions that make up most of a logit, and those "
-        "that make up most of these, down to the pixels: blue adds and red takes away, a percentage "
-        "is the share of what it adds to, and one line instead of two is a square. Pixels of a "
-        "direction are blue where they go with it and red where they go against it; one behind the "
-        "first layer shows the test images where it is largest (+) and smallest (−). Press a "
-        "direction to look at it, and walk on from there.",
+        "that make up most of these, down to the pixels: blue adds and red takes away, a "
+        "percentage is the share of what it adds to, and one line instead of two is a square. "
+        "Pixels of a direction are blue where they go with it and red where they go against it; "
+        "one behind the first layer shows the test images where it is largest (+) and smallest "
+        "(−). Press a direction to look at it, and walk on from there.",
     )
     with gr.Row():
         with gr.Column(scale=2, min_width=280):

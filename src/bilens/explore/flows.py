@@ -98,7 +98,8 @@ class FlowView:
             return note_html("Write a text, and press Enter."), "", ""
         _, data = self.found(of)
         frozen = ", ".join(data["frozen"]) or "nothing"
-        text = f"{data['direction']}: {signed(data['value'], '#.3g')}. Held fixed on this text: {frozen}."
+        value = signed(data["value"], "#.3g")
+        text = f"{data['direction']}: {value}. Held fixed on this text: {frozen}."
         return note_html(text), _branches(flow_tree(data)), json.dumps(data)
 
     def removed(self, of: FlowOf, name: str) -> str:
@@ -111,9 +112,10 @@ class FlowView:
         if not number or not split.nodes[number].is_removable:
             return ""
         (result,) = ablate(self.model, split, [number])
+        actual, predicted = (signed(x, "#.3g") for x in (result.actual, result.predicted))
         return note_html(
-            f"Without {name} the running model changes by {signed(result.actual, '#.3g')}; its flow, with all "
-            f"else held fixed, predicts {signed(result.predicted, '#.3g')}."
+            f"Without {name} the running model changes by {actual}; its flow, with all else held "
+            f"fixed, predicts {predicted}."
         )
 
 

@@ -108,7 +108,8 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
         "The text, token by token",
         "On the left the text once for each eigenvector of the direction above, coloured by what "
         "feeds it at the last token: blue raises what it adds to the logit, the number in bold, "
-        "and red lowers it; a line that is opened lists the numbers. On the right where a head of the layer looks.",
+        "and red lowers it; a line that is opened lists the numbers. On the right where a head of "
+        "the layer looks.",
     )
     heads = view.model.n_heads
     head = gr.Slider(0, max(1, heads - 1), value=0, step=1, label="Head", visible=heads > 1)

@@ -143,8 +143,8 @@ def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[S
             "coordinates that make up most of it, those that make up most of these, and so on. A "
             "percentage stands for a product, blue where it adds and red where it takes away: its "
             "share of what it adds to. One line into it is a square. The same number is the same "
-            f"coordinate in every drawing{order}. Coordinates behind the first layer show the test images "
-            "where they are largest and smallest.",
+            f"coordinate in every drawing{order}. Coordinates behind the first layer show the test "
+            "images where they are largest and smallest.",
             rows=[[figures[f"network-{class_}"]] for class_ in range(reading.data.n_classes)],
         ),
         Section(

@@ -53,7 +53,8 @@ def explanation_figure(
                     share = signed(float(branch.shares[place]), ".0%")
                     canvas.label(share, x=x + 0.5, y=top + aspect + 0.01, color=GREY)
             color = BLUE if branch.activation > 0 else RED
-            text, under = signed(branch.activation, ".2f"), top + aspect + 0.01 + (LABEL if deep else 0)
+            text = signed(branch.activation, ".2f")
+            under = top + aspect + 0.01 + (LABEL if deep else 0)
             canvas.label(
                 f"<b>{text}</b>" if deep else text, x=left + block / 2, y=under, color=color
             )

@@ -75,6 +75,7 @@ def eigenvector_figure(
             left = column * CELL
             canvas.eigenvector(spectrum.vectors[i], shape, x=left, y=top)
             canvas.thumbnails(x[best[i]], shape, x=left + 1.03, y=top)
-            text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {signed(float(spectrum.values[i]))}"
+            name = f"{'P' if sign > 0 else 'N'}{column + 1}"
+            text = f"{name}  λ = {signed(float(spectrum.values[i]))}"
             canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
     return canvas.figure()

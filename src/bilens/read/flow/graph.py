@@ -148,8 +148,9 @@ class Flow(Shown):
     def facts(self) -> str:
         """The logit, and how many nodes it is split over."""
         return (
-            f"{signed(self.value, '.4g')} on {len(self.ids)} tokens through {len(self.trace.layers)} layers, "
-            f"{len(self.nodes)} nodes, absolute flow {self.absolute:.4g}"
+            f"{signed(self.value, '.4g')} on {len(self.ids)} tokens through "
+            f"{len(self.trace.layers)} layers, {len(self.nodes)} nodes, absolute flow "
+            f"{self.absolute:.4g}"
         )
 
     def frame(self, tokens: Sequence[str] = ()) -> pd.DataFrame:
