@@ -18,6 +18,17 @@ PATIENCE = 120_000
 """Milliseconds that a page may take; a machine may be busy with all other tests."""
 
 
+OVERFLOW = """() => {
+  const scrolls = (e) => e && (getComputedStyle(e).overflowX === "auto" || scrolls(e.parentElement));
+  const fixed = (e) => e.checkVisibility() && !scrolls(e.parentElement);
+  const ends = [...document.querySelectorAll("body *")].filter(fixed)
+    .map((e) => e.getBoundingClientRect().right);
+  return Math.max(...ends) - innerWidth;
+}"""
+"""Pixels at the right that nobody can scroll to: Gradio cuts off what is too wide for its places, and
+the page itself grows no wider."""
+
+
 class Visit:
     """A page, what it asked of other machines, and what went wrong on it."""
 
@@ -40,8 +51,8 @@ class Visit:
         self.page.wait_for_selector(ready)
         return self.page
 
-    def overflow(self) -> int:
-        return int(self.page.evaluate("document.documentElement.scrollWidth - innerWidth"))
+    def overflow(self) -> float:
+        return float(self.page.evaluate(OVERFLOW))
 
     def wait(self, condition: str) -> None:
         self.page.wait_for_function(condition)

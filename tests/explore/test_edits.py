@@ -133,7 +133,7 @@ def test_weights_are_edited_in_the_browser(language_run, browser, tmp_path, monk
     with served(explorer(language_run, save_to=tmp_path)) as site, visiting(browser) as visit:
         page = visit.open(site, "#flow svg .node")
         page.locator("#edited input").click()
-        page.get_by_role("option").first.click()
+        page.get_by_role("option", name="eigenvector").first.click()
         visit.wait("document.querySelector('#edit-page table')?.innerText.includes('after')")
         other = page.locator("#edit-prompt textarea")
         other.fill("lily ate")
@@ -143,11 +143,21 @@ def test_weights_are_edited_in_the_browser(language_run, browser, tmp_path, monk
         visit.wait("document.querySelector('#edit-saved').innerText.startsWith('Saved as ')")
         assert next(tmp_path.iterdir()).name in page.inner_text("#edit-saved")
         assert "edited=" in page.url
-        # Another flow has other nodes.
-        token = page.locator("#flow-token textarea")
+        # Another direction has its nodes in another order,
+        text, token = (page.locator(f"#flow-{name} textarea") for name in ("prompt", "token"))
         token.fill("kite")
         token.press("Enter")
         visit.wait("document.querySelector('#flow-text').innerText.includes('kite: ')")
+        view = EditView(FlowView(bilens.load(language_run), "lily"), None)
+        names = list(view.nodes(FlowOf(text.input_value(), "kite")))
+        page.locator("#edited input").click()
+        options = "[...document.querySelectorAll('#edited [role=option]')].map(o => o.ariaLabel)"
+        visit.wait(f"JSON.stringify({options}) === '{json.dumps(names, separators=(',', ':'))}'")
+        # and another text has other nodes, of which none is chosen.
+        text.fill("mia saw")
+        text.press("Enter")
+        visit.wait("document.querySelector('#edit-page').innerText.startsWith('Choose heads')")
+        assert page.locator("#edited .token").count() == 0
         page.set_viewport_size({"width": 390, "height": 900})
         page.wait_for_timeout(300)
         assert visit.overflow() <= 0

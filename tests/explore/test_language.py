@@ -84,7 +84,7 @@ def test_the_text_is_coloured_by_what_feeds_each_eigenvector(view):
     ids = prompt_ids(view.model, STATE.prompt)
     n = view.model.trace(ids).layers[0].mlp_input[-1]
     values = [float(value) for value in re.findall(r"<b>([^<]+)</b>", page)]
-    assert np.allclose(values, spectrum.activations(n), atol=0.006)
+    assert np.allclose(values, spectrum.activations(n), rtol=0.006)
     assert page.count("[ate]") == 8
     assert [name for name in view.eigenvectors(STATE) if name not in page] == []
 

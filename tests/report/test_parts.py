@@ -55,9 +55,9 @@ def test_what_tokens_contribute_can_be_read_without_colours_and_without_a_mouse(
     line = ContextLine(-1e-4, [("a", 0.001), ("b", -0.25), ("c", 0.0)], focal=0)
     page = contexts_html(ContextList("one", [line]))
     # Opened by a tap or by the Enter key.
-    assert "<details><summary><b>0.00</b>" in page
+    assert "<details><summary><b>-0.000100</b>" in page
     assert page.count("<summary>") == page.count("</summary>") == 1
-    assert page.endswith("</summary>\n<p>b -0.25 · a +0.001</p></details>\n</div>")
+    assert page.endswith("</summary>\n<p>b&nbsp;-0.25 · a&nbsp;+0.001</p></details>\n</div>")
 
 
 def test_bars_of_logits():

@@ -285,7 +285,7 @@ def show_frames(frames: "dict[str, pd.DataFrame]", folder: Path | None, *, about
 
 def coloured(line: "ContextLine") -> Text:
     """A context for the terminal, coloured by contributions."""
-    text = Text(f"{signed(line.value, '.2f'):>8} ")
+    text = Text(f"{signed(line.value, '#.3g'):>9} ")
     for number, (name, share) in enumerate(line.tokens):
         strength = abs(share) / line.strongest
         style = "" if strength < 0.1 else f"{'blue' if share > 0 else 'red'}"

@@ -1,5 +1,6 @@
 """What the explorer shows of the few directions between the layers of a deep classifier."""
 
+import math
 from functools import lru_cache
 from html import escape
 
@@ -8,6 +9,7 @@ import plotly.graph_objects as go
 from bilens.data import ImageData
 from bilens.explore.state_checks import StateError
 from bilens.nn import ImageClassifier
+from bilens.notebook import signed
 from bilens.read import CutReading, rank_accuracies, read_bonds
 from bilens.report import heat_figure, kept_directions_figure
 from bilens.report.accuracy import mark_kept
@@ -205,8 +207,9 @@ class BondView:
             text = " × ".join(self._named(reading, term, mark) for term in terms)
             if edge.target != node:
                 text += f" → {self._named(reading, edge.target)}"
-            kind, sign = ("up", "+") if edge.coefficient > 0 else ("down", "−")
-            rows.append(f'<li><b class="{kind}">{sign}{edge.part:.0%}</b> {text}</li>')
+            part = math.copysign(edge.part, edge.coefficient)
+            kind = "up" if part > 0 else "down"
+            rows.append(f'<li><b class="{kind}">{signed(part, ".0%")}</b> {text}</li>')
         return f'<div class="products"><h4>{title}</h4><ul>{"".join(rows)}</ul></div>'
 
     def _named(self, reading: CutReading, node: Node, mark: str = "") -> str:

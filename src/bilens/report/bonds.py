@@ -159,7 +159,7 @@ def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[S
         Section(
             "The layers, whole",
             f"All {products}. One matrix for each coordinate that a layer makes, over the "
-            "coordinates that it reads.",
+            "coordinates that it reads; a colour goes by the square root of an entry.",
             rows=[[figures[f"matrices-{number}"]] for number in range(n)],
         ),
     ]

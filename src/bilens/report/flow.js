@@ -17,7 +17,7 @@ window.bilensFlow = (place, graph, remove) => {
     parent.append(found);
     return found;
   };
-  const signed = (value) => (value < 0 ? "\u2212" : value > 0 ? "+" : "") + Math.abs(value).toPrecision(3);
+  const signed = (value) => (value > 0 ? "+" : "") + value.toPrecision(3);
   const percent = (share) => `${Math.round(100 * share)} %`;
   const sign = (value) => (value < 0 ? "negative" : "positive");
 

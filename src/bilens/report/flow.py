@@ -182,7 +182,7 @@ def write_flow_page(
     sections = [
         Section(
             "Graph",
-            "Squares are heads, circles all else; area is |flow|, blue raises the difference and "
+            "Squares are heads, circles all else; area is |flow|, blue raises the logit and "
             "red lowers it. Rest is what is not split further. Point at a node, touch it, or reach "
             "it with the Tab key, for its edges.",
             [[Drawing(data)]],
@@ -196,7 +196,7 @@ def write_flow_page(
         )
         sections.append(Section("Interventions", text, [[ablation_figure(ablated)]]))
     summary = (
-        "Where this difference of logits comes from, node by node: what flows into a node flows "
-        "out of it, and what flows out of tokens, positions and biases adds up to it."
+        "Where this logit, or difference of logits, comes from, node by node: what flows into a "
+        "node flows out of it, and what flows out of tokens, positions and biases adds up to it."
     )
     write_page(path, title, summary, facts, sections)
