@@ -19,14 +19,15 @@ PATIENCE = 120_000
 
 
 OVERFLOW = """() => {
-  const scrolls = (e) => e && (getComputedStyle(e).overflowX === "auto" || scrolls(e.parentElement));
-  const fixed = (e) => e.checkVisibility() && !scrolls(e.parentElement);
+  const scrolls = (e) => e && (getComputedStyle(e).overflowX === "auto" || held(e));
+  const held = (e) => scrolls(e.parentElement);
+  const fixed = (e) => e.checkVisibility() && !held(e);
   const ends = [...document.querySelectorAll("body *")].filter(fixed)
     .map((e) => e.getBoundingClientRect().right);
   return Math.max(...ends) - innerWidth;
 }"""
-"""Pixels at the right that nobody can scroll to: Gradio cuts off what is too wide for its places, and
-the page itself grows no wider."""
+"""Pixels at the right that nobody can scroll to: Gradio cuts off what is too wide for its places,
+and the page itself grows no wider."""
 
 
 class Visit:
