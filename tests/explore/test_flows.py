@@ -104,7 +104,7 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
     with visiting(browser) as visit:
         page = visit.open(language_site, "#flow svg .node")
         direction = "document.querySelector('#flow-text').innerText"
-        page.locator("#flow-prompt textarea").fill("lily ate")
+        page.locator("#flow-prompt textarea").fill("once lily lost the kite and ate")
         token = page.locator("#flow-token textarea")
         token.fill("kite")
         token.press("Enter")
@@ -129,4 +129,7 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
         assert page.evaluate(place) == "sticky"
         page.locator("#flow svg").click(position={"x": 1, "y": 1})
         assert page.evaluate(place) == "static"
+        # The logit is at the end of the text, to the right of what there is room for.
+        page.set_viewport_size({"width": 320, "height": 900})
+        visit.wait("document.querySelector('#flow .graph').scrollLeft > 0")
         assert visit.overflow() <= 0

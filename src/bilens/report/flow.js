@@ -157,6 +157,7 @@ window.bilensFlow = (place, graph, remove) => {
     svg.addEventListener("click", (event) => { if (event.target === svg) { pinned = false; show(0); } });
     box.replaceChildren(svg);
     show(chosen < count ? chosen : 0);
+    box.scrollLeft = at[chosen][0] - box.clientWidth / 2;
   };
   slider.max = graph.shares.length - 1;
   slider.value = graph.start;
