@@ -133,6 +133,19 @@ def test_the_bonds_are_walked_by_clicks_and_keys(deep_site, browser):
         visit.wait(f"{head}.startsWith('{name}, of the pixels')")
         visit.wait(f"document.activeElement.dataset.node === '{name}'")
         visit.wait("location.search.startsWith('?walk=2.4&walk=1.')")
+        # What is pressed in the list of products has the focus where it stands then.
+        target = page.locator("#walk .products li:last-child [data-node]").last
+        name = target.get_attribute("data-node")
+        target.click()
+        visit.wait(f"{head}.startsWith('{name}, between')")
+        visit.wait(f"document.activeElement.dataset.node === '{name}'")
+        # A step back forgets what came after it, and another logit all.
+        back = page.locator("#walk .steps [data-node^='1.']").first
+        name = back.get_attribute("data-node")
+        back.click()
+        visit.wait(f"location.search === '?walk=2.4&walk={name}'")
+        page.locator("#walk .steps [data-node='2.5']").click()
+        visit.wait("location.search === '?walk=2.5'")
         page.locator("#directions input[type=number]").fill("3")
         visit.wait("document.querySelector('#directions-text').textContent.includes('With 3 ')")
         page.go_back()

@@ -104,11 +104,12 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
     with visiting(browser) as visit:
         page = visit.open(language_site, "#flow svg .node")
         direction = "document.querySelector('#flow-text').innerText"
-        page.locator("#flow-prompt textarea").fill("once lily lost the kite and ate")
-        token = page.locator("#flow-token textarea")
+        prompt, token = (page.locator(f"#flow-{name} textarea") for name in ("prompt", "token"))
         token.fill("kite")
         token.press("Enter")
         visit.wait(f"{direction}.includes('kite: ')")
+        prompt.fill("once lily lost the kite and ate")
+        prompt.press("Enter")
         visit.wait(
             "[...document.querySelectorAll('#flow text.token')].at(-1).textContent === 'ate'"
         )
