@@ -10,13 +10,16 @@ BIN := .venv/$(SCRIPTS)
 WHEEL := .venv-wheel/$(SCRIPTS)
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test test-slow test-wheel check docs docs-deploy dist clean
+.PHONY: demo test suite test-slow test-wheel check docs docs-deploy dist clean
 
 demo: .venv/installed
 	$(BIN)/bilens demo --output runs/demo
 
+# The checks take one core; the suite does not wait for them.
 test: .venv/installed-dev
-	$(MAKE) --jobs=2 check docs
+	$(MAKE) --jobs=3 suite check docs
+
+suite: .venv/installed-dev
 	$(BIN)/pytest
 
 # What takes hours, every night: the whole suite, with its slow part, more examples of properties, and

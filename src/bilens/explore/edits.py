@@ -105,7 +105,7 @@ class EditView:
 
         def value(logits: Tensor) -> str:
             one = logits[token] - logits[minus].mean() if minus else logits[token]
-            return signed(float(one), "#.3g")
+            return signed(one.item(), "#.3g")
 
         likely = torch.cat([x.topk(min(NEXT, len(x))).indices for x in (before, after)]).unique()
         likely = likely[after[likely].argsort(descending=True)]

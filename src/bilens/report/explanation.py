@@ -50,7 +50,7 @@ def explanation_figure(
                 x = left + place * (1 + GAP)
                 canvas.eigenvector(vector, shape, x=x, y=top)
                 if deep:
-                    share = signed(float(branch.shares[place]), ".0%")
+                    share = signed(branch.shares[place].item(), ".0%")
                     canvas.label(share, x=x + 0.5, y=top + aspect + 0.01, color=GREY)
             color = BLUE if branch.activation > 0 else RED
             text = signed(branch.activation, ".2f")

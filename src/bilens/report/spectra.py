@@ -69,13 +69,12 @@ def eigenvector_figure(
     aspect = shape[0] / shape[1]
     canvas = Canvas(CELL * k, 2 * (aspect + LABEL), unit=120, title=title)
     for row, (sign, color) in enumerate(((1, BLUE), (-1, RED))):
-        members = [i for i, value in enumerate(spectrum.values.tolist()) if sign * value > 0]
+        members = [item for item in enumerate(spectrum.values.tolist()) if sign * item[1] > 0]
         top = row * (aspect + LABEL)
-        for column, i in enumerate(members[:k]):
+        for column, (i, value) in enumerate(members[:k]):
             left = column * CELL
             canvas.eigenvector(spectrum.vectors[i], shape, x=left, y=top)
             canvas.thumbnails(x[best[i]], shape, x=left + 1.03, y=top)
-            name = f"{'P' if sign > 0 else 'N'}{column + 1}"
-            text = f"{name}  λ = {signed(float(spectrum.values[i]))}"
+            text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {signed(value)}"
             canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
     return canvas.figure()

@@ -64,7 +64,7 @@ def tree_figure(
             if length:
                 eigenvalue[name[:length]] = float(paths.eigenvalues[row, length - 1])
         canvas.eigenvector(paths.vectors[row], shape, x=leaf, y=rise * place)
-        text = signed(float(paths.effective[row]))
+        text = signed(paths.effective[row].item())
         canvas.label(text, x=leaf + 0.5, y=rise * place + aspect, color=GREY)
     middle = {name: sum(ys) / len(ys) for name, ys in heights.items()}
     for name, value in eigenvalue.items():

@@ -69,7 +69,7 @@ class Paths(Shown):
         """How many, how deep, and the top effective eigenvalue."""
         top = ""
         if len(self):
-            top = f", top effective eigenvalue {signed(float(self.effective[0]), '.4g')}"
+            top = f", top effective eigenvalue {signed(self.effective[0].item(), '.4g')}"
         return f"{len(self)} paths through {self.depth} layers of {self.n_in} inputs{top}"
 
     def frame(self) -> "pd.DataFrame":

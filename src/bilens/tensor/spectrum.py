@@ -66,7 +66,7 @@ class Spectrum(Shown):
             return text
         largest = self.values.gather(-1, self.values.abs().argmax(-1, keepdim=True)).mean()
         mean = "mean " if self.batch_shape else ""
-        top, rank = signed(float(largest), ".4g"), self.effective_rank().mean()
+        top, rank = signed(largest.item(), ".4g"), self.effective_rank().mean()
         return f"{text}, {mean}top eigenvalue {top}, {mean}effective rank {rank:.1f}"
 
     def frame(self) -> "pd.DataFrame":
