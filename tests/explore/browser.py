@@ -18,16 +18,16 @@ PATIENCE = 120_000
 """Milliseconds that a page may take; a machine may be busy with all other tests."""
 
 
-OVERFLOW = """() => {
+FITS = """() => {
   const scrolls = (e) => e && (getComputedStyle(e).overflowX === "auto" || held(e));
   const held = (e) => scrolls(e.parentElement);
   const fixed = (e) => e.checkVisibility() && !held(e);
   const ends = [...document.querySelectorAll("body *")].filter(fixed)
     .map((e) => e.getBoundingClientRect().right);
-  return Math.max(...ends) - innerWidth;
+  return Math.max(...ends) <= innerWidth;
 }"""
-"""Pixels at the right that nobody can scroll to: Gradio cuts off what is too wide for its places,
-and the page itself grows no wider."""
+"""Whether nothing stands at the right where nobody can scroll to: Gradio cuts off what is too wide
+for its places, and the page itself grows no wider."""
 
 
 class Visit:
@@ -52,11 +52,12 @@ class Visit:
         self.page.wait_for_selector(ready)
         return self.page
 
-    def overflow(self) -> float:
-        return float(self.page.evaluate(OVERFLOW))
-
     def wait(self, condition: str) -> None:
         self.page.wait_for_function(condition)
+
+    def fits(self) -> None:
+        """Wait until all of the page fits its width; figures are drawn anew for another one."""
+        self.wait(FITS)
 
 
 @contextmanager

@@ -152,4 +152,4 @@ def test_the_bonds_are_walked_by_clicks_and_keys(deep_site, browser):
         visit.wait("!document.querySelector('#directions-text').textContent.includes('With 3 ')")
         page.set_viewport_size({"width": 390, "height": 900})
         page.wait_for_timeout(300)
-        assert visit.overflow() <= 0
+        visit.fits()

@@ -205,4 +205,4 @@ def test_a_language_model_in_the_browser(language_site, browser):
         assert page.locator("#prompt textarea").input_value() == "<b>lily</b> ate"
         page.set_viewport_size({"width": 390, "height": 900})
         page.wait_for_timeout(300)
-        assert visit.overflow() <= 0
+        visit.fits()
