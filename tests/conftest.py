@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
     # Triton runs its kernels in an interpreter then; it looks when it is first imported.
     os.environ["TRITON_INTERPRET"] = "1"
 # `make test-slow` asks for the second.
-for profile, examples in (("bilens", 12), ("nightly", 100)):
+for profile, examples in (("bilens", 10), ("nightly", 100)):
     settings.register_profile(
         profile,
         deadline=None,

@@ -96,7 +96,7 @@ def draw_three(page, steps: int, pause: int) -> None:
     ("steps", "pause", "taken"),
     [
         pytest.param(1, 0, 0.0, id="in one move", marks=pytest.mark.slow),
-        pytest.param(8, 60, 0.0, id="fast"),
+        pytest.param(8, 60, 0.0, id="fast", marks=pytest.mark.slow),
         pytest.param(8, 200, 0.0, id="slow", marks=pytest.mark.slow),
         pytest.param(4, 150, 0.9, id="faster than the answers"),
     ],

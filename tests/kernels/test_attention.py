@@ -196,7 +196,7 @@ def test_memory_is_that_of_inputs_and_outputs():
 
 @pytest.mark.parametrize(
     ("time", "limit", "kernel"),
-    [(192, 2**26, "reference"), (193, 2**26, "chunked"), (192, 2 * 192**2 - 1, "chunked")],
+    [(128, 2**26, "reference"), (129, 2**26, "chunked"), (128, 2 * 128**2 - 1, "chunked")],
 )
 def test_auto_takes_the_whole_pattern_for_short_texts(time, limit, kernel, monkeypatch):
     called = []

@@ -31,7 +31,7 @@ KERNELS: tuple[str, ...] = get_args(KernelName)
 """Their names."""
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-SHORT = 24
+SHORT = 16
 """On a CPU, reference and chunked cross at about this many tokens for each coordinate of a head, as
 measured. Elsewhere the operations are counted: they cross at d_head^2 tokens."""
 PATTERN = 2**26

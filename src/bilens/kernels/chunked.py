@@ -23,7 +23,7 @@ from bilens.kernels.gradients import Inputs, Kernel
 
 __all__ = ["chunked", "empty_state"]
 
-CHUNK, FEATURES = 256, 2**20
+CHUNK, FEATURES = 192, 2**19
 """On a CPU: most tokens of a chunk, and numbers of a block of features, or of patterns, for each
 thread, which stay near its core. A token costs 3 CHUNK multiplications in the pattern of its chunk
 and 2 d_head^2 with the state, for each coordinate of the values."""
