@@ -37,10 +37,10 @@ def products_of_an_epoch(images: torch.Tensor) -> None:
         del d_U, d_L, d_R, d_hidden, d_E
 
 
-def epochs(
+def seconds_of_an_epoch(
     config: ClassifierConfig, data: ImageData, kind: ClassifierTraining, seeds: int
 ) -> float:
-    """Seconds that an epoch of so many seeds takes, trained as one."""
+    """How long an epoch of so many seeds takes, trained as one."""
     trained = train_classifiers(config, data, kind, range(seeds))
     return sum(float(history[0]["train_seconds"]) for _, history in trained)
 
@@ -57,10 +57,8 @@ def main() -> None:
     print(f"{IMAGES} images of {PIXELS} pixels, width {WIDTH}, batch {BATCH}; seconds an epoch")
     for name, kind in KINDS.items():
         for seeds in SEEDS:
-            products, training = (
-                partial(products_of_an_epoch, images),
-                partial(epochs, config, data, kind, seeds),
-            )
+            products = partial(products_of_an_epoch, images)
+            training = partial(seconds_of_an_epoch, config, data, kind, seeds)
             products(), training()
             turns = [(seconds(products, 1, warm=False), training()) for _ in range(ROUNDS)]
             ratios = sorted(taken / (seeds * floor) for floor, taken in turns)

@@ -11,14 +11,12 @@ import tyro
 from bilens.cli.language_setup import LanguageSetup
 from bilens.cli.terminal import out, show_table
 from bilens.files import write_json
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import lazy_import, pd
 from bilens.nn import MlpName
 from bilens.nn.language_settings import LanguageSettings
 from bilens.train.settings import LanguageTraining, check_precision
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bilens import report
     from bilens.train import compare
 else:  # transformers and plotly take seconds to import, and other commands do without them.

@@ -10,14 +10,12 @@ from bilens.cli.console import DataDir, Device, ModelName, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
 from bilens.files import write_json, written_whole
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import lazy_import, pd
 from bilens.models import load
 from bilens.notebook import signed
 from bilens.train import read_training
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bilens.read import language
     from bilens.report import language as pages
     from bilens.report import neuronpedia

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,11 +16,9 @@ from plotly.offline import get_plotlyjs
 
 from bilens.checks import checked
 from bilens.files import write_text
+from bilens.lazy_imports import pd
 from bilens.notebook import signed
 from bilens.report.style import DARK
-
-if TYPE_CHECKING:  # pandas takes its time to import
-    import pandas as pd
 
 __all__ = [
     "ContextLine",

@@ -151,8 +151,8 @@ def flows(
     ]
     recurring = []
     for layer, some in rows[rows["kind"] == "eigenvector"].groupby("layer"):
-        vectors, weights = torch.stack(list(some["vector"])), torch.tensor([*some["flow"]]).abs()
-        alike = cluster(vectors, weights, similarity)
+        weights = torch.tensor(some["flow"].abs().to_numpy())
+        alike = cluster(torch.stack(list(some["vector"])), weights, similarity)
         recurring += [
             RecurringDirection(
                 int(layer),

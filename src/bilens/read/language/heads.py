@@ -165,8 +165,7 @@ def attention_pairs(
         number = check_index("head", head, model.n_heads)
         factors = [scores[pair][number] for pair in product]
         parts = dict(zip(names, factors, strict=False)) if len(product) > 1 else {}
-        found = partial(top_pairs, model, ("query", "key"), factors, parts, k, among)
-        return HeadPairs(found(), found(largest=False))
+        return _ends(model, ("query", "key"), factors, parts, k, among)
 
     return [ends(head) for head in heads]
 
@@ -190,13 +189,8 @@ def output_pairs(
         BilensError: there is no such head, layer, position or token, or k is not positive.
     """
     outputs = head_outputs(model, layer, position=position, among=among)
-
-    def ends(head: int) -> HeadPairs:
-        factors = [outputs[check_index("head", head, model.n_heads)]]
-        found = partial(top_pairs, model, ("key", "output"), factors, {}, k, among)
-        return HeadPairs(found(), found(largest=False))
-
-    return [ends(head) for head in heads]
+    numbers = [check_index("head", head, model.n_heads) for head in heads]
+    return [_ends(model, ("key", "output"), [outputs[n]], {}, k, among) for n in numbers]
 
 
 @torch.no_grad()
@@ -251,3 +245,15 @@ def token_components(
             columns[f"{side} weight"] = vector[best].tolist()
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
+
+
+def _ends(
+    model: ResidualModel,
+    sides: tuple[str, str],
+    factors: list[FactoredMatrix],
+    parts: dict[str, FactoredMatrix],
+    k: int,
+    among: Sequence[int] | None,
+) -> HeadPairs:
+    found = partial(top_pairs, model, sides, factors, parts, k, among)
+    return HeadPairs(found(), found(largest=False))
