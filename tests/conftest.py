@@ -27,8 +27,8 @@ settings.load_profile("bilens")
 
 
 def pytest_configure(config):
-    # It doubles the time of the suite. What a public function is given is checked by day too, by
-    # the function.
+    # It adds two thirds to the time of the suite. What a public function is given is checked by day
+    # too, by the function.
     if config.getoption("hypothesis_profile") == "nightly":
         jaxtyping.install_import_hook("bilens", "tests.checked.check")
 
