@@ -264,7 +264,7 @@ class Circuits:
     def _scores(self, layer: int, now: Tensor, keys: Tensor, distance: int) -> Tensor:
         """What a block's heads make of streams that look and of keys, (heads, now, keys)."""
         maps = self.model.qk(layer, distance)
-        return torch.stack([now @ qk.left @ qk.right.mT @ keys.T for qk in maps]).prod(0)
+        return torch.stack([now @ qk.left @ qk.right @ keys.T for qk in maps]).prod(0)
 
     @property
     def _softmax(self) -> bool:

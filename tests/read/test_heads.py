@@ -274,7 +274,7 @@ REFUSALS = [
     ),
     (
         lambda: token_components(
-            view_of(), FactoredMatrix(torch.ones(3, 1), torch.ones(2, 1)), sides=("a", "b")
+            view_of(), FactoredMatrix(torch.ones(3, 1), torch.ones(1, 2)), sides=("a", "b")
         ),
         r"matrix is of shape \(3, 2\), expected one table",
     ),

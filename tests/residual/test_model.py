@@ -83,7 +83,7 @@ def test_qk_is_the_score_of_two_normalised_rows(name):
         asked, answered = without_bias(a, distance), without_bias(b, 0)
         for M, (q, _), (_, k) in zip(view.qk(layer, distance), asked, answered, strict=True):
             expected = (q * k).sum(-1)[0]
-            torch.testing.assert_close((a @ M.left @ M.right.mT @ b.T)[:, 0, 0], expected)
+            torch.testing.assert_close((a @ M.left @ M.right @ b.T)[:, 0, 0], expected)
 
 
 def test_norms_of_queries_and_keys_give_their_gain_to_qk():

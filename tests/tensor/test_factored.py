@@ -20,12 +20,12 @@ shapes = st.fixed_dictionaries(
 
 def random_matrix(n_rows, n_columns, rank, batch=(), seed=0) -> FactoredMatrix:
     left = normal(*batch, n_rows, rank, seed=seed)
-    return FactoredMatrix(left, normal(*batch, n_columns, rank, seed=seed + 1))
+    return FactoredMatrix(left, normal(*batch, rank, n_columns, seed=seed + 1))
 
 
 def dense(matrix: FactoredMatrix) -> torch.Tensor:
     """M[i,j] by its definition, one term after another."""
-    terms = matrix.left[..., :, None, :] * matrix.right[..., None, :, :]
+    terms = matrix.left[..., :, None, :] * matrix.right.mT[..., None, :, :]
     return sum(terms.unbind(-1))
 
 
@@ -99,8 +99,8 @@ def test_products(shape, rank, n_columns, batches):
 
 def test_a_product_of_nothing_has_no_norm():
     left = torch.eye(6, dtype=torch.float64)
-    a = FactoredMatrix(normal(5, 3), left[:, :3])
-    assert (a @ FactoredMatrix(left[:, 3:], normal(4, 3))).norm() < 1e-14
+    a = FactoredMatrix(normal(5, 3), left[:3])
+    assert (a @ FactoredMatrix(left[:, 3:], normal(3, 4))).norm() < 1e-14
 
 
 def test_float32_and_bfloat16_are_decomposed_in_float64():
@@ -114,7 +114,7 @@ def test_float32_and_bfloat16_are_decomposed_in_float64():
 
 
 def test_gradients():
-    left, right = normal(4, 2).requires_grad_(), normal(5, 2, seed=1).requires_grad_()
+    left, right = normal(4, 2).requires_grad_(), normal(2, 5, seed=1).requires_grad_()
     some = torch.tensor([1, 3])
 
     def everything(left, right):
@@ -134,11 +134,11 @@ def test_gradients():
 
 MISFITS = [
     (
-        lambda m: FactoredMatrix(m.left, m.right[:, :1]),
-        r"right is .* \(5, 1\).*beside left \(4, 2\)",
+        lambda m: FactoredMatrix(m.left, m.right[:1]),
+        r"right is .* \(1, 5\).*beside left \(4, 2\)",
     ),
     (lambda m: FactoredMatrix(m.left[0], m.right[0]), r"left is a tensor of shape \(2,\)"),
-    (lambda m: FactoredMatrix(m.left[:0], m.right), r"is empty: left \(0, 2\), right \(5, 2\)"),
+    (lambda m: FactoredMatrix(m.left[:0], m.right), r"is empty: left \(0, 2\), right \(2, 5\)"),
     (
         lambda m: FactoredMatrix(m.left, m.right.float()),
         "left torch.float64 on cpu, right torch.float32",

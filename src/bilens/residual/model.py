@@ -343,7 +343,7 @@ class ResidualModel:
             circuits".
         """
         weights = self.heads(layer)
-        return FactoredMatrix(weights.value, weights.out.mT)
+        return FactoredMatrix(weights.value, weights.out)
 
     @torch.no_grad()
     def qk(self, layer: int, distance: Place = 0) -> tuple[FactoredMatrix, ...]:
@@ -366,7 +366,7 @@ class ResidualModel:
         asked = self.query_key_maps(layer, distance)
         answered = self.query_key_maps(layer, 0)
         return tuple(
-            FactoredMatrix(q[:-1].transpose(0, 1), k[:-1].transpose(0, 1))
+            FactoredMatrix(q[:-1].transpose(0, 1), k[:-1].permute(1, 2, 0))
             for (q, _), (_, k) in zip(asked, answered, strict=True)
         )
 

@@ -52,7 +52,7 @@ class FactoredSVD:
 @exact
 @dataclass(frozen=True, eq=False, repr=False)
 class FactoredMatrix(Shown):
-    """M = A B', or a batch of such matrices, of which only the thin A and B are held.
+    """M = A B, or a batch of such matrices, of which only the thin A and B are held.
 
     What a head of attention computes is of this form, between tens of thousands of tokens too. All
     but `dense` costs O(n rank^2); all is differentiable where the factors have full rank, singular
@@ -68,7 +68,7 @@ class FactoredMatrix(Shown):
     """
 
     left: Float[Tensor, "*batch n_rows rank"]
-    right: Float[Tensor, "*batch n_columns rank"]
+    right: Float[Tensor, "*batch rank n_columns"]
 
     axes: ClassVar[dict[str, str]] = {"x": "number", "y": "value", "color": "matrix"}
 
@@ -109,7 +109,7 @@ class FactoredMatrix(Shown):
     @property
     def n_columns(self) -> int:
         """Number of columns of M."""
-        return self.right.shape[-2]
+        return self.right.shape[-1]
 
     @property
     def rank(self) -> int:
@@ -124,7 +124,7 @@ class FactoredMatrix(Shown):
     @property
     def T(self) -> "FactoredMatrix":
         """The transpose."""
-        return replace(self, left=self.right, right=self.left)
+        return replace(self, left=self.right.mT, right=self.left.mT)
 
     def __getitem__(self, index: int | slice) -> "FactoredMatrix":
         """One matrix, or some of them, along the first batch axis."""
@@ -140,17 +140,17 @@ class FactoredMatrix(Shown):
                 "one number for each column of the matrix"
             )
         x = x.to(self.right)
-        return x @ self.right @ self.left.mT
+        return x @ self.right.mT @ self.left.mT
 
     def rows(self, index: slice | Int[Tensor, " chosen"]) -> Float[Tensor, "*batch chosen columns"]:
         """Some rows of M."""
-        return self.left[..., index, :] @ self.right.mT
+        return self.left[..., index, :] @ self.right
 
     def entries(
         self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]
     ) -> Float[Tensor, "*batch n"]:
         """M[row, column] for n pairs of a row and a column."""
-        return (self.left[..., rows, :] * self.right[..., columns, :]).sum(-1)
+        return (self.left[..., rows, :] * self.right[..., columns].mT).sum(-1)
 
     def __matmul__(self, other: "FactoredMatrix") -> "FactoredMatrix":
         """The product of two matrices, of the smaller rank of both; batches broadcast."""
@@ -161,25 +161,24 @@ class FactoredMatrix(Shown):
                 f"{other.n_rows} rows"
             )
         left, right = self.left, other.right
-        between = self.right.mT @ other.left
+        between = self.right @ other.left
         if self.rank <= other.rank:
-            right = right @ between.mT
+            right = between @ right
         else:
             left = left @ between
         return FactoredMatrix(left.expand(*batch, -1, -1), right.expand(*batch, -1, -1))
 
     def __mul__(self, other: "FactoredMatrix") -> "FactoredMatrix":
-        """The product entry by entry, (A B') * (C D') = (A (*) C)(B (*) D)'; batches broadcast.
+        """The product entry by entry, batches broadcast.
 
-        (*) multiplies rows as Kronecker does, and ranks multiply.
+        (A B) * (C D) = (A (*) C)(B' (*) D')', where (*) is the Kronecker product row by row.
+        Ranks multiply.
 
         Source: The post on tensor-transformer variants, appendix B (row-wise Khatri-Rao product).
         """
         batch = self._entrywise_batch(other)
-        left, right = (
-            (a[..., :, None] * b[..., None, :]).flatten(-2)
-            for a, b in ((self.left, other.left), (self.right, other.right))
-        )
+        left = (self.left[..., :, None] * other.left[..., None, :]).flatten(-2)
+        right = (self.right[..., :, None, :] * other.right[..., None, :, :]).flatten(-3, -2)
         return FactoredMatrix(left.expand(*batch, -1, -1), right.expand(*batch, -1, -1))
 
     def top_entries(
@@ -245,7 +244,7 @@ class FactoredMatrix(Shown):
     def eigenvalues(self) -> Complex[Tensor, "*batch k"]:
         """The eigenvalues of a square M that can differ from zero, the largest magnitude first.
 
-        A B' and B' A have the same ones. In double precision.
+        A B and B A have the same ones. In double precision.
         """
         if self.n_rows != self.n_columns:
             raise BilensError(
@@ -254,19 +253,19 @@ class FactoredMatrix(Shown):
             )
         self._check_finite()
         A, B = self.left.double(), self.right.double()
-        found: Tensor = torch.linalg.eigvals(B.mT @ A if self.rank <= self.n_rows else A @ B.mT)
+        found: Tensor = torch.linalg.eigvals(B @ A if self.rank <= self.n_rows else A @ B)
         return found.gather(-1, found.abs().argsort(dim=-1, descending=True))
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "*batch n_rows n_columns"]:
         """The matrices themselves."""
         shape = (*self.batch_shape, self.n_rows, self.n_columns)
         check_dense_size(shape, self.left, max_bytes)
-        return self.left @ self.right.mT
+        return self.left @ self.right
 
     def _turned(self) -> tuple[Tensor, Tensor, Tensor]:
         """Q_A, R_A R_B' and Q_B, in float64."""
         Q_A, R_A = torch.linalg.qr(self.left.double())
-        Q_B, R_B = torch.linalg.qr(self.right.double())
+        Q_B, R_B = torch.linalg.qr(self.right.mT.double())
         return Q_A, R_A @ R_B.mT, Q_B
 
     def _common_batch(self, other: "FactoredMatrix") -> torch.Size:

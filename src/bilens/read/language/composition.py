@@ -94,7 +94,7 @@ def _writers(model: ResidualModel) -> list[Group]:
     for layer in range(model.n_layers):
         OV = model.ov(layer)
         found.append(
-            (_time(model, layer, 0), _names(model, layer), _core(OV.left) @ OV.right.mT.double())
+            (_time(model, layer, 0), _names(model, layer), _core(OV.left) @ OV.right.double())
         )
         D = model.mlp_writes(layer)
         found.append((_time(model, layer, 1), [f"mlp {layer}"], _core(D.T)[None]))
@@ -110,7 +110,7 @@ def _readers(model: ResidualModel) -> list[Group]:
             which = number if len(QK) > 1 else ""
             sides |= {f"Q{which}": matrices, f"K{which}": matrices.T}
         for side, matrices in (sides | {"V": model.ov(layer)}).items():
-            R = matrices.left.double() @ _core(matrices.right).mT
+            R = matrices.left.double() @ _core(matrices.right.mT).mT
             heads = [f"{head} {side}" for head in _names(model, layer)]
             found.append((_time(model, layer, 0), heads, R))
         for side, weight in model.mlp_reads(layer).items():

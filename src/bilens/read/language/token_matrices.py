@@ -73,7 +73,7 @@ def bigram_matrix(
     e = model.embedded(tokens, position)
     x, added, scale = _alone_with_mlp(model, e, layer)
     read = {"direct": x, "mlp": added, "both": x + added}[part]
-    return FactoredMatrix(scale * read, model.W_U[tokens])
+    return FactoredMatrix(scale * read, model.W_U[tokens].T)
 
 
 @torch.no_grad()
@@ -114,7 +114,7 @@ def attention_scores(
         return model.queries_keys(layer, n, at)
 
     return tuple(
-        FactoredMatrix(q.transpose(0, 1), k.transpose(0, 1))
+        FactoredMatrix(q.transpose(0, 1), k.permute(1, 2, 0))
         for (q, _), (_, k) in zip(found(position), found(position - distance), strict=True)
     )
 
@@ -138,7 +138,7 @@ def head_outputs(
     """
     tokens = chosen_tokens(model, among)
     values = _values(model, layer, model.embedded(tokens, position))
-    return FactoredMatrix(values, model.W_U[tokens] @ model.heads(layer).out.mT)
+    return FactoredMatrix(values, model.heads(layer).out @ model.W_U[tokens].T)
 
 
 @torch.no_grad()
@@ -164,7 +164,7 @@ def skip_trigram_matrix(
     direction = fit_input(direction, written, constant=False, argument="direction")
     check_finite(direction=direction)
     last = _alone_with_mlp(model, e, layer)[2]
-    ov = FactoredMatrix((written @ direction)[:, None], last)
+    ov = FactoredMatrix((written @ direction)[:, None], last.T)
     if part == "ov":
         return ov
     form, reader = model.interaction(direction, layer), model.layer(layer).mlp
@@ -172,10 +172,10 @@ def skip_trigram_matrix(
     n = reader.normalised(x)
     # What the head brings has nothing in the constant coordinate: only B brings the biases in.
     now = (with_constant(n) if form.constant else n) * last * reader.scale(x)[:, None]
-    mlp = FactoredMatrix(2 * written @ form.dense()[: model.d_model], now)
+    mlp = FactoredMatrix(2 * written @ form.dense()[: model.d_model], now.T)
     if part == "mlp":
         return mlp
-    return FactoredMatrix(*(torch.cat(pair, 1) for pair in ((mlp.left, ov.left), (now, last))))
+    return FactoredMatrix(torch.cat([mlp.left, ov.left], 1), torch.cat([mlp.right, ov.right]))
 
 
 def head_writes(
