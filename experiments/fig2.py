@@ -44,14 +44,14 @@ def run(context: RecipeContext) -> Outcome:
         (model,) = context.classifiers(data, training, 1)
         spectra = class_spectra(model)
         names = data.class_names[:CLASSES]
-        for class_, name in enumerate(names):
-            figures[f"{key}-{class_}"] = _panel(spectra[class_], data, f"{data.name}: {name}")
+        for label, name in enumerate(names):
+            figures[f"{key}-{label}"] = _panel(spectra[label], data, f"{data.name}: {name}")
         numbers[key] = {
             "accuracy": model.accuracy(data.test_images, data.test_labels),
             "source_accuracy": source,
             "eigenvalue_rank_of_most_active": {
-                name: eigenvalue_rank_of_most_active(spectra[class_], data)
-                for class_, name in enumerate(names)
+                name: eigenvalue_rank_of_most_active(spectra[label], data)
+                for label, name in enumerate(names)
             },
         }
         if key == "mnist":

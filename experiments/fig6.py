@@ -53,16 +53,16 @@ def run(context: RecipeContext) -> Outcome:
     spectra = last.interaction(output=range(data.n_classes)).eigh()
     figures: dict[str, go.Figure] = {}
     digits: dict[str, Any] = {}
-    for class_, name in enumerate(data.class_names):
-        found = branches(spectra[class_], first, data.test_images)
+    for label, name in enumerate(data.class_names):
+        found = branches(spectra[label], first, data.test_images)
         digits[name] = {
-            "prominence": prominence(spectra[class_]),
-            "own_digit_share": own_shares(found, data, class_),
+            "prominence": prominence(spectra[label]),
+            "own_digit_share": own_shares(found, data, label),
         }
-        if class_ in DRAWN:
+        if label in DRAWN:
             title = f"The last layer's spectrum of {name}"
-            figures[f"spectrum-{class_}"] = spectrum_figure(spectra[class_], title=title)
-            figures[f"branches-{class_}"] = _drawing(found, data, name)
+            figures[f"spectrum-{label}"] = spectrum_figure(spectra[label], title=title)
+            figures[f"branches-{label}"] = _drawing(found, data, name)
     numbers = {
         "accuracy": model.accuracy(data.test_images, data.test_labels),
         "own_digit_share": _means([digit["own_digit_share"] for digit in digits.values()]),
@@ -104,7 +104,7 @@ def prominence(spectrum: Spectrum) -> dict[str, float]:
     return found
 
 
-def own_shares(found: Branches, data: ImageData, class_: int) -> dict[str, float]:
+def own_shares(found: Branches, data: ImageData, label: int) -> dict[str, float]:
     """How many of the images that P+, P-, N+ and N- react to most are of the class, as a share."""
     shares = {}
     for branch, (_, below) in found.items():
@@ -113,7 +113,7 @@ def own_shares(found: Branches, data: ImageData, class_: int) -> dict[str, float
             order = (sign * below.values).argsort(descending=True)[:SHOWN]
             chosen = best[[row for row in order.tolist() if sign * below.values[row] > 0]]
             if len(chosen):
-                own = data.test_labels[chosen] == class_
+                own = data.test_labels[chosen] == label
                 shares[branch + kind] = float(own.double().mean())
     return shares
 

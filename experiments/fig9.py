@@ -36,9 +36,9 @@ def run(context: RecipeContext) -> Outcome:
     spectra = class_spectra(model)
     figures: dict[str, go.Figure] = {}
     by_digit: dict[str, Any] = {}
-    for class_, name in enumerate(data.class_names):
-        spectrum = spectra[class_]
-        figures |= class_figures(spectrum, data, class_, k=SHOWN)
+    for label, name in enumerate(data.class_names):
+        spectrum = spectra[label]
+        figures |= class_figures(spectrum, data, label, k=SHOWN)
         rank = float(spectrum.effective_rank())
         by_digit[name] = {"effective_rank": rank, **describe_ends(spectrum, data)}
     accuracy = model.accuracy(data.test_images, data.test_labels)
@@ -46,14 +46,14 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def class_figures(
-    spectrum: Spectrum, data: ImageData, class_: int, *, k: int
+    spectrum: Spectrum, data: ImageData, label: int, *, k: int
 ) -> dict[str, go.Figure]:
     """The eigenvalues of one class, and its k outermost eigenvectors of either sign."""
-    name, x = data.class_names[class_], data.test_images
+    name, x = data.class_names[label], data.test_images
     oriented = spectrum.oriented(x)
     return {
-        f"spectrum-{class_}": spectrum_figure(oriented, title=f"Spectrum of {name}"),
-        f"eigenvectors-{class_}": eigenvector_figure(
+        f"spectrum-{label}": spectrum_figure(oriented, title=f"Spectrum of {name}"),
+        f"eigenvectors-{label}": eigenvector_figure(
             oriented, x, data.shape, title=f"Eigenvectors of {name}", k=k
         ),
     }

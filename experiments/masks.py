@@ -104,9 +104,9 @@ def success(
     for kind, drawn in kinds.items():
         attacks = [
             [
-                attack(model, x, labels, mask, class_=class_, norm=norm)
+                attack(model, x, labels, mask, label=label, norm=norm)
                 for draw in drawn
-                for class_, mask in enumerate(draw)
+                for label, mask in enumerate(draw)
             ]
             for norm in NORMS
         ]
@@ -131,6 +131,6 @@ def _attacked(
     first = torch.stack([x[labels == label][0] for label in others])
     images = (first + SHOWN_NORM * mask).clamp(0, 1)
     names = model.config.class_names
-    read = [names[class_] for class_ in model(images).argmax(-1).tolist()]
+    read = [names[label] for label in model(images).argmax(-1).tolist()]
     texts = [f"{names[label]} read as {name}" for label, name in zip(others, read, strict=True)]
     return list(zip(images, texts, strict=True))

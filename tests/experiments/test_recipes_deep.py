@@ -22,7 +22,7 @@ from bilens.train import ClassifierTraining, train_classifier
 from tests.models import digit_model, digits
 
 FIGURES = {
-    "fig6": {f"{kind}-{class_}" for kind in ("spectrum", "branches") for class_ in (3,)},
+    "fig6": {f"{kind}-{label}" for kind in ("spectrum", "branches") for label in (3,)},
     "masks": {"targeted", "fooled", "masks"},
     "search": {"paths"},
     "bonds": {"directions", "network"},
@@ -207,7 +207,7 @@ def test_masks_are_compared_at_equal_norm(monkeypatch):
     curves = success(model, x, labels, seed=0)
     masks = class_mask(model.tensor().interaction(output=range(10)).eigh())
     found = [
-        attack(model, x, labels, mask, class_=class_, norm=2.0) for class_, mask in enumerate(masks)
+        attack(model, x, labels, mask, label=label, norm=2.0) for label, mask in enumerate(masks)
     ]
     assert curves["mask", "targeted"] == [pytest.approx(fmean(a.targeted for a in found))]
     assert curves["mask", "fooled"] == [pytest.approx(fmean(a.fooled for a in found))]

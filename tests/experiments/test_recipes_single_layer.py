@@ -24,12 +24,12 @@ from bilens.train import ClassifierTraining, train_classifier
 from tests.models import digit_model, digits
 
 FIGURES = {
-    "fig2": {f"{name}-{class_}" for name in ("mnist", "fashion_mnist") for class_ in (0, 1)}
+    "fig2": {f"{name}-{label}" for name in ("mnist", "fashion_mnist") for label in (0, 1)}
     | {"spectrum-1", "eigenvectors-1"},
     "fig3": {"truncation"},
     "fig4": {"similarity", "digit-3"},
     "fig5": {"eigenvectors", "accuracy", "effective_rank"},
-    "fig9": {f"{kind}-{class_}" for kind in ("spectrum", "eigenvectors") for class_ in range(10)},
+    "fig9": {f"{kind}-{label}" for kind in ("spectrum", "eigenvectors") for label in range(10)},
     "noises": {"accuracy", "drop_at_10", "match"},
 }
 SAME = {("noises", "paper"), ("fig2", "paper"), ("fig9", "paper")}
@@ -181,10 +181,10 @@ def test_figure_4_never_pairs_models_of_the_same_seed():
 def test_figure_4_orders_positive_eigenvectors_by_eigenvalue():
     model = digit_model()
     spectra = class_spectra(model)
-    for class_, vectors in enumerate(positive_vectors(model)):
-        values = spectra.values[class_]
+    for label, vectors in enumerate(positive_vectors(model)):
+        values = spectra.values[label]
         order = values.argsort(descending=True)[: int((values > 0).sum())]
-        assert torch.equal(vectors, spectra.vectors[class_, order])
+        assert torch.equal(vectors, spectra.vectors[label, order])
 
 
 def test_figure_4_compares_models_of_each_noise_among_themselves(small):

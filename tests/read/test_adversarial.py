@@ -36,7 +36,7 @@ def test_an_attack_by_hand(monkeypatch):
     model, data = digit_model(), digits()
     x, labels = data.test_images, data.test_labels
     mask = class_mask(model.tensor().interaction(output=3).eigh())
-    found = attack(model, x, labels, 7 * mask, class_=3, norm=2.0)
+    found = attack(model, x, labels, 7 * mask, label=3, norm=2.0)
     targeted, fooled, others = 0, 0, 0
     for image, label in zip(x, labels.tolist(), strict=True):
         if label != 3:
@@ -55,9 +55,9 @@ def test_masks_beat_random_ones_of_equal_norm():
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(10, 64, generator=generator)
     wins = 0
-    for class_ in range(10):
+    for label in range(10):
         ours, random = (
-            attack(model, x, labels, m[class_], class_=class_, norm=2.0) for m in (masks, noise)
+            attack(model, x, labels, m[label], label=label, norm=2.0) for m in (masks, noise)
         )
         assert ours.targeted <= ours.fooled
         wins += ours.targeted > random.targeted + 0.1
@@ -67,7 +67,7 @@ def test_masks_beat_random_ones_of_equal_norm():
 def test_no_mask_is_no_attack():
     model, data = digit_model(), digits()
     x, labels = data.test_images, data.test_labels
-    nothing = attack(model, x, labels, torch.ones(64), class_=0, norm=0.0)
+    nothing = attack(model, x, labels, torch.ones(64), label=0, norm=0.0)
     others = labels != 0
     assert nothing.fooled == pytest.approx(1 - model.accuracy(x[others], labels[others]))
 
@@ -76,21 +76,21 @@ def test_misuse_is_explained(unchecked):
     model, data = digit_model(), digits()
     x, labels, mask = data.test_images, data.test_labels, torch.ones(64)
     with pytest.raises(BilensError, match=r"mask is .* \(63,\).* beside x \(360, 64\)"):
-        attack(model, x, labels, torch.ones(63), class_=3, norm=1.0)
+        attack(model, x, labels, torch.ones(63), label=3, norm=1.0)
     with pytest.raises(BilensError, match=r"mask has shape .* expected \(64,\), not all zero"):
-        attack(model, x, labels, torch.zeros(64), class_=3, norm=1.0)
+        attack(model, x, labels, torch.zeros(64), label=3, norm=1.0)
     with pytest.raises(BilensError, match="mask holds NaN"):
-        attack(model, x, labels, mask * torch.nan, class_=3, norm=1.0)
+        attack(model, x, labels, mask * torch.nan, label=3, norm=1.0)
     for norm in (-1.0, math.nan, math.inf):
         with pytest.raises(BilensError, match=f"norm={norm}, expected a finite number, at least 0"):
-            attack(model, x, labels, mask, class_=3, norm=norm)
-    with pytest.raises(BilensError, match="class_=1000000000, expected 0 to 9"):
-        attack(model, x, labels, mask, class_=10**9, norm=1.0)
+            attack(model, x, labels, mask, label=3, norm=norm)
+    with pytest.raises(BilensError, match="label=1000000000, expected 0 to 9"):
+        attack(model, x, labels, mask, label=10**9, norm=1.0)
     with pytest.raises(BilensError, match="labels holds 1 to 10"):
-        attack(model, x, labels + 1, mask, class_=3, norm=1.0)
+        attack(model, x, labels + 1, mask, label=3, norm=1.0)
     threes = labels == 3
-    with pytest.raises(BilensError, match="no image of another class than class_=3"):
-        attack(model, x[threes], labels[threes], mask, class_=3, norm=1.0)
+    with pytest.raises(BilensError, match="no image of another class than label=3"):
+        attack(model, x[threes], labels[threes], mask, label=3, norm=1.0)
     lowering = Spectrum(torch.tensor([-1.0, 0.0]), torch.eye(2), torch.zeros(2))
     with pytest.raises(BilensError, match="without a positive eigenvalue whose eigenvector"):
         class_mask(lowering)

@@ -56,9 +56,9 @@ def test_misuse_is_explained():
 def test_the_paths_of_one_class():
     model = digit_model(n_layers=2)
     paths = top_paths(model.tensors(), torch.eye(10), 40).paths
-    parts = [paths.of(class_) for class_ in range(10)]
+    parts = [paths.of(label) for label in range(10)]
     assert sum(len(part) for part in parts) == 40
-    assert all((part.roots == class_).all() for class_, part in enumerate(parts))
+    assert all((part.roots == label).all() for label, part in enumerate(parts))
     x = digits().test_images[:5]
     assert torch.allclose(parts[3](x)[:, 3], paths(x)[:, 3], atol=1e-4)
 

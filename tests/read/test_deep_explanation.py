@@ -22,10 +22,10 @@ def test_activations_and_rest_are_the_logits(shape, branches, k):
     logits = forward(chain, x[None])[0] @ directions.T
     assert close(found.logits, logits, 1e-9)
     best = logits.argsort(descending=True)[:2].tolist()
-    assert [part.class_ for part in found.parts] == best
+    assert [part.label for part in found.parts] == best
     for part in found.parts:
         total = part.rest + sum(branch.activation for branch in part.branches)
-        assert total == pytest.approx(float(logits[part.class_]), abs=1e-9)
+        assert total == pytest.approx(float(logits[part.label]), abs=1e-9)
         strengths = [abs(branch.activation) for branch in part.branches]
         assert strengths == sorted(strengths, reverse=True)
 
@@ -38,7 +38,7 @@ def test_shares_are_of_the_overlap_of_the_node():
         for branch in part.branches:
             assert len(branch.node) == 2
             assert float(branch.shares.sum()) == pytest.approx(1)
-            *above, last = (part.class_, *branch.node)
+            *above, last = (part.label, *branch.node)
             whole = tree.overlaps(above, x[None])[0, last]
             node = (*above, last)
             parts = tree.branches(node).values * tree.overlaps(node, x[None])[0].square()

@@ -71,14 +71,14 @@ def test_an_explanation_adds_up():
     found = explain(spectrum, x, n_classes=3, k=4)
     logits = model(x)
     assert torch.allclose(found.logits, logits, atol=1e-4)
-    assert [part.class_ for part in found.parts] == logits.topk(3).indices.tolist()
+    assert [part.label for part in found.parts] == logits.topk(3).indices.tolist()
     for part in found.parts:
         activations = torch.tensor([branch.activation for branch in part.branches])
         vectors = torch.cat([branch.vectors for branch in part.branches])
         assert math.isclose(float(activations.sum()) + part.rest, part.logit, abs_tol=1e-4)
         assert (activations.abs().diff() <= 0).all()
         assert (vectors @ x >= 0).all()
-        Q = model.tensor().interaction(output=part.class_).dense()
+        Q = model.tensor().interaction(output=part.label).dense()
         values = activations / (vectors @ x) ** 2
         assert torch.allclose(Q.detach() @ vectors.T, vectors.T * values, atol=1e-3)
 

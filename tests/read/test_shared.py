@@ -23,7 +23,7 @@ def test_what_was_planted_is_found():
     # Weights |lambda| |v|^2 are 4 + 2 * 4 of 4 + 1 + 8 + 1 + 3 + 2.
     assert feature.weight == pytest.approx(12 / 19)
     assert shared.weight == pytest.approx(12 / 19)
-    assert [(u.class_, u.place, u.raises) for u in feature.uses] == [
+    assert [(u.label, u.place, u.raises) for u in feature.uses] == [
         (1, (0,), False),
         (0, (0,), True),
     ]
@@ -60,7 +60,7 @@ def test_the_paths_of_a_deep_model_share_their_ends():
         weights = [use.weight for use in feature.uses]
         assert weights == sorted(weights, reverse=True)
         for use in feature.uses:
-            row = numbers[use.class_, *use.place]
+            row = numbers[use.label, *use.place]
             assert use.raises == (paths.eigenvalues[row, 0] > 0)
             assert abs(paths.vectors[row] @ feature.vector) >= feature.agreement - 1e-5
 

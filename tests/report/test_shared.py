@@ -6,7 +6,7 @@ from bilens.report.shared import shared_section
 
 
 def feature(*uses: tuple[int, bool, float]) -> SharedFeature:
-    places = tuple(Use(class_, (0,), raises, weight) for class_, raises, weight in uses)
+    places = tuple(Use(label, (0,), raises, weight) for label, raises, weight in uses)
     return SharedFeature(torch.ones(4), places, agreement=0.9)
 
 

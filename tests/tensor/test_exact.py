@@ -111,7 +111,7 @@ READ = {
     "mask": lambda m: bilens.read.class_mask(bilens.read.class_spectra(m, "pixels")),
     "attack": lambda m: numbers(
         bilens.read.attack(
-            m, digits().test_images, digits().test_labels, normal(64), class_=3, norm=2.0
+            m, digits().test_images, digits().test_labels, normal(64), label=3, norm=2.0
         ).fooled
     ),
     "sparsity": lambda m: numbers(bilens.read.sparsity(X, X, X + 0.1).relative_error),

@@ -14,7 +14,7 @@ from bilens.read import CutReading, rank_accuracies, read_bonds
 from bilens.report import heat_figure, kept_directions_figure
 from bilens.report.accuracy import mark_kept
 from bilens.report.logits import ends_figure
-from bilens.report.network import Edge, Node, draw_network, edges_from, edges_into, node_name
+from bilens.report.network import BondNode, Edge, draw_network, edges_from, edges_into, node_name
 from bilens.report.picture import as_image, colour_bar_html, diverging, grey
 
 __all__ = ["BondView"]
@@ -62,7 +62,7 @@ class BondView:
                     f"a number from 1, up to {', '.join(map(str, self.sizes))} there",
                 )
 
-    def _node(self, name: str) -> Node | None:
+    def _node(self, name: str) -> BondNode | None:
         bond, _, number = name.partition(".")
         if not all(p.isascii() and p.isdigit() and len(p) < 6 for p in (bond, number)):
             return None
@@ -74,7 +74,7 @@ class BondView:
         """The model cut to k directions at each bond."""
         return CutReading.of(self.found.cut(k), self.data) if k else self.report.kept
 
-    def nodes(self, k: int, walk: tuple[str, ...]) -> list[Node]:
+    def nodes(self, k: int, walk: tuple[str, ...]) -> list[BondNode]:
         """A walk from a logit on, without what the cut leaves out."""
         found = [node for node in map(self._node, walk) if node is not None]
         sizes = (*self.reading(k).cut.ranks, self.data.n_classes)
@@ -106,7 +106,7 @@ class BondView:
             return max(cut.ranks), self.report.cut_accuracy, cut.certificate
         return rank_accuracies(self.found, self.model, self.data, [k])[0]
 
-    def name(self, node: Node) -> str:
+    def name(self, node: BondNode) -> str:
         """What a direction is called; a logit by its class. Not yet safe for HTML."""
         return self.data.class_names[node[1]] if node[0] == self.depth else node_name(node)
 
@@ -165,7 +165,7 @@ class BondView:
         )
         return f'<div class="steps" role="group" aria-label="logit">Logit {"".join(buttons)}</div>'
 
-    def _card(self, reading: CutReading, node: Node) -> str:
+    def _card(self, reading: CutReading, node: BondNode) -> str:
         bond, number = node
         if bond == self.depth:
             head, ends = f"The logit of {escape(self.name(node))}", ""
@@ -195,7 +195,7 @@ class BondView:
         images = "".join(f'<img src="{picture}" alt="">' for picture in pictures)
         return f"<figure><div>{images}</div><figcaption>{caption}</figcaption></figure>"
 
-    def _products(self, reading: CutReading, title: str, node: Node, edges: list[Edge]) -> str:
+    def _products(self, reading: CutReading, title: str, node: BondNode, edges: list[Edge]) -> str:
         """The strongest products that make a direction, or that it is part of."""
         edges = [edge for edge in edges if edge.part >= LEAST]
         if not edges:
@@ -212,7 +212,7 @@ class BondView:
             rows.append(f'<li><b class="{kind}">{signed(part, ".0%")}</b> {text}</li>')
         return f'<div class="products"><h4>{title}</h4><ul>{"".join(rows)}</ul></div>'
 
-    def _named(self, reading: CutReading, node: Node, mark: str = "") -> str:
+    def _named(self, reading: CutReading, node: BondNode, mark: str = "") -> str:
         if node[0] == self.depth:
             return self._button(node, escape(self.name(node)))
         if node[0] == 0:
@@ -222,7 +222,7 @@ class BondView:
             picture = grey(as_image(self.data.test_images[highest], self.shape))
         return self._button(node, f'<img src="{picture}" alt="">{self.name(node)}{mark}')
 
-    def _button(self, node: Node, content: str, *, is_chosen: bool = False) -> str:
+    def _button(self, node: BondNode, content: str, *, is_chosen: bool = False) -> str:
         pressed = str(is_chosen).lower()
         name = node_name(node)
         return (

@@ -2,9 +2,9 @@
 
 from bilens.read.adversarial import Attack, attack, class_mask
 from bilens.read.bonds import (
+    BondDirection,
     BondReading,
     CutReading,
-    Direction,
     End,
     Metric,
     accurate_ranks,
@@ -43,13 +43,13 @@ from bilens.read.truncation import TruncationCurve, bottleneck_curve, truncation
 __all__ = [
     "Attack",
     "Basis",
+    "BondDirection",
     "BondReading",
     "BranchExplanation",
     "ClassPaths",
     "ClassifierReading",
     "CutReading",
     "DeepReading",
-    "Direction",
     "End",
     "Explanation",
     "FourierReading",

@@ -72,7 +72,7 @@ def attack(
     labels: Int[Tensor, " samples"],
     mask: Float[Tensor, " n_pixels"],
     *,
-    class_: int,
+    label: int,
     norm: NotNegative,
 ) -> Attack:
     """Add a mask to every image that is not of its class, and see what the model makes of them.
@@ -93,16 +93,16 @@ def attack(
             f"mask has shape {tuple(mask.shape)}; expected ({config.n_inputs},), not all zero"
         )
     check_labels(labels, config.n_classes)
-    check_index("class_", class_, config.n_classes, "the number of a class")
-    others = labels != class_
+    check_index("label", label, config.n_classes, "the number of a class")
+    others = labels != label
     if not others.any():
-        raise BilensError(f"x holds no image of another class than class_={class_} to attack")
+        raise BilensError(f"x holds no image of another class than label={label} to attack")
     added = (norm * mask / mask.norm()).to(model.embed.weight)
     blocks = x[others].split(BLOCK)
     predicted = torch.cat(
         [model((some.to(added) + added).clamp(0, 1)).argmax(-1) for some in blocks]
     ).to(labels.device)
     return Attack(
-        targeted=float((predicted == class_).double().mean()),
+        targeted=float((predicted == label).double().mean()),
         fooled=float((predicted != labels[others]).double().mean()),
     )

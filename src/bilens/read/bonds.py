@@ -21,9 +21,9 @@ from bilens.tensor import Bonds, Cut, Products, bonds, sparse_basis, with_consta
 from bilens.tensor.exact import exact
 
 __all__ = [
+    "BondDirection",
     "BondReading",
     "CutReading",
-    "Direction",
     "End",
     "Metric",
     "accurate_ranks",
@@ -57,7 +57,7 @@ class End:
 
 
 @dataclass(frozen=True, eq=False)
-class Direction:
+class BondDirection:
     """A coordinate of a cut model.
 
     Attributes:
@@ -99,7 +99,7 @@ class CutReading:
         return self.cut.products()
 
     @torch.no_grad()
-    def direction(self, bond: int, number: int) -> Direction:
+    def direction(self, bond: int, number: int) -> BondDirection:
         """One coordinate: where it is largest and smallest, and what it does there."""
         z = self.coordinates[bond]
         near = max(1, round(END * len(z)))
@@ -112,7 +112,7 @@ class CutReading:
             for some in (order, order.flip(0))
         ]
         share = float(self.cut.environments[bond][number, number])
-        return Direction(bond, number, share, (ends[0], ends[1]))
+        return BondDirection(bond, number, share, (ends[0], ends[1]))
 
     def pixels(self, bond: int, number: int) -> list[Float64[Tensor, " n_in"]]:
         """A coordinate, or a logit, pulled back to the input.

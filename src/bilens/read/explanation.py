@@ -42,13 +42,13 @@ class LogitExplanation:
     """The last layer's eigenvectors that make one logit; their activations and rest add up to it.
 
     Attributes:
-        class_: the number of the logit.
+        label: the number of the logit.
         logit: its value.
         branches: the strongest eigenvectors for this input, by |activation|.
         rest: what all other eigenvectors add.
     """
 
-    class_: int
+    label: int
     logit: float
     branches: tuple[BranchExplanation, ...]
     rest: float
@@ -83,8 +83,8 @@ def explain(
     check_classes(spectrum)
     signs = torch.where(spectrum.overlaps(x) < 0, -1, 1).to(spectrum.vectors)
 
-    def branch(class_: int, number: int, activation: float) -> BranchExplanation:
-        vector = signs[class_, number] * spectrum.vectors[class_, number]
+    def branch(label: int, number: int, activation: float) -> BranchExplanation:
+        vector = signs[label, number] * spectrum.vectors[label, number]
         return BranchExplanation((number,), activation, signs.new_ones(1), vector[None])
 
     return _explained(x, list(spectrum.activations(x)), n_classes, k, branch)
@@ -111,10 +111,10 @@ def explain_deep(
     Raises:
         BilensError: x is not finite, or a number is not positive.
     """
-    roots = [_activations(tree, (class_,), x) for class_ in range(tree.n_roots)]
+    roots = [_activations(tree, (label,), x) for label in range(tree.n_roots)]
 
-    def branch(class_: int, number: int, activation: float) -> BranchExplanation:
-        node: tuple[int, ...] = (class_, number)
+    def branch(label: int, number: int, activation: float) -> BranchExplanation:
+        node: tuple[int, ...] = (label, number)
         while len(node) < tree.depth:
             node = (*node, int(_activations(tree, node, x).abs().argmax()))
         parts = _activations(tree, node, x)
@@ -143,10 +143,10 @@ def _explained(
     check_finite(x=x)
     logits = torch.stack([some.sum() for some in activations])
     parts = []
-    for class_ in logits.argsort(descending=True)[:n_classes].tolist():
-        some = activations[class_]
+    for label in logits.argsort(descending=True)[:n_classes].tolist():
+        some = activations[label]
         strongest = some.abs().topk(min(k, len(some))).indices.tolist()
-        branches = tuple(branch(class_, i, float(some[i])) for i in strongest)
-        rest = float(logits[class_] - some[strongest].sum())
-        parts.append(LogitExplanation(class_, float(logits[class_]), branches, rest))
+        branches = tuple(branch(label, i, float(some[i])) for i in strongest)
+        rest = float(logits[label] - some[strongest].sum())
+        parts.append(LogitExplanation(label, float(logits[label]), branches, rest))
     return Explanation(x, logits, tuple(parts))

@@ -37,7 +37,7 @@ class Use:
         weight: its share of all weight.
     """
 
-    class_: int
+    label: int
     place: tuple[int, ...]
     raises: bool
     weight: float
@@ -140,13 +140,13 @@ def _shared(
         rows = heavy[members]
         uses = [
             Use(
-                class_=int(classes[row]),
+                label=int(classes[row]),
                 place=tuple(places[row].tolist()),
                 raises=bool(signed[row] > 0),
                 weight=shares[row],
             )
             for row in rows[weights[rows].argsort(descending=True, stable=True)].tolist()
         ]
-        if len({use.class_ for use in uses}) > 1:
+        if len({use.label for use in uses}) > 1:
             features.append(SharedFeature(vector, tuple(uses), agreement))
     return SharedFeatures(tuple(features), compared=len(heavy), groups=len(found))

@@ -87,8 +87,8 @@ def bond_figures(reading: BondReading, shape: tuple[int, int]) -> dict[str, go.F
         "bonds": bond_figure(reading),
         "kept-directions": kept_directions_figure(reading.by_rank, reading.accuracy),
     }
-    for class_ in range(reading.data.n_classes):
-        figures[f"network-{class_}"] = network_figure(reading.kept, class_, shape)
+    for label in range(reading.data.n_classes):
+        figures[f"network-{label}"] = network_figure(reading.kept, label, shape)
     for number in range(len(reading.cut.cores)):
         figures[f"directions-{number}"] = directions_figure(reading, number, shape)
     for number in range(len(reading.cut.cores)):
@@ -145,7 +145,7 @@ def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[S
             "share of what it adds to. One line into it is a square. The same number is the same "
             f"coordinate in every drawing{order}. Coordinates behind the first layer show the test "
             "images where they are largest and smallest.",
-            rows=[[figures[f"network-{class_}"]] for class_ in range(reading.data.n_classes)],
+            rows=[[figures[f"network-{label}"]] for label in range(reading.data.n_classes)],
         ),
         Section(
             "Every direction",

@@ -37,10 +37,10 @@ def classifier_figures(
     shape = image_shape_of(reading.model)
     names, x = reading.data.class_names, reading.data.test_images
     figures = {"truncation": truncation_figure(reading.curve)}
-    for class_, name in enumerate(names):
-        spectrum = _ordered(reading.spectrum[class_], x, order)
-        figures[f"spectrum-{class_}"] = spectrum_figure(spectrum, title=f"Spectrum of {name}")
-        figures[f"eigenvectors-{class_}"] = eigenvector_figure(
+    for label, name in enumerate(names):
+        spectrum = _ordered(reading.spectrum[label], x, order)
+        figures[f"spectrum-{label}"] = spectrum_figure(spectrum, title=f"Spectrum of {name}")
+        figures[f"eigenvectors-{label}"] = eigenvector_figure(
             spectrum, x, shape, title=f"Eigenvectors of {name}"
         )
     if reading.shared.features:
@@ -101,8 +101,8 @@ def write_classifier_report(
             "Beside each stand the three test images that it reacts to most. Ordered by "
             f"{_ORDER_TEXT[order]}.",
             rows=[
-                [figures[f"spectrum-{class_}"], figures[f"eigenvectors-{class_}"]]
-                for class_ in range(data.n_classes)
+                [figures[f"spectrum-{label}"], figures[f"eigenvectors-{label}"]]
+                for label in range(data.n_classes)
             ],
         ),
     ]

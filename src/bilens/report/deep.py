@@ -34,12 +34,12 @@ def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figur
     figures = bond_figures(bonds, shape)
     figures["paths"] = path_figure(reading.by_paths, reading.accuracy)
     figures |= explanation_figures(reading, partial(explain_deep, reading.tree), shape)
-    for class_, name in enumerate(names):
-        paths = reading.search.paths.of(class_)
+    for label, name in enumerate(names):
+        paths = reading.search.paths.of(label)
         if len(paths):
             some = class_paths(reading.tree, paths.truncate(min(DRAWN, len(paths))), x[:SEEN])
             title = f"Strongest paths of {name}"
-            figures[f"tree-{class_}"] = tree_figure(
+            figures[f"tree-{label}"] = tree_figure(
                 some.paths, shape, title=title, root=name, inputs=some.inputs
             )
     if reading.shared.features:

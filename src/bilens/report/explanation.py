@@ -58,7 +58,7 @@ def explanation_figure(
             canvas.label(
                 f"<b>{text}</b>" if deep else text, x=left + block / 2, y=under, color=color
             )
-        name, end = escape(class_names[part.class_]), width - VERDICT / 2
+        name, end = escape(class_names[part.label]), width - VERDICT / 2
         canvas.label(f"<b>{name}</b>", x=end, y=top, size=13)
         canvas.label(f"logit {signed(part.logit, '.2f')}", x=end, y=top + 0.34 * aspect)
         canvas.label(f"rest {signed(part.rest, '.2f')}", x=end, y=top + 0.64 * aspect, color=GREY)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.notebook import signed
-from bilens.read import Direction
+from bilens.read import BondDirection
 from bilens.report.style import BLUE, GREY, RED, dress
 
 __all__ = ["direction_figure", "ends_figure", "logits_figure", "summands_figure"]
@@ -30,7 +30,7 @@ def logits_figure(
 
 
 @checked
-def ends_figure(direction: Direction, class_names: Sequence[str], *, title: str) -> go.Figure:
+def ends_figure(direction: BondDirection, class_names: Sequence[str], *, title: str) -> go.Figure:
     """A pair of bars for each class: what a coordinate adds to its logit at either end."""
     high, low = (torch.tensor(end.effects) for end in direction.ends)
     bars = {"at its largest": (BLUE, high), "at its smallest": (RED, low)}

@@ -16,8 +16,8 @@ from bilens.report.style import BLUE, GREY, RED
 from bilens.tensor import Products
 
 __all__ = [
+    "BondNode",
     "Edge",
-    "Node",
     "chosen_edges",
     "draw_network",
     "edges_from",
@@ -29,7 +29,7 @@ __all__ = [
 OF_OUTPUT, OF_NODE = 4, 2
 """Products drawn into a logit, and into each coordinate."""
 STEP, GAP, SPREAD, JOINT, THICKEST = 2.9, 0.3, 0.42, 0.8, 6.0
-Node = tuple[int, int]
+BondNode = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Edge:
         part: its share of the squared norm of the target.
     """
 
-    target: Node
-    sources: tuple[Node, Node]
+    target: BondNode
+    sources: tuple[BondNode, BondNode]
     coefficient: float
     part: float
 
 
 def chosen_edges(
-    products: Products, depth: int, output: int, chosen: Node | None = None
+    products: Products, depth: int, output: int, chosen: BondNode | None = None
 ) -> list[Edge]:
     """The products that make up most of an output, those that make up most of these, and so on.
 
@@ -76,13 +76,13 @@ def chosen_edges(
     return edges
 
 
-def edges_into(products: Products, target: Node, k: int) -> list[Edge]:
+def edges_into(products: Products, target: BondNode, k: int) -> list[Edge]:
     """The k products of two coordinates that make up most of a third, or of an output."""
     is_own = (products.layer == target[0] - 1) & (products.output == target[1])
     return _edges(products, is_own, k)
 
 
-def edges_from(products: Products, source: Node, k: int) -> list[Edge]:
+def edges_from(products: Products, source: BondNode, k: int) -> list[Edge]:
     """The k products of largest share that a coordinate takes part in."""
     is_own = (products.first == source[1]) | (products.second == source[1])
     return _edges(products, (products.layer == source[0]) & is_own, k)
@@ -119,7 +119,7 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
 
 
 def draw_network(
-    reading: CutReading, output: int, shape: tuple[int, int], chosen: Node | None = None
+    reading: CutReading, output: int, shape: tuple[int, int], chosen: BondNode | None = None
 ) -> Canvas:
     """The drawing of `network_figure`, with a link at each node; a chosen one is always there."""
     depth, aspect = len(reading.cut.cores), shape[0] / shape[1]
@@ -150,18 +150,20 @@ def draw_network(
     return canvas
 
 
-def node_name(node: Node) -> str:
+def node_name(node: BondNode) -> str:
     """What a coordinate is called wherever it is shown: its bond, and its number from 1."""
     return f"{node[0]}.{node[1] + 1}"
 
 
-def _ordered(edges: Sequence[Edge], root: Node, chosen: Node | None) -> list[list[Node]]:
+def _ordered(
+    edges: Sequence[Edge], root: BondNode, chosen: BondNode | None
+) -> list[list[BondNode]]:
     """The nodes of each bond, the input's first, each as near as can be to what it feeds."""
-    columns: list[list[Node]] = [[root]]
+    columns: list[list[BondNode]] = [[root]]
     for layer in reversed(range(root[0])):
         above = {node: place for place, node in enumerate(columns[0])}
         # What is chosen may feed nothing that is drawn, and stands at the end then.
-        fed: dict[Node, list[float]] = {}
+        fed: dict[BondNode, list[float]] = {}
         for edge in edges:
             if edge.target[0] == layer + 1:
                 for source in edge.sources:
@@ -172,7 +174,7 @@ def _ordered(edges: Sequence[Edge], root: Node, chosen: Node | None) -> list[lis
     return columns
 
 
-def _draw_edge(canvas: Canvas, edge: Edge, offset: float, tall: Mapping[Node, float]) -> None:
+def _draw_edge(canvas: Canvas, edge: Edge, offset: float, tall: Mapping[BondNode, float]) -> None:
     """Two lines into a dot, one for a square, and one from the dot to the target."""
     color = BLUE if edge.coefficient > 0 else RED
     width = 1 + (THICKEST - 1) * edge.part**0.5
@@ -189,7 +191,7 @@ def _draw_edge(canvas: Canvas, edge: Edge, offset: float, tall: Mapping[Node, fl
 def _draw_node(
     canvas: Canvas,
     reading: CutReading,
-    node: Node,
+    node: BondNode,
     corner: tuple[float, float],
     shape: tuple[int, int],
 ) -> None:

@@ -62,8 +62,8 @@ def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str
     lines = [(f"{feature.weight:.1%}", GREY, "share of the weight")]
     for raises, sign, color in ((True, "▲", BLUE), (False, "▼", RED)):
         # Each class once, by its heaviest use.
-        classes = dict.fromkeys(use.class_ for use in feature.uses if use.raises == raises)
-        names = [escape(class_names[class_]) for class_ in classes]
+        classes = dict.fromkeys(use.label for use in feature.uses if use.raises == raises)
+        names = [escape(class_names[label]) for label in classes]
         whole = f"{'raises' if raises else 'lowers'} {', '.join(names)}"
         lines += [(f"{sign} {line}", color, whole) for line in _wrapped(names)]
     return lines

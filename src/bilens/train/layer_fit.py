@@ -21,7 +21,7 @@ from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
 from bilens.settings import Between, CheckedSettings, Count
 
-__all__ = ["Distillation", "Fit", "Rows", "fit_mlp"]
+__all__ = ["Distillation", "Fit", "FitRows", "fit_mlp"]
 
 CHUNK = 4096
 """Rows whose hidden units are held at once."""
@@ -59,7 +59,7 @@ class Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class FitRows:
     """What an MLP reads and is to give, and how much each row counts.
 
     Attributes:
@@ -86,7 +86,7 @@ class Rows:
         return zip(*(part.split(CHUNK) for part in (self.x, self.y, self.weight)), strict=True)
 
 
-def fit_mlp(mlp: MLP, rows: Rows, ridge: float, distillation: Distillation) -> Fit:
+def fit_mlp(mlp: MLP, rows: FitRows, ridge: float, distillation: Distillation) -> Fit:
     """Make an MLP bilinear, in place; an infinite `ridge` leaves its down map where it was."""
     share = _fit_gate(mlp, rows)
     if ridge < torch.inf:
@@ -97,7 +97,7 @@ def fit_mlp(mlp: MLP, rows: Rows, ridge: float, distillation: Distillation) -> F
 
 
 @torch.no_grad()
-def _fit_gate(mlp: MLP, rows: Rows) -> float:
+def _fit_gate(mlp: MLP, rows: FitRows) -> float:
     assert mlp.gate is not None
     sums = GateSums(mlp.gate.n_out, rows.x.device)
     for x, _, w in rows.chunks():
@@ -109,7 +109,7 @@ def _fit_gate(mlp: MLP, rows: Rows) -> float:
 
 
 @torch.no_grad()
-def _fit_down(mlp: MLP, rows: Rows, ridge: float) -> None:
+def _fit_down(mlp: MLP, rows: FitRows, ridge: float) -> None:
     """Put down the map D that minimises a sum over the rows.
 
         sum w |D h + c - y|^2 + ridge sum_i E_i |D_i - D0_i|^2,   E_i = sum w h_i^2
@@ -135,7 +135,7 @@ def _fit_down(mlp: MLP, rows: Rows, ridge: float) -> None:
     down.set_weight(torch.linalg.solve(scaled, wanted, left=False) * size)
 
 
-def _distil(mlp: MLP, rows: Rows, how: Distillation) -> None:
+def _distil(mlp: MLP, rows: FitRows, how: Distillation) -> None:
     """Train all weights and biases of an MLP to give y."""
     student: Any = deepcopy(mlp.module).to(working_dtype(mlp.up.module.weight.dtype))  # type: ignore[arg-type]
     student.requires_grad_()

@@ -24,7 +24,7 @@ from bilens.progress import progress_bar
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
 from bilens.settings import NotNegative
-from bilens.train.layer_fit import Distillation, Fit, Rows, fit_mlp
+from bilens.train.layer_fit import Distillation, Fit, FitRows, fit_mlp
 from bilens.train.layer_runs import BATCH, LayerRuns
 
 __all__ = ["Distillation", "Fit", "Linearised", "linearise", "next_token_loss"]
@@ -154,7 +154,7 @@ def _fit(
             if layer in layers:
                 dtype = working_dtype(stream.dtype)
                 size = stream.to(dtype).square().mean(-1)
-                rows = Rows(reads, writes.to(dtype), 1 / (size + 1e-6 * size.mean()))
+                rows = FitRows(reads, writes.to(dtype), 1 / (size + 1e-6 * size.mean()))
                 with _as_they_were(mlps, [layer] if alone else []):
                     ridge = RIDGE * mlps[layer].up.n_out / len(reads)
                     fits[layer] = fit_mlp(mlps[layer], rows, ridge, distillation)

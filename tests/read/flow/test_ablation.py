@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import Direction, ablate, flow
+from bilens.read.flow import StreamDirection, ablate, flow
 from bilens.residual import ResidualModel
 from tests.families import ALL, exact_norms, some_text, tiny
 from tests.language import random_model, random_text
@@ -70,9 +70,9 @@ def test_a_direction_is_taken_away_at_all_positions():
     view, ids = ResidualModel(random_model(**STRAIGHT)), random_text(1)
     found = flow(view, ids, view.direction(3), threshold=0)
     v = torch.randn(16, generator=torch.Generator().manual_seed(0)).double()
-    exact(ablate(view, found, [Direction(1, v / v.norm())], scale=0.3))
+    exact(ablate(view, found, [StreamDirection(1, v / v.norm())], scale=0.3))
     eigenvectors = numbers(found, kind="eigenvector", layer=1)
-    whole = [Direction(1, found.vector(i)) for i in eigenvectors]
+    whole = [StreamDirection(1, found.vector(i)) for i in eigenvectors]
     both = zip(ablate(view, found, whole), ablate(view, found, eigenvectors), strict=True)
     for one, other in both:
         assert one.actual == pytest.approx(other.actual, abs=1e-12)
@@ -105,11 +105,11 @@ def unit(width):
         ((0, 0), r"edge=\(0, 0\), expected a node and one below it that is not a bias"),
         ("rest", r"ends in a node of kind rest; expected the logit, an eigenvector, or a head"),
         (
-            Direction(1, unit(5)),
+            StreamDirection(1, unit(5)),
             r"direction has shape \(5,\) in layer 1; expected \(16,\) or \(17,\)",
         ),
-        (Direction(1, 2 * unit(16)), "direction has the length 2, expected 1"),
-        (Direction(9, unit(16)), "layer=9, expected 0 to 1"),
+        (StreamDirection(1, 2 * unit(16)), "direction has the length 2, expected 1"),
+        (StreamDirection(9, unit(16)), "layer=9, expected 0 to 1"),
     ],
 )
 def test_what_cannot_be_removed_is_said(part, message):

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from bilens.convert import open_model, save_model
 from bilens.errors import BilensError
-from bilens.read.flow import Direction, ablate, edit, edit_heads, flow, flows
+from bilens.read.flow import StreamDirection, ablate, edit, edit_heads, flow, flows
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.families import GATED, exact_norms, some_text, tiny
@@ -136,7 +136,7 @@ def test_an_edit_removes_what_an_ablation_removes(name):
         v = functional.normalize(torch.cat([z, z.new_tensor([float(bias)])]), dim=0)
         edited = edit(view, 1, v[None], scale=0.25)
         changed = flow(edited, ids, DIRECTION, k=1, threshold=0.1).value - found.value
-        [result] = ablate(view, found, [Direction(1, v)], scale=0.25)
+        [result] = ablate(view, found, [StreamDirection(1, v)], scale=0.25)
     assert changed == pytest.approx(result.actual, abs=1e-6)
     assert abs(changed) > 3e-4
     assert all(p.equal(before[n]) for n, p in view.model.state_dict().items())

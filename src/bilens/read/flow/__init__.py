@@ -1,6 +1,6 @@
 """An exact split of a logit on a text, through every layer, and interventions that test it."""
 
-from bilens.read.flow.ablation import Ablation, Direction, ablate
+from bilens.read.flow.ablation import Ablation, StreamDirection, ablate
 from bilens.read.flow.editing import edit, edit_heads
 from bilens.read.flow.graph import Flow, FlowGraph, Node, Rows
 from bilens.read.flow.recurring import (
@@ -13,7 +13,6 @@ from bilens.read.flow.split import flow
 
 __all__ = [
     "Ablation",
-    "Direction",
     "Flow",
     "FlowGraph",
     "Node",
@@ -21,6 +20,7 @@ __all__ = [
     "RecurringFlows",
     "RecurringHead",
     "Rows",
+    "StreamDirection",
     "ablate",
     "edit",
     "edit_heads",

@@ -19,11 +19,11 @@ from bilens.residual.parts import LinearMap
 from bilens.settings import Count, NotNegative
 from bilens.tensor.exact import exact
 
-__all__ = ["Ablation", "Direction", "ablate"]
+__all__ = ["Ablation", "StreamDirection", "ablate"]
 
 
 @dataclass(frozen=True, eq=False)
-class Direction:
+class StreamDirection:
     """A direction of what the MLP of a layer reads, at all positions.
 
     Attributes:
@@ -36,7 +36,7 @@ class Direction:
     vector: Float[Tensor, " n"]
 
 
-Part = int | tuple[int, int] | Direction
+Part = int | tuple[int, int] | StreamDirection
 Change = Callable[[Tensor], None]
 """Changes the row of a batch that a module has made, or is given, in place."""
 Changes = Sequence[tuple[nn.Module, bool, Change]]
@@ -107,11 +107,11 @@ class _Runner:
 
     def plan(self, part: Part) -> tuple[float, Changes]:
         """The predicted change, and what to do."""
-        if isinstance(part, Direction):
+        if isinstance(part, StreamDirection):
             return self.direction(part)
         return self.edge(*part) if isinstance(part, tuple) else self.node(part)
 
-    def direction(self, part: Direction) -> tuple[float, Changes]:
+    def direction(self, part: StreamDirection) -> tuple[float, Changes]:
         """The predicted change, and what to do, for a direction at all positions."""
         mlp = FrozenMLP.on(self.model, self.flow.trace, part.layer)
         v, less = self._fitted(mlp, part), 1 - self.scale
@@ -218,7 +218,7 @@ class _Runner:
         node = self.flow.node(number)
         assert node.layer is not None
         mlp = FrozenMLP.on(self.model, self.flow.trace, node.layer)
-        v = self._fitted(mlp, Direction(node.layer, self.flow.vector(number)))
+        v = self._fitted(mlp, StreamDirection(node.layer, self.flow.vector(number)))
         at = torch.tensor([node.position], device=v.device)
         return self._reading(node.layer, mlp, v, at, (reading - 1) * (mlp.z[at] @ v))
 
@@ -234,7 +234,7 @@ class _Runner:
             changes.append((part.module, False, _adding(part, at, rows)))
         return changes
 
-    def _fitted(self, mlp: FrozenMLP, part: Direction) -> Tensor:
+    def _fitted(self, mlp: FrozenMLP, part: StreamDirection) -> Tensor:
         width = self.model.d_model
         if part.vector.shape not in ((width,), (width + 1,)) or not mlp.gated:
             raise BilensError(

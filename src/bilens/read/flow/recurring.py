@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.read.flow.ablation import Direction
+from bilens.read.flow.ablation import StreamDirection
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
@@ -66,9 +66,9 @@ class RecurringDirection:
     agreement: float
 
     @property
-    def direction(self) -> Direction:
+    def direction(self) -> StreamDirection:
         """For `ablate`."""
-        return Direction(self.layer, self.vector)
+        return StreamDirection(self.layer, self.vector)
 
 
 @dataclass(frozen=True, eq=False)
