@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor
-from bilens.tensor.bound import LayerBound, layer_bounds, spectral_norm_bound
-from bilens.tensor.search import top_paths
+from bilens.tensor.search import LayerBound, _layer_bounds, spectral_norm_bound, top_paths
 from bilens.tensor.tree import decompile
 from tests.tensor.deep import (
     KINDS,
@@ -73,7 +72,7 @@ def test_bounds_hold(shape):
         tensor.with_constant_output() if above and above.constant else tensor
         for tensor, above in zip(chain, [*chain[1:], None], strict=True)
     ]
-    for layer, bound in enumerate(layer_bounds(closed)):
+    for layer, bound in enumerate(_layer_bounds(closed)):
         directions = normal(5, closed[layer].n_out, seed=layer)
         directions[1:] /= directions[1:].norm(dim=1, keepdim=True)
         quick = bound.quick(directions)
@@ -125,7 +124,7 @@ def test_a_direction_that_adds_nothing_is_not_expanded():
 def test_the_tight_bound_saves_expansions(monkeypatch):
     chain, u = decaying_chain(2), torch.eye(30, dtype=torch.float64)[:5]
     tight = top_paths(chain, u, 20)
-    monkeypatch.setattr("bilens.tensor.bound.spectral_norm_bound", torch.linalg.matrix_norm)
+    monkeypatch.setattr("bilens.tensor.search.spectral_norm_bound", torch.linalg.matrix_norm)
     loose = top_paths(chain, u, 20)
     assert tight.expanded < 0.8 * loose.expanded
     assert torch.equal(tight.paths.indices, loose.paths.indices)

@@ -9,8 +9,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, with_constant
 from bilens.tensor import paths as paths_module
-from bilens.tensor.paths import Paths, tree_to_networkx
-from bilens.tensor.tree import decompile
+from bilens.tensor.tree import Paths, decompile, tree_to_networkx
 from tests.tensor.deep import (
     chains,
     dense_chain,

@@ -22,7 +22,7 @@ from bilens.report import (
     tree_figure,
 )
 from bilens.report.picture import as_image, diverging, image_shape_of
-from bilens.tensor.paths import effective_eigenvalues
+from bilens.tensor.tree import effective_eigenvalues
 
 __all__ = ["DeepState", "DeepView"]
 

@@ -15,8 +15,8 @@ from bilens.nn.gated import GatedLayer, GateName
 from bilens.nn.norm import NormName, ScalarNorm, make_norm
 from bilens.settings import CheckedSettings, Count, Depth, Size
 from bilens.tensor import BilinearTensor, Cut, affine
-from bilens.tensor.constant import fit_input
 from bilens.tensor.exact import exact
+from bilens.tensor.factors import fit_input
 
 __all__ = ["ClassifierConfig", "ImageClassifier"]
 

@@ -1,23 +1,19 @@
 """The mathematics: bilinear layers as third-order tensors, kept in their factors."""
 
-from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.bilinear import BilinearTensor, TensorSVD
 from bilens.tensor.chain_bonds import Bond, Bonds, bonds
 from bilens.tensor.clusters import Features, cluster
-from bilens.tensor.constant import affine, with_constant
-from bilens.tensor.cut import Cut, Products
+from bilens.tensor.cut import Cut, Products, product_weight, sparse_basis
 from bilens.tensor.dictionary import Dictionary, Reexpression, reexpress
 from bilens.tensor.extrema import Extrema, local_extrema
-from bilens.tensor.factored import FactoredMatrix, FactoredSVD
-from bilens.tensor.paths import Paths, tree_to_networkx
+from bilens.tensor.factored import FactoredMatrix, FactoredSVD, TopEntries, top_entries
+from bilens.tensor.factors import affine, with_constant
 from bilens.tensor.quadratic import QuadraticForm
-from bilens.tensor.rotation import product_weight, sparse_basis
 from bilens.tensor.search import TopPaths, top_paths
 from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, form_cosines
 from bilens.tensor.spectrum import Spectrum
 from bilens.tensor.steering import Steering, steer
-from bilens.tensor.svd import TensorSVD
-from bilens.tensor.top_entries import TopEntries, top_entries
-from bilens.tensor.tree import LazyTree, decompile
+from bilens.tensor.tree import LazyTree, Paths, decompile, tree_to_networkx
 
 __all__ = [
     "BilinearTensor",

@@ -14,8 +14,6 @@ from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 
-__all__ = ["Chain", "check_chain", "joined", "make_chain"]
-
 
 @dataclass(frozen=True, eq=False)
 class Chain:

@@ -32,10 +32,7 @@ from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
 from bilens.tensor.cut import Cut, fewest_hidden
 from bilens.tensor.exact import exact
-from bilens.tensor.gram import hidden_product
-from bilens.tensor.positive import checked_positive, square_root
-
-__all__ = ["Bond", "Bonds", "bonds"]
+from bilens.tensor.factors import checked_positive, hidden_product, square_root
 
 
 @exact

@@ -13,8 +13,6 @@ from bilens.settings import Between
 from bilens.tensor.exact import exact
 from bilens.tensor.similarity import unit_rows
 
-__all__ = ["Features", "cluster", "leaders"]
-
 Cosine = Annotated[float, Between(0, 1, above=True)]
 
 

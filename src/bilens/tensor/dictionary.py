@@ -13,8 +13,6 @@ from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.exact import exact
 from bilens.tensor.spectrum import Spectrum
 
-__all__ = ["Dictionary", "Reexpression", "reexpress"]
-
 
 @exact
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,6 @@ import torch
 
 from bilens.checks import checked
 
-__all__ = ["exact"]
-
 Thing = TypeVar("Thing", bound=Callable[..., Any])
 
 OPERATORS = {"__init__", "__call__", "__matmul__", "__mul__", "__add__", "__sub__"}

@@ -13,8 +13,6 @@ from bilens.tensor.clusters import leaders
 from bilens.tensor.exact import exact
 from bilens.tensor.quadratic import QuadraticForm
 
-__all__ = ["Extrema", "local_extrema"]
-
 SAME = 0.999
 """Points of at least this cosine, up to sign on the whole sphere, count as one."""
 

@@ -1,4 +1,8 @@
-"""Factors as they are handed over, of one kind and of any size, and what they may grow to."""
+"""Factors of tensors: their dtype, size and scale, the constant coordinate, and Gram matrices.
+
+Gram matrices are formed in float64 whatever the dtype of the factors: a Gram matrix squares the
+condition number, so in float32 every singular value below 1/3000 of the largest would be noise.
+"""
 
 import math
 
@@ -6,9 +10,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bilens.checks import check_finite
 from bilens.errors import BilensError
-
-__all__ = ["DENSE_LIMIT", "check_dense_size", "check_factors", "readable", "take_out_scale"]
+from bilens.tensor.exact import exact
 
 DENSE_LIMIT = 2 * 1024**3
 """Bytes that `dense()` may take unless the caller says more."""
@@ -78,3 +82,122 @@ def _shifted(factor: Tensor, by: Tensor) -> Tensor:
     """Times 2^by, in two steps, because half of the power may be all that the dtype can hold."""
     half = by // 2
     return factor * torch.exp2(half.to(factor)) * torch.exp2((by - half).to(factor))
+
+
+@exact
+def with_constant(x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_in_and_1"]:
+    """Append the constant 1 to each input: x' = [x, 1].
+
+    Source: Pearce et al. 2024, section 3.4.
+    """
+    return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)
+
+
+@exact
+def affine(
+    weight: Float[Tensor, "n_out n_in"], bias: Float[Tensor, " n_out"] | None
+) -> Float[Tensor, "n_out_and_1 n_in_and_1"]:
+    """The map x -> W x + b as one matrix from [x, 1] to [W x + b, 1]: [[W, b], [0, 1]].
+
+    `bias=None` means a bias of zero.
+    """
+    n_out, n_in = weight.shape
+    matrix = weight.new_zeros(n_out + 1, n_in + 1)
+    matrix[:n_out, :n_in] = weight
+    if bias is not None:
+        matrix[:n_out, n_in] = bias
+    matrix[n_out, n_in] = 1
+    return matrix
+
+
+@exact
+def fit_input(
+    x: Float[Tensor, "*batch n"],
+    rows: Float[Tensor, "*more n_in"],
+    constant: bool,
+    argument: str = "x",
+) -> Float[Tensor, "*batch n_in"]:
+    """Make `x` fit `rows` that read it: their number of inputs, their dtype and device.
+
+    Where the last input is the constant 1 it is appended if it is missing.
+
+    Raises:
+        BilensError: the last axis of `x` has a length that the rows cannot read.
+    """
+    n_in = rows.shape[-1]
+    if x.ndim and x.shape[-1] == n_in:
+        return x.to(rows)
+    if constant and x.ndim and x.shape[-1] == n_in - 1:
+        return with_constant(x.to(rows))
+    expected = f"{n_in - 1} (or {n_in}, with the constant 1 appended)" if constant else f"{n_in}"
+    raise BilensError(
+        f"{argument} has shape {tuple(x.shape)}; its last axis should have length {expected}, "
+        "one number for each input of the tensor. Flatten images, one row each."
+    )
+
+
+def hidden_product(
+    left_a: Float64[Tensor, "rank_a n_in"],
+    right_a: Float64[Tensor, "rank_a n_in"],
+    left_b: Float64[Tensor, "rank_b n_in"],
+    right_b: Float64[Tensor, "rank_b n_in"],
+) -> Float64[Tensor, "rank_a rank_b"]:
+    """Frobenius inner products of the symmetric matrices sym(l_g r_g') and sym(l_h r_h').
+
+    K = 1/2 [(L_A L_B') * (R_A R_B') + (L_A R_B') * (R_A L_B')], where * is elementwise.
+    """
+    straight = (left_a @ left_b.T) * (right_a @ right_b.T)
+    crossed = (left_a @ right_b.T) * (right_a @ left_b.T)
+    return (straight + crossed) / 2
+
+
+def input_gram(
+    left: Float64[Tensor, "rank n_in"],
+    right: Float64[Tensor, "rank n_in"],
+    out: Float64[Tensor, "n_out rank"],
+) -> Float64[Tensor, "n_in n_in"]:
+    """M[i, j] = sum over o, k of B[o, i, k] B[o, j, k].
+
+    M = 1/4 [L'(S*RR')L + L'(S*RL')R + R'(S*LR')L + R'(S*LL')R] with S = D'D.
+    """
+    S = out.T @ out
+    cross = left.T @ (S * (right @ left.T)) @ right
+    return (
+        left.T @ (S * (right @ right.T)) @ left
+        + cross
+        + cross.T
+        + right.T @ (S * (left @ left.T)) @ right
+    ) / 4
+
+
+def checked_positive(name: str, matrix: Float[Tensor, "n n"], n: int) -> Float64[Tensor, "n n"]:
+    """A second moment or covariance of n inputs in float64, exactly symmetric, or an error."""
+    if matrix.shape != (n, n):
+        raise BilensError(
+            f"{name} has shape {tuple(matrix.shape)}; expected ({n}, {n}), a row and a column for "
+            "each input"
+        )
+    check_finite(**{name: matrix})
+    M = matrix.double()
+    largest = float(M.abs().max())
+    rounding = 8 * n * torch.finfo(matrix.dtype).eps * largest
+    if largest == 0 or float((M - M.T).abs().max()) > rounding:
+        kind = "zero" if largest == 0 else "not symmetric"
+        raise BilensError(f"{name} is {kind}; expected something like x.T @ x / len(x)")
+    M = (M + M.T) / 2
+    least = float(torch.linalg.eigvalsh(M)[0])
+    if least < -rounding:
+        raise BilensError(
+            f"{name} has the eigenvalue {least:.3g}; expected none below 0, as x.T @ x / len(x) has"
+        )
+    return M
+
+
+def square_root(
+    P: Float64[Tensor, "n n"],
+) -> tuple[Float64[Tensor, "n rank"], Float64[Tensor, "rank n"]]:
+    """K with P = K K', one column for each direction that P has, and its pseudoinverse."""
+    values, vectors = torch.linalg.eigh(P)
+    kept = values > len(P) * torch.finfo(P.dtype).eps * values[-1]
+    roots, vectors = values[kept].sqrt(), vectors[:, kept]
+    return vectors * roots, (vectors / roots).T

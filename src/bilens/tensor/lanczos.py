@@ -28,8 +28,6 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-__all__ = ["MISS", "Search"]
-
 MISS = 1e-4
 """Largest chance that an eigenvalue which belongs to the top k goes unnoticed."""
 

@@ -20,8 +20,6 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 
-__all__ = ["deep_inner", "hermite", "monomials", "n_monomials", "written_out"]
-
 ADDITION = 600
 """Multiplications in a product of matrices that take as long as adding a number to a table."""
 

@@ -13,21 +13,10 @@ from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import check_chain, joined
-from bilens.tensor.constant import affine
 from bilens.tensor.exact import exact
-from bilens.tensor.gram import hidden_product
+from bilens.tensor.factors import affine, checked_positive, hidden_product, square_root
 from bilens.tensor.polynomial import deep_inner
-from bilens.tensor.positive import checked_positive, square_root
 from bilens.tensor.quadratic import QuadraticForm
-
-__all__ = [
-    "COST_LIMIT",
-    "best_match",
-    "expected_cosine",
-    "expected_inner",
-    "form_cosines",
-    "unit_rows",
-]
 
 COST_LIMIT = 1e12
 """Operations that `expected_inner` may take unless the caller says more: some 30 s on one core."""

@@ -15,15 +15,14 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.lazy_imports import lazy_import, pd, safetensors
 from bilens.notebook import Shown, signed
 from bilens.settings import Count
-from bilens.tensor.constant import affine, fit_input
 from bilens.tensor.exact import exact
+from bilens.tensor.factors import affine, fit_input
 
 if TYPE_CHECKING:
     from bilens import files
 else:
     files = lazy_import("bilens.files")
 
-__all__ = ["Spectrum"]
 
 SAVED = ("values", "vectors", "residuals", "miss_chance")
 

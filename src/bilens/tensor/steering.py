@@ -11,8 +11,6 @@ from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.exact import exact
 
-__all__ = ["Steering", "steer"]
-
 
 @dataclass(frozen=True, eq=False)
 class Steering:

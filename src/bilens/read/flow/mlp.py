@@ -11,7 +11,7 @@ from bilens.read.flow.screen import largest_flow
 from bilens.residual import ResidualModel, Trace
 from bilens.residual.parts import Norm
 from bilens.tensor import QuadraticForm
-from bilens.tensor.constant import with_constant
+from bilens.tensor.factors import with_constant
 
 __all__ = ["Eigenvectors", "FrozenMLP"]
 

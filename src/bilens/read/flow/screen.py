@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.tensor.eigen import apply_factored
 from bilens.tensor.exact import exact
+from bilens.tensor.quadratic import apply_factored
 
 __all__ = ["largest_flow"]
 

@@ -10,8 +10,8 @@ from bilens.errors import BilensError
 from bilens.read.language.stream import head_outputs_at
 from bilens.residual import ResidualModel
 from bilens.settings import Count
-from bilens.tensor.constant import with_constant
 from bilens.tensor.exact import exact
+from bilens.tensor.factors import with_constant
 
 __all__ = ["LogitParts", "LogitTerms", "split_by_eigenvectors", "split_logits"]
 

@@ -34,8 +34,8 @@ from bilens.read.language.names import chosen_tokens
 from bilens.residual import ResidualModel
 from bilens.settings import Place
 from bilens.tensor import FactoredMatrix
-from bilens.tensor.constant import fit_input, with_constant
 from bilens.tensor.exact import exact
+from bilens.tensor.factors import fit_input, with_constant
 
 __all__ = [
     "BigramPart",
