@@ -1,0 +1,1 @@
+"""Scripts for work on bilens itself; no part of the package."""
