@@ -1,12 +1,12 @@
-"""Checks of what callers hand over: arrays by their annotations, numbers by their limits."""
+"""Checks of arguments: arrays against their annotations, numbers against their limits."""
 
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import cache, wraps
 from operator import index
-from types import NoneType, UnionType
+from types import FunctionType, NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -25,61 +25,100 @@ from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 
 from bilens.errors import BilensError, CheckpointError
-from bilens.settings import fits, said
+from bilens.settings import describe_type, fits
 
-__all__ = ["check_count", "check_finite", "check_index", "check_labels", "check_weights", "checked"]
-
-SIMPLE = (int, str, Annotated, Literal, NoneType)
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+SIMPLE = (int, str, Annotated, Literal, NoneType)
+OPERATORS = {"__init__", "__call__", "__matmul__", "__mul__", "__add__", "__sub__"}
+AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
-    """Hold what a public function is given to its annotations.
+    """Check the arguments of a public function against its annotations.
 
-    Arrays are held to their kinds, numbers of axes and sizes that several of them share; whole
-    numbers and lists of them, choices and what carries limits as in `bilens.settings`; and models
-    and results to their classes. All else is left to the function.
+    Arrays must have the annotated kind, number of axes and shared sizes. Integers, lists of them,
+    literals and `Between` limits are checked as in `bilens.settings`. Models and results must be
+    instances of their classes. Any other annotation is left to the function.
 
     Raises:
-        BilensError: (by the function) an argument does not fit; names it, what came, and what was
-            expected, for arrays beside the other arrays.
+        BilensError: (by the function) an argument does not fit. The message names the argument, its
+            value and the expected type.
     """
     names = tuple(inspect.signature(function).parameters)
 
     @cache
     def hints() -> tuple[dict[str, tuple[Any, Callable[[Any], bool]]], bool]:
-        # Looked up on the first call: annotations may name what is defined further down.
-        found = get_type_hints(function, include_extras=True)
-        found.pop("return", None)
-        tests = {name: (hint, test) for name, hint in found.items() if (test := _test(hint))}
+        # Resolved on the first call: annotations may name classes defined further down.
+        annotations = get_type_hints(function, include_extras=True)
+        annotations.pop("return", None)
+        tests = {name: (hint, test) for name, hint in annotations.items() if (test := _test(hint))}
         return tests, any(any(map(_is_array, _kinds(hint))) for hint, _ in tests.values())
 
     @wraps(function)
     def wrapper(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         tests, has_arrays = hints()
         with jaxtyped("context") if has_arrays else nullcontext():
             for name, (hint, test) in tests.items():
-                if name not in given or test(given[name]):
+                if name not in arguments or test(arguments[name]):
                     continue
-                value, wanted = given[name], str(getattr(hint, "__name__", hint))
+                value, expected = arguments[name], str(getattr(hint, "__name__", hint))
                 if not any(map(_is_class, _kinds(hint))):
-                    raise BilensError(f"{name}={value!r}, expected {said(hint)}")
+                    raise BilensError(f"{name}={value!r}, expected {describe_type(hint)}")
                 raise BilensError(
-                    f"{name} is {_described(value)}, expected {wanted.replace('jaxtyping.', '')}"
-                    f"{_beside(name, given)}"
+                    f"{name} is {_describe(value)}, expected {expected.replace('jaxtyping.', '')}"
+                    f"{_other_shapes(name, arguments)}"
                 )
         return function(*args, **kwargs)
 
     return wrapper
 
 
-def check_finite(**arrays: Tensor) -> None:
-    """See that no array, called by its keyword, holds NaN or infinite values.
+def full_precision(decorated: Decorated) -> Decorated:
+    """Check arguments as `checked` does, and compute outside any autocast.
+
+    Decorates a function, or every public method of a class. Weights are read in their stored
+    precision even where the surrounding training computes in a lower one.
 
     Raises:
-        BilensError: one does.
+        BilensError: (by the function) an argument does not fit its annotation.
+    """
+    if not isinstance(decorated, type):
+        return _without_autocast(decorated)  # type: ignore[return-value]
+    for name, member in list(vars(decorated).items()):
+        if name.startswith("_") and name not in OPERATORS:
+            continue
+        if isinstance(member, FunctionType):
+            setattr(decorated, name, _without_autocast(member))
+        elif isinstance(member, classmethod):
+            setattr(decorated, name, classmethod(_without_autocast(member.__func__)))
+    return decorated
+
+
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    checked_function = checked(function)
+
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        active = [device for device in AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
+        if not active:
+            return checked_function(*args, **kwargs)
+        with ExitStack() as stack:
+            for device in active:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            return checked_function(*args, **kwargs)
+
+    return wrapper
+
+
+def check_finite(**arrays: Tensor) -> None:
+    """Raise unless every number of each array is finite; the keyword is the array's name.
+
+    Raises:
+        BilensError: an array holds NaN or infinite values.
     """
     for name, array in arrays.items():
         if not torch.isfinite(array).all():
@@ -90,17 +129,17 @@ def check_finite(**arrays: Tensor) -> None:
 
 
 def check_weights(model: nn.Module, name: str = "") -> None:
-    """See that every weight of a model, or of a part called `name`, is a finite number.
+    """Raise unless every weight of a model, or of its part `name`, is a finite plain tensor.
 
     Raises:
-        CheckpointError: one is not, or is quantised.
+        CheckpointError: a weight is NaN, infinite or quantised.
     """
     for part, parameter in model.named_parameters(prefix=name):
         kind = type(parameter.data)
         if kind.__module__.startswith("torchao"):
             raise CheckpointError(
-                f"{part} is a {kind.__name__}, which is not a plain tensor of weights. Open the "
-                "model that it was made from, or dequantise it first."
+                f"{part} is a {kind.__name__}, expected a plain tensor. Open the model that it was "
+                "made from, or dequantise it first."
             )
         if not torch.isfinite(parameter).all():
             raise CheckpointError(
@@ -110,7 +149,7 @@ def check_weights(model: nn.Module, name: str = "") -> None:
 
 
 def check_count(name: str, value: object, most: float = math.inf, what: str = "") -> None:
-    """See that a whole number is from 1 to `most`, which is the number of `what`.
+    """Raise unless `value` is an integer from 1 to `most`, the number of `what`.
 
     Raises:
         BilensError: it is not.
@@ -123,7 +162,7 @@ def check_count(name: str, value: object, most: float = math.inf, what: str = ""
 
 
 def check_index(name: str, value: Any, size: int, what: str = "") -> int:
-    """A whole number, of whatever kind, of one of `size` things, counted from 0: `what`.
+    """Return `value` as an int if it is an index from 0 to `size - 1`, one of `what`.
 
     Raises:
         BilensError: it is not.
@@ -140,10 +179,10 @@ def check_index(name: str, value: Any, size: int, what: str = "") -> int:
 
 
 def check_labels(labels: Tensor, n_classes: int) -> None:
-    """See that there are labels, and that all are numbers of classes.
+    """Raise unless there is at least one label and every label is a class from 0 on.
 
     Raises:
-        BilensError: there are none, or one is not a class.
+        BilensError: `labels` is empty, or a label is out of range.
     """
     if not len(labels):
         raise BilensError("labels is empty, expected at least one sample")
@@ -155,10 +194,10 @@ def check_labels(labels: Tensor, n_classes: int) -> None:
 
 
 def _test(hint: Any) -> Callable[[Any], bool] | None:
-    """How an argument is held to its annotation, if it is."""
+    """Return the test of an annotation, or None if it is left to the function."""
     kinds = _kinds(hint)
     if any(map(_is_array, kinds)):
-        # A tensor is held to the arrays, also where any iterable would do.
+        # A tensor must match one of the arrays, even where any iterable would do.
         arrays = tuple(filter(_is_array, kinds))
         return lambda value: isinstance(value, arrays if isinstance(value, Tensor) else kinds)
     if hint is int:
@@ -175,14 +214,14 @@ def _test(hint: Any) -> Callable[[Any], bool] | None:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, lists as tuples."""
+    """Return NumPy numbers as Python numbers, and lists as tuples."""
     if isinstance(value, (np.integer, np.floating)):
         return value.item()
     return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _is_list(part: Any) -> bool:
-    """Whether an annotation is that of a list of whole numbers or of texts."""
+    """Return True for annotations of lists of integers or strings."""
     items = (get_args(i)[0] if get_origin(i) is Annotated else i for i in get_args(part))
     return get_origin(part) in (tuple, Sequence) and {*items} <= {int, str, Ellipsis}
 
@@ -198,7 +237,7 @@ def _is_class(kind: Any) -> bool:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """What an argument may be; containers such as Sequence[int] without what is in them."""
+    """Return the members of a union, containers without their item types."""
     return tuple(get_origin(part) or part for part in _parts(hint))
 
 
@@ -206,16 +245,16 @@ def _parts(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _beside(name: str, given: dict[str, Any]) -> str:
-    others = [
+def _other_shapes(name: str, arguments: dict[str, Any]) -> str:
+    shapes = [
         f"{other} {tuple(value.shape)}"
-        for other, value in given.items()
+        for other, value in arguments.items()
         if other != name and isinstance(value, Tensor)
     ]
-    return f" beside {', '.join(others)}" if others else ""
+    return f" beside {', '.join(shapes)}" if shapes else ""
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

@@ -9,20 +9,19 @@ from accelerate import PartialState
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import check_count
+from bilens.checks import check_count, full_precision
 from bilens.errors import CheckpointError
 from bilens.files import file_errors, read_json_object, write_json
 from bilens.progress import progress_bar
 from bilens.settings import Count, Tolerance
 from bilens.tensor import BilinearTensor, Spectrum
-from bilens.tensor.exact import exact
 
 __all__ = ["SPECTRA_NAME", "read_spectra", "write_spectra"]
 
 SPECTRA_NAME = "spectra.json"
 
 
-@exact
+@full_precision
 def write_spectra(
     tensor: BilinearTensor,
     directions: Float[Tensor, "n n_out"],

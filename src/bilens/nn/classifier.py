@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bilens.checks import check_finite, check_labels
+from bilens.checks import check_finite, check_labels, full_precision
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.gated import GatedLayer, GateName
 from bilens.nn.norm import NormName, ScalarNorm, make_norm
 from bilens.settings import CheckedSettings, Count, Depth, Size
 from bilens.tensor import BilinearTensor, Cut, affine
-from bilens.tensor.exact import exact
 from bilens.tensor.factors import fit_input
 
 __all__ = ["ClassifierConfig", "ImageClassifier"]
@@ -239,7 +238,7 @@ class ImageClassifier(Checkpointed):
         _fill(model.unembed.weight, torch.eye(n_classes))
         return model.eval()
 
-    @exact
+    @full_precision
     @torch.no_grad()
     def accuracy(
         self,

@@ -6,12 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_finite, check_index, check_labels
+from bilens.checks import check_finite, check_index, check_labels, full_precision
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 from bilens.settings import NotNegative
 from bilens.tensor import Spectrum
-from bilens.tensor.exact import exact
 
 __all__ = ["Attack", "attack", "class_mask"]
 
@@ -32,7 +31,7 @@ class Attack:
     fooled: float
 
 
-@exact
+@full_precision
 def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     """A mask for a class, built from its eigenvectors alone: a unit vector of pixels.
 
@@ -64,7 +63,7 @@ def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     return mask / length
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def attack(
     model: ImageClassifier,

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from bilens.checks import full_precision
 from bilens.data import ImageData
 from bilens.lazy_imports import pd
 from bilens.nn import ImageClassifier
@@ -18,7 +19,6 @@ from bilens.notebook import Shown
 from bilens.progress import progress_bar
 from bilens.settings import Share
 from bilens.tensor import Bonds, Cut, Products, bonds, sparse_basis, with_constant
-from bilens.tensor.exact import exact
 
 __all__ = [
     "BondDirection",
@@ -203,7 +203,7 @@ class BondReading(Shown):
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def classifier_bonds(model: ImageClassifier, data: ImageData, metric: Metric = "images") -> Bonds:
     """The bonds of a classifier, from pixels to its logits less their mean.
 
@@ -226,7 +226,7 @@ def classifier_bonds(model: ImageClassifier, data: ImageData, metric: Metric = "
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def read_bonds(
     model: ImageClassifier, data: ImageData, *, drop: Share = 0.01, metric: Metric = "images"
 ) -> BondReading:
@@ -257,7 +257,7 @@ def read_bonds(
     )
 
 
-@exact
+@full_precision
 def accurate_ranks(
     found: Bonds, model: ImageClassifier, data: ImageData, drop: Share = 0.01
 ) -> tuple[int, ...]:
@@ -287,7 +287,7 @@ def accurate_ranks(
         return found.ranks_scoring(score, least)
 
 
-@exact
+@full_precision
 def rank_accuracies(
     found: Bonds, model: ImageClassifier, data: ImageData, ranks: Sequence[int] = ()
 ) -> tuple[tuple[int, float, float], ...]:
@@ -305,7 +305,7 @@ def rank_accuracies(
     return tuple(map(row, ranks or [*(k for k in UNIFORM if k < most), most]))
 
 
-@exact
+@full_precision
 def product_accuracies(cut: Cut, data: ImageData) -> tuple[tuple[int, float], ...]:
     """Test accuracy with the k products of largest share alone, for k up by a constant factor."""
     most = len(cut.products())

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bilens.checks import full_precision
 from bilens.data import ImageData
 from bilens.lazy_imports import pd
 from bilens.nn import ImageClassifier
@@ -14,7 +15,6 @@ from bilens.notebook import Shown
 from bilens.read.shared import SharedFeatures, shared_by_classes
 from bilens.read.truncation import TruncationCurve, truncation_curve
 from bilens.tensor import Spectrum
-from bilens.tensor.exact import exact
 
 __all__ = ["Basis", "ClassifierReading", "class_spectra", "logit_spectra", "read_classifier"]
 
@@ -66,7 +66,7 @@ class ClassifierReading(Shown):
         }
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
     """All eigenvectors of every logit, as pictures: a spectrum in pixels, batched over the classes.
@@ -86,7 +86,7 @@ def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
     return logit_spectra(model, each, basis)
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def logit_spectra(
     model: ImageClassifier, directions: Float[Tensor, "*batch n_classes"], basis: Basis = "model"
@@ -112,7 +112,7 @@ def logit_spectra(
     return spectrum.pullback(model.embed.weight, model.embed.bias)
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def read_classifier(
     model: ImageClassifier, data: ImageData, basis: Basis = "model"

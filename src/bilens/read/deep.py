@@ -10,6 +10,7 @@ import safetensors
 import torch
 from safetensors import SafetensorError
 
+from bilens.checks import full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.files import write_safetensors
@@ -19,7 +20,6 @@ from bilens.notebook import Shown
 from bilens.read.shared import SharedFeatures, shared_by_paths
 from bilens.tensor import BilinearTensor, LazyTree, Paths, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
-from bilens.tensor.exact import exact
 
 __all__ = ["PATHS_NAME", "DeepReading", "load_paths", "path_accuracies", "read_deep", "save_paths"]
 
@@ -75,7 +75,7 @@ class DeepReading(Shown):
         }
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def path_accuracies(
     paths: Paths, data: ImageData, counts: Sequence[int]
@@ -97,7 +97,7 @@ def path_accuracies(
     return tuple(found)
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def read_deep(
     model: ImageClassifier, data: ImageData, k: int = 1000, saved: Path | None = None
@@ -130,7 +130,7 @@ def read_deep(
     )
 
 
-@exact
+@full_precision
 def save_paths(path: Path, search: TopPaths, tensors: Sequence[BilinearTensor]) -> None:
     """Write what a search has found: safetensors, with the effective eigenvalues beside it.
 
@@ -148,7 +148,7 @@ def save_paths(path: Path, search: TopPaths, tensors: Sequence[BilinearTensor]) 
     write_safetensors(path, {**found, "effective": paths.effective}, metadata)
 
 
-@exact
+@full_precision
 def load_paths(path: Path, tensors: Sequence[BilinearTensor], k: int) -> TopPaths | None:
     """The k first paths that `save_paths` has written, or None.
 

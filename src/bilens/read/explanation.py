@@ -7,11 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import check_finite
+from bilens.checks import check_finite, full_precision
 from bilens.read.classes import check_classes
 from bilens.settings import Count
 from bilens.tensor import LazyTree, Spectrum
-from bilens.tensor.exact import exact
 
 __all__ = ["BranchExplanation", "Explanation", "LogitExplanation", "explain", "explain_deep"]
 
@@ -63,7 +62,7 @@ class Explanation:
     parts: tuple[LogitExplanation, ...]
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def explain(
     spectrum: Spectrum, x: Float[Tensor, " n_in"], n_classes: Count = 3, k: Count = 5
@@ -90,7 +89,7 @@ def explain(
     return _explained(x, list(spectrum.activations(x)), n_classes, k, branch)
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def explain_deep(
     tree: LazyTree,

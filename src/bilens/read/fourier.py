@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
+from bilens.checks import full_precision
 from bilens.errors import BilensError
 from bilens.nn import ImageClassifier
 from bilens.tensor import BilinearTensor
-from bilens.tensor.exact import exact
 
 __all__ = ["FourierReading", "read_fourier"]
 
@@ -42,7 +42,7 @@ class FourierReading:
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def read_fourier(model: ImageClassifier, least: float = 0.01) -> FourierReading:
     """Read the waves out of all the logits of a model of `bilens.data.modular_addition`.
 

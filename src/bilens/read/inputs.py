@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite
+from bilens.checks import check_count, check_finite, full_precision
 from bilens.settings import Count
 from bilens.tensor import LazyTree, Paths, Spectrum
-from bilens.tensor.exact import exact
 
 __all__ = ["ClassPaths", "class_paths", "top_inputs"]
 
@@ -18,7 +17,7 @@ BLOCK = 1024
 """Samples in memory together."""
 
 
-@exact
+@full_precision
 def top_inputs(
     spectrum: Spectrum, x: Float[Tensor, "samples n_in"], k: int = 3
 ) -> Int[Tensor, "*batch eigenvectors k"]:
@@ -56,7 +55,7 @@ class ClassPaths:
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def class_paths(
     tree: LazyTree, paths: Paths, x: Float[Tensor, "samples n_in"], k: Count = 3
 ) -> ClassPaths:

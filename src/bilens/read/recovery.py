@@ -8,9 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.checks import check_finite, check_labels
+from bilens.checks import check_finite, check_labels, full_precision
 from bilens.errors import BilensError
-from bilens.tensor.exact import exact
 
 __all__ = ["SparsityReport", "loss_recovered", "sparsity"]
 
@@ -31,7 +30,7 @@ class SparsityReport:
     dead: int
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def sparsity(
     activations: Float[Tensor, "samples n_features"],
@@ -60,7 +59,7 @@ def sparsity(
     )
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def loss_recovered(
     logits: Float[Tensor, "samples classes"],

@@ -6,11 +6,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bilens.checks import check_finite
+from bilens.checks import check_finite, full_precision
 from bilens.read.classes import check_classes
 from bilens.settings import Count
 from bilens.tensor import Paths, Spectrum, cluster
-from bilens.tensor.exact import exact
 
 __all__ = ["SharedFeature", "SharedFeatures", "Use", "shared_by_classes", "shared_by_paths"]
 
@@ -80,7 +79,7 @@ class SharedFeatures:
         return sum(feature.weight for feature in self.features)
 
 
-@exact
+@full_precision
 def shared_by_classes(spectrum: Spectrum, k: Count = 20) -> SharedFeatures:
     """Features shared between classes, among the first k eigenvectors of each.
 
@@ -103,7 +102,7 @@ def shared_by_classes(spectrum: Spectrum, k: Count = 20) -> SharedFeatures:
     )
 
 
-@exact
+@full_precision
 def shared_by_paths(paths: Paths) -> SharedFeatures:
     """Features shared between classes, among the ends of the strongest paths of a deep model.
 

@@ -7,12 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite, check_labels
+from bilens.checks import check_count, check_finite, check_labels, full_precision
 from bilens.errors import BilensError
 from bilens.progress import progress_bar
 from bilens.read.classes import check_classes
 from bilens.tensor import Spectrum, TensorSVD
-from bilens.tensor.exact import exact
 
 __all__ = ["TruncationCurve", "bottleneck_curve", "truncation_curve"]
 
@@ -41,7 +40,7 @@ class TruncationCurve:
         return bad[-1] + 1 if bad else 1
 
 
-@exact
+@full_precision
 def truncation_curve(
     spectrum: Spectrum, x: Float[Tensor, "samples n_in"], labels: Int[Tensor, " samples"]
 ) -> TruncationCurve:
@@ -58,7 +57,7 @@ def truncation_curve(
     return _count_right(lambda some: spectrum.activations(some).cumsum(-1).mT, x, labels)
 
 
-@exact
+@full_precision
 def bottleneck_curve(
     svd: TensorSVD,
     readout: Float[Tensor, "classes n_out"],

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.activations import LinearActivation
 
-from bilens.checks import check_finite, check_index, check_weights
+from bilens.checks import check_finite, check_index, check_weights, full_precision
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
 from bilens.residual.attention import QueriesKeys, queries_keys
@@ -21,7 +21,6 @@ from bilens.residual.parts import ConstantNorm, working_dtype
 from bilens.residual.trace import Trace, mlp_inputs, trace
 from bilens.settings import Place
 from bilens.tensor import BilinearTensor, FactoredMatrix, QuadraticForm
-from bilens.tensor.exact import exact
 
 __all__ = ["HeadWeights", "ResidualModel"]
 
@@ -40,7 +39,7 @@ class HeadWeights:
     out_bias: Float[Tensor, " d_model"]
 
 
-@exact
+@full_precision
 class ResidualModel:
     """Embedding, unembedding and, for each layer, what reads the stream and what writes to it.
 

@@ -9,11 +9,10 @@ from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite, check_index
+from bilens.checks import check_count, check_finite, check_index, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.notebook import Shown
-from bilens.tensor.exact import exact
 from bilens.tensor.factored import FactoredMatrix
 from bilens.tensor.factors import (
     DENSE_LIMIT,
@@ -28,7 +27,7 @@ from bilens.tensor.factors import (
 from bilens.tensor.quadratic import QuadraticForm
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False, repr=False)
 class TensorSVD(Shown):
     """B = sum_s sigma_s r_s (x) Q_s, the largest singular values first.
@@ -96,7 +95,7 @@ SHOWN = 2**10
 """Outputs of a tensor that is decomposed to be shown."""
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False, repr=False)
 class BilinearTensor(Shown):
     """The symmetric tensor of x -> D((L x) * (R x)), kept as its three factors.

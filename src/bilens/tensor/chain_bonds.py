@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite
+from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.notebook import Shown
@@ -31,11 +31,10 @@ from bilens.settings import NotNegative
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
 from bilens.tensor.cut import Cut, fewest_hidden
-from bilens.tensor.exact import exact
 from bilens.tensor.factors import checked_positive, hidden_product, square_root
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False)
 class Bond:
     """What one layer reads of what comes from below, in directions that matter less and less.
@@ -66,7 +65,7 @@ class Bond:
         return self.write[:, :k] @ self.read[:k]
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False, repr=False)
 class Bonds(Shown):
     """All bonds of a model, the one between its input and its first layer first.
@@ -226,7 +225,7 @@ class Bonds(Shown):
         return tuple(ranks)
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def bonds(
     tensors: Sequence[BilinearTensor],

@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bilens.checks import check_finite
+from bilens.checks import check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.settings import Between
-from bilens.tensor.exact import exact
 from bilens.tensor.similarity import unit_rows
 
 Cosine = Annotated[float, Between(0, 1, above=True)]
@@ -38,7 +37,7 @@ class Features:
         return self.vectors.shape[0]
 
 
-@exact
+@full_precision
 def cluster(
     vectors: Float[Tensor, "m n"], weights: Float[Tensor, " m"], threshold: Cosine = 0.9
 ) -> Features:

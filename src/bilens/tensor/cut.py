@@ -8,15 +8,14 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from bilens.checks import check_count
+from bilens.checks import check_count, full_precision
 from bilens.errors import BilensError
 from bilens.settings import Count
 from bilens.tensor.bilinear import BilinearTensor
-from bilens.tensor.exact import exact
 from bilens.tensor.factors import fit_input
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False)
 class Products:
     """The terms c z_i z_j that the layers of a cut model add up, the largest share first.
@@ -42,7 +41,7 @@ class Products:
         return len(self.layer)
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False)
 class Cut:
     """A model cut to a few directions of each bond.
@@ -170,13 +169,13 @@ def of_products(coefficients: Float64[Tensor, "n_out k k"]) -> BilinearTensor:
 LEARNING_RATE = 0.03
 
 
-@exact
+@full_precision
 def product_weight(cut: Cut) -> float:
     """The sum of sqrt(share) over all products of a cut model, which `sparse_basis` makes small."""
     return float(cut.products().share.sqrt().sum())
 
 
-@exact
+@full_precision
 def sparse_basis(cut: Cut, *, steps: Count = 200) -> Cut:
     """The same model in rotated coordinates, with few large products in place of many.
 

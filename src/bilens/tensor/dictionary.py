@@ -7,14 +7,13 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_finite
+from bilens.checks import check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
-from bilens.tensor.exact import exact
 from bilens.tensor.spectrum import Spectrum
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False)
 class Dictionary:
     """Output features F as columns, read off by a = F^+ y and written back by y = F a.
@@ -118,7 +117,7 @@ class Dictionary:
         return self.features @ self.inverse
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False)
 class Reexpression:
     """A layer through eigenvectors: B = sum_k sum_i lambda_ki u+_k (x) v_ki (x) v_ki.
@@ -156,7 +155,7 @@ class Reexpression:
         return BilinearTensor(V, V, D, self.spectra.constant)
 
 
-@exact
+@full_precision
 def reexpress(
     tensor: BilinearTensor,
     directions: Float[Tensor, "m n_out"],

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from bilens.checks import full_precision
 from bilens.errors import BilensError
 from bilens.settings import Count, Seed, Size, Tolerance
 from bilens.tensor.clusters import leaders
-from bilens.tensor.exact import exact
 from bilens.tensor.quadratic import QuadraticForm
 
 SAME = 0.999
@@ -45,7 +45,7 @@ class Extrema:
         return self.values.shape[0]
 
 
-@exact
+@full_precision
 def local_extrema(
     form: QuadraticForm,
     *,

@@ -10,12 +10,11 @@ import torch
 from jaxtyping import Complex, Float, Float64, Int, Int64
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite
+from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.notebook import Shown
 from bilens.settings import Count
-from bilens.tensor.exact import exact
 from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors
 
 
@@ -35,7 +34,7 @@ class TopEntries:
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def top_entries(
     blocks: Iterable[Float[Tensor, "*batch rows columns"]], k: Count, *, largest: bool = True
 ) -> TopEntries:
@@ -93,7 +92,7 @@ BLOCK_BYTES = 16 * 1024**2
 """Bytes of the blocks of rows in which a matrix too large to hold passes by."""
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False)
 class FactoredSVD:
     """M = sum_s sigma_s l_s r_s', the largest singular values first.
@@ -117,7 +116,7 @@ class FactoredSVD:
         return (self.left * self.values[..., None]).mT @ self.right
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False, repr=False)
 class FactoredMatrix(Shown):
     """M = A B, or a batch of such matrices, of which only the thin A and B are held.

@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_finite
+from bilens.checks import check_finite, full_precision
 from bilens.errors import BilensError
-from bilens.tensor.exact import exact
 
 DENSE_LIMIT = 2 * 1024**3
 """Bytes that `dense()` may take unless the caller says more."""
@@ -84,7 +83,7 @@ def _shifted(factor: Tensor, by: Tensor) -> Tensor:
     return factor * torch.exp2(half.to(factor)) * torch.exp2((by - half).to(factor))
 
 
-@exact
+@full_precision
 def with_constant(x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_in_and_1"]:
     """Append the constant 1 to each input: x' = [x, 1].
 
@@ -93,7 +92,7 @@ def with_constant(x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_in
     return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)
 
 
-@exact
+@full_precision
 def affine(
     weight: Float[Tensor, "n_out n_in"], bias: Float[Tensor, " n_out"] | None
 ) -> Float[Tensor, "n_out_and_1 n_in_and_1"]:
@@ -110,7 +109,7 @@ def affine(
     return matrix
 
 
-@exact
+@full_precision
 def fit_input(
     x: Float[Tensor, "*batch n"],
     rows: Float[Tensor, "*more n_in"],

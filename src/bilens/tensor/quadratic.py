@@ -8,12 +8,11 @@ from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite
+from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.notebook import Shown
 from bilens.settings import Seed, Tolerance
-from bilens.tensor.exact import exact
 from bilens.tensor.factors import (
     DENSE_LIMIT,
     check_dense_size,
@@ -36,7 +35,7 @@ SHOWN = 2**10
 """Inputs of a form that is decomposed to be shown."""
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False, repr=False)
 class QuadraticForm(Shown):
     """Symmetric matrices Q = 1/2 (L' diag(w) R + R' diag(w) L), one for each row w of weights.

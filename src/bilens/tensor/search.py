@@ -23,12 +23,11 @@ from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_count
+from bilens.checks import check_count, full_precision
 from bilens.lazy_imports import pd
 from bilens.notebook import Shown
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import Chain, make_chain
-from bilens.tensor.exact import exact
 from bilens.tensor.tree import Paths
 
 SQUARINGS = 3
@@ -61,7 +60,7 @@ class TopPaths(Shown):
         return self.paths.frame()
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def top_paths(
     tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"], k: int

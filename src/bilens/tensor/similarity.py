@@ -9,11 +9,10 @@ from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_finite
+from bilens.checks import check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import check_chain, joined
-from bilens.tensor.exact import exact
 from bilens.tensor.factors import affine, checked_positive, hidden_product, square_root
 from bilens.tensor.polynomial import deep_inner
 from bilens.tensor.quadratic import QuadraticForm
@@ -22,7 +21,7 @@ COST_LIMIT = 1e12
 """Operations that `expected_inner` may take unless the caller says more: some 30 s on one core."""
 
 
-@exact
+@full_precision
 def best_match(
     a: Float[Tensor, "*batch k_a n"], b: Float[Tensor, "*batch k_b n"]
 ) -> Float[Tensor, "*batch k_a"]:
@@ -40,7 +39,7 @@ def best_match(
     return cosines.abs().amax(-1).clamp_max(1)
 
 
-@exact
+@full_precision
 def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b"]:
     """<Q_i, Q'_j> / (|Q_i| |Q'_j|) of all interaction matrices of two batches, from their factors.
 
@@ -79,7 +78,7 @@ def unit_rows(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
     return scaled / length.clamp_min(0.5)
 
 
-@exact
+@full_precision
 def expected_inner(
     a: Sequence[BilinearTensor],
     b: Sequence[BilinearTensor],
@@ -127,7 +126,7 @@ def expected_inner(
     return scale_a * scale_b * _unit_inner(a, b, rounding, max_operations)
 
 
-@exact
+@full_precision
 def expected_cosine(
     a: Sequence[BilinearTensor],
     b: Sequence[BilinearTensor],

@@ -10,12 +10,11 @@ from einops import einsum
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite
+from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError, CheckpointError
 from bilens.lazy_imports import lazy_import, pd, safetensors
 from bilens.notebook import Shown, signed
 from bilens.settings import Count
-from bilens.tensor.exact import exact
 from bilens.tensor.factors import affine, fit_input
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ else:
 SAVED = ("values", "vectors", "residuals", "miss_chance")
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False, repr=False)
 class Spectrum(Shown):
     """Eigenpairs of one quadratic form or of a batch: x'Qx = sum_i lambda_i (v_i . x)^2.

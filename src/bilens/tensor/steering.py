@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from bilens.checks import full_precision
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
-from bilens.tensor.exact import exact
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Steering:
         )
 
 
-@exact
+@full_precision
 def steer(
     tensor: BilinearTensor, s: Float[Tensor, "*vectors n"], x: Float[Tensor, "*samples n_in"]
 ) -> Steering:

@@ -8,13 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count
+from bilens.checks import check_count, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import networkx, pd
 from bilens.notebook import Shown, signed
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import make_chain
-from bilens.tensor.exact import exact
 from bilens.tensor.factors import fit_input
 from bilens.tensor.quadratic import WORKING_BYTES
 from bilens.tensor.spectrum import Spectrum
@@ -34,7 +33,7 @@ def effective_eigenvalues(
     return (values[:, -1].sign() * (values.abs() ** powers).prod(-1)).to(eigenvalues)
 
 
-@exact
+@full_precision
 @dataclass(frozen=True, eq=False, repr=False)
 class Paths(Shown):
     """Some or all leaves of an eigenvector tree, the largest |effective eigenvalue| first.
@@ -167,7 +166,7 @@ class Paths(Shown):
         yield eigenvalues[:, 0], names[:, 0], self.batch_shape.numel()
 
 
-@exact
+@full_precision
 def tree_to_networkx(paths: Paths) -> "networkx.DiGraph":
     """The tree that the paths make, as in figure 1C of the paper; edges go towards the input.
 
@@ -207,7 +206,7 @@ LEAF_LIMIT = 100_000
 """Leaves that `decompile` may make unless the caller says more."""
 
 
-@exact
+@full_precision
 @torch.no_grad()
 def decompile(
     tensors: Sequence[BilinearTensor],
@@ -263,7 +262,7 @@ def decompile(
     )
 
 
-@exact
+@full_precision
 class LazyTree:
     """The tree that `decompile` makes whole, of which only what is asked for is decomposed.
 

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bilens.checks import full_precision
 from bilens.errors import BilensError
 from bilens.read.flow.attention import FrozenAttention
 from bilens.read.flow.graph import Flow, Node
@@ -17,7 +18,6 @@ from bilens.read.flow.mlp import FrozenMLP
 from bilens.residual import ResidualModel
 from bilens.residual.parts import LinearMap
 from bilens.settings import Count, NotNegative
-from bilens.tensor.exact import exact
 
 __all__ = ["Ablation", "StreamDirection", "ablate"]
 
@@ -57,7 +57,7 @@ class Ablation:
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def ablate(
     model: ResidualModel,
     found: Flow,

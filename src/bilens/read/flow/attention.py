@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from bilens.checks import full_precision
 from bilens.residual import ResidualModel, Trace
 from bilens.residual.parts import Norm
-from bilens.tensor.exact import exact
 
 __all__ = ["FrozenAttention", "Reads", "Source", "read_moment"]
 
@@ -168,7 +168,7 @@ class FrozenAttention:
         return torch.einsum("hte,hed->td", mixed, self.out) * self.out_scale[:, None]
 
 
-@exact
+@full_precision
 def read_moment(layer: int) -> int:
     """Which stream the heads of a layer read."""
     return 3 * layer + 1

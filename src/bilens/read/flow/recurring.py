@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.checks import full_precision
 from bilens.errors import BilensError
 from bilens.read.flow.ablation import StreamDirection
 from bilens.read.flow.graph import Flow
@@ -19,7 +20,6 @@ from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.tensor.clusters import cluster
-from bilens.tensor.exact import exact
 
 __all__ = ["RecurringDirection", "RecurringFlows", "RecurringHead", "flows"]
 
@@ -86,7 +86,7 @@ class RecurringFlows:
     directions: tuple[RecurringDirection, ...]
 
 
-@exact
+@full_precision
 def flows(
     model: ResidualModel,
     prompts: Sequence[Int[Tensor, " _"]],

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.tensor.exact import exact
+from bilens.checks import full_precision
 from bilens.tensor.quadratic import apply_factored
 
 __all__ = ["largest_flow"]
@@ -13,7 +13,7 @@ STEPS, GRID, SAFETY, DEAD = 12, 64, 2.0, 1e-3
 """Lanczos steps, values tried, a factor for what lies between, and what counts as nothing."""
 
 
-@exact
+@full_precision
 def largest_flow(
     left: Float[Tensor, "rank n"],
     right: Float[Tensor, "rank n"],

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from bilens.checks import full_precision
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
-from bilens.tensor.exact import exact
 
 __all__ = ["Composition", "composition_scores"]
 
@@ -56,7 +56,7 @@ class Composition:
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def composition_scores(model: ResidualModel) -> Composition:
     """|W R|_F / (|W|_F |R|_F) for all that writes W and all that reads R after it.
 

@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_finite, check_index
+from bilens.checks import check_finite, check_index, full_precision
 from bilens.data.corpus import batched
 from bilens.errors import BilensError
 from bilens.progress import progress_bar
@@ -21,7 +21,6 @@ from bilens.read.language.token_matrices import alone, head_writes
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import Spectrum
-from bilens.tensor.exact import exact
 
 __all__ = [
     "Context",
@@ -71,7 +70,7 @@ class Contribution:
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def top_contexts(
     model: ResidualModel,
     spectrum: Spectrum,
@@ -199,7 +198,7 @@ def _look(best: list[_Best], spectrum: Spectrum, ids: Tensor, inputs: Tensor) ->
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def contribution(
     model: ResidualModel, spectrum: Spectrum, number: int, context: Context, layer: int = 0
 ) -> Contribution:
@@ -224,7 +223,7 @@ def contribution(
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def exciting_tokens(
     model: ResidualModel,
     spectrum: Spectrum,

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pandas as pd
 import torch
 
-from bilens.checks import check_count, check_index
+from bilens.checks import check_count, check_index, full_precision
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
 from bilens.notebook import Shown
@@ -18,7 +18,6 @@ from bilens.read.language.token_matrices import attention_scores, head_outputs
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
-from bilens.tensor.exact import exact
 
 __all__ = [
     "AttentionReading",
@@ -81,7 +80,7 @@ class AttentionReading(Shown):
         return pd.concat(frames, ignore_index=True)
 
 
-@exact
+@full_precision
 def read_attention(
     model: ResidualModel,
     layer: int = 0,
@@ -127,7 +126,7 @@ def read_attention(
     return AttentionReading(found, layer, distance, composition_scores(model))
 
 
-@exact
+@full_precision
 def attention_pairs(
     model: ResidualModel,
     heads: Sequence[int],
@@ -170,7 +169,7 @@ def attention_pairs(
     return [ends(head) for head in heads]
 
 
-@exact
+@full_precision
 def output_pairs(
     model: ResidualModel,
     heads: Sequence[int],
@@ -194,7 +193,7 @@ def output_pairs(
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def token_components(
     model: ResidualModel,
     matrix: FactoredMatrix,

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.checks import full_precision
 from bilens.errors import BilensError
 from bilens.read.language.stream import head_outputs_at
 from bilens.residual import ResidualModel
 from bilens.settings import Count
-from bilens.tensor.exact import exact
 from bilens.tensor.factors import with_constant
 
 __all__ = ["LogitParts", "LogitTerms", "split_by_eigenvectors", "split_logits"]
@@ -72,7 +72,7 @@ class LogitParts:
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def split_logits(model: ResidualModel, ids: Int[Tensor, " time"], position: int = -1) -> LogitTerms:
     """Split the logits at one position of a text by path through the last layer.
 
@@ -116,7 +116,7 @@ def split_logits(model: ResidualModel, ids: Int[Tensor, " time"], position: int 
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def split_by_eigenvectors(
     model: ResidualModel, terms: LogitTerms, token: int, *, k: Count = 8
 ) -> LogitParts:

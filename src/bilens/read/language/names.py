@@ -8,11 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import checked
+from bilens.checks import checked, full_precision
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
-from bilens.tensor.exact import exact
 
 __all__ = ["TokenDirection", "chosen_tokens", "token_names", "top_pairs"]
 
@@ -45,7 +44,7 @@ class TokenDirection:
         return f"{self.token} minus {', '.join(self.minus)}" if self.minus else self.token
 
 
-@exact
+@full_precision
 def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
     """What the tokenizer calls each token; [7] for one that it does not know."""
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)

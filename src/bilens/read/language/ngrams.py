@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bilens.checks import full_precision
 from bilens.errors import NotBilinearError
 from bilens.notebook import Shown
 from bilens.progress import progress_bar
@@ -27,7 +28,6 @@ from bilens.read.language.token_matrices import (
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix, top_entries
-from bilens.tensor.exact import exact
 
 __all__ = [
     "NGramReading",
@@ -85,7 +85,7 @@ class NGramReading(Shown):
         return pd.DataFrame(rows, columns=["what", "tokens", "value"])
 
 
-@exact
+@full_precision
 def read_ngrams(
     model: ResidualModel,
     direction: TokenDirection,
@@ -117,7 +117,7 @@ def read_ngrams(
     return NGramReading(direction, layer, before, after, heads, left_out)
 
 
-@exact
+@full_precision
 def following(
     model: ResidualModel,
     token: int,
@@ -142,7 +142,7 @@ def following(
     return _neighbours(model, matrices, token, part, k)
 
 
-@exact
+@full_precision
 def preceding(
     model: ResidualModel,
     token: int,
@@ -157,7 +157,7 @@ def preceding(
     return _neighbours(model, {name: M.T for name, M in matrices.items()}, token, part, k)
 
 
-@exact
+@full_precision
 def bigrams(
     model: ResidualModel,
     *,
@@ -183,7 +183,7 @@ def bigrams(
     return top_pairs(model, ("input", "output"), [matrix], parts, k, among)
 
 
-@exact
+@full_precision
 def skip_trigrams(
     model: ResidualModel,
     direction: Float[Tensor, " d_model"],
@@ -219,7 +219,7 @@ def skip_trigrams(
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def pair_trigrams(
     model: ResidualModel, *, k: Count = 20, among: Sequence[int] | None = None
 ) -> pd.DataFrame:

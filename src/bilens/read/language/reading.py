@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pandas as pd
 
+from bilens.checks import full_precision
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
 from bilens.notebook import Shown
@@ -18,7 +19,6 @@ from bilens.read.language.token_matrices import BigramPart
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import Spectrum
-from bilens.tensor.exact import exact
 
 __all__ = ["DirectionReading", "FoundContext", "LanguageReading", "read_direction", "read_language"]
 
@@ -91,7 +91,7 @@ class LanguageReading(Shown):
         return pd.concat(frames, ignore_index=True)
 
 
-@exact
+@full_precision
 def read_language(
     model: ResidualModel,
     corpus: Corpus,
@@ -138,7 +138,7 @@ def read_language(
     )
 
 
-@exact
+@full_precision
 def read_direction(
     model: ResidualModel,
     corpus: Corpus,

@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_index
+from bilens.checks import check_index, full_precision
 from bilens.residual import ResidualModel, Trace
-from bilens.tensor.exact import exact
 
 __all__ = ["Stream", "head_outputs_at", "read_stream"]
 
@@ -38,7 +37,7 @@ class Stream:
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def read_stream(
     model: ResidualModel, ids: Int[Tensor, " time"], position: int, layer: int = 0
 ) -> Stream:

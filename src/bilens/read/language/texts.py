@@ -8,13 +8,12 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import GenerationConfig
 
-from bilens.checks import checked
+from bilens.checks import checked, full_precision
 from bilens.data import Corpus, clean, load_corpus, load_documents
 from bilens.errors import BilensError
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.settings import Count, NotNegative, Seed
-from bilens.tensor.exact import exact
 
 __all__ = ["corpus_for", "example_directions", "generate_text", "prompt_ids"]
 
@@ -32,7 +31,7 @@ EXAMPLES = (
 """What Pearce et al. 2024 explain: figure 7, Table 7 and Table 1."""
 
 
-@exact
+@full_precision
 def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = None) -> Corpus:
     """Texts as the model has learned to read them: cleaned for bilens's own, or as they are.
 
@@ -64,7 +63,7 @@ def prompt_text(model: ResidualModel, prompt: str) -> str:
     return clean(prompt) if _cleans(model) else prompt
 
 
-@exact
+@full_precision
 def prompt_ids(model: ResidualModel, prompt: str) -> Int[Tensor, " time"]:
     """A prompt in the model's tokens, behind the one that its texts begin with.
 
@@ -119,7 +118,7 @@ def generate_text(
     return str(_tokenizer(model).decode(written[0], skip_special_tokens=True)).removeprefix(" ")
 
 
-@exact
+@full_precision
 def example_directions(model: ResidualModel, corpus: Corpus) -> list[TokenDirection]:
     """The papers' examples as far as the tokenizer knows them, or else the most frequent word."""
     known = corpus.tokenizer.get_vocab()

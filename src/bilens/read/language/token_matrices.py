@@ -28,13 +28,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import check_finite, check_index, checked
+from bilens.checks import check_finite, check_index, checked, full_precision
 from bilens.errors import BilensError
 from bilens.read.language.names import chosen_tokens
 from bilens.residual import ResidualModel
 from bilens.settings import Place
 from bilens.tensor import FactoredMatrix
-from bilens.tensor.exact import exact
 from bilens.tensor.factors import fit_input, with_constant
 
 __all__ = [
@@ -55,7 +54,7 @@ TrigramPart = Literal["ov", "mlp", "both"]
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def bigram_matrix(
     model: ResidualModel,
     part: BigramPart = "both",
@@ -120,7 +119,7 @@ def attention_scores(
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def head_outputs(
     model: ResidualModel,
     layer: int = 0,
@@ -142,7 +141,7 @@ def head_outputs(
 
 
 @torch.no_grad()
-@exact
+@full_precision
 def skip_trigram_matrix(
     model: ResidualModel,
     direction: Float[Tensor, " d_model"],

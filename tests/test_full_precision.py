@@ -41,7 +41,7 @@ T, X = layer(), normal(5, 6, seed=7)
 U = normal(3, 6, seed=8)
 FORM = T.interaction(U)
 SPECTRUM = FORM.eigh()
-MATRIX = FactoredMatrix(normal(9, 4), normal(7, 4, seed=1))
+MATRIX = FactoredMatrix(normal(9, 4), normal(4, 7, seed=1))
 DICTIONARY = Dictionary.of(normal(6, 8, seed=3))
 LABELS = torch.tensor([0, 1, 2, 0, 1])
 
@@ -165,5 +165,5 @@ WITHOUT_COMPUTATION = {
 def test_every_public_computation_is_exact(name):
     module = inspect.getmodule(inspect.unwrap(getattr(bilens.tensor, name)))
     # From Python 3.13 on the source of a class is without its decorators.
-    decorated = rf"^@exact\n(?:[@ )].*\n)*(?:class|def) {name}\b"
+    decorated = rf"^@full_precision\n(?:[@ )].*\n)*(?:class|def) {name}\b"
     assert re.search(decorated, inspect.getsource(module), re.MULTILINE)
