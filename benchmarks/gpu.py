@@ -1,8 +1,9 @@
 """Bilinear attention on a GPU: Triton against softmax, the whole pattern, and the products' floor.
 
-First every kernel is held against the chunked one in float64. Then, in bfloat16, one line for each
-d_head, length and direction of the pass. The floor is the time that the matrix products of the
-kernels would take alone, at the rate of one large product here.
+First every kernel is compared with the chunked one in float64, and repeated: a race between
+programs shows as other bits in another run, and needs more programs than the card runs at once.
+Then, in bfloat16, one line for each d_head, length and direction of the pass. The floor is the time
+that the matrix products of the kernels would take alone, at the rate of one large product here.
 """
 
 import statistics
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.clock import machine
-from bilens.kernels import bilinear_attention
+from bilens.kernels import KernelName, bilinear_attention
 
 HEADS, WIDTHS = 8, (32, 64, 128)
 LENGTHS = tuple(2**power for power in range(10, 19))
@@ -22,6 +23,8 @@ PATTERN = 2**33
 """Most numbers of a whole pattern that are tried: 16 GiB of them in bfloat16."""
 RATE = 8192
 """Width of the square matrices whose product gives the rate."""
+RUNS = 4
+"""Number of times that the same launches have to give the same bits."""
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Largest distance from exact outputs and gradients, relative to these."""
 
@@ -50,27 +53,43 @@ def check(width: int, dtype: torch.dtype) -> None:
     """Print how far outputs and gradients are from exact ones, of one chunk and of several.
 
     Raises:
-        RuntimeError: too far for the times below to mean anything.
+        RuntimeError: they are too far for the times below to mean anything, or differ between runs.
     """
     for length in (width**2 // 2, width**2 + 100):
-        given = random_inputs(1, length, width, dtype)
+        given = random_inputs(HEADS, length, width, dtype)
         for name, chosen in (("bilinear", given), ("squared", given[:3])):
             exact = [x.detach().double().requires_grad_() for x in chosen]
             dy = torch.randn_like(given[2])
-            found, expected = (
-                [y, *torch.autograd.grad(y, xs, dy.to(y.dtype))]
-                for y, xs in (
-                    (bilinear_attention(*chosen, kernel="triton"), chosen),
-                    (bilinear_attention(*exact, kernel="chunked"), exact),
-                )
-            )
+            runs = [results(chosen, dy, "triton") for _ in range(RUNS)]
+            expected = results(exact, dy.double(), "chunked")
             error = max(
                 float((a.double() - b).norm() / b.norm())
-                for a, b in zip(found, expected, strict=True)
+                for run in runs
+                for a, b in zip(run, expected, strict=True)
             )
             print(f"{width:4} {length:7} {str(dtype)[6:]:8} {name:8} error {error:.1e}", flush=True)
             if not error < BOUNDS[dtype]:
                 raise RuntimeError(f"error {error:.1e}, expected less than {BOUNDS[dtype]:.0e}")
+            check_bits(runs)
+
+
+def results(inputs: list[Tensor], dy: Tensor, kernel: KernelName) -> list[Tensor]:
+    """Return the output and the gradients of all inputs."""
+    y = bilinear_attention(*inputs, kernel=kernel)
+    return [y, *torch.autograd.grad(y, inputs, dy)]
+
+
+def check_bits(runs: list[list[Tensor]]) -> None:
+    """See that every run gave the same bits.
+
+    Raises:
+        RuntimeError: names the tensors that differ.
+    """
+    names = ("y", "dq1", "dk1", "dv", "dq2", "dk2")
+    for number, run in enumerate(runs[1:], 1):
+        differ = [n for n, a, b in zip(names, runs[0], run, strict=False) if not torch.equal(a, b)]
+        if differ:
+            raise RuntimeError(f"run {number} gave other bits than run 0: {', '.join(differ)}")
 
 
 def floor(length: int, width: int, rate: float, *, squared: bool, backward: bool) -> float:

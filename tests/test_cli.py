@@ -367,3 +367,12 @@ def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
     main(["doctor"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["Chrome", "missing", "bilens", "report", "--figures"] in rows
+
+
+def test_the_doctor_names_a_triton_that_was_not_tested(monkeypatch, capsys):
+    pytest.importorskip("triton")
+    assert in_json(capsys, "doctor")["optional"]["triton"] == "3.9.0"
+    problem = "Triton 3.6.0 is untested"
+    monkeypatch.setattr(doctor, "triton_problem", lambda: problem)
+    shown = in_json(capsys, "doctor")["optional"]["triton"]
+    assert shown == f"{problem}; the chunked kernel is used"

@@ -1,7 +1,10 @@
 """Every kernel, outputs and gradients, against the whole pattern."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from benchmarks import gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +33,7 @@ def test_the_names_of_the_kernels_room():
         "KernelName",
         "bilinear_attention",
         "resume_attention",
+        "triton_problem",
     ]
 
 
@@ -224,20 +228,58 @@ def choice(*args, **sizes):
     return bilens.kernels.attention._chosen((OnDevice(*args, **sizes),) * 5)
 
 
-def test_a_gpu_takes_triton_and_says_once_that_it_is_missing(unchecked, monkeypatch):
-    monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: name)
-    assert choice("cuda") == choice("cuda", torch.bfloat16, time=10_000) == "triton"
+@pytest.fixture
+def triton_of(monkeypatch):
+    """Install a Triton of some version, or none."""
+    caches = bilens.kernels.attention.triton_problem, bilens.kernels.attention._warn_once
+
+    def install(version):
+        monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: version)
+        module = SimpleNamespace(__version__=version)
+        monkeypatch.setattr("bilens.kernels.attention.import_module", lambda name: module)
+        for cached in caches:
+            cached.cache_clear()
+
+    yield install
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_a_gpu_takes_a_triton_that_was_tested(unchecked, triton_of):
+    for version in ("3.9.0", "3.9.0+git1234"):
+        triton_of(version)
+        assert choice("cuda") == choice("cuda", torch.bfloat16, time=10_000) == "triton"
     assert choice("cuda", torch.float64, time=10_000) == choice("mps", time=10_000) == "chunked"
     assert choice("cuda", width=129) == choice("mps", time=64**2) == "reference"
     assert choice("cuda", width=129, time=129**2 + 1) == "chunked"
-    monkeypatch.setattr("bilens.kernels.attention.find_spec", lambda name: None)
-    bilens.kernels.attention._warn_once.cache_clear()
-    with pytest.warns(UserWarning, match="Triton is missing, .* takes the chunked kernel"):
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        (None, "Triton is missing"),
+        ("3.6.0", "Triton 3.6.0 is untested, expected 3.9.0"),
+        ("3.7.1", "Triton 3.7.1 is untested, expected 3.9.0"),
+        ("3.9.0.dev1", "Triton 3.9.0.dev1 is untested, expected 3.9.0"),
+        ("3.10.0", "Triton 3.10.0 is untested, expected 3.9.0"),
+    ],
+)
+def test_any_other_triton_is_left_out_with_a_single_warning(unchecked, triton_of, version, problem):
+    triton_of(version)
+    with pytest.warns(UserWarning, match=f"{problem}.* takes the chunked kernel; pip install trit"):
         assert choice("cuda", time=10_000) == "chunked"
     # A second warning would be an error.
     assert choice("cuda", time=10_000) == "chunked"
-    with pytest.raises(BilensError, match="kernel='triton', but Triton is missing"):
+    with pytest.raises(BilensError, match=f"kernel='triton', but {problem}"):
         bilinear_attention(*random_inputs(), kernel="triton")
+
+
+def test_the_benchmark_of_a_gpu_names_what_differs_between_runs():
+    run = [torch.ones(3) for _ in range(4)]
+    gpu.check_bits([run, [x.clone() for x in run]])
+    other = [*run[:2], run[2] * (1 + 2**-23), run[3]]
+    with pytest.raises(RuntimeError, match="run 2 gave other bits than run 0: dk1$"):
+        gpu.check_bits([run, run, other])
 
 
 def changed(place, change):

@@ -13,8 +13,7 @@ from huggingface_hub import constants
 
 from bilens import __version__
 from bilens.cli.terminal import show_table
-
-__all__ = ["Doctor"]
+from bilens.kernels import triton_problem
 
 NEEDED = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "plotly", "tyro")
 OPTIONAL = {
@@ -38,6 +37,8 @@ class Doctor:
     def run(self) -> dict[str, Any]:
         """Look and print."""
         optional = {name: _version(name) for name in OPTIONAL}
+        if optional["triton"] is not None and (problem := triton_problem()) is not None:
+            optional["triton"] = f"{problem}; the chunked kernel is used"
         optional["Chrome"] = next((path for name in BROWSERS if (path := which(name))), None)
         uses = {**OPTIONAL, "Chrome": "bilens report --figures"}
         data = os.environ.get("BILENS_DATA")

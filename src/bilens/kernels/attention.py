@@ -3,6 +3,7 @@
 import os
 import warnings
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 else:
     triton_chunked = lazy_import("bilens.kernels.triton_chunked")
 
-__all__ = ["KERNELS", "KernelName", "bilinear_attention", "resume_attention"]
-
 KernelName = Literal["auto", "reference", "chunked", "recurrent", "triton"]
 """Which kernel computes attention; auto picks by device, length and head size."""
 KERNELS: tuple[str, ...] = get_args(KernelName)
@@ -38,6 +37,10 @@ PATTERN = 2**26
 """Numbers of a pattern that auto is ready to hold: a quarter of a gigabyte in float32."""
 WIDEST = 128
 """Coordinates of a head or a value for which tiles of the Triton kernels fit on a GPU."""
+TRITON = ("3.9.0",)
+"""Versions of Triton whose kernels were compared with exact attention on a GPU. On an H100 Triton
+3.6 compiles the same source to a race: rows are wrong by up to 11 %, differently in each run.
+Versions between 3.6 and 3.9 were never run."""
 
 
 @checked
@@ -159,7 +162,7 @@ def _chosen(inputs: Inputs) -> KernelName:
 def _linear(inputs: Inputs) -> KernelName:
     if inputs[0].device.type != "cuda" or not _fits_triton(inputs):
         return "chunked"
-    if find_spec("triton") is None:
+    if triton_problem() is not None:
         _warn_once()
         return "chunked"
     return "triton"
@@ -172,18 +175,30 @@ def _fits_triton(inputs: Inputs) -> bool:
 
 
 @cache
+def triton_problem() -> str | None:
+    """Return why the Triton kernels are not used in this process, or None where they can be."""
+    if find_spec("triton") is None:
+        return "Triton is missing"
+    # The version of the module, as the distribution has other names on other platforms.
+    version = str(getattr(import_module("triton"), "__version__", "unknown"))
+    if version.partition("+")[0] in TRITON:
+        return None
+    return f"Triton {version} is untested, expected {' or '.join(TRITON)} (3.6 computes wrong rows)"
+
+
+@cache
 def _warn_once() -> None:
     warnings.warn(
-        "Triton is missing, so bilinear attention on the GPU takes the chunked kernel; "
-        "pip install triton for Triton's",
+        f"{triton_problem()}, so bilinear attention on the GPU takes the chunked kernel; "
+        f"pip install triton=={TRITON[-1]} for Triton's",
         stacklevel=4,
     )
 
 
 def _require_triton(inputs: Inputs) -> None:
-    if find_spec("triton") is None:
+    if (problem := triton_problem()) is not None:
         raise BilensError(
-            "kernel='triton', but Triton is missing; pip install triton or take 'chunked'"
+            f"kernel='triton', but {problem}; pip install triton=={TRITON[-1]} or take 'chunked'"
         )
     if not _fits_triton(inputs):
         q1, _, v, _, _ = inputs
