@@ -204,7 +204,7 @@ class BilinearTensor(Shown):
         """
         x = fit_input(x, self.left, self.constant)
         halves = (self.out * (x @ factor.T)[..., None, :] / 2 for factor in (self.right, self.left))
-        reading = torch.cat([self.left.T, self.right.T], -1)
+        reading = torch.cat([self.left, self.right])
         return FactoredMatrix(torch.cat([*halves], -1), reading.expand(*x.shape[:-1], -1, -1))
 
     def __add__(self, other: "BilinearTensor") -> "BilinearTensor":
