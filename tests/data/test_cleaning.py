@@ -53,6 +53,6 @@ def test_a_run_of_accents_is_never_sorted_whole(monkeypatch):
         lengths.append(len(text))
         return unicodedata.normalize(form, text)
 
-    monkeypatch.setattr("bilens.data.cleaning.unicodedata", SimpleNamespace(normalize=normalize))
+    monkeypatch.setattr("bilens.data.texts.unicodedata", SimpleNamespace(normalize=normalize))
     assert clean("e" + "\u0316\u0301" * 5_000) == "e"
     assert max(lengths) <= 1000

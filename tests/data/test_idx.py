@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bilens.data import idx
-from bilens.data.idx import read_idx
+from bilens.data import images
+from bilens.data.images import read_idx
 from bilens.errors import DataError
 
 # 2 x 3 bytes after a header of 12.
@@ -112,13 +112,13 @@ def test_gzip_is_not_unpacked_beyond_what_the_header_says(tmp_path, monkeypatch)
         for _ in range(64):
             file.write(bytes(2**20))
     read = []
-    original = idx.gzip.GzipFile.read
+    original = images.gzip.GzipFile.read
 
     def counted(self, size=-1):
         read.append(size)
         return original(self, size)
 
-    monkeypatch.setattr(idx.gzip.GzipFile, "read", counted)
+    monkeypatch.setattr(images.gzip.GzipFile, "read", counted)
     with pytest.raises(DataError, match="holds more bytes, expected 6 of"):
         read_idx(path)
     assert read == [4, 8, 7]

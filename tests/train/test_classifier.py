@@ -14,8 +14,7 @@ from bilens.data import ImageData, load_images
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.train import ClassifierTraining, stacked, train_classifier, train_classifiers
-from bilens.train.interrupt import interrupt_between_steps
-from bilens.train.run_directory import RunDirectory
+from bilens.train.run_directory import RunDirectory, interrupt_between_steps
 from bilens.train.stacked import LatentNoise, add_noise
 
 

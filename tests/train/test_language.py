@@ -272,7 +272,7 @@ def test_a_corpus_that_does_not_fit_is_refused(tmp_path, config, message):
 
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("bilens.train.tracker.find_spec", lambda name: None)
+    monkeypatch.setattr("bilens.train.run_directory.find_spec", lambda name: None)
     with pytest.raises(BilensError, match="report_to='wandb' needs the package wandb: pip install"):
         train(tmp_path, replace(TRAINING, report_to="wandb"))
 

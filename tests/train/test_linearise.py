@@ -12,8 +12,7 @@ from bilens.convert import find_swish, give_swish, make_bilinear, open_model, sa
 from bilens.convert.gated import gated_mlps
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import linearise as module
-from bilens.train.layer_fit import Distillation, Rows, fit_mlp
-from bilens.train.layer_runs import LayerRuns
+from bilens.train.layer_fit import Distillation, FitRows, LayerRuns, fit_mlp
 from bilens.train.linearise import linearise, next_token_loss
 from tests.families import GATED, VOCAB, log_probabilities, tiny
 
@@ -37,7 +36,7 @@ def seen(model, mlp, ids):
 def some_rows(mlp, n=60):
     torch.manual_seed(0)
     x = torch.randn(n, 16, dtype=torch.float64)
-    return Rows(x, mlp.module(x), torch.rand(n, dtype=torch.float64) + 0.1)
+    return FitRows(x, mlp.module(x), torch.rand(n, dtype=torch.float64) + 0.1)
 
 
 @pytest.mark.parametrize("name", GATED)

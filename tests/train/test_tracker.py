@@ -46,7 +46,7 @@ class Notes:
 
 @pytest.fixture
 def notes(monkeypatch):
-    monkeypatch.setattr("bilens.train.tracker.find_spec", lambda name: name)
+    monkeypatch.setattr("bilens.train.run_directory.find_spec", lambda name: name)
     monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Notes)
     monkeypatch.setattr(Notes, "made", [])
     return Notes
@@ -78,7 +78,7 @@ def test_a_language_model_tells_its_tracker(notes, tmp_path):
 
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("bilens.train.tracker.find_spec", lambda name: None)
+    monkeypatch.setattr("bilens.train.run_directory.find_spec", lambda name: None)
     with pytest.raises(BilensError, match="report_to='trackio' needs the package trackio: pip ins"):
         train_classifier(CONFIG, digits(), replace(TRAINING, report_to="trackio"), tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -1,13 +1,11 @@
 """Data sets: images as tensors, stories as blocks of tokens; from files, the hub, or made here."""
 
-from bilens.data.cleaning import clean
 from bilens.data.corpus import Corpus, load_corpus, load_documents
 from bilens.data.deep_grammar import DeepGrammar
-from bilens.data.drawing import fit_drawing, ink_of
 from bilens.data.grammar import Grammar
-from bilens.data.image_data import ImageData
+from bilens.data.image_data import ImageData, fit_drawing, ink_of
 from bilens.data.images import load_images, modular_addition
-from bilens.data.texts import read_texts
+from bilens.data.texts import clean, read_texts
 from bilens.data.tokenizer import train_tokenizer
 
 __all__ = [

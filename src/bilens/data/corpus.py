@@ -10,10 +10,9 @@ import numpy as np
 from huggingface_hub import constants
 
 from bilens.checks import check_count
-from bilens.data.cleaning import clean
 from bilens.data.deep_grammar import DeepGrammar
 from bilens.data.grammar import Grammar
-from bilens.data.texts import read_texts, text_files
+from bilens.data.texts import clean, read_texts, text_files
 from bilens.data.tokenizer import read_tokenizer, train_tokenizer
 from bilens.errors import CheckpointError, DataError
 from bilens.files import file_errors, folder_written_whole
@@ -21,8 +20,6 @@ from bilens.lazy_imports import datasets, lazy_import, transformers
 from bilens.settings import Between, CheckedSettings, Size
 
 pc = lazy_import("pyarrow.compute")
-
-__all__ = ["Corpus", "batched", "load_corpus", "load_documents"]
 
 Item = TypeVar("Item", bound=Any)
 

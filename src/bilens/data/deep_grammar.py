@@ -20,8 +20,6 @@ from typing import Any, ClassVar
 
 from bilens.data.synthetic import SyntheticLanguage, average, uniform
 
-__all__ = ["DeepGrammar"]
-
 CUES = ("red", "blue", "green", "gold")
 VALUES = ("one", "two", "three", "four", "five", "six")
 NOUNS = (("key", "dog", "car", "boy"), ("keys", "dogs", "cars", "boys"))

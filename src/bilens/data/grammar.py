@@ -23,8 +23,6 @@ from typing import ClassVar
 
 from bilens.data.synthetic import BOS, SyntheticLanguage, average, uniform
 
-__all__ = ["Grammar"]
-
 OPENERS = ("once", "today", "then", "later")
 NAMES = ("lily", "tom", "ben", "mia", "sam", "anna")
 FIRSTS = (

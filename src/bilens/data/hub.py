@@ -10,8 +10,6 @@ from bilens.errors import BilensError, DataError
 from bilens.hub import HTTPError, hub_asked_once
 from bilens.lazy_imports import datasets
 
-__all__ = ["hub_split", "is_folder", "named_folder"]
-
 
 def is_folder(path: str | Path) -> bool:
     """Whether there is a folder; a name that the file system does not take is none."""

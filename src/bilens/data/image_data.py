@@ -1,19 +1,20 @@
 """Images with their classes, in two splits, checked when they are put together."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from html import escape
 from typing import ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from PIL import Image
 from torch import Tensor
 
 from bilens.checks import check_finite, checked
-from bilens.errors import DataError
+from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import go, pd, px
 from bilens.notebook import Shown
-
-__all__ = ["ImageData"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,3 +99,93 @@ class ImageData(Shown):
 
 
 ImageData.__init__ = checked(ImageData.__init__)  # type: ignore[method-assign]
+
+
+INK = 0.25
+"""Above this share of the darkest a pixel belongs to what is drawn."""
+
+LARGEST = 1024
+"""Pixels of a side."""
+
+SEEN = 2000
+"""Images that are measured to learn how a data set is framed."""
+
+
+def ink_of(picture: Image.Image) -> Float[np.ndarray, "height width"]:
+    """How much ink is on each pixel of a picture, from 0 to 1: dark on light, or light on dark.
+
+    What is transparent is paper. The border says which of the two is paper. A picture with a side
+    above 1024 pixels is made smaller first.
+    """
+    picture = picture.convert("RGBA")
+    picture.thumbnail((LARGEST, LARGEST))
+    solid = Image.new("RGBA", picture.size, "white")
+    solid.alpha_composite(picture)
+    ink = 1 - np.asarray(solid.convert("L"), dtype=np.float64) / 255
+    border = np.concatenate([ink[0], ink[-1], ink[:, 0], ink[:, -1]])
+    return 1 - ink if np.median(border) > 0.5 else ink
+
+
+@checked
+def fit_drawing(
+    ink: Float[np.ndarray, "height width"], data: ImageData
+) -> Float[Tensor, " pixels"]:
+    """Scale and centre a drawing as the images of a data set are.
+
+    The longer side of the box around what is drawn becomes as long as it mostly is in the data, and
+    its centre of mass goes where it is there: in MNIST 20 of 28 pixels, and the middle. The darkest
+    pixel becomes 1.
+
+    Args:
+        ink: of the drawing, from 0 to 1.
+        data: whose images it should look like.
+
+    Raises:
+        BilensError: nothing is drawn.
+
+    Source:
+        LeCun et al. 1998, "The MNIST database of handwritten digits", on size and centre.
+    """
+    if not ink.max(initial=0) > 0.05:
+        raise BilensError("ink is empty: expected a drawing with some dark pixels")
+    rows, columns = _box(ink / ink.max())
+    side, centre = _framing(data)
+    cut = Image.fromarray((255 * ink[rows, columns] / ink.max()).astype(np.uint8))
+    scale = side / max(cut.size)
+    # Bilinear in PIL averages over all pixels that become one.
+    small = cut.resize(
+        (max(1, round(cut.width * scale)), max(1, round(cut.height * scale))),
+        Image.Resampling.BILINEAR,
+    )
+    drawn = np.asarray(small, dtype=np.float64)
+    # Nothing may leave the page, where digits fill it from top to bottom.
+    top, left = (
+        min(max(0, round(float(wanted - mine))), max(0, size - length))
+        for wanted, mine, size, length in zip(
+            centre, _centre(drawn), data.shape, drawn.shape, strict=True
+        )
+    )
+    page = Image.new("L", (data.shape[1], data.shape[0]))
+    page.paste(small, (left, top))
+    pixels = np.asarray(page, dtype=np.float32)
+    return torch.from_numpy(pixels / max(1.0, float(pixels.max()))).flatten()
+
+
+def _box(ink: Float[np.ndarray, "height width"]) -> tuple[slice, slice]:
+    rows, columns = (np.flatnonzero((ink > INK).any(axis)) for axis in (1, 0))
+    return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+
+
+def _centre(ink: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "2"]:
+    places = np.indices(ink.shape).reshape(2, -1)
+    return places @ ink.ravel() / ink.sum()
+
+
+@lru_cache(maxsize=4)
+def _framing(data: ImageData) -> tuple[int, Float[np.ndarray, "2"]]:
+    """The usual longer side of what an image of the data shows, and its usual centre of mass."""
+    images = data.train_images[:SEEN].double().cpu().numpy().reshape(-1, *data.shape)
+    images = images[images.max((1, 2)) > 0]
+    boxes = [_box(image / image.max()) for image in images]
+    sides = [max(part.stop - part.start for part in box) for box in boxes]
+    return round(float(np.median(sides))), np.mean([_centre(image) for image in images], 0)

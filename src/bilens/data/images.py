@@ -9,17 +9,21 @@ Where they come from:
   Benchmarking Machine Learning Algorithms", 2017, arXiv:1708.07747.
 """
 
+import gzip
+import math
 import re
+import struct
+import zlib
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 from torch.nn.functional import one_hot
 
 from bilens.checks import checked
 from bilens.data.hub import hub_split, is_folder, named_folder
-from bilens.data.idx import read_idx
 from bilens.data.image_data import ImageData
 from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import lazy_import
@@ -27,8 +31,6 @@ from bilens.settings import Between, Seed
 
 # scikit-learn takes as long to import as torch, and the other data sets do without it.
 datasets, model_selection = map(lazy_import, ("sklearn.datasets", "sklearn.model_selection"))
-
-__all__ = ["load_images", "modular_addition"]
 
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 IDX_FILES += ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # type: ignore[assignment]
@@ -196,3 +198,42 @@ def modular_addition(p: Annotated[int, Between(1, 256)], seed: Seed = 0) -> Imag
         shape=(2, p),
         class_names=tuple(str(number) for number in range(p)),
     )
+
+
+LARGEST = 2**30
+"""Bytes of values that a file may hold; as float32 they take four times as much memory."""
+
+
+def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
+    """Read an IDX file of bytes; never more of it than its header says and `LARGEST` allows.
+
+    Raises:
+        DataError: the file cannot be read, is not one, or is too large.
+
+    Source: LeCun, Cortes and Burges, "The MNIST database of handwritten digits", file formats.
+    """
+    try:
+        with path.open("rb") as packed:
+            is_gzip = packed.peek(2)[:2] == b"\x1f\x8b"
+            with gzip.GzipFile(fileobj=packed) if is_gzip else packed as file:
+                kind, axes = struct.unpack(">3sB", file.read(4))
+                if kind != b"\0\0\x08" or not 1 <= axes <= 3:
+                    raise DataError(
+                        f"{path} begins with {kind.hex()} {axes:02x}, expected an IDX file of "
+                        "bytes with up to 3 axes, 000008 03"
+                    )
+                shape = struct.unpack(f">{axes}I", file.read(4 * axes))
+                size = math.prod(shape)
+                if size > LARGEST:
+                    raise DataError(
+                        f"{path} says that it holds {size:,} bytes, expected at most {LARGEST:,}"
+                    )
+                values = file.read(size + 1)
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        raise DataError(
+            f"{path} cannot be read as an IDX file: {error}. Fetch it again."
+        ) from error
+    if len(values) != size:
+        found = "more" if len(values) > size else str(len(values))
+        raise DataError(f"{path} holds {found} bytes, expected {size} of {shape}. Fetch it again.")
+    return np.frombuffer(values, np.uint8).reshape(shape).copy()

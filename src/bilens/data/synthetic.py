@@ -17,8 +17,6 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import tokenizers, transformers
 from bilens.settings import Count, Seed
 
-__all__ = ["SyntheticLanguage", "average", "uniform"]
-
 BOS = SPECIAL_TOKENS["bos_token"]
 
 

@@ -10,8 +10,6 @@ from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import tokenizers, transformers
 from bilens.settings import Size
 
-__all__ = ["SPECIAL_TOKENS", "read_tokenizer", "train_tokenizer", "with_special_tokens"]
-
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",

@@ -8,7 +8,7 @@ from bilens.train.autoencoder import (
     similarity_penalty,
     train_autoencoder,
 )
-from bilens.train.classifier import ClassifierTraining, train_classifier, train_classifiers
+from bilens.train.classifier import train_classifier, train_classifiers
 from bilens.train.run_directory import (
     METRICS_NAME,
     TRAINING_NAME,
@@ -17,6 +17,7 @@ from bilens.train.run_directory import (
     read_metrics,
     read_training,
 )
+from bilens.train.settings import ClassifierTraining
 
 __all__ = [
     "METRICS_NAME",

@@ -17,17 +17,7 @@ from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.progress import progress_bar
 from bilens.settings import CheckedSettings, Count, NotNegative, Positive, Seed
 from bilens.tensor import BilinearTensor
-from bilens.train.interrupt import interrupt_between_steps
-from bilens.train.run_directory import RunDirectory, open_run, part
-
-__all__ = [
-    "AutoencoderTraining",
-    "Sampler",
-    "pair_sampler",
-    "row_sampler",
-    "similarity_penalty",
-    "train_autoencoder",
-]
+from bilens.train.run_directory import RunDirectory, interrupt_between_steps, open_run, part
 
 SAVE_EVERY = 500
 """Steps between two times that a run is written: half a minute, for the case study's sizes."""

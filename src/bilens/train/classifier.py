@@ -2,50 +2,19 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from bilens.data import ImageData
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.settings import CheckedSettings, Count, NotNegative, Positive, Seed
 from bilens.train.run_directory import is_begun, open_run
+from bilens.train.settings import ClassifierTraining
 from bilens.train.stacked import Member, train_together
-from bilens.train.tracker import Tracker
-
-__all__ = ["ClassifierTraining", "train_classifier", "train_classifiers"]
 
 Trained = tuple[ImageClassifier, list[dict[str, Any]]]
 """A model in evaluation mode, and one record of metrics for each epoch."""
-
-
-@dataclass(frozen=True)
-class ClassifierTraining(CheckedSettings):
-    """How to train an image classifier. The defaults are Table 2 of Pearce et al. 2024.
-
-    Attributes:
-        epochs: passes over the training set.
-        batch_size: images in a step.
-        learning_rate: of AdamW in the first epoch.
-        decay: factor on the learning rate after each epoch.
-        weight_decay: of AdamW; the paper takes 0.5 for MNIST and 1.0 for Fashion-MNIST.
-        input_noise: Gaussian noise on the pixels, in standard deviations of the image's pixels.
-        latent_noise: the same before the embedding, every layer and the unembedding, in standard
-            deviations of the vector's elements.
-        report_to: none, or the tracker that gets the metrics too; it has to be installed.
-        seed: of the initial weights, the order of the images and the noise.
-    """
-
-    epochs: Count = 20
-    batch_size: Count = 100
-    learning_rate: Positive = 1e-3
-    decay: Positive = 0.85
-    weight_decay: NotNegative = 0.5
-    input_noise: NotNegative = 1.0
-    latent_noise: NotNegative = 0.0
-    report_to: Tracker = "none"
-    seed: Seed = 0
 
 
 def train_classifier(

@@ -24,8 +24,7 @@ from bilens.progress import progress_bar
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
 from bilens.settings import NotNegative
-from bilens.train.layer_fit import Distillation, Fit, FitRows, fit_mlp
-from bilens.train.layer_runs import BATCH, LayerRuns
+from bilens.train.layer_fit import BATCH, Distillation, Fit, FitRows, LayerRuns, fit_mlp
 
 __all__ = ["Distillation", "Fit", "Linearised", "linearise", "next_token_loss"]
 

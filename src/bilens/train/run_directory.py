@@ -7,17 +7,21 @@ with the checksums of its files, and renamed.
 import hashlib
 import json
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bilens.errors import CheckpointError
+from bilens.errors import BilensError, CheckpointError
 from bilens.files import (
     UNFINISHED,
     file_errors,
@@ -29,23 +33,15 @@ from bilens.files import (
     write_safetensors,
     write_text,
 )
+from bilens.lazy_imports import lazy_import
 from bilens.model_card import CARD_NAME, model_card
 from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch, read_config
 from bilens.progress import tell
-from bilens.train.tracker import check_tracker, open_tracker
 
-__all__ = [
-    "CHECKPOINTS",
-    "METRICS_NAME",
-    "TRAINING_NAME",
-    "RunDirectory",
-    "is_begun",
-    "is_finished",
-    "open_run",
-    "part",
-    "read_metrics",
-    "read_training",
-]
+if TYPE_CHECKING:
+    from accelerate import tracking
+else:  # It takes a second to import, and most trainings have no tracker.
+    tracking = lazy_import("accelerate.tracking")
 
 TRAINING_NAME = "training.json"
 """The file in a run that says what it was trained on and with, and whether it has ended."""
@@ -299,3 +295,78 @@ def _is_whole(checkpoint: Path) -> bool:
 
 def _line(record: dict[str, Any]) -> str:
     return json.dumps(record) + "\n"
+
+
+def check_tracker(name: str) -> None:
+    """See that a tracker is installed.
+
+    Raises:
+        BilensError: it is not.
+    """
+    if name != "none" and find_spec(name) is None:
+        raise BilensError(
+            f"report_to={name!r} needs the package {name}: pip install {name}, or leave "
+            "report_to out; the metrics are in metrics.jsonl anyway"
+        )
+
+
+@contextmanager
+def open_tracker(
+    name: str, run: Path, settings: dict[str, Any]
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Tell a tracker the settings of a training, and then every record that it is called with.
+
+    Args:
+        name: none, or that of the tracker.
+        run: directory of the training, by whose name it is known; TensorBoard's files go into it.
+        settings: of the training.
+    """
+    if name == "none":
+        yield lambda record: None
+        return
+    config = {key: str(value) for key, value in settings.items()}
+    own: dict[str, dict[str, Any]] = {
+        "tensorboard": {"logging_dir": run},
+        "wandb": {"name": run.name, "dir": run, "reinit": "create_new", "config": config},
+        "trackio": {"name": run.name, "config": config},
+    }
+    project = name if name == "tensorboard" else "bilens"
+    tracking.PartialState()  # wandb's and trackio's log through it as they start
+    tracker = tracking.LOGGER_TYPE_TO_CLASS[name](project, **own[name])
+    tracker.start()
+    if name == "tensorboard":
+        tracker.store_init_configuration(config)
+    try:
+        yield lambda record: tracker.log(record, step=int(record.get("step", record["epoch"])))
+    finally:
+        tracker.finish()
+
+
+class Interrupt:
+    """Whether ctrl-C was pressed."""
+
+    requested = False
+
+
+@contextmanager
+def interrupt_between_steps() -> Iterator[Interrupt]:
+    """Turn ctrl-C into a request that the loop inside the block looks at between steps.
+
+    A second ctrl-C interrupts at once. Outside of the main thread nothing changes, since Python
+    delivers signals there alone.
+    """
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupt.requested:
+            raise KeyboardInterrupt
+        interrupt.requested = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)

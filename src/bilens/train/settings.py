@@ -8,23 +8,9 @@ from typing import Annotated, Literal
 from bilens.errors import BilensError
 from bilens.nn.language_settings import LanguageSettings
 from bilens.settings import Between, CheckedSettings, Count, NotNegative, Positive, Seed, Size
-from bilens.train.tracker import Tracker
-
-__all__ = [
-    "PRESETS",
-    "SCHEDULES",
-    "AnnealTraining",
-    "DecayName",
-    "LanguageTraining",
-    "OptimizerName",
-    "Precision",
-    "Preset",
-    "ScheduleName",
-    "TrainerSettings",
-    "check_precision",
-]
 
 Precision = Literal["float32", "bf16", "fp16"]
+Tracker = Literal["none", "tensorboard", "wandb", "trackio"]
 ScheduleName = Literal["linear", "cosine", "zero", "held"]
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -42,6 +28,34 @@ OptimizerName = Literal[
 ]
 """muon: for the matrices inside blocks, with AdamW for all else. The others are named as
 `transformers.TrainingArguments(optim=...)` names them."""
+
+
+@dataclass(frozen=True)
+class ClassifierTraining(CheckedSettings):
+    """How to train an image classifier. The defaults are Table 2 of Pearce et al. 2024.
+
+    Attributes:
+        epochs: passes over the training set.
+        batch_size: images in a step.
+        learning_rate: of AdamW in the first epoch.
+        decay: factor on the learning rate after each epoch.
+        weight_decay: of AdamW; the paper takes 0.5 for MNIST and 1.0 for Fashion-MNIST.
+        input_noise: Gaussian noise on the pixels, in standard deviations of the image's pixels.
+        latent_noise: the same before the embedding, every layer and the unembedding, in standard
+            deviations of the vector's elements.
+        report_to: none, or the tracker that gets the metrics too; it has to be installed.
+        seed: of the initial weights, the order of the images and the noise.
+    """
+
+    epochs: Count = 20
+    batch_size: Count = 100
+    learning_rate: Positive = 1e-3
+    decay: Positive = 0.85
+    weight_decay: NotNegative = 0.5
+    input_noise: NotNegative = 1.0
+    latent_noise: NotNegative = 0.0
+    report_to: Tracker = "none"
+    seed: Seed = 0
 
 
 @dataclass(frozen=True)

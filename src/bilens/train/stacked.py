@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,13 +19,8 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.progress import progress_bar
-from bilens.train.interrupt import interrupt_between_steps
-from bilens.train.run_directory import RunDirectory, part
-
-if TYPE_CHECKING:
-    from bilens.train.classifier import ClassifierTraining
-
-__all__ = ["LatentNoise", "Member", "add_noise", "train_together"]
+from bilens.train.run_directory import RunDirectory, interrupt_between_steps, part
+from bilens.train.settings import ClassifierTraining
 
 
 def add_noise(
@@ -95,7 +90,7 @@ class Member:
     def __init__(
         self,
         config: ClassifierConfig,
-        training: "ClassifierTraining",
+        training: ClassifierTraining,
         device: torch.device,
         run: RunDirectory | None,
     ) -> None:

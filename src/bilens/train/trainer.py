@@ -34,19 +34,15 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.files import file_errors
 from bilens.nn.language.no_progress import no_progress
 from bilens.progress import progress_bar
-from bilens.train.interrupt import Interrupt, interrupt_between_steps
-from bilens.train.run_directory import CHECKPOINTS, RunDirectory, open_run, read_metrics
+from bilens.train.run_directory import (
+    CHECKPOINTS,
+    Interrupt,
+    RunDirectory,
+    interrupt_between_steps,
+    open_run,
+    read_metrics,
+)
 from bilens.train.settings import TrainerSettings
-
-__all__ = [
-    "ResumableTrainer",
-    "alone_with_seed",
-    "check_vocabulary",
-    "collate",
-    "run_trainer",
-    "steps_per_epoch",
-    "trainer_arguments",
-]
 
 IGNORED = -100
 _ALONE = threading.RLock()
