@@ -7,7 +7,7 @@ from typing import Any
 import datasets
 import torch
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus, Grammar
@@ -70,8 +70,10 @@ def random_text(length: int = 9, seed: int = 0) -> torch.Tensor:
 
 def toy_tokenizer() -> PreTrainedTokenizerFast:
     words = models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0")
+    tokenizer = Tokenizer(words)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(words), bos_token="t1", eos_token="t2", pad_token="t0"
+        tokenizer_object=tokenizer, bos_token="t1", eos_token="t2", pad_token="t0"
     )
 
 

@@ -12,7 +12,6 @@ from bilens.explore import explorer
 from bilens.explore.edits import EditView
 from bilens.explore.flows import FlowOf, FlowView
 from bilens.read.flow import edit, edit_heads
-from bilens.read.language import prompt_ids
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, served, visiting
 from tests.language import random_model, small_corpus
@@ -60,7 +59,7 @@ def test_it_is_the_edit_of_the_weights(view, percent):
     names = (*(name for name, _ in picked), "no such node")
     found = view.edited(OF, names, percent)
     expected = edit(edit_heads(model, 0, heads, scale=scale), 1, vectors, scale=scale)
-    ids = prompt_ids(model, OTHER)[None]
+    ids = model.ids(OTHER)[None]
     torch.testing.assert_close(found.logits(ids), expected.logits(ids))
     assert (found.logits(ids) - model.logits(ids)).abs().max() > 1e-3
 
@@ -72,7 +71,7 @@ def test_both_texts_are_shown_before_and_after(view):
     vector = model.direction(model.token("lily"), [model.token("tom"), model.token("ben")])
     weights = torch.linalg.lstsq(model.W_U.T, vector).solution
     for text in (OF.prompt, OTHER):
-        ids = prompt_ids(model, text)[None]
+        ids = model.ids(text)[None]
         before, after = (m.logits(ids)[0, -1] for m in (model, edited))
         said = f"“{text}”, lily minus tom, ben: {before @ weights:+#.3g} before, "
         assert f"{said}{after @ weights:+#.3g} after" in page
@@ -101,7 +100,7 @@ def test_a_saved_edit_is_an_ordinary_model(view, tmp_path):
     said = view.save(OF, names, 0)
     (folder,) = tmp_path.iterdir()
     assert f"Saved as {folder}: {names[0]}, " in said
-    ids = prompt_ids(view.flows.model, OTHER)[None]
+    ids = view.flows.model.ids(OTHER)[None]
     opened = bilens.load(folder)
     expected = view.edited(OF, names, 0).logits(ids)
     torch.testing.assert_close(opened.logits(ids).to(expected), expected, rtol=1e-4, atol=1e-4)

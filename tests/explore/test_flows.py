@@ -9,7 +9,7 @@ import torch
 from bilens.explore.flows import LARGEST, FlowOf, FlowView
 from bilens.explore.state_checks import StateError
 from bilens.read.flow import ablate, flow
-from bilens.read.language import TokenDirection, prompt_ids
+from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, visiting
 from tests.language import random_model, small_corpus
@@ -27,7 +27,7 @@ def view() -> FlowView:
 def test_the_graph_is_that_of_the_flow(view):
     text, tree, graph = view.page(FlowOf(TEXT, "lily", ("tom", "ben")))
     direction = TokenDirection("lily", ("tom", "ben"))
-    expected = flow(view.model, prompt_ids(view.model, TEXT), direction, k=20)
+    expected = flow(view.model, view.model.ids(TEXT), direction, k=20)
     data = json.loads(graph)
     assert data["value"] == pytest.approx(expected.value)
     assert f"lily minus tom, ben: {expected.value:+#.3g}. Held fixed on this text: patterns" in text
@@ -38,7 +38,7 @@ def test_the_graph_is_that_of_the_flow(view):
 
 def test_without_tokens_it_is_the_likeliest_minus_the_next(view):
     _, _, graph = view.page(FlowOf(TEXT))
-    logits = view.model.logits(prompt_ids(view.model, TEXT)[None])[0, -1]
+    logits = view.model.logits(view.model.ids(TEXT)[None])[0, -1]
     best = logits.topk(2)
     names = view.model.tokenizer.convert_ids_to_tokens(best.indices.tolist())
     assert json.loads(graph)["direction"] == f"{names[0]} minus {names[1]}"
@@ -84,7 +84,7 @@ def test_what_cannot_be_split_is_said_where_it_was_typed(view, asked, message):
 
 
 def test_what_would_take_minutes_is_refused(view, monkeypatch):
-    n = len(prompt_ids(view.model, TEXT))
+    n = len(view.model.ids(TEXT))
     assert view.start == TEXT
     monkeypatch.setattr(view, "cost", LARGEST / (n - 1))
     message = rf"{n} tokens would take minutes: .* width 16 up to {n - 1} are split here"

@@ -13,7 +13,6 @@ import torch
 from bilens.explore.language import LanguageState, LanguageView
 from bilens.explore.prompt_notice import prompt_notice
 from bilens.explore.state_checks import StateError
-from bilens.read.language import prompt_ids
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, visiting
 from tests.language import random_model, small_corpus
@@ -37,7 +36,7 @@ def test_a_logit_is_the_sum_of_its_bars(view):
     state = view.checked(replace(STATE, chosen="soup"))
     _, likely, figure = view.prediction(state)
     *parts, whole = figure.data[0].x
-    logits = view.model.logits(prompt_ids(view.model, state.prompt)[None])[0, -1]
+    logits = view.model.logits(view.model.ids(state.prompt)[None])[0, -1]
     assert np.isclose(sum(parts), float(logits[view.model.token("soup")]))
     assert np.isclose(whole, sum(parts))
     best = logits.topk(8).indices
@@ -81,7 +80,7 @@ def test_the_text_is_coloured_by_what_feeds_each_eigenvector(view):
     """What all tokens add up to is the eigenvector's activation, but for biases."""
     page = view.fed_page(STATE)
     spectrum = view.spectrum(STATE).outermost(4)
-    ids = prompt_ids(view.model, STATE.prompt)
+    ids = view.model.ids(STATE.prompt)
     n = view.model.trace(ids).layers[0].mlp_input[-1]
     values = [float(value) for value in re.findall(r"<b>([^<]+)</b>", page)]
     assert np.allclose(values, spectrum.activations(n), rtol=0.006)
@@ -91,7 +90,7 @@ def test_the_text_is_coloured_by_what_feeds_each_eigenvector(view):
 
 def test_attention_is_that_of_the_head(view):
     figure = view.attention_figure(replace(STATE, head=2))
-    ids = prompt_ids(view.model, STATE.prompt)
+    ids = view.model.ids(STATE.prompt)
     assert np.allclose(figure.data[0].z, view.model.trace(ids).layers[0].pattern[2])
     assert figure.layout.yaxis.ticktext[-1] == "ate"
 

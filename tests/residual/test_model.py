@@ -212,7 +212,7 @@ def test_tokens_by_name():
         (lambda v: v.trace(torch.tensor([3, 30])), "ids holds the number 30, expected 0 to 29"),
         (lambda v: v.trace(torch.tensor([3, -1])), "ids holds the number -1, expected 0 to 29"),
         (lambda v: v.trace(torch.zeros(0).long()), r"ids has shape \(0,\), expected at least one"),
-        (lambda v: v.trace(torch.zeros(3)), "ids is a tensor of shape .* expected Int"),
+        (lambda v: v.trace(torch.zeros(3)), "text is a tensor of shape .* expected str . Int"),
         (lambda v: v.logits(torch.zeros(3).long()), "ids is a tensor of shape .* expected Int"),
     ],
 )
@@ -239,3 +239,26 @@ def test_every_family_is_tested():
 
     tested = {type(tiny(name)).__name__ for name in (*FAMILIES, "own-none")}
     assert tested == {name for name in known_families() if not name.startswith("Made")}
+
+
+def test_texts_go_in_as_strings_or_ids():
+    view = ResidualModel(random_model(), toy_tokenizer())
+    ids = view.ids("t7 t3 t9")
+    assert ids.tolist()[-3:] == [7, 3, 9]
+    assert torch.equal(view.ids(ids), ids)
+    torch.testing.assert_close(view.trace("t7 t3 t9").logits, view.trace(ids).logits)
+    with pytest.raises(BilensError, match="text='' holds no token"):
+        view.ids("")
+    with pytest.raises(BilensError, match="text has .* tokens, expected up to"):
+        view.ids("t7 " * 1000)
+    with pytest.raises(BilensError, match="without a tokenizer, which texts need"):
+        ResidualModel(random_model()).ids("t7")
+
+
+def test_directions_by_name_or_number():
+    view = ResidualModel(random_model(), toy_tokenizer())
+    u = view.direction(7, [3, 9])
+    assert torch.equal(u, view.direction("t7", minus=["t3", 9]))
+    assert torch.equal(view.direction("t7", minus="t3"), view.direction(7, minus=3))
+    with pytest.raises(BilensError, match="token='t99', expected a single token"):
+        view.direction(7, minus="t99")

@@ -18,7 +18,7 @@ from bilens.explore.screen import Screen
 from bilens.files import write_json
 from bilens.notebook import signed
 from bilens.read.flow import edit, edit_heads
-from bilens.read.language import prompt_ids, token_names
+from bilens.read.language import token_names
 from bilens.report import table_html
 from bilens.report.flow import shown_tokens
 from bilens.report.page import Table
@@ -99,7 +99,7 @@ class EditView:
 
     def _compared(self, edited: ResidualModel, of: FlowOf, text: str, number: int) -> str:
         model, direction = self.flows.model, self.flows.direction(of)
-        ids = prompt_ids(model, text)[None]
+        ids = model.ids(text)[None]
         before, after = (m.logits(ids)[0, -1] for m in (model, edited))
         token, minus = model.token(direction.token), [model.token(n) for n in direction.minus]
 

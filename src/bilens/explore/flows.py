@@ -11,7 +11,7 @@ from bilens.explore.state_checks import StateError, check_tokens, said_of
 from bilens.explore.thread_model import ThreadModel
 from bilens.notebook import signed
 from bilens.read.flow import Flow, ablate, flow
-from bilens.read.language import TokenDirection, prompt_ids, token_names
+from bilens.read.language import TokenDirection, token_names
 from bilens.report.flow import flow_data, flow_tree, shown_tokens
 from bilens.residual import ResidualModel
 
@@ -48,7 +48,7 @@ class FlowView:
     def __init__(self, model: ResidualModel, start: str) -> None:
         self._models = ThreadModel(model)
         self.cost = model.n_layers * model.d_model**3
-        self.start = start if self.cost * len(prompt_ids(model, start)) <= AT_ONCE else ""
+        self.start = start if self.cost * len(model.ids(start)) <= AT_ONCE else ""
 
     @property
     def model(self) -> ResidualModel:
@@ -65,7 +65,7 @@ class FlowView:
         if not of.prompt:
             return
         with said_of("flow_prompt", "prompt="):
-            n = len(prompt_ids(self.model, of.prompt))
+            n = len(self.model.ids(of.prompt))
         most = int(LARGEST / self.cost)
         if n > most:
             raise StateError(
@@ -79,7 +79,7 @@ class FlowView:
         """The tokens, found where they are not given."""
         if of.token:
             return TokenDirection(of.token, of.minus)
-        ids = prompt_ids(self.model, of.prompt)
+        ids = self.model.ids(of.prompt)
         likely = self.model.logits(ids[None])[0, -1].topk(2).indices
         token, second = token_names(self.model, likely)
         return TokenDirection(token, of.minus or (second,))
@@ -88,7 +88,7 @@ class FlowView:
     def found(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:
         """The flow, and what is drawn of it."""
         direction = self.direction(of)
-        split = flow(self.model, prompt_ids(self.model, of.prompt), direction, k=K)
+        split = flow(self.model, self.model.ids(of.prompt), direction, k=K)
         tokens = shown_tokens(self.model, split.ids)
         return split, flow_data(split, tokens, direction=str(direction), k=SHOWN)
 

@@ -27,7 +27,6 @@ from bilens.read.language import (
     contribution,
     example_directions,
     model_facts,
-    prompt_ids,
     read_ngrams,
     split_by_eigenvectors,
     split_logits,
@@ -155,11 +154,11 @@ class LanguageView:
                 f"{len(state.prompt):,} letters are too many, up to {LONGEST_PROMPT:,} are read",
             )
         with said_of("prompt", "prompt="):
-            prompt_ids(self.model, state.prompt)
+            self.model.ids(state.prompt)
         self.flows.check(state.flow)
         if state.edit_prompt:
             with said_of("edit_prompt", "prompt="):
-                prompt_ids(self.model, state.edit_prompt)
+                self.model.ids(state.edit_prompt)
         return state
 
     def index(self, layer: int) -> ContextIndex:
@@ -235,7 +234,7 @@ class LanguageView:
 
     def attention_figure(self, state: LanguageState) -> go.Figure:
         """Where the head looks in the text: from each token, a row, to itself and those before."""
-        ids = prompt_ids(self.model, state.prompt)
+        ids = self.model.ids(state.prompt)
         pattern = self.model.trace(ids).layers[state.layer].pattern[state.head]
         names = token_names(self.model, ids)
         return heat_figure(
@@ -253,7 +252,7 @@ class LanguageView:
         spectrum, note = self._outermost(state)
         if spectrum is None:
             return note
-        ids = prompt_ids(self.model, state.prompt)
+        ids = self.model.ids(state.prompt)
         place = Context(ids, len(ids) - 1, 0.0)
         return "".join(
             contexts_html(ContextList(name, [self._line(spectrum, number, place, state.layer)]))
@@ -292,7 +291,7 @@ class LanguageView:
 
     def prediction(self, state: LanguageState) -> tuple[str, list[str], go.Figure | None]:
         """The most likely next tokens by path, their names, and one of them by eigenvectors."""
-        ids = prompt_ids(self.model, state.prompt)
+        ids = self.model.ids(state.prompt)
         try:
             terms = split_logits(self.model, ids)
         except NotBilinearError as error:

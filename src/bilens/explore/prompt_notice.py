@@ -3,8 +3,8 @@
 from html import escape
 from typing import Any
 
-from bilens.read.language.texts import prompt_text
 from bilens.residual import ResidualModel
+from bilens.residual.texts import prepare_text
 
 __all__ = ["prompt_notice"]
 
@@ -19,7 +19,7 @@ def prompt_notice(model: ResidualModel, prompt: str) -> str:
         model: with its tokenizer.
         prompt: the text.
     """
-    text, tokenizer = prompt_text(model, prompt), model.tokenizer
+    text, tokenizer = prepare_text(prompt, model.tokenizer), model.tokenizer
     if tokenizer is None or tokenizer.unk_token_id is None:
         return ""
     encoded: Any = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

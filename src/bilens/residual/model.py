@@ -18,6 +18,7 @@ from bilens.residual.attention import QueriesKeys, queries_keys
 from bilens.residual.families import parts_of
 from bilens.residual.layers import Layer
 from bilens.residual.parts import ConstantNorm, working_dtype
+from bilens.residual.texts import text_ids
 from bilens.residual.trace import Trace, mlp_inputs, trace
 from bilens.settings import Place
 from bilens.tensor import BilinearTensor, FactoredMatrix, QuadraticForm
@@ -200,20 +201,29 @@ class ResidualModel:
 
     # Directions and layers.
 
-    def direction(self, token: int, minus: Sequence[int] = ()) -> Float[Tensor, " d_model"]:
-        """W_U of a token, less the mean of W_U of others: what their logits differ by reads.
+    def direction(
+        self, token: str | int, minus: str | int | Sequence[str | int] = ()
+    ) -> Float[Tensor, " d_model"]:
+        """Return W_U of a token, minus the mean of W_U of the tokens to compare with.
+
+        The difference of their logits is the product of this direction and the final normalised
+        stream, up to the unembedding's bias. Tokens are given by name or by number.
 
         Raises:
-            BilensError: a number is not that of a token.
+            BilensError: a token is not in the vocabulary.
 
         Source:
             Pearce et al. 2024, figure 7.
         """
-        rows = self.parts.unembed.n_out
-        for name, number in [("token", token), *(("minus", other) for other in minus)]:
-            check_index(name, number, rows, "the number of a token")
-        W_U, _ = self.unembed([token, *minus])
-        return W_U[0] - W_U[1:].mean(0) if minus else W_U[0]
+        others = [minus] if isinstance(minus, (str, int)) else list(minus)
+        numbers = [
+            self.token(item)
+            if isinstance(item, str)
+            else check_index(name, item, self.parts.unembed.n_out, "the number of a token")
+            for name, item in [("token", token), *(("minus", other) for other in others)]
+        ]
+        directions = self.unembed(numbers)[0]
+        return directions[0] - directions[1:].mean(0) if others else directions[0]
 
     def layer(self, layer: int) -> Layer:
         """The parts of a layer."""
@@ -423,10 +433,26 @@ class ResidualModel:
 
     # Texts.
 
-    def trace(self, ids: Int[Tensor, " time"]) -> Trace:
-        """Run the model on a text: its streams, norm scales, patterns and gate ratios."""
+    def ids(self, text: str | Int[Tensor, " time"]) -> Int[Tensor, " time"]:
+        """Return the token ids of a text, (time,) on the model's device; ids pass unchanged.
+
+        A string is cleaned if the model was trained on clean texts, and follows the token that
+        texts begin with, if the tokenizer adds one.
+
+        Raises:
+            BilensError: there is no tokenizer, or the text is empty, too long or holds no known
+                token.
+        """
+        if isinstance(text, str):
+            ids = torch.tensor(text_ids(text, self.tokenizer, self.config), device=self.device)
+        else:
+            ids = text.to(self.device)
         self._check_ids(ids)
-        return trace(self.model, self.parts, ids.to(self.device))
+        return ids
+
+    def trace(self, text: str | Int[Tensor, " time"]) -> Trace:
+        """Run the model on a text and return its streams, norm scales, patterns and gate ratios."""
+        return trace(self.model, self.parts, self.ids(text))
 
     def mlp_inputs(
         self, ids: Int[Tensor, "batch time"], layer: int

@@ -38,7 +38,7 @@ from bilens.read.language.reading import (
     read_language,
 )
 from bilens.read.language.stream import Stream, read_stream
-from bilens.read.language.texts import corpus_for, example_directions, generate_text, prompt_ids
+from bilens.read.language.texts import corpus_for, example_directions, generate_text
 from bilens.read.language.token_matrices import (
     BigramPart,
     TrigramPart,
@@ -82,7 +82,6 @@ __all__ = [
     "output_pairs",
     "pair_trigrams",
     "preceding",
-    "prompt_ids",
     "read_attention",
     "read_direction",
     "read_language",
