@@ -17,23 +17,13 @@ def small_model(n_tokens: int) -> LanguageModel:
     return LanguageModel(LanguageConfig(vocab_size=n_tokens, d_model=8, n_layers=1, n_heads=2))
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        # The models' own parts import the Auto classes.
-        "import bilens; from transformers import LlamaForCausalLM, AutoModelForCausalLM as Auto",
-        *(
-            pytest.param(code, marks=pytest.mark.slow)
-            for code in (
-                "import bilens; from transformers import AutoModelForCausalLM as Auto",
-                "from transformers import AutoModelForCausalLM as Auto; import bilens",
-            )
-        ),
-    ],
-)
-def test_importing_bilens_registers_the_auto_classes(code, tmp_path):
+def test_importing_the_language_models_registers_them_with_transformers(tmp_path):
     small_model(9).save_pretrained(tmp_path)
-    code += f"; print(type(Auto.from_pretrained({str(tmp_path)!r})).__name__)"
+    code = (
+        "import sys; finders = [*sys.meta_path]; import bilens; assert sys.meta_path == finders; "
+        "import bilens.nn.language; from transformers import AutoModelForCausalLM as Auto; "
+        f"print(type(Auto.from_pretrained({str(tmp_path)!r})).__name__)"
+    )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.split() == ["LanguageModel"]
 

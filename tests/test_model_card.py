@@ -58,7 +58,7 @@ def test_what_was_not_trained_here_has_no_training(tmp_path):
 
 def test_a_language_model_says_how_transformers_opens_it(tmp_path):
     random_model().save_pretrained(tmp_path)
-    assert "After `import bilens` its" in opened(tmp_path)
+    assert "After `import bilens.nn.language` its" in opened(tmp_path)
     write_json(
         tmp_path / "training.json", {"data": "home/me/grammar", "epochs": 1, "model": {"a": 1}}
     )

@@ -9,8 +9,6 @@ spectrum.activations(x) # what each adds to the logit of 3, for each image
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bilens.auto_classes import register_auto_classes
-
 if TYPE_CHECKING:
     from bilens import convert as convert
     from bilens import data as data
@@ -69,6 +67,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_ROOMS})
-
-
-register_auto_classes()

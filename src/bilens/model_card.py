@@ -37,7 +37,7 @@ WHY_NOT = {
     "image-classifier": "Plain transformers does not know this architecture; bilens opens it.",
     "sparse-autoencoder": "Plain transformers does not know this architecture; bilens opens it.",
     "bilens-language": "Plain transformers does not know this architecture. After "
-    "`import bilens` its `AutoModelForCausalLM` opens, trains and runs it.",
+    "`import bilens.nn.language` its `AutoModelForCausalLM` opens, trains and runs it.",
     "bilens_swish": "Plain transformers does not open it: the activation is half-way to a line. "
     "`bilens export` makes an ordinary checkpoint once it is one.",
     "bilens_linear_gates": "Plain transformers does not open it: the gates of some layers are "

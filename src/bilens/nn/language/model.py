@@ -108,7 +108,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
     """logits = W_U norm(blocks(W_E tokens)): a causal transformer with MLPs that are tensors.
 
     Trains with `transformers.Trainer`, writes with `generate`, is saved and loaded with
-    `save_pretrained` and `AutoModelForCausalLM.from_pretrained` once `bilens` is imported. Weights
+    `save_pretrained` and `AutoModelForCausalLM.from_pretrained` once `bilens.nn.language` is imported. Weights
     stand under the field's names: `W_E`, `W_U`, `blocks[i].attn.W_Q` and so on,
     `blocks[i].mlp.W_L`, `W_R`, `W_D`.
 
