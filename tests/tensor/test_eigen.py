@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bilens.tensor import QuadraticForm, eigen
+from bilens.tensor import QuadraticForm, quadratic
 from tests.tensor.factors import normal
 
 N, K = 600, 6
@@ -77,7 +77,7 @@ def test_the_iteration_is_used_and_the_fallback_is_not(monkeypatch):
     def forbidden(*args):
         raise AssertionError("decomposed whole")
 
-    monkeypatch.setattr(eigen, "dense_eigenpairs", forbidden)
+    monkeypatch.setattr(quadratic, "dense_eigenpairs", forbidden)
     random_form().eigh(K)
     with pytest.raises(AssertionError, match="decomposed whole"):
         random_form().eigh(200)
@@ -99,6 +99,6 @@ def test_the_seed_decides():
 def test_forms_are_done_in_turns_when_memory_is_short(monkeypatch):
     form = random_form()
     together = form.eigh(K)
-    monkeypatch.setattr(eigen, "WORKING_BYTES", 1)
+    monkeypatch.setattr(quadratic, "WORKING_BYTES", 1)
     assert torch.allclose(form.eigh(K).values, together.values, rtol=1e-6)
     assert torch.allclose(form.eigh().values[:, :K], together.values, rtol=1e-6)

@@ -131,9 +131,9 @@ USES = {
     "top_paths": lambda t: top_paths([t], torch.ones(2), 1),
     "best_match": lambda t: best_match(t.left, ONES.left),
     "cluster": lambda t: cluster(t.left, torch.ones(3)),
-    "matrix svd": lambda t: FactoredMatrix(t.left, ONES.left).svd(),
-    "matrix norm": lambda t: FactoredMatrix(t.left, ONES.left).norm(),
-    "top_entries": lambda t: FactoredMatrix(t.left, ONES.left).top_entries(1),
+    "matrix svd": lambda t: FactoredMatrix(t.left, ONES.left.T).svd(),
+    "matrix norm": lambda t: FactoredMatrix(t.left, ONES.left.T).norm(),
+    "top_entries": lambda t: FactoredMatrix(t.left, ONES.left.T).top_entries(1),
     "effective_rank": lambda t: SPOILT.effective_rank(),
 }
 

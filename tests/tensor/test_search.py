@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor
-from bilens.tensor.search import LayerBound, _layer_bounds, spectral_norm_bound, top_paths
+from bilens.tensor.search import _LayerBound, _layer_bounds, spectral_norm_bound, top_paths
 from bilens.tensor.tree import decompile
 from tests.tensor.deep import (
     KINDS,
@@ -132,13 +132,13 @@ def test_the_tight_bound_saves_expansions(monkeypatch):
 
 def test_the_quick_bound_saves_tight_ones(monkeypatch):
     looked_at = []
-    tight = LayerBound.tight
+    tight = _LayerBound.tight
 
     def counted(bound, direction):
         looked_at.append(direction)
         return tight(bound, direction)
 
-    monkeypatch.setattr(LayerBound, "tight", counted)
+    monkeypatch.setattr(_LayerBound, "tight", counted)
     found = top_paths(decaying_chain(2), torch.eye(30, dtype=torch.float64)[:5], 10)
     assert found.expanded <= len(looked_at) <= 0.3 * found.total
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, with_constant
-from bilens.tensor import paths as paths_module
+from bilens.tensor import tree as tree_module
 from bilens.tensor.tree import Paths, decompile, tree_to_networkx
 from tests.tensor.deep import (
     chains,
@@ -47,7 +47,7 @@ def test_effective_eigenvalues(shape):
 def test_the_formula_by_hand():
     numbers = torch.tensor([[16.0, -9.0, -2.0], [-1.0, 4.0, 3.0], [5.0, 0.0, 1.0]])
     expected = torch.tensor([-2.0 * 3.0 * 2.0, 3.0 * 2.0 * 1.0, 0.0])
-    assert close(paths_module.effective_eigenvalues(numbers), expected, 1e-6)
+    assert close(tree_module.effective_eigenvalues(numbers), expected, 1e-6)
 
 
 def by_hand(paths: Paths, x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def test_samples_are_done_in_blocks_when_memory_is_short(monkeypatch):
     paths = decompile(random_chain(2, "bias"), normal(2, 4, seed=1))
     x = normal(2, 3, 5, seed=2)
     together = paths(x)
-    monkeypatch.setattr(paths_module, "WORKING_BYTES", 1)
+    monkeypatch.setattr(tree_module, "WORKING_BYTES", 1)
     assert together.shape == (2, 3, 2)
     assert close(paths(x), together)
 
