@@ -51,7 +51,7 @@ def jobs(folder: Path) -> dict[str, Callable[[], Any]]:
 
     def spectra() -> None:
         for layer in range(LAYERS):
-            directions, at = model.W_U[:DIRECTIONS], folder / str(layer)
+            directions, at = model.W_U.T[:DIRECTIONS], folder / str(layer)
             write_spectra(model.mlp(layer), directions, at, batch_size=64)
 
     prompts = list(texts[:PROMPTS, :8])

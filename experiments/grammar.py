@@ -47,7 +47,7 @@ def run(context: RecipeContext) -> Outcome:
     found: list[dict[str, float]] = []
     for seed in range(context.choose(3, 10)):
         model = context.language("grammar", replace(preset.training, seed=seed), preset.model)
-        model.model.unembed.weight -= model.W_U.mean(0)
+        model.model.unembed.weight -= model.W_U.mean(1)
         found.append(
             {
                 **divergences(model, grammar, ids),

@@ -251,7 +251,7 @@ class Circuits:
         return self.model.W_E[self._ids(*words)]
 
     def _unembedded(self, *words: str) -> Tensor:
-        return self.model.W_U[self._ids(*words)]
+        return self.model.W_U[:, self._ids(*words)].T
 
     def _after(self, x: Tensor) -> Tensor:
         """The stream behind the first MLP, of streams before it."""

@@ -69,7 +69,7 @@ def test_both_texts_are_shown_before_and_after(view):
     page = view.page(OF, names, 0, OTHER)
     model, edited = view.flows.model, view.edited(OF, names, 0)
     vector = model.direction(model.token("lily"), [model.token("tom"), model.token("ben")])
-    weights = torch.linalg.lstsq(model.W_U.T, vector).solution
+    weights = torch.linalg.lstsq(model.W_U, vector).solution
     for text in (OF.prompt, OTHER):
         ids = model.ids(text)[None]
         before, after = (m.logits(ids)[0, -1] for m in (model, edited))

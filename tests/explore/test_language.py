@@ -53,7 +53,7 @@ def test_paths_of_the_table_add_up(view):
 
 
 def test_the_spectrum_is_that_of_the_direction(view):
-    W_U, vocabulary = view.model.W_U, view.corpus.tokenizer.get_vocab()
+    W_U, vocabulary = view.model.W_U.T, view.corpus.tokenizer.get_vocab()
     direction = W_U[vocabulary["lily"]] - W_U[[vocabulary["tom"], vocabulary["ben"]]].mean(0)
     Q = view.model.mlp(0).interaction(direction).dense()
     found = view.spectrum(STATE).values.sort().values

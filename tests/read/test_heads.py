@@ -74,7 +74,7 @@ def test_outputs_are_what_heads_send_to_the_logits(bias, n_kv_heads, norm):
     e = view.model.W_E + view.model.pos_embed.weight[5]
     alone = attn(block.attn_norm(e)[:, None])[:, 0] - (attn.out.bias if bias else 0)
     found = head_outputs(view, position=5).dense().sum(0)
-    torch.testing.assert_close(found, alone @ view.W_U.T)
+    torch.testing.assert_close(found, alone @ view.W_U)
 
 
 def test_mixed_values_count_in_outputs():
@@ -83,7 +83,7 @@ def test_mixed_values_count_in_outputs():
     e = view.model.W_E
     first = view.model.blocks[0].attn.own_values(e[:, None])
     alone = attn(e[:, None], v_first=first)[:, 0]
-    torch.testing.assert_close(head_outputs(view, 1).dense().sum(0), alone @ view.W_U.T)
+    torch.testing.assert_close(head_outputs(view, 1).dense().sum(0), alone @ view.W_U)
 
 
 @given(

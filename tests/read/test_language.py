@@ -109,7 +109,7 @@ def token_alone(view, token, layer):
     added = block.mlp(block.mlp_norm(e))
     whole = model.unembed(model.norm(e + added)) - view.b_U
     scale = 1.0 if view.parts.norm is None else view.parts.norm.scale(e + added)[:, None]
-    mlp = scale * added @ view.W_U.T
+    mlp = scale * added @ view.W_U
     return whole - mlp, mlp
 
 
@@ -359,7 +359,7 @@ def test_bad_input_is_named(unchecked, read, message):
 
 def test_a_batch_of_spectra_has_no_contexts():
     view = view_of()
-    batch = view.interaction(view.W_U[:2], 0).eigh(2)
+    batch = view.interaction(view.W_U.T[:2], 0).eigh(2)
     index = ContextIndex(view, [random_text()])
     for read in (
         lambda: top_contexts(view, batch, [random_text()]),

@@ -39,7 +39,7 @@ def sum_of_parts(view: ResidualModel, ids: Tensor) -> tuple[Tensor, Tensor]:
         read = before if parts.parallel else x
         n = normalised(layer.mlp.norm, read, found.mlp_scale)
         x = x + mlp_out(view, number, n, found.gate_ratio) * found.mlp_out_scale[:, None]
-    logits = normalised(parts.norm, x, trace.scale) @ view.W_U.T + view.b_U
+    logits = normalised(parts.norm, x, trace.scale) @ view.W_U + view.b_U
     if parts.softcap is not None:
         logits = parts.softcap * torch.tanh(logits / parts.softcap)
     return logits, trace.logits

@@ -267,13 +267,12 @@ class LanguageView:
     def ngram_page(self, state: LanguageState) -> str:
         """What precedes and follows the token, and skip-trigrams where the MLP is a tensor."""
         direction = TokenDirection(state.token, state.minus)
-        positions = self.model.parts.positions or self.model.parts.hidden_positions
         reading = read_ngrams(
             self.model,
             direction,
             state.layer,
             k=NGRAMS,
-            position=1 if positions else None,
+            position=None if self.model.parts.n_positions is None else 1,
             among=self.frequent,
         )
         frames = {

@@ -39,13 +39,13 @@ def feature_batch(
         decoderesearch/SAEDashboard, `sae_dashboard/neuronpedia/neuronpedia_dashboard.py`;
         hijohnnylin/neuronpedia, `convert-saedashboard-to-neuronpedia-export.py`.
     """
-    tensor = model.mlp(reading.layer)
+    tensor, W_U = model.mlp(reading.layer), model.W_U
     features = []
     for number, (v, found) in enumerate(
         zip(reading.spectrum.vectors, reading.contexts, strict=True)
     ):
         written = tensor.out @ ((tensor.left @ v) * (tensor.right @ v))
-        logits = model.W_U @ written
+        logits = written @ W_U
         most = min(k, model.vocab_size)
         high, low = logits.topk(most), logits.topk(most, largest=False)
         counts, edges = torch.histogram(logits.float().cpu(), HISTOGRAM)

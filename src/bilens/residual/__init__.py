@@ -5,16 +5,19 @@ Importing it takes as long as transformers does.
 
 from bilens.residual.families import Family, known_families, register_family
 from bilens.residual.layers import Parts
-from bilens.residual.model import HeadWeights, ResidualModel
+from bilens.residual.model import HeadWeights, ResidualModel, ValueSource
+from bilens.residual.moments import Moment
 from bilens.residual.trace import LayerTrace, Trace
 
 __all__ = [
     "Family",
     "HeadWeights",
     "LayerTrace",
+    "Moment",
     "Parts",
     "ResidualModel",
     "Trace",
+    "ValueSource",
     "known_families",
     "register_family",
 ]

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bilens.errors import BilensError
+from bilens.residual.moments import Moment
 from bilens.residual.parts import Embedding, LinearMap, Norm
 
 __all__ = ["MLP", "Heads", "Layer", "Parts", "Readers"]
@@ -207,6 +208,50 @@ class Parts(ReadsStream):
     def tables(self) -> list[Embedding]:
         """The embeddings that add to the stream."""
         return [table for table in (self.embed, self.positions) if table is not None]
+
+    @property
+    def n_positions(self) -> int | None:
+        """Number of positions that have a vector; None where only distances count."""
+        table = self.positions or self.hidden_positions
+        return None if table is None else table.module.num_embeddings
+
+    def embedding(self, ids: Int[Tensor, " time"]) -> dict[Literal["token", "position"], Tensor]:
+        """Return the vectors (time, d_model) that embed a text: of tokens, and of positions."""
+        vectors: dict[Literal["token", "position"], Tensor] = {"token": self.embed.rows(ids)}
+        if self.positions is not None:
+            places = torch.arange(len(ids), device=ids.device)
+            vectors["position"] = self.positions.rows(places)
+        return vectors
+
+    def embedding_factors(self) -> dict[Moment, float]:
+        """Return the factor of the embedding at each moment that writes it to the stream."""
+        factors = {Moment.embedding(): 1.0}
+        for number, layer in enumerate(self.layers):
+            if layer.residual_mix is not None:
+                factors[Moment.input(number)] = float(layer.residual_mix[1])
+        return factors
+
+    def mixing(self) -> Float64[Tensor, "moments moments"]:
+        """Return the factor of a vector written at a moment (column) when it is read (row).
+
+        It is 0 where the read comes first.
+        """
+        count = Moment.count(len(self.layers))
+        mixing = torch.ones(count, count, dtype=torch.float64).tril()
+        for number, layer in enumerate(self.layers):
+            if layer.residual_mix is not None:
+                entry = Moment.input(number)
+                mixing[entry:, :entry] *= float(layer.residual_mix[0])
+        return mixing
+
+    def embedding_share(self, moment: Moment) -> float:
+        """Return the factor of the embedding in the stream at a moment."""
+        row = self.mixing()[moment].tolist()
+        return sum(row[written] * factor for written, factor in self.embedding_factors().items())
+
+    def mlp_moment(self, layer: int) -> Moment:
+        """Return the moment at which the MLP of a layer reads the stream."""
+        return Moment.input(layer) if self.parallel else Moment.attention(layer)
 
     @property
     def writes(self) -> list[LinearMap]:

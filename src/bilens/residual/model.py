@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -38,6 +38,24 @@ class HeadWeights:
     value_bias: Float[Tensor, "heads d_head"]
     out: Float[Tensor, "heads d_head d_model"]
     out_bias: Float[Tensor, " d_model"]
+
+
+class ValueSource(NamedTuple):
+    """Weights of the heads' values that read one normalised stream.
+
+    Attributes:
+        layer: number of the layer whose stream is read.
+        value: V.
+        bias: the values' bias.
+    """
+
+    layer: int
+    value: Float[Tensor, "heads d_model d_head"]
+    bias: Float[Tensor, "heads d_head"]
+
+    def values(self, n: Float[Tensor, "rows d_model"]) -> Float[Tensor, "heads rows d_head"]:
+        """Return the values of normalised rows, n V + bias."""
+        return n @ self.value + self.bias[:, None]
 
 
 @full_precision
@@ -130,8 +148,8 @@ class ResidualModel:
         return self.parts.embed.weight() * self.parts.embed.scale
 
     @property
-    def W_U(self) -> Float[Tensor, "vocab d_model"]:
-        """What each logit reads of the normalised stream behind the last layer."""
+    def W_U(self) -> Float[Tensor, "d_model vocab"]:
+        """Unembedding of the normalised stream after the last layer, one column for each token."""
         return self.unembed()[0]
 
     @property
@@ -141,14 +159,14 @@ class ResidualModel:
 
     def unembed(
         self, tokens: Sequence[int] | None = None
-    ) -> tuple[Float[Tensor, "n d_model"], Float[Tensor, " n"]]:
-        """W_U and b_U, or their rows of some tokens, which alone are folded then."""
+    ) -> tuple[Float[Tensor, "d_model n"], Float[Tensor, " n"]]:
+        """Return W_U and b_U, or only their columns of these tokens."""
         part, scale = self.parts.unembed, self.parts.logit_scale
         some = (
             part if tokens is None else replace(part, rows=torch.tensor(tokens, device=self.device))
         )
         weight, bias = self._read(some, self.parts.norm)
-        return scale * weight, weight.new_zeros(len(weight)) if bias is None else scale * bias
+        return scale * weight.T, weight.new_zeros(len(weight)) if bias is None else scale * bias
 
     def embedded(
         self, tokens: Int[Tensor, " n"], position: int | None = None
@@ -159,7 +177,7 @@ class ResidualModel:
             BilensError: the model has learned positions and none is given, or it is out of range.
         """
         self._check_ids(tokens, "tokens")
-        x = self.W_E[tokens]
+        x = self.parts.embed.rows(tokens)
         table = self.parts.positions
         if table is None:
             return x
@@ -170,7 +188,7 @@ class ResidualModel:
             )
         learned = "the positions that the model has learned"
         check_index("position", position, table.module.num_embeddings, learned)
-        return x + table.weight()[position]
+        return x + table.rows(torch.tensor(position, device=self.device))
 
     def token(self, name: str) -> int:
         """The number of a token by its name, which the vocabulary or the tokenizer knows as one.
@@ -222,8 +240,8 @@ class ResidualModel:
             else check_index(name, item, self.parts.unembed.n_out, "the number of a token")
             for name, item in [("token", token), *(("minus", other) for other in others)]
         ]
-        directions = self.unembed(numbers)[0]
-        return directions[0] - directions[1:].mean(0) if others else directions[0]
+        W_U, _ = self.unembed(numbers)
+        return W_U[:, 0] - W_U[:, 1:].mean(1) if others else W_U[:, 0]
 
     def layer(self, layer: int) -> Layer:
         """The parts of a layer."""
@@ -329,20 +347,20 @@ class ResidualModel:
             out_bias=out.new_zeros(len(out)) if out_bias is None else out_bias,
         )
 
-    def value_sources(self, layer: int) -> list[tuple[int, Tensor, Tensor]]:
-        """Where the heads' values come from: (layer, V, v_bias), to be added up.
+    def value_sources(self, layer: int) -> list[ValueSource]:
+        """Return the weights of the heads' values, whose outputs are to be added up.
 
         The heads read n of their own layer and, with `value_mix`, that of the first one too.
         """
-        own = self.heads(layer)
-        found = [(layer, own.value, own.value_bias)]
+        weights = self.heads(layer)
+        sources = [ValueSource(layer, weights.value, weights.value_bias)]
         share = self.layer(layer).heads.v_first_share
         if share is not None:
             first, of_first = self.heads(0), self.layer(0).heads.v_first_share
             assert of_first is not None
-            mixed = (share / (1 - of_first)).detach().to(own.value)
-            found.append((0, mixed * first.value, mixed * first.value_bias))
-        return found
+            mixed = (share / (1 - of_first)).detach().to(first.value)
+            sources.append(ValueSource(0, mixed * first.value, mixed * first.value_bias))
+        return sources
 
     def ov(self, layer: int) -> FactoredMatrix:
         """W_V W_O of every head: a row n that is looked at arrives as n OV; biases are left out.

@@ -91,6 +91,11 @@ class Embedding:
         stored = self.module.weight.detach()
         return stored.to(working_dtype(stored.dtype))
 
+    def rows(self, numbers: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
+        """Return the vectors that the model adds to the stream for these rows."""
+        stored = self.module.weight.detach()[numbers]
+        return self.scale * stored.to(working_dtype(stored.dtype))
+
     def set_weight(self, weight: Float[Tensor, "n_rows d_model"]) -> None:
         """Put new rows in place of the old, in the storage dtype."""
         _put(_weight(self.module), weight)

@@ -27,10 +27,12 @@ class LayerTrace:
         stream: before the layer.
         attn_input: what attention reads before its norm; the stream, but where the layer mixes the
             embedding into it.
+        attn_n: attention's input n, the normalised stream before the norm's gain.
         attn_scale: of attention's norm; 1 without one.
         pattern: how much each head looks from every position (rows) at every earlier one.
         attn_out_scale: of the norm behind attention; 1 without one.
         mlp_input: what the MLP reads before its norm.
+        mlp_n: the MLP's input n, the normalised stream before the norm's gain.
         mlp_scale: of the MLP's norm.
         gate_ratio: act(z) / z of each hidden unit, by which the MLP is bilinear on this text.
         mlp_out_scale: of the norm behind the MLP.
@@ -38,10 +40,12 @@ class LayerTrace:
 
     stream: Float[Tensor, "time d_model"]
     attn_input: Float[Tensor, "time d_model"]
+    attn_n: Float[Tensor, "time d_model"]
     attn_scale: Float[Tensor, " time"]
     pattern: Float[Tensor, "heads time time"]
     attn_out_scale: Float[Tensor, " time"]
     mlp_input: Float[Tensor, "time d_model"]
+    mlp_n: Float[Tensor, "time d_model"]
     mlp_scale: Float[Tensor, " time"]
     gate_ratio: Float[Tensor, "time hidden"]
     mlp_out_scale: Float[Tensor, " time"]
@@ -147,10 +151,12 @@ class _Recorder:
         return LayerTrace(
             stream=self.inputs[layer.module],
             attn_input=attn_input,
+            attn_n=heads.normalised(attn_input),
             attn_scale=heads.scale(attn_input),
             pattern=self.patterns[heads.module],
             attn_out_scale=_scale(heads.out_norm, self.outputs[heads.out.module]),
             mlp_input=mlp_input,
+            mlp_n=mlp.normalised(mlp_input),
             mlp_scale=mlp.scale(mlp_input),
             gate_ratio=_ratio(mlp, z),
             mlp_out_scale=_scale(mlp.out_norm, self.outputs[mlp.down.module]),

@@ -15,7 +15,7 @@ from bilens.errors import BilensError
 from bilens.read.flow.attention import FrozenAttention
 from bilens.read.flow.graph import Flow, Node
 from bilens.read.flow.mlp import FrozenMLP
-from bilens.residual import ResidualModel
+from bilens.residual import Moment, ResidualModel
 from bilens.residual.parts import LinearMap
 from bilens.settings import Count, NotNegative
 
@@ -115,7 +115,7 @@ class _Runner:
         """The predicted change, and what to do, for a direction at all positions."""
         mlp = FrozenMLP.on(self.model, self.flow.trace, part.layer)
         v, less = self._fitted(mlp, part), 1 - self.scale
-        q = mlp.weights(self.flow.above(3 * part.layer + 3))
+        q = mlp.weights(self.flow.above(Moment.mlp(part.layer)))
         overlap, pull = mlp.z @ v, mlp.pulled(q) @ v
         square = q @ ((mlp.left @ v) * (mlp.right @ v))
         predicted = -2 * less * overlap * pull + (less * overlap) ** 2 * square
@@ -151,7 +151,7 @@ class _Runner:
             return (reading**2 - 1) * a.flow, self._eigenvector(above, reading)
         predicted = (self.scale - 1) * through
         if a.kind == "output":
-            less = (1 - self.scale) * self._arriving(below, 3 * self.model.n_layers)[-1]
+            less = (1 - self.scale) * self._arriving(below, Moment.mlp(self.model.n_layers - 1))[-1]
 
             def lessen(x: Tensor) -> None:
                 x[-1] -= less.to(x)

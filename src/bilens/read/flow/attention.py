@@ -6,11 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bilens.checks import full_precision
-from bilens.residual import ResidualModel, Trace
+from bilens.residual import Moment, ResidualModel, Trace, ValueSource
 from bilens.residual.parts import Norm
 
-__all__ = ["FrozenAttention", "Reads", "Source", "read_moment"]
+__all__ = ["FrozenAttention", "Reads", "Source"]
 
 INPUTS = 5
 """Factors of a head without softmax: two queries, two keys and a value, each linear in a stream."""
@@ -24,7 +23,7 @@ class Reads:
     at s, or the other way round for queries.
 
     Attributes:
-        moment: which stream is read; see `bilens.read.flow.graph.Rows`.
+        moment: which stream is read.
         at_source: whether n stands at s.
         weights: A.
         partner: X.
@@ -34,7 +33,7 @@ class Reads:
         scale: what it multiplies by.
     """
 
-    moment: int
+    moment: Moment
     at_source: bool
     weights: Float[Tensor, "heads time time"]
     partner: Float[Tensor, "heads time d_head"]
@@ -93,7 +92,7 @@ class Source:
         read: the values.
     """
 
-    moment: int
+    moment: Moment
     matrix: Float[Tensor, "heads d_model d_head"]
     bias: Float[Tensor, "heads d_head"]
     norm: Norm | None
@@ -119,7 +118,7 @@ class FrozenAttention:
         found, weights = trace.layers[layer], model.heads(layer)
         self.pattern, self.out, self.out_bias = found.pattern, weights.out, weights.out_bias
         self.out_scale = found.attn_out_scale
-        self.sources = [_source(model, trace, *source) for source in model.value_sources(layer)]
+        self.sources = [_source(model, trace, source) for source in model.value_sources(layer)]
         self.values = torch.stack([part.read for part in self.sources]).sum(0)
         self.asked = _Asked.on(model, trace, layer) if through_patterns else None
 
@@ -168,20 +167,16 @@ class FrozenAttention:
         return torch.einsum("hte,hed->td", mixed, self.out) * self.out_scale[:, None]
 
 
-@full_precision
-def read_moment(layer: int) -> int:
-    """Which stream the heads of a layer read."""
-    return 3 * layer + 1
-
-
-def _source(model: ResidualModel, trace: Trace, layer: int, matrix: Tensor, bias: Tensor) -> Source:
-    found, norm = trace.layers[layer], model.layer(layer).heads.norm
-    read = _normalised(norm, found.attn_input, found.attn_scale) @ matrix + bias[:, None]
-    return Source(read_moment(layer), matrix, bias, norm, found.attn_scale, read)
-
-
-def _normalised(norm: Norm | None, x: Tensor, scale: Tensor) -> Tensor:
-    return x if norm is None else norm.centred(x) * scale[:, None]
+def _source(model: ResidualModel, trace: Trace, source: ValueSource) -> Source:
+    layer = trace.layers[source.layer]
+    return Source(
+        moment=Moment.input(source.layer),
+        matrix=source.value,
+        bias=source.bias,
+        norm=model.layer(source.layer).heads.norm,
+        scale=layer.attn_scale,
+        read=source.values(layer.attn_n),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,8 +197,7 @@ class _Asked:
 
     @classmethod
     def on(cls, model: ResidualModel, trace: Trace, layer: int) -> "_Asked":
-        found, norm = trace.layers[layer], model.layer(layer).heads.norm
-        n = _normalised(norm, found.attn_input, found.attn_scale)
+        n, pattern = trace.layers[layer].attn_n, trace.layers[layer].pattern
         each = [model.queries_keys(layer, n[[t]], t) for t in range(len(n))]
         maps = [model.query_key_maps(layer, t) for t in range(len(n))]
         chosen = [0, len(each[0]) - 1]
@@ -224,7 +218,7 @@ class _Asked:
         (q1, k1), (q2, k2) = pairs
         seen = torch.ones(len(n), len(n), dtype=torch.bool, device=n.device).tril()
         raw = (q1 @ k1.mT) * (q2 @ k2.mT) * seen
-        row = _ratio((raw * found.pattern).sum(-1), raw.square().sum(-1))
+        row = _ratio((raw * pattern).sum(-1), raw.square().sum(-1))
         return cls(pairs, matrices, sizes, row)
 
     def reads(self, along: Float[Tensor, "heads time time"], values: Source) -> list[Reads]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.read.flow.graph import Flow, Node, Rows
-from bilens.residual import ResidualModel, Trace
+from bilens.residual import Moment, ResidualModel, Trace
 
 __all__ = ["FlowBuilder"]
 
@@ -44,7 +44,7 @@ class FlowBuilder:
         return torch.arange(first, len(self.nodes), device=constants.device)
 
     def _row(
-        self, name: str, nodes: Int[Tensor, " n"], position: Tensor, moment: int, vectors: Tensor
+        self, name: str, nodes: Int[Tensor, " n"], position: Tensor, moment: Moment, vectors: Tensor
     ) -> None:
         """What nodes read, or write, at some positions."""
         self.rows[name].append((nodes, position, torch.full_like(nodes, moment), vectors))
@@ -71,7 +71,7 @@ class FlowBuilder:
             if layer is not None and (layer, part) in self.outs:
                 written, _ = self.outs[layer, part]
                 places = torch.arange(len(written), device=number.device)
-                moment = 3 * layer + (2 if part == "attention" else 3)
+                moment = Moment.attention(layer) if part == "attention" else Moment.mlp(layer)
                 self.write(number.expand(len(places)), places, moment, written)
 
     def flow(self, u: Float[Tensor, " d_model"], value: float, frozen: tuple[str, ...]) -> Flow:
@@ -89,16 +89,7 @@ class FlowBuilder:
             reads=reads,
             writes=writes,
             constants=torch.cat(self.constants),
-            mixing=self._mixing(u),
+            mixing=self.model.parts.mixing().to(u),
             vectors=torch.cat([vectors, *self.vectors]),
             frozen=frozen,
         )
-
-    def _mixing(self, like: Tensor) -> Float[Tensor, "moments moments"]:
-        """1 where a read sees a write, times what layers between them multiply the stream by."""
-        found = like.new_ones(3 * self.model.n_layers + 1, 3 * self.model.n_layers + 1).tril()
-        for layer in range(self.model.n_layers):
-            mix = self.model.layer(layer).residual_mix
-            if mix is not None:
-                found[3 * layer + 1 :, : 3 * layer + 1] *= mix[0].detach().to(like)
-        return found

@@ -41,7 +41,7 @@ def edit(
     mlp = model.layer(layer).mlp
     if mlp.gate is None:
         raise BilensError(f"{mlp.name} has no gate; edit() changes what gated MLPs read")
-    basis = _orthonormal(vectors.to(model.W_U), model.d_model)
+    basis = _orthonormal(vectors.to(model.device, model.dtype), model.d_model)
     edited = sharing_weights(model)
     new = edited.layer(layer).mlp
     assert new.gate is not None

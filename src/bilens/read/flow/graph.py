@@ -83,9 +83,7 @@ class Node:
 class Rows:
     """Vectors that nodes read from the stream, or write to it.
 
-    Moments number the states of the stream: 0 is what the embedding wrote; layer l mixes the
-    embedding in (where it does) at 3l + 1, its heads write at 3l + 2 and its MLP at 3l + 3. A read
-    at a moment sees all that was written up to it.
+    Moments are those of `bilens.residual.Moment`.
 
     Attributes:
         node: whose.

@@ -83,8 +83,7 @@ class FrozenMLP:
     def on(cls, model: ResidualModel, trace: Trace, layer: int) -> "FrozenMLP":
         """The MLP of a layer on a text."""
         parts, found, tensor = model.layer(layer).mlp, trace.layers[layer], model.mlp_factors(layer)
-        x = found.mlp_input
-        z = parts.centred(x) * found.mlp_scale[:, None]
+        z = found.mlp_n
         # A bias behind the MLP is one hidden unit more; it is not a product of what is read.
         units = found.gate_ratio.shape[1]
         return cls(

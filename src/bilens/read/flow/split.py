@@ -8,12 +8,12 @@ from torch import Tensor
 
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError
-from bilens.read.flow.attention import FrozenAttention, read_moment
+from bilens.read.flow.attention import FrozenAttention
 from bilens.read.flow.builder import FlowBuilder
 from bilens.read.flow.graph import Flow, Kind, Node
 from bilens.read.flow.mlp import FrozenMLP
 from bilens.read.language.names import TokenDirection
-from bilens.residual import ResidualModel, Trace
+from bilens.residual import Moment, ResidualModel, Trace
 from bilens.settings import Between, Count
 
 __all__ = ["flow"]
@@ -97,7 +97,7 @@ def _direction(
             "model's stream; ResidualModel.direction() gives that of a token"
         )
     check_finite(direction=direction)
-    return direction.to(model.W_U), 0.0
+    return direction.to(model.device, model.dtype), 0.0
 
 
 class _Split:
@@ -117,11 +117,12 @@ class _Split:
     def run(self, bias: float, k: int, threshold: float) -> Flow:
         """Everything that carries at least a share `threshold` of the absolute flow, as a node."""
         n_layers, last = self.model.n_layers, self.time - 1
+        final = Moment.mlp(n_layers - 1)
         value = float(self.root @ self.trace.stream[last]) + bias
         number = self.graph.add(
             [Node("output", value, position=last)], self.root.new_tensor([bias])
         )
-        self.graph.read(number, self.places[-1:], 3 * n_layers, self.root[None])
+        self.graph.read(number, self.places[-1:], final, self.root[None])
         # What carries nothing at all is never split.
         least = max(threshold * self.absolute, torch.finfo(self.root.dtype).tiny)
         for layer in reversed(range(n_layers)):
@@ -130,34 +131,35 @@ class _Split:
         self._add_leaves()
         return self.graph.flow(self.u, value, self._frozen())
 
-    def _down(self) -> dict[int, Tensor]:
+    def _down(self) -> dict[Moment, Tensor]:
         """What reads each position from above, at each moment."""
         w = self.root.new_zeros(self.time, len(self.root))
         w[-1] = self.root
         above = {}
+        parts, mixing = self.model.parts, self.model.parts.mixing()
         # What reads further down than the layer that it belongs to: the first layer's values.
         late = torch.zeros_like(w)
         for layer in reversed(range(self.model.n_layers)):
-            above[3 * layer + 3] = w
+            written, entry = Moment.attention(layer), Moment.input(layer)
+            above[Moment.mlp(layer)] = w
             mlp = FrozenMLP.on(self.model, self.trace, layer)
             q = mlp.weights(w)
             self.absolute += float(mlp.units(q).abs().sum())
             from_mlp, _ = mlp.read(mlp.pulled(q), self.places)
-            above[3 * layer + 2] = w if self.model.parts.parallel else w + from_mlp
+            above[written] = w + from_mlp if parts.mlp_moment(layer) == written else w
             heads = self._heads(layer)
-            back = heads.back(above[3 * layer + 2])
+            back = heads.back(above[written])
             self.absolute += float(heads.flows(back).abs().sum())
             w = w + from_mlp
             for reads in heads.reads(back):
                 rows, _ = reads.total(torch.ones_like(heads.pattern, dtype=torch.bool))
-                if reads.moment == read_moment(layer):
+                if reads.moment == entry:
                     w = w + rows
                 else:
                     late += rows
-            above[3 * layer + 1] = w = w + late if layer == 0 else w
-            mix = self.model.layer(layer).residual_mix
-            w = w if mix is None else mix[0].detach().to(w) * w
-        above[0] = w
+            above[entry] = w = w + late if layer == 0 else w
+            w = w * float(mixing[entry, entry - 1])
+        above[Moment.embedding()] = w
         return above
 
     def _heads(self, layer: int) -> FrozenAttention:
@@ -167,8 +169,8 @@ class _Split:
 
     def _split_mlp(self, layer: int, k: int, least: float) -> None:
         mlp, graph = FrozenMLP.on(self.model, self.trace, layer), self.graph
-        seen = 3 * layer + (1 if self.model.parts.parallel else 2)
-        w = self.above[3 * layer + 3]
+        seen, written = self.model.parts.mlp_moment(layer), Moment.mlp(layer)
+        w = self.above[written]
         graph.write_bias(layer, "mlp", w, mlp.out_bias * mlp.out_scale[:, None])
         q = mlp.weights(w)
         pulled, out = mlp.pulled(q), mlp.written()
@@ -184,7 +186,7 @@ class _Split:
             reads, constants = mlp.read(taken, at)
             number = graph.add(nodes, constants, found.vector)
             graph.read(number, at, seen, reads)
-            graph.write(number, at, 3 * layer + 3, own)
+            graph.write(number, at, written, own)
             flows = flows.index_add(0, at, -found.flow)
             pulled, out = pulled.index_add(0, at, -taken), out.index_add(0, at, -own)
         reads, constants = mlp.read(pulled, self.places)
@@ -192,10 +194,10 @@ class _Split:
         nodes = [Node(kind, f, layer, "mlp", p, p) for p, f in enumerate(flows.tolist())]
         number = graph.add(nodes, constants)
         graph.read(number, self.places, seen, reads)
-        graph.write(number, self.places, 3 * layer + 3, out)
+        graph.write(number, self.places, written, out)
 
     def _split_heads(self, layer: int, least: float) -> None:
-        heads, graph, written = self._heads(layer), self.graph, 3 * layer + 2
+        heads, graph, written = self._heads(layer), self.graph, Moment.attention(layer)
         w = self.above[written]
         graph.write_bias(layer, "attention", w, heads.out_bias * heads.out_scale[:, None])
         back = heads.back(w)
@@ -219,15 +221,9 @@ class _Split:
         graph.write(rest, self.places, written, heads.written(~strong))
 
     def _add_leaves(self) -> None:
-        model, ids, graph = self.model, self.trace.ids, self.graph
-        tables: dict[Kind, Tensor] = {"token": model.W_E[ids]}
-        if model.parts.positions is not None:
-            tables["position"] = model.parts.positions.weight()[: self.time]
-        layers = range(model.n_layers)
-        mixes = [(3 * layer + 1, model.layer(layer).residual_mix) for layer in layers]
-        for kind, rows in tables.items():
-            written = {0: rows}
-            written |= {t: mix[1].detach().to(rows) * rows for t, mix in mixes if mix is not None}
+        parts, graph = self.model.parts, self.graph
+        for kind, rows in parts.embedding(self.trace.ids).items():
+            written = {moment: x * rows for moment, x in parts.embedding_factors().items()}
             flows = torch.stack([(self.above[t] * x).sum(-1) for t, x in written.items()]).sum(0)
             nodes = [Node(kind, f, position=p) for p, f in enumerate(flows.tolist())]
             number = graph.add(nodes, rows.new_zeros(len(rows)))

@@ -8,7 +8,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bilens.checks import full_precision
-from bilens.residual import ResidualModel
+from bilens.residual import Moment, ResidualModel
 from bilens.tensor import FactoredMatrix
 
 __all__ = ["Composition", "composition_scores"]
@@ -73,11 +73,14 @@ def composition_scores(model: ResidualModel) -> Composition:
         scores of random matrices.
     """
     # Nothing stands behind the last MLP, and before the first heads only the embedding.
-    writers, readers = _writers(model)[:-1], [group for group in _readers(model) if group[0] > 0]
+    writers, readers = (
+        _writers(model)[:-1],
+        [group for group in _readers(model) if group[0] > Moment.input(0)],
+    )
     rows = []
     for written, _, W in writers:
         blocks = [
-            _scores(W, R) if written < read else W.new_full((len(W), len(R)), torch.nan)
+            _scores(W, R) if written <= read else W.new_full((len(W), len(R)), torch.nan)
             for read, _, R in readers
         ]
         rows.append(torch.cat(blocks, 1))
@@ -94,10 +97,10 @@ def _writers(model: ResidualModel) -> list[Group]:
     for layer in range(model.n_layers):
         OV = model.ov(layer)
         found.append(
-            (_time(model, layer, 0), _names(model, layer), _core(OV.left) @ OV.right.double())
+            (Moment.attention(layer), _names(model, layer), _core(OV.left) @ OV.right.double())
         )
         D = model.mlp_writes(layer)
-        found.append((_time(model, layer, 1), [f"mlp {layer}"], _core(D.T)[None]))
+        found.append((Moment.mlp(layer), [f"mlp {layer}"], _core(D.T)[None]))
     return found
 
 
@@ -112,16 +115,11 @@ def _readers(model: ResidualModel) -> list[Group]:
         for side, matrices in (sides | {"V": model.ov(layer)}).items():
             R = matrices.left.double() @ _core(matrices.right.mT).mT
             heads = [f"{head} {side}" for head in _names(model, layer)]
-            found.append((_time(model, layer, 0), heads, R))
+            found.append((Moment.input(layer), heads, R))
         for side, weight in model.mlp_reads(layer).items():
-            time = _time(model, layer, 1)
-            found.append((time, [f"mlp {layer} {side}"], _core(weight).T[None]))
+            moment = model.parts.mlp_moment(layer)
+            found.append((moment, [f"mlp {layer} {side}"], _core(weight).T[None]))
     return found
-
-
-def _time(model: ResidualModel, layer: int, place: int) -> int:
-    """When a part reads and writes; those side by side do so at once."""
-    return 2 * layer if model.parts.parallel else 2 * layer + place
 
 
 def _names(model: ResidualModel, layer: int) -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from bilens.checks import full_precision
 from bilens.errors import BilensError
 from bilens.read.language.stream import head_outputs_at
-from bilens.residual import ResidualModel
+from bilens.residual import Moment, ResidualModel
 from bilens.settings import Count
 from bilens.tensor.factors import with_constant
 
@@ -98,20 +98,21 @@ def split_logits(model: ResidualModel, ids: Int[Tensor, " time"], position: int 
     heads, constant = head_outputs_at(model, trace, layer, position)
     sources = torch.cat([found.attn_input[position][None], heads.sum(1), constant[None]])
     read = sources.clone()
-    if model.parts.parallel:
+    if model.parts.mlp_moment(layer) < Moment.attention(layer):
         read[1:] = 0
     read = parts.centred(read) * found.mlp_scale[position]
     if tensor.constant:
         read = with_constant(read)
         read[:-1, -1] = 0
     last = float(trace.scale[position])
+    W_U, b_U = model.unembed()
     scale = last * float(found.mlp_out_scale[position])
     left, right = read @ tensor.left.T, read @ tensor.right.T
     hidden = (left[:, None] * right[None] + left[None] * right[:, None]) / 2
-    residual = last * sources @ model.W_U.T
-    residual[-1] += model.b_U
+    residual = last * sources @ W_U
+    residual[-1] += b_U
     names = ("direct", *(f"head {h}" for h in range(model.n_heads)), "biases")
-    pairs = scale * hidden @ tensor.out.T @ model.W_U.T
+    pairs = scale * hidden @ tensor.out.T @ W_U
     return LogitTerms(names, residual, pairs, read, scale)
 
 

@@ -114,7 +114,7 @@ def read_language(
         BilensError: an unknown token, or no such layer.
     """
     chosen = list(directions) or example_directions(model, corpus)
-    position = 1 if model.parts.positions or model.parts.hidden_positions else None
+    position = None if model.parts.n_positions is None else 1
     tokens = None if among is None else range(min(among, model.vocab_size))
     found: list[DirectionReading] = []
     left_out: tuple[str, ...] = ()

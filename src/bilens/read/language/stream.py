@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import check_index, full_precision
-from bilens.residual import ResidualModel, Trace
+from bilens.residual import Moment, ResidualModel, Trace
 
 __all__ = ["Stream", "head_outputs_at", "read_stream"]
 
@@ -54,7 +54,7 @@ def read_stream(
     trace = model.trace(ids[: position + 1])
     found = trace.layers[layer]
     direct = found.attn_input[position]
-    if model.parts.parallel:
+    if model.parts.mlp_moment(layer) < Moment.attention(layer):
         heads, constant = direct.new_zeros(model.n_heads, position + 1, model.d_model), 0 * direct
     else:
         heads, constant = head_outputs_at(model, trace, layer, position)
@@ -68,15 +68,10 @@ def head_outputs_at(
     """What each head of a layer adds to the stream at a position from each token, and biases."""
     found, weights = trace.layers[layer], model.heads(layer)
     sources = model.value_sources(layer)
-    values = torch.stack([_attn_input(model, trace, read) @ V for read, V, _ in sources]).sum(0)
-    bias = torch.stack([part for _, _, part in sources]).sum(0)
+    values = torch.stack([trace.layers[s.layer].attn_n @ s.value for s in sources]).sum(0)
+    bias = torch.stack([source.bias for source in sources]).sum(0)
     pattern, scale = found.pattern[:, position], found.attn_out_scale[position]
     heads = torch.einsum("ht,hte,hed->htd", pattern, values, weights.out)
     # The bias of the values arrives as often as a row of the pattern sums to.
     arriving = torch.einsum("h,he,hed->d", pattern.sum(-1), bias, weights.out)
     return scale * heads, scale * (arriving + weights.out_bias)
-
-
-def _attn_input(model: ResidualModel, trace: Trace, layer: int) -> Float[Tensor, "time d_model"]:
-    found = trace.layers[layer]
-    return model.layer(layer).heads.centred(found.attn_input) * found.attn_scale[:, None]

@@ -31,7 +31,7 @@ from torch import Tensor
 from bilens.checks import check_finite, check_index, checked, full_precision
 from bilens.errors import BilensError
 from bilens.read.language.names import chosen_tokens
-from bilens.residual import ResidualModel
+from bilens.residual import Moment, ResidualModel
 from bilens.settings import Place
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factors import fit_input, with_constant
@@ -72,7 +72,7 @@ def bigram_matrix(
     e = model.embedded(tokens, position)
     x, added, scale = _alone_with_mlp(model, e, layer)
     read = {"direct": x, "mlp": added, "both": x + added}[part]
-    return FactoredMatrix(scale * read, model.W_U[tokens].T)
+    return FactoredMatrix(scale * read, model.unembed(tokens.tolist())[0])
 
 
 @torch.no_grad()
@@ -137,7 +137,7 @@ def head_outputs(
     """
     tokens = chosen_tokens(model, among)
     values = _values(model, layer, model.embedded(tokens, position))
-    return FactoredMatrix(values, model.heads(layer).out @ model.W_U[tokens].T)
+    return FactoredMatrix(values, model.heads(layer).out @ model.unembed(tokens.tolist())[0])
 
 
 @torch.no_grad()
@@ -187,11 +187,8 @@ def head_writes(
 
 def _values(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "heads n d_head"]:
     """The values of tokens alone, those of the first layer mixed in where the model mixes them."""
-    found = [
-        _attn_input(model, read, e) @ V + bias[:, None]
-        for read, V, bias in model.value_sources(layer)
-    ]
-    return torch.stack(found).sum(0)
+    sources = model.value_sources(layer)
+    return torch.stack([s.values(_attn_input(model, s.layer, e)) for s in sources]).sum(0)
 
 
 def alone(model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int) -> Tensor:
@@ -199,12 +196,8 @@ def alone(model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int) -> Te
 
     It is the embedding, but where layers read a x + b x_0.
     """
-    share: Tensor | float = 1.0
-    for found in model.parts.layers[: layer + 1]:
-        if found.residual_mix is not None:
-            a, b = found.residual_mix.detach().to(e)
-            share = a * share + b
-    return share * e
+    moment = Moment.mlp(layer - 1) if layer == model.n_layers else Moment.input(layer)
+    return model.parts.embedding_share(moment) * e
 
 
 def _attn_input(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "n d_model"]:
@@ -222,15 +215,15 @@ def _alone_with_mlp(
 
 
 def _query_position(model: ResidualModel, distance: int, position: int | None) -> int:
-    table = model.parts.positions or model.parts.hidden_positions
+    n_positions = model.parts.n_positions
     if position is None:
-        if table is not None:
+        if n_positions is not None:
             raise BilensError(
                 "position=None, and the model has positions that are vectors, where more counts "
                 "than the distance of two tokens; give a place in the text"
             )
         return distance
-    if position < distance or (table is not None and position >= table.module.num_embeddings):
-        end = " or more" if table is None else f" to {table.module.num_embeddings - 1}"
+    if position < distance or (n_positions is not None and position >= n_positions):
+        end = " or more" if n_positions is None else f" to {n_positions - 1}"
         raise BilensError(f"position={position}, expected {distance}{end}")
     return position
