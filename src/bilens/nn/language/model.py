@@ -107,9 +107,9 @@ def _make_attention(config: LanguageConfig, layer: int) -> Attention:
 class LanguageModel(PreTrainedModel, GenerationMixin):
     """logits = W_U norm(blocks(W_E tokens)): a causal transformer with MLPs that are tensors.
 
-    Trains with `transformers.Trainer`, writes with `generate`, is saved and loaded with
-    `save_pretrained` and `AutoModelForCausalLM.from_pretrained` once `bilens.nn.language` is imported. Weights
-    stand under the field's names: `W_E`, `W_U`, `blocks[i].attn.W_Q` and so on,
+    Trains with `transformers.Trainer` and writes with `generate`. `save_pretrained` saves it, and
+    `AutoModelForCausalLM.from_pretrained` loads it once `bilens.nn.language` is imported. Weights
+    have the field's names: `W_E`, `W_U`, `blocks[i].attn.W_Q` and so on,
     `blocks[i].mlp.W_L`, `W_R`, `W_D`.
 
     Args:
