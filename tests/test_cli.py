@@ -143,6 +143,7 @@ def test_what_is_not_a_whole_number(text):
         (["train", "images", "--resume", "--output", "void"], "nothing to resume"),
         (["decompose", "void"], "void is not a directory here"),
         (["report", "void"], "void is not a directory here"),
+        (["decompose", "run", "--bonds", "--paths", "-1"], "--paths=-1 has no effect with --bonds"),
     ],
 )
 def test_a_mistake_gets_one_message(command, message, tmp_path, monkeypatch, capsys):

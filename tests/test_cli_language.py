@@ -174,6 +174,7 @@ FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--k", "2"]
         ([*FLOW, "--output", ""], ". could not be written: "),
         ([*FLOW, "--viewer", "a" * 5000], "could not be used: File name too long. Check the path"),
         (["decompose", "RUN"], "holds no image classifier"),
+        (["report", "RUN", "--token", ""], "token='', expected a single token"),
         (["train", "language", "--data", "nowhere.txt", "--device", "cpu"], "nowhere.txt"),
         (["train", "language", "--n-heads", "5", "--device", "cpu"], "not a multiple of n_heads=5"),
         (["train", "language", "--preset", "huge"], "invalid choice 'huge'"),

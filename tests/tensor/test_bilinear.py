@@ -27,6 +27,17 @@ def test_dense_is_the_definition(shape):
     assert close(tensor.dense(), dense(tensor))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_layer_without_an_output_map_has_its_hidden_units_as_outputs(dtype):
+    W, V, x = (normal(*shape).to(dtype) for shape in ((7, 5), (7, 5), (4, 5)))
+    tensor = BilinearTensor(W, V)
+    assert tensor.n_out == tensor.rank == 7
+    assert tensor.out.dtype == dtype
+    torch.testing.assert_close(tensor(x), (x @ W.T) * (x @ V.T))
+    with pytest.raises(BilensError, match="out is .*NoneType, expected Float"):
+        BilinearTensor(W, V, None)
+
+
 @given(shapes)
 def test_evaluation(shape):
     tensor = random_tensor(**shape)

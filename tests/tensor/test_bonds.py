@@ -104,6 +104,7 @@ def test_all_directions_are_the_model(given_case: dict) -> None:
     assert close(cut(x) @ directions.T, expected, 1e-8)
     assert close(forward(cut.tensors(), x) @ directions.T, expected, 1e-8)
     assert cut.certificate == 0
+    assert found.error(100) < 1e-6
 
 
 @settings(max_examples=40)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor
-from bilens.tensor.search import _LayerBound, _layer_bounds, spectral_norm_bound, top_paths
+from bilens.tensor.search import _layer_bounds, _LayerBound, spectral_norm_bound, top_paths
 from bilens.tensor.tree import decompile
 from tests.tensor.deep import (
     KINDS,

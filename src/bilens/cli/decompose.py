@@ -68,6 +68,8 @@ class Decompose:
 
     def run(self) -> dict[str, Any]:
         """Decompose, print and save."""
+        if self.bonds and self.paths != Decompose.paths:
+            raise BilensError(f"--paths={self.paths} has no effect with --bonds; leave out one")
         model = load(self.run_dir, device=choose_device(self.device))
         if not isinstance(model, ImageClassifier):
             raise BilensError(

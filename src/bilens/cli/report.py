@@ -74,7 +74,7 @@ class Report:
 
     def run(self) -> dict[str, Any]:
         """Read the model and write its page."""
-        if self.minus and not self.token:
+        if self.minus and self.token is None:
             raise BilensError(f"--minus={self.minus} takes the mean of tokens away from --token")
         device = choose_device(self.device)
         model = load(self.model, device=device)
@@ -109,5 +109,5 @@ class Report:
     def _language(self, model: "ResidualModel") -> "language.LanguageReading":
         corpus = language.corpus_for(model, self.data or trained_on(self.model), self.data_dir)
         minus = tuple(name for name in self.minus.split(",") if name)
-        chosen = [language.TokenDirection(self.token, minus)] if self.token else []
+        chosen = [language.TokenDirection(self.token, minus)] if self.token is not None else []
         return language.read_language(model, corpus, chosen, self.layer, among=self.among)

@@ -111,7 +111,8 @@ class BilinearTensor(Shown):
     Attributes:
         left: L; one row for each hidden unit.
         right: R; one row for each hidden unit.
-        out: D; one column for each hidden unit.
+        out: D; one column for each hidden unit. By default the identity, as in the paper: each
+            hidden unit is an output.
         constant: the last input coordinate is the constant 1, which carries biases. Inputs may
             then be given without it.
         names: of the outputs, such as classes; may be left out.
@@ -127,7 +128,7 @@ class BilinearTensor(Shown):
 
     left: Float[Tensor, "rank n_in"]
     right: Float[Tensor, "rank n_in"]
-    out: Float[Tensor, "n_out rank"]
+    out: Float[Tensor, "n_out rank"] = None  # type: ignore[assignment]
     constant: bool = False
     names: tuple[str, ...] = ()
 
@@ -150,6 +151,9 @@ class BilinearTensor(Shown):
         return "" if max(self.n_out, self.rank) > SHOWN else super()._shown_table()
 
     def __post_init__(self) -> None:
+        if self.out is None:
+            identity = torch.eye(len(self.left), dtype=self.left.dtype, device=self.left.device)
+            object.__setattr__(self, "out", identity)
         check_factors(left=self.left, right=self.right, out=self.out)
         if 0 in (*self.left.shape, *self.out.shape):
             raise BilensError(
