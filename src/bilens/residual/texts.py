@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bilens.data.cleaning import clean
+from bilens.data.texts import clean
 from bilens.errors import BilensError
 
 
