@@ -35,7 +35,6 @@ import torch
 from torch import Tensor
 
 from bilens.models import load
-from bilens.notebook import signed
 from bilens.read.flow import (
     Ablation,
     Flow,
@@ -49,6 +48,7 @@ from bilens.read.flow import (
 )
 from bilens.read.flow.mlp import FrozenMLP
 from bilens.read.language import TokenDirection
+from bilens.reading import signed
 from bilens.report import Table
 from bilens.report.flow import ablation_figure
 from bilens.residual import ResidualModel

@@ -27,8 +27,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.data import ImageData
-from bilens.notebook import signed
 from bilens.read import top_inputs
+from bilens.reading import signed
 from bilens.report import spectrum_figure
 from bilens.report.canvas import Canvas
 from bilens.report.picture import as_image, diverging

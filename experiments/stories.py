@@ -25,7 +25,6 @@ import pandas as pd
 import torch
 
 from bilens.data import Corpus
-from bilens.notebook import signed
 from bilens.read.language import (
     DirectionReading,
     TokenDirection,
@@ -37,6 +36,7 @@ from bilens.read.language import (
     skip_trigrams,
     split_logits,
 )
+from bilens.reading import signed
 from bilens.report import ContextList, spectrum_figure
 from bilens.report.language import context_line, ngram_table
 from bilens.residual import ResidualModel

@@ -11,7 +11,6 @@ from bilens.errors import BilensError
 from bilens.files import write_json, write_safetensors
 from bilens.models import load
 from bilens.nn import ImageClassifier
-from bilens.notebook import signed
 from bilens.read import (
     Basis,
     BondReading,
@@ -23,6 +22,7 @@ from bilens.read import (
     read_deep,
 )
 from bilens.read.deep import PATHS_NAME, save_paths
+from bilens.reading import signed
 from bilens.report import truncation_table
 from bilens.train import TRAINING_NAME, read_training
 

@@ -12,7 +12,7 @@ from bilens.errors import BilensError
 from bilens.files import write_json, written_whole
 from bilens.lazy_imports import lazy_import, pd
 from bilens.models import load
-from bilens.notebook import signed
+from bilens.reading import signed
 from bilens.train import read_training
 
 if TYPE_CHECKING:

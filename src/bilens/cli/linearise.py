@@ -10,7 +10,7 @@ from bilens.cli.console import DataDir, Device, ModelName, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.notebook import signed
+from bilens.reading import signed
 
 if TYPE_CHECKING:
     from bilens import convert, data

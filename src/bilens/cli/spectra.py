@@ -8,7 +8,7 @@ from bilens.cli.console import Device, ModelName
 from bilens.cli.language import load_language
 from bilens.cli.terminal import out, show_table
 from bilens.lazy_imports import lazy_import
-from bilens.notebook import signed
+from bilens.reading import signed
 
 if TYPE_CHECKING:
     import accelerate

@@ -14,11 +14,11 @@ from torch import Tensor
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import go, pd, px
-from bilens.notebook import Shown
+from bilens.reading import Fact, Reading
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageData(Shown):
+class ImageData(Reading):
     """Grey images with their classes, split into training and test.
 
     Attributes:
@@ -41,13 +41,16 @@ class ImageData(Shown):
 
     axes: ClassVar[dict[str, str]] = {"x": "class", "y": "train"}
 
-    def facts(self) -> str:
-        """Name, sizes of the splits, pixels and classes."""
-        train, test = len(self.train_labels), len(self.test_labels)
-        return (
-            f"{self.name}, {train:,} images to train on, {test:,} to test, "
-            f"{self.shape[0]}x{self.shape[1]} pixels, {self.n_classes} classes"
-        )
+    def facts(self) -> list[Fact]:
+        """Return name, sizes of the splits, pixels and classes."""
+        height, width = self.shape
+        return [
+            ("", self.name),
+            ("images to train on", f"{len(self.train_labels):,}"),
+            ("to test", f"{len(self.test_labels):,}"),
+            ("pixels", f"{height}x{width}"),
+            ("classes", self.n_classes),
+        ]
 
     def frame(self) -> "pd.DataFrame":
         """How many images each class has."""

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 from bilens.data import ImageData
 from bilens.explore.state_checks import StateError
 from bilens.nn import ImageClassifier
-from bilens.notebook import signed
 from bilens.read import CutReading, rank_accuracies, read_bonds
+from bilens.reading import signed
 from bilens.report import heat_figure, kept_directions_figure
 from bilens.report.accuracy import mark_kept
 from bilens.report.logits import ends_figure

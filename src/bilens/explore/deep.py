@@ -11,8 +11,8 @@ from bilens.explore.bonds import BondView
 from bilens.explore.input_codec import unpack_input
 from bilens.explore.state_checks import StateError, check_ranges
 from bilens.nn import ImageClassifier
-from bilens.notebook import signed
 from bilens.read import class_paths, explain_deep, read_deep
+from bilens.reading import signed
 from bilens.report import (
     Branch,
     branches_html,

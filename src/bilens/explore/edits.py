@@ -16,9 +16,9 @@ from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.layout import heading, html, note_html
 from bilens.explore.screen import Screen
 from bilens.files import write_json
-from bilens.notebook import signed
 from bilens.read.flow import edit, edit_heads
 from bilens.read.language import token_names
+from bilens.reading import signed
 from bilens.report import table_html
 from bilens.report.flow import shown_tokens
 from bilens.report.page import Table

@@ -17,7 +17,6 @@ from bilens.explore.edits import MOST_PERCENT, EditView
 from bilens.explore.flows import FlowOf, FlowView
 from bilens.explore.layout import note_html
 from bilens.explore.state_checks import StateError, check_ranges, check_tokens, said_of
-from bilens.notebook import signed
 from bilens.read.language import (
     Context,
     ContextIndex,
@@ -32,6 +31,7 @@ from bilens.read.language import (
     split_logits,
     token_names,
 )
+from bilens.reading import signed
 from bilens.report import (
     ContextList,
     contexts_html,

@@ -15,8 +15,8 @@ from bilens.checks import full_precision
 from bilens.data import ImageData
 from bilens.lazy_imports import pd
 from bilens.nn import ImageClassifier
-from bilens.notebook import Shown
 from bilens.progress import progress_bar
+from bilens.reading import Fact, Percent, Reading
 from bilens.settings import Share
 from bilens.tensor import Bonds, Cut, Products, bonds, sparse_basis, with_constant
 
@@ -138,7 +138,7 @@ class CutReading:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BondReading(Shown):
+class BondReading(Reading):
     """A deep classifier on few directions.
 
     Attributes:
@@ -164,13 +164,15 @@ class BondReading(Shown):
 
     axes: ClassVar[dict[str, str]] = Bonds.axes
 
-    def facts(self) -> str:
-        """Data, and the accuracy with all directions and with the few kept."""
-        kept = " + ".join(map(str, self.cut.ranks))
-        return (
-            f"{self.data.name}, test accuracy {self.accuracy:.2%}, {self.cut_accuracy:.2%} with "
-            f"{kept} directions"
-        )
+    def facts(self) -> list[Fact]:
+        """Return the data, and the accuracy with all directions and with few."""
+        return [
+            ("data", self.data.name),
+            ("test accuracy", Percent(self.accuracy)),
+            ("directions", " + ".join(map(str, self.cut.ranks))),
+            ("test accuracy with these", Percent(self.cut_accuracy)),
+            ("certificate", self.cut.certificate),
+        ]
 
     def frame(self) -> "pd.DataFrame":
         """A row for each direction of each bond."""

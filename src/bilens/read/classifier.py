@@ -11,9 +11,9 @@ from bilens.checks import full_precision
 from bilens.data import ImageData
 from bilens.lazy_imports import pd
 from bilens.nn import ImageClassifier
-from bilens.notebook import Shown
 from bilens.read.shared import SharedFeatures, shared_by_classes
 from bilens.read.truncation import TruncationCurve, truncation_curve
+from bilens.reading import Fact, Percent, Reading
 from bilens.tensor import Spectrum
 
 __all__ = ["Basis", "ClassifierReading", "class_spectra", "logit_spectra", "read_classifier"]
@@ -23,7 +23,7 @@ Basis = Literal["model", "pixels"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ClassifierReading(Shown):
+class ClassifierReading(Reading):
     """The spectra of a classifier's logits, and what they do on a test set.
 
     Attributes:
@@ -43,9 +43,20 @@ class ClassifierReading(Shown):
 
     axes: ClassVar[dict[str, str]] = Spectrum.axes
 
-    def facts(self) -> str:
-        """Data, accuracy, and the eigenvectors."""
-        return f"{self.data.name}, test accuracy {self.accuracy:.2%}, {self.spectrum.facts()}"
+    def facts(self) -> list[Fact]:
+        """Return data, accuracy, sizes and the eigenvectors."""
+        accuracies = self.curve.accuracy
+        return [
+            ("data", self.data.name),
+            ("test accuracy", Percent(self.accuracy)),
+            (
+                "with 10 eigenvectors a class",
+                Percent(accuracies[min(10, len(accuracies)) - 1]),
+            ),
+            ("width", self.model.config.d_model),
+            ("parameters", sum(p.numel() for p in self.model.parameters())),
+            *self.spectrum.facts(),
+        ]
 
     def frame(self) -> "pd.DataFrame":
         """A row for each eigenvector of each class, which is its form."""

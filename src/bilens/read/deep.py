@@ -16,8 +16,8 @@ from bilens.errors import BilensError
 from bilens.files import write_safetensors
 from bilens.lazy_imports import pd
 from bilens.nn import ImageClassifier
-from bilens.notebook import Shown
 from bilens.read.shared import SharedFeatures, shared_by_paths
+from bilens.reading import Fact, Percent, Reading
 from bilens.tensor import BilinearTensor, LazyTree, Paths, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
 
@@ -33,7 +33,7 @@ STOPS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DeepReading(Shown):
+class DeepReading(Reading):
     """The strongest eigenvector paths of a classifier, and how far they go on a test set.
 
     Attributes:
@@ -54,9 +54,14 @@ class DeepReading(Shown):
 
     axes: ClassVar[dict[str, str]] = TopPaths.axes
 
-    def facts(self) -> str:
-        """Data, accuracy, and the paths."""
-        return f"{self.data.name}, test accuracy {self.accuracy:.2%}, {self.search.facts()}"
+    def facts(self) -> list[Fact]:
+        """Return data, accuracy and the paths."""
+        return [
+            ("data", self.data.name),
+            ("test accuracy", Percent(self.accuracy)),
+            ("width", self.model.config.d_model),
+            *self.search.facts(),
+        ]
 
     def frame(self) -> "pd.DataFrame":
         """A row for each path."""

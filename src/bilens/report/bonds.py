@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from bilens.checks import checked
-from bilens.notebook import signed
 from bilens.read import BondReading
+from bilens.reading import signed
 from bilens.report.accuracy import accuracy_curve
 from bilens.report.directions import directions_figure, matrices_figure
 from bilens.report.network import network_figure

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from bilens.checks import checked
-from bilens.notebook import signed
+from bilens.reading import signed
 from bilens.report.picture import colour_bar_html
 
 __all__ = ["Branch", "branches_html"]

@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 import torch
 
 from bilens.checks import checked
-from bilens.notebook import signed
 from bilens.read import ClassifierReading, explain
+from bilens.reading import signed
 from bilens.report.accuracy import truncation_figure, truncation_table
 from bilens.report.explanation import explanation_figures
 from bilens.report.page import Section, Table, write_page

@@ -6,8 +6,8 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from bilens.checks import checked
-from bilens.notebook import signed
 from bilens.read import BondReading, DeepReading, class_paths, explain_deep
+from bilens.reading import signed
 from bilens.report.accuracy import path_figure
 from bilens.report.bonds import bond_figures, bond_sections
 from bilens.report.explanation import explanation_figures

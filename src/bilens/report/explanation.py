@@ -10,8 +10,8 @@ from torch import Tensor
 from bilens.checks import checked
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.notebook import signed
 from bilens.read import ClassifierReading, DeepReading, Explanation
+from bilens.reading import signed
 from bilens.report.canvas import Canvas
 from bilens.report.style import BLUE, GREY, RED
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.notebook import signed
 from bilens.read.flow import Ablation, Flow, FlowGraph
 from bilens.read.language import token_names
+from bilens.reading import signed
 from bilens.report.page import Drawing, Section, Table, write_page
 from bilens.report.style import BLUE, GREY, dress
 from bilens.residual import ResidualModel

@@ -6,7 +6,7 @@ from typing import Any
 
 from bilens.errors import BilensError
 from bilens.files import write_json
-from bilens.notebook import signed
+from bilens.reading import signed
 
 __all__ = ["viewer_graph", "write_viewer_files"]
 

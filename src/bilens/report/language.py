@@ -7,7 +7,6 @@ import plotly.graph_objects as go
 from pandas.api.types import is_numeric_dtype
 
 from bilens.checks import checked
-from bilens.notebook import signed
 from bilens.read.language import (
     AttentionReading,
     Composition,
@@ -18,6 +17,7 @@ from bilens.read.language import (
     NGramReading,
     token_names,
 )
+from bilens.reading import signed
 from bilens.report.heat import heat_figure
 from bilens.report.page import ContextLine, ContextList, Section, Table, write_page
 from bilens.report.spectra import spectrum_figure

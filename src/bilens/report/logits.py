@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.checks import checked
-from bilens.notebook import signed
 from bilens.read import BondDirection
+from bilens.reading import signed
 from bilens.report.style import BLUE, GREY, RED, dress
 
 __all__ = ["direction_figure", "ends_figure", "logits_figure", "summands_figure"]

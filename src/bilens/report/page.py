@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 from bilens.checks import checked
 from bilens.files import write_text
 from bilens.lazy_imports import pd
-from bilens.notebook import signed
+from bilens.reading import signed
 from bilens.report.style import DARK
 
 __all__ = [

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.notebook import signed
 from bilens.read import top_inputs
+from bilens.reading import signed
 from bilens.report.canvas import Canvas
 from bilens.report.style import BLUE, LINE, RED, dress
 from bilens.settings import Count

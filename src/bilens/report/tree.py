@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.notebook import signed
+from bilens.reading import signed
 from bilens.report.canvas import THUMB, Canvas
 from bilens.report.style import BLUE, GREY, RED
 from bilens.tensor import Paths

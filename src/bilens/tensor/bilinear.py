@@ -12,7 +12,7 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite, check_index, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
-from bilens.notebook import Shown
+from bilens.reading import Fact, Reading
 from bilens.tensor.factored import FactoredMatrix
 from bilens.tensor.factors import (
     DENSE_LIMIT,
@@ -29,7 +29,7 @@ from bilens.tensor.quadratic import QuadraticForm
 
 @full_precision
 @dataclass(frozen=True, eq=False, repr=False)
-class TensorSVD(Shown):
+class TensorSVD(Reading):
     """B = sum_s sigma_s r_s (x) Q_s, the largest singular values first.
 
     The r_s are orthonormal, and so are the Q_s in the Frobenius inner product. The sign of each
@@ -49,14 +49,16 @@ class TensorSVD(Shown):
 
     axes: ClassVar[dict[str, str]] = {"x": "component", "y": "value"}
 
-    def facts(self) -> str:
-        """Shape, the largest singular value and the effective rank of the squares."""
+    def facts(self) -> list[Fact]:
+        """Return sizes, the largest singular value and the effective rank."""
         shares = self.values**2 / self.norm**2
-        return (
-            f"{len(self)} components of {self.outputs.shape[1]} outputs and {self.components.n_in} "
-            f"inputs, top singular value {self.values[0]:.4g}, effective rank "
-            f"{shares.sum() ** 2 / (shares**2).sum():.1f}"
-        )
+        return [
+            ("components", len(self)),
+            ("outputs", self.outputs.shape[1]),
+            ("inputs", self.components.n_in),
+            ("top singular value", float(self.values[0])),
+            ("effective rank", round(float(shares.sum() ** 2 / (shares**2).sum()), 1)),
+        ]
 
     def frame(self) -> "pd.DataFrame":
         """A row for each component: its singular value, and its share of the squared norm."""
@@ -97,7 +99,7 @@ SHOWN = 2**10
 
 @full_precision
 @dataclass(frozen=True, eq=False, repr=False)
-class BilinearTensor(Shown):
+class BilinearTensor(Reading):
     """The symmetric tensor of x -> D((L x) * (R x)), kept as its three factors.
 
     B[o,i,j] = 1/2 sum_h D[o,h] (L[h,i] R[h,j] + L[h,j] R[h,i])
@@ -134,21 +136,23 @@ class BilinearTensor(Shown):
 
     axes: ClassVar[dict[str, str]] = TensorSVD.axes
 
-    def facts(self) -> str:
-        """Shape, and where it is."""
-        where = "" if self.out.device.type == "cpu" else f", {self.out.device}"
-        constant = ", the last constant" if self.constant else ""
-        return (
-            f"{self.n_out} outputs of {self.n_in} inputs{constant}, {self.rank} hidden units, "
-            f"{self.out.dtype}{where}".replace("torch.", "")
-        )
+    def facts(self) -> list[Fact]:
+        """Return shape, dtype and device."""
+        facts: list[Fact] = [
+            ("outputs", self.n_out),
+            ("inputs", self.n_in),
+            ("hidden units", self.rank),
+            ("", str(self.out.dtype).removeprefix("torch.")),
+        ]
+        facts += [("", "the last input constant")] * self.constant
+        return facts + [("", str(self.out.device))] * (self.out.device.type != "cpu")
 
     def frame(self) -> "pd.DataFrame":
         """The singular values; see `svd`, which it costs."""
         return self.svd().frame()
 
-    def _shown_table(self) -> str:
-        return "" if max(self.n_out, self.rank) > SHOWN else super()._shown_table()
+    def _table_html(self) -> str:
+        return "" if max(self.n_out, self.rank) > SHOWN else super()._table_html()
 
     def __post_init__(self) -> None:
         if self.out is None:

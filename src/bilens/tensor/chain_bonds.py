@@ -26,7 +26,7 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
-from bilens.notebook import Shown
+from bilens.reading import Fact, Reading
 from bilens.settings import NotNegative
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
@@ -67,7 +67,7 @@ class Bond:
 
 @full_precision
 @dataclass(frozen=True, eq=False, repr=False)
-class Bonds(Shown):
+class Bonds(Reading):
     """All bonds of a model, the one between its input and its first layer first.
 
     Attributes:
@@ -86,11 +86,16 @@ class Bonds(Shown):
 
     axes: ClassVar[dict[str, str]] = {"x": "direction", "y": "share", "color": "bond"}
 
-    def facts(self) -> str:
-        """Directions of each bond, and the effective rank of their shares."""
-        sizes = " + ".join(str(bond.k) for bond in self.bonds)
-        ranks = " + ".join(f"{1 / (bond.shares**2).sum():.1f}" for bond in self.bonds)
-        return f"{sizes} directions, norm {self.norm:.4g}, effective ranks {ranks}"
+    def facts(self) -> list[Fact]:
+        """Return directions, norm and effective ranks."""
+        return [
+            ("directions", " + ".join(str(bond.k) for bond in self.bonds)),
+            ("norm", float(self.norm)),
+            (
+                "effective ranks",
+                " + ".join(f"{1 / (bond.shares**2).sum():.1f}" for bond in self.bonds),
+            ),
+        ]
 
     def frame(self) -> "pd.DataFrame":
         """A row for each direction of each bond: its share, and what it and those after it cost.

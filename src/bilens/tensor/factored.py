@@ -13,7 +13,7 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
-from bilens.notebook import Shown
+from bilens.reading import Fact, Reading
 from bilens.settings import Count
 from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors
 
@@ -118,7 +118,7 @@ class FactoredSVD:
 
 @full_precision
 @dataclass(frozen=True, eq=False, repr=False)
-class FactoredMatrix(Shown):
+class FactoredMatrix(Reading):
     """M = A B, or a batch of such matrices, of which only the thin A and B are held.
 
     What a head of attention computes is of this form, between tens of thousands of tokens too. All
@@ -139,11 +139,17 @@ class FactoredMatrix(Shown):
 
     axes: ClassVar[dict[str, str]] = {"x": "number", "y": "value", "color": "matrix"}
 
-    def facts(self) -> str:
-        """Shape and dtype."""
-        batch = "x".join(map(str, self.batch_shape)) + " matrices of " if self.batch_shape else ""
-        dtype = str(self.left.dtype).removeprefix("torch.")
-        return f"{batch}{self.n_rows} x {self.n_columns} of rank {self.rank} at most, {dtype}"
+    def facts(self) -> list[Fact]:
+        """Return sizes, the largest possible rank and the dtype."""
+        facts: list[Fact] = [
+            ("rows", self.n_rows),
+            ("columns", self.n_columns),
+            ("rank at most", self.rank),
+            ("", str(self.left.dtype).removeprefix("torch.")),
+        ]
+        if self.batch_shape:
+            facts.insert(0, ("matrices", "x".join(map(str, self.batch_shape))))
+        return facts
 
     def frame(self) -> "pd.DataFrame":
         """A row for each singular value; see `svd`, which it costs.

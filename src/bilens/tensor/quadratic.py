@@ -11,7 +11,7 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
-from bilens.notebook import Shown
+from bilens.reading import Fact, Reading
 from bilens.settings import Seed, Tolerance
 from bilens.tensor.factors import (
     DENSE_LIMIT,
@@ -37,7 +37,7 @@ SHOWN = 2**10
 
 @full_precision
 @dataclass(frozen=True, eq=False, repr=False)
-class QuadraticForm(Shown):
+class QuadraticForm(Reading):
     """Symmetric matrices Q = 1/2 (L' diag(w) R + R' diag(w) L), one for each row w of weights.
 
     Get one from `BilinearTensor.interaction`. Batch axes come first everywhere; all forms of a
@@ -62,18 +62,23 @@ class QuadraticForm(Shown):
 
     axes: ClassVar[dict[str, str]] = Spectrum.axes
 
-    def facts(self) -> str:
-        """Shape and dtype."""
-        forms = "x".join(map(str, self.batch_shape)) + " forms of " if self.batch_shape else ""
-        dtype = str(self.left.dtype).removeprefix("torch.")
-        return f"{forms}{self.n_in} inputs, {self.left.shape[0]} hidden units, {dtype}"
+    def facts(self) -> list[Fact]:
+        """Return sizes and dtype."""
+        facts: list[Fact] = [
+            ("inputs", self.n_in),
+            ("hidden units", self.left.shape[0]),
+            ("", str(self.left.dtype).removeprefix("torch.")),
+        ]
+        if self.batch_shape:
+            facts.insert(0, ("forms", "x".join(map(str, self.batch_shape))))
+        return facts
 
     def frame(self) -> "pd.DataFrame":
         """The eigenvalues; see `eigh`, which it costs."""
         return self.eigh().frame()
 
-    def _shown_table(self) -> str:
-        return "" if self.n_in > SHOWN else super()._shown_table()
+    def _table_html(self) -> str:
+        return "" if self.n_in > SHOWN else super()._table_html()
 
     def __post_init__(self) -> None:
         check_factors(left=self.left, right=self.right, weights=self.weights)

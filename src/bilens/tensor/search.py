@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bilens.checks import check_count, full_precision
 from bilens.lazy_imports import pd
-from bilens.notebook import Shown
+from bilens.reading import Fact, Reading
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import Chain, make_chain
 from bilens.tensor.tree import Paths
@@ -36,7 +36,7 @@ most one decomposition in two hundred."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TopPaths(Shown):
+class TopPaths(Reading):
     """The strongest paths of a tree, and what finding them took.
 
     Attributes:
@@ -51,9 +51,12 @@ class TopPaths(Shown):
 
     axes: ClassVar[dict[str, str]] = Paths.axes
 
-    def facts(self) -> str:
-        """The paths, and what they took."""
-        return f"{self.paths.facts()}, {self.expanded:,} of {self.total:,} nodes decomposed"
+    def facts(self) -> list[Fact]:
+        """Return the paths, and the nodes that were decomposed."""
+        return [
+            *self.paths.facts(),
+            ("nodes decomposed", f"{self.expanded:,} of {self.total:,}"),
+        ]
 
     def frame(self) -> "pd.DataFrame":
         """A row for each path; see `Paths.frame`."""

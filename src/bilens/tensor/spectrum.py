@@ -13,7 +13,7 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError, CheckpointError
 from bilens.lazy_imports import lazy_import, pd, safetensors
-from bilens.notebook import Shown, signed
+from bilens.reading import Fact, Reading
 from bilens.settings import Count
 from bilens.tensor.factors import affine, fit_input
 
@@ -28,7 +28,7 @@ SAVED = ("values", "vectors", "residuals", "miss_chance")
 
 @full_precision
 @dataclass(frozen=True, eq=False, repr=False)
-class Spectrum(Shown):
+class Spectrum(Reading):
     """Eigenpairs of one quadratic form or of a batch: x'Qx = sum_i lambda_i (v_i . x)^2.
 
     Eigenvectors are orthonormal rows, ordered by |lambda| unless a method says otherwise; their
@@ -56,16 +56,17 @@ class Spectrum(Shown):
 
     axes: ClassVar[dict[str, str]] = {"x": "number", "y": "eigenvalue", "color": "form"}
 
-    def facts(self) -> str:
-        """Shape, top eigenvalue and effective rank, of a batch their means."""
-        forms = "x".join(map(str, self.batch_shape)) + " forms, " if self.batch_shape else ""
-        text = f"{forms}{self.k} eigenpairs of {self.n_in} inputs"
+    def facts(self) -> list[Fact]:
+        """Return sizes, the largest |eigenvalue| and the effective rank, or their means."""
+        facts: list[Fact] = [("eigenpairs", self.k), ("inputs", self.n_in)]
+        if self.batch_shape:
+            facts.insert(0, ("forms", "x".join(map(str, self.batch_shape))))
         if not self.values.numel() or not self.values.isfinite().all():
-            return text
+            return facts
         largest = self.values.gather(-1, self.values.abs().argmax(-1, keepdim=True)).mean()
         mean = "mean " if self.batch_shape else ""
-        top, rank = signed(largest.item(), ".4g"), self.effective_rank().mean()
-        return f"{text}, {mean}top eigenvalue {top}, {mean}effective rank {rank:.1f}"
+        facts.append((f"{mean}top eigenvalue", float(largest)))
+        return [*facts, (f"{mean}effective rank", round(float(self.effective_rank().mean()), 1))]
 
     def frame(self) -> "pd.DataFrame":
         """A row for each eigenpair: its form, number, eigenvalue, share of |eigenvalues|, residual.

@@ -11,7 +11,7 @@ from torch import Tensor
 from bilens.checks import check_count, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import networkx, pd
-from bilens.notebook import Shown, signed
+from bilens.reading import Fact, Reading
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import make_chain
 from bilens.tensor.factors import fit_input
@@ -35,7 +35,7 @@ def effective_eigenvalues(
 
 @full_precision
 @dataclass(frozen=True, eq=False, repr=False)
-class Paths(Shown):
+class Paths(Reading):
     """Some or all leaves of an eigenvector tree, the largest |effective eigenvalue| first.
 
     An eigenvector v of a layer is the direction in which the layer before is decomposed:
@@ -66,12 +66,12 @@ class Paths(Shown):
 
     axes: ClassVar[dict[str, str]] = {"x": "path", "y": "effective"}
 
-    def facts(self) -> str:
-        """How many, how deep, and the top effective eigenvalue."""
-        top = ""
+    def facts(self) -> list[Fact]:
+        """Return number, depth and the largest effective eigenvalue."""
+        facts: list[Fact] = [("paths", len(self)), ("layers", self.depth), ("inputs", self.n_in)]
         if len(self):
-            top = f", top effective eigenvalue {signed(self.effective[0].item(), '.4g')}"
-        return f"{len(self)} paths through {self.depth} layers of {self.n_in} inputs{top}"
+            facts.append(("top effective eigenvalue", self.effective[0].item()))
+        return facts
 
     def frame(self) -> "pd.DataFrame":
         """A row for each path: its name, direction, effective eigenvalue and eigenvalues."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_index
 from bilens.errors import BilensError
-from bilens.notebook import Shown, signed
+from bilens.reading import Fact, Reading
 from bilens.residual import Trace
 
 __all__ = ["Flow", "FlowGraph", "Node", "Rows"]
@@ -108,7 +108,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Flow(Shown):
+class Flow(Reading):
     """An exact split of a logit, or of any direction of the last stream, on one text.
 
     Node b writes o_b into the stream and node a reads it in direction r_a; the edge between them
@@ -143,13 +143,15 @@ class Flow(Shown):
 
     axes: ClassVar[dict[str, str]] = {"x": "node", "y": "flow"}
 
-    def facts(self) -> str:
-        """The logit, and how many nodes it is split over."""
-        return (
-            f"{signed(self.value, '.4g')} on {len(self.ids)} tokens through "
-            f"{len(self.trace.layers)} layers, {len(self.nodes)} nodes, absolute flow "
-            f"{self.absolute:.4g}"
-        )
+    def facts(self) -> list[Fact]:
+        """Return the value, sizes and the absolute flow."""
+        return [
+            ("value", self.value),
+            ("tokens", len(self.ids)),
+            ("layers", len(self.trace.layers)),
+            ("nodes", len(self.nodes)),
+            ("absolute flow", self.absolute),
+        ]
 
     def frame(self, tokens: Sequence[str] = ()) -> pd.DataFrame:
         """A row for each part of the model, the largest |flow| first.

@@ -11,10 +11,10 @@ import torch
 from bilens.checks import check_count, check_index, full_precision
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
-from bilens.notebook import Shown
 from bilens.read.language.composition import Composition, composition_scores
 from bilens.read.language.names import chosen_tokens, token_names, top_pairs
 from bilens.read.language.token_matrices import attention_scores, head_outputs
+from bilens.reading import Fact, Reading
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
@@ -57,7 +57,7 @@ class HeadReading:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AttentionReading(Shown):
+class AttentionReading(Reading):
     """Heads of a layer, and how all heads and MLPs of the model work together.
 
     `distance` is how far back the tokens stand that are looked at.
@@ -70,9 +70,9 @@ class AttentionReading(Shown):
 
     axes: ClassVar[dict[str, str]] = {"x": "key", "y": "value", "color": "head"}
 
-    def facts(self) -> str:
-        """The layer, and how many heads."""
-        return f"layer {self.layer}, {len(self.heads)} heads"
+    def facts(self) -> list[Fact]:
+        """Return the layer and the number of heads."""
+        return [("layer", self.layer), ("heads", len(self.heads))]
 
     def frame(self) -> pd.DataFrame:
         """What each head raises most: the token that it looks at, the output, and its value."""

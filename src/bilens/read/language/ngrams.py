@@ -16,7 +16,6 @@ from torch import Tensor
 
 from bilens.checks import full_precision
 from bilens.errors import NotBilinearError
-from bilens.notebook import Shown
 from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection, chosen_tokens, token_names, top_pairs
 from bilens.read.language.token_matrices import (
@@ -25,6 +24,7 @@ from bilens.read.language.token_matrices import (
     bigram_matrix,
     skip_trigram_matrix,
 )
+from bilens.reading import Fact, Reading
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix, top_entries
@@ -44,7 +44,7 @@ PAIRS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class NGramReading(Shown):
+class NGramReading(Reading):
     """The n-grams of a token, from the weights.
 
     Attributes:
@@ -65,13 +65,13 @@ class NGramReading(Shown):
 
     axes: ClassVar[dict[str, str]] = {"x": "tokens", "y": "value", "color": "what"}
 
-    def facts(self) -> str:
-        """The direction, and how many of each."""
-        heads = f", skip-trigrams of {len(self.heads)} heads" if self.heads else ""
-        return (
-            f"{self.direction} in layer {self.layer}, {len(self.preceding)} tokens before it, "
-            f"{len(self.following)} after it{heads}"
-        )
+    def facts(self) -> list[Fact]:
+        """Return the direction, the layer and the number of skip-trigram tables."""
+        return [
+            ("token", str(self.direction)),
+            ("layer", self.layer),
+            ("heads with skip-trigrams", len(self.heads)),
+        ]
 
     def frame(self) -> pd.DataFrame:
         """All tables as one: what it is, its tokens, and its value."""

@@ -9,13 +9,13 @@ import pandas as pd
 from bilens.checks import full_precision
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
-from bilens.notebook import Shown
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
 from bilens.read.language.heads import AttentionReading, read_attention
 from bilens.read.language.names import TokenDirection
 from bilens.read.language.ngrams import NGramReading, bigrams, read_ngrams
 from bilens.read.language.texts import example_directions
 from bilens.read.language.token_matrices import BigramPart
+from bilens.reading import Fact, Reading
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import Spectrum
@@ -32,7 +32,7 @@ class FoundContext:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DirectionReading(Shown):
+class DirectionReading(Reading):
     """The eigenvectors of an output direction, the largest |eigenvalue| of either sign first.
 
     Attributes:
@@ -49,9 +49,9 @@ class DirectionReading(Shown):
 
     axes: ClassVar[dict[str, str]] = Spectrum.axes
 
-    def facts(self) -> str:
-        """The direction, and its eigenvectors."""
-        return f"{self.direction} in layer {self.layer}, {self.whole.facts()}"
+    def facts(self) -> list[Fact]:
+        """Return the direction, the layer and the eigenvectors."""
+        return [("token", str(self.direction)), ("layer", self.layer), *self.whole.facts()]
 
     def frame(self) -> pd.DataFrame:
         """A row for each eigenvector."""
@@ -59,7 +59,7 @@ class DirectionReading(Shown):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LanguageReading(Shown):
+class LanguageReading(Reading):
     """What a report says of a language model.
 
     Attributes:
@@ -80,10 +80,10 @@ class LanguageReading(Shown):
 
     axes: ClassVar[dict[str, str]] = NGramReading.axes
 
-    def facts(self) -> str:
-        """The model, and which outputs are explained."""
+    def facts(self) -> list[Fact]:
+        """Return the model's sizes, and the outputs that are explained."""
         outputs = ", ".join(str(reading.direction) for reading in self.ngrams)
-        return ", ".join(f"{name} {value}" for name, value in self.about) + f"; outputs {outputs}"
+        return [*self.about, ("outputs", outputs)]
 
     def frame(self) -> pd.DataFrame:
         """The n-grams of all outputs."""

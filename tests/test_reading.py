@@ -1,7 +1,10 @@
 """Results show themselves: in a line, as an escaped table, as a figure."""
 
+import json
 from dataclasses import replace
+from typing import ClassVar
 
+import pandas as pd
 import plotly.io
 import pytest
 import torch
@@ -10,10 +13,10 @@ from rich.console import Console
 from bilens import progress
 from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.notebook import signed
 from bilens.read import read_bonds, read_classifier, read_deep
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection, read_language, read_ngrams
+from bilens.reading import Percent, Reading, Table, signed
 from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum, bonds, top_paths
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
@@ -86,24 +89,24 @@ def language_results():
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("spectrum", "Spectrum(64 eigenpairs of 64 inputs, top eigenvalue "),
-        ("spectra", "Spectrum(10 forms, 3 eigenpairs of 64 inputs, mean top eigenvalue "),
-        ("svd", "TensorSVD(10 components of 10 outputs and 64 inputs, top singular value "),
-        ("tensor", "BilinearTensor(10 outputs of 64 inputs, 12 hidden units, float32)"),
+        ("spectrum", "Spectrum(64 eigenpairs, 64 inputs, top eigenvalue "),
+        ("spectra", "Spectrum(10 forms, 3 eigenpairs, 64 inputs, mean top eigenvalue "),
+        ("svd", "TensorSVD(10 components, 10 outputs, 64 inputs, top singular value "),
+        ("tensor", "BilinearTensor(10 outputs, 64 inputs, 12 hidden units, float32)"),
         ("bonds", "Bonds(12 + 12 directions, norm "),
-        ("paths", "TopPaths(12 paths through 2 layers of 64 inputs, top effective eigenvalue "),
+        ("paths", "TopPaths(12 paths, 2 layers, 64 inputs, top effective eigenvalue "),
         ("images", "ImageData(digits, "),
         ("flow", "Flow("),
-        ("ngrams", "NGramReading(t3 minus t7 in layer 0, 5 tokens before it, 5 after it, "),
+        ("ngrams", "NGramReading(token t3 minus t7, layer 0, "),
         ("form", "QuadraticForm(64 inputs, 12 hidden units, float32)"),
-        ("forms", "QuadraticForm(3 forms of 64 inputs, 12 hidden units, float32)"),
-        ("leaves", "Paths(12 paths through 2 layers of 64 inputs, top effective eigenvalue "),
-        ("heads", "FactoredMatrix(4 matrices of 16 x 16 of rank 4 at most, float64)"),
-        ("read", "ClassifierReading(digits, test accuracy "),
-        ("deep", "DeepReading(digits, test accuracy "),
-        ("few", "BondReading(digits, test accuracy "),
+        ("forms", "QuadraticForm(3 forms, 64 inputs, 12 hidden units, float32)"),
+        ("leaves", "Paths(12 paths, 2 layers, 64 inputs, top effective eigenvalue "),
+        ("heads", "FactoredMatrix(4 matrices, 16 rows, 16 columns, rank at most 4, float64)"),
+        ("read", "ClassifierReading(data digits, test accuracy "),
+        ("deep", "DeepReading(data digits, test accuracy "),
+        ("few", "BondReading(data digits, test accuracy "),
         ("language", "LanguageReading(data grammar, "),
-        ("direction", "DirectionReading(lily minus tom in layer 0, 16 eigenpairs of 16 inputs, "),
+        ("direction", "DirectionReading(token lily minus tom, layer 0, 16 eigenpairs, 16 inputs, "),
         ("attention", "AttentionReading(layer 0, 4 heads)"),
     ],
 )
@@ -119,6 +122,52 @@ def test_a_result_shows_itself(results, name, text):
     figure = result.plot()
     assert figure.data
     assert figure.layout.template == plotly.io.templates[plotly.io.templates.default]
+
+
+def test_everything_is_derived_from_facts_and_a_frame():
+    class Scores(Reading):
+        axes: ClassVar[dict[str, str]] = {"x": "head", "y": "score"}
+
+        def facts(self):
+            return [("heads", 2), ("accuracy", Percent(0.5)), ("model", "<b>")]
+
+        def frame(self):
+            return pd.DataFrame({"head": ["0.0", "0.1"], "score": [12.345, -0.5], "n": [1000, 2]})
+
+    scores = Scores()
+    assert repr(scores) == "Scores(2 heads, accuracy 50.00%, model <b>)"
+    rows = [{"head": "0.0", "score": 12.345, "n": 1000}, {"head": "0.1", "score": -0.5, "n": 2}]
+    assert json.loads(json.dumps(scores.record())) == {
+        "heads": 2,
+        "accuracy": 0.5,
+        "model": "<b>",
+        "Scores": rows,
+    }
+    (section,) = scores.sections()
+    table, picture = section.parts
+    assert table.header == ["head", "score", "n"]
+    assert table.rows == [("0.0", "12.3", "1,000"), ("0.1", "-0.5", "2")]
+    assert table.words == 1
+    assert picture.name == "plot"
+    assert list(picture.figure.data[0].y) == [12.345, -0.5]
+    assert "2 heads, accuracy 50.00%" in section.text
+    assert "<b>" not in scores._repr_html_().replace("&lt;b&gt;", "")
+    assert Reading().record() == {}
+    assert Reading().sections()[0].parts == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([9.654, 0.001], ["9.65", "0.00"]),
+        ([0.0, -0.0], ["0", "0"]),
+        ([1e-9, 2e-9], ["1.00e-09", "2.00e-09"]),
+        ([12345.6, 1.0], ["12346", "1"]),
+        ([float("nan"), 0.25], ["nan", "0.250"]),
+    ],
+)
+def test_numbers_of_a_column_have_the_same_decimals(numbers, text):
+    assert [cell for (cell,) in Table(pd.DataFrame({"x": numbers})).rows] == text
 
 
 def test_tables_say_what_the_results_say(results):
@@ -147,9 +196,9 @@ def test_frames_hold_what_the_objects_compute(results):
 
 def test_what_is_not_finite_or_zero_is_shown_too():
     zero, one = torch.zeros(2), torch.eye(2)
-    assert "effective rank 0.0" in repr(Spectrum(zero, one, zero))
+    assert "effective rank 0" in repr(Spectrum(zero, one, zero))
     assert Spectrum(zero, one, zero).frame()["share"].tolist() == [0, 0]
-    assert repr(Spectrum(zero / 0, one, zero)) == "Spectrum(2 eigenpairs of 2 inputs)"
+    assert repr(Spectrum(zero / 0, one, zero)) == "Spectrum(2 eigenpairs, 2 inputs)"
 
 
 def test_names_are_escaped():

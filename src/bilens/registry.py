@@ -1,0 +1,140 @@
+"""The registry of analyses: commands, reports and the explorer are generic over it.
+
+    @reading("copying")
+    def read_copying(model: ResidualModel, k: int = 10) -> CopyingReading: ...
+
+The type of the first parameter is the kind of model that is read. The other parameters, with their
+types, defaults and lines in the docstring's Args, become options of `bilens copying` and controls
+of the explorer. Nothing here imports torch, so that `bilens --help` is quick.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module, util
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar, get_type_hints
+
+from bilens.errors import BilensError
+from bilens.reading import Reading
+
+Function = TypeVar("Function", bound=Callable[..., Reading])
+
+BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType({})
+"""By name: the module of an analysis of bilens, and a line about it."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A registered function from a model to a reading.
+
+    Attributes:
+        name: Its command.
+        read: The function.
+    """
+
+    name: str
+    read: Callable[..., Reading]
+
+    @cached_property
+    def hints(self) -> dict[str, Any]:
+        """Types of all parameters and of the result."""
+        return get_type_hints(self.read, include_extras=True)
+
+    @cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """Parameters by name, without the model."""
+        _, *others = inspect.signature(self.read).parameters.values()
+        return {parameter.name: parameter for parameter in others}
+
+    @cached_property
+    def on(self) -> Any:
+        """Type of the model that it reads."""
+        return self.hints[next(iter(inspect.signature(self.read).parameters))]
+
+    @cached_property
+    def about(self) -> str:
+        """The docstring without its sections."""
+        text = inspect.getdoc(self.read) or ""
+        return re.split(r"\n\n(?:Args|Returns|Raises|Source|Example):\n", text)[0].strip()
+
+    @cached_property
+    def help(self) -> dict[str, str]:
+        """Description of each parameter, from the Args of the docstring."""
+        section = re.search(
+            r"^Args:\n((?:[ \t]+.*\n?|\n)+)", inspect.getdoc(self.read) or "", re.MULTILINE
+        )
+        lines = re.findall(
+            r"^    (\w+): (.*(?:\n {6,}.*)*)", section[1] if section else "", re.MULTILINE
+        )
+        return {name: " ".join(text.split()) for name, text in lines}
+
+    def fits(self, model: object) -> bool:
+        """Return True if it reads models of this kind."""
+        return isinstance(model, self.on)
+
+
+_REGISTERED: dict[str, Analysis] = {}
+
+
+def reading(name: str) -> Callable[[Function], Function]:
+    """Register a function from a model to a reading under a name.
+
+    Args:
+        name: Of its command: lowercase letters, digits and hyphens.
+
+    Raises:
+        BilensError: the name has other characters, or belongs to another function.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        raise BilensError(
+            f"name={name!r}: expected lowercase letters, digits and hyphens, such as 'copying'"
+        )
+
+    def register(function: Function) -> Function:
+        known = _REGISTERED.get(name)
+        where = (function.__module__, function.__qualname__)
+        if known and (known.read.__module__, known.read.__qualname__) != where:
+            raise BilensError(
+                f"name={name!r} is registered by {known.read.__module__}.{known.read.__qualname__}"
+            )
+        _REGISTERED[name] = Analysis(name, function)
+        return function
+
+    return register
+
+
+def analysis(name: str) -> Analysis:
+    """Return the analysis with a name, of bilens or of an imported module.
+
+    Raises:
+        BilensError: there is none.
+    """
+    if name not in _REGISTERED and name in BUILT_IN:
+        import_module(BUILT_IN[name][0])
+    if name not in _REGISTERED:
+        names = ", ".join(sorted({*BUILT_IN, *_REGISTERED}))
+        raise BilensError(f"{name!r} is not a registered reading; expected one of {names}")
+    return _REGISTERED[name]
+
+
+def load_file(path: str | Path) -> list[Analysis]:
+    """Import a Python file, and return the analyses that it registers.
+
+    Raises:
+        BilensError: there is no such file, or it registers none.
+    """
+    path = Path(path).resolve()
+    spec = util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise BilensError(f"{path} is not a Python file")
+    before = dict(_REGISTERED)
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    added = [entry for name, entry in _REGISTERED.items() if before.get(name) is not entry]
+    if not added:
+        raise BilensError(f"{path} registers no reading; decorate its function with @reading(...)")
+    return added
