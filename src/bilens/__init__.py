@@ -1,9 +1,10 @@
 """bilens reads neural networks from their weights.
 
-model = bilens.load("runs/mnist")
-spectrum = model.tensor().interaction(output=3).eigh(k=10)
-spectrum.vectors        # ten pictures
-spectrum.activations(x) # what each adds to the logit of 3, for each image
+Example:
+    >>> model = bilens.load("runs/mnist")
+    >>> spectrum = model.tensor().interaction(output=3).eigh(k=10)
+    >>> spectrum.vectors  # Ten pictures.
+    >>> spectrum.activations(x)  # Contributions to the logit of 3.
 """
 
 from importlib import import_module
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 __version__ = "0.2.0"
-"""Of the package."""
+"""Version of the package."""
 _ROOMS = (
     *("convert", "data", "explore", "nn", "read", "report"),
     *("residual", "tensor", "train"),

@@ -1,12 +1,10 @@
-"""The command, also as `python -m bilens`, which torchrun needs."""
+"""Entry point of the command `bilens`, and of `python -m bilens`, which torchrun needs."""
 
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
-    """Run one command; ctrl-C is not an error while what it needs is imported, either."""
+    """Run one command; exit with status 130 on ctrl-C, during imports too."""
     try:
         from bilens.cli import main as run  # noqa: PLC0415
     except KeyboardInterrupt:

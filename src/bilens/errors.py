@@ -1,23 +1,21 @@
 """The errors that bilens raises on purpose.
 
-Each message names the argument, what came, what was expected and what to do. The command line
-prints the message alone; anything else that escapes is a bug and keeps its traceback.
+Each message names the argument, its value, the expected value and a remedy. The command line
+prints only the message. Any other exception is a bug and keeps its traceback.
 """
-
-__all__ = ["BilensError", "CheckpointError", "DataError", "NotBilinearError"]
 
 
 class BilensError(ValueError):
-    """Something that the caller handed over cannot be used; the message says what and why."""
+    """An argument, a file or a model that cannot be used; the message names it and says why."""
 
 
 class NotBilinearError(BilensError):
-    """A module was asked for its tensor and is not exactly a tensor."""
+    """A module that is not exactly a tensor, asked for its tensor."""
 
 
 class DataError(BilensError):
-    """A data set is missing, damaged or not what it claims to be."""
+    """A data set that is missing, damaged or of another format than its name says."""
 
 
 class CheckpointError(BilensError):
-    """A saved model or run is missing, damaged or does not fit."""
+    """A saved model or run that is missing, damaged or does not fit."""

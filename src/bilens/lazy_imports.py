@@ -1,4 +1,4 @@
-"""Modules that are imported when something of them is first used: slow ones, and optional ones."""
+"""Slow and optional modules, imported on the first use of an attribute."""
 
 from importlib import import_module
 from types import ModuleType
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bilens.errors import BilensError
 
+# Re-exported modules must be named for the type checker.
 __all__ = [
     "datasets",
     "go",
@@ -20,9 +21,9 @@ __all__ = [
 
 
 def lazy_import(name: str, *, install: str = "") -> Any:
-    """A stand-in for a module, which imports it when an attribute is first asked for.
+    """Return a stand-in for a module that imports it on the first use of an attribute.
 
-    Where types matter, the type checker imports the module itself:
+    The type checker imports the module itself:
 
         if TYPE_CHECKING:
             import gradio
@@ -31,10 +32,10 @@ def lazy_import(name: str, *, install: str = "") -> Any:
 
     Args:
         name: of the module, as in an import statement.
-        install: what pip installs, if bilens does not depend on the module.
+        install: the requirement for pip, if bilens does not depend on the module.
 
     Raises:
-        BilensError: (on first use) the module is optional and not installed; says what to install.
+        BilensError: (on first use) the module is not installed. The message gives the pip command.
     """
     return _LazyModule(name, install)
 
@@ -49,7 +50,7 @@ class _LazyModule(ModuleType):
         try:
             module = import_module(self.__name__)
         except ModuleNotFoundError as error:
-            # What is missing inside of an installed package is another problem.
+            # A module missing inside an installed package is another problem: keep its traceback.
             if not self._install or error.name != package:
                 raise
             raise BilensError(

@@ -1,4 +1,4 @@
-"""How far long work is: a bar in a terminal or notebook, else a line every half a minute."""
+"""Progress of long work: a bar in a terminal or notebook, or else a line every half minute."""
 
 import os
 import time
@@ -15,17 +15,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["progress_bar", "tell"]
-
 PACE = 30.0
 """Seconds between two lines."""
 
 
 def progress_bar() -> Progress:
-    """A progress display on standard error.
-
-    Of the processes that `torchrun` starts, the first alone shows anything.
-    """
+    """Return a progress display on standard error; only rank 0 of `torchrun` shows it."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -40,39 +35,41 @@ def progress_bar() -> Progress:
     return _Display(*columns, console=console, disable=not shown, transient=True)
 
 
-def tell(text: str) -> None:
-    """Say something to the person who waits, on standard error and once for all processes."""
+def print_status(text: str) -> None:
+    """Print a text on standard error; only rank 0 of `torchrun` prints."""
     if _is_first_process():
         Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class _Display(Progress):
-    """A bar where one can be drawn; lines at a steady pace where there is no place for it."""
+    """A bar where one can be drawn, or else lines at a steady pace."""
 
-    told = time.monotonic()
+    last_line = time.monotonic()
 
     def start(self) -> None:
-        self.told = time.monotonic()
+        self.last_line = time.monotonic()
         super().start()
 
     def update(self, task_id: TaskID, **fields: Any) -> None:
         super().update(task_id, **fields)
-        self._tell(task_id)
+        self._print_line(task_id)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         super().advance(task_id, advance)
-        self._tell(task_id)
+        self._print_line(task_id)
 
-    def _tell(self, task_id: TaskID) -> None:
-        if not self.disable or time.monotonic() - self.told < PACE:
+    def _print_line(self, task_id: TaskID) -> None:
+        if not self.disable or time.monotonic() - self.last_line < PACE:
             return
-        self.told = time.monotonic()
+        self.last_line = time.monotonic()
         task = self._tasks[task_id]
-        whole = "" if task.total is None else f" of {task.total:,.0f}"
-        parts = [f"{task.completed:,.0f}{whole}"]
+        total = "" if task.total is None else f" of {task.total:,.0f}"
+        parts = [f"{task.completed:,.0f}{total}"]
         if task.time_remaining is not None:
             parts.append(f"about {task.time_remaining:,.0f} s left")
-        tell(f"{task.description}: {', '.join([*parts, *filter(None, [task.fields['note']])])}")
+        print_status(
+            f"{task.description}: {', '.join([*parts, *filter(None, [task.fields['note']])])}"
+        )
 
 
 def _is_first_process() -> bool:

@@ -1,4 +1,4 @@
-"""Run a recipe of the experiments folder and keep what it found."""
+"""Recipes of the experiments folder: run one and save its numbers and figures."""
 
 import ast
 import importlib
@@ -14,28 +14,26 @@ from bilens.files import write_json
 from bilens.report import write_page
 from bilens.report.page import ContextList, Section, Table
 
-__all__ = ["recipes", "reproduce"]
-
 FOLDER = Path(__file__).parents[2] / "experiments"
 
 
 def recipes() -> dict[str, str]:
-    """The recipes that there are, each with its title: files with a function `run`.
+    """Return the name and title of each recipe, a file with a function `run`.
 
     Raises:
-        BilensError: there are none, since bilens was installed without its repository.
+        BilensError: bilens was installed without its repository.
     """
     if not FOLDER.is_dir():
         raise BilensError(
-            f"The recipes are part of the repository and not of the installed package; {FOLDER} is "
-            "not there. Clone the repository and install it with `pip install -e .`."
+            f"{FOLDER} does not exist: recipes are part of the repository, not of the package. Clone "
+            "the repository and install it with `pip install -e .`."
         )
-    found = {}
+    titles = {}
     for path in sorted(FOLDER.glob("*.py")):
         module = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(part, ast.FunctionDef) and part.name == "run" for part in module.body):
-            found[path.stem] = (ast.get_docstring(module) or path.stem).splitlines()[0]
-    return found
+            titles[path.stem] = (ast.get_docstring(module) or path.stem).splitlines()[0]
+    return titles
 
 
 def reproduce(
@@ -44,7 +42,7 @@ def reproduce(
     """Run one recipe; write its numbers to output/NAME.json and its figures to output/NAME.html.
 
     Raises:
-        BilensError: there is no such recipe.
+        BilensError: the recipe does not exist.
     """
     if name not in recipes():
         raise BilensError(f"recipe={name!r}, expected one of {', '.join(recipes())}")

@@ -36,7 +36,7 @@ from bilens.files import (
 from bilens.lazy_imports import lazy_import
 from bilens.model_card import CARD_NAME, model_card
 from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch, read_config
-from bilens.progress import tell
+from bilens.progress import print_status
 
 if TYPE_CHECKING:
     from accelerate import tracking
@@ -118,9 +118,9 @@ class RunDirectory:
         for checkpoint in self._checkpoints():
             if _is_whole(checkpoint):
                 return checkpoint
-            tell(f"{checkpoint} is damaged or incomplete and is passed over.")
+            print_status(f"{checkpoint} is damaged or incomplete and is passed over.")
             self._remove(checkpoint)
-        tell(f"{self.path} has no checkpoint; the training starts from its beginning.")
+        print_status(f"{self.path} has no checkpoint; the training starts from its beginning.")
         return None
 
     def start_metrics(self, records: list[dict[str, Any]]) -> None:
@@ -201,7 +201,7 @@ def open_run(
             _check_same(path, before, settings, length)
             run.finished = finished and before == settings
         if run.finished:
-            tell(f"{path} is finished: there is nothing left to train.")
+            print_status(f"{path} is finished: there is nothing left to train.")
             tracker = "none"
         else:
             run.write_settings()
