@@ -69,5 +69,5 @@ def test_an_unknown_recipe_is_refused_with_those_there_are(capsys):
 
 def test_without_the_repository_there_are_none(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "FOLDER", tmp_path / "nowhere")
-    with pytest.raises(BilensError, match="The recipes are part of the repository and not of the"):
+    with pytest.raises(BilensError, match="recipes are part of the repository, not of the package"):
         reproduce.recipes()
