@@ -25,8 +25,8 @@ def recipes() -> dict[str, str]:
     """
     if not FOLDER.is_dir():
         raise BilensError(
-            f"{FOLDER} does not exist: recipes are part of the repository, not of the package. Clone "
-            "the repository and install it with `pip install -e .`."
+            f"{FOLDER} does not exist: recipes are part of the repository, not of the package. "
+            "Clone the repository and install it with `pip install -e .`."
         )
     titles = {}
     for path in sorted(FOLDER.glob("*.py")):
