@@ -92,7 +92,7 @@ def test_a_run_is_not_overwritten(run, capsys):
     with pytest.raises(SystemExit):
         main(["train", "images", *SMALL, "--output", "run"])
     shown = " ".join(capsys.readouterr().err.split())
-    assert "Go on with that training by --resume" in shown
+    assert "Resume that training with --resume" in shown
     assert "or choose another --output" in shown
     assert (run / "model.safetensors").read_bytes() == before
     main(["train", "images", *SMALL, "--output", "run", "--resume"])
@@ -140,7 +140,7 @@ def test_what_is_not_a_whole_number(text):
             "'many', expected a whole number such as 1000000",
         ),
         (["train", "images", "--device", "abacus"], "--device=abacus cannot be used here"),
-        (["train", "images", "--resume", "--output", "void"], "nothing to resume"),
+        (["train", "images", "--resume", "--output", "void"], "Nothing to resume"),
         (["decompose", "void"], "void is not a directory here"),
         (["report", "void"], "void is not a directory here"),
         (["decompose", "run", "--bonds", "--paths", "-1"], "--paths=-1 has no effect with --bonds"),

@@ -83,7 +83,7 @@ def test_code_formulas_and_tables_are_no_prose() -> None:
         "The output.",
         "After it.",
     ]
-    assert plain("See `a b` and [a page](b.md) for $x y$.") == "See code and a page for code."
+    assert plain("See `a b` and [a page](b.md) for $x y$.") == "See Code and a page for Code."
 
 
 def test_a_word_has_its_budget(tmp_path: Path) -> None:

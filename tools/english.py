@@ -59,7 +59,7 @@ WORDS = (
     _word("what", "what", 1, 2),
     _word("where", "where", 3, 3),
     _word("there is", "there (?:is|are)", 0.5, 0.8),
-    _word("of which", "(?:of|by|in|from|to|for|with|on|at) (?:which|whom|whose)", 0.6, 0.6),
+    _word("of which", "(?:of|by|from) (?:which|whom|whose)", 0.6, 0.6),
     _word("give", "gives?", 0.3, 0.4),
     _word("stand", "stands?|stood", 0.1, 0.1),
     _word("alone", "alone", 0.1, 0.1),
@@ -172,8 +172,8 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def plain(block: str) -> str:
-    """Return a block with each code span and formula as one word, and links as their text."""
-    block = re.sub(r"(`+).+?\1|\$[^$]+\$", "code", block)
+    """Return a block with each code span and formula as the word Code, and links as their text."""
+    block = re.sub(r"(`+).+?\1|\$[^$]+\$", "Code", block)
     block = re.sub(r"<[^>]+>", " ", block)
     return re.sub(r"!?\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])?", r"\1", block)
 

@@ -160,7 +160,7 @@ def test_checkpointing_and_accumulation_change_no_step(tmp_path, annealed):
 
 
 def test_there_has_to_be_something_to_resume(tmp_path):
-    with pytest.raises(CheckpointError, match="nothing to resume in .* Train without --resume"):
+    with pytest.raises(CheckpointError, match="Nothing to resume in .* Train without --resume"):
         run_anneal(tmp_path, resume=True)
 
 

@@ -188,16 +188,18 @@ def test_resume_refuses_what_does_not_fit(tmp_path):
     def resume(training=SHORT, sample=sample, config=CONFIG):
         train_autoencoder(config, sample, training, tmp_path, resume=True)
 
-    with pytest.raises(CheckpointError, match="nothing to resume.*Train without --resume"):
+    with pytest.raises(CheckpointError, match="Nothing to resume.*Train without --resume"):
         resume()
     train_autoencoder(CONFIG, sample, SHORT, tmp_path)
-    with pytest.raises(CheckpointError, match="l1=0.1, not l1=0.2.*steps alone may grow"):
+    with pytest.raises(CheckpointError, match="l1=0.1, not l1=0.2.*only steps may grow"):
         resume(replace(SHORT, l1=0.2))
     with pytest.raises(CheckpointError, match="steps=30, not steps=29"):
         resume(replace(SHORT, steps=29))
     with pytest.raises(CheckpointError, match="n_features=20, not n_features=21"):
         resume(config=AutoencoderConfig(12, 21))
-    with pytest.raises(CheckpointError, match="sample gives vectors of mean length.*same vectors"):
+    with pytest.raises(
+        CheckpointError, match="sample returns vectors of mean length.*same vectors"
+    ):
         resume(sample=row_sampler(2 * rows))
     with pytest.raises(BilensError, match="resume=True needs the run directory"):
         train_autoencoder(CONFIG, sample, SHORT, resume=True)
@@ -215,7 +217,7 @@ def test_a_training_that_diverged_is_not_written(tmp_path):
 @pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained():
     _, rows = planted(100)
-    with pytest.raises(BilensError, match="sample gives vectors of 12; d_in is 5"):
+    with pytest.raises(BilensError, match="sample returns vectors of 12 elements, expected d_in=5"):
         train_autoencoder(AutoencoderConfig(5, 7), row_sampler(rows), BRIEF)
     with pytest.raises(BilensError, match="mean length 0.0; expected a number above 0"):
         train_autoencoder(AutoencoderConfig(12, 7), row_sampler(0 * rows), BRIEF)

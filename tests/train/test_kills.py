@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_passed_over(kind, start, how, stopped, tmp_path
     else:
         found = RunDirectory(run, {}).newest_checkpoint()
         assert found == run / "checkpoints" / f"checkpoint-{min(steps)}"
-    assert f"{newest} is damaged or incomplete and is passed over" in capsys.readouterr().err
+    assert f"{newest} is damaged or incomplete; using an earlier one" in capsys.readouterr().err
     if how is not flip or start not in ("model", "training_state"):
         return
     a, b = (load_file(one / "model.safetensors") for one in (run, stopped[kind] / "whole"))
@@ -136,7 +136,7 @@ def test_without_a_whole_checkpoint_a_training_begins_again(stopped, tmp_path, c
         (checkpoint / "manifest.json").write_text("[]")
     (run / "checkpoints" / "checkpoint-of-mine").mkdir()
     train_images(run, resume=True)
-    assert "has no checkpoint; the training starts from its beginning" in capsys.readouterr().err
+    assert "has no checkpoint; the training starts from the beginning" in capsys.readouterr().err
     a, b = (load_file(one / "model.safetensors") for one in (run, stopped["images"] / "whole"))
     assert all(torch.equal(a[name], b[name]) for name in b)
 

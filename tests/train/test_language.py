@@ -143,7 +143,7 @@ def test_a_finished_training_is_not_trained_on(trained, capsys):
     run, model, history = trained
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     again, same = train(run, resume=True)
-    assert f"{run} is finished: there is nothing left to train" in capsys.readouterr().err
+    assert f"{run} is finished: nothing is left to train" in capsys.readouterr().err
     assert same == history
     check_same_model(again, model)
     after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
@@ -219,7 +219,7 @@ def test_accumulated_steps_are_one_step(tmp_path, trained):
 
 
 def test_there_has_to_be_something_to_resume(tmp_path, trained):
-    with pytest.raises(CheckpointError, match="nothing to resume in .* Train without --resume"):
+    with pytest.raises(CheckpointError, match="Nothing to resume in .* Train without --resume"):
         train(tmp_path, resume=True)
     run = trained[0]
     with pytest.raises(CheckpointError, match="with learning_rate=0.01, not learning_rate=0.1"):

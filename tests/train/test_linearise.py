@@ -49,7 +49,7 @@ def test_a_model_run_layer_by_layer_is_the_model(name):
         for found, wanted in zip((reads, writes), seen(model, mlp, ids), strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
         assert len(stream) == ids.numel()
-        runs.go_on(layer, changed=False)
+        runs.advance(layer, changed=False)
 
 
 def test_a_layer_that_changed_runs_again():
@@ -58,7 +58,7 @@ def test_a_layer_that_changed_runs_again():
     runs = LayerRuns(model, mlps, ids)
     runs.run(0)
     mlps[0].down.module.weight.data.neg_()
-    runs.go_on(0, changed=True)
+    runs.advance(0, changed=True)
     wanted, _ = seen(model, mlps[1], ids)
     torch.testing.assert_close(runs.run(1)[0], wanted, rtol=1e-6, atol=1e-6)
 
@@ -203,8 +203,11 @@ def test_annealing_goes_on_from_the_fit():
             r"budget=-1.0, expected a finite number, at least 0 and at most .* or none",
         ),
         ({"budget": float("nan")}, r"budget=nan, expected a finite number"),
-        ({"texts": texts(2) + VOCAB}, r"texts holds the number \d+, expected 0 to 29, those of"),
-        ({"held_out": texts(2) - VOCAB}, r"held_out holds the number -\d+, expected 0 to 29"),
+        (
+            {"texts": texts(2) + VOCAB},
+            r"texts holds the number \d+, expected token ids from 0 to 29",
+        ),
+        ({"held_out": texts(2) - VOCAB}, r"held_out holds the number -\d+, expected token ids"),
         (
             {"texts": texts(2)[:, :1]},
             r"texts has shape \(2, 1\), expected at least one text of two",
@@ -226,7 +229,7 @@ def test_a_model_that_was_made_bilinear_before_is_refused():
     model = tiny("llama")
     give_swish(model)
     with pytest.raises(
-        BilensError, match="it is bilinear already, or partly; expected a model wit"
+        BilensError, match="the model is bilinear already, at least in part; expected a model wit"
     ):
         linearise(model, texts(3), texts(3))
 

@@ -1,4 +1,4 @@
-"""Training, resumable to the bit."""
+"""Training that resumes with the same bits."""
 
 from bilens.train.autoencoder import (
     AutoencoderTraining,

@@ -39,18 +39,18 @@ def anneal(
 
         beta(step) = beta_0 schedule(step / (annealing * steps)),  beta_0 = 1 (SiLU), 1.702 (GELU)
 
-    The beta follows from the number of the step alone, so a resumed training has the same.
-    Processes, ctrl-C and finished runs: as in `train_language`.
+    The beta depends only on the number of the step, so a resumed training has the same values.
+    Processes, ctrl-C and finished runs are as in `train_language`.
 
     Args:
         model: any causal language model whose MLPs are up(x) * activation(gate(x)).
         corpus: texts in its tokens.
-        training: how to train it.
+        training: settings of the training.
         run: the directory to write to; checkpoints go below it.
-        schedule: in place of `training.schedule`, a function from the share of the annealing
-            that is done to the share of beta that is left.
-        resume: go on from the newest whole checkpoint in `run`.
-        use_cpu: leave GPUs alone.
+        schedule: function from the finished share of the annealing to the remaining share of beta;
+            used in place of `training.schedule`.
+        resume: resume from the newest intact checkpoint in `run`.
+        use_cpu: ignore GPUs.
 
     Returns:
         The metrics as they were logged: the losses, each with the beta.
@@ -102,7 +102,7 @@ def anneal(
 
 
 class _Fall(TrainerCallback):
-    """Sets beta for the step that comes."""
+    """Callback that sets beta for the next step."""
 
     def __init__(
         self, swish: Swish, schedule: Callable[[float], float], training: AnnealTraining
@@ -111,7 +111,7 @@ class _Fall(TrainerCallback):
         self.start, self.steps = swish.beta, training.annealing * training.steps
 
     def on_train_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.set(state.global_step)
 

@@ -20,28 +20,28 @@ from bilens.tensor import BilinearTensor
 from bilens.train.run_directory import RunDirectory, interrupt_between_steps, open_run, part
 
 SAVE_EVERY = 500
-"""Steps between two times that a run is written: half a minute, for the case study's sizes."""
+"""Steps between checkpoints: half a minute for the sizes of the case study."""
 
 Sampler = Callable[[int, torch.Generator], Tensor]
-"""Gives a batch of so many vectors, drawn with the generator."""
+"""Function that draws a batch of n vectors with a generator."""
 
 
 @dataclass(frozen=True)
 class AutoencoderTraining(CheckedSettings):
-    """How to train a sparse autoencoder.
+    """Settings of the training of a sparse autoencoder.
 
     Attributes:
         steps: steps of the optimizer.
         batch_size: vectors in a step.
-        learning_rate: of Adam.
-        l1: weight of the activations' sum, which makes them sparse.
-        similarity: weight of the penalty on features that point the same or opposite ways.
+        learning_rate: learning rate of Adam.
+        l1: weight of the sum of activations, which makes them sparse.
+        similarity: weight of the penalty on features with parallel or opposite directions.
         power: p of that penalty's norm.
         similarity_sample: features that the penalty compares in a step; all pairs of 5,000 would
             cost more than the autoencoder itself.
-        seed: of the weights, the batches and the samples.
+        seed: seed of the weights, the batches and the samples.
 
-    Source: Pearce & Dooms 2024, appendix "SAE training"; weights and rates are not given there.
+    Source: Pearce & Dooms 2024, appendix "SAE training", which does not state weights and rates.
     """
 
     steps: Count = 4000
@@ -102,20 +102,20 @@ def train_autoencoder(
     """Minimise |y - y'|^2 + l1 |f|_1 + similarity |features|_p; the result is in evaluation mode.
 
     The vectors are scaled to unit mean square for training, and the scale is folded back into the
-    trained autoencoder. Every few hundred steps, at the end, and when ctrl-C stops the training
-    between two steps, the autoencoder, the settings and a checkpoint are written to `run`, if there
-    is one. A resumed training ends with the same bits, and may be given more steps.
+    trained autoencoder. The autoencoder, the settings and a checkpoint are written to `run` every
+    few hundred steps and at the end. Ctrl-C writes them too, and stops the training between two
+    steps. A resumed training ends with the same bits, and may have more steps.
 
     Args:
-        config: its sizes.
-        sample: where the vectors come from; a resumed training needs the same ones.
-        training: how to train it.
+        config: sizes of the autoencoder.
+        sample: source of the vectors; a resumed training needs the same source.
+        training: settings of the training.
         run: the directory to write to; None keeps everything in memory.
-        resume: go on from the state in `run`.
+        resume: resume from the state in `run`.
 
     Raises:
         BilensError: the vectors do not fit, are all zero or not finite, or training diverged.
-        CheckpointError: `resume` finds nothing it can go on from.
+        CheckpointError: `run` holds no state that `resume` could start from.
         KeyboardInterrupt: ctrl-C, after everything was saved.
     """
     if resume and run is None:
@@ -157,7 +157,9 @@ class _Session:
         self.generator = torch.Generator().manual_seed(training.seed)
         first = sample(4096, self.generator)
         if first.shape[-1] != config.d_in:
-            raise BilensError(f"sample gives vectors of {first.shape[-1]}; d_in is {config.d_in}")
+            raise BilensError(
+                f"sample returns vectors of {first.shape[-1]} elements, expected d_in={config.d_in}"
+            )
         self.scale = float(first.pow(2).sum(-1).mean().sqrt())
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise BilensError(
@@ -176,15 +178,16 @@ class _Session:
         self.step, self.loss = 0, torch.zeros(())
 
     def load(self, run: RunDirectory) -> None:
-        found = run.load_state(self.model.features.device)
-        if found is None:
+        state = run.load_state(self.model.features.device)
+        if state is None:
             return
-        record, tensors = found
+        record, tensors = state
+        # Vectors cannot be compared, since a sampler draws them; their mean length can.
         if not math.isclose(record["scale"], self.scale, rel_tol=1e-3):
             raise CheckpointError(
-                f"sample gives vectors of mean length {self.scale:.6g}; {run.path} was trained on "
-                f"vectors of {record['scale']:.6g}. Resume with the same vectors, or train "
-                "elsewhere."
+                f"sample returns vectors of mean length {self.scale:.6g}, but {run.path} was "
+                f"trained on vectors of {record['scale']:.6g}. Resume with the same vectors, or "
+                "train elsewhere."
             )
         self.step, self.scale = record["step"], record["scale"]
         self.model.load_state_dict(part(tensors, "model"))
@@ -193,8 +196,9 @@ class _Session:
         self.generator.set_state(tensors["generator.state"].cpu())
 
     def save(self, run: RunDirectory | None) -> None:
-        """Write the run, unless it went wrong: what is there is worth more then."""
-        finite = all(torch.isfinite(some).all() for some in (self.loss, *self.model.parameters()))
+        """Write the run; raise instead if the training diverged, and leave the files alone."""
+        tensors = (self.loss, *self.model.parameters())
+        finite = all(torch.isfinite(tensor).all() for tensor in tensors)
         if not finite:
             raise BilensError(
                 f"The loss became infinite or NaN by step {self.step}; lower learning_rate"
@@ -222,8 +226,8 @@ class _Session:
         error = (model.decode(f) - y).pow(2).sum(-1).mean()
         n_features = model.config.n_features
         sampled = min(training.similarity_sample, n_features)
-        chosen = torch.randperm(n_features, generator=generator)[:sampled]
-        alike = similarity_penalty(model.features[:, chosen], training.power)
+        indices = torch.randperm(n_features, generator=generator)[:sampled]
+        alike = similarity_penalty(model.features[:, indices], training.power)
         loss = error + training.l1 * f.sum(-1).mean() + training.similarity * alike
         self.optimizer.zero_grad()
         loss.backward()
@@ -233,7 +237,7 @@ class _Session:
 
     @torch.no_grad()
     def finished(self) -> SparseAutoencoder:
-        """The autoencoder as it is now, for vectors as they are."""
+        """Return a copy of the autoencoder for vectors at their original scale."""
         model = deepcopy(self.model)
         model.encoder_bias.mul_(self.scale)
         model.decoder_bias.mul_(self.scale)

@@ -25,26 +25,26 @@ def train_classifier(
     *,
     resume: bool = False,
 ) -> Trained:
-    """Train a classifier on `data`, on the device that it is on.
+    """Train a classifier on the device of `data`.
 
-    After every epoch, and when ctrl-C stops the training between two steps, the model (loadable at
-    any time), the settings, the metrics and a checkpoint are written to `run`, if there is one. A
-    resumed training ends with the same bits as one that was never stopped, on one machine with one
-    number of threads.
+    After every epoch the model, the settings, the metrics and a checkpoint are written to `run`.
+    Ctrl-C writes them too, and stops the training between two steps. A resumed training ends with
+    the same bits as an uninterrupted one, on one machine with one number of threads.
 
     Args:
-        config: what to train.
+        config: architecture and sizes of the model.
         data: images and labels.
-        training: how to train it.
+        training: settings of the training.
         run: the directory to write to; None keeps everything in memory.
-        resume: go on from the newest whole checkpoint in `run`.
+        resume: resume from the newest intact checkpoint in `run`.
 
     Returns:
         The trained model in evaluation mode, and one record of metrics for each epoch.
 
     Raises:
         BilensError: the data does not fit the model, or the training diverged.
-        CheckpointError: `run` holds a training without `resume`, or nothing to go on from with it.
+        CheckpointError: `run` holds a training and `resume` is False, or no training and it is
+            True.
         KeyboardInterrupt: ctrl-C, after everything was saved.
     """
     if resume and run is None:
@@ -61,19 +61,19 @@ def train_classifiers(
     *,
     resume: bool = False,
 ) -> list[Trained]:
-    """Train the same classifier from several seeds at once, their weights stacked.
+    """Train the same classifier from several seeds at once, with stacked weights.
 
-    Each is what `train_classifier` makes of its seed, within rounding, in a run of its own,
-    `seed-N` in `run`, that can be resumed alone. Raises as `train_classifier`, and for repeated
-    seeds.
+    Each model equals the one that `train_classifier` trains from its seed, within rounding. It has
+    its own run, `seed-N` in `run`, that can be resumed by itself. Raises as `train_classifier`, and
+    for repeated seeds.
 
     Args:
-        config: what to train.
+        config: architecture and sizes of the models.
         data: images and labels.
-        training: how to train it, but for its seed.
+        training: settings of the training, except for the seed.
         seeds: one for each model.
         run: the directory to write to; None keeps everything in memory.
-        resume: go on with the seeds that were begun in `run`, and begin the others.
+        resume: resume the seeds that were begun in `run`, and begin the others.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise BilensError(f"seeds={list(seeds)}, expected at least one and none of them twice")
@@ -84,11 +84,11 @@ def train_classifiers(
     begun = [folder for folder, there in runs.values() if there]
     if resume and not begun:
         raise CheckpointError(
-            f"There is nothing to resume in {run}: none of these seeds was begun there. Train "
-            "without --resume."
+            f"Nothing to resume in {run}: none of these seeds was begun there. Train without "
+            "--resume."
         )
     if not resume:
-        runs = {one: (folder, False) for one, (folder, _) in runs.items()}
+        runs = {settings: (folder, False) for settings, (folder, _) in runs.items()}
     return _train(config, data, runs)
 
 

@@ -1,4 +1,4 @@
-"""Train several architectures on the same texts in the same order, as far as a target loss."""
+"""Train several architectures on the same texts in the same order, down to a target loss."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -27,9 +27,9 @@ __all__ = [
 ]
 
 ARCHITECTURE = ["mlp", "attention", "d_hidden", "parameters"]
-"""The columns that tell architectures apart."""
+"""Columns that identify an architecture."""
 COST = ["steps", "tokens", "seconds"]
-"""The columns that say what a training took until a row."""
+"""Columns with the cost of a training up to a row."""
 SEED = [*ARCHITECTURE, "seed"]
 
 
@@ -38,12 +38,11 @@ class Comparison:
     """Architectures trained on the same texts in the same order.
 
     Attributes:
-        data: what they were trained on.
+        data: name of the corpus.
         target: the validation loss to reach, in nats a token.
-        validations: a row for each validation of each training, in order: the architecture (`mlp`,
-            `attention`, `d_hidden`, `parameters`), the `seed`, the `steps` of the optimizer, the
-            `tokens` trained on and the `seconds` that took without validations and checkpoints,
-            and the `loss`. Ratios refer to the first architecture.
+        validations: a row for each validation of each training, in order. The columns are the
+            architecture (`mlp`, `attention`, `d_hidden`, `parameters`), `seed`, `steps` of the
+            optimizer, trained `tokens`, `seconds` without validations and checkpoints, and `loss`.
     """
 
     data: str
@@ -51,9 +50,9 @@ class Comparison:
     validations: pd.DataFrame
 
     def crossings(self) -> pd.DataFrame:
-        """What each training took until its loss first reached the target; NaN where it did not.
+        """Return the cost of each training until its loss first reached the target, else NaN.
 
-        Read off the straight line between two validations.
+        Costs are interpolated linearly between two validations.
         """
 
         def crossing(curve: pd.DataFrame) -> pd.Series:
@@ -70,7 +69,7 @@ class Comparison:
         return columns.apply(crossing).astype(float).reset_index()
 
     def mean_curves(self) -> pd.DataFrame:
-        """For each architecture the mean over seeds of each validation that all of them had."""
+        """Return the mean over seeds of each validation that all seeds had, by architecture."""
         number = self.validations.groupby(SEED, sort=False).cumcount().rename("number")
         groups = self.validations.groupby([*ARCHITECTURE, number], sort=False)
         mean, seeds = groups[[*COST, "loss"]].mean(), groups.size()
@@ -78,13 +77,19 @@ class Comparison:
         return mean[complete].sort_index(level="number", sort_remaining=False).reset_index()
 
     def summary(self) -> pd.DataFrame:
-        """A row for each architecture, in order.
+        """Return a row for each architecture, in order.
 
-        The columns are those of the architecture; `seeds`, and how many of them `reached` the
-        target; the mean `steps`, `tokens` and `seconds` that it took, the standard `deviation` of
-        the steps, and `steps_ratio` and `seconds_ratio`, NaN unless every seed reached it, since
-        those that did not would be missing from the mean; `seconds_per_step`; and `best`, the mean
-        of the seeds' smallest losses.
+        The columns after the architecture's are:
+
+        - `seeds`, and how many of them `reached` the target.
+        - `steps`, `tokens` and `seconds`: mean costs up to the target.
+        - `deviation`: standard deviation of the steps.
+        - `steps_ratio` and `seconds_ratio`: relative to the first architecture.
+        - `seconds_per_step`.
+        - `best`: mean of the seeds' smallest losses.
+
+        Costs and ratios are NaN unless every seed reached the target: a mean over the others would
+        be too small.
         """
         crossings = self.crossings().groupby(ARCHITECTURE, sort=False)
         table = crossings[COST].agg(lambda values: values.mean(skipna=False))
@@ -92,18 +97,18 @@ class Comparison:
         table["seeds"], table["reached"] = crossings.size(), crossings["steps"].count()
         table["steps_ratio"] = table["steps"] / table["steps"].iloc[0]
         table["seconds_ratio"] = table["seconds"] / table["seconds"].iloc[0]
-        each = self.validations.groupby(SEED, sort=False)
-        last = each.last()
+        trainings = self.validations.groupby(SEED, sort=False)
+        last = trainings.last()
         pace = last["seconds"] / last["steps"]
         table["seconds_per_step"] = pace.groupby(ARCHITECTURE, sort=False).mean()
-        table["best"] = each["loss"].min().groupby(ARCHITECTURE, sort=False).mean()
+        table["best"] = trainings["loss"].min().groupby(ARCHITECTURE, sort=False).mean()
         return table.reset_index()
 
 
 def variants(
     config: LanguageConfig, mlps: Sequence[str], attentions: Sequence[str]
 ) -> list[LanguageConfig]:
-    """The model with every MLP and every attention of these names, MLPs changing last."""
+    """Return the model with each combination of MLP and attention, ordered by MLP."""
     settings = config.to_dict()
     return [
         LanguageConfig(**{**settings, "mlp": mlp, "attention": attention})
@@ -113,28 +118,28 @@ def variants(
 
 
 def of_equal_size(configs: Sequence[LanguageConfig]) -> list[LanguageConfig]:
-    """The models with as many hidden units each as give it the parameters of the first.
+    """Return the models with hidden widths such that all have as many parameters as the first.
 
-    Parameters grow along a straight line with hidden units, so all end within half a unit in each
-    block of the first. Raises BilensError where the other parts alone are larger than that.
+    Parameters are an affine function of hidden units, so each model is within half a unit in each
+    block of the first. Raises BilensError if a model without its hidden units is larger already.
     """
     goal = count_parameters(configs[0])
-    found = []
+    resized = []
     for config in configs:
-        one, two = (count_parameters(_with_hidden(config, width)) for width in (1, 2))
-        width = round((goal - one) / (two - one)) + 1
+        narrow, wider = (count_parameters(_with_hidden(config, width)) for width in (1, 2))
+        width = round((goal - narrow) / (wider - narrow)) + 1
         if width < 1:
             raise BilensError(
                 f"equal_parameters: with {config.mlp} MLP and {config.attention} attention the "
-                f"model has {one:,} parameters with a single hidden unit, more than the {goal:,} "
-                "of the first architecture; make d_hidden larger"
+                f"model has {narrow:,} parameters with a single hidden unit, more than the "
+                f"{goal:,} of the first architecture; make d_hidden larger"
             )
-        found.append(_with_hidden(config, width))
-    return found
+        resized.append(_with_hidden(config, width))
+    return resized
 
 
 def count_parameters(config: LanguageConfig) -> int:
-    """How many parameters a model has, without making it."""
+    """Return the number of parameters of a model, without allocating it."""
     with torch.device("meta"):
         model = LanguageModel(config)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -152,43 +157,46 @@ def compare_architectures(
 ) -> Comparison:
     """Train each model with each seed until its validation loss reaches the target.
 
-    With one seed all of them see the same batches in the same order. What was trained by an earlier
-    call is not trained again, and what was stopped goes on. Of a finished training the model stays,
+    With one seed all of them see the same batches in the same order. Finished trainings of an
+    earlier call are reused and stopped ones are resumed. A finished training keeps its model;
     its checkpoints are removed.
 
     Args:
         configs: models that differ in MLP or attention.
         corpus: texts as token ids.
-        training: how to train them all, until its `target_loss`, or its `epochs` at the latest.
-        run: the directory to write to, with one of `train_language` for each model and seed in it.
-        seeds: of the initial weights and of the order of the texts.
-        use_cpu: leave GPUs alone.
-        done: is told of each training that has ended, by its rows of `Comparison.validations`.
+        training: settings of all trainings; each ends at `target_loss` or after `epochs`.
+        run: the directory to write to; each model and seed has its own directory in it.
+        seeds: seeds of the initial weights and of the order of the texts.
+        use_cpu: ignore GPUs.
+        done: called after each training with its rows of `Comparison.validations`.
 
     Raises:
-        BilensError: there is no target, no architecture or no seed, one of them is there twice, or
-            a model cannot be trained (see `train_language`).
+        BilensError: target, architectures or seeds are missing or repeated, or a model cannot be
+            trained (see `train_language`).
         CheckpointError: `run` holds trainings with other settings.
-        KeyboardInterrupt: ctrl-C, after a checkpoint was saved; the same call goes on from there.
+        KeyboardInterrupt: ctrl-C, after a checkpoint was saved; the same call resumes from it.
 
     Source: The post on tensor-transformer variants, which compares at a loss of 3.0.
     """
     if training.target_loss is None:
         raise BilensError("target_loss=None, expected the validation loss to compare at")
     names = [f"{config.mlp}-{config.attention}" for config in configs]
-    for what, some in (("configs", names), ("seeds", seeds)):
-        if not some or len(set(some)) < len(some):
-            raise BilensError(f"{what}={list(some)}, expected at least one and none of them twice")
+    for argument, values in (("configs", names), ("seeds", seeds)):
+        if not values or len(set(values)) < len(values):
+            raise BilensError(
+                f"{argument}={list(values)}, expected at least one and none of them twice"
+            )
     tokens = training.batch_size * len(corpus.train[0]["input_ids"])
     curves = []
     for seed in seeds:
         for name, config in zip(names, configs, strict=True):
-            one, folder = replace(training, seed=seed), run / f"{name}-seed{seed}"
-            resume = is_begun(folder)
-            _, history = train_language(config, corpus, one, folder, resume=resume, use_cpu=use_cpu)
+            settings, folder = replace(training, seed=seed), run / f"{name}-seed{seed}"
+            _, history = train_language(
+                config, corpus, settings, folder, resume=is_begun(folder), use_cpu=use_cpu
+            )
             if PartialState().is_main_process:
                 shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-            found = pd.DataFrame([record for record in history if "eval_loss" in record])
+            records = pd.DataFrame([record for record in history if "eval_loss" in record])
             curve = pd.DataFrame(
                 {
                     "mlp": config.mlp,
@@ -196,10 +204,10 @@ def compare_architectures(
                     "d_hidden": config.d_hidden,
                     "parameters": count_parameters(config),
                     "seed": seed,
-                    "steps": found["step"],
-                    "tokens": found["step"] * tokens,
-                    "seconds": found["seconds"],
-                    "loss": found["eval_loss"],
+                    "steps": records["step"],
+                    "tokens": records["step"] * tokens,
+                    "seconds": records["seconds"],
+                    "loss": records["eval_loss"],
                 }
             )
             curves.append(curve)

@@ -38,27 +38,28 @@ def train_language(
 ) -> tuple[LanguageModel, list[dict[str, Any]]]:
     """Train a language model on `corpus` and save it with its tokenizer in `run`.
 
-    Started by `torchrun` or `accelerate launch`, every process calls this and the Trainer shares
-    the batches out (DDP, FSDP); the result is that of one process up to the rounding of sums.
-    Ctrl-C saves a checkpoint between two steps. `resume` of a training that has ended gives what it
-    found.
+    Under `torchrun` or `accelerate launch` every process calls this function, and the Trainer
+    shares the batches out (DDP, FSDP). The result is that of one process within the rounding of
+    sums. Ctrl-C saves a checkpoint between two steps. `resume` of a finished training returns its
+    result.
 
     Args:
-        config: what to train; its ends of text and padding become those of the tokenizer.
+        config: architecture and sizes; its ids of text ends and padding become the tokenizer's.
         corpus: texts as token ids.
-        training: how to train it.
+        training: settings of the training.
         run: the directory to write to; checkpoints go below it.
-        resume: go on from the newest whole checkpoint in `run`.
-        use_cpu: leave GPUs alone.
+        resume: resume from the newest intact checkpoint in `run`.
+        use_cpu: ignore GPUs.
 
     Returns:
-        The trained model in evaluation mode, and the metrics as they were logged, each with the
-        seconds that its steps took, without validations and checkpoints.
+        The trained model in evaluation mode, and the logged metrics. Each record has the seconds
+        of its steps, without validations and checkpoints.
 
     Raises:
         BilensError: the corpus does not fit the model, the batch cannot be shared out evenly, or
             the training diverged.
-        CheckpointError: `run` holds a training without `resume`, or nothing to go on from with it.
+        CheckpointError: `run` holds a training and `resume` is False, or no training and it is
+            True.
         KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
     """
     check_precision(config.attention, training.precision)
@@ -75,7 +76,7 @@ def train_language(
             run,
             use_cpu=use_cpu,
             lr_scheduler_type="linear",
-            # The Trainer wants a name of its own even where it is handed an optimizer.
+            # The Trainer requires a name that it knows even if it is handed an optimizer.
             optim="adamw_torch" if training.optimizer == MUON else training.optimizer,
         )
         steps = steps_per_epoch(arguments, corpus)
@@ -83,8 +84,8 @@ def train_language(
         arguments.max_steps = math.ceil(round(training.epochs * steps, 6))
         arguments.eval_steps = training.evaluate_every or steps
         settings = {"data": corpus.name, **asdict(training), "model": config.settings()}
-        own = ("bos_token_id", "eos_token_id", "pad_token_id")
-        tokens = {name: getattr(corpus.tokenizer, name) for name in own}
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        tokens = {name: getattr(corpus.tokenizer, name) for name in names}
         texts = min(training.evaluate_texts or len(corpus.validation), len(corpus.validation))
         model = LanguageModel(LanguageConfig(**{**config.to_dict(), **tokens}))
         muon = None
@@ -107,19 +108,19 @@ def train_language(
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Steps of one size in all directions for matrices that map the residual stream.
+    """Muon for the matrices inside the blocks, and AdamW for all other weights, as one optimizer.
 
         W <- (1 - lr decay) W - 0.2 sqrt(max(n_out, n_in)) lr U V',  momentum = U S V'
 
-    U V' comes from torch's own Muon, which approximates it by five Newton-Schulz iterations in
-    bfloat16. The factor makes the step as large as one of AdamW, which embeddings, unembedding,
-    norms and biases are left to, so that both go by one learning rate and one schedule. Gains and
-    biases do not decay.
+    U V' has all singular values equal, so a step is equally large in all directions. It comes from
+    torch's Muon, which approximates it by five Newton-Schulz iterations in bfloat16. The factor
+    makes the step as large as one of AdamW, so that both share one learning rate and one schedule.
+    AdamW trains embeddings, unembedding, norms and biases. Gains and biases do not decay.
 
     Args:
-        model: whose weights are trained.
+        model: the model to train.
         lr: learning rate.
-        weight_decay: of matrices, and of embeddings and the unembedding.
+        weight_decay: weight decay of matrices, embeddings and the unembedding.
 
     Source: Jordan 2024, *Muon*; the factor: Liu et al. 2025, *Muon is Scalable for LLM Training*.
     """
@@ -127,23 +128,23 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def __init__(self, model: LanguageModel, *, lr: float, weight_decay: float) -> None:
         matrices = [weight for weight in model.blocks.parameters() if weight.ndim == 2]
         inside = set(matrices)
-        rest = [weight for weight in model.parameters() if weight not in inside]
+        outside = [weight for weight in model.parameters() if weight not in inside]
         self.muon = torch.optim.Muon(
             matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
         )
         self.adamw = torch.optim.AdamW(
             [
-                _group([weight for weight in rest if weight.ndim > 1], weight_decay),
-                _group([weight for weight in rest if weight.ndim == 1], 0.0),
+                _group([weight for weight in outside if weight.ndim > 1], weight_decay),
+                _group([weight for weight in outside if weight.ndim == 1], 0.0),
             ],
             lr=lr,
         )
         super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step both."""
+        """Take a step of both optimizers."""
         loss = None if closure is None else closure()
-        # Loading a state puts new groups and a new state here, and the parts have to use them.
+        # Loading a state replaces the groups and the state of this object: share them again.
         self.muon.param_groups, self.adamw.param_groups = (
             self.param_groups[:1],
             self.param_groups[1:],

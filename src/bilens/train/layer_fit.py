@@ -1,10 +1,9 @@
-"""One gated MLP made bilinear: lines for its gates, its down map, then, if asked for, all of it.
+"""Fit one gated MLP as a bilinear one: lines for its gates, its down map, then all its weights.
 
-The MLP is to give what it gave, y, for the inputs x that it will have. Each row counts with
-w = 1 / |s|^2, where s is the stream in front of the layer: later norms divide by its size, so that
-an error counts for as much as it changes what later layers read. A layer that makes a token's
-stream large by itself is thus held to doing so, and the large tokens behind it do not outweigh all
-others.
+The target is the MLP's output y at its inputs x, weighted by w = 1 / |s|^2 with s the layer's input
+stream. Later norms divide by the size of the stream, so this weight measures an error by its effect
+on later layers. A few tokens have a much larger stream than the others. In the layer that makes
+their stream large they count like any token; in later layers they do not outweigh the others.
 """
 
 from contextlib import ExitStack, suppress
@@ -25,19 +24,19 @@ from bilens.residual.parts import working_dtype
 from bilens.settings import Between, CheckedSettings, Count
 
 CHUNK = 4096
-"""Rows whose hidden units are held at once."""
+"""Rows whose hidden units are in memory at once."""
 TINY = 1e-30
 
 
 @dataclass(frozen=True)
 class Distillation(CheckedSettings):
-    """How a bilinear MLP is trained to give what the gated one gave.
+    """Settings of the training of a bilinear MLP towards the gated MLP's outputs.
 
     Attributes:
-        steps: of Adam, for each layer; 0 for none.
+        steps: steps of Adam for each layer; 0 for none.
         batch_size: tokens in a step.
         learning_rate: at the start; it falls to zero.
-        seed: of the order of the tokens.
+        seed: seed of the order of the tokens.
     """
 
     steps: Annotated[int, Between(0)] = 200
@@ -48,10 +47,10 @@ class Distillation(CheckedSettings):
 
 @dataclass(frozen=True)
 class Fit:
-    """How near a linear layer is to the gated one, on the calibration text.
+    """Errors of a layer with linear gates relative to the gated layer, on the calibration text.
 
     Attributes:
-        lines: share of sum w (u act(g))^2 that the lines alone leave unexplained.
+        lines: share of sum w (u act(g))^2 that the lines leave unexplained.
         distance: sqrt(sum w |y - y'|^2 / sum w |y|^2), of the MLP's output.
     """
 
@@ -61,12 +60,12 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class FitRows:
-    """What an MLP reads and is to give, and how much each row counts.
+    """Inputs, targets and row weights of a fit.
 
     Attributes:
-        x: what it reads.
-        y: what it gave with its own activation, in float32 or float64.
-        weight: w, in the same.
+        x: inputs of the MLP.
+        y: outputs of the MLP with its original activation, in float32 or float64.
+        weight: w, in the same dtype.
     """
 
     x: Float[Tensor, "rows d_in"]
@@ -74,21 +73,21 @@ class FitRows:
     weight: Float[Tensor, " rows"]
 
     def distance(self, module: Any) -> float:
-        """How far a module is from giving y."""
-        wrong = torch.zeros((), dtype=torch.float64, device=self.x.device)
+        """Return the weighted relative distance of a module's outputs from y."""
+        error = torch.zeros((), dtype=torch.float64, device=self.x.device)
         with torch.no_grad():
             for x, y, w in self.chunks():
-                wrong += (w[:, None] * (module(x) - y).square()).sum(dtype=torch.float64)
-        whole = (self.weight[:, None] * self.y.square()).sum(dtype=torch.float64)
-        return float((wrong / whole.clamp_min(TINY)).sqrt())
+                error += (w[:, None] * (module(x) - y).square()).sum(dtype=torch.float64)
+        energy = (self.weight[:, None] * self.y.square()).sum(dtype=torch.float64)
+        return float((error / energy.clamp_min(TINY)).sqrt())
 
     def chunks(self) -> Any:
-        """Some rows at a time: x, y and w."""
+        """Yield x, y and w for `CHUNK` rows at a time."""
         return zip(*(part.split(CHUNK) for part in (self.x, self.y, self.weight)), strict=True)
 
 
 def fit_mlp(mlp: MLP, rows: FitRows, ridge: float, distillation: Distillation) -> Fit:
-    """Make an MLP bilinear, in place; an infinite `ridge` leaves its down map where it was."""
+    """Make an MLP bilinear, in place; an infinite `ridge` leaves its down map unchanged."""
     share = _fit_gate(mlp, rows)
     if ridge < torch.inf:
         _fit_down(mlp, rows, ridge)
@@ -111,11 +110,11 @@ def _fit_gate(mlp: MLP, rows: FitRows) -> float:
 
 @torch.no_grad()
 def _fit_down(mlp: MLP, rows: FitRows, ridge: float) -> None:
-    """Put down the map D that minimises a sum over the rows.
+    """Set the down map D to the minimiser of a sum over the rows.
 
         sum w |D h + c - y|^2 + ridge sum_i E_i |D_i - D0_i|^2,   E_i = sum w h_i^2
 
-    for the hidden units h = u (a g + b), with D0 what it was and c its bias.
+    for the hidden units h = u (a g + b), with D0 the original map and c its bias.
     """
     down = mlp.down
     before, bias = down.weight().double(), down.bias()
@@ -129,7 +128,8 @@ def _fit_down(mlp: MLP, rows: FitRows, ridge: float) -> None:
         cross += (((y if bias is None else y - bias) * root).mT @ h).double()
     energy = gram.diagonal()
     keep = ridge * energy + energy.mean() * 1e-9 + TINY
-    # Units in one size, so that rare ones do not spoil the solution.
+    # Energies of units differ by many orders of magnitude. With unit diagonal the condition number
+    # of the Gram matrix is near the least that scaling of rows and columns allows.
     size = (energy + keep).rsqrt()
     scaled = (gram + torch.diag(keep)) * size * size[:, None]
     wanted = (cross + before * keep) * size
@@ -137,7 +137,7 @@ def _fit_down(mlp: MLP, rows: FitRows, ridge: float) -> None:
 
 
 def _distil(mlp: MLP, rows: FitRows, how: Distillation) -> None:
-    """Train all weights and biases of an MLP to give y."""
+    """Train all weights and biases of an MLP towards y."""
     student: Any = deepcopy(mlp.module).to(working_dtype(mlp.up.module.weight.dtype))  # type: ignore[arg-type]
     student.requires_grad_()
     parameters = list(student.parameters())
@@ -150,10 +150,10 @@ def _distil(mlp: MLP, rows: FitRows, how: Distillation) -> None:
     for _ in range(how.steps):
         if len(order) < size:
             order = torch.cat([order, torch.randperm(len(rows.x), generator=generator)])
-        chosen, order = order[:size].to(rows.x.device), order[size:]
+        batch, order = order[:size].to(rows.x.device), order[size:]
         with torch.enable_grad():
-            wrong = (student(rows.x[chosen].to(scale.dtype)) - rows.y[chosen]).square()
-            loss = (rows.weight[chosen, None] * wrong).mean() / scale
+            error = (student(rows.x[batch].to(scale.dtype)) - rows.y[batch]).square()
+            loss = (rows.weight[batch, None] * error).mean() / scale
             loss.backward()
         optimizer.step()
         schedule.step()
@@ -172,11 +172,10 @@ BATCH = 8
 
 
 class LayerRuns:
-    """Texts on their way through a model, layer by layer.
+    """Texts that run through a model one layer at a time, so that layers may change in between.
 
-    What a layer is handed beside the stream (positions, masks) depends on how many texts run at
-    once and not on which, so it is caught once for each such number. The parents of `mlps` are the
-    layers.
+    Positions and masks depend on the size of the batch and not on its texts, so they are recorded
+    once for each size. The parents of `mlps` are the layers.
     """
 
     def __init__(
@@ -186,7 +185,7 @@ class LayerRuns:
         self._layers: list[Any] = [model.get_submodule(name) for name in names]
         self._mlps = mlps
         self._beside: dict[int, list[tuple[Any, Any]]] = {}
-        self._streams = [self._enter(model, some) for some in texts.split(BATCH)]
+        self._streams = [self._enter(model, batch) for batch in texts.split(BATCH)]
 
     @torch.no_grad()
     def run(
@@ -194,9 +193,9 @@ class LayerRuns:
     ) -> tuple[
         Float[Tensor, "rows d_in"], Float[Tensor, "rows d_out"], Float[Tensor, "rows d_model"]
     ]:
-        """What the MLP of a layer reads and gives, and the stream in front of the layer.
+        """Return inputs and outputs of a layer's MLP, and the layer's input stream.
 
-        The texts stay in front of the layer; see `go_on`.
+        The texts stay before the layer until `advance`.
         """
         seen: list[tuple[Tensor, Tensor]] = []
         with self._mlps[layer].module.register_forward_hook(
@@ -209,8 +208,8 @@ class LayerRuns:
         return reads, writes, torch.cat([stream.flatten(0, 1) for stream in self._streams])
 
     @torch.no_grad()
-    def go_on(self, layer: int, *, changed: bool) -> None:
-        """Take the texts behind a layer, which runs once more where it has changed."""
+    def advance(self, layer: int, *, changed: bool) -> None:
+        """Move the texts past a layer, and run it once more if it has changed."""
         if changed:
             self._next = [self._apply(layer, stream) for stream in self._streams]
         self._streams = self._next
@@ -222,7 +221,7 @@ class LayerRuns:
 
     @torch.no_grad()
     def _enter(self, model: PreTrainedModel, texts: Int[Tensor, "texts time"]) -> Tensor:
-        """The stream in front of the first layer; catches what goes beside it where that is new."""
+        """Return the first layer's input stream; record the arguments of layers at a new size."""
         entered: list[Tensor] = []
         beside: list[tuple[Any, Any]] = []
         new = len(texts) not in self._beside

@@ -1,7 +1,7 @@
-"""Make a gated model bilinear without training it, or with a little: layer by layer, on a text.
+"""Make a gated model bilinear without training, or with little: layer by layer, on a text.
 
-Each layer is fitted on what the layers before it, already linear, hand it, to give there what its
-own gated MLP gives. No gradient leaves a layer.
+Each layer is fitted on the outputs of the layers before it, which have linear gates already. The
+target is the output of its own gated MLP at these inputs. No gradient leaves a layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,22 +29,25 @@ from bilens.train.layer_fit import BATCH, Distillation, Fit, FitRows, LayerRuns,
 __all__ = ["Distillation", "Fit", "Linearised", "linearise", "next_token_loss"]
 
 RIDGE = 2.0
-"""How strongly down maps are held where they were, times hidden units for each calibration token:
-the fewer tokens a hidden unit has, the less its column is to be believed."""
+"""Ridge towards the original down map, for one hidden unit per calibration token.
+
+With fewer tokens a unit's fitted column is less certain, so the ridge grows in proportion."""
 CLOSED_FORM = Distillation(steps=0)
 
 
 @dataclass(frozen=True)
 class Linearised:
-    """What making a model's gates linear did to its loss, in nats a token on held-out texts.
+    """Loss of a model before and after its gates became linear, in nats a token.
+
+    Losses are those of held-out texts.
 
     Attributes:
-        before: loss of the model as it was.
+        before: loss of the original model.
         after: loss with the gates of `layers` linear.
-        layers: whose gates are linear now.
-        alone: loss with the gates of one layer linear and all else as it was, for each layer that
-            was asked for, fitted without distillation; empty where that was not measured.
-        fits: how near each of `layers` is to what it was.
+        layers: layers with linear gates.
+        alone: loss with the gates of a single layer linear, without distillation, by layer; empty
+            if it was not measured.
+        fits: errors of each of `layers`.
     """
 
     before: float
@@ -67,21 +70,25 @@ def linearise(
 ) -> Linearised:
     """Make the gates of a model linear, in place: bilinear layers, from one text and no labels.
 
-    For each hidden unit the line that minimises E[(act(g) - a g - b)^2 u^2 / |s|^2] takes the place
-    of the activation, s being the stream in front of the layer; a goes into the gate's weights, b
-    into its biases. Then the down map is fitted to the gated MLP's outputs by ridge regression.
-    Costs three forward passes over `texts` and one Gram matrix of the hidden units a layer; `alone`
-    as much again and a pass over `held_out` for each layer.
+    For each hidden unit a line a g + b replaces the activation. It minimises
+
+        E[(act(g) - a g - b)^2 u^2 / |s|^2],   s: input stream of the layer
+
+    and a is folded into the gate's weights, b into its biases. Then the down map is fitted to the
+    gated MLP's outputs by ridge regression.
+
+    Cost: three forward passes over `texts`, and a Gram matrix of the hidden units of each layer.
+    `alone` doubles it and adds a pass over `held_out` for each layer.
 
     Args:
         model: any causal language model whose MLPs are up(x) * activation(gate(x)).
         texts: calibration texts, in the model's tokens.
         held_out: other texts, for the losses.
-        layers: whose gates; all by default.
-        budget: nats by which the loss may rise: layers are taken in the order of their loss alone,
-            as many as stay within it together before any distillation.
-        distillation: how each layer is trained in the end, by itself; by default it is not.
-        alone: measure the loss with each layer linear by itself, too; a budget needs it.
+        layers: layers to make linear; all by default.
+        budget: greatest rise of the loss, in nats, before any distillation. Layers are taken in the
+            order of their `alone` losses, as many as stay within it together.
+        distillation: settings of a training of each layer by itself; none by default.
+        alone: measure the loss with each single layer linear, too; a budget needs it.
 
     Raises:
         BilensError: the model is not gated or not as it was trained, an argument does not fit it,
@@ -91,12 +98,12 @@ def linearise(
     check_weights(model)
     mlps = gated_mlps(model)
     _check_activation(model)
-    chosen = sorted(set(range(len(mlps)) if layers is None else layers))
-    if not chosen or chosen[0] < 0 or chosen[-1] >= len(mlps):
+    selected = sorted(set(range(len(mlps)) if layers is None else layers))
+    if not selected or selected[0] < 0 or selected[-1] >= len(mlps):
         raise BilensError(f"layers={layers}, expected some of 0 to {len(mlps) - 1}")
-    for name, some in (("texts", texts), ("held_out", held_out)):
-        _check_tokens(name, some, model.config.vocab_size)
-    texts, held_out = (some.to(model.device) for some in (texts, held_out))
+    for name, ids in (("texts", texts), ("held_out", held_out)):
+        _check_tokens(name, ids, model.config.vocab_size)
+    texts, held_out = (ids.to(model.device) for ids in (texts, held_out))
     before = next_token_loss(model, held_out)
     losses: dict[int, float] = {}
 
@@ -104,31 +111,31 @@ def linearise(
         losses[layer] = next_token_loss(model, held_out)
 
     if alone or budget is not None:
-        _fit(model, mlps, texts, chosen, CLOSED_FORM, measure)
+        _fit(model, mlps, texts, selected, CLOSED_FORM, measure)
     if budget is not None:
-        order = sorted(chosen, key=lambda layer: losses[layer])
+        order = sorted(selected, key=lambda layer: losses[layer])
 
-        def within(some: list[int]) -> bool:
-            with _as_they_were(mlps, some):
-                _fit(model, mlps, texts, some, CLOSED_FORM)
+        def within(subset: list[int]) -> bool:
+            with _restored(mlps, subset):
+                _fit(model, mlps, texts, subset, CLOSED_FORM)
                 return next_token_loss(model, held_out) <= before + budget
 
-        chosen = _most_within(order, within)
-    fits = _fit(model, mlps, texts, chosen, distillation or CLOSED_FORM)
-    if chosen:
-        mark_linear(model, mlps, chosen)
-    return Linearised(before, next_token_loss(model, held_out), tuple(chosen), losses, fits)
+        selected = _most_within(order, within)
+    fits = _fit(model, mlps, texts, selected, distillation or CLOSED_FORM)
+    if selected:
+        mark_linear(model, mlps, selected)
+    return Linearised(before, next_token_loss(model, held_out), tuple(selected), losses, fits)
 
 
 @torch.no_grad()
 def next_token_loss(model: PreTrainedModel, texts: Int[Tensor, "texts time"]) -> float:
-    """Mean loss of the next token over all texts, in nats."""
+    """Return the mean loss of the next token over all texts, in nats."""
     total = 0.0
-    for some in texts.split(BATCH):
-        logits = model(some, use_cache=False).logits[:, :-1]
+    for batch in texts.split(BATCH):
+        logits = model(batch, use_cache=False).logits[:, :-1]
         total += float(
             functional.cross_entropy(
-                logits.flatten(0, 1).float(), some[:, 1:].flatten(), reduction="sum"
+                logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum"
             )
         )
     return total / (texts.numel() - len(texts))
@@ -142,7 +149,10 @@ def _fit(
     distillation: Distillation,
     alone: Callable[[int], None] | None = None,
 ) -> dict[int, Fit]:
-    """Fit layers in their order, each on what those before it hand it; or each alone, measured."""
+    """Fit layers in order, each on the outputs of those before it.
+
+    With `alone` each layer is fitted by itself, measured by that function, and restored.
+    """
     if not layers:
         return {}
     runs, fits = LayerRuns(model, mlps, texts), {}
@@ -154,18 +164,18 @@ def _fit(
                 dtype = working_dtype(stream.dtype)
                 size = stream.to(dtype).square().mean(-1)
                 rows = FitRows(reads, writes.to(dtype), 1 / (size + 1e-6 * size.mean()))
-                with _as_they_were(mlps, [layer] if alone else []):
+                with _restored(mlps, [layer] if alone else []):
                     ridge = RIDGE * mlps[layer].up.n_out / len(reads)
                     fits[layer] = fit_mlp(mlps[layer], rows, ridge, distillation)
                     if alone is not None:
                         alone(layer)
                 bar.advance(task)
-            runs.go_on(layer, changed=layer in fits and alone is None)
+            runs.advance(layer, changed=layer in fits and alone is None)
     return fits
 
 
 def _most_within(order: list[int], fits: Callable[[list[int]], bool]) -> list[int]:
-    """As many of some layers, in their order, as fit within a budget; by bisection."""
+    """Return the longest prefix of `order` that fits a budget, sorted; by bisection."""
     within, beyond = 0, len(order) + 1
     while beyond - within > 1:
         count = (within + beyond) // 2
@@ -177,27 +187,27 @@ def _most_within(order: list[int], fits: Callable[[list[int]], bool]) -> list[in
 
 
 @contextmanager
-def _as_they_were(mlps: list[MLP], layers: Sequence[int]) -> Iterator[None]:
-    """Give layers back their weights, biases and activations afterwards."""
-    kept = [(mlps[layer], mlps[layer].activation_function()) for layer in layers]
-    parts = [part.module for mlp, _ in kept for part in (*mlp.reads, mlp.down)]
+def _restored(mlps: list[MLP], layers: Sequence[int]) -> Iterator[None]:
+    """Restore the weights, biases and activations of layers at the end of the block."""
+    activations = [(mlps[layer], mlps[layer].activation_function()) for layer in layers]
+    parts = [part.module for mlp, _ in activations for part in (*mlp.reads, mlp.down)]
     stored = [(module, deepcopy(module._parameters)) for module in parts]
     try:
         yield
     finally:
         for module, parameters in stored:
             module._parameters.update(parameters)
-        for mlp, activation in kept:
+        for mlp, activation in activations:
             setattr(mlp.module, mlp.activation, activation)
 
 
 def _check_activation(model: PreTrainedModel) -> None:
     key = activation_key(model.config)
-    found = getattr(model.config, key)
-    if found in (NAME, "linear") or find_swish(model.config) is not None:
+    name = getattr(model.config, key)
+    if name in (NAME, "linear") or find_swish(model.config) is not None:
         raise BilensError(
-            f"{key}={found!r} in the model's configuration: it is bilinear already, or partly; "
-            "expected a model with the activation that it was trained with"
+            f"{key}={name!r} in the model's configuration: the model is bilinear already, at least "
+            "in part; expected a model with the activation that it was trained with"
         )
 
 
@@ -209,6 +219,6 @@ def _check_tokens(name: str, texts: Int[Tensor, "texts time"], vocab_size: int) 
     least, most = int(texts.min()), int(texts.max())
     if least < 0 or most >= vocab_size:
         raise BilensError(
-            f"{name} holds the number {least if least < 0 else most}, expected 0 to "
-            f"{vocab_size - 1}, those of the model's tokens"
+            f"{name} holds the number {least if least < 0 else most}, expected token ids from 0 to "
+            f"{vocab_size - 1}"
         )

@@ -1,7 +1,7 @@
-"""The directory of a training: its settings, its metrics and the checkpoints that it goes on from.
+"""The directory of a training with its settings, metrics and checkpoints; trackers and ctrl-C.
 
-Whatever moment a training is killed at, what it left is whole: a checkpoint is written to the side
-with the checksums of its files, and renamed.
+A training may be killed at any moment without damage to its directory. A checkpoint is written
+under another name, with the checksums of its files, and renamed when it is complete.
 """
 
 import hashlib
@@ -44,17 +44,16 @@ else:  # It takes a second to import, and most trainings have no tracker.
     tracking = lazy_import("accelerate.tracking")
 
 TRAINING_NAME = "training.json"
-"""The file in a run that says what it was trained on and with, and whether it has ended."""
+"""File in a run with its data set, its settings, and a flag for a finished training."""
 METRICS_NAME = "metrics.jsonl"
-"""The file in a run with a line for each record of its metrics."""
+"""File in a run with a line for each record of its metrics."""
 CHECKPOINTS = "checkpoints"
-"""The folder in a run that holds its last two checkpoints."""
+"""Folder in a run with its last two checkpoints."""
 
 DRAFTS = f"{UNFINISHED}{CHECKPOINTS}"
 MANIFEST = "manifest.json"
-KEPT = 2
+N_CHECKPOINTS = 2
 STATE_NAME = "training_state.safetensors"
-OWN = ("torch", "finished")
 
 
 @dataclass
@@ -62,10 +61,10 @@ class RunDirectory:
     """A run that is being written.
 
     Attributes:
-        path: where it is.
-        settings: of the training, such as JSON holds them.
-        finished: whether the training has ended.
-        track: hands a record of the metrics to the tracker.
+        path: the directory.
+        settings: settings of the training, as JSON values.
+        finished: True if the training has ended.
+        track: function that sends a record of the metrics to the tracker.
     """
 
     path: Path
@@ -74,57 +73,57 @@ class RunDirectory:
     track: Callable[[dict[str, Any]], None] = field(default=lambda record: None, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Other processes are handed a run without its tracker, which one alone may write to."""
+        """Pickle the run without its tracker, which only one process may write to."""
         return RunDirectory, (self.path, self.settings, self.finished)
 
     def draft(self, step: int) -> Path:
-        """The folder that the files of a checkpoint are written to first."""
+        """Return the folder in which the files of a checkpoint are written first."""
         return self.path / DRAFTS / f"checkpoint-{step}"
 
     def keep(self, draft: Path) -> None:
-        """Make a checkpoint of what was written to its draft, and remove the oldest."""
+        """Turn a draft into a checkpoint, and remove the oldest checkpoint."""
         write_json(draft / MANIFEST, _checksums(draft))
         target = self.path / CHECKPOINTS / draft.name
         with file_errors(target):
             target.parent.mkdir(exist_ok=True)
-            if target.exists():  # stopped behind the last step of an epoch, and saved there again
+            if target.exists():  # stopped after the last step of an epoch, and saved there again
                 self._remove(target)
             draft.rename(target)
             draft.parent.rmdir()
-        for old in self._checkpoints()[KEPT:]:
+        for old in self._checkpoints()[N_CHECKPOINTS:]:
             self._remove(old)
 
     def save_state(
         self, step: int, record: Mapping[str, Any], **parts: Mapping[str, Tensor]
     ) -> None:
-        """Make a checkpoint of named tensors in parts, and of a record such as JSON holds them."""
+        """Write a checkpoint with named tensors in parts and a record of JSON values."""
         draft = self.draft(step)
         tensors = {f"{kind}.{name}": t for kind, part in parts.items() for name, t in part.items()}
         write_safetensors(draft / STATE_NAME, tensors, {"record": json.dumps(record)})
         self.keep(draft)
 
     def load_state(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """The record of the newest checkpoint, and its tensors by part and name."""
+        """Return the record of the newest checkpoint, and its tensors by part and name."""
         checkpoint = self.newest_checkpoint()
         if checkpoint is None:
             return None
         with safe_open(checkpoint / STATE_NAME, "pt", str(device)) as file:
-            # Copied, as the memory of a mapped file is aligned otherwise, and sums would differ.
+            # Copied: a mapped file is aligned differently, so that sums would differ in their bits.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return json.loads(file.metadata()["record"]), tensors
 
     def newest_checkpoint(self) -> Path | None:
-        """The newest checkpoint that is as it was written; damaged ones are removed."""
+        """Return the newest intact checkpoint; damaged ones are removed."""
         for checkpoint in self._checkpoints():
-            if _is_whole(checkpoint):
+            if _is_intact(checkpoint):
                 return checkpoint
-            print_status(f"{checkpoint} is damaged or incomplete and is passed over.")
+            print_status(f"{checkpoint} is damaged or incomplete; using an earlier one.")
             self._remove(checkpoint)
-        print_status(f"{self.path} has no checkpoint; the training starts from its beginning.")
+        print_status(f"{self.path} has no checkpoint; the training starts from the beginning.")
         return None
 
     def start_metrics(self, records: list[dict[str, Any]]) -> None:
-        """Leave these records alone in the metrics."""
+        """Replace the metrics with these records."""
         write_text(self.path / METRICS_NAME, "".join(map(_line, records)))
 
     def add_metrics(self, record: dict[str, Any]) -> None:
@@ -135,7 +134,7 @@ class RunDirectory:
         self.track(record)
 
     def finish(self) -> None:
-        """Note that the training has ended; everything else has to be written before."""
+        """Mark the training as finished; everything else has to be written before."""
         self.finished = True
         self.write_settings()
         card = self.path / CARD_NAME
@@ -143,20 +142,20 @@ class RunDirectory:
             model_card(read_config(self.path), self.path).save(card)
 
     def write_settings(self) -> None:
-        """Write the settings, for people and for whoever resumes."""
-        own = dict(zip(OWN, (torch.__version__, self.finished), strict=True))
-        write_json(self.path / TRAINING_NAME, {**self.settings, **own})
+        """Write the settings, with the version of torch and the state of the training."""
+        state = {"torch": torch.__version__, "finished": self.finished}
+        write_json(self.path / TRAINING_NAME, {**self.settings, **state})
 
     def _checkpoints(self) -> list[Path]:
-        """The newest first."""
-        found = (self.path / CHECKPOINTS).glob("checkpoint-*")
-        steps = {path: path.name.removeprefix("checkpoint-") for path in found}
-        whole = [path for path, step in steps.items() if step.isdigit()]
-        return sorted(whole, key=lambda path: int(steps[path]), reverse=True)
+        """Return all checkpoints, the newest first."""
+        paths = (self.path / CHECKPOINTS).glob("checkpoint-*")
+        steps = {path: path.name.removeprefix("checkpoint-") for path in paths}
+        numbered = [path for path, step in steps.items() if step.isdigit()]
+        return sorted(numbered, key=lambda path: int(steps[path]), reverse=True)
 
     def _remove(self, checkpoint: Path) -> None:
         with file_errors(checkpoint, "removed"):
-            # First from its place, so that a half-removed one is never found.
+            # Renamed first, so that a partly removed checkpoint is never read.
             shutil.rmtree(checkpoint.rename(temporary_beside(self.path / checkpoint.name)))
 
 
@@ -164,17 +163,18 @@ class RunDirectory:
 def open_run(
     path: Path, settings: dict[str, Any], *, resume: bool, length: str | None = None
 ) -> Iterator[RunDirectory]:
-    """Begin a run or go on with it, and keep others out as long as the block runs.
+    """Begin or resume a run, and lock it against other processes inside the block.
 
     Args:
-        path: its directory.
-        settings: of the training; one that is resumed must have the same.
-        resume: go on with a training that was begun there.
-        length: the setting that says how long the training takes, where it may grow.
+        path: the directory of the run.
+        settings: settings of the training; a resumed training must have the same.
+        resume: resume the training in `path`.
+        length: name of the setting for the training's length, if that may grow.
 
     Raises:
-        CheckpointError: there is a training and `resume` was not asked for, or none and it was; it
-            had other settings; another process is at work there; or the system refuses.
+        CheckpointError: `path` holds a training and `resume` is False, or no training and it is
+            True. Or the training has other settings, another process uses it, or the system
+            refuses access.
         BilensError: the tracker is not installed.
     """
     settings = json.loads(json.dumps(settings))
@@ -184,14 +184,13 @@ def open_run(
         taken = [n for n in (TRAINING_NAME, CONFIG_NAME, WEIGHTS_NAME) if (path / n).exists()]
         if taken and not resume:
             raise CheckpointError(
-                f"{path} holds {' and '.join(taken)} already. Go on with that training by --resume "
+                f"{path} holds {' and '.join(taken)} already. Resume that training with --resume "
                 "(resume=True in Python), or choose another --output; to train again from the "
                 "start, delete the folder first."
             )
         if resume and TRAINING_NAME not in taken:
             raise CheckpointError(
-                f"There is nothing to resume in {path}: no training was begun there. Train without "
-                "--resume."
+                f"Nothing to resume in {path}: no training was begun there. Train without --resume."
             )
         run = RunDirectory(path, settings)
         if resume:
@@ -201,7 +200,7 @@ def open_run(
             _check_same(path, before, settings, length)
             run.finished = finished and before == settings
         if run.finished:
-            print_status(f"{path} is finished: there is nothing left to train.")
+            print_status(f"{path} is finished: nothing is left to train.")
             tracker = "none"
         else:
             run.write_settings()
@@ -210,17 +209,17 @@ def open_run(
 
 
 def is_begun(run: Path) -> bool:
-    """Whether a training was begun in a directory, so that it can be resumed."""
+    """Return True if a directory holds a training, which can be resumed."""
     return (run / TRAINING_NAME).is_file()
 
 
 def is_finished(run: Path) -> bool:
-    """Whether the training in a directory has ended; CheckpointError if it is damaged."""
+    """Return True if the training in a directory has ended; CheckpointError if damaged."""
     return is_begun(run) and bool(read_json_object(run / TRAINING_NAME).get("finished"))
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The metrics of a run, in order.
+    """Return the metrics of a run, in order.
 
     Raises:
         CheckpointError: they are missing or damaged.
@@ -229,9 +228,10 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
-    """What a run, a directory or a repository that holds all of it, was trained on and with.
+    """Return the data set and the settings of a run, a directory or a complete repository.
 
-    `hub` is passed to `huggingface_hub.hf_hub_download`. Raises CheckpointError if it does not say.
+    `hub` is passed to `huggingface_hub.hf_hub_download`. Raises CheckpointError if the settings
+    are missing or damaged.
     """
     try:
         settings = read_json_object(fetch(source, TRAINING_NAME, **hub))
@@ -239,13 +239,13 @@ def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
     except (KeyError, CheckpointError) as error:
         raise CheckpointError(
             f"{Path(source) / TRAINING_NAME} is missing or damaged, so the data that {source} was "
-            "trained on is unknown; expected a directory that `bilens train` wrote"
+            "trained on is unknown; expected a directory written by `bilens train`"
         ) from error
     return settings
 
 
 def part(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """The tensors of one part by their names."""
+    """Return the tensors of one part by their names."""
     start = f"{kind}."
     return {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
 
@@ -259,9 +259,9 @@ def _check_same(
         differing.remove(length)
     if differing:
         was, is_ = (
-            ", ".join(f"{name}={some.get(name)!r}" for name in differing) for some in (old, new)
+            ", ".join(f"{name}={values.get(name)!r}" for name in differing) for values in (old, new)
         )
-        growing = f" ({length} alone may grow)" if length else ""
+        growing = f" (only {length} may grow)" if length else ""
         raise CheckpointError(
             f"{path} was trained with {was}, not {is_}. Resume with the same settings{growing}, or "
             "choose another --output."
@@ -269,7 +269,7 @@ def _check_same(
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings by their own names, those of the model among them."""
+    """Return all settings in one dictionary, those of the model included."""
     model = settings.get("model")
     return {**settings, **model, "model": None} if isinstance(model, dict) else settings
 
@@ -285,7 +285,7 @@ def _checksums(checkpoint: Path) -> dict[str, str]:
     return sums
 
 
-def _is_whole(checkpoint: Path) -> bool:
+def _is_intact(checkpoint: Path) -> bool:
     try:
         expected = read_json_object(checkpoint / MANIFEST)
     except CheckpointError:
@@ -298,11 +298,7 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def check_tracker(name: str) -> None:
-    """See that a tracker is installed.
-
-    Raises:
-        BilensError: it is not.
-    """
+    """Raise BilensError unless a tracker is installed."""
     if name != "none" and find_spec(name) is None:
         raise BilensError(
             f"report_to={name!r} needs the package {name}: pip install {name}, or leave "
@@ -314,25 +310,25 @@ def check_tracker(name: str) -> None:
 def open_tracker(
     name: str, run: Path, settings: dict[str, Any]
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Tell a tracker the settings of a training, and then every record that it is called with.
+    """Send the settings of a training to a tracker, and yield the function that sends a record.
 
     Args:
-        name: none, or that of the tracker.
-        run: directory of the training, by whose name it is known; TensorBoard's files go into it.
-        settings: of the training.
+        name: name of the tracker, or none.
+        run: directory of the training, which names it; TensorBoard's files go into it.
+        settings: settings of the training.
     """
     if name == "none":
         yield lambda record: None
         return
     config = {key: str(value) for key, value in settings.items()}
-    own: dict[str, dict[str, Any]] = {
+    options: dict[str, dict[str, Any]] = {
         "tensorboard": {"logging_dir": run},
         "wandb": {"name": run.name, "dir": run, "reinit": "create_new", "config": config},
         "trackio": {"name": run.name, "config": config},
     }
     project = name if name == "tensorboard" else "bilens"
-    tracking.PartialState()  # wandb's and trackio's log through it as they start
-    tracker = tracking.LOGGER_TYPE_TO_CLASS[name](project, **own[name])
+    tracking.PartialState()  # the trackers of wandb and trackio log through it at their start
+    tracker = tracking.LOGGER_TYPE_TO_CLASS[name](project, **options[name])
     tracker.start()
     if name == "tensorboard":
         tracker.store_init_configuration(config)
@@ -343,17 +339,17 @@ def open_tracker(
 
 
 class Interrupt:
-    """Whether ctrl-C was pressed."""
+    """Flag that ctrl-C sets."""
 
     requested = False
 
 
 @contextmanager
 def interrupt_between_steps() -> Iterator[Interrupt]:
-    """Turn ctrl-C into a request that the loop inside the block looks at between steps.
+    """Turn ctrl-C into a flag that the loop inside the block reads between steps.
 
     A second ctrl-C interrupts at once. Outside of the main thread nothing changes, since Python
-    delivers signals there alone.
+    delivers signals only there.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():

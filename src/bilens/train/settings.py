@@ -1,4 +1,4 @@
-"""How models are trained through the Hugging Face Trainer, and presets; quick to import."""
+"""Settings of trainings, and presets; without imports of the libraries that train."""
 
 import math
 from collections.abc import Callable
@@ -19,32 +19,35 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "zero": lambda progress: 0.0,
     "held": lambda progress: 1.0,
 }
-"""The share of the first beta that is left, by the share of the annealing that is done: falling
-evenly or along half a cosine; none from the start; or all, which trains the model as it is."""
+"""Remaining share of the first beta, as a function of the finished share of the annealing.
+
+linear and cosine fall to 0, zero is 0 from the start, and held stays at 1."""
 DecayName = Literal["none", "linear", "cosine"]
-"""How a learning rate falls to zero, if it does."""
+"""Schedule by which a learning rate falls to zero."""
 OptimizerName = Literal[
     "adamw_torch", "adamw_torch_fused", "muon", "adafactor", "adagrad", "rmsprop", "sgd"
 ]
-"""muon: for the matrices inside blocks, with AdamW for all else. The others are named as
-`transformers.TrainingArguments(optim=...)` names them."""
+"""muon: for the matrices inside blocks, with AdamW for all other weights. The other names are those
+of `transformers.TrainingArguments(optim=...)`."""
 
 
 @dataclass(frozen=True)
 class ClassifierTraining(CheckedSettings):
-    """How to train an image classifier. The defaults are Table 2 of Pearce et al. 2024.
+    """Settings of the training of an image classifier.
+
+    The defaults are Table 2 of Pearce et al. 2024.
 
     Attributes:
         epochs: passes over the training set.
         batch_size: images in a step.
-        learning_rate: of AdamW in the first epoch.
+        learning_rate: learning rate of AdamW in the first epoch.
         decay: factor on the learning rate after each epoch.
-        weight_decay: of AdamW; the paper takes 0.5 for MNIST and 1.0 for Fashion-MNIST.
+        weight_decay: weight decay of AdamW; 0.5 for MNIST and 1.0 for Fashion-MNIST in the paper.
         input_noise: Gaussian noise on the pixels, in standard deviations of the image's pixels.
-        latent_noise: the same before the embedding, every layer and the unembedding, in standard
-            deviations of the vector's elements.
-        report_to: none, or the tracker that gets the metrics too; it has to be installed.
-        seed: of the initial weights, the order of the images and the noise.
+        latent_noise: Gaussian noise on the inputs of the embedding, of every layer and of the
+            unembedding, in standard deviations of the vector's elements.
+        report_to: tracker that receives the metrics too, or none; it has to be installed.
+        seed: seed of the initial weights, the order of the images and the noise.
     """
 
     epochs: Count = 20
@@ -60,20 +63,20 @@ class ClassifierTraining(CheckedSettings):
 
 @dataclass(frozen=True)
 class TrainerSettings(CheckedSettings):
-    """What trainings through the Trainer have in common.
+    """Settings that all trainings through the Trainer share.
 
     Attributes:
         batch_size: texts in a step of the optimizer, over all processes and accumulated parts.
-        learning_rate: the highest.
-        weight_decay: on matrices.
+        learning_rate: the highest learning rate.
+        weight_decay: weight decay of matrices.
         warmup: share of the steps in which the learning rate rises from zero.
-        accumulate: parts that each process does its share of a batch in, one after another.
+        accumulate: parts into which each process splits its share of a batch.
         precision: float32, or bf16 or fp16 for mixed precision.
         log_every: steps between records of the loss.
         evaluate_every: steps between validations, besides the last.
-        save_every: steps between checkpoints, each with what resuming needs.
-        report_to: none, or the tracker that gets the metrics too; it has to be installed.
-        seed: of all that is drawn.
+        save_every: steps between checkpoints.
+        report_to: tracker that receives the metrics too, or none; it has to be installed.
+        seed: seed of all random numbers.
     """
 
     batch_size: Count = 128
@@ -91,20 +94,20 @@ class TrainerSettings(CheckedSettings):
 
 @dataclass(frozen=True)
 class AnnealTraining(TrainerSettings):
-    """How to anneal a model. The defaults are Table 4 of Pearce et al. 2024.
+    """Settings of the annealing of a model. The defaults are Table 4 of Pearce et al. 2024.
 
     Attributes:
-        schedule: how beta falls: linear, cosine, zero (bilinear from the start), or held (it does
-            not fall, and the model is trained as it is).
-        tokens: to train on, all in all.
-        annealing: share of the training in which beta falls; for the rest it stays at the end.
+        schedule: schedule of beta: linear, cosine, zero (bilinear from the start), or held (beta
+            does not fall).
+        tokens: total number of tokens to train on.
+        annealing: share of the training in which beta falls; afterwards it stays at its end.
         length: tokens of a text.
-        learning_rate: of AdamW.
-        decay: how the learning rate falls to zero by the end: none (it does not, as in the paper),
+        learning_rate: learning rate of AdamW.
+        decay: schedule by which the learning rate falls to zero: none (constant, as in the paper),
             linear or cosine.
-        checkpointing: work the activations out twice instead of keeping them.
-        evaluate_every: steps between validations; none but the last by default.
-        seed: of the order of the texts.
+        checkpointing: compute the activations twice instead of storing them.
+        evaluate_every: steps between validations; only the last by default.
+        seed: seed of the order of the texts.
     """
 
     schedule: ScheduleName = "linear"
@@ -133,16 +136,16 @@ class AnnealTraining(TrainerSettings):
 
 @dataclass(frozen=True)
 class LanguageTraining(TrainerSettings):
-    """How to train a language model. The defaults are Table 3 of Pearce et al. 2024.
+    """Settings of the training of a language model.
 
-    The learning rate falls linearly to zero.
+    The defaults are Table 3 of Pearce et al. 2024. The learning rate falls linearly to zero.
 
     Attributes:
         epochs: passes over the training set.
-        evaluate_every: steps between validations, besides the last; none: one after each pass.
-        seed: of the initial weights and of the order of the texts.
-        optimizer: muon (with AdamW for embeddings and norms), or one that transformers knows.
-        evaluate_texts: texts of a validation, the first ones; none: all of them.
+        evaluate_every: steps between validations, besides the last; by default one after each pass.
+        seed: seed of the initial weights and of the order of the texts.
+        optimizer: muon (with AdamW for embeddings and norms), or an optimizer of transformers.
+        evaluate_texts: number of texts in a validation, from the first; all by default.
         target_loss: the training ends at the first validation whose loss is no larger.
     """
 
@@ -157,8 +160,8 @@ class Preset:
     """A size of model and the training that goes with it.
 
     Attributes:
-        model: its sizes and parts.
-        training: how it is trained.
+        model: architecture and sizes of the model.
+        training: settings of its training.
     """
 
     model: LanguageSettings = field(default_factory=LanguageSettings)
@@ -196,18 +199,21 @@ PRESETS = {
         ),
     ),
 }
-"""By name: for the synthetic grammar in a few minutes; for stories in minutes on two cores; Table 3
-of Pearce et al. 2024, for a GPU; and the size of the models of the post on tensor-transformer
-variants, for several.
+"""Presets by name.
 
-The last has 498 million parameters: 2 x 50,304 x 1152 in embedding and unembedding, and in each of
+- grammar: the synthetic grammar, in a few minutes.
+- tiny: stories, in minutes on two cores.
+- paper: Table 3 of Pearce et al. 2024, for a GPU.
+- 500m: the size of the models in the post on tensor-transformer variants, for several GPUs.
+
+500m has 498 million parameters: 2 x 50,304 x 1152 in embedding and unembedding, and in each of
 18 blocks 4 x 1152² of attention and 3 x 1152 x 4608 of the MLP. Bilinear attention adds 2 x 1152² a
-block, which is 9.6 %; the post says 10 %. Its schedule is a start, and no model of this size was
+block, which is 9.6 %; the post says 10 %. Its schedule is a start: no model of this size was
 trained with it."""
 
 
 def check_precision(attention: str, precision: str) -> None:
-    """Raise BilensError where products of scores leave the range of float16."""
+    """Raise BilensError if products of scores leave the range of float16."""
     if precision == "fp16" and attention in ("squared", "bilinear"):
         raise BilensError(
             f"precision='fp16' with attention={attention!r}: products of scores leave the range of "

@@ -1,4 +1,8 @@
-"""Classifiers trained as one: weights stacked, products batched, one step of one optimizer."""
+"""Classifiers trained together: stacked weights, batched products, one optimizer.
+
+A small classifier leaves most of the machine idle, since the overhead of each call is larger than
+its arithmetic. Stacking n seeds turns n small products into one batched product.
+"""
 
 import statistics
 import time
@@ -39,7 +43,7 @@ def add_noise(
 
 
 class LatentNoise:
-    """Noise in front of embedding, layers and unembedding, which act inside `drawn` alone."""
+    """Noise on the inputs of embedding, layers and unembedding, active only inside `drawn`."""
 
     def __init__(self, model: ImageClassifier, scale: float) -> None:
         self.scale = scale
@@ -49,13 +53,13 @@ class LatentNoise:
         self._handles = [part.register_forward_pre_hook(self._before) for part in parts]
 
     def remove(self) -> None:
-        """Leave the model as it was."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
 
     @contextmanager
     def drawn(self, noise: Sequence[Tensor]) -> Iterator[None]:
-        """Inside the block the parts meet this noise, one after another."""
+        """Add this noise inside the block: the first tensor to the first part, and so on."""
         self._left = iter(noise)
         try:
             yield
@@ -63,6 +67,8 @@ class LatentNoise:
             self._left = None
 
     def _before(self, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
+        # A hook rather than an argument of the model: the classifier stays free of training code,
+        # and `vmap` maps over the noise as over any other tensor.
         if self._left is None:
             return None
         return (add_noise(inputs[0], next(self._left), self.scale),)
@@ -70,10 +76,10 @@ class LatentNoise:
 
 @dataclass
 class _Place:
-    """Where a training stands: epochs finished, and what the one under way has so far.
+    """Position of a training: finished epochs, and the sums of the current epoch.
 
-    `correct` images were classified correctly while training; `seconds` are the model's share where
-    several train at once; `history` has a record of metrics for each finished epoch.
+    `correct` is the number of training images that were classified correctly. `seconds` is the
+    model's share of the time of the stack. `history` has a record for each finished epoch.
     """
 
     epoch: int
@@ -85,7 +91,7 @@ class _Place:
 
 
 class Member:
-    """One of the models that are trained together: where it stands and how it is saved."""
+    """One of the models that are trained together: its position and its run directory."""
 
     def __init__(
         self,
@@ -105,11 +111,11 @@ class Member:
         self.place = _Place(0, 0, 0.0, 0, 0.0, [])
 
     def load(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
+        """Resume from the newest checkpoint, if any."""
         assert self.run is not None
-        found = self.run.load_state(self.noise.device)
-        if found is not None:
-            record, tensors = found
+        state = self.run.load_state(self.noise.device)
+        if state is not None:
+            record, tensors = state
             self.place = _Place(**record)
             self.model.load_state_dict(part(tensors, "model"))
             self.slots = part(tensors, "optimizer")
@@ -127,7 +133,7 @@ class Member:
         self.run.save_state(step, vars(self.place), model=model, optimizer=self.slots, noise=noise)
 
     def _check_finite(self, data: ImageData | None = None) -> float:
-        """Raise if the training diverged; else give the accuracy on the test set of `data`."""
+        """Raise if the training diverged; else return the accuracy on the test set of `data`."""
         try:
             check_weights(self.model)
             check_finite(loss=torch.tensor(self.place.loss_sum))
@@ -162,15 +168,17 @@ class Member:
 
 
 class _Stack:
-    """Models that stand at the same place as one: their weights stacked, one optimizer for all.
+    """Models at the same position, with stacked weights and one optimizer.
 
-    The weights of each are views of the stack, so every model is always as it was last trained.
+    The weights of each model are views of the stack, so every model is up to date after each step.
     """
 
     def __init__(self, members: Sequence[Member], data: ImageData) -> None:
         self.members, self.data, self.training = members, data, members[0].training
         models = [member.model for member in members]
+        # A single model trains as it is: `vmap` over one model would cost time for nothing.
         self.alone = len(models) == 1
+        # `functional_call` replaces every weight of the template, so it holds none of its own.
         self.template = models[0] if self.alone else deepcopy(models[0]).to("meta")
         self.weights = dict(models[0].named_parameters())
         self.buffers = {
@@ -181,36 +189,38 @@ class _Stack:
             for name in self.weights:
                 parts = [model.get_parameter(name) for model in models]
                 self.weights[name] = nn.Parameter(self._join([weight.data for weight in parts]))
-                for number, own in enumerate(parts):
-                    own.data = self._own(self.weights[name].data, number)
+                for number, weight in enumerate(parts):
+                    weight.data = self._slice(self.weights[name].data, number)
             for name, stacked in self.buffers.items():
                 for number, model in enumerate(models):
-                    model.get_buffer(name).data = self._own(stacked, number)
+                    model.get_buffer(name).data = self._slice(stacked, number)
         self.optimizer = torch.optim.AdamW(
             self.weights.values(), weight_decay=self.training.weight_decay, fused=True
         )
-        for name, weight in self.weights.items() if members[0].slots else ():
+        # AdamW acts on each element by itself, so stacked moments give the same steps.
+        for name, parameter in self.weights.items() if members[0].slots else ():
             slots = [part(member.slots, name) for member in members]
             for slot in slots[0]:
-                joined = self._join([some[slot] for some in slots])
-                self.optimizer.state[weight][slot] = joined
+                joined = self._join([moments[slot] for moments in slots])
+                self.optimizer.state[parameter][slot] = joined
         self.latent = LatentNoise(self.template, self.training.latent_noise)
         self.noise_size = self.training.input_noise * data.train_images.std(-1, keepdim=True)
         self.place = members[0].place
+        # Sums stay on the device: reading them at each step would wait for the GPU.
         device = data.train_images.device
         self.loss_sum = torch.tensor([m.place.loss_sum for m in members], device=device)
         self.correct = torch.tensor([m.place.correct for m in members], device=device)
 
     def steps_of_epoch(self) -> Iterator[None]:
-        """Do what is left of the epoch under way, giving control back after each step."""
+        """Train to the end of the current epoch, and yield after each step."""
         training, size = self.training, len(self.data.train_images)
         self.template.train()
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate * training.decay**self.place.epoch
         orders = torch.stack([self._order(member.training.seed, size) for member in self.members])
-        for chosen in orders.split(training.batch_size, dim=1)[self.place.step :]:
+        for indices in orders.split(training.batch_size, dim=1)[self.place.step :]:
             start = time.perf_counter()
-            self._take_step(chosen)
+            self._take_step(indices)
             share = (time.perf_counter() - start) / len(self.members)
             for member in self.members:
                 member.place.step += 1
@@ -219,42 +229,47 @@ class _Stack:
         self.template.eval()
 
     def _order(self, seed: int, size: int) -> Tensor:
-        """It depends on the seed and the epoch alone: a resumed epoch finds it again."""
+        """Return the order of the images in this epoch."""
+        # A function of seed and epoch only, so that a resumed epoch has the same order.
         device = self.data.train_images.device
         generator = torch.Generator(device).manual_seed(_mix(seed, self.place.epoch))
         return torch.randperm(size, generator=generator, device=device)
 
-    def _take_step(self, chosen: Tensor) -> None:
-        x, noise = self._batch(chosen)
-        labels = self.data.train_labels[chosen]
+    def _take_step(self, indices: Tensor) -> None:
+        x, noise = self._batch(indices)
+        labels = self.data.train_labels[indices]
         if self.alone:
-            with self.latent.drawn([some[0] for some in noise]):
+            with self.latent.drawn([tensor[0] for tensor in noise]):
                 logits = self.template(x[0])[None]
         else:
             logits = vmap(self._logits_of_one)(self.weights, self.buffers, x, noise)
         flat = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         entropies = flat.view_as(labels)
         self.optimizer.zero_grad()
+        # The sum over models of their mean losses: no weight appears in two terms, so each model
+        # gets the gradient that it would have by itself.
         entropies.mean(1).sum().backward()
         self.optimizer.step()
         with torch.no_grad():
             self.loss_sum += entropies.sum(1)
             self.correct += (logits.argmax(-1) == labels).sum(1)
 
-    def _batch(self, chosen: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The images of a step, noisy, and the noise in front of the parts of the models."""
+    def _batch(self, indices: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the noisy images of a step, and the latent noise of each part of the models."""
         images = self.data.train_images
-        x = images.index_select(0, chosen.flatten()).unflatten(0, chosen.shape)
+        x = images.index_select(0, indices.flatten()).unflatten(0, indices.shape)
         on_input = [images.shape[1]] if self.training.input_noise else []
         widths = [*on_input, *self.latent.widths]
-        count, size = chosen.shape
+        count, size = indices.shape
         drawn = x.new_empty(count, size * sum(widths))
-        for member, own in zip(self.members, drawn, strict=True):
-            own.normal_(generator=member.noise)
+        # One draw for each model from its own generator: a seed meets the same noise whether it
+        # is trained by itself or in a stack.
+        for member, row in zip(self.members, drawn, strict=True):
+            row.normal_(generator=member.noise)
         parts = drawn.split([size * width for width in widths], dim=1)
-        noise = [some.unflatten(1, (size, -1)) for some in parts]
+        noise = [flat.unflatten(1, (size, -1)) for flat in parts]
         if on_input:
-            x.addcmul_(noise.pop(0), self.noise_size[chosen])
+            x.addcmul_(noise.pop(0), self.noise_size[indices])
         return x, noise
 
     def _logits_of_one(
@@ -265,47 +280,50 @@ class _Stack:
         noise: list[Tensor],
     ) -> Tensor:
         with self.latent.drawn(noise):
-            parts = {name: _turned(own) for name, own in {**weights, **buffers}.items()}
+            stored = {**weights, **buffers}
+            parts = {name: _transpose_matrix(tensor) for name, tensor in stored.items()}
             logits: Tensor = functional_call(self.template, parts, (x,))
         return logits
 
     def settle(self) -> None:
-        """Tell the members what only the stack knows: sums of the epoch, and moments."""
+        """Hand the sums of the epoch and the optimizer's moments to the members."""
         sums = zip(self.members, self.loss_sum.tolist(), self.correct.tolist(), strict=True)
         for number, (member, loss_sum, correct) in enumerate(sums):
             member.place.loss_sum, member.place.correct = loss_sum, correct
             member.slots = {
-                f"{name}.{slot}": self._own(value, number)
+                f"{name}.{slot}": self._slice(value, number)
                 for name, weight in self.weights.items()
                 for slot, value in self.optimizer.state[weight].items()
             }
 
     def finish_epoch(self) -> list[dict[str, Any]]:
-        """The record of each member for the epoch that has just ended."""
+        """Return the record of each member for the epoch that has just ended."""
         self.settle()
         self.loss_sum.zero_()
         self.correct.zero_()
         return [member.finish_epoch(self.data) for member in self.members]
 
     def release(self) -> None:
-        """Give every model weights of its own, and no noise."""
+        """Copy the weights out of the stack into every model, and remove the noise."""
         self.latent.remove()
+        # A view would keep the stack of all models alive, and save all of it.
         for member in self.members if not self.alone else ():
-            for some in (*member.model.parameters(), *member.model.buffers()):
-                some.data = some.data.clone(memory_format=torch.contiguous_format)
+            for tensor in (*member.model.parameters(), *member.model.buffers()):
+                tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
     def _join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Numbers of steps are the same for all, and stay single ones."""
+        """Stack a tensor of each model; scalars, the optimizer's step counts, are shared."""
         if self.alone or tensors[0].ndim == 0:
             return tensors[0]
-        return torch.stack([_turned(own) for own in tensors])
+        return torch.stack([_transpose_matrix(tensor) for tensor in tensors])
 
-    def _own(self, tensor: Tensor, number: int) -> Tensor:
-        return tensor if self.alone or tensor.ndim == 0 else _turned(tensor[number])
+    def _slice(self, tensor: Tensor, number: int) -> Tensor:
+        """Return one model's view of a stacked tensor."""
+        return tensor if self.alone or tensor.ndim == 0 else _transpose_matrix(tensor[number])
 
 
 def train_together(members: Sequence[Member], data: ImageData) -> None:
-    """Train models that stand at the same place to their end."""
+    """Train models at the same position to their end."""
     training, place = members[0].training, members[0].place
     steps = -(-len(data.train_labels) // training.batch_size)
     stack = _Stack(members, data)
@@ -334,11 +352,13 @@ def train_together(members: Sequence[Member], data: ImageData) -> None:
             member.run.finish()
 
 
-def _turned(tensor: Tensor) -> Tensor:
-    """Matrices are stacked transposed: so a batched product gives their gradients, uncopied."""
+def _transpose_matrix(tensor: Tensor) -> Tensor:
+    """Transpose matrices and return other tensors as they are."""
+    # The gradient of a batched product arrives transposed. Matrices that are stacked transposed
+    # take it as it is, without a copy.
     return tensor.mT if tensor.ndim == 2 else tensor
 
 
 def _mix(seed: int, epoch: int) -> int:
-    """One number for both, different from the seeds in use for weights and noise."""
+    """Combine seed and epoch into a seed that neither weights nor noise use."""
     return (seed * 1_000_003 + epoch + 1) % 2**63

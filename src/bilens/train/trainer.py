@@ -1,4 +1,4 @@
-"""Training through the Hugging Face Trainer: seeded, watched, stopped and resumed in one way."""
+"""Training through the Hugging Face Trainer: seeds, progress, metrics, ctrl-C and resuming."""
 
 import atexit
 import math
@@ -50,9 +50,9 @@ _ALONE = threading.RLock()
 
 @contextmanager
 def alone_with_seed(seed: int) -> Iterator[None]:
-    """Seed all random numbers inside the block, and give back those of before behind it.
+    """Seed all random numbers inside the block, and restore their state afterwards.
 
-    The Trainer keeps its state in the generators of the whole process, so threads take turns.
+    The Trainer keeps its state in the generators of the process, so threads take turns.
     """
     gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with _ALONE, torch.random.fork_rng(devices=gpus):
@@ -66,12 +66,12 @@ def alone_with_seed(seed: int) -> Iterator[None]:
 
 
 def trainer_arguments(
-    training: TrainerSettings, run: Path, *, use_cpu: bool, **own: Any
+    training: TrainerSettings, run: Path, *, use_cpu: bool, **options: Any
 ) -> TrainingArguments:
-    """What the Trainer is told, the batch shared out over its processes.
+    """Return the Trainer's arguments, with the batch shared out over its processes.
 
-    `own` is what one kind of training has besides, its optimizer and schedule. Raises BilensError
-    if the batch cannot be shared out evenly, or the device does not have the precision.
+    `options` are arguments of one kind of training, its optimizer and schedule. Raises BilensError
+    if the batch cannot be shared out evenly, or the device does not support the precision.
     """
     if training.precision == "fp16" and (use_cpu or not torch.cuda.is_available()):
         raise BilensError("precision='fp16' needs a GPU; expected 'bf16' or 'float32' on a CPU")
@@ -90,16 +90,16 @@ def trainer_arguments(
         save_steps=training.save_every,
         logging_steps=training.log_every,
         logging_nan_inf_filter=False,
-        report_to="none",  # the run directory hands records on
+        report_to="none",  # the run directory sends records to the tracker
         use_cpu=use_cpu,
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available() and not use_cpu,
         ddp_find_unused_parameters=False,
         disable_tqdm=True,
-        **own,
+        **options,
     )
-    share, rest = divmod(training.batch_size, arguments.world_size * training.accumulate)
-    if rest or not share:
+    share, remainder = divmod(training.batch_size, arguments.world_size * training.accumulate)
+    if remainder or not share:
         raise BilensError(
             f"batch_size={training.batch_size} cannot be shared out evenly over "
             f"{arguments.world_size} processes in accumulate={training.accumulate} parts"
@@ -109,13 +109,13 @@ def trainer_arguments(
 
 
 def steps_per_epoch(arguments: TrainingArguments, corpus: Corpus) -> int:
-    """Steps of the optimizer in a pass over the texts; a rest of a part is left out."""
+    """Return the steps of the optimizer in a pass over the texts; an incomplete part is dropped."""
     parts, texts = arguments.gradient_accumulation_steps, len(corpus.train)
     size: int = arguments.per_device_train_batch_size * arguments.world_size
     if texts < size * parts:
         raise BilensError(
             f"batch_size={size * parts}, expected at most {texts}, the texts of {corpus.name} to "
-            "train on; give more text, or a smaller batch"
+            "train on; use more text, or a smaller batch"
         )
     return math.ceil((texts // size) / parts)
 
@@ -131,49 +131,50 @@ def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
 
 
 def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Texts of any lengths as a batch."""
+    """Join texts of any lengths into a batch."""
     texts = [row["input_ids"] for row in rows]
-    # Padding stands behind the text, which does not see it, and has no loss.
+    # Padding comes after the text, so causal attention does not see it, and it has no loss.
     labels = pad_sequence(texts, batch_first=True, padding_value=IGNORED)
     return {"input_ids": labels.clamp_min(0), "labels": labels}
 
 
 class ResumableTrainer(Trainer):
-    """The Trainer, whose checkpoints are whole or not there, and which refuses what diverged.
+    """A Trainer with complete checkpoints, which stops when a training diverges.
 
-    `extra` gives what every record holds besides; `rest` goes to the Trainer itself.
+    `extra` returns more entries for every record; `options` are passed to the Trainer.
     """
 
     def __init__(
         self,
         directory: RunDirectory,
         extra: Callable[[], dict[str, float]] = dict,
-        **rest: Any,
+        **options: Any,
     ) -> None:
         self.directory, self.extra = directory, extra
         self.draft: Path | None = None
-        super().__init__(**rest)
+        super().__init__(**options)
         self.remove_callback(PrinterCallback)
 
     def get_eval_dataloader(self, *which: Any) -> Any:
-        """Validations leave no text out, unlike passes over the training set."""
+        """Return the data of a validation, which drops no text, unlike passes of training."""
         self.args.dataloader_drop_last = False
         try:
             return super().get_eval_dataloader(*which)
         finally:
             self.args.dataloader_drop_last = True
 
-    def log(self, logs: dict[str, float], *rest: Any, **named: Any) -> None:
-        """Record losses, which have to be finite, but no timings and summaries of single calls."""
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Record losses, which have to be finite, without timings and summaries of calls."""
         losses = [logs[name] for name in ("loss", "eval_loss") if name in logs]
         if not all(map(math.isfinite, losses)):
             self._diverged(f"The loss became {losses[0]}")
         if losses:
-            kept = {k: v for k, v in logs.items() if not k.endswith(("_runtime", "_per_second"))}
-            super().log({**kept, **self.extra()}, *rest, **named)
+            timings = ("_runtime", "_per_second")
+            record = {name: value for name, value in logs.items() if not name.endswith(timings)}
+            super().log({**record, **self.extra()}, *args, **kwargs)
 
     def require_finite_weights(self) -> None:
-        """Raise if training has led out of the numbers, whether or not a loss was recorded."""
+        """Raise BilensError if a weight is NaN or infinite in any process."""
         try:
             check_weights(cast(PreTrainedModel, self.model))
             finite = 1.0
@@ -183,9 +184,9 @@ class ResumableTrainer(Trainer):
         if everywhere < 1:
             self._diverged("The weights became infinite or NaN")
 
-    def _diverged(self, what: str) -> NoReturn:
+    def _diverged(self, problem: str) -> NoReturn:
         raise BilensError(
-            f"{what} by step {self.state.global_step}; lower learning_rate, or raise warmup"
+            f"{problem} by step {self.state.global_step}; lower learning_rate, or raise warmup"
         )
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -194,8 +195,10 @@ class ResumableTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.require_finite_weights()
         loss = float(self.accelerator.reduce(self._tr_loss.clone(), "mean"))
-        kept = {"loss": loss, "logged": self._globalstep_last_logged}
-        self._callbacks()[ResumableTrainer.__name__] = kept
+        # The Trainer's checkpoint does not hold the losses since the last record. Without them the
+        # first record after a resume would differ from that of an uninterrupted training.
+        pending = {"loss": loss, "logged": self._globalstep_last_logged}
+        self._callbacks()[ResumableTrainer.__name__] = pending
         self.draft = draft = self.directory.draft(self.state.global_step)
         try:
             with file_errors(draft):
@@ -212,21 +215,22 @@ class ResumableTrainer(Trainer):
         self.accelerator.wait_for_everyone()
 
     def restore_loss(self) -> None:
-        """Go on with the mean of the losses since the last record."""
-        kept = self._callbacks().get(ResumableTrainer.__name__)
-        if kept is not None:
-            self._tr_loss.fill_(kept["loss"])
-            self._globalstep_last_logged = kept["logged"]
+        """Restore the mean of the losses since the last record."""
+        pending = self._callbacks().get(ResumableTrainer.__name__)
+        if pending is not None:
+            self._tr_loss.fill_(pending["loss"])
+            self._globalstep_last_logged = pending["logged"]
 
     def _callbacks(self) -> dict[str, Any]:
-        """What a checkpoint keeps; its annotation is that of what it is made from."""
+        """Return the states of callbacks, which a checkpoint includes."""
+        # transformers annotates the list of callbacks from which it makes this dictionary.
         return cast(dict[str, Any], self.state.stateful_callbacks)
 
 
 class _Watch(TrainerCallback):
-    """Shows how far a training is, writes its metrics as they come, and ends it when it should.
+    """Callback that shows progress, writes metrics, and ends a training at its target or ctrl-C.
 
-    Every record gets the seconds that steps took over all parts of the training, without
+    Every record has the seconds of all steps so far, also of those before a resume, without
     validations and checkpoints.
     """
 
@@ -238,20 +242,20 @@ class _Watch(TrainerCallback):
         self.trainer: ResumableTrainer
 
     def on_train_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.trainer.restore_loss()
         self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
-        self.seconds = self._kept(state).get("seconds", 0.0)
+        self.seconds = self._stored(state).get("seconds", 0.0)
         self.since = time.perf_counter()
         if state.is_world_process_zero:
             self.trainer.directory.start_metrics(state.log_history)
 
     def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.global_step >= state.max_steps:
-            # There is no checkpoint of the end: what goes on from one has a step to take.
+            # The end has no checkpoint: a training that resumes needs a step to take.
             control.should_log = control.should_evaluate = True
             control.should_save = False
         elif self.interrupt.requested:
@@ -261,10 +265,12 @@ class _Watch(TrainerCallback):
         now = time.perf_counter()
         self.seconds += now - self.since
         self.since = now
-        self._kept(state)["seconds"] = self.seconds
+        self._stored(state)["seconds"] = self.seconds
         self.bar.update(self.task, completed=state.global_step)
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+    def on_log(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         record = state.log_history[-1]
         record["seconds"] = self.seconds
         if state.is_world_process_zero:
@@ -273,18 +279,20 @@ class _Watch(TrainerCallback):
             self.bar.update(self.task, note=f"{name} {record[name]:.4f}")
 
     def on_evaluate(
-        self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.since = time.perf_counter()
-        if rest["metrics"]["eval_loss"] <= self.target:
+        if kwargs["metrics"]["eval_loss"] <= self.target:
             self.reached = control.should_training_stop = True
             control.should_save = False
 
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+    def on_save(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.since = time.perf_counter()
 
-    def _kept(self, state: TrainerState) -> dict[str, Any]:
-        """What a checkpoint keeps of this."""
+    def _stored(self, state: TrainerState) -> dict[str, Any]:
+        """Return this callback's state, which a checkpoint includes."""
         callbacks = cast(dict[str, Any], state.stateful_callbacks)
         return cast(dict[str, Any], callbacks.setdefault(type(self).__name__, {}))
 
@@ -297,23 +305,23 @@ def run_trainer(
     arguments: TrainingArguments,
     *,
     resume: bool,
-    **rest: Any,
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """Train a model in place and save it in `run` with its tokenizer, or go on with that.
+    """Train a model in place and save it in `run` with its tokenizer, or resume that.
 
     Args:
-        model: what to train.
+        model: the model to train.
         corpus: texts in its tokens.
-        settings: what training.json says; a training that is resumed must have the same.
+        settings: contents of training.json; a resumed training must have the same.
         run: the directory to write to.
-        arguments: of the Trainer, with the number of steps.
-        resume: go on from the newest whole checkpoint in `run`.
-        rest: of `ResumableTrainer`; and `target`, the validation loss to end at.
+        arguments: arguments of the Trainer, with the number of steps.
+        resume: resume from the newest intact checkpoint in `run`.
+        options: options of `ResumableTrainer`, and `target`, the validation loss to end at.
 
     Returns:
-        The metrics as they were logged.
+        The logged metrics.
     """
-    target, callbacks = rest.pop("target", None), list(rest.pop("callbacks", ()))
+    target, callbacks = options.pop("target", None), list(options.pop("callbacks", ()))
     with ExitStack() as stack:
         directory, checkpoint = _open(stack, run, settings, resume, arguments)
         if directory.finished:
@@ -331,14 +339,14 @@ def run_trainer(
             train_dataset=corpus.train,
             processing_class=corpus.tokenizer,
             callbacks=[*callbacks, watch],
-            **rest,
+            **options,
         )
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if not watch.reached and trainer.state.global_step < arguments.max_steps:
             raise KeyboardInterrupt
         trainer.require_finite_weights()
         model.config.use_cache = cached
-        # Under FSDP each process holds a part of every weight, and all have to hand it over.
+        # Under FSDP each process holds a part of every weight, and all have to take part here.
         sharded = trainer.is_fsdp_enabled
         state = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
         if trainer.is_world_process_zero():
@@ -360,20 +368,21 @@ def _open(
     resume: bool,
     arguments: TrainingArguments,
 ) -> tuple[RunDirectory, Path | None]:
-    """The first process opens the run, and tells the others what it found there."""
+    """Open the run in the first process, and send it to the others with its newest checkpoint."""
     if arguments.world_size > 1:
-        # Left to the end of the interpreter, threads of the group may outlive what they use.
+        # At the end of the interpreter, threads of the group would outlive the objects they use.
         atexit.unregister(_leave_group)
         atexit.register(_leave_group)
-    found: list[Any] = [None]
+    message: list[Any] = [None]
     if arguments.process_index == 0:
         try:
             directory = stack.enter_context(open_run(run, settings, resume=resume))
-            going_on = resume and not directory.finished
-            found = [(directory, directory.newest_checkpoint() if going_on else None)]
+            resuming = resume and not directory.finished
+            message = [(directory, directory.newest_checkpoint() if resuming else None)]
         except BilensError as error:
-            found = [error]
-    broadcast_object_list(found)
-    if isinstance(found[0], BilensError):
-        raise found[0]
-    return found[0]
+            # Sent as well: the other processes would wait forever for a run that never opens.
+            message = [error]
+    broadcast_object_list(message)
+    if isinstance(message[0], BilensError):
+        raise message[0]
+    return message[0]
