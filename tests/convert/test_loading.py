@@ -12,7 +12,7 @@ from bilens.cli import main
 from bilens.convert import find_tokenizer, open_model, open_tokenizer, save_model
 from bilens.convert.weights import read_weights
 from bilens.errors import CheckpointError
-from tests.families import some_text, tiny
+from tests.families import tiny
 from tests.language import toy_tokenizer
 
 
@@ -189,60 +189,6 @@ def test_too_little_memory_is_not_a_missing_model(saved, monkeypatch, error):
             read(saved)
 
 
-def test_gguf_files_are_read_in_float32(tmp_path):
-    gguf = pytest.importorskip("gguf", reason="pip install gguf")
-    model = tiny("llama-tied", dtype=torch.float32)
-    write_gguf(gguf, tmp_path / "tiny.gguf", model)
-    opened = open_model(tmp_path / "tiny.gguf")
-    state = opened.state_dict()
-    assert all(torch.allclose(v, state[k], atol=1e-6) for k, v in model.state_dict().items())
-    save_model(tmp_path / "saved", opened, None)
-    again = open_model(tmp_path / "saved")
-    torch.testing.assert_close(again(some_text()).logits, model(some_text()).logits)
-    with pytest.raises(CheckpointError, match=r"nothing.gguf is not there; expected a GGUF file"):
-        open_model(tmp_path / "nothing.gguf")
-
-
-def write_gguf(gguf, path, model):
-    """A Llama as llama.cpp writes it: rotary pairs are neighbours there."""
-    config, writer = model.config, gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    names = {
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
-    writer.add_tensor("token_embd.weight", model.model.embed_tokens.weight.numpy())
-    writer.add_tensor("output_norm.weight", model.model.norm.weight.numpy())
-    for number, layer in enumerate(model.model.layers):
-        for theirs, there in names.items():
-            weight = layer.get_submodule(theirs).weight
-            if theirs.endswith(("q_proj", "k_proj")):
-                heads = weight.shape[0] // config.head_dim
-                weight = weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2)
-                weight = weight.reshape(-1, weight.shape[-1])
-            writer.add_tensor(f"blk.{number}.{there}.weight", weight.contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
@@ -265,11 +211,3 @@ def test_a_setting_that_transformers_cannot_use_is_named(file, change, message, 
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(CheckpointError, match=message):
         bilens.load(saved)
-
-
-@pytest.mark.parametrize("length", [4, 8, 24])
-def test_a_cut_gguf_file_is_damaged(length, tmp_path):
-    pytest.importorskip("gguf", reason="pip install gguf")
-    (tmp_path / "m.gguf").write_bytes(b"GGUF\3\0\0\0".ljust(length, b"\0")[:length])
-    with pytest.raises(CheckpointError, match="holds no complete language model"):
-        bilens.load(tmp_path / "m.gguf")

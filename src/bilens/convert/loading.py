@@ -23,6 +23,7 @@ from transformers.utils.hub import cached_file
 
 from bilens.checks import check_count, check_weights, checked
 from bilens.convert.config_record import read_record
+from bilens.convert.gguf import gguf_model
 from bilens.convert.layouts import find_layout
 from bilens.convert.linear_gates import restore_linear, unmark_linear
 from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
@@ -31,6 +32,7 @@ from bilens.convert.weights import WEIGHT_FILES, out_of_memory, shard_names
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, file_errors
 from bilens.hub import hub_asked_once
+from bilens.memory import MemoryLimitError
 from bilens.model_card import write_card
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 from bilens.nn.language import LanguageConfig
@@ -210,7 +212,8 @@ def _whole(source: str | Path, what: str = MODEL) -> Iterator[None]:
     except Exception as error:
         # What tokenizers itself finds wrong is an Exception of no class of its own.
         damage = type(error) is Exception or isinstance(error, ERRORS)
-        if not damage or out_of_memory(error):
+        named = isinstance(error, (CheckpointError, MemoryLimitError))
+        if named or not damage or out_of_memory(error):
             raise
         raise CheckpointError(f"{source} holds no complete {what}: {error}") from error
 
@@ -219,24 +222,13 @@ def _hub_for(place: str | Path) -> AbstractContextManager[None]:
     return nullcontext() if Path(place).exists() else hub_asked_once()
 
 
-def _open_gguf(path: Path, **hub: Any) -> nn.Module:
+def _open_gguf(path: Path, dtype: Any = None, **_: Any) -> nn.Module:
     if find_spec("gguf") is None:
         raise CheckpointError(
             f"{path} is a GGUF file, which takes the package gguf: pip install gguf"
         )
-    if not path.is_file():
-        raise CheckpointError(f"{path} is not there; expected a GGUF file")
-    name = {"gguf_file": path.name}
     with _whole(path):
-        config = AutoConfig.from_pretrained(path.parent, **HARMLESS, **name)
-        kind: Any = _class_of(config)
-        model = kind.from_pretrained(path.parent, **{"dtype": torch.float32, **name, **hub})
-    # The weights are ordinary now, and may be saved as such.
-    model.hf_quantizer, model.is_quantized = None, False
-    for name_of_old in ("quantization_config", "quantization_method"):
-        for holder in (model, model.config):
-            holder.__dict__.pop(name_of_old, None)
-    return model.eval()
+        return gguf_model(path, dtype if isinstance(dtype, torch.dtype) else None)
 
 
 def _named_tokenizer(source: str | Path) -> str | None:

@@ -1,0 +1,362 @@
+"""GGUF files as models in float32: every tensor and setting of a file must have its place.
+
+transformers fills a tensor that is missing with random numbers, skips one that it does not know,
+and ignores settings that the model computes with. Here the header is read first. A file is refused
+unless each of its tensors and settings has a place in the model, and each weight of the model is
+in the file. Names of tensors and their layouts are those of transformers.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
+
+from bilens.convert.gguf_header import Header, read_header
+from bilens.errors import CheckpointError
+from bilens.lazy_imports import lazy_import
+from bilens.memory import check_memory
+
+gguf = lazy_import("gguf", install="gguf>=0.19")
+
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}
+LLAMA = {
+    **SIZES,
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+ROTARY, HEAD = {"rope.freq_base": "rope_theta"}, {"attention.key_length": "head_dim"}
+WINDOW = {"attention.sliding_window": "sliding_window"}
+CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+LARGEST = {"num_hidden_layers": 1024}
+"""Sizes that allow no more; other sizes are at most a million or so, 2**24."""
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """Settings of an architecture: their names in a file, and those in transformers.
+
+    A file must hold all `settings`. It may hold the `optional` ones.
+    """
+
+    model_type: str
+    settings: dict[str, str]
+    optional: dict[str, str]
+
+
+ARCHITECTURES = {
+    "llama": _Architecture("llama", LLAMA | ROTARY | {"rope.dimension_count": "head_dim"}, {}),
+    "qwen2": _Architecture("qwen2", LLAMA | ROTARY, {}),
+    "qwen3": _Architecture("qwen3", LLAMA | ROTARY | HEAD, {}),
+    "phi3": _Architecture("phi3", LLAMA | ROTARY, WINDOW),
+    # Files of Gemma 2 leave out the base of its rotary positions, 10,000.
+    "gemma2": _Architecture("gemma2", LLAMA | HEAD | WINDOW, ROTARY | CAPS),
+    "gemma3": _Architecture("gemma3_text", LLAMA | ROTARY | HEAD | WINDOW, CAPS),
+    "gpt2": _Architecture(
+        "gpt2",
+        {**SIZES, "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        {},
+    ),
+}
+RENAMED = {"gpt2": {"max_position_embeddings": "n_positions", "intermediate_size": "n_inner"}}
+"""Settings that have other names in a family."""
+SCALED = {"gemma2": 46, "gemma3": 62}
+"""Layers of the models with 27 billion weights, whose queries are scaled by d_model / n_heads."""
+UNUSED = ("tensor_data_layout",)
+"""Settings that change nothing."""
+FREQUENCIES = "rope_freqs.weight"
+"""Tensor with the factors of Llama 3's rotary positions, which transformers has as settings."""
+SPECIAL = {"bos": "bos", "eos": "eos", "padding": "pad"}
+"""Special tokens of a file's tokenizer by their names in transformers."""
+
+
+def gguf_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
+    """Open the model of a GGUF file in evaluation mode, its weights dequantised.
+
+    Raises:
+        CheckpointError: the file is not there, damaged or incomplete; it holds a tensor or a
+            setting that the model has no place for; or its architecture is not known.
+        MemoryLimitError: the weights do not fit into memory.
+    """
+    header = read_header(path)
+    config = _config(header)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with torch.device("meta"):
+        empty = kind(config)
+    kind_of_layout: Any = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)
+    processor = kind_of_layout(config=config.to_dict())
+    names: dict[str, str] = get_gguf_hf_weights_map(empty, processor)
+    _check_tensors(header, names, empty)
+    n_weights = sum(prod(tensor.shape) for tensor in header.tensors.values())
+    check_memory(4 * n_weights, f"{path}: its {n_weights:,} weights")
+    # Tensors that are stored as they are keep their memory; a model has each of them once.
+    state: dict[str, Tensor] = {}
+    for name, values in _dequantised(header):
+        if name == FREQUENCIES:
+            continue
+        _check_values(path, name, values)
+        processed = processor.process(
+            weights=values,
+            name=name,
+            tensor_key_mapping=names,
+            parsed_parameters={"tensors": state},
+        )
+        if processed.name is not None:  # otherwise the processor has put it into `state`
+            state[names[processed.name]] = torch.from_numpy(np.ascontiguousarray(processed.weights))
+    model, report = kind.from_pretrained(
+        None,
+        config=config,
+        state_dict=state,
+        output_loading_info=True,
+        dtype=dtype or torch.float32,
+    )
+    wrong = {complaint: sorted(map(str, names)) for complaint, names in report.items() if names}
+    if wrong:
+        text = "; ".join(f"{complaint}: {listed}" for complaint, listed in wrong.items())
+        raise CheckpointError(f"{path}: its tensors do not fit its settings ({text})")
+    _check_frequencies(header, model)
+    # transformers writes None here, the folder that it was given.
+    model.config.name_or_path = model.name_or_path = str(path)
+    return cast(nn.Module, model.eval())
+
+
+def _config(header: Header) -> Any:
+    """Return the configuration of transformers, each setting of the file used or checked."""
+    name, path = header.architecture, header.path
+    if name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{path} is of architecture {name!r}, expected one of {', '.join(ARCHITECTURES)}. Open "
+            "the model's folder in the format of transformers instead."
+        )
+    architecture, given = ARCHITECTURES[name], header.own()
+    missing = sorted(architecture.settings.keys() - given.keys())
+    if missing:
+        raise CheckpointError(
+            f"{path} lacks the settings {', '.join(f'{name}.{key}' for key in missing)}: it is "
+            "damaged, or from a program older than these settings. Convert the model again."
+        )
+    renamed = RENAMED.get(name, {})
+    values: dict[str, Any] = {}
+    for key, setting in (architecture.settings | architecture.optional).items():
+        if key in given:
+            _check_setting(path, f"{name}.{key}", setting, given.pop(key))
+            values[renamed.get(setting, setting)] = header.settings[f"{name}.{key}"]
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise CheckpointError(f"{path} has no tensor token_embd.weight, the embedding of tokens")
+    values["vocab_size"] = embedding.shape[0]
+    values["tie_word_embeddings"] = "output.weight" not in header.tensors
+    values |= _special_tokens(header, embedding.shape[0])
+    layers: int = values["num_hidden_layers"]
+    blocks = {tensor.split(".")[1] for tensor in header.tensors if tensor.startswith("blk.")}
+    if blocks != set(map(str, range(layers))):
+        raise CheckpointError(
+            f"{path} has {name}.block_count={layers} and tensors of {len(blocks)} blocks; the two "
+            "have to agree"
+        )
+    config = AutoConfig.for_model(architecture.model_type, **values)
+    if name in SCALED:
+        config.query_pre_attn_scalar = (
+            config.hidden_size // config.num_attention_heads
+            if layers == SCALED[name]
+            else config.head_dim
+        )
+    _apply_scaling(header, config, given)
+    _check_rest(header, config, given)
+    return config
+
+
+def _check_setting(path: Path, name: str, setting: str, value: Any) -> None:
+    """Raise unless a setting is a number in its range."""
+    if setting.endswith(("eps", "epsilon")):
+        allowed, fits = "a number above 0 and below 1", _is_real(value) and 0 < value < 1
+    elif setting == "rope_theta":
+        allowed, fits = "a number of at least 1", _is_real(value) and value >= 1
+    elif setting in CAPS.values():
+        allowed, fits = "a number above 0", _is_real(value) and value > 0
+    else:
+        most = LARGEST.get(setting, 2**24)
+        allowed, fits = f"1 to {most:,}", type(value) is int and 1 <= value <= most
+    if not fits:
+        raise CheckpointError(f"{path} has {name}={_shown(value)}, expected {allowed}")
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _special_tokens(header: Header, vocab_size: int) -> dict[str, int | None]:
+    """Return the special tokens of the tokenizer, which has to fit the embedding."""
+    path, settings = header.path, header.settings
+    for key in ("tokens", "token_type", "scores"):
+        entries = settings.get(f"tokenizer.ggml.{key}")
+        if entries is not None and len(entries) != vocab_size:
+            raise CheckpointError(
+                f"{path} has {len(entries):,} entries in tokenizer.ggml.{key}, and its embedding "
+                f"has {vocab_size:,} tokens"
+            )
+    # Families have defaults for these, which are tokens of another vocabulary.
+    special: dict[str, int | None] = dict.fromkeys(f"{name}_token_id" for name in SPECIAL.values())
+    for key, name in SPECIAL.items():
+        number = settings.get(f"tokenizer.ggml.{key}_token_id")
+        if number is None:
+            continue
+        if type(number) is not int or not 0 <= number < vocab_size:
+            raise CheckpointError(
+                f"{path} has tokenizer.ggml.{key}_token_id={_shown(number)}, expected 0 to "
+                f"{vocab_size - 1}"
+            )
+        special[f"{name}_token_id"] = number
+    return special
+
+
+def _apply_scaling(header: Header, config: Any, given: dict[str, Any]) -> None:
+    """Apply linear scaling of rotary positions, and that of Llama 3, to a configuration."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    parameters = parameters.get("full_attention", parameters)
+    if given.get("rope.scaling.type") in ("linear", "none"):
+        kind, factor = given.pop("rope.scaling.type"), given.pop("rope.scaling.factor", 1.0)
+        given.pop("rope.scaling.finetuned", None)
+        if not _is_real(factor) or factor < 1:
+            raise CheckpointError(
+                f"{header.path} has rope.scaling.factor={_shown(factor)}, expected at least 1"
+            )
+        if kind == "linear" and factor != 1:
+            parameters |= {"rope_type": "linear", "factor": float(factor)}
+    if FREQUENCIES in header.tensors:
+        # Its largest factor is that of the configuration; `_check_frequencies` compares all.
+        factors = next(values for name, values in _dequantised(header, [FREQUENCIES]))
+        parameters |= {
+            "rope_type": "llama3",
+            "factor": float(factors.max()),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+
+
+def _check_rest(header: Header, config: Any, given: Mapping[str, Any]) -> None:
+    """Raise unless the settings that no configuration takes agree with the model or are unused."""
+    heads, n_kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    d_head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if heads % (n_kv_heads or heads) or d_head % 2:
+        raise CheckpointError(
+            f"{header.path} has {heads} heads of width {d_head} that share {n_kv_heads} heads of "
+            "keys, expected an even width and a number that the other divides"
+        )
+    rotary = getattr(config, "rope_parameters", None) or {}
+    expected = {
+        "attention.key_length": d_head,
+        "attention.value_length": d_head,
+        "rope.dimension_count": int(d_head * rotary.get("partial_rotary_factor", 1.0)),
+        "vocab_size": config.vocab_size,
+    }
+    for key, value in given.items():
+        name = f"{header.architecture}.{key}"
+        if key in expected:
+            if value != expected[key]:
+                raise CheckpointError(
+                    f"{header.path} has {name}={_shown(value)}, expected {expected[key]}, which "
+                    "follows from its other settings"
+                )
+        elif key not in UNUSED and value not in (0, "none"):
+            raise CheckpointError(
+                f"{header.path} has {name}={_shown(value)}, a setting that bilens does not know "
+                "and the model may compute with. Open the model's folder in the format of "
+                "transformers instead."
+            )
+
+
+def _check_tensors(header: Header, names: Mapping[str, str], empty: nn.Module) -> None:
+    """Raise unless the tensors of a file are the weights of a model, by name and size."""
+    parameters = {name: tuple(weight.shape) for name, weight in empty.named_parameters()}
+    unknown = sorted(header.tensors.keys() - names.keys() - {FREQUENCIES})
+    present = {names[name] for name in header.tensors if name in names}
+    theirs = {names[name]: name for name in names}
+    missing = sorted(theirs.get(name, name) for name in parameters.keys() - present)
+    for complaint, listed in (("unknown", unknown), ("missing", missing)):
+        if listed:
+            raise CheckpointError(
+                f"{header.path}: {complaint} tensors: {', '.join(listed[:5])}"
+                f"{f' and {len(listed) - 5} more' * (len(listed) > 5)}. It is no complete "
+                f"{header.architecture} model by its settings; fetch it again."
+            )
+    for name, tensor in header.tensors.items():
+        expected = parameters.get(names.get(name, ""))
+        # Some families have their matrices transposed.
+        if expected is not None and sorted(tensor.shape) != sorted(expected):
+            raise CheckpointError(
+                f"{header.path}: {name} has shape {tensor.shape}, expected {expected} by the "
+                "file's settings"
+            )
+
+
+def _dequantised(
+    header: Header, names: Collection[str] | None = None
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors of a file, in float32."""
+    content = np.memmap(header.path, dtype=np.uint8, mode="r")
+    for name in header.tensors if names is None else names:
+        tensor = header.tensors[name]
+        stored = content[tensor.start : tensor.start + tensor.size]
+        try:
+            values = gguf.dequantize(stored.reshape(*tensor.shape[:-1], -1), tensor.kind)
+        except NotImplementedError as error:
+            raise CheckpointError(
+                f"{header.path} has {name} in {tensor.kind.name}, which cannot be dequantised; "
+                "convert the model to another format"
+            ) from error
+        # A view of the file would change with it.
+        yield name, np.array(values, dtype=np.float32)
+
+
+def _check_values(path: Path, name: str, values: np.ndarray) -> None:
+    """Raise where a tensor holds no weights: NaN, or the zeros of a file that is still empty."""
+    if not np.isfinite(values).all():
+        raise CheckpointError(f"{path}: {name} holds NaN or infinite values; fetch it again")
+    if name.endswith("weight") and not values.any():
+        raise CheckpointError(
+            f"{path}: {name} holds only zeros, as after a download that was not completed; fetch "
+            "it again"
+        )
+
+
+def _check_frequencies(header: Header, model: Any) -> None:
+    """Raise unless the rotary positions of a model turn by the frequencies of its file."""
+    if FREQUENCIES not in header.tensors:
+        return
+    factors = next(values for _, values in _dequantised(header, [FREQUENCIES]))
+    d_head = 2 * factors.size
+    exponents = -np.arange(0, d_head, 2) / d_head
+    expected = model.config.rope_parameters["rope_theta"] ** exponents / factors.ravel()
+    actual = model.model.rotary_emb.inv_freq.double().numpy()
+    if actual.shape != expected.shape or not np.allclose(actual, expected, rtol=1e-3):
+        raise CheckpointError(
+            f"{header.path}: {FREQUENCIES} holds other frequencies than those of Llama 3, and "
+            "transformers has no setting for them"
+        )
