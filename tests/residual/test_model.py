@@ -6,9 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import prune
 
 from bilens.convert import give_swish
 from bilens.errors import BilensError, CheckpointError, NotBilinearError
+from bilens.read.flow import flow
+from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.tensor import with_constant
 from tests.families import ALL, FAMILIES, GATED, PLAIN, exact_norms, some_text, tiny
@@ -128,10 +132,8 @@ def test_the_mlp_is_a_tensor_once_its_gate_is_linear(name):
 def test_what_an_mlp_adds_to_any_stream(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name)), some_text()[0]
-        seen = []
-        view.layer(1).module.register_forward_hook(lambda _, __, out: seen.append(out[0]))
         trace = view.trace(ids)
-        x, after = trace.layers[1].mlp_input, seen[0][0] if seen[0].ndim == 3 else seen[0]
+        x, after = trace.layers[1].mlp_input, trace.stream
         added = view.mlp_output(1, x)
         if not view.parts.parallel:
             torch.testing.assert_close(x + added, after)
@@ -219,6 +221,79 @@ def test_tokens_by_name():
 def test_bad_input_is_named(read, message):
     with pytest.raises(BilensError, match=message):
         read(ResidualModel(tiny("llama")))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "gemma3", "gpt2", "own-layer-bias"])
+@pytest.mark.parametrize("act", [nn.Sigmoid(), nn.Softplus()])
+def test_activations_that_are_not_zero_at_zero(name, act):
+    model = tiny(name)
+    mlp = ResidualModel(model).layer(1).mlp
+    setattr(mlp.module, mlp.activation, act)
+    mlp.reads[0].module.weight[..., :3] = 0  # hidden units that are exactly 0
+    mlp.reads[0].module.weight[:3] = 0
+    view = ResidualModel(model, toy_tokenizer())
+    with exact_norms():
+        total, logits = sum_of_parts(view, some_text()[0])
+        split = flow(view, some_text()[0], TokenDirection("t3"), k=2)
+    assert (total - logits).abs().max() < 1e-11 * logits.abs().max()
+    leaves = sum(node.flow for node in split.nodes if node.kind in ("token", "position", "bias"))
+    assert leaves == pytest.approx(split.value, rel=1e-9)
+
+
+def test_layers_that_share_a_module_are_refused():
+    model = tiny("llama")
+    model.model.layers[1].mlp = model.model.layers[0].mlp
+    with pytest.raises(
+        BilensError, match=r"layers\.0\.mlp\.down_proj.*one module stands in several"
+    ):
+        ResidualModel(model)
+    model = tiny("llama")
+    first = model.model.layers[0]
+    first.post_attention_layernorm = first.input_layernorm
+    with pytest.raises(BilensError, match=r"input_layernorm: one module stands in several places"):
+        ResidualModel(model)
+
+
+def test_forward_hooks_are_refused_by_name():
+    view, ids = ResidualModel(tiny("llama")), some_text()[0]
+    mlp = view.model.model.layers[1].mlp
+
+    def double(module, args, output):
+        return 2 * output
+
+    readings = [lambda: view.trace(ids), lambda: view.mlp_factors(1), lambda: view.ov(1)]
+    for hook in (mlp.register_forward_hook(double), mlp.register_forward_pre_hook(double)):
+        for read in (*readings, lambda: ResidualModel(view.model)):
+            with pytest.raises(BilensError, match=r"layers\.1\.mlp has a forward hook, .*double"):
+                read()
+        hook.remove()
+    prune.random_unstructured(mlp.up_proj, "weight", 0.5)
+    with pytest.raises(BilensError, match=r"layers\.1\.mlp\.up_proj has a forward hook, torch"):
+        ResidualModel(view.model)
+    prune.remove(mlp.up_proj, "weight")
+    for read in readings:
+        read()
+
+
+def test_a_trace_inside_a_trace():
+    """Hooks of bilens are there while it traces, and are not taken for a user's."""
+    view, ids = ResidualModel(tiny("llama")), some_text()[0]
+    alone, inner = view.trace(ids), []
+    attention = view.layer(1).heads.module
+
+    def forward(*args, run=attention.forward, **kwargs):
+        if not inner:
+            inner.append(None)
+            inner.append(view.trace(ids[:5]))
+        return run(*args, **kwargs)
+
+    attention.forward = forward
+    outer = view.trace(ids)
+    torch.testing.assert_close(outer.logits, alone.logits)
+    for a, b in zip(outer.layers, alone.layers, strict=True):
+        torch.testing.assert_close(a.gate_ratio, b.gate_ratio)
+        torch.testing.assert_close(a.pattern, b.pattern)
+    torch.testing.assert_close(inner[1].logits, alone.logits[:5])
 
 
 def test_what_is_not_a_number_is_not_read():

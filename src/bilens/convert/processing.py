@@ -1,7 +1,6 @@
 """Weight processing of a whole model: what can be folded is folded, and the function stays."""
 
 import copy
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -94,7 +93,6 @@ def process(
         step, reason = next(iter(reasons.items()))
         raise BilensError(f"{step} would change what this model computes: {reason}")
     check_weights(model)
-    _check_unshared(parts)
     before = _log_probabilities(model)
     if not in_place:
         # Another model with parameters of its own, whose values are not copied.
@@ -115,23 +113,6 @@ def process(
             + (", and has been changed: open it again." if in_place else ". It is as it was.")
         )
     return model, Processing(folded, reasons, untied, added, change)
-
-
-def _check_unshared(parts: Parts) -> None:
-    """See that no module stands in two places, where one folding would undo the other."""
-    readers = parts.readers()
-    modules = [
-        *((part.name, part.module) for reader in readers for part in reader.maps),
-        *((part.name, part.module) for part in parts.writes),
-        *((r.norm.name, r.norm.module) for r in readers if r.norm is not None),
-    ]
-    counts = Counter(id(module) for _, module in modules)
-    shared = sorted({name for name, module in modules if counts[id(module)] > 1})
-    if shared:
-        raise BilensError(
-            f"{', '.join(shared[:5])}: one module stands in several places of the model, so that "
-            "what is folded for one would change the others. Copy it for each place first."
-        )
 
 
 def _maps(parts: Parts) -> list[LinearMap]:

@@ -1,6 +1,6 @@
 """Queries, keys and patterns of attention as the model itself computes them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from threading import RLock
@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from bilens.residual.layers import Heads
 from bilens.residual.parts import Norm
 
-__all__ = ["QueriesKeys", "StopForwardError", "attends_by", "queries_keys"]
+__all__ = ["QueriesKeys", "StopForwardError", "attends_by", "queries_keys", "recording"]
 
 QueriesKeys = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries and keys (n, heads, d_head), whose inner products are the scores."""
@@ -23,11 +23,27 @@ RECORDING = "bilens-recording"
 ROWS = 8192
 """Rows that go through a layer at once."""
 _LOCK = RLock()
+_active: ContextVar[object] = ContextVar("active", default=None)
 _recorded: ContextVar[tuple[Tensor, Tensor, float]] = ContextVar("recorded")
 
 
 class StopForwardError(Exception):
     """Ends a forward pass where enough of it is known."""
+
+
+@contextmanager
+def recording() -> Iterator[Callable[[], bool]]:
+    """Yield a test that is true in the forward passes of this block only.
+
+    Hooks see every run of their module, also those of another thread and of a trace inside of this
+    one, which they must leave alone.
+    """
+    block = object()
+    token = _active.set(block)
+    try:
+        yield lambda: _active.get() is block
+    finally:
+        _active.reset(token)
 
 
 @contextmanager
@@ -95,11 +111,13 @@ def _arguments(model: Any, module: nn.Module, position: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.update(kwargs)
-        raise StopForwardError
+        if is_recorded():
+            found.update(kwargs)
+            raise StopForwardError
 
     ids = torch.zeros(1, 1, dtype=torch.int64, device=next(module.parameters()).device)
-    with module.register_forward_pre_hook(record, with_kwargs=True), suppress(StopForwardError):
+    hook = module.register_forward_pre_hook(record, with_kwargs=True)
+    with recording() as is_recorded, hook, suppress(StopForwardError):
         model(ids, position_ids=torch.full_like(ids, position), use_cache=False)
     positions = {name: found[name] for name in ("position_embeddings",) if name in found}
     return {**positions, "attention_mask": None}

@@ -1,5 +1,6 @@
 """The architectures whose parts are known, each a table of names; users add theirs in one call."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -264,6 +265,7 @@ def parts_of(model: nn.Module) -> Parts:
         found = _Finder(model, family).parts()
         for layer in found.layers:
             layer.mlp.check()
+    _check_unshared(found)
     known = {id(parameter) for parameter in found.parameters()}
     strange = [name for name, part in model.named_parameters() if id(part) not in known]
     if strange:
@@ -434,6 +436,31 @@ class _Finder:
     def _unknown(self, name: str, expected: str) -> BilensError:
         kind = type(self._get(name)).__name__
         return BilensError(f"{name} is a {kind}, expected {expected} first")
+
+
+def _check_unshared(parts: Parts) -> None:
+    """Check that no module is used in two places of the model.
+
+    A forward pass would run it twice, so that a trace of it is ambiguous, and folding a norm into
+    it for one place would change the other.
+    """
+    readers = parts.readers()
+    modules = [
+        *((part.name, part.module) for reader in readers for part in reader.maps),
+        *((part.name, part.module) for part in parts.writes),
+        *((reader.norm.name, reader.norm.module) for reader in readers if reader.norm is not None),
+    ]
+    if not parts.parallel:
+        # Readers of one norm are grouped, which is right only where they read the same stream.
+        pairs = [(layer.heads.norm, layer.mlp.norm) for layer in parts.layers]
+        modules += [(a.name, a.module) for a, b in pairs if a and b and a.module is b.module]
+    counts = Counter(id(module) for _, module in modules)
+    shared = sorted({name for name, module in modules if counts[id(module)] > 1})
+    if shared:
+        raise BilensError(
+            f"{', '.join(shared[:5])}: one module stands in several places of the model, so that "
+            "it can be neither read nor processed for one of them. Copy it for each place first."
+        )
 
 
 @contextmanager

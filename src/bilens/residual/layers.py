@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from bilens.errors import BilensError
 from bilens.residual.moments import Moment
-from bilens.residual.parts import Embedding, LinearMap, Norm
+from bilens.residual.parts import Embedding, LinearMap, Norm, working_dtype
 
 __all__ = ["MLP", "Heads", "Layer", "Parts", "Readers"]
 
@@ -105,8 +105,15 @@ class MLP(ReadsStream):
         return (self.up,) if self.gate is None else (self.gate, self.up)
 
     def act(self, z: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
-        """The activation."""
+        """Return the activation of each hidden unit."""
         return self.activation_function()(z)
+
+    @torch.no_grad()
+    def act_of_zero(self) -> Float[Tensor, " hidden"] | None:
+        """Return act(0) of each hidden unit; None where all are 0, as in most activations."""
+        weight: Any = self.reads[0].module.weight
+        values = self.act(weight.new_zeros(1, self.reads[0].n_out))[0]
+        return values.to(working_dtype(values.dtype)) if values.any() else None
 
     def activation_function(self) -> Any:
         """The function or module that the activation is."""

@@ -89,6 +89,7 @@ class ResidualModel:
 
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         check_weights(model)
+        _check_unhooked(model)
         self.model: Any = model.eval()
         self.tokenizer = tokenizer
         self.parts = parts_of(model)
@@ -245,7 +246,9 @@ class ResidualModel:
 
     def layer(self, layer: int) -> Layer:
         """The parts of a layer."""
-        return self.parts.layers[check_index("layer", layer, self.n_layers)]
+        layer_parts = self.parts.layers[check_index("layer", layer, self.n_layers)]
+        _check_unhooked(layer_parts.module, layer_parts.name)
+        return layer_parts
 
     @torch.no_grad()
     def mlp(self, layer: int) -> BilinearTensor:
@@ -280,8 +283,9 @@ class ResidualModel:
     def mlp_factors(self, layer: int, slope: float = 1.0) -> BilinearTensor:
         """D, up and gate of a layer as the tensor that they are where act(z) = slope z.
 
-        With the ratios act(z) / z of a `Trace` as weights of its hidden units the same factors are
-        the MLP on a text, exactly. What has no gate is D (up(x) * 1), with the constant coordinate.
+        With the gate ratios of a `Trace` as weights of its hidden units the same factors are the
+        MLP on a text, exactly. An MLP without a gate is D (up(x) * 1), with the constant
+        coordinate. Where act(0) is not 0, a second set of hidden units holds up(x) * 1.
 
         Raises:
             BilensError: there is no such layer, or the slope is not finite.
@@ -293,11 +297,22 @@ class ResidualModel:
         right_bias: Tensor | None = left.new_ones(len(left))
         if mlp.gate is not None:
             right, right_bias = self._read(mlp.gate, mlp.norm)
+        right = slope * right
+        right_bias = None if right_bias is None else slope * right_bias
         out, out_bias = self._write(mlp.down, mlp.out_norm)
-        tensor = BilinearTensor(left, slope * right, out)
+        if mlp.act_of_zero() is not None:
+            # The factor that is not under the activation, times 1: of an MLP without a gate 1 * 1.
+            zero, ones = torch.zeros_like(left), left.new_ones(len(left))
+            plain = mlp.gate is None
+            left_bias = left.new_zeros(len(left)) if left_bias is None else left_bias
+            right_bias = right.new_zeros(len(left)) if right_bias is None else right_bias
+            left_bias = torch.cat([left_bias, ones if plain else left_bias])
+            left = torch.cat([left, zero if plain else left])
+            right, right_bias = torch.cat([right, zero]), torch.cat([right_bias, ones])
+            out = torch.cat([out, out], 1)
+        tensor = BilinearTensor(left, right, out)
         if left_bias is None and right_bias is None and out_bias is None:
             return tensor
-        right_bias = None if right_bias is None else slope * right_bias
         return tensor.with_bias(left_bias, right_bias, out_bias)
 
     @torch.no_grad()
@@ -470,7 +485,9 @@ class ResidualModel:
 
     def trace(self, text: str | Int[Tensor, " time"]) -> Trace:
         """Run the model on a text and return its streams, norm scales, patterns and gate ratios."""
-        return trace(self.model, self.parts, self.ids(text))
+        ids = self.ids(text)
+        _check_unhooked(self.model)
+        return trace(self.model, self.parts, ids)
 
     def mlp_inputs(
         self, ids: Int[Tensor, "batch time"], layer: int
@@ -517,3 +534,21 @@ class ResidualModel:
         if self.parts.queries_keys is not None:
             return self.parts.queries_keys(heads.module, x, position)
         return queries_keys(self.model, heads, x, position, linear=linear)
+
+
+def _check_unhooked(model: nn.Module, name: str = "") -> None:
+    """Check that no forward hook changes or replaces the output of a module.
+
+    Weights would not tell of it. Hooks of bilens are there while it traces or ablates, those of
+    transformers only record.
+    """
+    for part, module in model.named_modules(prefix=name):
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            home = getattr(hook, "__module__", type(hook).__module__)
+            if not home.startswith(("bilens.", "transformers.")):
+                hook_name = getattr(hook, "__qualname__", type(hook).__qualname__)
+                raise BilensError(
+                    f"{part or 'the model'} has a forward hook, {home}.{hook_name}, expected none: "
+                    "readings of weights cannot see its effect. Remove it by the handle that "
+                    "register_forward_hook returned; pruning and weight norms have remove() too"
+                )

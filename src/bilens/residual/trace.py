@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bilens.residual.attention import StopForwardError, attends_by
+from bilens.residual.attention import StopForwardError, attends_by, recording
 from bilens.residual.layers import MLP, Layer, Parts
 from bilens.residual.parts import Norm
 
@@ -34,7 +34,8 @@ class LayerTrace:
         mlp_input: what the MLP reads before its norm.
         mlp_n: the MLP's input n, the normalised stream before the norm's gain.
         mlp_scale: of the MLP's norm.
-        gate_ratio: act(z) / z of each hidden unit, by which the MLP is bilinear on this text.
+        gate_ratio: (act(z) - act(0)) / z of each hidden unit, by which the MLP is bilinear on this
+            text. Where act(0) is not 0, it follows as the ratio of a second set of units.
         mlp_out_scale: of the norm behind the MLP.
     """
 
@@ -47,7 +48,7 @@ class LayerTrace:
     mlp_input: Float[Tensor, "time d_model"]
     mlp_n: Float[Tensor, "time d_model"]
     mlp_scale: Float[Tensor, " time"]
-    gate_ratio: Float[Tensor, "time hidden"]
+    gate_ratio: Float[Tensor, "time units"]
     mlp_out_scale: Float[Tensor, " time"]
 
 
@@ -70,8 +71,8 @@ class Trace:
 @torch.no_grad()
 def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
     """Run a model on a text and keep what `Trace` says, in float32 or float64."""
-    seen = _Recorder()
-    with attends_by(model, "eager"), ExitStack() as hooks:
+    with attends_by(model, "eager"), recording() as is_recorded, ExitStack() as hooks:
+        seen = _Recorder(is_recorded)
         for layer in parts.layers:
             heads, mlp = layer.heads, layer.mlp
             for module in (layer.module, heads.norm_or_module, mlp.norm_or_module):
@@ -100,10 +101,12 @@ def mlp_inputs(
     found: list[Tensor] = []
 
     def record(_: nn.Module, args: tuple[Any, ...]) -> None:
-        found.append(_wide(args[0]))
-        raise StopForwardError
+        if is_recorded():
+            found.append(_wide(args[0]))
+            raise StopForwardError
 
-    with mlp.norm_or_module.register_forward_pre_hook(record), suppress(StopForwardError):
+    hook = mlp.norm_or_module.register_forward_pre_hook(record)
+    with recording() as is_recorded, hook, suppress(StopForwardError):
         model(ids, use_cache=False)
     return found[0]
 
@@ -111,20 +114,23 @@ def mlp_inputs(
 class _Recorder:
     """What modules were given and gave in one forward pass of one text."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_recorded: Callable[[], bool]) -> None:
+        self.is_recorded = is_recorded
         self.inputs: dict[nn.Module, Tensor] = {}
         self.outputs: dict[nn.Module, Tensor] = {}
         self.patterns: dict[nn.Module, Tensor] = {}
 
     def inputs_of(self, module: nn.Module, hooks: ExitStack) -> None:
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.inputs[module] = _wide((args[0] if args else kwargs["hidden_states"])[0])
+            if self.is_recorded():
+                self.inputs[module] = _wide((args[0] if args else kwargs["hidden_states"])[0])
 
         hooks.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
 
     def outputs_of(self, module: nn.Module, hooks: ExitStack) -> None:
         def record(module: nn.Module, _: Any, output: Tensor) -> None:
-            self.outputs[module] = _wide(output[0])
+            if self.is_recorded():
+                self.outputs[module] = _wide(output[0])
 
         hooks.enter_context(module.register_forward_hook(record))
 
@@ -132,6 +138,8 @@ class _Recorder:
         ask: Callable[..., Tensor] | None = getattr(module, "attention_pattern", None)
 
         def record(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            if not self.is_recorded():
+                return
             # Attention of transformers hands its pattern over beside its output.
             if ask is None:
                 found = output[1]
@@ -164,9 +172,15 @@ class _Recorder:
 
 
 def _ratio(mlp: MLP, z: Tensor) -> Tensor:
-    # At zero the unit adds nothing, whatever its ratio, so that any finite one will do.
+    # At z = 0 the ratio multiplies 0, so that any finite one will do.
     z = torch.where(z == 0, torch.full_like(z, 1e-6), z)
-    return mlp.act(z) / z
+    constant = mlp.act_of_zero()
+    if constant is None:
+        return mlp.act(z) / z
+    # act(z) = ratio z + act(0): the constants are weights of a second set of hidden units, whose
+    # second factor is 1. See `ResidualModel.mlp_factors`.
+    constant = constant.to(z).expand_as(z)
+    return torch.cat([(mlp.act(z) - constant) / z, constant], -1)
 
 
 def _scale(norm: Norm | None, x: Tensor) -> Tensor:

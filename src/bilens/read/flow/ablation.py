@@ -230,7 +230,7 @@ class _Runner:
         assert mlp.gate is not None
         changes = []
         for part, factor in ((mlp.up, frozen.left), (mlp.gate, frozen.right)):
-            rows = added[:, None] * (factor @ v)
+            rows = added[:, None] * (factor[: part.n_out] @ v)
             changes.append((part.module, False, _adding(part, at, rows)))
         return changes
 
