@@ -268,7 +268,7 @@ MISFITS = [
     (lambda t: t.interaction(normal(2)), r"direction has shape \(2,\).*length 3"),
     (lambda t: t.interaction(output=3), "output=3, expected 0 to 2, the number of an output"),
     (lambda t: t.interaction(output=[0, -1]), "output=-1"),
-    (lambda t: t.interaction(output=0)[0], "no batch to index"),
+    (lambda t: t.interaction(output=0)[0], "without a batch to index"),
     (
         lambda t: t.change_basis(inputs=normal(3, 4)),
         r"inputs has shape \(3, 4\); expected \(4, k\)",

@@ -168,7 +168,7 @@ def test_ranks_scoring_leaves_out_what_the_score_can_do_without() -> None:
 
     assert found.ranks_scoring(score, 1.0) == (2, 1)
     assert (3, 3) in asked
-    with pytest.raises(BilensError, match="least=2.0, but the model with all directions scores 1"):
+    with pytest.raises(BilensError, match="least=2.0, but with all directions the model scores 1"):
         found.ranks_scoring(score, 2.0)
 
 
@@ -189,7 +189,7 @@ def test_deep_models_stay_within_the_range_of_numbers() -> None:
     tame = [BilinearTensor(layer.left, layer.right, layer.out / layer.norm())] * 6
     assert bonds(tame, torch.eye(2, dtype=torch.float64)).norm > 0
     wild = [BilinearTensor(layer.left * 1e3, layer.right, layer.out)] * 9
-    with pytest.raises(BilensError, match="outside of what float64 can hold; scale its weights"):
+    with pytest.raises(BilensError, match="outside of the range of float64; scale its weights"):
         bonds(wild, torch.eye(2, dtype=torch.float64))
 
 
@@ -218,7 +218,7 @@ def test_bad_input_is_named() -> None:
         ((tensors, u, broken), "metric holds NaN"),
         ((tensors, u, one[:2, :2]), "metric has shape \\(2, 2\\); expected \\(3, 3\\)"),
         ((tensors, u, -one), "metric has the eigenvalue -1; expected none below 0"),
-        ((tensors, u, one * 0), "metric is zero; expected something like x.T @ x"),
+        ((tensors, u, one * 0), "metric is zero; expected a matrix such as x.T @ x"),
         ((tensors, u, one + one.roll(1, 0)), "metric is not symmetric"),
         ((tensors, u, None, one[:2]), "embedding has shape \\(2, 3\\); expected 3 rows"),
         ((tensors, u, None, broken), "embedding holds NaN"),

@@ -144,7 +144,7 @@ MISFITS = [
         "left torch.float64 on cpu, right torch.float32",
     ),
     (lambda m: m.apply(normal(2, 4)), r"x has shape \(2, 4\); its last axis .* length 5"),
-    (lambda m: m[0], "no batch to index"),
+    (lambda m: m[0], "without a batch to index"),
     (lambda m: m @ m, "A matrix of 5 columns cannot be multiplied with one of 4 rows"),
     (lambda m: m * m.T, r"shapes \(4, 5\) and \(5, 4\) have no product entry by entry"),
     (

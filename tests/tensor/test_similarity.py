@@ -246,7 +246,7 @@ CONSTANT = BilinearTensor(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), 
 EYE = torch.eye(8, dtype=torch.float64)
 TWO_LAYERS = model("two", 4, 3, 5, 0)
 MISUSES = [
-    (lambda a: expected_inner([], []), "a is empty; expected one for each layer"),
+    (lambda a: expected_inner([], []), "a is empty; expected one tensor for each layer"),
     (
         lambda a: expected_inner(a, random_chain(4, "plain", n_in=4, n_out=3), max_operations=1e6),
         "of 2 and 4 layers that read 4 and 3 directions are polynomials.*Cut the models to some 20",

@@ -164,7 +164,7 @@ MISUSES = [
     (lambda s: s.activations(normal(2, 3)), r"x has shape \(2, 3\).*length 4"),
     (lambda s: s.pullback(normal(3, 2)), r"weight has shape \(3, 2\); expected \(4, n_features\)"),
     (lambda s: s.pullback(normal(4, 2), normal(4)), "no constant coordinate"),
-    (lambda s: s[0], "no batch to index"),
+    (lambda s: s[0], "without a batch to index"),
 ]
 
 

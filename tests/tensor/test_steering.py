@@ -25,7 +25,7 @@ def test_the_terms_are_those_of_the_dense_tensor(shape, layer, samples, vectors)
     B, n = dense(tensor), shape["n_in"]
     s, x = normal(*vectors, n, seed=4), normal(*samples, n, seed=5)
     found = steer(tensor, s, x)
-    assert close(found.alone, torch.einsum("oij,...i,...j->...o", B[:, :n, :n], s, s))
+    assert close(found.square, torch.einsum("oij,...i,...j->...o", B[:, :n, :n], s, s))
     constant = 2 * s @ B[:, :n, n].T if tensor.constant else torch.zeros_like(found.constant)
     assert close(found.constant, constant)
     flat = 2 * torch.einsum("oij,ai,bj->abo", B[:, :n, :n], x.reshape(-1, n), s.reshape(-1, n))
@@ -53,7 +53,7 @@ def test_strength_scales_what_it_should():
     s, x = normal(4), normal(5, 4, seed=1)
     once, twice = steer(tensor, s, x), steer(tensor, -2.5 * s, x)
     assert close(once.scaled(-2.5).total(), twice.total())
-    assert close(once.scaled(-2.5).alone, twice.alone)
+    assert close(once.scaled(-2.5).square, twice.square)
 
 
 def test_outputs_may_be_directions_and_x_may_have_the_constant():
@@ -71,7 +71,7 @@ def test_gradients():
     def terms(left, right, out, s, x):
         t = BilinearTensor(left, right, out, constant=True)
         found = steer(t, s, x)
-        return found.alone, found.constant, found.cross, found.before
+        return found.square, found.constant, found.cross, found.before
 
     assert torch.autograd.gradcheck(terms, (*factors, s, x))
 
@@ -83,7 +83,7 @@ def test_misuse_is_explained():
         BilensError, match=r"s has shape \(5,\); its last axis should have length 4"
     ):
         steer(tensor, normal(5), normal(4))
-    with pytest.raises(BilensError, match=r"length 4, .*the constant 1 not among them"):
+    with pytest.raises(BilensError, match=r"length 4, .*without the constant 1"):
         steer(tensor.with_bias(), normal(5), normal(4))
     with pytest.raises(BilensError, match=r"x has shape \(2, 3\)"):
         steer(tensor, normal(4), normal(2, 3))

@@ -205,7 +205,7 @@ def spoilt(chain: list[BilinearTensor]) -> list[BilinearTensor]:
 
 
 MISUSES = [
-    (lambda c: decompile([], normal(4)), "tensors is empty; expected one for each layer"),
+    (lambda c: decompile([], normal(4)), "tensors is empty; expected one tensor for each layer"),
     (lambda c: decompile(c[::-1], normal(3)), r"tensors\[0\] has 4 outputs, but tensors\[1\] .* 5"),
     (
         lambda c: decompile([c[0].with_constant_output().with_constant_output(), c[1]], normal(4)),

@@ -39,7 +39,7 @@ class TensorSVD(Reading):
         values: sigma_s.
         outputs: r_s, one row each.
         components: the interaction matrices Q_s, a batch of quadratic forms.
-        norm: Frobenius norm of the whole tensor; norm^2 - sum(values^2) is what was cut off.
+        norm: Frobenius norm of the tensor; norm^2 - sum(values^2) is the square that was cut off.
     """
 
     values: Float[Tensor, " k"]
@@ -61,19 +61,19 @@ class TensorSVD(Reading):
         ]
 
     def frame(self) -> "pd.DataFrame":
-        """A row for each component: its singular value, and its share of the squared norm."""
+        """Return a row for each component: its singular value and share of the squared norm."""
         values = self.values.detach().cpu()
         shares = (values / self.norm.detach().cpu()) ** 2
         numbers = range(1, len(self) + 1)
         return pd.DataFrame({"component": numbers, "value": values, "share": shares})
 
     def __len__(self) -> int:
-        """Number of components kept."""
+        """Return the number of components."""
         return self.values.shape[0]
 
     def truncate(self, k: int) -> "TensorSVD":
-        """The k largest components."""
-        check_count("k", k, len(self), "the number of components kept")
+        """Return the k largest components."""
+        check_count("k", k, len(self), "the number of components")
         return replace(
             self,
             values=self.values[:k],
@@ -82,11 +82,11 @@ class TensorSVD(Reading):
         )
 
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
-        """Evaluate the tensor through the kept components alone, as a bottleneck."""
+        """Evaluate the tensor through these components only, as a bottleneck."""
         return (self.components(x) * self.values) @ self.outputs
 
     def projector(self) -> Float[Tensor, "n_out n_out"]:
-        """Sum of r_s r_s' over the kept components: what is left of an output.
+        """Return the projector on the output directions, the sum of r_s r_s', (n_out, n_out).
 
         `tensor.change_basis(outputs=svd.truncate(k).projector())` is the nearest tensor of rank k.
         """
@@ -106,9 +106,9 @@ class BilinearTensor(Reading):
 
     Axes: `n_out` outputs, `n_in` inputs (twice, symmetric), `rank` hidden units. Only the part of
     the tensor that is symmetric in its inputs acts on x, so only that part exists here. Every
-    method follows the dtype and device of the factors, to which inputs and directions are brought,
-    is unchanged by an autocast around it, and is differentiable where it says no other. Tensors of
-    the same inputs and outputs can be added and subtracted; their ranks add.
+    method follows the dtype and device of the factors: inputs and directions are moved to them. An
+    autocast changes nothing, and methods are differentiable unless their docstring excludes it.
+    Tensors of the same inputs and outputs can be added and subtracted; their ranks add.
 
     Attributes:
         left: L; one row for each hidden unit.
@@ -148,7 +148,7 @@ class BilinearTensor(Reading):
         return facts + [("", str(self.out.device))] * (self.out.device.type != "cpu")
 
     def frame(self) -> "pd.DataFrame":
-        """The singular values; see `svd`, which it costs."""
+        """Return the singular values, at the cost of `svd`."""
         return self.svd().frame()
 
     def _table_html(self) -> str:
@@ -181,7 +181,7 @@ class BilinearTensor(Reading):
         return self.left.shape[0]
 
     def to(self, target: torch.dtype | torch.device | str) -> "BilinearTensor":
-        """The same tensor in another dtype or on another device."""
+        """Return the same tensor in another dtype or on another device."""
         return replace(
             self,
             left=self.left.to(target),
@@ -201,11 +201,12 @@ class BilinearTensor(Reading):
         if y is None:
             return ((x @ self.left.T) * (x @ self.right.T)) @ self.out.T
         y = fit_input(y, self.left, self.constant, "y")
-        one, other = (x @ self.left.T) * (y @ self.right.T), (y @ self.left.T) * (x @ self.right.T)
-        return (one + other) @ self.out.T / 2
+        straight = (x @ self.left.T) * (y @ self.right.T)
+        crossed = (y @ self.left.T) * (x @ self.right.T)
+        return (straight + crossed) @ self.out.T / 2
 
     def contract(self, x: Float[Tensor, "*batch n_in"]) -> FactoredMatrix:
-        """The matrix of y -> B(x, y), or a batch: one input is given, the other is still free.
+        """Return the matrix of y -> B(x, y), one for each row of x, (*batch, n_out, n_in).
 
         Its singular vectors are the directions of the other input that x works together with, and
         of the output that they move. A constant coordinate is its last column.
@@ -216,7 +217,7 @@ class BilinearTensor(Reading):
         return FactoredMatrix(torch.cat([*halves], -1), reading.expand(*x.shape[:-1], -1, -1))
 
     def __add__(self, other: "BilinearTensor") -> "BilinearTensor":
-        """The tensor of x -> A(x) + B(x), of the sum of both ranks."""
+        """Return the tensor of x -> A(x) + B(x), of the sum of both ranks."""
         self._check_alike(other)
         return BilinearTensor(
             torch.cat([self.left, other.left]),
@@ -226,7 +227,7 @@ class BilinearTensor(Reading):
         )
 
     def __sub__(self, other: "BilinearTensor") -> "BilinearTensor":
-        """The tensor of x -> A(x) - B(x); its norm says how far the two are apart."""
+        """Return the tensor of x -> A(x) - B(x). Its norm is the distance between the two."""
         return self + replace(other, out=-other.out)
 
     def interaction(
@@ -236,7 +237,7 @@ class BilinearTensor(Reading):
         output: str | SupportsIndex | Iterable[str | SupportsIndex] | None = None,
         minus: str | SupportsIndex | Iterable[str | SupportsIndex] | None = None,
     ) -> QuadraticForm:
-        """The interaction matrix along an output direction, as a quadratic form.
+        """Return the interaction matrix along an output direction, as a quadratic form.
 
         Q(u) = 1/2 (L' diag(D'u) R + R' diag(D'u) L), so that x'Qx = u . B(x)
 
@@ -244,7 +245,7 @@ class BilinearTensor(Reading):
             direction: u, one vector or a batch of them in the last axis.
             output: instead of a direction, the number or name of one output, or several for a
                 batch.
-            minus: (with output) outputs whose mean is taken away from it.
+            minus: (with output) outputs whose mean is subtracted from it.
 
         Source: Pearce et al. 2024, section 4.1.
         """
@@ -268,17 +269,18 @@ class BilinearTensor(Reading):
             weights = direction.to(self.out) @ self.out
         return QuadraticForm(self.left, self.right, weights, self.constant)
 
-    def _output_index(self, name: str, chosen: Any) -> int | list[int]:
-        one = isinstance(chosen, str) or getattr(chosen, "ndim", 1) == 0
-        if not one and isinstance(chosen, Iterable):
-            return [self._one_output(name, each) for each in chosen]
-        return self._one_output(name, chosen)
+    def _output_index(self, name: str, output: Any) -> int | list[int]:
+        # A tensor of no axes is a single number, although it is iterable by its type.
+        is_single = isinstance(output, str) or getattr(output, "ndim", 1) == 0
+        if not is_single and isinstance(output, Iterable):
+            return [self._single_index(name, entry) for entry in output]
+        return self._single_index(name, output)
 
-    def _one_output(self, name: str, chosen: Any) -> int:
-        if isinstance(chosen, str) and self.names.count(chosen) == 1:
-            return self.names.index(chosen)
+    def _single_index(self, name: str, output: Any) -> int:
+        if isinstance(output, str) and self.names.count(output) == 1:
+            return self.names.index(output)
         named = f", or one of {', '.join(self.names)}" if self.names else ""
-        return check_index(name, chosen, self.n_out, f"the number of an output{named}")
+        return check_index(name, output, self.n_out, f"the number of an output{named}")
 
     def change_basis(
         self,
@@ -287,8 +289,8 @@ class BilinearTensor(Reading):
     ) -> "BilinearTensor":
         """Read inputs through features E and outputs along directions U: (L E, R E, U D).
 
-        The result maps z to U B(E z). With a constant coordinate, E may leave it out: it then stays
-        what it is.
+        The result maps z to U B(E z). With a constant coordinate, E may leave it out: the
+        coordinate then stays as it is.
 
         Args:
             inputs: E, one column for each input feature.
@@ -326,7 +328,7 @@ class BilinearTensor(Reading):
     ) -> "BilinearTensor":
         """Fold biases in: the tensor of x -> D((L x + left) * (R x + right)) + out.
 
-        `left` and `right` become the column of the constant coordinate; `out` costs one hidden unit
+        `left` and `right` become the column of the constant coordinate. `out` costs one hidden unit
         that is always 1. The result has the constant coordinate, also when all are None.
 
         Source: Pearce et al. 2024, section 3.4.
@@ -347,15 +349,18 @@ class BilinearTensor(Reading):
         L = L if left is None else torch.cat([L[:, :-1], L[:, -1:] + left[:, None]], 1)
         R = R if right is None else torch.cat([R[:, :-1], R[:, -1:] + right[:, None]], 1)
         if out is not None:
-            one = L.new_zeros(1, L.shape[1])
-            one[0, -1] = 1
-            L, R, D = torch.cat([L, one]), torch.cat([R, one]), torch.cat([D, out[:, None]], 1)
+            # A hidden unit that reads the constant twice is 1 for every input.
+            row = L.new_zeros(1, L.shape[1])
+            row[0, -1] = 1
+            L, R, D = torch.cat([L, row]), torch.cat([R, row]), torch.cat([D, out[:, None]], 1)
         return BilinearTensor(L, R, D, constant=True, names=self.names)
 
     def with_residual(self) -> "BilinearTensor":
         """Fold a residual connection in: the tensor of x -> x + B(x).
 
-        With x' = [x, 1]:  L' = [L; I 0],  R' = [R; 0 1],  D' = [D, I].
+        With x' = [x, 1] the factors grow by n_in rows and columns:
+
+            L' = [L; I 0],  R' = [R; 0 1],  D' = [D, I]
 
         Source: Pearce et al. 2024, section 3.4.
         """
@@ -376,19 +381,19 @@ class BilinearTensor(Reading):
         )
 
     def with_constant_output(self) -> "BilinearTensor":
-        """Hand the constant on: the tensor of x -> [B(x), 1], for a tensor above that reads the 1.
+        """Append the constant to the outputs, x -> [B(x), 1], for a tensor above that reads the 1.
 
         The new output costs one hidden unit. The result has the constant coordinate.
 
         Source: Pearce et al. 2024, section 3.4.
         """
-        one = self.out.new_zeros(self.n_out + 1)
-        one[-1] = 1
+        bias = self.out.new_zeros(self.n_out + 1)
+        bias[-1] = 1
         padded = torch.cat([self.out, self.out.new_zeros(1, self.rank)])
-        return replace(self, out=padded, names=()).with_bias(out=one)
+        return replace(self, out=padded, names=()).with_bias(out=bias)
 
     def without_scale(self) -> tuple["BilinearTensor", Float64[Tensor, ""]]:
-        """The tensor divided by a power of two so that nothing over- or underflows, and the power.
+        """Divide the tensor by a power of two so that nothing over- or underflows; return both.
 
         In float64, as all inner products and Gram matrices.
         """
@@ -400,7 +405,7 @@ class BilinearTensor(Reading):
         return BilinearTensor(left, right, out * (scales / scale), self.constant), scale
 
     def inner(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
-        """Frobenius inner product of two symmetric tensors, without building either.
+        """Return the Frobenius inner product of two symmetric tensors, without building either.
 
         `<A,B>` = 1/2 sum_gh (D_A' D_B)_gh
         [(L_A L_B')_gh (R_A R_B')_gh + (L_A R_B')_gh (R_A L_B')_gh]
@@ -412,7 +417,7 @@ class BilinearTensor(Reading):
         return scale_a * scale_b * _unit_inner(a, b)
 
     def norm(self) -> Float64[Tensor, ""]:
-        """Frobenius norm of the symmetric tensor, in float64.
+        """Return the Frobenius norm of the symmetric tensor, in float64.
 
         Rounding leaves 1e-8 of the norms of A and B in the norm of A - B.
         """
@@ -420,7 +425,7 @@ class BilinearTensor(Reading):
         return scale * _unit_inner(unit, unit).clamp_min(0).sqrt()
 
     def cosine(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
-        """Cosine between two symmetric tensors: `<A,B> / (|A| |B|)`; 0 if either is zero."""
+        """Return the cosine `<A,B> / (|A| |B|)` of two symmetric tensors; 0 if either is zero."""
         self._check_alike(other)
         a, b = self.without_scale()[0], other.without_scale()[0]
         squares = (_unit_inner(unit, unit).clamp_min(0) for unit in (a, b))
@@ -429,17 +434,17 @@ class BilinearTensor(Reading):
         return torch.where(scale > 0, _unit_inner(a, b) / scale, torch.zeros_like(scale))
 
     def output_gram(self) -> Float64[Tensor, "n_out n_out"]:
-        """G = D K D', the Gram matrix of the outputs' interaction matrices, in float64."""
+        """Return G = D K D', the Gram matrix of the outputs' interaction matrices, in float64."""
         unit, scale = self.without_scale()
         return scale**2 * _unit_output_gram(unit)
 
     def input_gram(self) -> Float64[Tensor, "n_in n_in"]:
-        """M[i,j] = sum_ok B[o,i,k] B[o,j,k], the Gram matrix of the input side, in float64."""
+        """Return the inputs' Gram matrix M[i,j] = sum_ok B[o,i,k] B[o,j,k], in float64."""
         unit, scale = self.without_scale()
         return scale**2 * input_gram(unit.left, unit.right, unit.out)
 
     def svd(self, k: int | None = None) -> TensorSVD:
-        """Singular value decomposition of the n_out x n_in^2 unfolding, whole or its largest k.
+        """Return the singular value decomposition of the n_out x n_in^2 unfolding, or its top k.
 
         G = D K D' = r diag(sigma^2) r'; component s has output direction r_s, singular value
         sigma_s and interaction matrix Q(r_s) / sigma_s, so B = sum_s sigma_s r_s (x) Q_s.
@@ -468,18 +473,18 @@ class BilinearTensor(Reading):
         )
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "n_out n_in n_in"]:
-        """The whole tensor, for tests and small layers."""
+        """Return the tensor itself, (n_out, n_in, n_in), for tests and small layers."""
         check_dense_size((self.n_out, self.n_in, self.n_in), self.out, max_bytes)
         half = einsum(self.out, self.left, self.right, "o h, h i, h j -> o i j")
         return (half + half.mT) / 2
 
     def _check_alike(self, other: "BilinearTensor") -> None:
-        mine, others = ((t.n_out, t.n_in, t.constant) for t in (self, other))
-        if mine != others:
+        shape, other_shape = ((t.n_out, t.n_in, t.constant) for t in (self, other))
+        if shape != other_shape:
             raise BilensError(
                 f"other has {other.n_out} outputs and {other.n_in} inputs (constant: "
                 f"{other.constant}); expected {self.n_out} and {self.n_in} (constant: "
-                f"{self.constant}), as in the tensor it is put beside"
+                f"{self.constant}), as in this tensor"
             )
 
 

@@ -1,4 +1,4 @@
-"""A chain of tensors made ready to be taken apart, from output directions to the input."""
+"""A chain of tensors prepared for decomposition, from output directions to the input."""
 
 import math
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from bilens.tensor.bilinear import BilinearTensor
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Tensors of which each reads all that the one before gives, and nothing that it ignores.
+    """Tensors that each read exactly the outputs of the tensor before.
 
-    Every eigenvector of a tensor is a direction in the outputs of the tensor before it, so each
+    Every eigenvector of a tensor is a direction in the outputs of the tensor before it. So each
     node of the tree has as many branches as its tensor has inputs.
 
     Attributes:
-        tensors: the first reads the input through `basis`, the last gives the directions' space.
-        basis: orthonormal rows that span what the model reads of its input.
+        tensors: the first reads the input through `basis`; the last writes the outputs.
+        basis: orthonormal rows that span the part of the input that the model reads.
         directions: u, flattened to one row each.
         constant: the model's last input coordinate is the constant 1.
     """
@@ -57,12 +57,11 @@ class Chain:
 def make_chain(
     tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"]
 ) -> Chain:
-    """Check a chain, give constants an output to come from, and leave out what no layer reads.
+    """Check a chain, add outputs for constants, and project every bond on the part that is read.
 
-    Half precision is read in float32.
-
-    Behind an embedding the first layer reads d_model directions of the pixels, so the pixels are
-    left for the span of L and R: outside of it every eigenvalue is zero.
+    Half precision is read in float32. After an embedding the first layer reads only d_model
+    directions of the pixels, so the span of L and R replaces the pixels. Outside of this span every
+    eigenvalue is zero.
 
     Raises:
         BilensError: the chain is empty or does not fit together, the directions do not fit its
@@ -81,7 +80,7 @@ def make_chain(
 def joined(
     tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"]
 ) -> list[BilinearTensor]:
-    """A checked chain in which each tensor also gives the constant that the next reads."""
+    """Return a checked chain, with an output for the constant wherever the next tensor reads it."""
     _check(tensors, directions)
     chain = [tensor.to(torch.promote_types(tensor.out.dtype, torch.float32)) for tensor in tensors]
     for i in range(len(chain) - 1, 0, -1):
@@ -91,10 +90,10 @@ def joined(
 
 
 def _reading_basis(tensor: BilinearTensor) -> Float[Tensor, "n_read n_in"]:
-    """Orthonormal rows outside of whose span every interaction matrix is zero.
+    """Return orthonormal rows that span the row space of every interaction matrix.
 
-    Each hidden unit's weight is shared out evenly between its l and its r, so that what is cut off
-    is rounding in the interaction matrices, however the factors are scaled.
+    Each hidden unit's weight is shared out evenly between its l and its r. So the part that is cut
+    off is rounding in the interaction matrices, however the factors are scaled.
     """
     norms = (tensor.left.norm(dim=1), tensor.right.norm(dim=1), tensor.out.norm(dim=0))
     share = torch.stack(norms).sqrt().prod(0)[:, None]
@@ -108,23 +107,25 @@ def _reading_basis(tensor: BilinearTensor) -> Float[Tensor, "n_read n_in"]:
     basis: Tensor
     _, values, basis = torch.linalg.svd(rows, full_matrices=False)
     floor = torch.finfo(rows.dtype).eps * max(rows.shape) * values[:1]
-    kept = max(1, int((values > floor).sum()))
-    if kept == tensor.n_in:
-        return torch.eye(kept, dtype=rows.dtype, device=rows.device)
-    return basis[:kept]
+    n_read = max(1, int((values > floor).sum()))
+    if n_read == tensor.n_in:
+        return torch.eye(n_read, dtype=rows.dtype, device=rows.device)
+    return basis[:n_read]
 
 
 def check_chain(tensors: Sequence[BilinearTensor], name: str) -> None:
-    """See that all tensors are finite and that each reads what the one before gives."""
+    """Raise unless all tensors are finite and each reads the outputs of the one before."""
     if not tensors:
-        raise BilensError(f"{name} is empty; expected one for each layer, as model.tensors() gives")
+        raise BilensError(
+            f"{name} is empty; expected one tensor for each layer, as in model.tensors()"
+        )
     for i, (below, above) in enumerate(pairwise(tensors)):
         fits = {above.n_in, above.n_in - above.constant}
         if below.n_out not in fits:
             wanted = " or ".join(str(n) for n in sorted(fits))
             raise BilensError(
                 f"{name}[{i}] has {below.n_out} outputs, but {name}[{i + 1}] reads {wanted}; "
-                "expected each tensor to read what the one before gives, as in model.tensors()"
+                "expected each tensor to read the outputs of the one before, as in model.tensors()"
             )
     for i, tensor in enumerate(tensors):
         factors = {"left": tensor.left, "right": tensor.right, "out": tensor.out}

@@ -1,9 +1,9 @@
 """The few directions that a deep model uses between its layers, from its weights.
 
-A model of n layers is a tree of tensors T with 2^n leaves, all of them the input. Below layer l + 1
-there is a bond, used 2^(n-l) times. Cut open at one use, the tree is a matrix, the subtree below
-times all the rest, and it has singular values. They come from two Gram matrices for each bond,
-neither of which needs the tree:
+A model of n layers is a tree of tensors T with 2^n leaves, all of them the input. The bond below
+layer l + 1 occurs 2^(n-l) times. Cut open at one occurrence, the tree is a matrix, the subtree
+below times everything else, and it has singular values. They come from two Gram matrices for each
+bond, and neither needs the tree:
 
     below:  P_0 = E M E',  P_(l+1) = D 1/2 [(L P L')*(R P R') + (L P R')*(R P L')] D'
     above:  U_n = W'W,  S = D' U_(l+1) D,  and with P = P_l
@@ -37,16 +37,16 @@ from bilens.tensor.factors import checked_positive, hidden_product, square_root
 @full_precision
 @dataclass(frozen=True, eq=False)
 class Bond:
-    """What one layer reads of what comes from below, in directions that matter less and less.
+    """The directions between two layers, in descending order of importance.
 
-    z = read h are the coordinates of h, and write z is h again. Over the leaves' metric they are
-    uncorrelated and of unit size: P is the identity in them, and U is diagonal.
+    z = read h are the coordinates of the vector h at the bond, and h = write z. Over the metric
+    they are uncorrelated and of unit size: P is the identity in them, and U is diagonal.
 
     Attributes:
-        shares: squared singular values of the model unfolded here, over their sum, descending.
+        shares: squared singular values of the model unfolded at the bond, over their sum.
         read: V'K^+, one row for each direction.
         write: K V, one column for each direction.
-        uses: how often the tree has this bond.
+        uses: number of occurrences of the bond in the tree.
     """
 
     shares: Float64[Tensor, " k"]
@@ -56,11 +56,11 @@ class Bond:
 
     @property
     def k(self) -> int:
-        """Number of directions that come from below."""
+        """Number of directions."""
         return len(self.shares)
 
     def projector(self, k: int) -> Float64[Tensor, "n n"]:
-        """The projector on the first k directions, K V_k V_k' K^+."""
+        """Return the projector on the first k directions, K V_k V_k' K^+."""
         check_count("k", k, self.k, "the number of directions")
         return self.write[:, :k] @ self.read[:k]
 
@@ -72,9 +72,9 @@ class Bonds(Reading):
 
     Attributes:
         bonds: one for each layer.
-        cores: the layers in the coordinates of all directions; a cut model's are their corners.
+        cores: the layers in the coordinates of all directions; a cut has corners of them.
         directions: W, one row for each output direction.
-        norm: |T|, the norm of the whole tree along the directions, over the leaves' metric.
+        norm: |T|, the norm of the tree along the directions, over the leaves' metric.
         constant: the last input coordinate is the constant 1.
     """
 
@@ -98,9 +98,9 @@ class Bonds(Reading):
         ]
 
     def frame(self) -> "pd.DataFrame":
-        """A row for each direction of each bond: its share, and what it and those after it cost.
+        """Return a row for each direction of each bond: its share, and the cost of a cut before it.
 
-        The cost is the certificate of a cut in this place alone.
+        The cost is the certificate of a cut at this bond only.
         """
         frames = []
         for number, bond in enumerate(self.bonds):
@@ -111,16 +111,18 @@ class Bonds(Reading):
         return pd.concat(frames, ignore_index=True)
 
     def certificate(self, ranks: int | Sequence[int]) -> float:
-        """What a cut costs at most, known before it is made: |T - T_cut| / |T|.
+        """Return an upper bound on the relative error of the tree, |T - T_cut| / |T|.
 
         |T - T_cut|^2 <= sum_l 2^(n-l) sum_(i > r_l) lambda_(l, i)
 
-        Cutting one use of a bond is an orthogonal projection of T, and several in a row lose at
-        most the sum of what each loses alone. For an input with x'M^+ x <= s no output along a
-        direction of unit length is off by more than certificate |T| s^(2^(n-1)).
+        Each occurrence of a bond that is cut is an orthogonal projection of T. Squared errors of
+        successive projections add up at most. The bound is known before the cut is made. It is for
+        the tree, whose leaves are independent inputs, and says nothing above 1. For an input with
+        x'M^+ x <= s no output along a unit direction is off by more than
+        certificate |T| s^(2^(n-1)).
         """
-        kept = self._checked_ranks(ranks)
-        lost = [b.uses * b.shares[k:].sum() for b, k in zip(self.bonds, kept, strict=True)]
+        sizes = self._checked_ranks(ranks)
+        lost = [b.uses * b.shares[k:].sum() for b, k in zip(self.bonds, sizes, strict=True)]
         return float(torch.stack(lost).sum().sqrt())
 
     def error(self, ranks: int | Sequence[int]) -> float:
@@ -128,21 +130,21 @@ class Bonds(Reading):
 
         It is the root of a difference of squares: 1e-14 of these is 1e-7 of the result.
         """
-        kept = self._checked_ranks(ranks)
-        mixed = torch.eye(self.bonds[0].k, kept[0]).to(self.directions)
-        small = mixed[: kept[0]]
-        for full, cut in zip(self.cores, self.cut(kept).cores, strict=True):
+        sizes = self._checked_ranks(ranks)
+        mixed = torch.eye(self.bonds[0].k, sizes[0]).to(self.directions)
+        small = mixed[: sizes[0]]
+        for full, cut in zip(self.cores, self.cut(sizes).cores, strict=True):
             mixed = _gram_with(full, cut, mixed)
             small = _gram_with(cut, cut, small)
         W = self.directions
-        both, alone = (((W @ P) * W).sum() / self.norm**2 for P in (mixed, small))
-        return float((1 - 2 * both + alone).clamp_min(0).sqrt())
+        both, square = (((W @ P) * W).sum() / self.norm**2 for P in (mixed, small))
+        return float((1 - 2 * both + square).clamp_min(0).sqrt())
 
     def gaussian_error(self, ranks: int | Sequence[int]) -> float:
-        """What sqrt(E |f(x) - f_cut(x)|^2) is at most, f along the directions, from `certificate`.
+        """Return a bound on sqrt(E |f(x) - f_cut(x)|^2) along the directions, from `certificate`.
 
-        For x ~ N(mu, Sigma) whose second moment is the metric. With m = 2^n leaves, r directions of
-        the input and sizes of one, Wick's theorem with every term at its largest gives
+        It holds for x ~ N(mu, Sigma) whose second moment is the metric. With m = 2^n leaves and r
+        directions of the input of unit size, Wick's theorem with every term at its largest says
 
             E (T . x^m)^2 <= |T|^2 sum_j j! (sum_k m! r^(k/2) / (j! (m - j - 2k)! 2^k k!))^2.
 
@@ -159,7 +161,7 @@ class Bonds(Reading):
         return self.certificate(ranks) * self.norm * math.sqrt(factor)
 
     def ranks_within(self, error: NotNegative) -> tuple[int, ...]:
-        """The fewest directions over all bonds for which the certificate is at most `error`."""
+        """Return the fewest directions over all bonds that keep the certificate within `error`."""
         costs = [bond.uses * bond.shares for bond in self.bonds]
         numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
         cost, order = torch.cat(costs).sort()
@@ -168,19 +170,19 @@ class Bonds(Reading):
         return tuple(max(1, b.k - count) for b, count in zip(self.bonds, counts, strict=True))
 
     def ranks_scoring(self, score: Callable[[Cut], float], least: float) -> tuple[int, ...]:
-        """Few directions over all bonds for which a cut still scores `least`, found greedily.
+        """Return few directions over all bonds for which a cut still scores `least`, greedily.
 
-        From twice the smallest uniform cut that does, the direction goes whose loss costs the score
-        least, one at a time, until 2 in a row for each bond are missed too often; the smallest cut
-        that scored enough is kept. Takes some 6 n times that uniform cut's rank of scores. An error
-        if the whole model does not reach `least`.
+        Starts from twice the smallest uniform cut that reaches `least`. Then it drops one direction
+        at a time, the one that costs the score least. It stops after 2 misses in a row for each
+        bond, and returns the smallest cut that scored enough. Takes about 6 n r scores for the rank
+        r of that uniform cut. Raises if the model itself does not reach `least`.
         """
-        whole = tuple(bond.k for bond in self.bonds)
-        reached = score(self.cut(whole))
+        full = tuple(bond.k for bond in self.bonds)
+        reached = score(self.cut(full))
         if not reached >= least:
-            raise BilensError(f"least={least}, but the model with all directions scores {reached}")
+            raise BilensError(f"least={least}, but with all directions the model scores {reached}")
         k = 1
-        while k < max(whole) and score(self.cut(k)) < least:
+        while k < max(full) and score(self.cut(k)) < least:
             k += 1
         ranks, best = self._checked_ranks(2 * k), self._checked_ranks(k)
         missed = 0
@@ -188,7 +190,7 @@ class Bonds(Reading):
             fewer = [
                 (*ranks[:i], rank - 1, *ranks[i + 1 :]) for i, rank in enumerate(ranks) if rank > 1
             ]
-            scores = [score(self.cut(some)) for some in fewer]
+            scores = [score(self.cut(smaller)) for smaller in fewer]
             ranks = fewer[max(range(len(fewer)), key=scores.__getitem__)]
             missed = 0 if max(scores) >= least else missed + 1
             if not missed and sum(ranks) < sum(best):
@@ -196,27 +198,27 @@ class Bonds(Reading):
         return best
 
     def cut(self, ranks: int | Sequence[int]) -> Cut:
-        """The model that keeps the first directions of each bond.
+        """Return the model on the first directions of each bond.
 
         Args:
-            ranks: how many for each bond, the input's first; one number for all of them, where a
-                bond that has fewer directions keeps what it has.
+            ranks: number of directions for each bond, the input's first. A single number is for all
+                bonds; a bond of fewer directions keeps all of them.
         """
-        kept = self._checked_ranks(ranks)
-        above = [*kept[1:], self.cores[-1].n_out]
+        sizes = self._checked_ranks(ranks)
+        above = [*sizes[1:], self.cores[-1].n_out]
         W = self.directions / self.norm
         return Cut(
-            read=self.bonds[0].read[: kept[0]],
-            write=self.bonds[0].write[:, : kept[0]],
+            read=self.bonds[0].read[: sizes[0]],
+            write=self.bonds[0].write[:, : sizes[0]],
             cores=tuple(
                 fewest_hidden(BilinearTensor(core.left[:, :k], core.right[:, :k], core.out[:m]))
-                for core, k, m in zip(self.cores, kept, above, strict=True)
+                for core, k, m in zip(self.cores, sizes, above, strict=True)
             ),
             environments=(
-                *(bond.shares[:k].diag() for bond, k in zip(self.bonds, kept, strict=True)),
+                *(bond.shares[:k].diag() for bond, k in zip(self.bonds, sizes, strict=True)),
                 W.T @ W,
             ),
-            certificate=self.certificate(kept),
+            certificate=self.certificate(sizes),
             constant=self.constant,
         )
 
@@ -241,22 +243,22 @@ def bonds(
     metric: Float[Tensor, "n_in n_in"] | None = None,
     embedding: Float[Tensor, "d_model n_in"] | None = None,
 ) -> Bonds:
-    """The singular values and directions of a deep model at each of its bonds.
+    """Return the singular values and directions of a deep model at each of its bonds.
 
-    In float64. Costs O(rank^2 n + n^3) for each layer, where the tree has n_in^(2^layers) entries.
-    Exact for the tree, whose leaves are told apart; as a function of one x the model may need fewer
-    directions.
+    In float64. Costs O(rank^2 n + n^3) for each layer; the tree has n_in^(2^layers) entries. Exact
+    for the tree, whose leaves are independent. As a function of a single x the model may need fewer
+    directions: see `function_bonds`.
 
     Args:
-        tensors: one for each layer; each reads what the one before gives.
-        directions: W, one output direction or a batch of them in the last axis: what counts.
-        metric: M, the second moment of inputs, x.T @ x / len(x), with the constant coordinate where
-            the model has one. By default the identity: weights alone.
-        embedding: E, which the first tensor reads the input through; with a constant coordinate
-            `affine(E, bias)`. Folded into the first tensor it gives the same, more slowly.
+        tensors: one for each layer; each reads the outputs of the one before.
+        directions: W, one output direction or a batch of them in the last axis.
+        metric: M, the second moment of inputs, x.T @ x / len(x), with the constant coordinate if
+            the model has one. By default the identity, for a result from the weights.
+        embedding: E, applied to the input before the first tensor; with a constant coordinate
+            `affine(E, bias)`. Folded into the first tensor it has the same result, more slowly.
 
     Raises:
-        BilensError: tensors, directions, metric and embedding do not fit together, the metric is
+        BilensError: tensors, directions, metric and embedding do not fit together. Or the metric is
             not symmetric or has a negative eigenvalue, a number is not finite, or the model is zero
             along the directions.
 
@@ -279,7 +281,7 @@ def bonds(
     W = directions.to(P).reshape(-1, len(P))
     _, log_square = _of_trace_1(W @ P @ W.T, scale)
     norm = float((log_square / 2).exp())
-    found: list[Bond] = []
+    result: list[Bond] = []
     weights = W
     for i in reversed(range(len(chain))):
         H = below[i].change_basis(outputs=weights / weights.abs().max()).input_gram()
@@ -289,33 +291,33 @@ def bonds(
         K, inverse = roots[i]
         read, write = V.T @ inverse, K @ V
         weights = shares.sqrt()[:, None] * read
-        found.insert(0, Bond(shares, read / scales[i], write * scales[i], 2 ** (len(chain) - i)))
-    reads = [bond.read for bond in found[1:]]
+        result.insert(0, Bond(shares, read / scales[i], write * scales[i], 2 ** (len(chain) - i)))
+    reads = [bond.read for bond in result[1:]]
     cores = tuple(
         tensor.change_basis(bond.write, above)
-        for tensor, bond, above in zip(chain, found, [*reads, None], strict=True)
+        for tensor, bond, above in zip(chain, result, [*reads, None], strict=True)
     )
-    first = found[0]
-    found[0] = Bond(first.shares, first.read @ E, sizes @ first.read.T, first.uses)
+    first = result[0]
+    result[0] = Bond(first.shares, first.read @ E, sizes @ first.read.T, first.uses)
     if not 0 < norm < torch.inf or not all(torch.isfinite(core.left).all() for core in cores):
         raise BilensError(
-            f"The model's norm is {norm:.3g} and outside of what float64 can hold; scale its "
-            "weights or the metric"
+            f"The model's norm is {norm:.3g}, outside of the range of float64; scale its weights "
+            "or the metric"
         )
-    return Bonds(tuple(found), cores, W, norm, tensors[0].constant)
+    return Bonds(tuple(result), cores, W, norm, tensors[0].constant)
 
 
 def _gram_with(
     a: BilinearTensor, b: BilinearTensor, P: Float64[Tensor, "n_a n_b"]
 ) -> Float64[Tensor, "m_a m_b"]:
-    """Inner products of the outputs of two layers, P being those of what they read."""
+    """Return the inner products of the outputs of two layers, from those of their inputs, P."""
     return a.out @ hidden_product(a.left @ P, a.right @ P, b.left, b.right) @ b.out.T
 
 
 def _of_trace_1(
     P: Float64[Tensor, "n n"], log_scale: Float64[Tensor, ""]
 ) -> tuple[Float64[Tensor, "n n"], Float64[Tensor, ""]]:
-    """P over its trace, and the logarithm of the trace in addition to what there was."""
+    """Return P over its trace, and the logarithm of the scale plus that of the trace."""
     trace = P.trace()
     if not trace > 0:
         raise BilensError(
@@ -328,9 +330,9 @@ def _of_trace_1(
 def _checked_input(
     first: BilinearTensor, metric: Tensor | None, embedding: Tensor | None
 ) -> tuple[Float64[Tensor, "n n_in"], Float64[Tensor, "n_in n"]]:
-    """E and M E' in float64."""
-    one = torch.eye(first.n_in, dtype=torch.float64, device=first.left.device)
-    E = one if embedding is None else embedding.to(one)
+    """Return E and M E' in float64."""
+    eye = torch.eye(first.n_in, dtype=torch.float64, device=first.left.device)
+    E = eye if embedding is None else embedding.to(eye)
     if E.shape[0] != first.n_in:
         raise BilensError(
             f"embedding has shape {tuple(E.shape)}; expected {first.n_in} rows, one for each input "

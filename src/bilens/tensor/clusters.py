@@ -17,7 +17,7 @@ Cosine = Annotated[float, Between(0, 1, above=True)]
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Vectors that stand for clusters of similar ones, those that carry the most weight first.
+    """Representative vectors of clusters, in descending order of weight.
 
     Attributes:
         vectors: one unit row for each feature: the direction of largest weighted sum of squares
@@ -33,7 +33,7 @@ class Features:
     agreement: Float[Tensor, " f"]
 
     def __len__(self) -> int:
-        """Number of features."""
+        """Return the number of features."""
         return self.vectors.shape[0]
 
 
@@ -43,11 +43,11 @@ def cluster(
 ) -> Features:
     """Group rows that point the same way up to sign: |v_i . v_j| / (|v_i| |v_j|) >= threshold.
 
-    The heaviest row leads the first group, and every row that resembles it joins; the heaviest of
-    what is left leads the next. Each group is summed up by its principal direction, the f that
-    maximises sum_i w_i (f . v_i / |v_i|)^2, and every row moves once to the direction that it
-    resembles most, which may be a little less than `threshold`: see `agreement`. Nothing is random.
-    Works in float64, and costs O(m n) for each feature.
+    The heaviest row leads the first group, and every row that resembles it joins. The heaviest of
+    the remaining rows leads the next. A group's representative is its principal direction, the f
+    that maximises sum_i w_i (f . v_i / |v_i|)^2. Then every row moves once to the direction that it
+    resembles most; its cosine may be a little below `threshold`, see `agreement`. Nothing is
+    random. Works in float64, and costs O(m n) for each feature.
 
     Args:
         vectors: one row each, of any length but zero; their lengths play no part.
@@ -65,11 +65,11 @@ def cluster(
     representatives = torch.stack([_principal(units, w, rows) for rows in groups])
     groups = _groups((units @ representatives.T).abs().argmax(-1))
     groups.sort(key=lambda rows: -float(w[rows].sum()))
-    found = torch.stack([_principal(units, w, rows) for rows in groups])
+    features = torch.stack([_principal(units, w, rows) for rows in groups])
     coverage = torch.stack([w[rows].sum() for rows in groups]) / w.sum()
-    agreement = [(units[rows] @ f).abs().min() for rows, f in zip(groups, found, strict=True)]
+    agreement = [(units[rows] @ f).abs().min() for rows, f in zip(groups, features, strict=True)]
     return Features(
-        vectors=found.to(vectors.dtype),
+        vectors=features.to(vectors.dtype),
         members=tuple(groups),
         coverage=coverage.to(vectors.dtype),
         agreement=torch.stack(agreement).clamp_max(1).to(vectors.dtype),
@@ -79,9 +79,10 @@ def cluster(
 def leaders(
     units: Float[Tensor, "m n"], order: Int64[Tensor, " m"], threshold: float
 ) -> Int64[Tensor, " m"]:
-    """The group of each unit row: the first in `order` leads all that resemble it, and so on.
+    """Return the group of each unit row, (m,).
 
-    Groups are numbered as they are found; a zero row is a group of its own.
+    The first row in `order` leads the first group, which all rows that resemble it join, and so on.
+    Groups are numbered in the order of their leaders. A zero row is a group by itself.
     """
     labels = torch.full_like(order, -1)
     # A vector's cosine with itself may come out a few roundings below 1.
@@ -97,7 +98,7 @@ def leaders(
 
 
 def _groups(labels: Int64[Tensor, " m"]) -> list[Int64[Tensor, " _"]]:
-    """The rows of each group that has any, in the order of their numbers."""
+    """Return the rows of each group that is not empty, in the order of their numbers."""
     numbers = sorted(set(labels.tolist()))
     return [(labels == number).nonzero()[:, 0] for number in numbers]
 
@@ -105,7 +106,7 @@ def _groups(labels: Int64[Tensor, " m"]) -> list[Int64[Tensor, " _"]]:
 def _principal(
     units: Float64[Tensor, "m n"], weights: Float64[Tensor, " m"], rows: Int64[Tensor, " _"]
 ) -> Float64[Tensor, " n"]:
-    """The direction of largest weighted sum of squares; members without weight count alike."""
+    """Return the direction of largest weighted sum of squares; without any weight all are equal."""
     w = weights[rows]
     heaviest = units[rows[w.argmax()]]
     share = w / w.sum() if w.sum() > 0 else torch.ones_like(w)
@@ -125,4 +126,4 @@ def _check(vectors: Tensor, weights: Tensor) -> None:
             f"vectors[{int(zero.nonzero()[0])}] is zero and points nowhere; leave such rows out"
         )
     if not weights.any():
-        raise BilensError("weights are all zero, so no feature could carry a share of them")
+        raise BilensError("weights are all zero, so no feature has a share of them")

@@ -18,15 +18,15 @@ from bilens.tensor.factors import fit_input
 @full_precision
 @dataclass(frozen=True, eq=False)
 class Products:
-    """The terms c z_i z_j that the layers of a cut model add up, the largest share first.
+    """The terms c z_i z_j of the layers of a cut model, the largest share first.
 
     Attributes:
-        layer: which core each belongs to, the first being 0.
-        output: what it adds to.
+        layer: number of the core of each term, the first being 0.
+        output: the core's output that the term is added to.
         first: i.
         second: j, at least i.
-        coefficient: c; twice the entry of the interaction matrix where i and j differ.
-        share: of the squared norm of the model that one use of the term makes up.
+        coefficient: c; twice the entry of the interaction matrix if i and j differ.
+        share: of one use of the term in the squared norm of the model.
     """
 
     layer: Int[Tensor, " terms"]
@@ -37,7 +37,7 @@ class Products:
     share: Float64[Tensor, " terms"]
 
     def __len__(self) -> int:
-        """Number of terms."""
+        """Return the number of terms."""
         return len(self.layer)
 
 
@@ -46,17 +46,17 @@ class Products:
 class Cut:
     """A model cut to a few directions of each bond.
 
-    z_0 = read x,  z_(l+1) = core_l(z_l),  and the last core gives the outputs
+    z_0 = read x,  z_(l+1) = core_l(z_l),  and the outputs are those of the last core
 
-    Each output of a core is an interaction matrix of r x r numbers, and what one core gives is what
-    the next reads. Any basis of the coordinates makes the same model; `Bonds.cut` gives the one
-    ordered by singular values, in which the coordinates are uncorrelated and of unit size.
+    Each output of a core is an interaction matrix of r x r numbers, and the outputs of a core are
+    the inputs of the next. Any basis of the coordinates makes the same model. `Bonds.cut` returns
+    the basis ordered by singular values. Its coordinates are uncorrelated and of unit size.
 
     Attributes:
         read: one row for each direction of the input.
-        write: what of an input each coordinate stands for: write z_0 is x on those directions.
+        write: one column for each coordinate: write z_0 is x on the directions that are read.
         cores: the layers on the coordinates, without a constant: it is one of their directions.
-        environments: U at each bond, the input's first, and of the outputs: a change of size e in
+        environments: U at each bond, the input's first, and of the outputs. A change of size e in
             coordinate k is a share U_kk e^2 of the model's squared norm, at each use.
         certificate: |T - T_cut| / |T| is at most this; see `Bonds.certificate`.
         constant: the last input coordinate is the constant 1.
@@ -71,27 +71,27 @@ class Cut:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Directions kept of each bond, the input's first."""
+        """Number of directions at each bond, the input's first."""
         return tuple(core.n_in for core in self.cores)
 
     def tensors(self) -> list[BilinearTensor]:
-        """The model as an ordinary chain, from the input on."""
+        """Return the model as an ordinary chain, the first layer first."""
         first = replace(self.cores[0].change_basis(inputs=self.read), constant=self.constant)
         return [first, *self.cores[1:]]
 
     def coordinates(self, x: Float[Tensor, "*batch n_in"]) -> list[Float64[Tensor, "*batch _"]]:
-        """The coordinates z at each bond, the input's first, and then the outputs."""
+        """Return the coordinates z at each bond, the input's first, and then the outputs."""
         z = [fit_input(x, self.read, self.constant) @ self.read.T]
         for core in self.cores:
             z.append(core(z[-1]))
         return z
 
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float64[Tensor, "*batch n_out"]:
-        """What the cut model makes of each row of x."""
+        """Evaluate the cut model on each row of x, (*batch, n_out)."""
         return self.coordinates(x)[-1]
 
     def rotate(self, rotations: Sequence[Float[Tensor, "_ _"]]) -> "Cut":
-        """The same model in other coordinates, z = O z': one O for each bond, the input's first."""
+        """Return the same model in coordinates z', z = O z', with one O for each bond in order."""
         shapes = [tuple(rotation.shape) for rotation in rotations]
         if shapes != [(k, k) for k in self.ranks]:
             raise BilensError(
@@ -118,8 +118,8 @@ class Cut:
         )
 
     def products(self) -> Products:
-        """Every term of every layer in these coordinates: sum_l n_out r (r + 1) / 2 of them."""
-        found = []
+        """Return every term of every layer: sum_l n_out r (r + 1) / 2 of them."""
+        terms = []
         for number, (core, U) in enumerate(zip(self.cores, self.environments[1:], strict=True)):
             i, j = torch.triu_indices(core.n_in, core.n_in, device=U.device)
             entries = core.dense()[:, i, j]
@@ -129,13 +129,13 @@ class Cut:
             o, _ = torch.broadcast_tensors(output[:, None], entries)
             layer = torch.full_like(o, number)
             columns = (layer, o, i.expand_as(o), j.expand_as(o), times * entries, shares)
-            found.append([column.reshape(-1) for column in columns])
-        layer, o, i, j, coefficient, share = (torch.cat(c) for c in zip(*found, strict=True))
+            terms.append([column.reshape(-1) for column in columns])
+        layer, o, i, j, coefficient, share = (torch.cat(c) for c in zip(*terms, strict=True))
         order = share.argsort(descending=True, stable=True)
         return Products(*(c[order] for c in (layer, o, i, j, coefficient, share)))
 
     def keep_products(self, k: int) -> list[BilinearTensor]:
-        """The chain that adds up only the k products of largest share."""
+        """Return the chain that adds up only the k products of largest share."""
         terms = self.products()
         check_count("k", k, len(terms), "the number of products in the cut model")
         chain = []
@@ -150,7 +150,7 @@ class Cut:
 
 
 def fewest_hidden(core: BilinearTensor) -> BilinearTensor:
-    """The same tensor with a hidden unit for each pair of inputs, where those are fewer."""
+    """Return the same tensor with a hidden unit for each pair of inputs, if that makes fewer."""
     if core.rank <= core.n_in * (core.n_in + 1) // 2:
         return core
     B = core.dense()
@@ -158,12 +158,12 @@ def fewest_hidden(core: BilinearTensor) -> BilinearTensor:
 
 
 def of_products(coefficients: Float64[Tensor, "n_out k k"]) -> BilinearTensor:
-    """The tensor of x -> sum_ij c_oij x_i x_j, with one hidden unit for each pair in use."""
+    """Return the tensor of x -> sum_ij c_oij x_i x_j, with a hidden unit for each pair in use."""
     used = coefficients.abs().amax(0) > 0
     used[0, 0] |= not used.any()
     i, j = torch.nonzero(used, as_tuple=True)
-    one = torch.eye(len(used), dtype=coefficients.dtype, device=coefficients.device)
-    return BilinearTensor(one[i], one[j], coefficients[:, i, j])
+    eye = torch.eye(len(used), dtype=coefficients.dtype, device=coefficients.device)
+    return BilinearTensor(eye[i], eye[j], coefficients[:, i, j])
 
 
 LEARNING_RATE = 0.03
@@ -171,20 +171,23 @@ LEARNING_RATE = 0.03
 
 @full_precision
 def product_weight(cut: Cut) -> float:
-    """The sum of sqrt(share) over all products of a cut model, which `sparse_basis` makes small."""
+    """Return the sum of sqrt(share) over all products of a cut model; `sparse_basis` lowers it."""
     return float(cut.products().share.sqrt().sum())
 
 
 @full_precision
 def sparse_basis(cut: Cut, *, steps: Count = 200) -> Cut:
-    """The same model in rotated coordinates, with few large products in place of many.
+    """Rotate the coordinates of a cut model, so that few large products replace many.
 
-    Minimises `product_weight`, sum_l sum_(o, i <= j) sqrt(U_oo) |c_oij|, over a rotation
-    O = exp(A - A') of each bond, by `steps` of Adam from the coordinates that the cut has: a local
-    minimum, never above the start. Coordinates stay uncorrelated and of unit size. They come
-    ordered by U_kk, with the sign that makes their strongest product positive, or the sum of what
-    they write to the input. Costs O(r^4) a layer and step. The objective, of sparse coding on the
-    entries of the interaction matrices, is our own.
+    Minimises `product_weight` over a rotation O = exp(A - A') of each bond:
+
+        sum_l sum_(o, i <= j) sqrt(U_oo) |c_oij|
+
+    `steps` of Adam from the cut's coordinates reach a local minimum,
+    never above the start. Coordinates stay uncorrelated and of unit size. They are ordered by U_kk.
+    Their sign makes the strongest product positive or, at the input, the sum of the column of
+    `write`. Costs O(r^4) a layer and step. The objective, sparse coding of the entries of the
+    interaction matrices, is not from the literature.
     """
     cores = [core.dense() for core in cut.cores]
     angles = [torch.zeros(k, k).to(cut.read).requires_grad_() for k in cut.ranks]
@@ -226,12 +229,12 @@ def _weight(cores: list[Tensor], cut: Cut, rotations: list[Tensor]) -> Float64[T
 
 
 def _signs(cut: Cut) -> Iterator[Float64[Tensor, " _"]]:
-    """1 or -1 for each coordinate of each bond, the input's first."""
+    """Yield 1 or -1 for each coordinate of each bond, the input's first."""
     signs = torch.where(cut.write.sum(0) < 0, -1.0, 1.0).to(cut.read)
     for core in cut.cores:
         yield signs
         entries = core.dense() * signs * signs[:, None]
-        # An entry off the diagonal stands for two.
+        # An entry off the diagonal counts for two.
         weights = (entries * (2 - torch.eye(core.n_in)).to(entries).sqrt()).flatten(1)
         strongest = weights.gather(1, weights.abs().argmax(1, keepdim=True))[:, 0]
         signs = torch.where(strongest < 0, -1.0, 1.0).to(cut.read)

@@ -18,7 +18,7 @@ from bilens.tensor.spectrum import Spectrum
 class Dictionary:
     """Output features F as columns, read off by a = F^+ y and written back by y = F a.
 
-    F^+ y are the activations of least squares, of least length where several fit equally well. If
+    F^+ y are the activations of least squares, of least length if several fit equally well. If
     the features span all outputs (`complete`), F F^+ = 1; otherwise F F^+ y is the part of y that
     they span. A dead feature, a column of zeros, has activation 0. Made by `Dictionary.of` or, from
     a trained autoencoder of SAELens, by `Dictionary.from_saelens`.
@@ -46,13 +46,13 @@ class Dictionary:
     def of(
         cls, features: Float[Tensor, "n_out m"], *, require_complete: bool = False
     ) -> "Dictionary":
-        """The dictionary of the columns of F, its pseudoinverse computed in float64.
+        """Return the dictionary of the columns of F, its pseudoinverse computed in float64.
 
         Singular values up to max(n_out, m) eps sigma_1 count as zero, with eps that of the dtype of
-        F. Differentiable where the rank does not change.
+        F. Differentiable as long as the rank does not change.
 
         Args:
-            features: F, one column for each feature, in any number; no need of unit length.
+            features: F, one column for each feature, of any number and length.
             require_complete: refuse features that do not span all outputs.
         """
         inverse, singular_values, rank = _pseudoinverse(features, "features", "(n_out, m)")
@@ -62,10 +62,10 @@ class Dictionary:
 
     @classmethod
     def from_saelens(cls, sae: Any) -> "Dictionary":
-        """The features of a sparse autoencoder of SAELens: the rows of its decoder, `sae.W_dec`.
+        """Return the features of a sparse autoencoder of SAELens, the rows of its `W_dec`.
 
-        Nothing else is taken over: the pseudoinverse takes the encoder's place, activations are
-        those of y itself, not of y - b_dec, and `cfg.normalize_activations` and
+        Everything else of the autoencoder is ignored. The pseudoinverse replaces the encoder.
+        Activations are those of y itself, not of y - b_dec. `cfg.normalize_activations` and
         `cfg.reshape_activations` are not undone. SAELens need not be installed.
         """
         decoder = getattr(sae, "W_dec", None)
@@ -80,7 +80,7 @@ class Dictionary:
 
     @property
     def n_out(self) -> int:
-        """Number of outputs that a feature is a vector of."""
+        """Number of outputs, the length of a feature."""
         return self.features.shape[0]
 
     @property
@@ -90,21 +90,21 @@ class Dictionary:
 
     @property
     def complete(self) -> bool:
-        """Whether the features span all outputs, so that F F^+ = 1."""
+        """True if the features span all outputs, so that F F^+ = 1."""
         return self.rank == self.n_out
 
     def activations(self, y: Float[Tensor, "*batch n_out"]) -> Float[Tensor, "*batch m"]:
-        """A = F^+ y, one row of `y` for each output of the layer, in the dtype of `y`."""
+        """Return the activations a = F^+ y for each row of `y`, in the dtype of `y`."""
         _check_last_axis(y, "y", self.n_out, "output")
         return y @ self.inverse.T.to(y)
 
     def reconstruct(self, a: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch n_out"]:
-        """Y = F a, one row of `a` for each set of activations, in the dtype of `a`."""
+        """Return the outputs y = F a for each row of `a`, in the dtype of `a`."""
         _check_last_axis(a, "a", self.n_features, "feature")
         return a @ self.features.T.to(a)
 
     def features_tensor(self, tensor: BilinearTensor) -> BilinearTensor:
-        """The tensor of x -> F^+ B(x), one output for each feature: D becomes F^+ D."""
+        """Return the tensor of x -> F^+ B(x), with an output for each feature: D becomes F^+ D."""
         if tensor.n_out != self.n_out:
             raise BilensError(
                 f"tensor has {tensor.n_out} outputs; the dictionary's features are vectors of "
@@ -113,7 +113,7 @@ class Dictionary:
         return tensor.change_basis(outputs=self.inverse)
 
     def projector(self) -> Float[Tensor, "n_out n_out"]:
-        """F F^+, the orthogonal projector onto the span of the features; 1 if complete."""
+        """Return F F^+, the orthogonal projector onto the span of the features."""
         return self.features @ self.inverse
 
 
@@ -126,9 +126,9 @@ class Reexpression:
 
     Attributes:
         spectra: (lambda_k, v_k), one spectrum for each direction u_k.
-        outputs: u+_k, one row each: what a unit of activation along u_k adds to the output.
+        outputs: u+_k, one row each: the output of a unit of activation along u_k.
         rank: of the directions.
-        complete: whether the directions span all outputs; if not, the sum is the orthogonal
+        complete: True if the directions span all outputs. Otherwise the sum is the orthogonal
             projection of B onto their span.
 
     Source: Pearce et al. 2024, equations 5 and 6.
@@ -148,7 +148,7 @@ class Reexpression:
         return replace(self, spectra=self.spectra.truncate(k))
 
     def tensor(self) -> BilinearTensor:
-        """The same sum as factors, one hidden unit for each eigenpair: L = R = V."""
+        """Return the same sum as factors, with a hidden unit for each eigenpair: L = R = V."""
         V = self.spectra.vectors.reshape(-1, self.spectra.n_in)
         out = self.spectra.values[..., None] * self.outputs[:, None]
         D = out.reshape(-1, self.outputs.shape[-1]).T
@@ -165,19 +165,19 @@ def reexpress(
 ) -> Reexpression:
     """Write a layer as the eigenvectors of a complete or over-complete set of directions.
 
-    B = sum_k u+_k (x) Q(u_k),  with U^+ = [u+_1 ... u+_m], so that similar directions share what
-    they have in common instead of counting it twice.
+    B = sum_k u+_k (x) Q(u_k),  with U^+ = [u+_1 ... u+_m], so that similar directions share their
+    common part instead of counting it twice.
 
     Args:
         tensor: the layer.
         directions: U, one direction u_k in each row.
-        k: how many eigenpairs of each direction to keep; all of them by default, which is exact.
+        k: number of eigenpairs of each direction; all of them by default, which is exact.
         require_complete: refuse directions that do not span all outputs.
 
     Raises:
         BilensError: U is empty, not finite, does not fit or is not complete, or k is out of range.
 
-    Source: Pearce et al. 2024, appendix B.1, where the u_k are rows in one sentence and columns in
+    Source: Pearce et al. 2024, appendix B.1. Its u_k are rows in one sentence and columns in
         another: here rows of U, and the u+_k are columns of U^+.
     """
     form = f"(m, {tensor.n_out})"
@@ -197,7 +197,7 @@ def reexpress(
 def _pseudoinverse(
     matrix: Float[Tensor, "rows columns"], name: str, form: str
 ) -> tuple[Float[Tensor, "columns rows"], Float64[Tensor, " s"], int]:
-    """The pseudoinverse, the singular values and the rank, worked out in float64."""
+    """Return the pseudoinverse, the singular values and the rank, computed in float64."""
     if matrix.numel() == 0:
         raise BilensError(
             f"{name} has shape {tuple(matrix.shape)}; expected {form}, with at least one row and "
@@ -214,14 +214,14 @@ def _pseudoinverse(
 def _check_complete(name: str, rank: int, n_out: int) -> None:
     if rank < n_out:
         raise BilensError(
-            f"{name} has rank {rank} of {n_out}: some outputs are out of its reach and would be "
-            "lost. Add vectors, or drop require_complete to work with what it spans."
+            f"{name} has rank {rank} of {n_out}: some outputs are outside of its span and would "
+            "be lost. Add vectors, or drop require_complete to work with its span."
         )
 
 
-def _check_last_axis(x: Tensor, name: str, length: int, what: str) -> None:
+def _check_last_axis(x: Tensor, name: str, length: int, unit: str) -> None:
     if x.shape[-1] != length:
         raise BilensError(
             f"{name} has shape {tuple(x.shape)}; its last axis should have length {length}, one "
-            f"number for each {what}"
+            f"number for each {unit}"
         )

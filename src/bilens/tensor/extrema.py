@@ -14,10 +14,10 @@ from bilens.tensor.clusters import leaders
 from bilens.tensor.quadratic import QuadraticForm
 
 SAME = 0.999
-"""Points of at least this cosine, up to sign on the whole sphere, count as one."""
+"""Points of at least this cosine (up to sign, without nonnegative) count as the same."""
 
 SMALL = 0.01
-"""Size of the small entries of a start, where the large ones are 1."""
+"""Size of the small entries of a start; the large ones are 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,11 +27,10 @@ class Extrema:
     Attributes:
         values: x'Qx at each.
         points: x, one unit row each; its sign is arbitrary unless it had to be non-negative.
-        hits: how many of the starts ended there, a measure of its basin.
-        residuals: how far each is from satisfying the first-order conditions, relative to the
-            spectral norm of Q.
-        converged: whether the residual is within the tolerance; if not, the climb ran out of steps
-            and the value is only a bound.
+        hits: number of starts that ended there, a measure of its basin.
+        residuals: deviation from the first-order conditions, relative to the spectral norm of Q.
+        converged: True if the residual is within the tolerance. Otherwise the climb ran out of
+            steps and the value is only a bound.
     """
 
     values: Float[Tensor, " m"]
@@ -41,7 +40,7 @@ class Extrema:
     converged: Bool[Tensor, " m"]
 
     def __len__(self) -> int:
-        """Number of distinct points."""
+        """Return the number of distinct points."""
         return self.values.shape[0]
 
 
@@ -56,33 +55,33 @@ def local_extrema(
     tolerance: Tolerance = 1e-6,
     seed: Seed = 0,
 ) -> Extrema:
-    """Local maxima (sign=1) or minima (sign=-1) of x'Qx over |x| = 1, by default with x >= 0.
+    """Return local maxima (sign=1) or minima (sign=-1) of x'Qx over |x| = 1, by default x >= 0.
 
-    On the whole sphere the one maximum up to sign is the top eigenvector. Where inputs such as
-    pixels cannot be negative there may be many, each the top eigenvector of the block of Q on its
-    own support, with nothing to gain outside:
+    On the sphere without constraint the only maximum up to sign is the top eigenvector. Inputs such
+    as pixels cannot be negative, and then there may be many. Each is the top eigenvector of the
+    block of Q on its support, with nothing to gain outside:
 
-        (Qx)_i = (x'Qx) x_i where x_i > 0,   (Qx)_i <= 0 where x_i = 0
+        (Qx)_i = (x'Qx) x_i if x_i > 0,   (Qx)_i <= 0 if x_i = 0
 
     Each start climbs by x <- max(0, (Q + sI) x), rescaled to unit length. With s such that Q + sI
     is positive definite, x'Qx + s is convex and no step goes down. Nothing proves that no maximum
-    was missed: `hits` tells how often each was met. The residual is
-    |x - max(0, x + (Qx - (x'Qx) x) / |Q|)|, without the max on the whole sphere. Ends that agree to
-    a cosine of 0.999 count as one. Q is built, in float64: O(n_in^3) once and O(n_starts n_in^2)
-    for each step. Not differentiable.
+    was missed: `hits` counts the starts that reached each. The residual is
+    |x - max(0, x + (Qx - (x'Qx) x) / |Q|)|, without the max if x may be negative. Ends that agree
+    to a cosine of 0.999 count as the same. Q is built in float64, which costs O(n_in^3) once and
+    O(n_starts n_in^2) for each step. Not differentiable.
 
     Args:
         form: a single form without constant coordinate.
         sign: 1 for maxima, -1 for minima.
-        nonnegative: keep to x >= 0.
-        n_starts: how many random starts, from dense to sparse ones.
+        nonnegative: restrict x to x >= 0.
+        n_starts: number of random starts, from dense to sparse ones.
         steps: most steps of each start.
         tolerance: largest residual of a point that has converged.
         seed: of the random starts.
 
     Raises:
-        BilensError: the form is a batch, has a constant coordinate (which is not a free input), is
-            zero or not finite, or an option is out of bounds.
+        BilensError: the form is a batch, zero or not finite, or an option is out of bounds. Or the
+            form has a constant coordinate, which is not a free input.
 
     Source: Pearce & Dooms 2024, "Future Work" and "The MNIST digit basis"; the step is the
         projected shifted power method of Kolda & Mayo 2011.
@@ -102,7 +101,7 @@ def local_extrema(
         values = ((points @ Q) * points).sum(-1)
         order = values.argsort(descending=True, stable=True)
         labels = leaders(points, order, SAME)
-        # The groups are numbered in the order of their best points, which stand for them.
+        # The groups are numbered in the order of their best points, which represent them.
         hits = torch.bincount(labels)
         best = torch.stack([order[labels[order] == group][0] for group in range(len(hits))])
     dtype = unit.weights.dtype
@@ -124,29 +123,30 @@ def _climb(
     steps: int,
     tolerance: float,
 ) -> Float[Tensor, " starts"]:
-    """Climb from each point, in place, until its residual is within tolerance; the residuals."""
+    """Climb from each point, in place, until its residual is within tolerance; return residuals."""
     residuals = points.new_full((len(points),), torch.inf)
-    going = torch.arange(len(points), device=points.device)
+    active = torch.arange(len(points), device=points.device)
     for step in range(steps + 1):
-        x = points[going]
+        x = points[active]
         slope = x @ Q
         tangent = slope - (slope * x).sum(-1, keepdim=True) * x
-        residuals[going] = (x - _allowed(x + tangent / scale, nonnegative)).norm(dim=-1)
-        rest = residuals[going] > tolerance
-        going = going[rest]
-        if step == steps or not going.numel():
+        residuals[active] = (x - _allowed(x + tangent / scale, nonnegative)).norm(dim=-1)
+        unfinished = residuals[active] > tolerance
+        active = active[unfinished]
+        if step == steps or not active.numel():
             break
-        points[going] = _unit(_allowed((slope + shift * x)[rest], nonnegative))
+        points[active] = _unit(_allowed((slope + shift * x)[unfinished], nonnegative))
     return residuals
 
 
 def _starts(
     count: int, like: Float[Tensor, "n n"], nonnegative: bool, generator: torch.Generator
 ) -> Float[Tensor, "starts n"]:
-    """Random unit vectors; non-negative ones have from one to all entries large, on a log scale.
+    """Return random unit vectors; non-negative ones have from one to all entries large.
 
-    All alike they would point much the same way and find few basins. Small entries are not zero, as
-    zeros could stay in a saddle.
+    With entries of equal size all would point much the same way and find few basins. So the number
+    of large entries is drawn on a log scale. Small entries are not zero, as zeros could stay in a
+    saddle.
     """
     n = len(like)
 
@@ -174,7 +174,7 @@ def _unit(x: Tensor) -> Tensor:
 def _check(form: QuadraticForm) -> None:
     if form.batch_shape:
         raise BilensError(
-            f"form is a batch of shape {tuple(form.batch_shape)}; give a single one, as form[0]"
+            f"form is a batch of shape {tuple(form.batch_shape)}; expected one form: form[0]"
         )
     if form.constant:
         raise BilensError(

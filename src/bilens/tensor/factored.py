@@ -20,12 +20,12 @@ from bilens.tensor.factors import DENSE_LIMIT, check_dense_size, check_factors
 
 @dataclass(frozen=True, eq=False)
 class TopEntries:
-    """The most extreme entries of a matrix or of each of a batch, the most extreme first.
+    """The most extreme entries of each matrix, the most extreme first.
 
     Attributes:
         values: M[row, column].
-        rows: the row of each.
-        columns: the column of each.
+        rows: row of each entry.
+        columns: column of each entry.
     """
 
     values: Float[Tensor, "*batch k"]
@@ -38,23 +38,23 @@ class TopEntries:
 def top_entries(
     blocks: Iterable[Float[Tensor, "*batch rows columns"]], k: Count, *, largest: bool = True
 ) -> TopEntries:
-    """The k largest entries of a matrix whose rows come block after block, from row 0 on.
+    """Return the k largest entries of a matrix that arrives in blocks of rows, from row 0 on.
 
-    Each block is looked at once and let go. Which of equal entries are taken is not said. Not
-    differentiable. `FactoredMatrix.top_entries` makes the blocks itself.
+    Each block is read once and then dropped. Ties are broken arbitrarily. Not differentiable.
+    `FactoredMatrix.top_entries` makes the blocks itself.
 
     Args:
-        blocks: the rows of the matrix, or of each of a batch, in any numbers.
-        k: how many entries; all of them where there are fewer.
-        largest: the largest, or else the smallest.
+        blocks: rows of the matrix, or of each matrix of a batch, in blocks of any size.
+        k: number of entries; all of them if the matrix has fewer.
+        largest: the largest entries, otherwise the smallest.
 
     Raises:
-        BilensError: k is not positive, there is no block, or an entry that counts is not finite.
+        BilensError: k is not positive, blocks is empty, or an entry that counts is not finite.
     """
     start, best = 0, None
     for block in blocks:
-        found = _of_block(block if largest else -block, start, k, best)
-        best = found if best is None else _merged(best, found, k)
+        entries = _of_block(block if largest else -block, start, k, best)
+        best = entries if best is None else _merged(best, entries, k)
         start += block.shape[-2]
     if best is None:
         raise BilensError("blocks is empty, expected at least one block of rows")
@@ -63,19 +63,20 @@ def top_entries(
 
 
 def _of_block(block: Tensor, start: int, k: int, best: TopEntries | None) -> TopEntries:
-    """The k largest entries of a block, or those of them that can still count.
+    """Return the k largest entries of a block, or the part of them that can still count.
 
-    All are in the k rows of the largest maxima, in rows that exceed the least entry found so far.
-    NaN exceeds every number, so it is never passed over.
+    All are in the k rows of the largest maxima, in rows that exceed the least entry of `best`.
+    NaN exceeds every number, so it is never skipped.
     """
     maxima, n_columns = block.amax(-1), block.shape[-1]
     n_rows = min(k, block.shape[-2])
     if best is not None and best.values.shape[-1] == k:
-        counting = ~(maxima <= best.values[..., -1:])
-        n_rows = min(n_rows, int(counting.sum(-1).max()))
+        # Written as "not at most", so that a row with NaN is a candidate as well.
+        candidates = ~(maxima <= best.values[..., -1:])
+        n_rows = min(n_rows, int(candidates.sum(-1).max()))
     rows = maxima.topk(n_rows).indices
-    chosen = block.gather(-2, rows[..., None].expand(*rows.shape, n_columns)).flatten(-2)
-    values, places = chosen.topk(min(k, chosen.shape[-1]))
+    entries = block.gather(-2, rows[..., None].expand(*rows.shape, n_columns)).flatten(-2)
+    values, places = entries.topk(min(k, entries.shape[-1]))
     return TopEntries(values, start + rows.gather(-1, places // n_columns), places % n_columns)
 
 
@@ -89,7 +90,7 @@ def _merged(a: TopEntries, b: TopEntries, k: int) -> TopEntries:
 
 
 BLOCK_BYTES = 16 * 1024**2
-"""Bytes of the blocks of rows in which a matrix too large to hold passes by."""
+"""Bytes of a block of rows of a matrix that is too large to hold."""
 
 
 @full_precision
@@ -103,7 +104,7 @@ class FactoredSVD:
         values: sigma_s.
         left: l_s, orthonormal rows.
         right: r_s, orthonormal rows.
-        norm: Frobenius norm of the whole matrix; norm^2 - sum(values^2) is what was cut off.
+        norm: Frobenius norm of the matrix; norm^2 - sum(values^2) is the square that was cut off.
     """
 
     values: Float[Tensor, "*batch k"]
@@ -112,18 +113,18 @@ class FactoredSVD:
     norm: Float[Tensor, "*batch"]
 
     def dense(self) -> Float[Tensor, "*batch n_rows n_columns"]:
-        """The matrix that the kept components make."""
+        """Return the matrix that these components make."""
         return (self.left * self.values[..., None]).mT @ self.right
 
 
 @full_precision
 @dataclass(frozen=True, eq=False, repr=False)
 class FactoredMatrix(Reading):
-    """M = A B, or a batch of such matrices, of which only the thin A and B are held.
+    """M = A B, or a batch of such matrices, stored as the thin A and B only.
 
-    What a head of attention computes is of this form, between tens of thousands of tokens too. All
-    but `dense` costs O(n rank^2); all is differentiable where the factors have full rank, singular
-    vectors where the singular values differ.
+    The matrices of an attention head have this form, also between tens of thousands of tokens. All
+    methods but `dense` cost O(n rank^2). All are differentiable if the factors have full rank,
+    singular vectors if the singular values differ.
 
     Attributes:
         left: A.
@@ -152,12 +153,12 @@ class FactoredMatrix(Reading):
         return facts
 
     def frame(self) -> "pd.DataFrame":
-        """A row for each singular value; see `svd`, which it costs.
+        """Return a row for each singular value, at the cost of `svd`.
 
         Matrices are counted through the batch.
         """
-        found = self.svd().values.detach().cpu()
-        values = found.reshape(-1, found.shape[-1])
+        values = self.svd().values.detach().cpu()
+        values = values.reshape(-1, values.shape[-1])
         columns = {
             "matrix": torch.arange(len(values))[:, None].expand_as(values),
             "number": torch.arange(1, values.shape[1] + 1).expand_as(values),
@@ -200,13 +201,13 @@ class FactoredMatrix(Reading):
         return replace(self, left=self.right.mT, right=self.left.mT)
 
     def __getitem__(self, index: int | slice) -> "FactoredMatrix":
-        """One matrix, or some of them, along the first batch axis."""
+        """Return one or several matrices along the first batch axis."""
         if not self.batch_shape:
-            raise BilensError("This matrix is a single one; there is no batch to index")
+            raise BilensError("This matrix is a single one, without a batch to index")
         return replace(self, left=self.left[index], right=self.right[index])
 
     def apply(self, x: Float[Tensor, "*batch k n_columns"]) -> Float[Tensor, "*batch k n_rows"]:
-        """M x for k vectors x of each matrix, one in each row."""
+        """Return M x for k vectors x of each matrix, one in each row."""
         if x.shape[-1] != self.n_columns:
             raise BilensError(
                 f"x has shape {tuple(x.shape)}; its last axis should have length {self.n_columns}, "
@@ -215,18 +216,18 @@ class FactoredMatrix(Reading):
         x = x.to(self.right)
         return x @ self.right.mT @ self.left.mT
 
-    def rows(self, index: slice | Int[Tensor, " chosen"]) -> Float[Tensor, "*batch chosen columns"]:
-        """Some rows of M."""
+    def rows(self, index: slice | Int[Tensor, " rows"]) -> Float[Tensor, "*batch rows columns"]:
+        """Return rows of M by their numbers."""
         return self.left[..., index, :] @ self.right
 
     def entries(
         self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]
     ) -> Float[Tensor, "*batch n"]:
-        """M[row, column] for n pairs of a row and a column."""
+        """Return M[row, column] for n pairs of a row and a column."""
         return (self.left[..., rows, :] * self.right[..., columns].mT).sum(-1)
 
     def __matmul__(self, other: "FactoredMatrix") -> "FactoredMatrix":
-        """The product of two matrices, of the smaller rank of both; batches broadcast."""
+        """Return the product of two matrices, of the smaller rank of both; batches broadcast."""
         batch = self._common_batch(other)
         if self.n_columns != other.n_rows:
             raise BilensError(
@@ -242,10 +243,10 @@ class FactoredMatrix(Reading):
         return FactoredMatrix(left.expand(*batch, -1, -1), right.expand(*batch, -1, -1))
 
     def __mul__(self, other: "FactoredMatrix") -> "FactoredMatrix":
-        """The product entry by entry, batches broadcast.
+        """Return the product entry by entry; batches broadcast.
 
-        (A B) * (C D) = (A (*) C)(B' (*) D')', where (*) is the Kronecker product row by row.
-        Ranks multiply.
+        (A B) * (C D) = (A (*) C)(B' (*) D')', with (*) the Kronecker product row by row. Ranks
+        multiply.
 
         Source: The post on tensor-transformer variants, appendix B (row-wise Khatri-Rao product).
         """
@@ -262,17 +263,17 @@ class FactoredMatrix(Reading):
         largest: bool = True,
         batch_size: Count | None = None,
     ) -> TopEntries:
-        """The k largest entries, or the smallest, of each matrix, never holding a whole one.
+        """Return the k largest or smallest entries of each matrix, without building it.
 
         Costs O(n_rows n_columns rank), in blocks of rows. With `times` the entries are those of
-        M * N * ..., entry by entry, and the product's factors are not formed. `entries` gives
-        gradients. Which of equal entries are taken is not said.
+        M * N * ..., entry by entry, and the product's factors are not formed. Not differentiable:
+        `entries` is. Ties are broken arbitrarily.
 
         Args:
-            k: how many entries; all of them where there are fewer.
+            k: number of entries; all of them if the matrix has fewer.
             times: matrices of the same shape that this one is multiplied with entry by entry.
-            largest: the largest, or else the smallest.
-            batch_size: rows that are worked out at once; by default what 16 MiB hold.
+            largest: the largest entries, otherwise the smallest.
+            batch_size: rows of a block; by default those that 16 MiB hold.
         """
         matrices = (self, *times)
         batch = self.batch_shape
@@ -285,18 +286,18 @@ class FactoredMatrix(Reading):
 
         def blocks() -> Iterator[Tensor]:
             for start in range(0, self.n_rows, batch_size):
-                some = slice(start, start + batch_size)
-                yield reduce(mul, [matrix.rows(some) for matrix in matrices])
+                block = slice(start, start + batch_size)
+                yield reduce(mul, [matrix.rows(block) for matrix in matrices])
 
         return top_entries(blocks(), k, largest=largest)
 
     def norm(self) -> Float64[Tensor, "*batch"]:
-        """Frobenius norm, in float64."""
+        """Return the Frobenius norm of each matrix, in float64."""
         self._check_finite()
-        return torch.linalg.matrix_norm(self._turned()[1])
+        return torch.linalg.matrix_norm(self._orthogonalised()[1])
 
     def svd(self, k: int | None = None) -> FactoredSVD:
-        """Singular value decomposition in float64, the k largest components or all.
+        """Return the singular value decomposition in float64, the k largest components or all.
 
         By QR of the factors, M = Q_A (R_A R_B') Q_B', so that only a small core is decomposed.
         """
@@ -304,7 +305,7 @@ class FactoredMatrix(Reading):
         k = most if k is None else k
         check_count("k", k, most, "the number of components")
         self._check_finite()
-        Q_A, core, Q_B = self._turned()
+        Q_A, core, Q_B = self._orthogonalised()
         U, values, Vh = torch.linalg.svd(core, full_matrices=False)
         like = torch.promote_types(self.left.dtype, torch.float32)
         return FactoredSVD(
@@ -315,7 +316,7 @@ class FactoredMatrix(Reading):
         )
 
     def eigenvalues(self) -> Complex[Tensor, "*batch k"]:
-        """The eigenvalues of a square M that can differ from zero, the largest magnitude first.
+        """Return the eigenvalues of a square M that can differ from zero, in descending magnitude.
 
         A B and B A have the same ones. In double precision.
         """
@@ -326,17 +327,17 @@ class FactoredMatrix(Reading):
             )
         self._check_finite()
         A, B = self.left.double(), self.right.double()
-        found: Tensor = torch.linalg.eigvals(B @ A if self.rank <= self.n_rows else A @ B)
-        return found.gather(-1, found.abs().argsort(dim=-1, descending=True))
+        values: Tensor = torch.linalg.eigvals(B @ A if self.rank <= self.n_rows else A @ B)
+        return values.gather(-1, values.abs().argsort(dim=-1, descending=True))
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "*batch n_rows n_columns"]:
-        """The matrices themselves."""
+        """Return the matrices themselves, (*batch, n_rows, n_columns)."""
         shape = (*self.batch_shape, self.n_rows, self.n_columns)
         check_dense_size(shape, self.left, max_bytes)
         return self.left @ self.right
 
-    def _turned(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Q_A, R_A R_B' and Q_B, in float64."""
+    def _orthogonalised(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return Q_A, R_A R_B' and Q_B, in float64."""
         Q_A, R_A = torch.linalg.qr(self.left.double())
         Q_B, R_B = torch.linalg.qr(self.right.mT.double())
         return Q_A, R_A @ R_B.mT, Q_B
@@ -352,10 +353,10 @@ class FactoredMatrix(Reading):
         return shape
 
     def _entrywise_batch(self, other: "FactoredMatrix") -> torch.Size:
-        mine, others = (self.n_rows, self.n_columns), (other.n_rows, other.n_columns)
-        if mine != others:
+        shape, other_shape = (self.n_rows, self.n_columns), (other.n_rows, other.n_columns)
+        if shape != other_shape:
             raise BilensError(
-                f"Matrices of shapes {mine} and {others} have no product entry by entry"
+                f"Matrices of shapes {shape} and {other_shape} have no product entry by entry"
             )
         return self._common_batch(other)
 

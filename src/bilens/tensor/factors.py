@@ -1,7 +1,7 @@
 """Factors of tensors: their dtype, size and scale, the constant coordinate, and Gram matrices.
 
-Gram matrices are formed in float64 whatever the dtype of the factors: a Gram matrix squares the
-condition number, so in float32 every singular value below 1/3000 of the largest would be noise.
+Gram matrices are formed in float64 whatever the dtype of the factors, because they square the
+condition number. In float32 every singular value below 1/3000 of the largest would be noise.
 """
 
 import math
@@ -14,14 +14,14 @@ from bilens.checks import check_finite, full_precision
 from bilens.errors import BilensError
 
 DENSE_LIMIT = 2 * 1024**3
-"""Bytes that `dense()` may take unless the caller says more."""
+"""Default limit of the memory of `dense()`, in bytes."""
 
 NOTHING = -(2**20)
 """The exponent of zero."""
 
 
 def check_factors(**factors: Tensor) -> None:
-    """See that all are of one dtype and on one device."""
+    """Raise unless all factors are of the same dtype and on the same device."""
     if len({(factor.dtype, factor.device) for factor in factors.values()}) > 1:
         kinds = ", ".join(f"{name} {f.dtype} on {f.device}" for name, f in factors.items())
         raise BilensError(
@@ -40,7 +40,7 @@ def check_dense_size(shape: tuple[int, ...], like: Tensor, max_bytes: int) -> No
 
 
 def readable(*tensors: Tensor) -> list[Tensor]:
-    """The same in float32 where they are half precision, which no decomposition takes."""
+    """Return half precision tensors in float32: no decomposition accepts them."""
     return [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors]
 
 
@@ -54,10 +54,10 @@ def take_out_scale(
     Float[Tensor, "*batch rank"],
     Float64[Tensor, "*batch 1"],
 ]:
-    """Factors of the same forms up to `scale`, so that no product of them over- or underflows.
+    """Return factors of the same forms divided by `scale`, so that no product over- or underflows.
 
-    The largest entry of each row of left, right and weights is from 1/2 to 1, or all are zero. What
-    is divided by are powers of two, so nothing is rounded.
+    The largest entry of each row of left, right and weights is from 1/2 to 1, or all are zero. All
+    divisors are powers of two, so nothing is rounded.
     """
     row_left, row_right = (_exponents(f.detach().abs().amax(-1)) for f in (left, right))
     rows = torch.where((row_left > NOTHING) & (row_right > NOTHING), row_left + row_right, 0)
@@ -72,13 +72,13 @@ def take_out_scale(
 
 
 def _exponents(factor: Tensor) -> Tensor:
-    """E with 2^(e-1) <= |x| < 2^e."""
+    """Return the integers e with 2^(e-1) <= |x| < 2^e, elementwise."""
     exponents = torch.frexp(factor.detach()).exponent
     return torch.where(factor == 0, NOTHING, exponents)
 
 
 def _shifted(factor: Tensor, by: Tensor) -> Tensor:
-    """Times 2^by, in two steps, because half of the power may be all that the dtype can hold."""
+    """Multiply by 2^by in two steps, because 2^by itself may be outside of the dtype's range."""
     half = by // 2
     return factor * torch.exp2(half.to(factor)) * torch.exp2((by - half).to(factor))
 
@@ -96,7 +96,7 @@ def with_constant(x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_in
 def affine(
     weight: Float[Tensor, "n_out n_in"], bias: Float[Tensor, " n_out"] | None
 ) -> Float[Tensor, "n_out_and_1 n_in_and_1"]:
-    """The map x -> W x + b as one matrix from [x, 1] to [W x + b, 1]: [[W, b], [0, 1]].
+    """Return the map x -> W x + b as one matrix from [x, 1] to [W x + b, 1]: [[W, b], [0, 1]].
 
     `bias=None` means a bias of zero.
     """
@@ -116,12 +116,12 @@ def fit_input(
     constant: bool,
     argument: str = "x",
 ) -> Float[Tensor, "*batch n_in"]:
-    """Make `x` fit `rows` that read it: their number of inputs, their dtype and device.
+    """Return `x` with the number of inputs, dtype and device of the `rows` that read it.
 
-    Where the last input is the constant 1 it is appended if it is missing.
+    If the last input is the constant 1, it is appended to inputs without it.
 
     Raises:
-        BilensError: the last axis of `x` has a length that the rows cannot read.
+        BilensError: the last axis of `x` has another length than the rows.
     """
     n_in = rows.shape[-1]
     if x.ndim and x.shape[-1] == n_in:
@@ -141,9 +141,9 @@ def hidden_product(
     left_b: Float64[Tensor, "rank_b n_in"],
     right_b: Float64[Tensor, "rank_b n_in"],
 ) -> Float64[Tensor, "rank_a rank_b"]:
-    """Frobenius inner products of the symmetric matrices sym(l_g r_g') and sym(l_h r_h').
+    """Return the Frobenius inner products of sym(l_g r_g') and sym(l_h r_h'), (rank_a, rank_b).
 
-    K = 1/2 [(L_A L_B') * (R_A R_B') + (L_A R_B') * (R_A L_B')], where * is elementwise.
+    K = 1/2 [(L_A L_B') * (R_A R_B') + (L_A R_B') * (R_A L_B')], with * elementwise.
     """
     straight = (left_a @ left_b.T) * (right_a @ right_b.T)
     crossed = (left_a @ right_b.T) * (right_a @ left_b.T)
@@ -155,10 +155,12 @@ def input_gram(
     right: Float64[Tensor, "rank n_in"],
     out: Float64[Tensor, "n_out rank"],
 ) -> Float64[Tensor, "n_in n_in"]:
-    """M[i, j] = sum over o, k of B[o, i, k] B[o, j, k].
+    """Return the inputs' Gram matrix M[i, j], the sum over o, k of B[o, i, k] B[o, j, k].
 
     M = 1/4 [L'(S*RR')L + L'(S*RL')R + R'(S*LR')L + R'(S*LL')R] with S = D'D.
     """
+    # Every term contracts a copy of the tensor with itself over outputs and one input. The
+    # hidden units meet in S (*) a Gram matrix of the factor that carries this input.
     S = out.T @ out
     cross = left.T @ (S * (right @ left.T)) @ right
     return (
@@ -170,7 +172,7 @@ def input_gram(
 
 
 def checked_positive(name: str, matrix: Float[Tensor, "n n"], n: int) -> Float64[Tensor, "n n"]:
-    """A second moment or covariance of n inputs in float64, exactly symmetric, or an error."""
+    """Return a second moment or covariance of n inputs in float64, exactly symmetric, or raise."""
     if matrix.shape != (n, n):
         raise BilensError(
             f"{name} has shape {tuple(matrix.shape)}; expected ({n}, {n}), a row and a column for "
@@ -182,7 +184,7 @@ def checked_positive(name: str, matrix: Float[Tensor, "n n"], n: int) -> Float64
     rounding = 8 * n * torch.finfo(matrix.dtype).eps * largest
     if largest == 0 or float((M - M.T).abs().max()) > rounding:
         kind = "zero" if largest == 0 else "not symmetric"
-        raise BilensError(f"{name} is {kind}; expected something like x.T @ x / len(x)")
+        raise BilensError(f"{name} is {kind}; expected a matrix such as x.T @ x / len(x)")
     M = (M + M.T) / 2
     least = float(torch.linalg.eigvalsh(M)[0])
     if least < -rounding:
@@ -195,8 +197,9 @@ def checked_positive(name: str, matrix: Float[Tensor, "n n"], n: int) -> Float64
 def square_root(
     P: Float64[Tensor, "n n"],
 ) -> tuple[Float64[Tensor, "n rank"], Float64[Tensor, "rank n"]]:
-    """K with P = K K', one column for each direction that P has, and its pseudoinverse."""
+    """Return K with P = K K', with a column for each direction of P, and its pseudoinverse."""
     values, vectors = torch.linalg.eigh(P)
-    kept = values > len(P) * torch.finfo(P.dtype).eps * values[-1]
-    roots, vectors = values[kept].sqrt(), vectors[:, kept]
+    # Directions below the rounding of P would be divided by it in the pseudoinverse.
+    large = values > len(P) * torch.finfo(P.dtype).eps * values[-1]
+    roots, vectors = values[large].sqrt(), vectors[:, large]
     return vectors * roots, (vectors / roots).T

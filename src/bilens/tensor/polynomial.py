@@ -21,26 +21,27 @@ from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
 
 ADDITION = 600
-"""Multiplications in a product of matrices that take as long as adding a number to a table."""
+"""Multiplications in a matrix product that take as long as one addition to a table."""
 
 Polynomials = dict[int, Float64[Tensor, "_ _"]]
-"""Coefficients of some polynomials of the same variables, by degree."""
+"""Coefficients of polynomials of the same variables, by degree."""
 
 
 def n_monomials(k: int, degree: int) -> int:
-    """N(k, d): monomials of a degree in k variables."""
+    """Return N(k, d), the number of monomials of a degree in k variables."""
     return comb(k - 1 + degree, degree) if degree >= 0 else 0
 
 
 @lru_cache(maxsize=64)
 def monomials(k: int, degree: int) -> Int[Tensor, "monomials k"]:
-    """The exponents of each monomial, in order."""
+    """Return the exponents of each monomial, in order."""
     if k == 1:
         return torch.tensor([[degree]], dtype=torch.int8)
     blocks = []
     for first in range(degree + 1):
-        rest = monomials(k - 1, degree - first)
-        blocks.append(torch.cat([torch.full((len(rest), 1), first, dtype=torch.int8), rest], 1))
+        others = monomials(k - 1, degree - first)
+        firsts = torch.full((len(others), 1), first, dtype=torch.int8)
+        blocks.append(torch.cat([firsts, others], 1))
     return torch.cat(blocks)
 
 
@@ -52,18 +53,19 @@ def deep_inner(
     *,
     max_operations: float,
 ) -> Float64[Tensor, ""]:
-    """E[f_a(x) . f_b(x)] for x ~ N(0, I) of models of any depth that read few directions of x.
+    """Return E[f_a(x) . f_b(x)], x ~ N(0, I), of models of any depth that read few directions.
 
-    In coordinates y = A'x and z = B'x that are orthonormal, with A'B diagonal and holding the
-    cosines c of the angles between what the two read,
+    Let y = A'x and z = B'x be orthonormal coordinates of the two spans, with A'B diagonal. Its
+    entries are the cosines c of the angles between the spans. Then
 
         f_a = sum_alpha a_alpha He_alpha(y),  f_b = sum_alpha b_alpha He_alpha(z),
         E[f_a . f_b] = sum_alpha alpha! c^alpha a_alpha . b_alpha
 
-    The layers are in float64, each giving all that the next reads; the orthonormal columns of
-    `spans` span what each model reads of x.
+    The layers are in float64, and each has all outputs that the next reads. The orthonormal columns
+    of `spans` span the part of x that each model reads.
     """
     _check_cost(a, b, spans, max_operations)
+    # Principal angles: in these bases each variable of one model meets one of the other.
     turn_a, cosines, turn_b = torch.linalg.svd(spans[0].T @ spans[1])
     of_a = _expanded(a, spans[0] @ turn_a)
     of_b = of_a if a is b else _expanded(b, spans[1] @ turn_b.T)
@@ -83,7 +85,7 @@ def deep_inner(
 def _expanded(
     chain: Sequence[BilinearTensor], span: Float64[Tensor, "n k"]
 ) -> dict[int, Float64[Tensor, "_ _"]]:
-    """Hermite coefficients in coordinates of the span."""
+    """Return the Hermite coefficients in coordinates of the span."""
     constant, k = chain[0].constant, span.shape[1]
     inside = [chain[0].change_basis(inputs=span), *chain[1:]]
     return hermite(written_out(inside, k, constant=constant), k)
@@ -92,7 +94,7 @@ def _expanded(
 def _first_variables(
     part: Float64[Tensor, "n_out monomials"], degree: int, k: int
 ) -> Float64[Tensor, "n_out fewer"]:
-    """The columns of the monomials of the first k variables alone: what is orthogonal is left."""
+    """Return the columns of the monomials of the first k variables; the others are orthogonal."""
     n = next(n for n in range(k, part.shape[1] + k) if n_monomials(n, degree) == part.shape[1])
     if n == k:
         return part
@@ -117,7 +119,7 @@ def _check_cost(
 
 
 def _cost(chain: Sequence[BilinearTensor], span: Tensor) -> tuple[float, int]:
-    """Operations that a model takes, and the terms that it has."""
+    """Return the number of operations for a model, and the number of its terms."""
     variables = span.shape[1] + chain[0].constant
     cost = 0.0
     for i, tensor in enumerate(chain):
@@ -127,35 +129,35 @@ def _cost(chain: Sequence[BilinearTensor], span: Tensor) -> tuple[float, int]:
 
 
 def written_out(chain: Sequence[BilinearTensor], k: int, *, constant: bool) -> Polynomials:
-    """The outputs of a chain in float64 as polynomials of k inputs and the constant."""
+    """Return the outputs of a chain in float64 as polynomials of k inputs and the constant."""
     like = chain[0].left
-    one = torch.eye(k + constant, dtype=like.dtype, device=like.device)
+    eye = torch.eye(k + constant, dtype=like.dtype, device=like.device)
     # Variable number i is monomial number k - 1 - i of degree 1.
-    parts: Polynomials = {1: one[:, :k].flip(1)}
+    parts: Polynomials = {1: eye[:, :k].flip(1)}
     if constant:
-        parts[0] = one[:, k:]
+        parts[0] = eye[:, k:]
     for tensor in chain:
         parts = _layer(tensor, parts, k)
     return parts
 
 
 def hermite(parts: Polynomials, k: int) -> Polynomials:
-    """The coefficients c of sum_alpha c_alpha He_alpha(y): those of exp(Laplacian / 2) p.
+    """Return the coefficients c of sum_alpha c_alpha He_alpha(y): those of exp(Laplacian / 2) p.
 
-    E[He_alpha(y) He_beta(y)] = alpha! for alpha = beta and else 0, for y ~ N(0, I).
+    E[He_alpha(y) He_beta(y)] = alpha! for alpha = beta and otherwise 0, for y ~ N(0, I).
     """
-    found = dict(parts)
+    coefficients = dict(parts)
     for degree, part in parts.items():
         reached = part
         for step in range(1, degree // 2 + 1):
             lower = degree - 2 * step
             reached = _laplacian(reached, k, lower) / (2 * step)
-            found[lower] = found[lower] + reached if lower in found else reached
-    return found
+            coefficients[lower] = coefficients.get(lower, 0) + reached
+    return coefficients
 
 
 def _layer(tensor: BilinearTensor, parts: Polynomials, k: int) -> Polynomials:
-    """sum_ij B_oij p_i p_j for each output o, one monomial of the first factor at a time."""
+    """Return sum_ij B_oij p_i p_j for each output o, one monomial of the first factor at a time."""
     n, m = tensor.n_in, tensor.n_out
     half = torch.einsum("oh,hi,hj->ijo", tensor.out, tensor.left, tensor.right)
     core = (half + half.transpose(0, 1)).reshape(n, n * m) / 2
@@ -185,20 +187,20 @@ class _Numbers:
         self.sums, others = (_suffix_sums(k, degree).to(device) for degree in (low, high))
         self.last = n_monomials(k, low + high) - 1
         self.columns = torch.arange(k - 1, device=device)
-        # For each variable and each suffix sum of the first factor: what is taken off the number.
+        # For each variable and suffix sum of the first factor: its summand of the number.
         table = _table(k, low + high).to(device)
         shifts = torch.arange(low + 1, device=device)
-        self.taken = table[self.columns[:, None, None], others.T[:, None] + shifts[:, None]]
+        self.summands = table[self.columns[:, None, None], others.T[:, None] + shifts[:, None]]
 
     def of(self, i: int) -> Int[Tensor, " monomials"]:
-        """For monomial i."""
-        return self.last - self.taken[self.columns, self.sums[i]].sum(0)
+        """Return the numbers of the products with monomial i."""
+        return self.last - self.summands[self.columns, self.sums[i]].sum(0)
 
 
 def _laplacian(
     part: Float64[Tensor, "n_out higher"], k: int, lower: int
 ) -> Float64[Tensor, "n_out monomials"]:
-    """sum_i (beta_i + 2)(beta_i + 1) c_(beta + 2 e_i) for each beta of degree `lower`."""
+    """Return sum_i (beta_i + 2)(beta_i + 1) c_(beta + 2 e_i) for each beta of degree `lower`."""
     exponents = monomials(k, lower).to(part.device)
     sums = _suffix_sums(k, lower).to(part.device)
     table = _table(k, lower + 2).to(part.device)
@@ -220,6 +222,6 @@ def _suffix_sums(k: int, degree: int) -> Int[Tensor, "monomials k_less_1"]:
 
 
 def _table(k: int, degree: int) -> Int[Tensor, "k_less_1 sums"]:
-    """N(k - j + 1, s - 1) for j = 1 ... k - 1 and s = 0 ... degree."""
+    """Return N(k - j + 1, s - 1) for j = 1 ... k - 1 and s = 0 ... degree."""
     rows = [[n_monomials(k - j + 1, s - 1) for s in range(degree + 1)] for j in range(1, k)]
     return torch.tensor(rows, dtype=torch.long).reshape(k - 1, degree + 1)

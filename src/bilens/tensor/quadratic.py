@@ -26,13 +26,13 @@ from bilens.tensor.lanczos import MISS, Search, basis_size
 from bilens.tensor.spectrum import Spectrum
 
 WORKING_BYTES = 512 * 1024**2
-"""Bytes of working memory that a batch may take; more forms are done in turns."""
+"""Bytes of working memory of a batch; more forms are processed in turns."""
 
 SMALL = 128
-"""Forms of at most this many inputs are decomposed whole: iteration would save nothing."""
+"""Forms of at most this many inputs are decomposed in full: iteration would save nothing."""
 
 SHOWN = 2**10
-"""Inputs of a form that is decomposed to be shown."""
+"""Largest number of inputs of a form that is decomposed for display."""
 
 
 @full_precision
@@ -40,8 +40,8 @@ SHOWN = 2**10
 class QuadraticForm(Reading):
     """Symmetric matrices Q = 1/2 (L' diag(w) R + R' diag(w) L), one for each row w of weights.
 
-    Get one from `BilinearTensor.interaction`. Batch axes come first everywhere; all forms of a
-    batch share L and R, which is what makes batches cheap.
+    Made by `BilinearTensor.interaction`. Batch axes come first everywhere. All forms of a batch
+    share L and R, so that batches are cheap.
 
     Attributes:
         left: L; one row for each hidden unit.
@@ -74,7 +74,7 @@ class QuadraticForm(Reading):
         return facts
 
     def frame(self) -> "pd.DataFrame":
-        """The eigenvalues; see `eigh`, which it costs."""
+        """Return the eigenvalues, at the cost of `eigh`."""
         return self.eigh().frame()
 
     def _table_html(self) -> str:
@@ -94,9 +94,9 @@ class QuadraticForm(Reading):
         return self.weights.shape[:-1]
 
     def __getitem__(self, index: int | slice) -> "QuadraticForm":
-        """One form, or some of them, along the first batch axis."""
+        """Return one or several forms along the first batch axis."""
         if not self.batch_shape:
-            raise BilensError("This quadratic form is a single one; there is no batch to index")
+            raise BilensError("This quadratic form is a single one, without a batch to index")
         return replace(self, weights=self.weights[index])
 
     def __call__(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
@@ -107,12 +107,12 @@ class QuadraticForm(Reading):
         return values.reshape([*x.shape[:-1], *self.batch_shape])
 
     def apply(self, vectors: Float[Tensor, "*batch k n_in"]) -> Float[Tensor, "*batch k n_in"]:
-        """Q v for k vectors of each form, from the factors: O(k rank n_in) each."""
+        """Return Q v for k vectors of each form, from the factors: O(k rank n_in) each."""
         vectors = fit_input(vectors, self.left, False, "vectors")
         return apply_factored(self.left, self.right, self.weights, vectors)
 
     def norm(self) -> Float64[Tensor, "*batch"]:
-        """Frobenius norm of each Q, in float64, from the factors: sqrt(w' K w)."""
+        """Return the Frobenius norm of each Q, in float64, from the factors: sqrt(w' K w)."""
         unit, scale = self.without_scale()
         L, R, w = unit.left.double(), unit.right.double(), unit.weights.double()
         K = hidden_product(L, R, L, R)
@@ -120,7 +120,7 @@ class QuadraticForm(Reading):
         return scale * squares.clamp_min(0).sqrt()
 
     def without_scale(self) -> tuple["QuadraticForm", Float64[Tensor, "*batch"]]:
-        """The forms divided by powers of two so that nothing over- or underflows, and the powers.
+        """Divide the forms by powers of two so that nothing over- or underflows; return both.
 
         In the dtype of the factors, but at least in float32.
         """
@@ -129,7 +129,7 @@ class QuadraticForm(Reading):
         return QuadraticForm(left, right, weights, self.constant), scale[..., 0]
 
     def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "*batch n_in n_in"]:
-        """The matrices themselves."""
+        """Return the matrices themselves, (*batch, n_in, n_in)."""
         check_dense_size((*self.batch_shape, self.n_in, self.n_in), self.left, max_bytes)
         half = (self.left * self.weights[..., None]).mT @ self.right
         return (half + half.mT) / 2
@@ -137,24 +137,24 @@ class QuadraticForm(Reading):
     def eigh(
         self, k: int | None = None, *, tolerance: Tolerance = 1e-4, seed: Seed = 0
     ) -> Spectrum:
-        """Eigenvalues and eigenvectors of each form, the largest magnitude first.
+        """Return the eigenvalues and eigenvectors of each form, the largest magnitude first.
 
         Q = sum_i lambda_i v_i v_i',  so  x'Qx = sum_i lambda_i (v_i . x)^2
 
-        `k=None` decomposes each matrix whole and is exact and differentiable. A small k on a large
-        form runs Lanczos on all forms at once, not differentiable, and is certified: each pair has
-        a residual |Qv - lambda v| / |lambda_1| of at most `tolerance`, as measured, and an
-        eigenvalue that exceeds |lambda_k| by more than `tolerance` |lambda_1| is missing with a
-        chance of at most `miss_chance`, 1 in 10,000. Where this cannot be had the form is
-        decomposed whole, and its `miss_chance` is 0. The scale of the weights plays no part, and
-        half precision is read in float32.
+        `k=None` decomposes each full matrix and is exact and differentiable. A small k on a large
+        form runs Lanczos on all forms at once, not differentiable. The result is certified: each
+        pair has a measured residual |Qv - lambda v| / |lambda_1| of at most `tolerance`. The chance
+        that an eigenvalue above |lambda_k| + `tolerance` |lambda_1| is missing is at most
+        `miss_chance`, 1 in 10,000. A form that misses the certificate is decomposed in full, with a
+        `miss_chance` of 0. The scale of the weights plays no part, and half precision is read in
+        float32.
 
         Args:
-            k: how many eigenpairs of each form.
+            k: number of eigenpairs of each form.
             tolerance: largest residual of an iterated pair, between 0 and 1.
-            seed: of the random vectors of the iteration.
+            seed: seed of the random vectors of the iteration.
 
-        Source: Pearce et al. 2024, equations 2 and 3; for the certificate see
+        Source: Pearce et al. 2024, equations 2 and 3. The certificate is derived in
             `bilens.tensor.lanczos`.
         """
         if k is not None:
@@ -174,7 +174,7 @@ class QuadraticForm(Reading):
 
 
 class Eigenpairs(NamedTuple):
-    """What a `Spectrum` holds, eigenvectors as rows."""
+    """Fields of a `Spectrum`, eigenvectors as rows."""
 
     values: Float[Tensor, "batch k"]
     vectors: Float[Tensor, "batch k n_in"]
@@ -188,7 +188,7 @@ def apply_factored(
     weights: Float[Tensor, "*batch rank"],
     vectors: Float[Tensor, "*batch k n_in"],
 ) -> Float[Tensor, "*batch k n_in"]:
-    """Q v = 1/2 [L'(w * R v) + R'(w * L v)]: four products with L and R serve the whole batch."""
+    """Return Q v = 1/2 [L'(w * R v) + R'(w * L v)], by four products with L and R for the batch."""
     w = weights[..., None, :]
     return ((w * (vectors @ right.T)) @ left + (w * (vectors @ left.T)) @ right) / 2
 
@@ -199,12 +199,12 @@ def dense_eigenpairs(
     weights: Float[Tensor, "batch rank"],
     k: int,
 ) -> Eigenpairs:
-    """The k eigenpairs of largest magnitude of each form, from the whole matrix."""
+    """Return the k eigenpairs of largest magnitude of each form, from the full matrix."""
     n = left.shape[1]
     batch_size = max(1, WORKING_BYTES // (3 * n * n * left.element_size()))
     parts = []
-    for some in torch.split(weights, batch_size):
-        half = (left * some[..., None]).mT @ right
+    for block in torch.split(weights, batch_size):
+        half = (left * block[..., None]).mT @ right
         Q = (half + half.mT) / 2
         values, columns = torch.linalg.eigh(Q)
         order = values.detach().abs().argsort(dim=-1, descending=True, stable=True)[:, :k]
@@ -230,10 +230,10 @@ def top_eigenpairs(
     tolerance: float,
     seed: int,
 ) -> Eigenpairs:
-    """The k eigenpairs of largest magnitude of each form, iterated where that is cheaper.
+    """Return the k eigenpairs of largest magnitude of each form, iterated if that is cheaper.
 
     A form that does not reach `tolerance`, or does not pass the test of completeness, is decomposed
-    whole.
+    in full.
     """
     n, size = left.shape[1], basis_size(k)
     if n <= SMALL or 2 * size > n:
@@ -243,12 +243,12 @@ def top_eigenpairs(
         left, right, weights, k, tolerance, seed, slots=min(max(1, slots), len(weights))
     )
     search.run()
-    whole = ~search.passed
+    failed = ~search.passed
     pairs = Eigenpairs(
         search.values, search.vectors, search.residuals, search.passed.double() * MISS
     )
-    if whole.any():
-        exact = dense_eigenpairs(left, right, weights[whole], k)
+    if failed.any():
+        exact = dense_eigenpairs(left, right, weights[failed], k)
         for iterated, part in zip(pairs, exact, strict=True):
-            iterated[whole] = part
+            iterated[failed] = part
     return pairs

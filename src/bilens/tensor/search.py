@@ -1,16 +1,20 @@
 """Deep models: the strongest eigenvector paths, found without making the tree.
 
 A node of the tree is decomposed only if a path below it can still be among the best. The bound on
-such paths comes from the weights alone. Let lambda_i, w_i be the eigenpairs of Q = Q_l(v), and let
+these paths comes from the weights. Let lambda_i, w_i be the eigenpairs of Q = Q_l(v), and let
 no path that continues from a unit vector w into layer l-1 exceed s (w'Ww)^p, with p = (1/2)^(l-1).
 Coming from v it gains |lambda_i|^p, and as Q w_i = lambda_i w_i
 
     |lambda_i| w_i'W w_i = |w_i'Z w_i| <= |Z|   with  Z = (W Q + Q W) / 2,
 
-so no path below v exceeds s |Z|^p for the spectral norm |Z|. Z is linear in v: it is the
-interaction matrix of the tensor of factors [L W; L], [R; R W], [D, D] / 2. Hence |Z|_F^2 = v'Gv for
-the Gram matrix G of that tensor's outputs, and s (v'Gv)^(p/2) bounds the paths below v in the same
-form, one layer up. The recursion starts below the first layer with W = 1, s = 1.
+so no path below v exceeds s |Z|^p for the spectral norm |Z|. Z is linear in v. It is the
+interaction matrix of a weighted tensor with the factors
+
+    [L W; L],  [R; R W],  [D, D] / 2.
+
+Hence |Z|_F^2 = v'Gv for the Gram matrix G of that tensor's outputs. So s (v'Gv)^(p/2) bounds the
+paths below v in the same form, one layer up. The recursion starts below the first layer with W = 1,
+s = 1.
 """
 
 import heapq
@@ -31,18 +35,18 @@ from bilens.tensor.chain import Chain, make_chain
 from bilens.tensor.tree import Paths
 
 SQUARINGS = 3
-"""Squarings behind a tight bound, each a matrix product. On trained digit models a fourth saved at
-most one decomposition in two hundred."""
+"""Number of squarings for a tight bound, each a matrix product. On trained digit models a fourth
+saved at most one decomposition in two hundred."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TopPaths(Reading):
-    """The strongest paths of a tree, and what finding them took.
+    """The strongest paths of a tree, and the cost of the search.
 
     Attributes:
         paths: exactly the k of largest |effective eigenvalue|, the largest first.
-        expanded: nodes whose interaction matrix was decomposed, the directions among them.
-        total: nodes that have one, all of which `decompile` decomposes.
+        expanded: number of nodes whose interaction matrix was decomposed, with the directions.
+        total: number of nodes with an interaction matrix; `decompile` decomposes all of them.
     """
 
     paths: Paths
@@ -59,7 +63,7 @@ class TopPaths(Reading):
         ]
 
     def frame(self) -> "pd.DataFrame":
-        """A row for each path; see `Paths.frame`."""
+        """Return a row for each path; see `Paths.frame`."""
         return self.paths.frame()
 
 
@@ -68,17 +72,17 @@ class TopPaths(Reading):
 def top_paths(
     tensors: Sequence[BilinearTensor], directions: Float[Tensor, "*batch n_out"], k: int
 ) -> TopPaths:
-    """The k paths of largest |effective eigenvalue| over all directions, by best-first search.
+    """Return the k paths of largest |effective eigenvalue| over all directions, best first.
 
-    A node of the tree is decomposed only while an upper bound on what is below it exceeds the k-th
-    best path found so far, the highest bound first. A new node's bound comes from Frobenius norms;
-    at the head of the queue it gets one near to the spectral norm, and may go back. Equal strengths
-    are told apart by their numbers. Nodes, dtype, constants and errors are those of `decompile`.
+    A node is decomposed only if an upper bound on the paths below it exceeds the k-th best path so
+    far, the highest bound first. A new node's bound comes from Frobenius norms. At the
+    head of the queue it gets a bound near the spectral norm, and may be queued again. Ties are
+    broken by number. Nodes, dtype, constants and errors are those of `decompile`.
 
     Args:
-        tensors: one for each layer; each reads what the one before gives.
+        tensors: one for each layer; each reads the outputs of the one before.
         directions: u, one vector or a batch of them in the last axis, which share one ranking.
-        k: how many paths.
+        k: number of paths.
 
     Source: Pearce et al. 2024, section 4.2 and equation 4.
     """
@@ -123,8 +127,8 @@ class _Node:
 class _Search:
     """A queue of nodes by upper bound, the highest first, and the best k leaves so far.
 
-    An entry of the queue holds the bound, negated; the node's name, which settles ties; whether
-    the bound is the tight one; and the node.
+    An entry of the queue holds the negated bound, the node's name to break ties, True for a tight
+    bound, and the node.
     """
 
     def __init__(self, chain: Chain, k: int) -> None:
@@ -135,7 +139,7 @@ class _Search:
         self.expanded = 0
 
     def run(self) -> None:
-        self._wait([_Node((i,), (), 1.0, u) for i, u in enumerate(self.chain.directions)])
+        self._enqueue([_Node((i,), (), 1.0, u) for i, u in enumerate(self.chain.directions)])
         while self.queue and -self.queue[0][0] > self._least():
             negative, name, is_tight, node = heapq.heappop(self.queue)
             if is_tight:
@@ -145,11 +149,11 @@ class _Search:
                 heapq.heappush(self.queue, (max(negative, -tight), name, True, node))
 
     def _layer(self, node: _Node) -> int:
-        """Number of the tensor that decomposes the node's vector; the first layer's is 0."""
+        """Return the number of the tensor that decomposes the node's vector, from 0."""
         return self.chain.depth - len(node.name)
 
     def _least(self) -> float:
-        """What a path has to exceed to be among the best k."""
+        """Return the strength that a path has to exceed to be among the best k."""
         return self.leaves[-1].strength if len(self.leaves) == self.k else -1.0
 
     def _expand(self, node: _Node) -> None:
@@ -168,13 +172,13 @@ class _Search:
             )
         ]
         if layer > 0:
-            self._wait(children)
+            self._enqueue(children)
             return
-        found = self.leaves + children
-        self.leaves = sorted(found, key=lambda leaf: (-leaf.strength, leaf.name))[: self.k]
+        leaves = self.leaves + children
+        self.leaves = sorted(leaves, key=lambda leaf: (-leaf.strength, leaf.name))[: self.k]
 
-    def _wait(self, nodes: list[_Node]) -> None:
-        """Queue nodes that are in the same layer."""
+    def _enqueue(self, nodes: list[_Node]) -> None:
+        """Queue nodes of the same layer."""
         bound = self.bounds[self._layer(nodes[0])]
         quick = bound.quick(torch.stack([node.vector for node in nodes])).tolist()
         for node, reach in zip(nodes, quick, strict=True):
@@ -201,7 +205,7 @@ class _LayerBound:
     weighted: BilinearTensor
 
     def quick(self, directions: Float[Tensor, "k n_out"]) -> Float64[Tensor, " k"]:
-        """From Frobenius norms, for many directions at once: O(n_out^2) each."""
+        """Return the bounds from Frobenius norms, for many directions at once: O(n_out^2) each."""
         v = directions.double()
         squares = einsum(v @ self.gram, v, "k o, k o -> k").clamp_min(0)
         # A Gram matrix in float64 knows squares to its rounding only; they must not come out short.
@@ -209,20 +213,20 @@ class _LayerBound:
         return self._scaled(squares.sqrt(), v)
 
     def tight(self, direction: Float[Tensor, " n_out"]) -> float:
-        """From the matrix itself, at a fraction of what its eigenvectors cost."""
+        """Return the bound from the matrix, at a fraction of the cost of its eigenvectors."""
         norm = spectral_norm_bound(self.weighted.interaction(direction).dense())
         return float(self._scaled(norm.double(), direction.double()))
 
     def _scaled(
         self, norms: Float64[Tensor, "*batch"], v: Float64[Tensor, "*batch n_out"]
     ) -> Float64[Tensor, "*batch"]:
-        """The bound s (norm |Z|)^p; the eigenvalues' own rounding must not rise above it."""
+        """Return the bound s (norm |Z|)^p, with room for the rounding of eigenvalues."""
         room = _rounding(self.weighted.out) * torch.linalg.vector_norm(v, dim=-1)
         return self.below * (self.norm * (norms + room)) ** self.power
 
 
 def _layer_bounds(tensors: Sequence[BilinearTensor]) -> list[_LayerBound]:
-    """The bounds for each layer of a chain, the first layer first."""
+    """Return the bounds for each layer of a chain, the first layer first."""
     bounds: list[_LayerBound] = []
     weighted, below, power = tensors[0].to(torch.float64), 1.0, 1.0
     for i, tensor in enumerate(tensors):
@@ -242,7 +246,7 @@ def _layer_bounds(tensors: Sequence[BilinearTensor]) -> list[_LayerBound]:
 def spectral_norm_bound(
     matrix: Float[Tensor, "n n"], squarings: int = SQUARINGS
 ) -> Float[Tensor, ""]:
-    """An upper bound on the largest |eigenvalue| of a symmetric matrix, from its powers.
+    """Return an upper bound on the largest |eigenvalue| of a symmetric matrix, from its powers.
 
     |A|_2 <= |A^p|_F^(1/p) <= m^(1/2p) |A|_2 for p = 2^squarings, if A is of rank m: the Schatten
     norm of order 2p.
@@ -260,7 +264,7 @@ def spectral_norm_bound(
 
 
 def _weighted(tensor: BilinearTensor, W: Float64[Tensor, "n_in n_in"]) -> BilinearTensor:
-    """The tensor whose interaction matrices are (W Q + Q W) / 2."""
+    """Return the tensor whose interaction matrices are (W Q + Q W) / 2."""
     return BilinearTensor(
         torch.cat([tensor.left @ W, tensor.left]),
         torch.cat([tensor.right, tensor.right @ W]),
@@ -269,5 +273,5 @@ def _weighted(tensor: BilinearTensor, W: Float64[Tensor, "n_in n_in"]) -> Biline
 
 
 def _rounding(matrix: Tensor) -> float:
-    """Relative error that sums over this matrix may carry."""
+    """Return the relative rounding error of sums over this matrix."""
     return max(matrix.shape) * torch.finfo(matrix.dtype).eps

@@ -1,4 +1,4 @@
-"""How alike two models are: best matching vectors, and exact inner products of functions."""
+"""Similarity of two models: best matching vectors, and exact inner products of functions."""
 
 import sys
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from bilens.tensor.polynomial import deep_inner
 from bilens.tensor.quadratic import QuadraticForm
 
 COST_LIMIT = 1e12
-"""Operations that `expected_inner` may take unless the caller says more: some 30 s on one core."""
+"""Default limit of the operations of `expected_inner`: about 30 s on one core."""
 
 
 @full_precision
 def best_match(
     a: Float[Tensor, "*batch k_a n"], b: Float[Tensor, "*batch k_b n"]
 ) -> Float[Tensor, "*batch k_a"]:
-    """max_j |a_i . b_j| / (|a_i| |b_j|): the |cosine| of each row of `a` with the one most like it.
+    """Return the |cosine| of each row of `a` with the best matching row of `b`, (*batch, k_a).
 
-    A row of zeros matches nothing: 0. Raises BilensError where shapes do not fit, `b` has no rows,
-    or a value is not finite.
+    max_j |a_i . b_j| / (|a_i| |b_j|), and 0 for a row of zeros. Raises BilensError if shapes do not
+    fit, `b` has no rows, or a value is not finite.
 
     Source: Pearce et al. 2024, figure 4.
     """
@@ -41,14 +41,14 @@ def best_match(
 
 @full_precision
 def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b"]:
-    """<Q_i, Q'_j> / (|Q_i| |Q'_j|) of all interaction matrices of two batches, from their factors.
+    """Return the cosines <Q_i, Q'_j> / (|Q_i| |Q'_j|) of two batches of interaction matrices.
 
-    With `svd.components`, how well the components of one layer come back in another: take absolute
-    values, since signs are arbitrary there. A form that is zero matches nothing: 0. In float64, at
-    O(rank_a rank_b n_in).
+    Applied to `svd.components` they compare the components of two layers: take absolute values,
+    since signs are arbitrary there. A zero form has cosine 0. Computed from the factors in float64,
+    at O(rank_a rank_b n_in).
 
     Raises:
-        BilensError: one is not a batch along one axis or not finite, or they read other inputs.
+        BilensError: a or b is not a batch along one axis or not finite, or their inputs differ.
 
     Source: Pearce & Dooms 2024, appendix "MNIST training".
     """
@@ -71,7 +71,7 @@ def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b
 
 
 def unit_rows(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
-    """Each vector at unit length, however small or large it was; a zero one stays zero."""
+    """Return each vector at unit length, however small or large it is; zero stays zero."""
     largest = rows.abs().amax(-1, keepdim=True)
     scaled = rows / torch.where(largest > 0, largest, torch.ones_like(largest))
     length: Tensor = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
@@ -87,7 +87,7 @@ def expected_inner(
     covariance: Float[Tensor, "n_in n_in"] | None = None,
     max_operations: float = COST_LIMIT,
 ) -> Float64[Tensor, ""]:
-    """E[f_a(x) . f_b(x)] for Gaussian x, exactly, from the weights of models of any depth.
+    """Return E[f_a(x) . f_b(x)] for Gaussian x, exactly, from the weights of models of any depth.
 
     A model is the chain of its layers' tensors, such as `ImageClassifier.tensors()`; biases and
     residuals are in it, and a constant coordinate stays 1. One layer is, for each output with
@@ -101,24 +101,25 @@ def expected_inner(
 
     Two layers are a sum over the second's hidden units of products of two such functions,
     multiplied out by Wick's theorem. Deeper models are written out as polynomials of the k
-    directions that each reads, and compared by their Hermite coefficients; `bonds(...).cut(...)`
-    leaves a model with few.
+    directions that each reads. Their Hermite coefficients are compared. `bonds(...).cut(...)`
+    reduces a model to few directions.
 
-    In float64. One layer costs O(rank^2 (n_in + n_out)); two cost 4 r_a r_b m^3 operations and some
-    64 (r_a + r_b) m^2 bytes, for the ranks of the second layers and the dimension m of what the
-    first layers read together. Both are differentiable. More layers cost C(k + d/2, d/2)^2 n_out
-    and 8 n_out C(k + d, d) bytes for their degree d = 2^layers, and have no gradient.
+    In float64. One layer costs O(rank^2 (n_in + n_out)). Two cost 4 r_a r_b m^3 operations and
+    64 (r_a + r_b) m^2 bytes. Here r are the ranks of the second layers, and m is the dimension of
+    the joint span of the first layers. Both are differentiable. More layers, of degree
+    d = 2^layers, cost C(k + d/2, d/2)^2 n_out operations and 8 n_out C(k + d, d) bytes, and have no
+    gradient.
 
     Args:
         a: the layers of one model, the first to read the input first.
         b: those of the other; it may differ in depth, ranks and in having biases.
         mean: of x, without the constant coordinate; by default 0.
         covariance: of x; by default the identity.
-        max_operations: refuse what would cost more.
+        max_operations: largest cost.
 
     Raises:
-        BilensError: a chain or the models do not fit together, mean or covariance do not fit them,
-            a number is not finite, or the cost is above `max_operations`.
+        BilensError: a chain, the models, mean or covariance do not fit together, a number is not
+            finite, or the cost is above `max_operations`.
 
     Source: Isserlis 1918; orthogonal parts: Janson 1997, "Gaussian Hilbert Spaces", chapter 3.
     """
@@ -135,9 +136,9 @@ def expected_cosine(
     covariance: Float[Tensor, "n_in n_in"] | None = None,
     max_operations: float = COST_LIMIT,
 ) -> Float64[Tensor, ""]:
-    """E[f_a . f_b] / sqrt(E|f_a|^2 E|f_b|^2) for Gaussian x; 0 if either model is zero.
+    """Return E[f_a . f_b] / sqrt(E|f_a|^2 E|f_b|^2) for Gaussian x; 0 if either model is zero.
 
-    Costs and raises as `expected_inner`, which it calls three times, each within the limit.
+    Costs and errors are those of `expected_inner`, which is called three times within the limit.
     """
     (a, _), (b, _), rounding = _prepared(a, b, mean, covariance)
     inner = _unit_inner(a, b, rounding, max_operations)
@@ -149,15 +150,15 @@ def expected_cosine(
 def _unit_inner(
     a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], rounding: float, max_operations: float
 ) -> Float64[Tensor, ""]:
-    """The expectation for chains that `_prepared` has made ready."""
+    """Return the expectation for chains from `_prepared`."""
     if max(len(a), len(b)) > 2:
-        whole_a = joined(a, torch.eye(a[-1].n_out).to(a[-1].out))
-        whole_b = whole_a if a is b else joined(b, torch.eye(b[-1].n_out).to(b[-1].out))
+        full_a = joined(a, torch.eye(a[-1].n_out).to(a[-1].out))
+        full_b = full_a if a is b else joined(b, torch.eye(b[-1].n_out).to(b[-1].out))
         spans = (
-            _joint_span(whole_a[0], whole_a[0], rounding),
-            _joint_span(whole_b[0], whole_b[0], rounding),
+            _joint_span(full_a[0], full_a[0], rounding),
+            _joint_span(full_b[0], full_b[0], rounding),
         )
-        return deep_inner(whole_a, whole_b, spans, max_operations=max_operations)
+        return deep_inner(full_a, full_b, spans, max_operations=max_operations)
     if len(a) == len(b) == 1:
         (a_0, a_1, a_2), (b_0, b_1, b_2) = _affine_parts(a[0]), _affine_parts(b[0])
         return a_0 @ b_0 + (a_1 * b_1).sum() + 2 * a_2.inner(b_2)
@@ -170,8 +171,10 @@ def _unit_inner(
 class _Parts:
     """The orthogonal parts of a model: f = degree_0 + degree_1.x + :x'(degree_2)x: + higher.
 
-    The higher ones are sum_u out[:, u] :x'M_u x: (n_u.x) and sum_h out[:, h] :(x'A_h x)(x'B_h x):,
-    with the A before the B in the matrices M, and n_u the linear part of the other factor.
+    The higher parts, with the A before the B in the matrices M, and n_u the linear part of the
+    other factor, are
+
+        sum_u out[:, u] :x'M_u x: (n_u.x)  and  sum_h out[:, h] :(x'A_h x)(x'B_h x):
     """
 
     degree_0: Float64[Tensor, " n_out"]
@@ -182,7 +185,7 @@ class _Parts:
     others: Float64[Tensor, "two_rank m"]
 
     def inner(self, that: "_Parts") -> Float64[Tensor, ""]:
-        """Sum over degrees of E[part . part]: legs joined in all ways, none within a part."""
+        """Return the sum over degrees of E[part . part]: legs joined in all ways between parts."""
         low = self.degree_0 @ that.degree_0 + (self.degree_1 * that.degree_1).sum()
         low = low + 2 * (self.degree_2 * that.degree_2).sum()
         S = self.out.T @ that.out
@@ -190,7 +193,7 @@ class _Parts:
         return low + self._degree_3(that, S, traces) + self._degree_4(that, S, traces)
 
     def _degree_3(self, that: "_Parts", S: Tensor, traces: Tensor) -> Tensor:
-        """2 tr(M M') n.n' + 4 n'M'M n', summed over pairs of units."""
+        """Return 2 tr(M M') n.n' + 4 n'M'M n', summed over pairs of units."""
         S = S.repeat(2, 2)
         total = 2 * (S * traces * (self.others @ that.others.T)).sum()
         for M, n, s in zip(self.matrices, self.others, S, strict=True):
@@ -198,7 +201,10 @@ class _Parts:
         return total
 
     def _degree_4(self, that: "_Parts", S: Tensor, traces: Tensor) -> Tensor:
-        """4 tr(AA') tr(BB') + 4 tr(AB') tr(BA') + 16 tr(AA'BB'), summed over pairs of units."""
+        """Return the sum over pairs of units of degree 4.
+
+        4 tr(AA') tr(BB') + 4 tr(AB') tr(BA') + 16 tr(AA'BB')
+        """
         r, s = S.shape
         pairs = traces[:r, :s] * traces[r:, s:] + traces[:r, s:] * traces[r:, :s]
         total = 4 * (S * pairs).sum()
@@ -210,7 +216,7 @@ class _Parts:
 
 
 def _orthogonal_parts(chain: Sequence[BilinearTensor], span: Float64[Tensor, "n m"]) -> _Parts:
-    """The parts of a model of one or two layers, in coordinates of the span."""
+    """Return the parts of a model of one or two layers, in coordinates of the span."""
     first = chain[0].change_basis(inputs=span)
     if len(chain) == 1:
         c, q, free = _affine_parts(first)
@@ -240,7 +246,7 @@ def _orthogonal_parts(chain: Sequence[BilinearTensor], span: Float64[Tensor, "n 
 def _affine_parts(
     layer: BilinearTensor,
 ) -> tuple[Float64[Tensor, " n_out"], Float64[Tensor, "n_out n"], BilinearTensor]:
-    """Each output's tr A + c and 2q, and the layer of the A alone, all from the factors."""
+    """Return each output's tr A + c and 2q, and the layer of the A only, from the factors."""
     n = layer.n_in - layer.constant
     L, R, D = layer.left[:, :n], layer.right[:, :n], layer.out
     hidden_0, hidden_1 = (L * R).sum(-1), torch.zeros_like(L)
@@ -251,9 +257,9 @@ def _affine_parts(
 
 
 def _joint_span(a: BilinearTensor, b: BilinearTensor, eps: float) -> Float64[Tensor, "n m"]:
-    """Orthonormal columns that span what either layer reads of x; x in them is N(0, I) too.
+    """Return orthonormal columns that span the inputs of both layers; x in them is N(0, I) too.
 
-    Rounding by eps off the span costs eps^2, and the basis needs no gradient.
+    An error of eps in the span costs eps^2, and the basis needs no gradient.
     """
     n = a.n_in - a.constant
     rows = torch.cat([factor[:, :n] for factor in (a.left, a.right, b.left, b.right)]).detach()
@@ -270,7 +276,7 @@ def _prepared(
     mean: Float[Tensor, " n_in"] | None,
     covariance: Float[Tensor, "n_in n_in"] | None,
 ) -> tuple[Scaled, Scaled, float]:
-    """Both chains for standard inputs without their scale, the scales, and their rounding."""
+    """Return both chains for standard inputs without their scale, the scales, and the rounding."""
     for name, chain in (("a", a), ("b", b)):
         check_chain(chain, name)
     sizes = [(chain[0].n_in - chain[0].constant, chain[-1].n_out) for chain in (a, b)]
@@ -291,7 +297,7 @@ def _standardised(
     mean: Float[Tensor, " n"] | None,
     covariance: Float[Tensor, "n n"] | None,
 ) -> list[BilinearTensor]:
-    """The chain of y -> f(mean + S y) with S S' = covariance, so that x ~ N(mean, covariance)."""
+    """Return the chain of y -> f(mean + S y) with S S' = covariance: x ~ N(mean, covariance)."""
     first, n = chain[0], chain[0].n_in - chain[0].constant
     S = torch.eye(n).to(first.left)
     if covariance is not None:
@@ -309,8 +315,8 @@ def _standardised(
 
 
 def _without_scale(chain: Sequence[BilinearTensor]) -> Scaled:
-    """The layers, each at a scale near 1, and what the last one's outputs are times."""
-    found: list[BilinearTensor] = []
+    """Return the layers, each at a scale near 1, and the factor of the last outputs."""
+    scaled: list[BilinearTensor] = []
     scale = torch.ones((), dtype=torch.float64, device=chain[0].left.device)
     for below, layer in zip([None, *chain], chain, strict=False):
         if below is not None and layer.constant:  # the constant itself has no scale
@@ -319,10 +325,10 @@ def _without_scale(chain: Sequence[BilinearTensor]) -> Scaled:
             layer = replace(layer, left=layer.left * grown, right=layer.right * grown)  # noqa: PLW2901
             layer, scale = layer.without_scale()  # noqa: PLW2901
         else:
-            layer, own = layer.without_scale()  # noqa: PLW2901
-            scale = own * scale**2
-        found.append(layer)
-    return found, scale
+            layer, factor = layer.without_scale()  # noqa: PLW2901
+            scale = factor * scale**2
+        scaled.append(layer)
+    return scaled, scale
 
 
 def _check_cost(

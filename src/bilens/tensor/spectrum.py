@@ -1,4 +1,4 @@
-"""The eigenvectors of an interaction matrix: what they are, and what they do to an input."""
+"""The eigenvectors of an interaction matrix, and their activations on an input."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,8 +39,8 @@ class Spectrum(Reading):
         vectors: v_i, one row each.
         residuals: |Q v_i - lambda_i v_i| / |lambda_1|, measured on these vectors.
         constant: the last input coordinate is the constant 1.
-        miss_chance: for each form, an upper bound of the chance that a larger eigenvalue is missing
-            among those that `eigh` found; 0 where it decomposed the form whole, None if unknown.
+        miss_chance: for each form, an upper bound on the chance that `eigh` missed a larger
+            eigenvalue. It is 0 if the form was decomposed in full, and None if unknown.
 
     Raises:
         BilensError: (by every method) an argument does not fit, or a number is not finite.
@@ -69,7 +69,7 @@ class Spectrum(Reading):
         return [*facts, (f"{mean}effective rank", round(float(self.effective_rank().mean()), 1))]
 
     def frame(self) -> "pd.DataFrame":
-        """A row for each eigenpair: its form, number, eigenvalue, share of |eigenvalues|, residual.
+        """Return a row for each eigenpair: form, number, eigenvalue, share of the sum, residual.
 
         Forms are counted through the batch.
         """
@@ -101,7 +101,7 @@ class Spectrum(Reading):
         return self.values.shape[:-1]
 
     def to(self, target: torch.dtype | torch.device | str) -> "Spectrum":
-        """The same spectrum in another dtype or on another device."""
+        """Return the same spectrum in another dtype or on another device."""
         chance = self.miss_chance
         if chance is not None and not isinstance(target, torch.dtype):
             chance = chance.to(target)
@@ -114,50 +114,50 @@ class Spectrum(Reading):
         )
 
     def __getitem__(self, index: int | slice) -> "Spectrum":
-        """The spectrum of one form, or of some, along the first batch axis."""
+        """Return the spectrum of one or several forms along the first batch axis."""
         if not self.batch_shape:
-            raise BilensError("This spectrum is of a single form; there is no batch to index")
+            raise BilensError("This spectrum is of a single form, without a batch to index")
         parts = {name: getattr(self, name) for name in SAVED}
-        chosen = {name: part[index] for name, part in parts.items() if part is not None}
-        return replace(self, **chosen)
+        indexed = {name: part[index] for name, part in parts.items() if part is not None}
+        return replace(self, **indexed)
 
     def overlaps(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
-        """v_i . x, of shape `samples` followed by the axes of `values`."""
+        """Return v_i . x, of shape `samples` followed by the axes of `values`."""
         x = fit_input(x, self.vectors, self.constant)
         flat = x @ self.vectors.reshape(-1, self.n_in).T
         return flat.reshape([*x.shape[:-1], *self.values.shape])
 
     def activations(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
-        """lambda_i (v_i . x)^2, of shape `samples` followed by the axes of `values`.
+        """Return lambda_i (v_i . x)^2, of shape `samples` followed by the axes of `values`.
 
-        Their sum over i is x'Qx when all eigenpairs are kept.
+        Their sum over all eigenpairs is x'Qx.
 
         Source: Pearce et al. 2024, equation 3.
         """
         return self.values * self.overlaps(x) ** 2
 
     def __call__(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
-        """X'Qx through the kept eigenpairs alone, of shape `samples` followed by the batch."""
+        """Evaluate x'Qx through these eigenpairs only, of shape `samples` followed by the batch."""
         return self.activations(x).sum(-1)
 
     def dense(self) -> Float[Tensor, "*batch n_in n_in"]:
-        """The matrices that the kept eigenpairs make: sum_i lambda_i v_i v_i'."""
+        """Return the matrices that these eigenpairs make, sum_i lambda_i v_i v_i'."""
         scaled = self.values[..., None] * self.vectors
         return einsum(scaled, self.vectors, "... k i, ... k j -> ... i j")
 
     def truncate(self, k: int) -> "Spectrum":
-        """The first k eigenpairs in the present order."""
-        check_count("k", k, self.k, "the number of eigenpairs kept")
+        """Return the first k eigenpairs in the present order."""
+        check_count("k", k, self.k, "the number of eigenpairs")
         return self.select(range(k))
 
-    def select(self, indices: Int[Tensor, "... chosen"] | Sequence[int]) -> "Spectrum":
-        """Some eigenpairs by their numbers, the same for each form or a row of its own for each."""
+    def select(self, indices: Int[Tensor, "... m"] | Sequence[int]) -> "Spectrum":
+        """Return eigenpairs by their numbers, the same for every form or one row for each form."""
         order = torch.as_tensor(indices, device=self.values.device)
         if order.ndim == 0 or order.shape[:-1] not in (torch.Size(), self.batch_shape):
             rows = f" or {(*self.batch_shape, 'm')}" if self.batch_shape else ""
             raise BilensError(f"indices has shape {tuple(order.shape)}, expected (m,){rows}")
-        whole = order.numel() and not order.is_floating_point()
-        if not whole or order.min() < 0 or order.max() >= self.k:
+        are_integers = order.numel() and not order.is_floating_point()
+        if not are_integers or order.min() < 0 or order.max() >= self.k:
             raise BilensError(
                 f"indices={order.tolist()}, expected numbers of eigenpairs, 0 to {self.k - 1}, at "
                 "least one"
@@ -165,15 +165,15 @@ class Spectrum(Reading):
         return self._take(order.expand(*self.batch_shape, order.shape[-1]))
 
     def positive(self) -> "Spectrum":
-        """The eigenpairs that can only raise the value, in the present order: the part Q_+ of Q.
+        """Return the eigenpairs that can only raise the value, in the present order: Q_+ of Q.
 
-        Where forms of a batch have different numbers of them, the shorter ones are filled up with
+        If forms of a batch have different numbers of them, the shorter ones are filled up with
         eigenvectors whose eigenvalues are set to 0.
         """
         return self._of_sign(self.values > 0)
 
     def negative(self) -> "Spectrum":
-        """The eigenpairs that can only lower the value; see `positive`."""
+        """Return the eigenpairs that can only lower the value; see `positive`."""
         return self._of_sign(self.values < 0)
 
     def ordered_by(self, scores: Float[Tensor, "*batch k"]) -> "Spectrum":
@@ -186,9 +186,9 @@ class Spectrum(Reading):
         return self._take(scores.argsort(dim=-1, descending=True, stable=True))
 
     def outermost(self, k: Count) -> "Spectrum":
-        """The k largest eigenvalues from the top down, then the k lowest from the bottom up.
+        """Return the k largest eigenvalues from the top down, then the k lowest from the bottom up.
 
-        Fewer of either where there are not 2k.
+        A form of fewer than 2k eigenvalues has fewer of either.
         """
         order = self.values.argsort(dim=-1, descending=True)
         top, bottom = order[..., :k], order[..., k:].flip(-1)[..., :k]
@@ -211,14 +211,14 @@ class Spectrum(Reading):
     def pullback(
         self, weight: Float[Tensor, "n_in n_features"], bias: Float[Tensor, " n_in"] | None = None
     ) -> "Spectrum":
-        """The same eigenvectors read in the features z that feed them: v.x = (W'v).z for x = W z.
+        """Return the same eigenvectors as directions of features z: v.x = (W'v).z for x = W z.
 
-        This is how eigenvectors found behind an embedding become pictures. The pulled back vectors
-        give the same activations but are no longer orthonormal.
+        This turns eigenvectors after an embedding into pictures. The pulled back vectors have the
+        same activations but are no longer orthonormal.
 
         Args:
             weight: W, the map from features to the inputs of this spectrum.
-            bias: of that map; needs, and keeps, the constant coordinate.
+            bias: bias of that map; requires the constant coordinate, which stays.
 
         Source: Pearce et al. 2024, section 4.2.
         """
@@ -233,7 +233,7 @@ class Spectrum(Reading):
         return replace(self, vectors=self.vectors @ matrix.to(self.vectors))
 
     def effective_rank(self) -> Float[Tensor, "*batch"]:
-        """(sum |lambda|)^2 / sum lambda^2: how many eigenvalues of equal size would weigh as much.
+        """Return (sum |lambda|)^2 / sum lambda^2, the equivalent number of equal eigenvalues.
 
         A zero form has effective rank 0.
         """
@@ -255,21 +255,21 @@ class Spectrum(Reading):
 
     @classmethod
     def load(cls, path: Path | str) -> "Spectrum":
-        """Read what `save` wrote.
+        """Read a file written by `save`.
 
         Raises:
-            CheckpointError: there is no such file, or it does not hold a spectrum.
+            CheckpointError: the file does not exist or holds no spectrum.
         """
         with files.file_errors(path, "read"), safetensors.safe_open(path, "pt") as file:
             constant = (file.metadata() or {}).get("constant")
             names = set(SAVED).intersection(file.keys())
-            found = {name: file.get_tensor(name) for name in names}
-        if constant not in ("True", "False") or not {*SAVED[:3]} <= found.keys():
+            tensors = {name: file.get_tensor(name) for name in names}
+        if constant not in ("True", "False") or not {*SAVED[:3]} <= tensors.keys():
             raise CheckpointError(
                 f"{path} does not hold a spectrum: expected {', '.join(SAVED[:3])}, and in its "
                 "metadata constant, as Spectrum.save writes them"
             )
-        return cls(**found, constant=constant == "True")
+        return cls(**tensors, constant=constant == "True")
 
     def _take(self, order: Int[Tensor, "*batch k"]) -> "Spectrum":
         rows = order[..., None].expand(*order.shape, self.n_in)
@@ -280,8 +280,9 @@ class Spectrum(Reading):
             residuals=self.residuals.gather(-1, order),
         )
 
-    def _of_sign(self, chosen: Bool[Tensor, "*batch k"]) -> "Spectrum":
-        count = max(1, int(chosen.sum(-1).max()))
-        order = (~chosen).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
-        some = self._take(order)
-        return replace(some, values=some.values * chosen.gather(-1, order))
+    def _of_sign(self, selected: Bool[Tensor, "*batch k"]) -> "Spectrum":
+        count = max(1, int(selected.sum(-1).max()))
+        order = (~selected).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
+        pairs = self._take(order)
+        # The shorter forms of a batch have eigenpairs of the other sign here: they become zero.
+        return replace(pairs, values=pairs.values * selected.gather(-1, order))

@@ -22,7 +22,7 @@ from bilens.tensor.spectrum import Spectrum
 def effective_eigenvalues(
     eigenvalues: Float[Tensor, "paths depth"],
 ) -> Float[Tensor, " paths"]:
-    """lambda_1 prod_{l>1} |lambda_l|^((1/2)^(l-1)) of each row; layer 1 stands last.
+    """Return lambda_1 prod_{l>1} |lambda_l|^((1/2)^(l-1)) of each row, with layer 1 last.
 
     Multiplied in float64.
 
@@ -36,22 +36,22 @@ def effective_eigenvalues(
 @full_precision
 @dataclass(frozen=True, eq=False, repr=False)
 class Paths(Reading):
-    """Some or all leaves of an eigenvector tree, the largest |effective eigenvalue| first.
+    """Leaves of an eigenvector tree, the largest |effective eigenvalue| first.
 
     An eigenvector v of a layer is the direction in which the layer before is decomposed:
 
         v . h_l = sum_i lambda_i (v_i . h_{l-1})^2,  and at the input  v . h_0 = v . x
 
-    Axes: `paths`, and `depth`, which counts layers from the output to the input. A path is known
-    by its numbers: 0 is the eigenvector of largest |lambda| of its node. All eigenvectors are of
-    unit length; their signs are arbitrary and cancel in the squares.
+    Axes: `paths`, and `depth`, which counts layers from the output to the input. A path is
+    identified by its numbers: 0 is the eigenvector of largest |lambda| of its node. All
+    eigenvectors are of unit length. Their signs are arbitrary and cancel in the squares.
 
     Attributes:
         directions: u, the output directions at the roots of the trees.
-        roots: which direction each path comes from, counted through the batch.
+        roots: number of the direction of each path, counted through the batch.
         indices: the number of each eigenvector among those of its node.
         eigenvalues: lambda of each eigenvector.
-        vectors: the eigenvector of the first layer that each path ends at.
+        vectors: the eigenvector of the first layer at the end of each path.
         constant: the last input coordinate is the constant 1.
 
     Source: Pearce et al. 2024, section 4.2 and figure 1. Their layer l is entry depth - l here.
@@ -74,7 +74,7 @@ class Paths(Reading):
         return facts
 
     def frame(self) -> "pd.DataFrame":
-        """A row for each path: its name, direction, effective eigenvalue and eigenvalues."""
+        """Return a row for each path: its name, direction, effective eigenvalue and eigenvalues."""
         names = [
             " ".join(map(str, [root, *row]))
             for root, row in zip(self.roots.tolist(), self.indices.tolist(), strict=True)
@@ -85,7 +85,7 @@ class Paths(Reading):
         return pd.DataFrame({**columns, **above})
 
     def __len__(self) -> int:
-        """Number of paths."""
+        """Return the number of paths."""
         return self.roots.shape[0]
 
     @property
@@ -115,29 +115,29 @@ class Paths(Reading):
         return effective_eigenvalues(self.eigenvalues)
 
     def truncate(self, k: int) -> "Paths":
-        """The first k paths, a pruned tree."""
+        """Return the first k paths, a pruned tree."""
         check_count("k", k, len(self), "the number of paths")
         return self._take(torch.arange(k, device=self.roots.device))
 
     def of(self, root: int) -> "Paths":
-        """The paths of one direction, counted through the batch; there may be none."""
+        """Return the paths of one direction, counted through the batch; possibly none."""
         return self._take(torch.nonzero(self.roots == root).flatten())
 
     def __call__(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
-        """Evaluate u . f(x) through these paths alone: `samples`, then the batch of directions.
+        """Evaluate u . f(x) through these paths only: `samples`, then the batch of directions.
 
-        With all paths of a tree this is what the model computes. Samples are done in blocks, so
-        that memory is bounded whatever their number.
+        With all paths of a tree this is the model's output. Samples are processed in blocks, so
+        that memory is bounded for any number of them.
         """
         x = fit_input(x, self.vectors, self.constant)
         batch_size = max(1, WORKING_BYTES // (4 * len(self) * self.vectors.element_size()))
         levels = list(self._levels())
         blocks = []
-        for some in torch.split(x.reshape(-1, self.n_in), batch_size):
-            values = self.vectors @ some.T
+        for block in torch.split(x.reshape(-1, self.n_in), batch_size):
+            values = self.vectors @ block.T
             for eigenvalues, parents, n_parents in levels:
                 summands = eigenvalues[:, None] * values**2
-                values = values.new_zeros(n_parents, len(some)).index_add_(0, parents, summands)
+                values = values.new_zeros(n_parents, len(block)).index_add_(0, parents, summands)
             blocks.append(values.T)
         return torch.cat(blocks).reshape([*x.shape[:-1], *self.batch_shape])
 
@@ -151,7 +151,7 @@ class Paths(Reading):
         )
 
     def _levels(self) -> Iterator[tuple[Float[Tensor, " nodes"], Int[Tensor, " nodes"], int]]:
-        """For each layer, the first one first: eigenvalues of its nodes, and which node is above.
+        """Yield for each layer, from the first, its nodes' eigenvalues, parents and parent count.
 
         Nodes are the distinct beginnings of the paths.
         """
@@ -159,7 +159,7 @@ class Paths(Reading):
         for last in range(self.depth - 1, 0, -1):
             above, parents = torch.unique(names[:, :-1], dim=0, return_inverse=True)
             yield eigenvalues[:, last], parents, len(above)
-            # All nodes below one parent hold the same eigenvalues above themselves.
+            # All nodes below a parent share the eigenvalues above it.
             shared = eigenvalues.new_empty(len(above), last)
             shared[parents] = eigenvalues[:, :last]
             names, eigenvalues = above, shared
@@ -168,18 +168,18 @@ class Paths(Reading):
 
 @full_precision
 def tree_to_networkx(paths: Paths) -> "networkx.DiGraph":
-    """The tree that the paths make, as in figure 1C of the paper; edges go towards the input.
+    """Return the tree of the paths, as in figure 1C of the paper; edges point to the input.
 
-    A node's name is the tuple of its direction's number and of its eigenvectors' numbers from the
-    last layer on: (6,) is the root of direction 6, (6, 0) its strongest eigenvector. Nodes carry
+    A node's name is the tuple of its direction's number and its eigenvectors' numbers, the last
+    layer first. (6,) is the root of direction 6, (6, 0) its strongest eigenvector. Attributes:
 
         direction: number of the direction, counted through the batch;
-        layer: whose eigenvector it is, 1 for the first layer, depth + 1 for a root;
+        layer: number of the layer of the eigenvector, from 1; depth + 1 for a root;
         eigenvalue: of all but roots; also on the edge that leads to the node;
         effective: effective eigenvalue of a leaf;
-        path: row of a leaf in `paths`, where its vector is.
+        path: row of a leaf in `paths`.
 
-    Nodes and edges stand in the order of the paths. A direction without a path has no node.
+    Nodes and edges are in the order of the paths. A direction without a path has no node.
 
     Source: Pearce et al. 2024, section 4.2 and figure 1C.
     """
@@ -203,7 +203,7 @@ def tree_to_networkx(paths: Paths) -> "networkx.DiGraph":
 
 
 LEAF_LIMIT = 100_000
-"""Leaves that `decompile` may make unless the caller says more."""
+"""Default limit of the number of leaves of `decompile`."""
 
 
 @full_precision
@@ -214,16 +214,16 @@ def decompile(
     *,
     max_leaves: int = LEAF_LIMIT,
 ) -> Paths:
-    """All eigenvector paths from output directions down to the input, exactly.
+    """Return all eigenvector paths from output directions down to the input, exactly.
 
-    Q_l(v) = sum_i lambda_i v_i v_i' from the last layer to the first, with v = u at the root and
-    each v_i the direction for the layer before: n_in branches at every node. Evaluated on x the
-    result equals u . f(x). Branches are counted in the space that a layer reads, such as d_model
-    behind an embedding; outside of it every eigenvalue is zero. Follows the dtype of the tensors,
-    and is not differentiable.
+    Q_l(v) = sum_i lambda_i v_i v_i' from the last layer to the first, with v = u at the root. Each
+    v_i is the direction for the layer before, so that every node has n_in branches. Evaluated on x
+    the result equals u . f(x). Branches are counted in the space that a layer reads, such as
+    d_model after an embedding. Outside of it every eigenvalue is zero. Follows the dtype of the
+    tensors, and is not differentiable.
 
     Args:
-        tensors: one for each layer; each reads what the one before gives.
+        tensors: one for each layer; each reads the outputs of the one before.
         directions: u, one vector or a batch of them in the last axis.
         max_leaves: the largest tree to make.
 
@@ -236,7 +236,7 @@ def decompile(
     chain = make_chain(tensors, directions)
     if chain.n_leaves > max_leaves:
         raise BilensError(
-            f"The whole tree has {chain.n_leaves:,} leaves; the limit is max_leaves="
+            f"The tree has {chain.n_leaves:,} leaves; the limit is max_leaves="
             f"{max_leaves:,}. Ask for the strongest ones with top_paths(), or raise max_leaves."
         )
     vectors = chain.directions
@@ -264,11 +264,11 @@ def decompile(
 
 @full_precision
 class LazyTree:
-    """The tree that `decompile` makes whole, of which only what is asked for is decomposed.
+    """The tree of `decompile`, decomposed only at the nodes that are requested.
 
-    A node is known by the number of its direction, then of each eigenvector, as in `Paths`: (6,) is
-    the root of direction 6, (6, 0) its strongest eigenvector. Arguments and errors are those of
-    `decompile`; no such node, or a leaf, is an error as well.
+    A node is identified by the number of its direction, then of each eigenvector, as in `Paths`:
+    (6,) is the root of direction 6, (6, 0) its strongest eigenvector. Arguments and errors are
+    those of `decompile`. A node that does not exist, or a leaf, is an error as well.
     """
 
     def __init__(
@@ -289,10 +289,10 @@ class LazyTree:
 
     @torch.no_grad()
     def branches(self, node: Sequence[int]) -> Spectrum:
-        """All eigenvectors that a node branches into, the largest |eigenvalue| first.
+        """Return all eigenvectors below a node, the largest |eigenvalue| first.
 
-        Those of the first layer, the leaves, are vectors of the model's inputs; all others are
-        directions in what the layer below gives.
+        Eigenvectors of the first layer, the leaves, are vectors of the model's inputs. All higher
+        ones are directions in the outputs of the layer below.
         """
         name = tuple(node)
         if not 1 <= len(name) <= self.depth or not 0 <= name[0] < len(self._chain.directions):
@@ -311,10 +311,10 @@ class LazyTree:
     def overlaps(
         self, node: Sequence[int], x: Float[Tensor, "samples n_in"]
     ) -> Float[Tensor, "samples k"]:
-        """V . h of every branch of a node: its overlap with what the layer below gives for x.
+        """Return the overlap v . h of every branch of a node with the output h of the layer below.
 
-        sum_i lambda_i (v_i . h)^2 over the branches is the logit for a root, and its own v . h for
-        every other node.
+        sum_i lambda_i (v_i . h)^2 over the branches is the logit for a root, and the node's v . h
+        otherwise.
         """
         spectrum, chain = self.branches(node), self._chain
         h = fit_input(x, chain.basis, chain.constant) @ chain.basis.T
