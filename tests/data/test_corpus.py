@@ -163,7 +163,7 @@ def test_a_damaged_cache(load, tmp_path, damaged, left):
     (folder,) = (tmp_path / "cache").iterdir()
     path = folder / damaged
     path.write_bytes(path.read_bytes()[:left])
-    message = f"^{folder}, where token ids are kept, is damaged .*Delete it, and it will be made"
+    message = f"^{folder}, the cache of token ids, is damaged .*Delete it; it will be"
     with pytest.raises(DataError, match=f"(?s){message}"):
         load()
 
@@ -205,7 +205,7 @@ def test_a_given_tokenizer_is_used(load):
 
 def test_a_tokenizer_with_too_many_tokens(load):
     own = train_tokenizer(made_stories(20), vocab_size=60)
-    message = "^tokenizer has 60 tokens, expected at most vocab_size=50; take the one that was"
+    message = "^tokenizer has 60 tokens, expected at most vocab_size=50; use the tokenizer that was"
     with pytest.raises(DataError, match=message):
         load(tokenizer=own, vocab_size=50)
 

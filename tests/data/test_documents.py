@@ -111,7 +111,7 @@ def test_a_damaged_cache_is_named(texts, tmp_path, damage, split):
         case _:
             left = {"empty": b"", "half": content[: len(content) // 2], "garbage": b"x" * 999}
             path.write_bytes(left[damage])
-    message = f"^{folder}, where token ids are kept, is damaged .*Delete it, and it will be made"
+    message = f"^{folder}, the cache of token ids, is damaged .*Delete it; it will be"
     with pytest.raises(DataError, match=f"(?s){message}"):
         load(texts, tmp_path, shortest=5, n_ctx=9, validation_share=0.3)
 
@@ -119,6 +119,6 @@ def test_a_damaged_cache_is_named(texts, tmp_path, damage, split):
 def test_a_home_that_cannot_be_written(texts, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "file"))
-    message = "could not be written: .* Token ids are kept there; HF_HOME moves it.$"
+    message = "could not be written: .* Token ids are cached there; HF_HOME moves it.$"
     with pytest.raises(DataError, match=message):
         load_documents(texts, framing_tokenizer(), n_ctx=16)

@@ -139,7 +139,7 @@ def test_missing_files_are_named_for_the_nearest_folder(tmp_path, write_set):
 )
 def test_the_folder_of_another_set(tmp_path, write_set, asked, below, found):
     folder = write_set(tmp_path / below)
-    message = f"^{folder} is by its name a folder of {found}, expected {asked}. Give the folder abo"
+    message = f"^{folder} is a folder of {found} by its name, expected {asked}. Use its parent"
     with pytest.raises(DataError, match=message):
         load_images(asked, folder)
 

@@ -100,7 +100,7 @@ def test_damaged_gzip(tmp_path, content, reason):
 def test_more_than_the_limit_is_never_read(tmp_path, sizes):
     path = written(tmp_path, bytes([0, 0, 8, 1]) + sizes)
     size = int.from_bytes(sizes, "big")
-    message = f"{path} says that it holds {size:,} bytes, expected at most 1,073,741,824$"
+    message = f"{path} announces {size:,} bytes, expected at most 1,073,741,824$"
     with pytest.raises(DataError, match=message):
         read_idx(path)
 

@@ -117,7 +117,7 @@ def test_the_hub_out_of_reach(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     message = (
-        r"^roneneldan/TinyStories, split train, could not be had from the Hugging Face hub "
+        r"^roneneldan/TinyStories, split train, could not be loaded from the Hugging Face hub "
         r"\(ConnectionError: no route\). Connect to the hub, or put tinystories/train.txt.gz and "
     )
     with pytest.raises(DataError, match=message):
@@ -222,6 +222,6 @@ def test_an_unknown_name(source, tmp_path, monkeypatch):
 
 
 def test_a_folder_without_stories(tmp_path):
-    message = f"^{tmp_path} is a folder without files .txt, .txt.gz, .parquet, .jsonl; give anoth"
+    message = f"^{tmp_path} is a folder without files .txt, .txt.gz, .parquet, .jsonl; choose anoth"
     with pytest.raises(DataError, match=message):
         next(read_texts(tmp_path))

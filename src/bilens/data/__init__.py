@@ -1,4 +1,4 @@
-"""Data sets: images as tensors, stories as blocks of tokens; from files, the hub, or made here."""
+"""Data sets: images as tensors, stories as rows of tokens; from files, the hub, or synthetic."""
 
 from bilens.data.corpus import Corpus, load_corpus, load_documents
 from bilens.data.deep_grammar import DeepGrammar

@@ -1,4 +1,4 @@
-"""Texts as rows of token ids: read, split, tokenized and packed once, then opened from a cache."""
+"""Texts as rows of token ids: read, split, tokenized and packed once, then cached."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -35,10 +35,10 @@ class Corpus:
     """Rows of token ids, split into training and validation.
 
     Attributes:
-        name: what it was loaded by.
-        tokenizer: its ids are those of the rows.
-        train: a column `input_ids` of int64 tensors. `Trainer` takes it as it is, with a collator
-            that makes the labels.
+        name: name of the corpus.
+        tokenizer: tokenizer of the rows.
+        train: a column `input_ids` of int64 tensors. `Trainer` accepts it with a collator that adds
+            the labels.
         validation: as `train`, from other texts.
     """
 
@@ -74,26 +74,27 @@ def load_corpus(
 ) -> Corpus:
     """Load a corpus by its name or from files, ready for training.
 
-    Stories are cleaned (`clean`), of equal ones (but for their case) the first stays, they are
-    shuffled and split, each becomes [BOS] story [EOS], and all of a split are joined and cut into
-    rows; what is left over at its end is dropped. The rows are kept for the next time, by the files
-    (their size and time of change) and arguments. Memory holds a digest of each story and the texts
-    of one batch.
+    Stories are cleaned (`clean`). Of stories that differ only in case the first stays. They are
+    shuffled and split, and each becomes [BOS] story [EOS]. The stories of a split are joined and
+    cut into rows; an incomplete last row is dropped. The rows are cached by the arguments and by
+    the sizes and modification times of the files. Memory holds a digest of each story and the
+    texts of one batch.
 
     Args:
-        name: "grammar" or "deep-grammar", languages whose true probabilities are known (`Grammar`,
-            `DeepGrammar`; each row is a sentence), or what `read_texts` takes.
+        name: "grammar" or "deep-grammar", languages with known probabilities (`Grammar`,
+            `DeepGrammar`; each row is a sentence), or a source for `read_texts`.
         n_ctx: tokens of a row.
         vocab_size: the largest number of tokens; a tokenizer is trained on the training split.
         tokenizer: used instead; it must have tokens for beginning and end.
         data_dir: as in `read_texts`.
-        cache_dir: where rows are kept; by default the folder bilens in Hugging Face's (HF_HOME).
-        validation_share: share of the stories that are held out.
-        seed: draws the order and the split, and the sentences of the grammar.
+        cache_dir: folder of the cached rows; by default the folder bilens in Hugging Face's
+            (HF_HOME).
+        validation_share: share of the stories for validation.
+        seed: seed of the order and the split, and of the sentences of the grammar.
 
     Raises:
-        DataError: as in `read_texts`, a split is shorter than a row, the tokenizer does not fit,
-            or what is kept is damaged or cannot be written.
+        DataError: as in `read_texts`; or a split is shorter than a row, the tokenizer does not fit,
+            or the cache is damaged or cannot be written.
 
     Source: Pearce et al. 2024, appendices C.3 and C.4.
     """
@@ -106,8 +107,8 @@ def load_corpus(
     def build(draft: Path) -> None:
         _build(draft, map(clean, read_texts(name, data_dir)), settings, tokenizer)
 
-    own = None if tokenizer is None else tokenizer.backend_tokenizer.to_str()
-    return _open(_cached(name, data_dir, cache_dir, (astuple(settings), own), build), str(name))
+    rules = None if tokenizer is None else tokenizer.backend_tokenizer.to_str()
+    return _open(_cached(name, data_dir, cache_dir, (astuple(settings), rules), build), str(name))
 
 
 def load_documents(
@@ -120,19 +121,19 @@ def load_documents(
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
 ) -> Corpus:
-    """Load texts in the tokens of a model that is trained already.
+    """Load texts in the tokens of a pretrained model.
 
-    As `load_corpus`, but nothing is cleaned or shuffled: the model knows text as it is written.
-    Each has the ends that its tokenizer gives it, or else an end of text behind it. Which are held
-    out follows from the texts themselves, so it is the same for every model.
+    As `load_corpus`, but texts are neither cleaned nor shuffled. Each has the beginning and end
+    tokens that its tokenizer adds, or else an end of text after it. The split depends only on a
+    text itself, so it is the same for every model.
 
     Args:
-        name: what `read_texts` takes.
-        tokenizer: of the model.
+        name: a source for `read_texts`.
+        tokenizer: tokenizer of the model.
         n_ctx: tokens of a row.
-        shortest: texts of so many tokens to `n_ctx` are a row each, and others are left out. By
-            default all are joined, and cut into rows of `n_ctx`.
-        validation_share: share of the texts that are held out.
+        shortest: least tokens of a text. Each text of `shortest` to `n_ctx` tokens is a row, and
+            others are dropped. By default all are joined, and cut into rows of `n_ctx`.
+        validation_share: share of the texts for validation.
         data_dir: as in `read_texts`.
         cache_dir: as in `load_corpus`.
 
@@ -153,8 +154,7 @@ def load_documents(
             texts = (text for text in distinct if (_digest(text) % SHARES < held_out) == held)
             _write_split(draft / f"{split}.arrow", _encoded(texts, tokenizer, [], end), settings)
 
-    own = tokenizer.backend_tokenizer.to_str()
-    parts = (astuple(settings), own, end)
+    parts = (astuple(settings), tokenizer.backend_tokenizer.to_str(), end)
     return _open(_cached(name, data_dir, cache_dir, parts, build), str(name), tokenizer)
 
 
@@ -162,7 +162,7 @@ def _check_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", vocab_si
     if len(tokenizer) > vocab_size:
         raise DataError(
             f"tokenizer has {len(tokenizer)} tokens, expected at most vocab_size={vocab_size}; "
-            "take the one that was saved with the model"
+            "use the tokenizer that was saved with the model"
         )
     if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
         raise DataError(
@@ -175,12 +175,12 @@ def _synthetic(
     name: str, settings: _Settings, tokenizer: "transformers.PreTrainedTokenizerFast | None"
 ) -> Corpus:
     language = LANGUAGES[name]()
-    own = language.tokenizer()
-    _check_tokenizer(own, settings.vocab_size)
-    if tokenizer is not None and tokenizer.get_vocab() != own.get_vocab():
+    words = language.tokenizer()
+    _check_tokenizer(words, settings.vocab_size)
+    if tokenizer is not None and tokenizer.get_vocab() != words.get_vocab():
         raise DataError(
-            f"tokenizer has other tokens than {name}, expected its own, or none; a model of "
-            "another language cannot read it"
+            f"tokenizer has other tokens than {name}, expected the tokenizer of {name}, or None; a "
+            "model of another language cannot read it"
         )
     ids = language.sample(GRAMMAR_SENTENCES, settings.n_ctx, settings.seed).int().numpy()
     held_out = round(GRAMMAR_SENTENCES * settings.validation_share)
@@ -188,7 +188,7 @@ def _synthetic(
         datasets.Dataset.from_dict({"input_ids": part}).with_format("torch")
         for part in np.split(ids, [held_out])
     )
-    return Corpus(name, own, train, validation)
+    return Corpus(name, words, train, validation)
 
 
 def _build(
@@ -198,9 +198,9 @@ def _build(
     tokenizer: "transformers.PreTrainedTokenizerFast | None",
 ) -> None:
     """Fill `folder` with the tokenizer and the rows of each split."""
-    kept = folder / "stories.arrow"
-    _write(kept, _distinct(texts, str.lower), "text")
-    stories = datasets.Dataset.from_file(str(kept))
+    path = folder / "stories.arrow"
+    _write(path, _distinct(texts, str.lower), "text")
+    stories = datasets.Dataset.from_file(str(path))
     held_out = max(1, round(len(stories) * settings.validation_share))
     if len(stories) <= held_out:
         raise DataError(
@@ -216,13 +216,13 @@ def _build(
     for split, rows in (("train", train), ("validation", validation)):
         ids = _encoded(rows["text"], tokenizer, *ends, add_special_tokens=False)
         _write_split(folder / f"{split}.arrow", ids, settings)
-    kept.unlink()
+    path.unlink()
 
 
 def batched(items: Iterable[Item], size: int, length: int | None = None) -> Iterator[list[Item]]:
-    """The items of any stream in lists of `size`, the last of which may be shorter.
+    """Yield the items of a stream in lists of `size`; the last list may be shorter.
 
-    A list also ends where its items, texts or lists, have this `length` together.
+    A list also ends when the lengths of its items add up to `length`.
     """
     batch: list[Item] = []
     total = 0
@@ -242,7 +242,7 @@ def _digest(text: str) -> int:
 
 
 def _distinct(texts: Iterable[str], folded: Callable[[str], str]) -> Iterator[str]:
-    """Give each text, but of those that are equal when folded only the first."""
+    """Yield the first of all texts that are equal when folded."""
     seen: set[int] = set()
     for text in texts:
         digest = _digest(folded(text))
@@ -259,19 +259,19 @@ def _encoded(
     **how: Any,
 ) -> Iterator[list[int]]:
     for batch in batched(texts, ROWS, CHARACTERS):
-        # A text may spell a special token: there it is text.
+        # A text may spell a special token, which is then text.
         encoded = tokenizer(batch, split_special_tokens=True, verbose=False, **how)
         yield from ([*start, *ids, *end] for ids in encoded["input_ids"])
 
 
 def _packed(texts: Iterable[list[int]], length: int) -> Iterator[list[int]]:
-    """Cut the joined texts; what is left over at the end is dropped."""
+    """Join texts and cut them into rows of `length`; an incomplete last row is dropped."""
     joined: list[int] = []
     for ids in texts:
         joined += ids
-        whole = len(joined) // length * length
-        yield from (joined[i : i + length] for i in range(0, whole, length))
-        joined = joined[whole:]
+        end = len(joined) // length * length
+        yield from (joined[i : i + length] for i in range(0, end, length))
+        joined = joined[end:]
 
 
 def _write_split(path: Path, texts: Iterable[list[int]], settings: _Settings) -> None:
@@ -283,12 +283,12 @@ def _write_split(path: Path, texts: Iterable[list[int]], settings: _Settings) ->
     if not _write(path, rows, "input_ids"):
         raise DataError(
             f"The corpus has too little text for {path.stem}, expected a row of {least or most} to "
-            f"{most} tokens (n_ctx) or more; give more text, or other lengths"
+            f"{most} tokens (n_ctx) or more; use more text, or other lengths"
         )
 
 
 def _write(path: Path, rows: Iterable[Any], column: str) -> int:
-    """Write texts, or rows of token ids, as an Arrow file; return how many there were."""
+    """Write texts, or rows of token ids, as an Arrow file, and return their number."""
     text, ids = datasets.Value("string"), datasets.List(datasets.Value("int32"))
     features = datasets.Features({column: text if column == "text" else ids})
     with datasets.arrow_writer.ArrowWriter(path=str(path), features=features) as writer:
@@ -304,7 +304,7 @@ def _cached(
     parts: tuple[Any, ...],
     build: Callable[[Path], None],
 ) -> Path:
-    """The folder for these texts and settings, which `build` fills if it is not there yet."""
+    """Return the folder for these texts and settings; `build` fills it if it does not exist."""
     paths = [path.resolve() for path in text_files(name, data_dir)]
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     key = datasets.fingerprint.Hasher.hash((CACHE_VERSION, files or str(name), *parts))
@@ -317,7 +317,7 @@ def _cached(
             with folder_written_whole(folder) as draft:
                 build(draft)
     except CheckpointError as error:
-        raise DataError(f"{error} Token ids are kept there; HF_HOME moves it.") from error
+        raise DataError(f"{error} Token ids are cached there; HF_HOME moves it.") from error
     return folder
 
 
@@ -325,17 +325,17 @@ def _open(
     folder: Path, name: str, tokenizer: "transformers.PreTrainedTokenizerFast | None" = None
 ) -> Corpus:
     try:
-        own = tokenizer or read_tokenizer(folder / "tokenizer")
+        reader = tokenizer or read_tokenizer(folder / "tokenizer")
         paths = (folder / f"{split}.arrow" for split in ("train", "validation"))
         splits = [datasets.Dataset.from_file(str(path)) for path in paths]
         for split in splits:
             split.data.table.validate(full=True)
             ends = pc.min_max(pc.list_flatten(split.data.table["input_ids"])).as_py()
-            if not 0 <= ends["min"] <= ends["max"] < len(own):
-                raise LookupError(f"{ends['max']} is not one of the {len(own)} tokens")
+            if not 0 <= ends["min"] <= ends["max"] < len(reader):
+                raise LookupError(f"{ends['max']} is not one of the {len(reader)} tokens")
     except (OSError, ValueError, LookupError, TypeError, NotImplementedError) as error:
         raise DataError(
-            f"{folder}, where token ids are kept, is damaged ({error}). Delete it, and it will be "
-            "made again."
+            f"{folder}, the cache of token ids, is damaged ({error}). Delete it; it will be "
+            "written again."
         ) from error
-    return Corpus(name, own, *(split.with_format("torch") for split in splits))
+    return Corpus(name, reader, *(split.with_format("torch") for split in splits))

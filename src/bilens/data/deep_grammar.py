@@ -1,4 +1,4 @@
-"""A small language whose rules need two blocks, in sentences of three kinds; the first word tells.
+"""A small language whose rules need two blocks. The first word names one of three kinds.
 
     map     1/2 a cue, 1/2 a filler
             after a cue's first time: any value; after that strength: the value that followed it
@@ -7,11 +7,11 @@
             after a noun: 1/2 a preposition; 1/2 a verb, with strength of the number of the first
             noun of the clause, agreement across distractors
             after a preposition: 1/2 a noun, 1/2 an adjective and then a noun
-    code    of a filler, an opening bracket (below depth 2) and a closing one (if any is open) each
-            as likely; with strength it closes the innermost
+    code    a filler, an opening bracket (below depth 2) or a closing one (if any is open), equally
+            likely; with strength it closes the innermost
 
-In each group all words are alike. One block cannot know these rules: which value followed a cue,
-which noun followed no preposition and which bracket is closed already take the words before those.
+All words of a group are equally likely. One block cannot learn these rules. The value after a cue,
+a noun without a preposition and an open bracket all depend on the words before them.
 """
 
 from collections.abc import Hashable
@@ -37,11 +37,11 @@ STARTS = {
 
 @dataclass(frozen=True)
 class DeepGrammar(SyntheticLanguage):
-    """The language; two of the same strength are equal.
+    """The language of this module.
 
-    A state is a kind of sentence and what is remembered: of a map the value of each cue, and the
-    cue that was last; of a tale the number of the subject, and what was last; of code the open
-    brackets.
+    A state is a kind of sentence and its memory. For a map, that is the value of each cue and the
+    last cue. For a tale, it is the number of the subject and the kind of the last word. For code,
+    it is the open brackets.
     """
 
     words: ClassVar[tuple[str, ...]] = (
@@ -64,7 +64,7 @@ class DeepGrammar(SyntheticLanguage):
         return [(noun, verb) for nouns, verbs in groups for noun in nouns for verb in verbs]
 
     def following(self, state: Any) -> dict[str, float]:  # noqa: PLR0911
-        """As the module's docstring says."""
+        """Return the probabilities of next words, as in the module's docstring."""
         nouns = uniform(NOUNS[0] + NOUNS[1])
         match state:
             case ("map", _, ""):
@@ -92,7 +92,7 @@ class DeepGrammar(SyntheticLanguage):
                 return uniform(STARTS)
 
     def moved(self, state: Any, word: str) -> Hashable:  # noqa: PLR0911
-        """What is remembered after one more word."""
+        """Return the state after a word."""
         match state:
             case ("map", values, cue):
                 bound = tuple(
@@ -102,8 +102,9 @@ class DeepGrammar(SyntheticLanguage):
                 return ("map", bound, word if word in CUES else "")
             case ("tale", number, last):
                 if word in (*NOUNS[0], *NOUNS[1]):
-                    own = number if last in ("preposition", "adjective") else int(word in NOUNS[1])
-                    return ("tale", own, "subject" if last == "free" else "distractor")
+                    modifies = last in ("preposition", "adjective")
+                    subject = number if modifies else int(word in NOUNS[1])
+                    return ("tale", subject, "subject" if last == "free" else "distractor")
                 if word in PREPOSITIONS:
                     return ("tale", number, "preposition")
                 return (
@@ -117,7 +118,7 @@ class DeepGrammar(SyntheticLanguage):
                 return STARTS[word]
 
     def kind(self, state: Any) -> str:
-        """induction, agreement (behind a distractor), brackets or other."""
+        """Return induction, agreement (after a distractor), brackets or other."""
         match state:
             case ("map", values, cue) if cue and values[CUES.index(cue)]:
                 return "induction"

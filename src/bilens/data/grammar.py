@@ -1,21 +1,21 @@
-"""A small language of bigrams and skip-trigrams, which one block can know.
+"""A small language of bigrams and skip-trigrams, which one block can learn.
 
 A sentence starts with [BOS], perhaps openers, and one name; after that no other name comes.
 
     after [BOS] or an opener    1/2 an opener, 1/2 a name
     after a first word          strength: its second word, a bigram;
                                 1 - strength: anything free
-    after a verb B              strength: the object C that the name A and B decide, a skip-trigram
+    after a verb B              strength: the object C of name A and verb B, a skip-trigram
                                 A...B -> C; 1 - strength: anything free
     after any other word        anything free: 1/3 a first word, 1/3 a verb, 1/3 filler
 
-In each group all words are alike. Two verbs have objects of their own: a part for the name and one
-for the verb, added, can say which. The other two share their objects and give them to the names in
-different orders, which takes the product of name and verb.
+All words of a group are equally likely. Two verbs have separate objects: the sum of a term for the
+name and a term for the verb can select the object. The other two verbs share their objects and
+assign them to the names in different orders, which requires a product of name and verb.
 
-The vocabulary is made so that weights can show it. Names come only once, so attention need not
-choose between them. What is free is a wide choice, so that the narrow rules stand out against it,
-and a verb alone says little, so that its objects are not bigrams.
+The vocabulary is chosen such that weights can show the rules. A name comes only once, so attention
+need not choose between names. Free words are many, so that the narrow rules are distinct from them.
+A verb without its name predicts little, so that its objects are not bigrams.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ FIRSTS = (
     "thank",
 )
 SECONDS = ("cream", "pie", "truck", "bear", "pool", "boots", "room", "cake", "night", "you")
-# Each verb with its objects, in the order of the names.
+# The objects of each verb, in the order of the names.
 OBJECTS = {
     "sang": ("la", "oh", "hey", "mm", "na", "ho"),
     "ate": ("soup", "bread", "rice", "corn", "fish", "jam"),
@@ -57,7 +57,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Grammar(SyntheticLanguage):
-    """The language; two of the same strength are equal. A state is the name and the last word."""
+    """The language of this module. A state is the name and the last word."""
 
     words: ClassVar[tuple[str, ...]] = (
         *OPENERS,
@@ -71,26 +71,26 @@ class Grammar(SyntheticLanguage):
 
     @property
     def bigrams(self) -> list[tuple[str, str]]:
-        """Pairs (first, next): the one nearly always follows the other."""
+        """Pairs (first, next): next nearly always follows first."""
         return list(BIGRAMS.items())
 
     @property
     def skip_trigrams(self) -> list[tuple[str, str, str]]:
-        """Triples (A, B, C): after B, and A anywhere before, nearly always comes C."""
+        """Triples (A, B, C): C nearly always follows B if A came anywhere before."""
         return [(name, verb, word) for (name, verb), word in RULES.items()]
 
     def following(self, state: tuple[str, str]) -> dict[str, float]:
-        """As the module's docstring says."""
+        """Return the probabilities of next words, as in the module's docstring."""
         if state[1] == BOS or state[1] in OPENERS:
             return average(uniform(OPENERS), uniform(NAMES))
         free = average(uniform(FIRSTS), uniform(OBJECTS), uniform(FILLERS))
-        said = BIGRAMS.get(state[1]) or RULES.get(state)
-        return free if said is None else self.mixed([said], free)
+        word = BIGRAMS.get(state[1]) or RULES.get(state)
+        return free if word is None else self.mixed([word], free)
 
     def moved(self, state: tuple[str, str], word: str) -> tuple[str, str]:
-        """The name stays."""
+        """Return the state after a word; the name stays."""
         return (word if word in NAMES else state[0], word)
 
     def kind(self, state: tuple[str, str]) -> str:
-        """bigram, skip-trigram or filler."""
+        """Return bigram, skip-trigram or filler."""
         return "bigram" if state[1] in BIGRAMS else "skip-trigram" if state in RULES else "filler"

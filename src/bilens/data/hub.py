@@ -1,4 +1,4 @@
-"""Where data sets come from: a folder that was named, or the Hugging Face hub."""
+"""Sources of data sets: a folder that the user names, or the Hugging Face hub."""
 
 import os
 from collections.abc import Iterator
@@ -12,15 +12,15 @@ from bilens.lazy_imports import datasets
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether there is a folder; a name that the file system does not take is none."""
+    """Return True if a path is a folder; False for names that the file system rejects."""
     return os.path.isdir(path)  # noqa: PTH112  pathlib raises for names that are too long
 
 
 def named_folder(data_dir: str | Path | None) -> Path | None:
-    """The folder of data sets that `data_dir` names, or else BILENS_DATA; None if neither does.
+    """Return the folder of data sets in `data_dir`, else in BILENS_DATA, else None.
 
     Raises:
-        DataError: it is not there.
+        DataError: the folder does not exist.
     """
     origin = "BILENS_DATA" if data_dir is None else "data_dir"
     folder = os.environ.get("BILENS_DATA", "") if data_dir is None else str(data_dir)
@@ -31,16 +31,16 @@ def named_folder(data_dir: str | Path | None) -> Path | None:
 
 @contextmanager
 def hub_split(repository: str, split: str, instead: str, **how: Any) -> Iterator[Any]:
-    """A split of a data set of the hub, or what `datasets` has kept of it.
+    """Open a split of a data set of the hub, or the copy of it in the cache of `datasets`.
 
     Args:
-        repository: its name on the hub.
+        repository: name of the data set on the hub.
         split: name of the split.
-        instead: files that do as well, for errors.
+        instead: files that would do as well, for error messages.
         how: passed to `datasets.load_dataset`.
 
     Raises:
-        DataError: the hub is out of reach, within the block too, or has other data.
+        DataError: the hub is out of reach, also inside the block, or has other data.
     """
     try:
         with hub_asked_once():
@@ -49,7 +49,7 @@ def hub_split(repository: str, split: str, instead: str, **how: Any) -> Iterator
         raise
     except (OSError, ValueError, KeyError, HTTPError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
-            f"{repository}, split {split}, could not be had from the Hugging Face hub "
+            f"{repository}, split {split}, could not be loaded from the Hugging Face hub "
             f"({type(error).__name__}: {error}). Connect to the hub, or put {instead} into a "
             "folder and name it: --data-dir (data_dir), or BILENS_DATA."
         ) from error

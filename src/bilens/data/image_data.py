@@ -1,4 +1,4 @@
-"""Images with their classes, in two splits, checked when they are put together."""
+"""Images with their classes, in two checked splits, and drawings scaled to look like them."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,7 +22,7 @@ class ImageData(Reading):
     """Grey images with their classes, split into training and test.
 
     Attributes:
-        train_images: from 0 (black) to 1 (white), flattened row by row: pixel (r, c) stands at
+        train_images: from 0 (black) to 1 (white), flattened row by row: pixel (r, c) is element
             r * width + c; `test_images` likewise.
         train_labels: indices into `class_names`; `test_labels` likewise.
         shape: height and width in pixels; pixels = height * width.
@@ -53,13 +53,13 @@ class ImageData(Reading):
         ]
 
     def frame(self) -> "pd.DataFrame":
-        """How many images each class has."""
+        """Return the number of images of each class."""
         splits = {"train": self.train_labels, "test": self.test_labels}
         counts = {n: s.bincount(minlength=self.n_classes).cpu() for n, s in splits.items()}
         return pd.DataFrame({"class": self.class_names, **counts})
 
     def plot(self, k: int = 10) -> "go.Figure":
-        """The first k images of the test set, above each its class."""
+        """Plot the first k images of the test set, each below its class."""
         images = self.test_images[:k].reshape(-1, *self.shape).cpu()
         figure = px.imshow(images, facet_col=0, facet_col_wrap=10, binary_string=True)
         for note, label in zip(figure.layout.annotations, self.test_labels.tolist(), strict=False):
@@ -94,7 +94,7 @@ class ImageData(Reading):
         return len(self.class_names)
 
     def to(self, device: torch.device | str) -> "ImageData":
-        """Return the same data on `device`; where it is there already, itself."""
+        """Return the same data on `device`; the object itself if it is there already."""
         if self.train_images.device == torch.device(device):
             return self
         names = [name for name, value in vars(self).items() if isinstance(value, Tensor)]
@@ -105,20 +105,20 @@ ImageData.__init__ = checked(ImageData.__init__)  # type: ignore[method-assign]
 
 
 INK = 0.25
-"""Above this share of the darkest a pixel belongs to what is drawn."""
+"""Share of the darkest pixel above which a pixel belongs to the drawing."""
 
 LARGEST = 1024
-"""Pixels of a side."""
+"""Largest number of pixels of a side."""
 
 SEEN = 2000
-"""Images that are measured to learn how a data set is framed."""
+"""Number of images in the measurement of a data set's framing."""
 
 
 def ink_of(picture: Image.Image) -> Float[np.ndarray, "height width"]:
-    """How much ink is on each pixel of a picture, from 0 to 1: dark on light, or light on dark.
+    """Return the ink on each pixel of a picture, from 0 to 1, (height, width).
 
-    What is transparent is paper. The border says which of the two is paper. A picture with a side
-    above 1024 pixels is made smaller first.
+    Pictures may be dark on light or light on dark: the border is taken as paper. Transparent pixels
+    are paper. A picture with a side above 1024 pixels is reduced first.
     """
     picture = picture.convert("RGBA")
     picture.thumbnail((LARGEST, LARGEST))
@@ -133,18 +133,18 @@ def ink_of(picture: Image.Image) -> Float[np.ndarray, "height width"]:
 def fit_drawing(
     ink: Float[np.ndarray, "height width"], data: ImageData
 ) -> Float[Tensor, " pixels"]:
-    """Scale and centre a drawing as the images of a data set are.
+    """Scale and centre a drawing like the images of a data set, (pixels).
 
-    The longer side of the box around what is drawn becomes as long as it mostly is in the data, and
-    its centre of mass goes where it is there: in MNIST 20 of 28 pixels, and the middle. The darkest
-    pixel becomes 1.
+    The longer side of the drawing's bounding box takes its median length in the data. Its centre of
+    mass moves to the mean position in the data. In MNIST these are 20 of 28 pixels, and the middle.
+    The darkest pixel becomes 1.
 
     Args:
-        ink: of the drawing, from 0 to 1.
-        data: whose images it should look like.
+        ink: ink of the drawing, from 0 to 1.
+        data: the data set that determines size and position.
 
     Raises:
-        BilensError: nothing is drawn.
+        BilensError: the drawing is empty.
 
     Source:
         LeCun et al. 1998, "The MNIST database of handwritten digits", on size and centre.
@@ -155,16 +155,16 @@ def fit_drawing(
     side, centre = _framing(data)
     cut = Image.fromarray((255 * ink[rows, columns] / ink.max()).astype(np.uint8))
     scale = side / max(cut.size)
-    # Bilinear in PIL averages over all pixels that become one.
+    # Bilinear reduction in PIL averages over all source pixels of a target pixel.
     small = cut.resize(
         (max(1, round(cut.width * scale)), max(1, round(cut.height * scale))),
         Image.Resampling.BILINEAR,
     )
     drawn = np.asarray(small, dtype=np.float64)
-    # Nothing may leave the page, where digits fill it from top to bottom.
+    # Clamped to the page: digits may fill it from top to bottom.
     top, left = (
-        min(max(0, round(float(wanted - mine))), max(0, size - length))
-        for wanted, mine, size, length in zip(
+        min(max(0, round(float(target - current))), max(0, size - length))
+        for target, current, size, length in zip(
             centre, _centre(drawn), data.shape, drawn.shape, strict=True
         )
     )
@@ -186,7 +186,7 @@ def _centre(ink: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "2"]:
 
 @lru_cache(maxsize=4)
 def _framing(data: ImageData) -> tuple[int, Float[np.ndarray, "2"]]:
-    """The usual longer side of what an image of the data shows, and its usual centre of mass."""
+    """Return the median longer side of an image's bounding box, and the mean centre of mass."""
     images = data.train_images[:SEEN].double().cpu().numpy().reshape(-1, *data.shape)
     images = images[images.max((1, 2)) > 0]
     boxes = [_box(image / image.max()) for image in images]

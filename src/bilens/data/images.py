@@ -1,6 +1,6 @@
 """Images with classes: digits, MNIST, Fashion-MNIST, modular addition, or a folder of IDX files.
 
-Where they come from:
+Sources:
 
 - digits: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998; the
   1797 images of its test part that come with scikit-learn.
@@ -29,7 +29,7 @@ from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import lazy_import
 from bilens.settings import Between, Seed
 
-# scikit-learn takes as long to import as torch, and the other data sets do without it.
+# scikit-learn takes as long to import as torch, and the other data sets do not need it.
 datasets, model_selection = map(lazy_import, ("sklearn.datasets", "sklearn.model_selection"))
 
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
@@ -53,22 +53,28 @@ TRAIN_SHARE = 0.8
 def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -> ImageData:
     """Load a data set of images by its name, or from a folder of IDX files.
 
+    The names are:
+
+    - "digits": 8x8, with scikit-learn.
+    - "mnist" and "fashion-mnist": 28x28.
+    - "modular-59": 2x59, or another number; see `modular_addition`.
+    - the path of a folder with the four IDX files of MNIST, for images of any size. Its classes
+      are called "0" up to its largest label.
+
     Args:
-        name: "digits" (8x8, with scikit-learn), "mnist" or "fashion-mnist" (28x28), "modular-59"
-            (2x59, or another number; see `modular_addition`), or the path of a folder with the four
-            IDX files of MNIST's naming, for images of any size; its classes are then called "0" up
-            to its largest label.
-        data_dir: For mnist and fashion-mnist: the folder with the IDX files, or one above it named
-            after the data set (or MNIST/raw, FashionMNIST/raw). By default the environment variable
-            BILENS_DATA; if that is unset or empty too, the Hugging Face hub.
-        seed: For digits and modular addition, which come in one piece: draws the split, 80 % for
-            training. The other data sets have their own split.
+        name: name of the data set, or a folder.
+        data_dir: For mnist and fashion-mnist: the folder with the IDX files, or its parent if it
+            has the data set's name (or MNIST/raw, FashionMNIST/raw). By default the environment
+            variable BILENS_DATA; if that is unset or empty too, the Hugging Face hub.
+        seed: For digits and modular addition: seed of the split, 80 % for training. The other data
+            sets have a fixed split.
 
     Returns:
         The data on the CPU. Bytes are divided by 255, the 17 grey levels of digits by 16.
 
     Raises:
-        DataError: Unknown name, missing, damaged or mismatched files, hub out of reach.
+        DataError: The name is unknown, files are missing, damaged or mismatched, or the hub is out
+            of reach.
 
     Source: the module's docstring cites each data set.
     """
@@ -93,7 +99,7 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -
 def _read_folder(
     name: str, candidates: list[Path], class_names: tuple[str, ...] | None
 ) -> ImageData:
-    """Read the four files from the first folder that has them all."""
+    """Read the four files from the first folder that has all of them."""
     folder = min(candidates, key=lambda candidate: _files(candidate).count(None))
     files = _files(folder)
     missing = [name for name, path in zip(IDX_FILES, files, strict=True) if path is None]
@@ -103,12 +109,12 @@ def _read_folder(
             ".gz, or with a dot in place of the dash before idx) in "
             f"{' or '.join(map(str, candidates))}"
         )
-    # All known sets have the same sizes and labels: only the name of the folder tells them apart.
+    # All known sets have the same sizes and labels: only the name of the folder distinguishes them.
     for other, (_, _, usual) in KNOWN.items():
         if name in KNOWN.keys() - {other} and any(folder.resolve().match(end) for end in usual):
             raise DataError(
-                f"{folder} is by its name a folder of {other}, expected {name}. Give the folder "
-                "above it, or rename it."
+                f"{folder} is a folder of {other} by its name, expected {name}. Use its parent, or "
+                "rename it."
             )
     try:
         return _assembled(name, [read_idx(path) for path in files if path], class_names)
@@ -117,7 +123,7 @@ def _read_folder(
 
 
 def _files(folder: Path) -> list[Path | None]:
-    """The four files, each in the first of its spellings that is there."""
+    """Return the four files, each in the first of its spellings that exists, else None."""
     # Unpacked files first: they are quicker to read, and torchvision leaves both.
     endings = [(dash, gz) for gz in ("", ".gz") for dash in ("-idx", ".idx")]
     spelled = [[folder / (n.replace("-idx", d) + gz) for d, gz in endings] for n in IDX_FILES]
@@ -136,7 +142,7 @@ def _read_hub(repository: str) -> list[np.ndarray]:
 def _assembled(
     name: str, arrays: list[np.ndarray], class_names: tuple[str, ...] | None, white: int = 255
 ) -> ImageData:
-    """Images and labels of both splits as `ImageData`, after what only whole images can tell."""
+    """Return images and labels of both splits as `ImageData`, after a check of their shapes."""
     train_images, train_labels, test_images, test_labels = map(torch.from_numpy, arrays)
     shapes = {images.shape[1:] for images in (train_images, test_images)}
     kinds = {images.dtype for images in (train_images, test_images)}
@@ -150,7 +156,7 @@ def _assembled(
         class_names = tuple(str(label) for label in range(largest + 1))
     return ImageData(
         name=name,
-        # In place, because the float copy of MNIST is large enough to make only once.
+        # In place: the float copy of MNIST is large enough to make it only once.
         train_images=train_images.flatten(1).float().div_(white),
         train_labels=train_labels.long(),
         test_images=test_images.flatten(1).float().div_(white),
@@ -172,15 +178,16 @@ def _digits(seed: int) -> ImageData:
 def modular_addition(p: Annotated[int, Between(1, 256)], seed: Seed = 0) -> ImageData:
     """All pairs (a, b) with a + b mod p as the class; 80 % of them for training.
 
-    An image has two rows of p pixels, of which pixel a is white in the first, b in the second. What
-    tells the classes apart is known: sums over frequencies w of cos(2 pi w (a + b - c) / p).
+    An image has two rows of p pixels. Pixel a is white in the first row, pixel b in the second. The
+    functions that separate the classes are known: sums over frequencies w of
+    cos(2 pi w (a + b - c) / p).
 
     Args:
         p: the modulus, up to 256.
-        seed: draws which pairs are for training.
+        seed: seed of the split.
 
     Raises:
-        BilensError: p is out of range, or has no pairs for both splits.
+        BilensError: p is out of range, or too small for two splits.
 
     Source: Nanda et al. 2023, "Progress measures for grokking via mechanistic interpretability",
     arXiv:2301.05217.
@@ -205,7 +212,11 @@ LARGEST = 2**30
 
 
 def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
-    """Read an IDX file of bytes; never more of it than its header says and `LARGEST` allows.
+    """Read an IDX file of bytes, (count, height, width) or (count,).
+
+    The file begins with two zero bytes, the type (8 for bytes), the number of axes, and the size of
+    each axis in 4 bytes. The values follow, with the last axis fastest. The file may be packed by
+    gzip. No more is read than the header announces and `LARGEST` allows.
 
     Raises:
         DataError: the file cannot be read, is not one, or is too large.
@@ -226,7 +237,7 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
                 size = math.prod(shape)
                 if size > LARGEST:
                     raise DataError(
-                        f"{path} says that it holds {size:,} bytes, expected at most {LARGEST:,}"
+                        f"{path} announces {size:,} bytes, expected at most {LARGEST:,}"
                     )
                 values = file.read(size + 1)
     except (OSError, EOFError, zlib.error, struct.error) as error:
@@ -234,6 +245,6 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
             f"{path} cannot be read as an IDX file: {error}. Fetch it again."
         ) from error
     if len(values) != size:
-        found = "more" if len(values) > size else str(len(values))
-        raise DataError(f"{path} holds {found} bytes, expected {size} of {shape}. Fetch it again.")
+        count = "more" if len(values) > size else str(len(values))
+        raise DataError(f"{path} holds {count} bytes, expected {size} of {shape}. Fetch it again.")
     return np.frombuffer(values, np.uint8).reshape(shape).copy()

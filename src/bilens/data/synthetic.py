@@ -1,4 +1,4 @@
-"""Languages whose next-token probabilities are known exactly, because a few rules give them."""
+"""Languages with exactly known next-token probabilities, which a few rules define."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
@@ -21,23 +21,25 @@ BOS = SPECIAL_TOKENS["bos_token"]
 
 
 def uniform(words: Iterable[str]) -> dict[str, float]:
-    """Probabilities of words that are all as likely."""
-    chosen = list(words)
-    return dict.fromkeys(chosen, 1 / len(chosen))
+    """Return equal probabilities of all words."""
+    support = list(words)
+    return dict.fromkeys(support, 1 / len(support))
 
 
 def average(*groups: dict[str, float]) -> dict[str, float]:
-    """Probabilities of words out of groups of different words, which are all as likely."""
+    """Return the mean of distributions over different words: each group is equally likely."""
     return {word: share / len(groups) for group in groups for word, share in group.items()}
 
 
 @dataclass(frozen=True)
 class SyntheticLanguage(ABC):
-    """A finite automaton: its state says how likely each next word is, and the word where it goes.
+    """A finite automaton: its state determines the probabilities of the next word.
+
+    The next word determines the next state.
 
     Attributes:
-        strength: probability of what a rule says, above 1/2 and below 1. What remains goes to other
-            words, so that no true logit is infinitely larger than its rivals.
+        strength: probability of the words of a rule, above 1/2 and below 1. Other words share the
+            remainder, so that no true logit is infinitely larger than its rivals.
     """
 
     words: ClassVar[tuple[str, ...]]
@@ -50,19 +52,22 @@ class SyntheticLanguage(ABC):
 
     @abstractmethod
     def following(self, state: Any) -> dict[str, float]:
-        """The probabilities of the next words."""
+        """Return the probabilities of the next words."""
 
     @abstractmethod
     def moved(self, state: Any, word: str) -> Hashable:
-        """The state behind a next word."""
+        """Return the state after a next word."""
 
     @abstractmethod
     def kind(self, state: Any) -> str:
-        """What decides the next word."""
+        """Return the kind of rule that decides the next word."""
 
-    def mixed(self, said: Iterable[str], others: dict[str, float]) -> dict[str, float]:
-        """Probabilities where a rule says some words: they share `strength`, `others` the rest."""
-        rule = uniform(said)
+    def mixed(self, words: Iterable[str], others: dict[str, float]) -> dict[str, float]:
+        """Return probabilities in which the words of a rule share `strength`.
+
+        `others` are the probabilities of words outside of the rule.
+        """
+        rule = uniform(words)
         return {
             word: self.strength * rule.get(word, 0) + (1 - self.strength) * others.get(word, 0)
             for word in {**rule, **others}
@@ -77,8 +82,8 @@ class SyntheticLanguage(ABC):
     def sample(self, n: Count, length: Count, seed: Seed) -> Int[Tensor, "n length"]:
         """Draw `n` sentences of `length` tokens each, as positions in `vocabulary`.
 
-        The first token is [BOS]. A sentence is cut at its length, which changes no probability of
-        a next token.
+        The first token is [BOS]. A sentence is cut at its length, which does not change the
+        probabilities of next tokens.
         """
         generator = torch.Generator().manual_seed(int(seed))
         _, following, moves = self._tables
@@ -87,7 +92,7 @@ class SyntheticLanguage(ABC):
         states = torch.zeros(n, dtype=torch.int64)
         for position in range(1, length):
             rows = cumulative[states]
-            # Rounding may leave the last sum below 1; then nothing but its own end is beyond it.
+            # Rounding may leave the last sum below 1, so the draw is scaled to that sum.
             drawn = torch.rand(n, 1, dtype=torch.float64, generator=generator) * rows[:, -1:]
             ids[:, position] = torch.searchsorted(rows, drawn, right=True).squeeze(-1)
             states = moves[states, ids[:, position]]
@@ -96,7 +101,7 @@ class SyntheticLanguage(ABC):
     def next_distribution(
         self, ids: Int[Tensor, "*batch length"]
     ) -> Float64[Tensor, "*batch length vocab"]:
-        """The exact probabilities of the token after each position, given all up to it.
+        """Return the exact probabilities of the token after each position, given all up to it.
 
         Args:
             ids: sentences of this language or their beginnings, as positions in `vocabulary`.
@@ -109,19 +114,19 @@ class SyntheticLanguage(ABC):
     def is_kind(
         self, ids: Int[Tensor, "*batch length"], kind: str
     ) -> Bool[Tensor, "*batch length"]:
-        """Tell at which positions a rule of this kind decides the next token.
+        """Return True at the positions where a rule of this kind decides the next token.
 
         Raises:
-            BilensError: there is no such kind, or as in `next_distribution`.
+            BilensError: the kind does not exist, or as in `next_distribution`.
         """
         kinds = self._tables[0]
         if kind not in kinds:
             raise BilensError(f"kind={kind!r}, expected one of {', '.join(sorted(set(kinds)))}")
-        decided = torch.tensor([found == kind for found in kinds], device=ids.device)
+        decided = torch.tensor([name == kind for name in kinds], device=ids.device)
         return decided[self._states(ids)]
 
     def tokenizer(self) -> "transformers.PreTrainedTokenizerFast":
-        """A tokenizer with `vocabulary` in its order; words are separated by white space."""
+        """Return a tokenizer with `vocabulary` in order; words are separated by white space."""
         model = tokenizers.models.WordLevel(self._ids, unk_token=SPECIAL_TOKENS["unk_token"])
         words = tokenizers.Tokenizer(model)
         words.normalizer = tokenizers.normalizers.Lowercase()
@@ -136,10 +141,10 @@ class SyntheticLanguage(ABC):
     def _tables(
         self,
     ) -> tuple[list[str], Float64[Tensor, "states vocab"], Int[Tensor, "states vocab"]]:
-        """Of each state that can be reached: its kind, what follows, and where that goes or -1."""
+        """Kind, next-word probabilities and next states (or -1) of each reachable state."""
         states, numbers = [self.start], {self.start: 0}
         following, moves = [], []
-        for state in states:  # which grow on the way
+        for state in states:  # the list grows inside the loop
             row, targets = np.zeros(len(self.vocabulary)), np.full(len(self.vocabulary), -1)
             for word, probability in self.following(state).items():
                 target = self.moved(state, word)
@@ -161,7 +166,7 @@ class SyntheticLanguage(ABC):
             states = torch.cat([states, reached[..., None]], dim=-1)
         if bool((states < 0).any()):
             raise BilensError(
-                f"ids holds what is not a sentence of the language, expected such, each starting "
-                f"with {BOS}; take them from sample or from its corpus"
+                f"ids holds a row that is not a sentence of the language; expected sentences that "
+                f"start with {BOS}, as from sample or from its corpus"
             )
         return states

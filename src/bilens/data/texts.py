@@ -1,7 +1,7 @@
-"""The stories of a corpus, one after another: from text, Parquet or JSON lines, or from the hub.
+"""The stories of a corpus, one at a time: from text, Parquet or JSON lines, or from the hub.
 
-Files are read here and not by `datasets`, which takes a line of any length into memory, and a whole
-file of JSON lines once one of them is broken.
+The package `datasets` does not read these files. It would load a line of any length into memory,
+and an entire file of JSON lines once one of them is broken.
 """
 
 import gzip
@@ -29,25 +29,27 @@ LONGEST = 2**23
 """Characters of a story, and of a line."""
 
 EXPANSION, FREE = 100, 2**26
-"""Gzip may unpack to so many times its size, and to so many bytes at any rate; text has 3 to 5."""
+"""Largest ratio of unpacked to packed size (text has 3 to 5), and bytes that are always allowed."""
 
 
 def read_texts(source: str | Path, data_dir: str | Path | None = None) -> Iterator[str]:
-    """Give the stories of a corpus in their order, as they are written, one at a time.
+    """Yield the stories of a corpus in order, unchanged, one at a time.
+
+    In a text file a line `<|endoftext|>` ends a story. A file without such a line in its first 8
+    million characters is cut at its blank lines, and without blank lines at every line. Parquet
+    and jsonl hold a story in the column "text" (or "story").
 
     Args:
         source: "tinystories", or the path of a file or of a folder of files: text (.txt, .txt.gz),
-            .parquet or .jsonl. In text a line `<|endoftext|>` ends a story; a file without any such
-            line in its first 8 million characters is cut at its blank lines, and one without these
-            at every line. Parquet and jsonl hold a story in the column "text" (or "story").
-        data_dir: For tinystories: the folder with train.txt.gz and valid.txt.gz, or one above it
-            that has them in a sub-folder tinystories. By default the environment variable
-            BILENS_DATA; if that is unset or empty too, the Hugging Face hub, streamed.
+            .parquet or .jsonl.
+        data_dir: For tinystories: the folder with train.txt.gz and valid.txt.gz, or its parent if
+            the folder is called tinystories. By default the environment variable BILENS_DATA; if
+            that is unset or empty too, the Hugging Face hub, streamed.
 
     Raises:
-        DataError: Unknown name, files that are missing, empty, binary, damaged or not UTF-8, a
-            story or line of more than 8 million characters, a file that unpacks to more than a
-            hundred times its size, hub out of reach.
+        DataError: The name is unknown, or the hub is out of reach. Or a file is missing, empty,
+            binary, damaged or not UTF-8. Or it has a story or line of more than 8 million
+            characters, or unpacks to more than a hundred times its size.
 
     Source: R. Eldan and Y. Li, "TinyStories: How Small Can Language Models Be and Still Speak
     Coherent English?", 2023, arXiv:2305.07759.
@@ -76,7 +78,7 @@ def text_files(source: str | Path, data_dir: str | Path | None = None) -> list[P
     if str(source) and is_folder(path):
         files = sorted(file for file in path.iterdir() if _suffix(file) and file.is_file())
         if not files:
-            raise DataError(f"{path} is a folder without files {kinds}; give another")
+            raise DataError(f"{path} is a folder without files {kinds}; choose another")
         return files
     if _suffix(path) and os.path.isfile(path):  # noqa: PTH113  as in is_folder
         return [path]
@@ -88,13 +90,13 @@ def text_files(source: str | Path, data_dir: str | Path | None = None) -> list[P
 
 def _known_files(name: str, folder: Path) -> list[Path]:
     for place in (folder / name, folder):
-        # Its splits are read one after the other: what is held out is drawn afresh.
+        # Both splits are read, one after the other: the validation texts are drawn afresh.
         files = [next(iter(sorted(place.glob(f"{s}.*"))), None) for s in ("train", "valid")]
         if all(files):
             return [path for path in files if path]
     raise DataError(
         f"{folder / name} and {folder} lack train.txt.gz or valid.txt.gz of {name} (also without "
-        ".gz, or as .parquet or .jsonl); give their folder, or the one above"
+        ".gz, or as .parquet or .jsonl); expected their folder, or its parent"
     )
 
 
@@ -103,7 +105,7 @@ def _suffix(path: Path) -> str | None:
 
 
 def _read_file(path: Path) -> Iterator[str]:
-    """Give the stories of a file that are not blank, in their order."""
+    """Yield the stories of a file that are not blank, in order."""
     readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl}
     empty = True
     try:
@@ -170,8 +172,8 @@ def _read_parquet(path: Path) -> Iterator[Any]:
 
 
 def _column(path: Path, names: Iterable[str]) -> str:
-    if found := [column for column in COLUMNS if column in names]:
-        return found[0]
+    if present := [column for column in COLUMNS if column in names]:
+        return present[0]
     known = " or ".join(COLUMNS)
     raise DataError(f"{path} has the columns {', '.join(names)}, expected {known}; rename one")
 
@@ -194,10 +196,10 @@ def _opened(path: Path) -> io.TextIOWrapper:
     return io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig")
 
 
-def _check_length(path: Path, length: int, what: str) -> None:
+def _check_length(path: Path, length: int, kind: str) -> None:
     if length > LONGEST:
         raise DataError(
-            f"{path} holds a {what} of more than {LONGEST:,} characters, which is the limit; end "
+            f"{path} holds a {kind} of more than {LONGEST:,} characters, which is the limit; end "
             f"each story with a line {END_OF_STORY}"
         )
 
@@ -211,8 +213,8 @@ def _check_unpacked(path: Path, size: int) -> None:
         )
 
 
-# UTF-8 that was once read as Windows-1252: 83 of the 18,399 stories of TinyStories that were
-# looked at have it, and nearly always it is a quotation mark. Longer spellings stand first.
+# UTF-8 that was once read as Windows-1252: it is in 83 of 18,399 stories of TinyStories, and is
+# nearly always a quotation mark. Longer spellings come first, since the pattern takes the first.
 MOJIBAKE = {"â€œ": '"', "â€\x9d": '"', "â€™": "'", "â€˜": "'", "â€“": "-", "â€”": "-", "â€¦": "..."}
 MOJIBAKE |= {"â€": '"'}
 LETTERS = {"⁄": "/", "…": "...", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE"}
@@ -232,10 +234,10 @@ PIECE = 1000
 def clean(text: str) -> str:
     """Return `text` in printable ASCII, on one line, with its case.
 
-    Typographic quotes, dashes and dots become their ASCII counterparts (also where they were
-    garbled as "â€œ"), letters lose their accents, compatibility forms (ligatures, full width)
-    become plain, every other character beyond ASCII is removed, and each run of white space or
-    control characters is one space. Cleaning twice is cleaning once.
+    Typographic quotes, dashes and dots become their ASCII counterparts, also if they were garbled
+    as "â€œ". Letters lose their accents, and compatibility forms (ligatures, full width) become
+    plain. Every other character beyond ASCII is removed. Each run of white space or control
+    characters becomes one space. A cleaned text does not change when it is cleaned again.
 
     Source: Pearce et al. 2024, appendix C.3.
     """

@@ -1,4 +1,4 @@
-"""A tokenizer for reading weights: one token for a word, however it is written and wherever."""
+"""A tokenizer for reading weights: one token for a word, in any case and at any position."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +17,7 @@ SPECIAL_TOKENS = {
     "eos_token": "[EOS]",
 }
 LONGEST_WORD = 100
-"""Letters of a word; WordPiece takes a longer one for unknown."""
+"""Largest number of letters of a word; WordPiece maps a longer one to the unknown token."""
 
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
@@ -28,22 +28,22 @@ def train_tokenizer(
 ) -> "transformers.PreTrainedTokenizerFast":
     """Train a WordPiece tokenizer in which every common word is a single token.
 
-    Every character that is not a letter is a token of its own, white space only separates, letters
-    are lower case and without accents, and a word that is not a token is cut into pieces, those
-    after the first written ##like ##this. `[PAD]`, `[UNK]`, `[BOS]` and `[EOS]` are tokens 0 to 3;
-    none is added when a text is tokenized: where it begins and ends is for the caller to say.
+    Every character that is not a letter is a token, and white space only separates. Letters are
+    lower case, without accents. A word that is not a token is cut into pieces; those after the
+    first are written ##like ##this. `[PAD]`, `[UNK]`, `[BOS]` and `[EOS]` are tokens 0 to 3. The
+    tokenizer adds none of them to a text: the caller marks its beginning and end.
 
     Args:
-        texts: cleaned (`bilens.data.clean`). The same texts give the same tokenizer.
-        vocab_size: the largest number of tokens, special ones included; short texts give fewer.
+        texts: cleaned texts (`bilens.data.clean`). The same texts yield the same tokenizer.
+        vocab_size: the largest number of tokens, with the special ones; short texts yield fewer.
 
     Raises:
-        BilensError: `vocab_size` has no room for the single characters, of which all are needed.
+        BilensError: `vocab_size` is smaller than the number of single characters, which are needed.
 
     Source: Pearce et al. 2024, appendix C.4; WordPiece: Wu et al. 2016, arXiv:1609.08144.
     """
     # tokenizers numbers the inner letters in the order of a hash map, which differs from run to
-    # run, and breaks ties between pieces by these numbers. Naming them first takes chance out.
+    # run, and breaks ties between pieces by these numbers. Naming them first makes it repeatable.
     special = [*SPECIAL_TOKENS.values(), *(f"##{letter}" for letter in ascii_lowercase)]
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=special, show_progress=False
@@ -64,10 +64,10 @@ def train_tokenizer(
 def with_special_tokens(
     tokenizer: "tokenizers.Tokenizer",
 ) -> "transformers.PreTrainedTokenizerFast":
-    """Wrap `tokenizer`, whose vocabulary has the special tokens, as transformers knows it."""
+    """Wrap `tokenizer`, whose vocabulary has the special tokens, for transformers."""
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
     decoders, regex = tokenizers.decoders, tokenizers.Regex
-    # The first word has its space too, as pipelines decode what follows a prompt alone.
+    # The first word has its space too, since pipelines decode a continuation without its prompt.
     spaced = decoders.Replace(regex(r"^(?!##|[.,?!]$)"), " ")
     tokenizer.decoder = decoders.Sequence(
         [spaced, decoders.Replace(regex("^##"), ""), decoders.Fuse()]
@@ -76,9 +76,9 @@ def with_special_tokens(
 
 
 def _with_rules(model: Any, longest_word: int | None = None) -> "tokenizers.Tokenizer":
-    """A tokenizer with the rules on case, accents, white space and what is not a letter.
+    """Return a tokenizer with the rules on case, accents, white space and other characters.
 
-    Words above `longest_word` are left out: training takes time that grows with their square.
+    Words above `longest_word` letters are dropped: training time grows with their square.
     """
     tokenizer = tokenizers.Tokenizer(model)
     norms, cuts, regex = tokenizers.normalizers, tokenizers.pre_tokenizers, tokenizers.Regex
@@ -91,7 +91,7 @@ def _with_rules(model: Any, longest_word: int | None = None) -> "tokenizers.Toke
 
 
 def read_tokenizer(folder: Path) -> "transformers.PreTrainedTokenizerFast":
-    """Open the tokenizer that was saved in a folder; no code of the folder is run.
+    """Open the tokenizer in a folder, without running code from it.
 
     Raises:
         DataError: it is missing or damaged.
@@ -101,7 +101,7 @@ def read_tokenizer(folder: Path) -> "transformers.PreTrainedTokenizerFast":
             folder, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:
-        # What tokenizers itself finds wrong is an Exception of no class of its own.
+        # tokenizers raises a plain Exception for damaged files.
         if type(error) is not Exception and not isinstance(error, DAMAGE):
             raise
         reason = f"{type(error).__name__}: {error}"
