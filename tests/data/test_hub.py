@@ -93,8 +93,8 @@ def test_out_of_reach(monkeypatch, cause):
     with pytest.raises(DataError) as info:
         load_images("fashion-mnist")
     assert str(info.value) == (
-        "zalando-datasets/fashion_mnist, split train, could not be loaded from the Hugging Face hub "
-        f"({type(cause).__name__}: no route). Connect to the hub, or put the IDX files "
+        "zalando-datasets/fashion_mnist, split train, could not be loaded from the Hugging Face "
+        f"hub ({type(cause).__name__}: no route). Connect to the hub, or put the IDX files "
         "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
         "t10k-labels-idx1-ubyte into a folder and name it: --data-dir (data_dir), or BILENS_DATA."
     )
