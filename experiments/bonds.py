@@ -112,7 +112,7 @@ def _of_model(
     curve: list[tuple[int, float]] = []
     for metric in ("weights", "images"):
         found = classifier_bonds(model, data, metric)
-        curve = [(k, a) for k, a, _ in rank_accuracies(found, model, data, range(1, MOST + 1))]
+        curve = [(k, a) for k, a, _ in rank_accuracies(found, data, range(1, MOST + 1))]
         ranks = accurate_ranks(found, model, data, DROP)
         cut = ImageClassifier.from_cut(found.cut(ranks), model.config)
         numbers |= {

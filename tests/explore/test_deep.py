@@ -6,10 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bilens.errors import BilensError
 from bilens.explore.deep import DeepState, DeepView
 from bilens.explore.state_checks import StateError
-from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import path_accuracies
 from bilens.report import Branch, branches_html
 from tests.explore.browser import needs_chrome, visiting
@@ -67,11 +65,6 @@ def test_the_curve_is_the_readings(view):
     (count, accuracy), *_ = view.reading.by_paths
     assert view.paths_picture().data[0].y[0] == 100 * accuracy
     assert path_accuracies(view.reading.search.paths, digits(), [count]) == ((count, accuracy),)
-
-
-def test_a_model_without_images_has_no_explorer():
-    with pytest.raises(BilensError, match="no image_shape, so its eigenvectors are not pictures"):
-        DeepView(ImageClassifier(ClassifierConfig(64, 10, 4, 2)), digits())
 
 
 def test_the_list_escapes_what_it_is_given():

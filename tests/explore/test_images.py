@@ -17,7 +17,6 @@ from bilens.explore.images import ImageState, ImageView
 from bilens.explore.input_codec import pack_drawing, read_sketch, unpack_input
 from bilens.explore.plots import plot_of
 from bilens.explore.state_checks import StateError
-from bilens.nn import ClassifierConfig, ImageClassifier
 from tests.models import digit_model, digits
 
 
@@ -142,11 +141,6 @@ def test_figures_come_with_their_own_settings(view):
     assert plot.type == "plotly"
     assert shown["config"]["modeBarButtons"] == [["toImage"]]
     assert shown["config"]["toImageButtonOptions"]["filename"] == "accuracy-of-b-"
-
-
-def test_a_model_without_images_has_no_explorer():
-    with pytest.raises(BilensError, match="no image_shape, so its eigenvectors are not pictures"):
-        ImageView(ImageClassifier(ClassifierConfig(64, 10, 4)), digits())
 
 
 def test_a_packed_drawing_is_exact_to_a_level():

@@ -32,7 +32,7 @@ def test_a_mask_is_two_steps_uphill_in_the_positive_part(n_in, constant, seed):
 
 
 def test_an_attack_by_hand(monkeypatch):
-    monkeypatch.setattr("bilens.read.adversarial.BLOCK", 50)
+    monkeypatch.setattr("bilens.read.chain.BATCH", 50)
     model, data = digit_model(), digits()
     x, labels = data.test_images, data.test_labels
     mask = class_mask(model.tensor().interaction(output=3).eigh())

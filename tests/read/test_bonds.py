@@ -111,7 +111,7 @@ def test_pictures_are_the_strongest_ends_of_a_coordinate():
 
 def test_curves_measure_ordinary_models():
     found, data = reading(), digits()
-    (three,) = rank_accuracies(found.bonds, found.model, data, [3])
+    (three,) = rank_accuracies(found.bonds, data, [3])
     cut = ImageClassifier.from_cut(found.bonds.cut(3), found.model.config)
     assert three == (
         3,

@@ -27,7 +27,7 @@ def test_top_inputs_in_blocks_are_top_inputs(samples, k, batch_size):
     spectrum = random_tensor(5, 6, 3, samples).interaction(output=[0, 2]).eigh()
     x, k = normal(samples, 5), min(k, samples)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bilens.read.inputs.BLOCK", batch_size)
+        patch.setattr("bilens.read.classifier.BLOCK", batch_size)
         found = top_inputs(spectrum, x, k)
     strength = torch.einsum("bki,si->bks", spectrum.vectors, x).abs()
     expected = strength.sort(-1, descending=True).indices[..., :k]
@@ -43,7 +43,7 @@ def test_top_inputs_of_a_single_form():
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_curve_is_the_accuracy_of_cut_models(bias, monkeypatch):
-    monkeypatch.setattr("bilens.read.truncation.BLOCK", 50)
+    monkeypatch.setattr("bilens.read.classifier.BLOCK", 50)
     model, data = digit_model(bias=bias), digits()
     spectrum = model.tensor().interaction(output=range(10)).eigh()
     curve = truncation_curve(spectrum, data.test_images, data.test_labels)
@@ -148,7 +148,7 @@ def test_misuse_is_explained():
     with pytest.raises(BilensError, match="basis='PIXELS', expected one of model, pixels"):
         read_classifier(digit_model(), data, basis="PIXELS")
     for read in (read_classifier, read_deep):
-        with pytest.raises(BilensError, match=r"model is .*Linear, expected ImageClassifier"):
+        with pytest.raises(BilensError, match=r"model is .*Linear, expected TensorChain"):
             read(torch.nn.Linear(64, 10), data)
     with pytest.raises(NotBilinearError, match="gate relu"):
         read_classifier(ImageClassifier(ClassifierConfig(64, 10, gate="relu")), data)

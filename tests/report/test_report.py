@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from bilens.errors import BilensError
-from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import TruncationCurve, explain, read_classifier
 from bilens.report import (
     ContextLine,
@@ -171,12 +170,6 @@ def test_ordering_by_activation_changes_the_pictures(reading, written):
     assert any(
         by_value[name] != by_activation[name] for name in by_value if name.startswith("eigen")
     )
-
-
-def test_a_model_without_images_has_no_pictures():
-    model = ImageClassifier(ClassifierConfig(64, 10, 4))
-    with pytest.raises(BilensError, match="no image_shape"):
-        classifier_figures(read_classifier(model, digits()))
 
 
 @needs_chrome

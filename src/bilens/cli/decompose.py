@@ -21,6 +21,7 @@ from bilens.read import (
     read_classifier,
     read_deep,
 )
+from bilens.read.chain import input_tensors
 from bilens.read.deep import PATHS_NAME, save_paths
 from bilens.reading import signed
 from bilens.report import truncation_table
@@ -108,7 +109,7 @@ def read_images(
 def _save(run: Path, reading: ClassifierReading | DeepReading) -> list[Path]:
     if isinstance(reading, DeepReading):
         file = run / PATHS_NAME
-        save_paths(file, reading.search, reading.model.tensors())
+        save_paths(file, reading.search, input_tensors(reading.model))
     else:
         file = run / "spectra.safetensors"
         reading.spectrum.save(file)

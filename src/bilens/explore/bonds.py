@@ -8,7 +8,6 @@ import plotly.graph_objects as go
 
 from bilens.data import ImageData
 from bilens.explore.state_checks import StateError
-from bilens.nn import ImageClassifier
 from bilens.read import CutReading, rank_accuracies, read_bonds
 from bilens.reading import signed
 from bilens.report import heat_figure, kept_directions_figure
@@ -16,6 +15,7 @@ from bilens.report.accuracy import mark_kept
 from bilens.report.logits import ends_figure
 from bilens.report.network import BondNode, Edge, draw_network, edges_from, edges_into, node_name
 from bilens.report.picture import as_image, colour_bar_html, diverging, grey
+from bilens.tensor import TensorChain
 
 __all__ = ["BondView"]
 
@@ -38,7 +38,7 @@ class BondView:
         NotBilinearError: a gate is not linear, or there is a norm.
     """
 
-    def __init__(self, model: ImageClassifier, data: ImageData, shape: tuple[int, int]) -> None:
+    def __init__(self, model: TensorChain, data: ImageData, shape: tuple[int, int]) -> None:
         self.report = read_bonds(model, data)
         self.model, self.data, self.shape = self.report.model, self.report.data, shape
         self.found = self.report.bonds
@@ -104,7 +104,7 @@ class BondView:
         if not k:
             cut = self.report.cut
             return max(cut.ranks), self.report.cut_accuracy, cut.certificate
-        return rank_accuracies(self.found, self.model, self.data, [k])[0]
+        return rank_accuracies(self.found, self.data, [k])[0]
 
     def name(self, node: BondNode) -> str:
         """What a direction is called; a logit by its class. Not yet safe for HTML."""

@@ -10,9 +10,9 @@ from bilens.data import ImageData
 from bilens.explore.bonds import BondView
 from bilens.explore.input_codec import unpack_input
 from bilens.explore.state_checks import StateError, check_ranges
-from bilens.nn import ImageClassifier
 from bilens.read import class_paths, explain_deep, read_deep
-from bilens.reading import signed
+from bilens.read.chain import size_facts
+from bilens.reading import shown, signed
 from bilens.report import (
     Branch,
     branches_html,
@@ -21,7 +21,8 @@ from bilens.report import (
     path_figure,
     tree_figure,
 )
-from bilens.report.picture import as_image, diverging, image_shape_of
+from bilens.report.picture import as_image, diverging
+from bilens.tensor import TensorChain
 from bilens.tensor.tree import effective_eigenvalues
 
 __all__ = ["DeepState", "DeepView"]
@@ -69,8 +70,8 @@ class DeepView:
         BilensError: its inputs have no image shape, or the data does not fit it.
     """
 
-    def __init__(self, model: ImageClassifier, data: ImageData, saved: Path | None = None) -> None:
-        self.model, self.data, self.shape = model, data, image_shape_of(model)
+    def __init__(self, model: TensorChain, data: ImageData, saved: Path | None = None) -> None:
+        self.model, self.data, self.shape = model, data, data.shape
         self.names = data.class_names
         self.reading = read_deep(model, data, PATHS, saved)
         self.tree = self.reading.tree
@@ -85,8 +86,7 @@ class DeepView:
         return [
             ("data", self.data.name),
             ("test accuracy", f"{self.reading.accuracy:.2%}"),
-            ("layers", str(self.tree.depth)),
-            ("width", str(self.model.config.d_model)),
+            *((name, shown(value)) for name, value in size_facts(self.model)),
             ("nodes decomposed", f"{search.expanded:,} of {search.total:,}"),
         ]
 

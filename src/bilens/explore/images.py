@@ -10,8 +10,9 @@ from torch import Tensor
 from bilens.data import ImageData
 from bilens.explore.input_codec import unpack_input
 from bilens.explore.state_checks import StateError, check_ranges
-from bilens.nn import ImageClassifier
 from bilens.read import explain, logit_spectra, read_classifier
+from bilens.read.chain import input_tensors, size_facts
+from bilens.reading import shown
 from bilens.report import (
     direction_figure,
     eigenvector_figure,
@@ -20,8 +21,7 @@ from bilens.report import (
     logits_figure,
     spectrum_figure,
 )
-from bilens.report.picture import image_shape_of
-from bilens.tensor import Spectrum
+from bilens.tensor import Spectrum, TensorChain
 
 __all__ = ["BY", "ImageState", "ImageView"]
 
@@ -64,11 +64,11 @@ class ImageView:
         BilensError: its inputs have no image shape, or the data does not fit it.
     """
 
-    def __init__(self, model: ImageClassifier, data: ImageData) -> None:
-        self.model, self.data, self.shape = model, data, image_shape_of(model)
+    def __init__(self, model: TensorChain, data: ImageData) -> None:
+        self.model, self.data, self.shape = model, data, data.shape
         self.names = data.class_names
         self.reading = read_classifier(model, data)
-        self.svd = model.tensor().svd()
+        self.svd = input_tensors(model)[0].svd()
         self.start = ImageState(kept=min(10, self.reading.spectrum.k))
 
     @property
@@ -77,7 +77,7 @@ class ImageView:
         return [
             ("data", self.data.name),
             ("test accuracy", f"{self.reading.accuracy:.2%}"),
-            ("width", str(self.model.config.d_model)),
+            *((name, shown(value)) for name, value in size_facts(self.model)),
             ("eigenvectors a class", str(self.reading.spectrum.k)),
         ]
 

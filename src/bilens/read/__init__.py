@@ -16,11 +16,23 @@ from bilens.read.bonds import (
 from bilens.read.classifier import (
     Basis,
     ClassifierReading,
+    TruncationCurve,
+    bottleneck_curve,
     class_spectra,
     logit_spectra,
     read_classifier,
+    top_inputs,
+    truncation_curve,
 )
-from bilens.read.deep import DeepReading, load_paths, path_accuracies, read_deep, save_paths
+from bilens.read.deep import (
+    ClassPaths,
+    DeepReading,
+    class_paths,
+    load_paths,
+    path_accuracies,
+    read_deep,
+    save_paths,
+)
 from bilens.read.explanation import (
     BranchExplanation,
     Explanation,
@@ -29,7 +41,6 @@ from bilens.read.explanation import (
     explain_deep,
 )
 from bilens.read.fourier import FourierReading, read_fourier
-from bilens.read.inputs import ClassPaths, class_paths, top_inputs
 from bilens.read.recovery import SparsityReport, loss_recovered, sparsity
 from bilens.read.shared import (
     SharedFeature,
@@ -38,7 +49,6 @@ from bilens.read.shared import (
     shared_by_classes,
     shared_by_paths,
 )
-from bilens.read.truncation import TruncationCurve, bottleneck_curve, truncation_curve
 
 __all__ = [
     "Attack",

@@ -1,55 +1,54 @@
-"""The few directions between the layers of a deep classifier, and what each of them does."""
+"""The few directions between the layers of a deep classifier, and the effect of each of them."""
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bilens.checks import full_precision
 from bilens.data import ImageData
 from bilens.lazy_imports import pd
-from bilens.nn import ImageClassifier
+from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.progress import progress_bar
+from bilens.read.chain import accuracy, check_reproduces, input_tensors, open_chain
 from bilens.reading import Fact, Percent, Reading
 from bilens.settings import Share
-from bilens.tensor import Bonds, Cut, Products, bonds, sparse_basis, with_constant
-
-__all__ = [
-    "BondDirection",
-    "BondReading",
-    "CutReading",
-    "End",
-    "Metric",
-    "accurate_ranks",
-    "classifier_bonds",
-    "product_accuracies",
-    "rank_accuracies",
-    "read_bonds",
-]
+from bilens.tensor import (
+    Bonds,
+    Cut,
+    Products,
+    TensorChain,
+    bonds,
+    sparse_basis,
+    with_constant,
+)
 
 Metric = Literal["images", "weights"]
-"""What the inputs are taken to be: the training images, or anything (weights alone)."""
+"""Second moment of inputs: that of the training images, or the identity (weights only)."""
 
-UNIFORM = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 35, 40, 50, 60, 80, 100)
-CHOOSING = 10_000
-"""Training images that ranks are chosen on."""
-PER_DECADE, SHOWN, END = 10, 4, 0.02
+RANKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 35, 40, 50, 60, 80, 100)
+"""Ranks of the uniform cuts whose accuracy is measured."""
+SEARCH_IMAGES = 10_000
+"""Number of training images on which ranks are chosen."""
+PER_DECADE = 10
+"""Numbers of products, per factor of 10, at which accuracy is measured."""
+SHOWN_IMAGES, END_SHARE = 4, 0.02
+"""Images shown at the end of a direction, and the share of images that its effect averages."""
 
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """What a direction does where its coordinate is largest, or smallest.
+    """Effect of a direction at one end, where its coordinate is largest or smallest.
 
     Attributes:
-        images: the test images at the very end.
-        effects: what each logit, less the mean of all, loses where the coordinate is set to zero;
-            the mean over the 2 % of the test images nearest to the end.
+        images: numbers of the test images at the very end.
+        effects: change of each logit, minus the mean change of all, when the coordinate is set to
+            zero: the loss, averaged over the 2 % of the test images nearest to the end.
     """
 
     images: tuple[int, ...]
@@ -58,13 +57,13 @@ class End:
 
 @dataclass(frozen=True, eq=False)
 class BondDirection:
-    """A coordinate of a cut model.
+    """One coordinate of a cut model.
 
     Attributes:
-        bond: number of the bond, the input's being 0.
-        number: its own, of those of the bond.
-        share: U_kk, what the model would lose of its squared norm with one use of it.
-        ends: where it is largest, and where it is smallest.
+        bond: number of the bond; the input's is 0.
+        number: number of the coordinate at this bond.
+        share: U_kk, the share of the model's squared norm lost if one use of it is removed.
+        ends: effects where it is largest, and where it is smallest.
     """
 
     bond: int
@@ -75,12 +74,13 @@ class BondDirection:
 
 @dataclass(frozen=True, eq=False)
 class CutReading:
-    """A cut model, and what each of its coordinates does on test images.
+    """A cut model, and the effect of each coordinate on test images.
 
     Attributes:
         cut: the model, in a sparse basis.
-        data: the data it is looked at on.
-        coordinates: of the test images at each bond, the input's first, and then the logits.
+        data: the data that it is tested on.
+        coordinates: coordinates of the test images at each bond, the input's first, and then the
+            logits.
     """
 
     cut: Cut
@@ -89,52 +89,52 @@ class CutReading:
 
     @classmethod
     def of(cls, cut: Cut, data: ImageData) -> "CutReading":
-        """Look at test images through a cut, in the coordinates of its sparse basis."""
+        """Run test images through a cut, in the coordinates of its sparse basis."""
         cut = sparse_basis(cut)
         return cls(cut, data, tuple(cut.coordinates(data.test_images)))
 
     @cached_property
     def products(self) -> Products:
-        """What the layers of the cut add up, the largest share first."""
+        """Products of two coordinates that the layers sum, the largest share first."""
         return self.cut.products()
 
     @torch.no_grad()
     def direction(self, bond: int, number: int) -> BondDirection:
-        """One coordinate: where it is largest and smallest, and what it does there."""
+        """Return one coordinate with its effects at both ends."""
         z = self.coordinates[bond]
-        near = max(1, round(END * len(z)))
+        near = max(1, round(END_SHARE * len(z)))
         order = z[:, number].argsort(descending=True)
         ends = [
             End(
-                images=tuple(some[:SHOWN].tolist()),
-                effects=tuple(_effects(self.cut, bond, z[some[:near]], number).tolist()),
+                images=tuple(images[:SHOWN_IMAGES].tolist()),
+                effects=tuple(_effects(self.cut, bond, z[images[:near]], number).tolist()),
             )
-            for some in (order, order.flip(0))
+            for images in (order, order.flip(0))
         ]
         share = float(self.cut.environments[bond][number, number])
         return BondDirection(bond, number, share, (ends[0], ends[1]))
 
     def pixels(self, bond: int, number: int) -> list[Float64[Tensor, " n_in"]]:
-        """A coordinate, or a logit, pulled back to the input.
+        """Return a coordinate, or a logit, pulled back to the input as one or two pictures.
 
-        One of the input is a picture. Any other is a sum of squares over the coordinates below it:
-        of its strongest eigenvector of either sign, the positive one first, and of the strongest
-        ones below that down to the input, two pictures.
+        An input coordinate is one picture. Any other is a quadratic form of the coordinates below
+        it. The pictures are those of its strongest eigenvector of either sign, the positive one
+        first, each followed down to the input along the strongest eigenvectors.
         """
         cut = self.cut
         if bond == 0:
             return [cut.write[:, number]]
         _, vectors = torch.linalg.eigh(cut.cores[bond - 1].interaction(output=number).dense())
-        found = []
+        pictures = []
         for end in (-1, 0):
             v = vectors[:, end]
             for core in reversed(cut.cores[: bond - 1]):
                 values, below = torch.linalg.eigh(core.interaction(v).dense())
                 v = below[:, values.abs().argmax()]
             picture = cut.write @ v
-            # Of a square either sign is the same.
-            found.append(picture if picture.sum() >= 0 else -picture)
-        return found
+            # The sign of an eigenvector is arbitrary, since the form squares it.
+            pictures.append(picture if picture.sum() >= 0 else -picture)
+        return pictures
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -142,16 +142,19 @@ class BondReading(Reading):
     """A deep classifier on few directions.
 
     Attributes:
+        model: the classifier.
+        data: its images, on the CPU.
+        metric: second moment of inputs that the bonds are of.
         drop: accuracy that the cut may lose on training images.
-        bonds: all singular values and directions, for logits less their mean.
-        accuracy: of the model on the test images.
+        bonds: all singular values and directions, for logits minus their mean.
+        accuracy: accuracy of the model on the test images.
         by_rank: (directions at each bond, test accuracy, certificate) of uniform cuts.
         kept: the smallest cut found that loses at most `drop`.
         cut_accuracy: its test accuracy.
-        by_products: (products kept, test accuracy) in that basis.
+        by_products: (number of products, test accuracy) in the basis of that cut.
     """
 
-    model: ImageClassifier
+    model: TensorChain
     data: ImageData
     metric: Metric
     drop: float
@@ -175,7 +178,7 @@ class BondReading(Reading):
         ]
 
     def frame(self) -> "pd.DataFrame":
-        """A row for each direction of each bond."""
+        """Return a row for each direction of each bond."""
         return self.bonds.frame()
 
     @property
@@ -184,11 +187,18 @@ class BondReading(Reading):
         return self.kept.cut
 
     def cut_model(self) -> ImageClassifier:
-        """The cut as an ordinary classifier."""
-        return ImageClassifier.from_cut(self.cut, self.model.config)
+        """Return the cut as an ordinary classifier."""
+        data = self.data
+        config = ClassifierConfig(
+            data.n_inputs,
+            data.n_classes,
+            image_shape=data.shape,
+            class_names=data.class_names,
+        )
+        return ImageClassifier.from_cut(self.cut, config)
 
     def record(self) -> dict[str, Any]:
-        """The numbers, for JSON."""
+        """Return the numbers for JSON."""
         return {
             "data": self.data.name,
             "metric": self.metric,
@@ -206,72 +216,77 @@ class BondReading(Reading):
 
 @torch.no_grad()
 @full_precision
-def classifier_bonds(model: ImageClassifier, data: ImageData, metric: Metric = "images") -> Bonds:
-    """The bonds of a classifier, from pixels to its logits less their mean.
+def classifier_bonds(model: TensorChain, data: ImageData, metric: Metric = "images") -> Bonds:
+    """Compute the bonds of a classifier, from pixels to logits minus their mean.
 
-    What is added to all logits alike decides nothing, so it does not count. The metric is the
+    A constant added to all logits changes no prediction, so it does not count. The metric is the
     second moment of the training images, or for "weights" the identity.
 
     Raises:
-        NotBilinearError: a gate is not linear, or there is a norm.
-        BilensError: the metric has another name.
+        NotBilinearError: a gate is not linear, or a norm divides by the input's length.
+        BilensError: the model does not fit the data, or the metric is unknown.
     """
-    *lower, last = model.layer_tensors()
-    n = data.n_classes
-    centred = last.change_basis(outputs=torch.eye(n).to(last.out) - 1 / n)
+    tensors, embedding = open_chain(model)
+    *lower, last = (tensor.to("cpu") for tensor in tensors)
+    classes = torch.eye(data.n_classes, device="cpu")
+    centred = last.change_basis(outputs=(classes - 1 / data.n_classes).to(last.out))
     moment = None
     if metric == "images":
-        x = data.train_images.double()
+        x = data.train_images.to("cpu", torch.float64)
         x = with_constant(x) if centred.constant else x
         moment = x.T @ x / len(x)
-    return bonds([*lower, centred], torch.eye(n), moment, model.embedding())
+    return bonds([*lower, centred], classes, moment, embedding.to("cpu"))
 
 
 @torch.no_grad()
 @full_precision
 def read_bonds(
-    model: ImageClassifier, data: ImageData, *, drop: Share = 0.01, metric: Metric = "images"
+    model: TensorChain, data: ImageData, *, drop: Share = 0.01, metric: Metric = "images"
 ) -> BondReading:
-    """Cut a classifier to the directions that its accuracy needs, and look at each of them.
+    """Cut a classifier to the directions that its accuracy needs, and describe each of them.
 
-    Directions are chosen greedily on training images, where they may lose accuracy up to `drop`,
-    and measured on test images. All of it is in float64 and on the CPU, wherever the model is.
+    Directions are chosen greedily on training images, on which they may lose accuracy up to `drop`,
+    and are measured on test images. Bonds are computed in float64 on the CPU.
 
     Raises:
-        NotBilinearError: a gate is not linear, or there is a norm.
-        BilensError: drop is negative, or the metric has another name.
+        NotBilinearError: a gate is not linear, or a norm divides by the input's length.
+        BilensError: drop is negative, the metric is unknown, or the model differs from its tensors.
     """
-    model, data = deepcopy(model).to("cpu"), data.to("cpu")
-    found = classifier_bonds(model, data, metric)
-    kept = CutReading.of(found.cut(accurate_ranks(found, model, data, drop)), data)
-    tested = data.test_images, data.test_labels
+    data = data.to("cpu")
+    check_reproduces(model, input_tensors(model), data.test_images)
+    model_bonds = classifier_bonds(model, data, metric)
+    cut_reading = CutReading.of(
+        model_bonds.cut(accurate_ranks(model_bonds, model, data, drop)), data
+    )
     return BondReading(
         model=model,
         data=data,
         metric=metric,
         drop=drop,
-        bonds=found,
-        accuracy=model.accuracy(*tested),
-        by_rank=rank_accuracies(found, model, data),
-        kept=kept,
-        cut_accuracy=ImageClassifier.from_cut(kept.cut, model.config).accuracy(*tested),
-        by_products=product_accuracies(kept.cut, data),
+        bonds=model_bonds,
+        accuracy=accuracy(model, data.test_images, data.test_labels),
+        by_rank=rank_accuracies(model_bonds, data),
+        kept=cut_reading,
+        cut_accuracy=_accuracy(cut_reading.coordinates[-1], data.test_labels),
+        by_products=product_accuracies(cut_reading.cut, data),
     )
 
 
 @full_precision
 def accurate_ranks(
-    found: Bonds, model: ImageClassifier, data: ImageData, drop: Share = 0.01
+    model_bonds: Bonds, model: TensorChain, data: ImageData, drop: Share = 0.01
 ) -> tuple[int, ...]:
-    """Few directions, found greedily, that lose accuracy up to `drop` on 10,000 training images.
+    """Find few directions, greedily, that lose at most `drop` of accuracy on training images.
+
+    The first 10,000 training images count.
 
     Raises:
         BilensError: drop is negative.
     """
-    x, labels = data.train_images[:CHOOSING], data.train_labels[:CHOOSING]
-    whole = found.cut(max(bond.k for bond in found.bonds))
-    # Every cut reads some of these.
-    z = whole.coordinates(x)[0]
+    x, labels = data.train_images[:SEARCH_IMAGES], data.train_labels[:SEARCH_IMAGES]
+    full = model_bonds.cut(max(bond.k for bond in model_bonds.bonds))
+    # The input coordinates of every cut are the first of these, so they are computed once.
+    z = full.coordinates(x)[0]
     with progress_bar() as bar:
         task = bar.add_task("choosing directions", total=None, note="")
 
@@ -279,58 +294,60 @@ def accurate_ranks(
             outputs = z[:, : cut.ranks[0]]
             for core in cut.cores:
                 outputs = core(outputs)
-            accuracy = float((outputs.argmax(-1) == labels).double().mean())
+            share = _accuracy(outputs, labels)
             ranks = " + ".join(map(str, cut.ranks))
-            bar.update(task, advance=1, note=f"{ranks} directions: {accuracy:.2%}")
-            return accuracy
+            bar.update(task, advance=1, note=f"{ranks} directions: {share:.2%}")
+            return share
 
-        # Rounding may cost the uncut model an image.
-        least = min(model.accuracy(x, labels) - drop, score(whole))
-        return found.ranks_scoring(score, least)
+        # In float64 the uncut model may classify an image differently than the model itself.
+        least = min(accuracy(model, x, labels) - drop, score(full))
+        return model_bonds.ranks_scoring(score, least)
 
 
 @full_precision
 def rank_accuracies(
-    found: Bonds, model: ImageClassifier, data: ImageData, ranks: Sequence[int] = ()
+    model_bonds: Bonds, data: ImageData, ranks: Sequence[int] = ()
 ) -> tuple[tuple[int, float, float], ...]:
-    """For each k of `ranks`: k, test accuracy and certificate of the cut to k directions a bond.
+    """Return (k, test accuracy, certificate) of the cut to k directions at each bond.
 
-    By default for k from 1 to all of them in growing steps.
+    By default k runs from 1 to all directions in growing steps.
     """
-    most = max(bond.k for bond in found.bonds)
-
-    def row(k: int) -> tuple[int, float, float]:
-        cut = found.cut(k)
-        whole = ImageClassifier.from_cut(cut, model.config)
-        return k, whole.accuracy(data.test_images, data.test_labels), cut.certificate
-
-    return tuple(map(row, ranks or [*(k for k in UNIFORM if k < most), most]))
+    most = max(bond.k for bond in model_bonds.bonds)
+    rows = []
+    for k in ranks or [*(rank for rank in RANKS if rank < most), most]:
+        cut = model_bonds.cut(k)
+        rows.append((k, _accuracy(cut(data.test_images), data.test_labels), cut.certificate))
+    return tuple(rows)
 
 
 @full_precision
 def product_accuracies(cut: Cut, data: ImageData) -> tuple[tuple[int, float], ...]:
-    """Test accuracy with the k products of largest share alone, for k up by a constant factor."""
+    """Return (k, test accuracy) with only the k products of largest share, for growing k."""
     most = len(cut.products())
     steps = range(PER_DECADE, 1 + int(PER_DECADE * math.log10(most)))
     counts = sorted({round(10 ** (step / PER_DECADE)) for step in steps} | {most})
     x = data.test_images.to(cut.read)
-    found = []
+    rows = []
     for k in counts:
         z = x
         for tensor in cut.keep_products(k):
             z = tensor(z)
-        found.append((k, float((z.argmax(-1) == data.test_labels).double().mean())))
-    return tuple(found)
+        rows.append((k, _accuracy(z, data.test_labels)))
+    return tuple(rows)
+
+
+def _accuracy(logits: Float[Tensor, "images classes"], labels: Tensor) -> float:
+    return int((logits.argmax(-1) == labels.to(logits.device)).sum()) / len(labels)
 
 
 def _effects(
     cut: Cut, bond: int, z: Float64[Tensor, "images k"], number: int
 ) -> Float64[Tensor, " n_out"]:
-    """What the logits lose on average when a coordinate is set to zero."""
+    """Return the mean loss of each logit when a coordinate is set to zero."""
     without = z.clone()
     without[:, number] = 0
     both = torch.cat([z, without])
     for core in cut.cores[bond:]:
         both = core(both)
-    whole, rest = both.chunk(2)
-    return (whole - rest).mean(0)
+    complete, ablated = both.chunk(2)
+    return (complete - ablated).mean(0)

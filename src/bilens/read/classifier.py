@@ -1,40 +1,218 @@
-"""Everything that a single-layer image classifier's weights say about its classes."""
+"""Eigenvectors of a single-layer classifier's logits, and the accuracy that few of them reach."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import full_precision
+from bilens.checks import check_count, check_finite, check_labels, full_precision
 from bilens.data import ImageData
+from bilens.errors import BilensError
 from bilens.lazy_imports import pd
-from bilens.nn import ImageClassifier
-from bilens.read.shared import SharedFeatures, shared_by_classes
-from bilens.read.truncation import TruncationCurve, truncation_curve
+from bilens.progress import progress_bar
+from bilens.read.chain import accuracy, check_reproduces, input_tensors, open_layer, size_facts
+from bilens.read.shared import SharedFeatures, check_classes, shared_by_classes
 from bilens.reading import Fact, Percent, Reading
-from bilens.tensor import Spectrum
-
-__all__ = ["Basis", "ClassifierReading", "class_spectra", "logit_spectra", "read_classifier"]
+from bilens.tensor import BilinearTensor, Spectrum, TensorChain, TensorSVD
 
 Basis = Literal["model", "pixels"]
-"""Where eigenvectors are orthonormal; see `class_spectra`."""
+"""Space in which eigenvectors are orthonormal: see `class_spectra`."""
+
+BLOCK = 512
+"""Samples in memory together, each with a number for every class and rank."""
+
+
+@dataclass(frozen=True)
+class TruncationCurve:
+    """Accuracy with the first k eigenvectors of each class, or components of a layer, for every k.
+
+    Attributes:
+        accuracy: from 0 to 1, for k = 1, 2, ...
+        full: accuracy with all of them, which is the model's.
+    """
+
+    accuracy: tuple[float, ...]
+    full: float
+
+    def drop(self, k: int) -> float:
+        """Return the accuracy lost by truncating to the first k."""
+        check_count("k", k, len(self.accuracy))
+        return self.full - self.accuracy[k - 1]
+
+    def needed(self, drop: float) -> int:
+        """Return the smallest k from which on the loss is at most `drop`."""
+        insufficient = [k for k in range(1, len(self.accuracy) + 1) if self.drop(k) > drop]
+        return insufficient[-1] + 1 if insufficient else 1
+
+
+@full_precision
+def truncation_curve(
+    spectrum: Spectrum, x: Float[Tensor, "samples n_in"], labels: Int[Tensor, " samples"]
+) -> TruncationCurve:
+    """Compute the accuracy with the first 1, 2, ... eigenvectors of each class.
+
+    Eigenvectors count in the order of the spectrum.
+
+    Raises:
+        BilensError: the spectrum is not a batch over classes, there are no samples, or a label is
+            not a class.
+
+    Source:
+        Pearce et al. 2024, figure 3.
+    """
+    check_classes(spectrum)
+    return _curve(lambda rows: spectrum.activations(rows).cumsum(-1).mT, x, labels)
+
+
+@full_precision
+def bottleneck_curve(
+    svd: TensorSVD,
+    readout: Float[Tensor, "classes n_out"],
+    x: Float[Tensor, "samples n_in"],
+    labels: Int[Tensor, " samples"],
+) -> TruncationCurve:
+    """Compute the accuracy with the first 1, 2, ... components of a layer, in one pass.
+
+    For each k this is the accuracy of readout(svd.truncate(k)(x)), which as a tensor is
+    `layer.change_basis(outputs=readout @ svd.truncate(k).projector())`. The readout is the linear
+    map from the layer's outputs to the logits.
+
+    Raises:
+        BilensError: the readout does not fit the layer, there are no samples, or a label is not a
+            class.
+
+    Source:
+        Pearce & Dooms 2024, "SVD on the bilinear tensor".
+    """
+    if readout.shape[1] != svd.outputs.shape[1]:
+        raise BilensError(
+            f"readout has shape {tuple(readout.shape)}; expected (classes, "
+            f"{svd.outputs.shape[1]}), the outputs of the layer"
+        )
+    component_logits = svd.values[:, None] * (svd.outputs @ readout.to(svd.outputs).T)
+
+    def logits(rows: Tensor) -> Tensor:
+        return (svd.components(rows)[..., None] * component_logits).cumsum(1)
+
+    return _curve(logits, x, labels)
+
+
+def _curve(
+    logits_by_rank: Callable[[Tensor], Float[Tensor, "block ranks classes"]],
+    x: Float[Tensor, "samples n_in"],
+    labels: Int[Tensor, " samples"],
+) -> TruncationCurve:
+    """Compute the accuracy at each rank, block by block."""
+    counts = []
+    with progress_bar() as bar:
+        task = bar.add_task("accuracy by rank", total=len(x), note="")
+        for rows, row_labels in zip(x.split(BLOCK), labels.split(BLOCK), strict=True):
+            logits = logits_by_rank(rows)
+            check_finite(logits=logits)
+            check_labels(row_labels, logits.shape[-1])
+            counts.append((logits.argmax(-1) == row_labels.to(logits.device)[:, None]).sum(0))
+            bar.advance(task, len(rows))
+    shares = (torch.stack(counts).sum(0).double() / len(x)).tolist()
+    return TruncationCurve(tuple(shares), shares[-1])
+
+
+@full_precision
+def top_inputs(
+    spectrum: Spectrum, x: Float[Tensor, "samples n_in"], k: int = 3
+) -> Int[Tensor, "*batch eigenvectors k"]:
+    """Return the indices of the k inputs of largest |activation| for every eigenvector.
+
+    The strongest comes first. Samples pass in blocks, so any number of them fits in memory.
+
+    Raises:
+        BilensError: there are fewer than k samples, or one is not finite.
+    """
+    check_count("k", k, len(x), "the number of samples in x")
+    check_finite(x=x)
+    best = spectrum.values.new_empty(0, *spectrum.values.shape)
+    indices = torch.empty(best.shape, dtype=torch.long, device=best.device)
+    for start in range(0, len(x), BLOCK):
+        strength = spectrum.overlaps(x[start : start + BLOCK]).abs()
+        numbers = torch.arange(start, start + len(strength), device=best.device)
+        numbers = numbers.reshape(-1, *[1] * (strength.ndim - 1)).expand_as(strength)
+        # Only the best k so far are carried from block to block.
+        best, indices = torch.cat([best, strength]), torch.cat([indices, numbers])
+        best, order = best.topk(min(k, len(best)), dim=0)
+        indices = indices.gather(0, order)
+    return indices.movedim(0, -1)
+
+
+@full_precision
+@torch.no_grad()
+def class_spectra(model: TensorChain, basis: Basis = "model") -> Spectrum:
+    """Return all eigenvectors of every logit as pictures: a spectrum batched over the classes.
+
+    The basis is the space in which eigenvectors are orthonormal. "model" decomposes each logit
+    after the embedding and pulls the eigenvectors back to pixels, as the papers do. "pixels"
+    decomposes the whole map from pixels to logits. Either way the activations of all eigenvectors
+    add up to the logits; truncated spectra differ.
+
+    Raises:
+        NotBilinearError: the model is not one tensor.
+
+    Source:
+        Pearce et al. 2024, section 4.2 and figure 4.
+    """
+    return _spectra(open_layer(model), None, basis)
+
+
+@full_precision
+@torch.no_grad()
+def logit_spectra(
+    model: TensorChain, directions: Float[Tensor, "*batch n_classes"], basis: Basis = "model"
+) -> Spectrum:
+    """Return all eigenvectors along directions in the logits, such as logit 3 minus logit 8.
+
+    The basis is that of `class_spectra`.
+
+    Raises:
+        NotBilinearError: the model is not one tensor.
+        BilensError: the directions do not fit the logits, or the basis is unknown.
+
+    Source:
+        Pearce et al. 2024, section 4.1.
+    """
+    return _spectra(open_layer(model), directions, basis)
+
+
+def _spectra(
+    layer: tuple[BilinearTensor, Tensor], directions: Tensor | None, basis: Basis
+) -> Spectrum:
+    tensor, embedding = layer
+    if directions is None:
+        directions = torch.eye(tensor.n_out, device=tensor.out.device)
+    directions = directions.to(tensor.out)
+    if basis == "pixels":
+        return tensor.change_basis(inputs=embedding).interaction(directions).eigh()
+    spectrum = tensor.interaction(directions).eigh()
+    if tensor.constant:
+        return spectrum.pullback(embedding[:-1, :-1], embedding[:-1, -1])
+    return spectrum.pullback(embedding)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClassifierReading(Reading):
-    """The spectra of a classifier's logits, and what they do on a test set.
+    """Spectra of a classifier's logits, and their accuracy on a test set.
 
     Attributes:
-        spectrum: all eigenvectors in pixel space, batched over the classes, oriented by the test
-            images.
-        accuracy: of the model on the test images.
+        model: the classifier.
+        data: its images, on the device of the spectrum.
+        spectrum: all eigenvectors in pixel space, batched over the classes and oriented by the
+            test images.
+        accuracy: accuracy of the model on the test images.
         curve: accuracy against the number of eigenvectors.
-        shared: features that the first eigenvectors of more than one class have in common.
+        shared: features that the first eigenvectors of several classes have in common.
     """
 
-    model: ImageClassifier
+    model: TensorChain
     data: ImageData
     spectrum: Spectrum
     accuracy: float
@@ -44,7 +222,7 @@ class ClassifierReading(Reading):
     axes: ClassVar[dict[str, str]] = Spectrum.axes
 
     def facts(self) -> list[Fact]:
-        """Return data, accuracy, sizes and the eigenvectors."""
+        """Return the data, the accuracy, sizes and the eigenvectors."""
         accuracies = self.curve.accuracy
         return [
             ("data", self.data.name),
@@ -53,18 +231,17 @@ class ClassifierReading(Reading):
                 "with 10 eigenvectors a class",
                 Percent(accuracies[min(10, len(accuracies)) - 1]),
             ),
-            ("width", self.model.config.d_model),
-            ("parameters", sum(p.numel() for p in self.model.parameters())),
+            *size_facts(self.model),
             *self.spectrum.facts(),
         ]
 
     def frame(self) -> "pd.DataFrame":
-        """A row for each eigenvector of each class, which is its form."""
+        """Return a row for each eigenvector of each class; the class is its form."""
         frame = self.spectrum.frame()
         return frame.assign(form=[self.data.class_names[i] for i in frame["form"]])
 
     def record(self) -> dict[str, Any]:
-        """The numbers, for JSON."""
+        """Return the numbers for JSON."""
         rank = self.spectrum.effective_rank()
         return {
             "data": self.data.name,
@@ -79,71 +256,26 @@ class ClassifierReading(Reading):
 
 @full_precision
 @torch.no_grad()
-def class_spectra(model: ImageClassifier, basis: Basis = "model") -> Spectrum:
-    """All eigenvectors of every logit, as pictures: a spectrum in pixels, batched over the classes.
-
-    The basis is where the eigenvectors are orthonormal. "model" decomposes behind the embedding and
-    then reads the eigenvectors through it, as the papers do; "pixels" decomposes the whole map from
-    pixels to logits, as `model.tensor()` gives it. Either is exact, with activations that add up to
-    the logits; cut short they differ.
-
-    Raises:
-        NotBilinearError: the model is not one tensor.
-
-    Source:
-        Pearce et al. 2024, section 4.2 and figure 4.
-    """
-    each = torch.eye(model.config.n_classes, device=model.embed.weight.device)
-    return logit_spectra(model, each, basis)
-
-
-@full_precision
-@torch.no_grad()
-def logit_spectra(
-    model: ImageClassifier, directions: Float[Tensor, "*batch n_classes"], basis: Basis = "model"
-) -> Spectrum:
-    """All eigenvectors along directions in the logits, such as the logit of 3 minus that of 8.
-
-    The basis is that of `class_spectra`.
-
-    Raises:
-        NotBilinearError: the model is not one tensor.
-        BilensError: the directions do not fit the logits, there is no such basis, or the model is
-            not a classifier of bilens.
-
-    Source:
-        Pearce et al. 2024, section 4.1.
-    """
-    model.require_single_layer()
-    model = model.readable()
-    directions = directions.to(model.embed.weight)
-    if basis == "pixels":
-        return model.tensor().interaction(directions).eigh()
-    spectrum = model.layer_tensors()[0].interaction(directions).eigh()
-    return spectrum.pullback(model.embed.weight, model.embed.bias)
-
-
-@full_precision
-@torch.no_grad()
 def read_classifier(
-    model: ImageClassifier, data: ImageData, basis: Basis = "model"
+    model: TensorChain, data: ImageData, basis: Basis = "model"
 ) -> ClassifierReading:
     """Decompose each logit of a single-layer classifier into its eigenvectors.
 
-    On the device of the model, which the data is moved to, or on the CPU if that has no float64.
-    The basis is that of `class_spectra`.
+    The data is moved to the device of the model, or to the CPU if that device has no float64. The
+    basis is that of `class_spectra`.
 
     Raises:
         NotBilinearError: the model is not one tensor.
-        BilensError: the data does not fit the model, or there is no such basis.
+        BilensError: the data does not fit the model, or the model differs from its tensor.
     """
-    model = model.readable()
-    data, spectrum = data.to(model.device), class_spectra(model, basis)
+    spectrum = class_spectra(model, basis)
+    data = data.to(spectrum.values.device)
+    check_reproduces(model, input_tensors(model), data.test_images)
     return ClassifierReading(
         model=model,
         data=data,
         spectrum=spectrum.oriented(data.test_images),
-        accuracy=model.accuracy(data.test_images, data.test_labels),
+        accuracy=accuracy(model, data.test_images, data.test_labels),
         curve=truncation_curve(spectrum, data.test_images, data.test_labels),
         shared=shared_by_classes(spectrum),
     )

@@ -1,50 +1,54 @@
-"""What the weights of a classifier of several layers say about its classes."""
+"""Eigenvector paths of a classifier of several layers, and the accuracy that they reach."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import safetensors
 import torch
+from jaxtyping import Float
 from safetensors import SafetensorError
+from torch import Tensor
 
 from bilens.checks import full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.files import write_safetensors
 from bilens.lazy_imports import pd
-from bilens.nn import ImageClassifier
+from bilens.read.chain import accuracy, check_reproduces, input_tensors, size_facts
 from bilens.read.shared import SharedFeatures, shared_by_paths
 from bilens.reading import Fact, Percent, Reading
-from bilens.tensor import BilinearTensor, LazyTree, Paths, TopPaths, top_paths
+from bilens.settings import Count
+from bilens.tensor import BilinearTensor, LazyTree, Paths, TensorChain, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
 
-__all__ = ["PATHS_NAME", "DeepReading", "load_paths", "path_accuracies", "read_deep", "save_paths"]
-
 PATHS_NAME = "paths.safetensors"
-"""Of the file in a run directory."""
+"""Name of the file of saved paths in a run directory."""
 
 FIELDS = ("directions", "roots", "indices", "eigenvalues", "vectors")
-"""What of `Paths` is in the file."""
+"""Fields of `Paths` in that file."""
 
-STOPS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
+STEPS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
+"""Numbers of paths at which accuracy is measured."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DeepReading(Reading):
-    """The strongest eigenvector paths of a classifier, and how far they go on a test set.
+    """The strongest eigenvector paths of a classifier, and their accuracy on a test set.
 
     Attributes:
-        search: the best paths over all classes, and how much of the tree finding them took.
-        tree: of the model, whose nodes are decomposed when they are asked for.
-        accuracy: of the model on the test images.
+        model: the classifier.
+        data: its images, on the device of the paths.
+        search: the best paths over all classes, and the size of the search.
+        tree: tree of the model, whose nodes are decomposed on demand.
+        accuracy: accuracy of the model on the test images.
         by_paths: (number of paths, accuracy of the pruned tree), ascending.
-        shared: features that paths of more than one class end at.
+        shared: features at the ends of paths of several classes.
     """
 
-    model: ImageClassifier
+    model: TensorChain
     data: ImageData
     search: TopPaths
     tree: LazyTree
@@ -55,20 +59,20 @@ class DeepReading(Reading):
     axes: ClassVar[dict[str, str]] = TopPaths.axes
 
     def facts(self) -> list[Fact]:
-        """Return data, accuracy and the paths."""
+        """Return the data, the accuracy, sizes and the paths."""
         return [
             ("data", self.data.name),
             ("test accuracy", Percent(self.accuracy)),
-            ("width", self.model.config.d_model),
+            *size_facts(self.model),
             *self.search.facts(),
         ]
 
     def frame(self) -> "pd.DataFrame":
-        """A row for each path."""
+        """Return a row for each path."""
         return self.search.frame()
 
     def record(self) -> dict[str, Any]:
-        """The numbers, for JSON."""
+        """Return the numbers for JSON."""
         return {
             "data": self.data.name,
             "accuracy": self.accuracy,
@@ -85,7 +89,7 @@ class DeepReading(Reading):
 def path_accuracies(
     paths: Paths, data: ImageData, counts: Sequence[int]
 ) -> tuple[tuple[int, float], ...]:
-    """Test accuracy of the tree pruned to its best 1, 3, 10, ... paths over all classes.
+    """Return (k, test accuracy) of the tree pruned to its best k paths, for each k of `counts`.
 
     Raises:
         BilensError: the paths are not of one direction for each class.
@@ -95,69 +99,111 @@ def path_accuracies(
             f"paths have directions of batch shape {tuple(paths.batch_shape)}; expected one for "
             f"each of the {data.n_classes} classes"
         )
-    found = []
+    rows = []
     for k in counts:
-        right = paths.truncate(k)(data.test_images).argmax(-1) == data.test_labels
-        found.append((k, float(right.double().mean())))
-    return tuple(found)
+        correct = paths.truncate(k)(data.test_images).argmax(-1) == data.test_labels
+        rows.append((k, float(correct.double().mean())))
+    return tuple(rows)
 
 
 @full_precision
 @torch.no_grad()
 def read_deep(
-    model: ImageClassifier, data: ImageData, k: int = 1000, saved: Path | None = None
+    model: TensorChain, data: ImageData, k: int = 1000, saved: Path | None = None
 ) -> DeepReading:
-    """Find the k best eigenvector paths over all classes, and measure the model that they make.
+    """Find the k best eigenvector paths over all classes, and measure the pruned model.
 
-    On the device of the model, which the data is moved to, or on the CPU if that has no float64.
-    Where there are fewer paths, all of them are found; where `saved` is a file of `save_paths` that
-    is of this model and holds enough of them, it is taken instead of a search.
+    The data is moved to the device of the model, or to the CPU if that device has no float64. A
+    model with fewer paths is read completely. If `saved` is a file of `save_paths` of this model
+    with at least k paths, it replaces the search.
 
     Raises:
-        NotBilinearError: a gate is not linear, or there is a norm.
-        BilensError: the model is not a classifier of bilens, or k is not positive.
+        NotBilinearError: a gate is not linear, or a norm divides by the input's length.
+        BilensError: k is not positive, or the model differs from its tensors.
     """
-    model = model.readable()
-    data, directions = data.to(model.device), torch.eye(data.n_classes, device=model.device)
-    tensors = model.tensors()
+    tensors = input_tensors(model)
+    data = data.to(tensors[0].left.device)
+    check_reproduces(model, tensors, data.test_images)
+    directions = torch.eye(data.n_classes, device=tensors[0].left.device)
     k = min(k, make_chain(tensors, directions).n_leaves)
     search = (saved and load_paths(saved, tensors, k)) or top_paths(tensors, directions, k)
-    found = len(search.paths)
-    counts = [stop for stop in STOPS if stop < found] + [found]
+    n_paths = len(search.paths)
+    counts = [step for step in STEPS if step < n_paths] + [n_paths]
     return DeepReading(
         model=model,
         data=data,
         search=search,
         tree=LazyTree(tensors, directions),
-        accuracy=model.accuracy(data.test_images, data.test_labels),
+        accuracy=accuracy(model, data.test_images, data.test_labels),
         by_paths=path_accuracies(search.paths, data, counts),
         shared=shared_by_paths(search.paths),
     )
 
 
+@dataclass(frozen=True, eq=False)
+class ClassPaths:
+    """Paths of one class, with the inputs that activate their eigenvectors most.
+
+    Attributes:
+        paths: the paths; each last eigenvector has the sign that makes it resemble its inputs.
+        inputs: inputs of largest |v . h| for every eigenvector, the largest first; the keys are the
+            eigenvectors' numbers from the output down.
+    """
+
+    paths: Paths
+    inputs: Mapping[tuple[int, ...], Float[Tensor, "k n_in"]]
+
+
+@torch.no_grad()
+@full_precision
+def class_paths(
+    tree: LazyTree, paths: Paths, x: Float[Tensor, "samples n_in"], k: Count = 3
+) -> ClassPaths:
+    """Find the inputs of largest overlap with each eigenvector on paths of a single class.
+
+    Nodes that the tree has not decomposed yet are decomposed.
+    """
+    vectors, inputs = paths.vectors.clone(), {}
+    overlaps = {}
+    for row, (root, indices) in enumerate(
+        zip(paths.roots.tolist(), paths.indices.tolist(), strict=True)
+    ):
+        for length in range(paths.depth):
+            node, name = (root, *indices[:length]), tuple(indices[: length + 1])
+            if node not in overlaps:
+                overlaps[node] = tree.overlaps(node, x)
+            strength = overlaps[node][:, indices[length]].abs()
+            best = strength.topk(min(k, len(x))).indices
+            inputs[name] = x[best]
+        # The overlaps are those of the tree's eigenvector; the path's may have the opposite sign.
+        sides = torch.sign(x[best] @ vectors[row, : x.shape[1]].to(x))
+        vectors[row] *= 1 if sides.sum() >= 0 else -1
+    return ClassPaths(replace(paths, vectors=vectors), inputs)
+
+
 @full_precision
 def save_paths(path: Path, search: TopPaths, tensors: Sequence[BilinearTensor]) -> None:
-    """Write what a search has found: safetensors, with the effective eigenvalues beside it.
+    """Write the paths of a search as safetensors, together with their effective eigenvalues.
 
     Raises:
-        CheckpointError: the system refuses.
+        CheckpointError: the file cannot be written.
     """
     paths = search.paths
-    found = {name: getattr(paths, name) for name in FIELDS}
+    arrays = {name: getattr(paths, name) for name in FIELDS}
     metadata = {
         "of": _fingerprint(tensors),
         "constant": str(paths.constant),
         "expanded": str(search.expanded),
         "total": str(search.total),
     }
-    write_safetensors(path, {**found, "effective": paths.effective}, metadata)
+    write_safetensors(path, {**arrays, "effective": paths.effective}, metadata)
 
 
 @full_precision
 def load_paths(path: Path, tensors: Sequence[BilinearTensor], k: int) -> TopPaths | None:
-    """The k first paths that `save_paths` has written, or None.
+    """Return the first k paths written by `save_paths`.
 
-    None where there is no file, it is of another model, or has fewer.
+    None if the file does not exist, belongs to another model or has fewer paths.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -165,17 +211,17 @@ def load_paths(path: Path, tensors: Sequence[BilinearTensor], k: int) -> TopPath
             if metadata.get("of") != _fingerprint(tensors):
                 return None
             device = tensors[0].left.device
-            found = {name: file.get_tensor(name).to(device) for name in FIELDS}
+            arrays = {name: file.get_tensor(name).to(device) for name in FIELDS}
     except (OSError, SafetensorError):
         return None
-    paths = Paths(**found, constant=metadata["constant"] == "True")
+    paths = Paths(**arrays, constant=metadata["constant"] == "True")
     if len(paths) < k:
         return None
     return TopPaths(paths.truncate(k), int(metadata["expanded"]), int(metadata["total"]))
 
 
 def _fingerprint(tensors: Sequence[BilinearTensor]) -> str:
-    """Of the weights, to the bit."""
+    """Return a hash of the exact bits of all weights."""
     digest = hashlib.sha256()
     for tensor in tensors:
         for factor in (tensor.left, tensor.right, tensor.out):

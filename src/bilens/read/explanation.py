@@ -1,4 +1,4 @@
-"""Why one input gets the logits it gets, by the eigenvectors of the last layer."""
+"""Logits of one input, split by the eigenvectors of the last layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,26 +8,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.checks import check_finite, full_precision
-from bilens.read.classes import check_classes
+from bilens.read.shared import check_classes
 from bilens.settings import Count
 from bilens.tensor import LazyTree, Spectrum
-
-__all__ = ["BranchExplanation", "Explanation", "LogitExplanation", "explain", "explain_deep"]
 
 
 @dataclass(frozen=True, eq=False)
 class BranchExplanation:
-    """An eigenvector v of the last layer: what it adds to a logit, and the pictures behind it.
+    """Contribution of a last-layer eigenvector v to a logit, with the pictures that cause it.
 
-    In a single-layer model v itself is the picture. In a deeper one the strongest branches for this
-    input lead from v to an eigenvector w of the second layer, whose overlap with what the first
-    layer gives is a sum over pictures, w . h = sum_i lambda_i (v_i . x)^2, turned to be positive.
+    In a single-layer model v itself is the picture. In a deeper model the strongest branches for
+    this input lead from v to an eigenvector w of the second layer. Its overlap with the first
+    layer's output h is a sum over pictures, w . h = sum_i lambda_i (v_i . x)^2, with its sign
+    chosen so that it is positive.
 
     Attributes:
         node: numbers of the eigenvectors from v down to w.
-        activation: lambda (v . h)^2, what v adds to the logit.
-        shares: of the strongest pictures in the sum over all, which is 1.
-        vectors: the pictures, turned to overlap positively with the input.
+        activation: lambda (v . h)^2, the contribution of v to the logit.
+        shares: shares of the strongest pictures in the sum over all pictures, which is 1.
+        vectors: the pictures, each with a positive overlap with the input.
     """
 
     node: tuple[int, ...]
@@ -38,13 +37,13 @@ class BranchExplanation:
 
 @dataclass(frozen=True, eq=False)
 class LogitExplanation:
-    """The last layer's eigenvectors that make one logit; their activations and rest add up to it.
+    """One logit as a sum over eigenvectors of the last layer: their activations and a remainder.
 
     Attributes:
-        label: the number of the logit.
-        logit: its value.
+        label: number of the class.
+        logit: value of the logit.
         branches: the strongest eigenvectors for this input, by |activation|.
-        rest: what all other eigenvectors add.
+        rest: sum of the activations of all other eigenvectors.
     """
 
     label: int
@@ -55,7 +54,13 @@ class LogitExplanation:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """One input, all its logits, and the highest of them taken apart, the highest first."""
+    """One input with all its logits, and the highest logits split into activations.
+
+    Attributes:
+        x: the input.
+        logits: all logits.
+        parts: the highest logits, the highest first.
+    """
 
     x: Float[Tensor, " n_in"]
     logits: Float[Tensor, " classes"]
@@ -72,8 +77,8 @@ def explain(
     Args:
         spectrum: all eigenvectors, batched over the classes.
         x: the input.
-        n_classes: how many logits, the highest first; all of them where there are fewer.
-        k: how many eigenvectors of each; all of them where there are fewer.
+        n_classes: number of logits, the highest first, at most all.
+        k: number of eigenvectors of each, at most all.
 
     Raises:
         BilensError: the spectrum is not a batch over classes, x is not finite, or a number is not
@@ -86,7 +91,7 @@ def explain(
         vector = signs[label, number] * spectrum.vectors[label, number]
         return BranchExplanation((number,), activation, signs.new_ones(1), vector[None])
 
-    return _explained(x, list(spectrum.activations(x)), n_classes, k, branch)
+    return _explain(x, list(spectrum.activations(x)), n_classes, k, branch)
 
 
 @full_precision
@@ -101,11 +106,11 @@ def explain_deep(
     """Split the highest logits of one input of a deep model into the last layer's activations.
 
     Args:
-        tree: of a model of at least two layers, one direction for each class.
+        tree: tree of a model of at least two layers, with one direction for each class.
         x: the input.
-        n_classes: how many logits, the highest first.
-        branches: how many eigenvectors of the last layer for each.
-        k: how many first-layer eigenvectors for each of these.
+        n_classes: number of logits, the highest first.
+        branches: number of last-layer eigenvectors for each logit.
+        k: number of first-layer eigenvectors for each of these.
 
     Raises:
         BilensError: x is not finite, or a number is not positive.
@@ -113,39 +118,40 @@ def explain_deep(
     roots = [_activations(tree, (label,), x) for label in range(tree.n_roots)]
 
     def branch(label: int, number: int, activation: float) -> BranchExplanation:
+        # Follow the strongest child for this input down to the second layer.
         node: tuple[int, ...] = (label, number)
         while len(node) < tree.depth:
             node = (*node, int(_activations(tree, node, x).abs().argmax()))
         parts = _activations(tree, node, x)
-        whole = parts.sum()
-        shares = parts / whole if whole != 0 else torch.zeros_like(parts)
+        total = parts.sum()
+        shares = parts / total if total != 0 else torch.zeros_like(parts)
         strongest = parts.abs().topk(min(k, len(parts))).indices
         signs = torch.where(tree.overlaps(node, x[None])[0, strongest] < 0, -1, 1).to(x)
         vectors = signs[:, None] * tree.branches(node).vectors[strongest]
         return BranchExplanation(node[1:], activation, shares[strongest], vectors)
 
-    return _explained(x, roots, n_classes, branches, branch)
+    return _explain(x, roots, n_classes, branches, branch)
 
 
 def _activations(tree: LazyTree, node: tuple[int, ...], x: Tensor) -> Float[Tensor, " k"]:
     return tree.branches(node).values * tree.overlaps(node, x[None])[0].square()
 
 
-def _explained(
+def _explain(
     x: Tensor,
-    activations: list[Tensor],
+    activations: list[Float[Tensor, " eigenvectors"]],
     n_classes: int,
     k: int,
     branch: Callable[[int, int, float], BranchExplanation],
 ) -> Explanation:
-    """The highest logits, given each class's activations and how one of them is explained."""
+    """Explain the highest logits, given each class's activations and a function for one branch."""
     check_finite(x=x)
-    logits = torch.stack([some.sum() for some in activations])
+    logits = torch.stack([values.sum() for values in activations])
     parts = []
     for label in logits.argsort(descending=True)[:n_classes].tolist():
-        some = activations[label]
-        strongest = some.abs().topk(min(k, len(some))).indices.tolist()
-        branches = tuple(branch(label, i, float(some[i])) for i in strongest)
-        rest = float(logits[label] - some[strongest].sum())
+        values = activations[label]
+        strongest = values.abs().topk(min(k, len(values))).indices.tolist()
+        branches = tuple(branch(label, i, float(values[i])) for i in strongest)
+        rest = float(logits[label] - values[strongest].sum())
         parts.append(LogitExplanation(label, float(logits[label]), branches, rest))
     return Explanation(x, logits, tuple(parts))

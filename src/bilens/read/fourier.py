@@ -1,4 +1,4 @@
-"""The waves by which a classifier adds two numbers modulo a third."""
+"""Fourier waves by which a classifier adds two numbers modulo a third."""
 
 from dataclasses import dataclass
 
@@ -8,29 +8,27 @@ from torch import Tensor
 
 from bilens.checks import full_precision
 from bilens.errors import BilensError
-from bilens.nn import ImageClassifier
-from bilens.tensor import BilinearTensor
-
-__all__ = ["FourierReading", "read_fourier"]
+from bilens.read.chain import input_tensors, predict
+from bilens.tensor import BilinearTensor, TensorChain
 
 
 @dataclass(frozen=True, eq=False)
 class FourierReading:
-    """How a classifier of pairs (a, b) makes the logit of c.
+    """Frequencies by which a classifier of pairs (a, b) computes the logit of c.
 
-    What of the logits depends on a, b and c together is a sum of waves exp(2 pi i (j a + k b + l c)
-    / p) with none of j, k and l zero. Addition needs those of a + b - c alone, j = k = -l; a model
-    that knows it uses a few frequencies k.
+    The part of the logits that depends on a, b and c together is a sum of waves
+    exp(2 pi i (j a + k b + l c) / p) with j, k and l all different from zero. Addition needs only
+    those of a + b - c, j = k = -l. A model that has learned it uses a few frequencies k.
 
     Attributes:
-        power: of frequency 1, 2, ... p // 2, the share of cos(2 pi k (a + b - c) / p + phase) in
+        power: for frequency 1, 2, ... p // 2, the share of cos(2 pi k (a + b - c) / p + phase) in
             the sum of squares of that part.
-        frequencies: those of at least the share that was asked for, the strongest first.
-        accuracy: over all pairs.
-        accuracy_kept: the same where the logits keep their waves of these frequencies alone.
-        accuracy_removed: where they lose these.
-        unit_share: of what the first layer's hidden units read of a number, the share that is of
-            each unit's strongest frequency; 1 where every unit reads a single wave.
+        frequencies: the frequencies of at least the requested share, the strongest first.
+        accuracy: accuracy over all pairs.
+        accuracy_kept: accuracy if the logits are restricted to waves of these frequencies.
+        accuracy_removed: accuracy if these waves are removed.
+        unit_share: share of each first-layer hidden unit's strongest frequency in its weights for a
+            number, over all units; 1 if every unit has a single frequency.
     """
 
     power: Float64[Tensor, " frequencies"]
@@ -43,51 +41,53 @@ class FourierReading:
 
 @torch.no_grad()
 @full_precision
-def read_fourier(model: ImageClassifier, least: float = 0.01) -> FourierReading:
-    """Read the waves out of all the logits of a model of `bilens.data.modular_addition`.
+def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
+    """Decompose all logits of a model of `bilens.data.modular_addition` into Fourier waves.
 
-    There are p^2 inputs, each with one pixel in each row, so that the p^3 logits are all there is
-    to the model: for one layer they are entries of its tensor, T[c, a, a] + T[c, p + b, p + b] +
-    2 T[c, a, p + b], of which the last is the part that is read. Frequencies of at least the share
-    `least` are named. O(p^3 log p) behind p^2 forward passes.
+    The model has p^2 inputs, each with one pixel in each row, so its p^3 logits describe it
+    completely. For one layer they are entries of its tensor, T[c, a, a] + T[c, p + b, p + b] +
+    2 T[c, a, p + b], and the last term is the part that is decomposed. Frequencies of at least the
+    share `least` are named. Costs O(p^3 log p) after p^2 forward passes.
 
     Raises:
-        BilensError: the model reads other inputs.
-        NotBilinearError: a gate is not linear, or there is a norm.
+        BilensError: the model has other inputs.
+        NotBilinearError: a gate is not linear, or a norm divides by the input's length.
 
     Source:
         Nanda et al. 2023, "Progress measures for grokking via mechanistic interpretability",
         arXiv:2301.05217.
     """
-    p = model.config.n_classes
-    if model.config.n_inputs != 2 * p:
+    tensors = input_tensors(model)
+    p, n_inputs = tensors[-1].n_out, tensors[0].n_in - tensors[0].constant
+    if n_inputs != 2 * p:
         raise BilensError(
-            f"The model has {model.config.n_inputs} pixels and {p} classes, expected twice as many "
-            "pixels as classes: two numbers, as bilens.data.modular_addition gives them"
+            f"The model has {n_inputs} pixels and {p} classes, expected twice as many "
+            "pixels as classes: two numbers, as bilens.data.modular_addition encodes them"
         )
-    number = torch.eye(p, device=model.embed.weight.device, dtype=model.embed.weight.dtype)
-    pairs = torch.cat([number.repeat_interleave(p, 0), number.repeat(p, 1)], dim=1)
-    logits = model(pairs).double().cpu().reshape(p, p, p)
+    one_hot = torch.eye(p, device="cpu")
+    pairs = torch.cat([one_hot.repeat_interleave(p, 0), one_hot.repeat(p, 1)], dim=1)
+    logits = predict(model, pairs).double().cpu().reshape(p, p, p)
     waves = torch.fft.fftn(logits)
-    k = torch.arange(1, p // 2 + 1)
-    together = torch.ones_like(logits, dtype=torch.bool)
+    k = torch.arange(1, p // 2 + 1, device="cpu")
+    # Waves with a zero frequency depend on fewer than three of a, b and c.
+    joint = torch.ones_like(logits, dtype=torch.bool)
     for axis in range(3):
-        together.select(axis, 0)[:] = False
+        joint.select(axis, 0)[:] = False
+    # A real wave has a mirror image at -k, except at the frequency p / 2, which is its own.
     mirrored = torch.where(2 * k == p, 0, 1)
-    found = waves[k, k, -k].abs() ** 2 * (1 + mirrored)
-    power = found / (waves[together].abs() ** 2).sum()
+    power = waves[k, k, -k].abs() ** 2 * (1 + mirrored) / (waves[joint].abs() ** 2).sum()
     order = power.argsort(descending=True)
     frequencies = tuple(int(i) + 1 for i in order if power[i] >= least)
-    chosen = torch.zeros_like(together)
+    selected = torch.zeros_like(joint)
     for f in frequencies:
-        chosen[f, f, -f] = chosen[-f, -f, f] = True
+        selected[f, f, -f] = selected[-f, -f, f] = True
     return FourierReading(
         power,
         frequencies,
-        _accuracy(waves, torch.ones_like(chosen)),
-        _accuracy(waves, chosen),
-        _accuracy(waves, ~chosen),
-        _unit_share(model.tensors()[0], p),
+        _accuracy(waves, torch.ones_like(selected)),
+        _accuracy(waves, selected),
+        _accuracy(waves, ~selected),
+        _unit_share(tensors[0], p),
     )
 
 
@@ -97,9 +97,9 @@ def _unit_share(tensor: BilinearTensor, p: int) -> float:
     return float(parts.amax(-1).sum() / parts.sum())
 
 
-def _accuracy(waves: Complex128[Tensor, "p p p"], kept: Bool[Tensor, "p p p"]) -> float:
-    """Share of the pairs whose largest logit is their sum's, of some waves alone."""
+def _accuracy(waves: Complex128[Tensor, "p p p"], mask: Bool[Tensor, "p p p"]) -> float:
+    """Return the share of pairs whose largest logit is that of their sum, from masked waves."""
     p = len(waves)
-    logits = torch.fft.ifftn(waves * kept).real
+    logits = torch.fft.ifftn(waves * mask).real
     sums = torch.arange(p)[:, None] + torch.arange(p)
     return float((logits.argmax(-1) == sums % p).double().mean())

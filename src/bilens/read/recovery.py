@@ -11,8 +11,6 @@ from torch.nn import functional
 from bilens.checks import check_finite, check_labels, full_precision
 from bilens.errors import BilensError
 
-__all__ = ["SparsityReport", "loss_recovered", "sparsity"]
-
 
 @dataclass(frozen=True)
 class SparsityReport:

@@ -1,4 +1,4 @@
-"""Features that several classes share: eigenvectors of theirs that are alike up to sign."""
+"""Features shared by several classes: their eigenvectors that are equal up to sign."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,30 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bilens.checks import check_finite, full_precision
-from bilens.read.classes import check_classes
+from bilens.errors import BilensError
 from bilens.settings import Count
 from bilens.tensor import Paths, Spectrum, cluster
 
-__all__ = ["SharedFeature", "SharedFeatures", "Use", "shared_by_classes", "shared_by_paths"]
-
 ALIKE = 0.7
-"""|cosine| from which on eigenvectors count as one feature.
+"""Smallest |cosine| at which two eigenvectors count as one feature.
 
-In an MNIST classifier nearly no eigenvectors of different classes reach 0.9, and at 0.5 nearly all
+In an MNIST classifier hardly any eigenvectors of different classes reach 0.9. At 0.5 nearly all
 are in groups whose pictures have little in common.
 """
 
-MOST = 1000
-"""Paths that are compared; time grows with the square of their number."""
+MAX_PATHS = 1000
+"""Number of paths compared; time grows with its square."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """A place where a feature is used.
+    """Use of a feature by one class.
 
     Attributes:
-        place: the numbers of the eigenvectors that lead there, from the last layer on; 0 is the
-            one of largest |eigenvalue|.
-        raises: whether what it is part of raises the logit: the sign of the eigenvalue in the last
-            layer.
+        label: number of the class.
+        place: numbers of the eigenvectors that lead to it, from the last layer down; 0 has the
+            largest |eigenvalue|.
+        raises: True if its branch raises the logit: the sign of the eigenvalue in the last layer.
         weight: its share of all weight.
     """
 
@@ -44,12 +42,12 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class SharedFeature:
-    """One direction in the input that stands for eigenvectors of more than one class.
+    """Input direction that represents eigenvectors of several classes.
 
     Attributes:
-        vector: the direction, of unit length, signed like the heaviest of them.
-        uses: all of them, the heaviest first.
-        agreement: the smallest |cosine| with one of them.
+        vector: the direction, of unit length, with the sign of the heaviest of them.
+        uses: all uses, the heaviest first.
+        agreement: smallest |cosine| between the direction and one of its eigenvectors.
     """
 
     vector: Float[Tensor, " n_in"]
@@ -58,15 +56,18 @@ class SharedFeature:
 
     @property
     def weight(self) -> float:
-        """The share of all weight that its uses have."""
+        """Share of all weight that its uses have."""
         return sum(use.weight for use in self.uses)
 
 
 @dataclass(frozen=True, eq=False)
 class SharedFeatures:
-    """The features that more than one class uses, those of largest weight first.
+    """Features used by several classes, those of largest weight first.
 
-    The eigenvectors `compared` make so many `groups`, those of a single class among them.
+    Attributes:
+        features: the features.
+        compared: number of eigenvectors compared.
+        groups: number of groups that they form, those of a single class included.
     """
 
     features: tuple[SharedFeature, ...]
@@ -75,16 +76,25 @@ class SharedFeatures:
 
     @property
     def weight(self) -> float:
-        """The share of all weight that shared features have."""
+        """Share of all weight that shared features have."""
         return sum(feature.weight for feature in self.features)
+
+
+def check_classes(spectrum: Spectrum) -> None:
+    """Raise BilensError unless a spectrum is batched over the classes."""
+    if len(spectrum.batch_shape) != 1:
+        raise BilensError(
+            f"spectrum has batch shape {tuple(spectrum.batch_shape)}, expected one axis, the "
+            "classes: class_spectra(model)"
+        )
 
 
 @full_precision
 def shared_by_classes(spectrum: Spectrum, k: Count = 20) -> SharedFeatures:
-    """Features shared between classes, among the first k eigenvectors of each.
+    """Find features shared between classes, among the first k eigenvectors of each.
 
-    An eigenvector weighs |lambda| |v|^2, the largest activation that an input of unit length can
-    have. The spectrum is ordered by |eigenvalue|.
+    An eigenvector weighs |lambda| |v|^2, the largest activation at an input of unit length. The
+    spectrum is ordered by |eigenvalue|.
 
     Raises:
         BilensError: the spectrum is not a batch over classes or not finite, or k not positive.
@@ -97,24 +107,24 @@ def shared_by_classes(spectrum: Spectrum, k: Count = 20) -> SharedFeatures:
         vectors=first.vectors.flatten(0, 1),
         weights=weights.flatten(),
         signed=first.values.flatten(),
-        classes=torch.arange(first.batch_shape[0], device=device).repeat_interleave(first.k),
+        labels=torch.arange(first.batch_shape[0], device=device).repeat_interleave(first.k),
         places=torch.arange(first.k, device=device).repeat(first.batch_shape[0])[:, None],
     )
 
 
 @full_precision
 def shared_by_paths(paths: Paths) -> SharedFeatures:
-    """Features shared between classes, among the ends of the strongest paths of a deep model.
+    """Find features shared between classes, among the ends of the strongest paths of a deep model.
 
-    A path weighs |effective eigenvalue|; of more than 1,000 the strongest 1,000 are compared. The
-    paths are of one direction for each class.
+    A path weighs |effective eigenvalue|. At most the strongest 1,000 are compared. The paths are of
+    one direction for each class.
     """
-    first = paths.truncate(min(MOST, len(paths)))
+    first = paths.truncate(min(MAX_PATHS, len(paths)))
     return _shared(
         vectors=first.vectors,
         weights=first.effective.abs(),
         signed=first.eigenvalues[:, 0],
-        classes=first.roots,
+        labels=first.roots,
         places=first.indices,
     )
 
@@ -123,23 +133,23 @@ def _shared(
     vectors: Float[Tensor, "m n_in"],
     weights: Float[Tensor, " m"],
     signed: Float[Tensor, " m"],
-    classes: Int64[Tensor, " m"],
+    labels: Int64[Tensor, " m"],
     places: Int64[Tensor, "m depth"],
 ) -> SharedFeatures:
-    """Cluster what has a weight, and keep the groups of more than one class."""
+    """Cluster the vectors that have weight, and return the groups of several classes."""
     heavy = (weights > 0).nonzero()[:, 0]
     if not len(heavy):
         return SharedFeatures((), compared=0, groups=0)
-    found = cluster(vectors[heavy], weights[heavy], ALIKE)
+    clusters = cluster(vectors[heavy], weights[heavy], ALIKE)
     shares = (weights.double() / weights.double().sum()).tolist()
     features = []
     for vector, members, agreement in zip(
-        found.vectors, found.members, found.agreement.tolist(), strict=True
+        clusters.vectors, clusters.members, clusters.agreement.tolist(), strict=True
     ):
         rows = heavy[members]
         uses = [
             Use(
-                label=int(classes[row]),
+                label=int(labels[row]),
                 place=tuple(places[row].tolist()),
                 raises=bool(signed[row] > 0),
                 weight=shares[row],
@@ -148,4 +158,4 @@ def _shared(
         ]
         if len({use.label for use in uses}) > 1:
             features.append(SharedFeature(vector, tuple(uses), agreement))
-    return SharedFeatures(tuple(features), compared=len(heavy), groups=len(found))
+    return SharedFeatures(tuple(features), compared=len(heavy), groups=len(clusters))

@@ -9,11 +9,11 @@ import torch
 
 from bilens.checks import checked
 from bilens.read import ClassifierReading, explain
-from bilens.reading import signed
+from bilens.read.chain import size_facts
+from bilens.reading import shown, signed
 from bilens.report.accuracy import truncation_figure, truncation_table
 from bilens.report.explanation import explanation_figures
 from bilens.report.page import Section, Table, write_page
-from bilens.report.picture import image_shape_of
 from bilens.report.save import save_figure
 from bilens.report.shared import shared_figure, shared_section
 from bilens.report.spectra import eigenvector_figure, spectrum_figure
@@ -34,7 +34,7 @@ def classifier_figures(
     Raises:
         BilensError: the model's inputs have no image shape.
     """
-    shape = image_shape_of(reading.model)
+    shape = reading.data.shape
     names, x = reading.data.class_names, reading.data.test_images
     figures = {"truncation": truncation_figure(reading.curve)}
     for label, name in enumerate(names):
@@ -58,16 +58,14 @@ def write_classifier_report(
         BilensError: the model's inputs have no image shape.
     """
     figures = classifier_figures(reading, order)
-    config, data, curve = reading.model.config, reading.data, reading.curve.accuracy
-    parameters = sum(p.numel() for p in reading.model.parameters())
+    data, curve = reading.data, reading.curve.accuracy
     rank = float(reading.spectrum.effective_rank().mean())
     facts = [
         ("data", data.name),
         ("test accuracy", f"{reading.accuracy:.2%}"),
         ("with 10 eigenvectors a class", f"{curve[min(10, len(curve)) - 1]:.2%}"),
         ("effective rank of a class", f"{rank:.1f}"),
-        ("width", str(config.d_model)),
-        ("parameters", f"{parameters:,}"),
+        *((name, shown(value)) for name, value in size_facts(reading.model)),
     ]
     table = [
         (str(k), f"{accuracy:.2%}", signed(100 * drop, ".2f"))

@@ -7,12 +7,12 @@ import plotly.graph_objects as go
 
 from bilens.checks import checked
 from bilens.read import BondReading, DeepReading, class_paths, explain_deep
-from bilens.reading import signed
+from bilens.read.chain import size_facts
+from bilens.reading import shown, signed
 from bilens.report.accuracy import path_figure
 from bilens.report.bonds import bond_figures, bond_sections
 from bilens.report.explanation import explanation_figures
 from bilens.report.page import Section, Table, write_page
-from bilens.report.picture import image_shape_of
 from bilens.report.shared import shared_figure, shared_section
 from bilens.report.tree import tree_figure
 
@@ -29,7 +29,7 @@ def deep_figures(reading: DeepReading, bonds: BondReading) -> dict[str, go.Figur
     Raises:
         BilensError: the model's inputs have no image shape.
     """
-    shape = image_shape_of(reading.model)
+    shape = reading.data.shape
     names, x = reading.data.class_names, reading.data.test_images
     figures = bond_figures(bonds, shape)
     figures["paths"] = path_figure(reading.by_paths, reading.accuracy)
@@ -57,12 +57,11 @@ def write_deep_report(
         BilensError: the model's inputs have no image shape.
     """
     figures = deep_figures(reading, bonds)
-    search, config = reading.search, reading.model.config
+    search = reading.search
     facts = [
         ("data", reading.data.name),
         ("test accuracy", f"{reading.accuracy:.2%}"),
-        ("layers", str(config.n_layers)),
-        ("width", str(config.d_model)),
+        *((name, shown(value)) for name, value in size_facts(reading.model)),
         ("nodes decomposed", f"{search.expanded:,} of {search.total:,}"),
     ]
     table = [

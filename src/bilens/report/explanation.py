@@ -9,11 +9,12 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.data import ImageData
-from bilens.nn import ImageClassifier
 from bilens.read import ClassifierReading, DeepReading, Explanation
+from bilens.read.chain import predict
 from bilens.reading import signed
 from bilens.report.canvas import Canvas
 from bilens.report.style import BLUE, GREY, RED
+from bilens.tensor import TensorChain
 
 __all__ = ["explanation_figure", "explanation_figures"]
 
@@ -81,8 +82,8 @@ def explanation_figures(
 
 
 @torch.no_grad()
-def _telling_examples(model: ImageClassifier, data: ImageData) -> dict[str, int]:
-    logits = model(data.test_images)
+def _telling_examples(model: TensorChain, data: ImageData) -> dict[str, int]:
+    logits = predict(model, data.test_images).to(data.test_labels.device)
     best = logits.topk(2, dim=-1)
     margin = best.values[:, 0] - best.values[:, 1]
     right = best.indices[:, 0] == data.test_labels

@@ -10,10 +10,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.nn import ImageClassifier
 from bilens.report.style import DIVERGING
 
-__all__ = ["as_image", "colour_bar", "colour_bar_html", "diverging", "grey", "image_shape_of"]
+__all__ = ["as_image", "colour_bar", "colour_bar_html", "diverging", "grey"]
 
 ENLARGED = 112
 """Pixels of a picture's shorter side, at least: browsers blur what they enlarge themselves."""
@@ -27,17 +26,6 @@ def _palette() -> Float[np.ndarray, "255 3"]:
 
 
 PALETTE = _palette()
-
-
-def image_shape_of(model: ImageClassifier) -> tuple[int, int]:
-    """The shape of a model's inputs as pictures.
-
-    Raises:
-        BilensError: they have none.
-    """
-    if model.config.image_shape is None:
-        raise BilensError("The model has no image_shape, so its eigenvectors are not pictures")
-    return model.config.image_shape
 
 
 def as_image(vector: Float[Tensor, " n"], shape: tuple[int, int]) -> Float[np.ndarray, "h w"]:

@@ -1,6 +1,7 @@
 """The mathematics: bilinear layers as third-order tensors, kept in their factors."""
 
 from bilens.tensor.bilinear import BilinearTensor, TensorSVD
+from bilens.tensor.chain import TensorChain
 from bilens.tensor.chain_bonds import Bond, Bonds, bonds
 from bilens.tensor.clusters import Features, cluster
 from bilens.tensor.cut import Cut, Products, product_weight, sparse_basis
@@ -32,6 +33,7 @@ __all__ = [
     "Reexpression",
     "Spectrum",
     "Steering",
+    "TensorChain",
     "TensorSVD",
     "TopEntries",
     "TopPaths",

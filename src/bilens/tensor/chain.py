@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -13,6 +14,26 @@ from torch.nn import functional
 from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
+
+
+@runtime_checkable
+class TensorChain(Protocol):
+    """A model of bilinear layers, one after another, that can be read as tensors.
+
+    `ImageClassifier` is one. So is any `torch.nn.Module` with these methods.
+    """
+
+    def layer_tensors(self) -> Sequence[BilinearTensor]:
+        """Return one tensor for each layer; the last returns the logits."""
+
+    def embedding(self) -> Tensor | None:
+        """Return the map from inputs to the first tensor's inputs, or None for the identity.
+
+        With biases it includes the constant coordinate, as `affine(weight, bias)` does.
+        """
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """Return the logits of a batch of inputs."""
 
 
 @dataclass(frozen=True, eq=False)

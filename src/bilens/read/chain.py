@@ -1,0 +1,143 @@
+"""Models of bilinear layers, opened for reading: their tensors, their embedding, their accuracy."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bilens.checks import check_finite, check_labels
+from bilens.errors import BilensError, NotBilinearError
+from bilens.reading import Fact
+from bilens.tensor import BilinearTensor, TensorChain
+from bilens.tensor.factors import affine, fit_input
+
+BATCH = 8192
+"""Samples that a model classifies at once."""
+COMPARED, TOLERANCE = 64, 1e-3
+"""Samples on which tensors are compared with their model, and the relative error allowed there."""
+
+
+def open_chain(model: TensorChain) -> tuple[list[BilinearTensor], Float[Tensor, "n n_in"]]:
+    """Return a model's layer tensors and its embedding, on a device that has float64.
+
+    Raises:
+        NotBilinearError: a layer is not a tensor.
+        BilensError: the model has no layers, or they do not fit one another.
+    """
+    tensors = list(model.layer_tensors())
+    if not tensors:
+        raise BilensError("layer_tensors() is empty, expected one tensor for each layer")
+    for i, (below, above) in enumerate(pairwise(tensors)):
+        if below.n_out not in (above.n_in, above.n_in - above.constant):
+            raise BilensError(
+                f"layer_tensors()[{i}] has {below.n_out} outputs, but layer_tensors()[{i + 1}] has "
+                f"{above.n_in} inputs; expected each layer to read the outputs of the one before"
+            )
+    embedding = _embedding(model, tensors[0])
+    device = readable_device(tensors[0].left.device)
+    return [tensor.to(device) for tensor in tensors], embedding.to(device)
+
+
+def open_layer(model: TensorChain) -> tuple[BilinearTensor, Float[Tensor, "n n_in"]]:
+    """Return the only layer of a model and its embedding, as `open_chain` does.
+
+    Raises:
+        NotBilinearError: the model has several layers.
+    """
+    tensors, embedding = open_chain(model)
+    if len(tensors) > 1:
+        raise NotBilinearError(
+            f"The model has {len(tensors)} layers, so its logits are of degree "
+            f"{2 ** len(tensors)} in the inputs, not one bilinear tensor. read_bonds and read_deep "
+            "read deep models, model.layer_tensors() has one tensor for each layer."
+        )
+    return tensors[0], embedding
+
+
+def input_tensors(model: TensorChain) -> list[BilinearTensor]:
+    """Return a model's layer tensors with the embedding folded into the first."""
+    (first, *others), embedding = open_chain(model)
+    return [first.change_basis(inputs=embedding), *others]
+
+
+def readable_device(device: torch.device) -> torch.device:
+    """Return the device if it has float64, or else the CPU."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return torch.device("cpu")
+    return device
+
+
+def _embedding(model: TensorChain, first: BilinearTensor) -> Float[Tensor, "n n_in"]:
+    """Return the embedding with the constant coordinate of the first tensor, if that has one."""
+    embedding = model.embedding()
+    if embedding is None:
+        return torch.eye(first.n_in, dtype=first.left.dtype, device=first.left.device)
+    if first.constant and embedding.shape[0] == first.n_in - 1:
+        return affine(embedding, None)
+    if embedding.shape[0] != first.n_in:
+        raise BilensError(
+            f"embedding() has shape {tuple(embedding.shape)}, expected {first.n_in} rows, one for "
+            "each input of the first layer, the constant among them"
+        )
+    return embedding
+
+
+@torch.no_grad()
+def predict(
+    model: TensorChain, x: Float[Tensor, "samples n_in"]
+) -> Float[Tensor, "samples classes"]:
+    """Return the model's logits of samples, computed in batches on the model's device.
+
+    Raises:
+        BilensError: the samples do not fit the model, or a logit is not finite.
+    """
+    first = model.layer_tensors()[0]
+    embedding = _embedding(model, first)
+    # The constant coordinate is the tensors' own: the model is called on the inputs only.
+    rows = fit_input(x, embedding[:, : embedding.shape[1] - first.constant], constant=False)
+    logits = torch.cat([model(batch) for batch in rows.split(BATCH)])
+    check_finite(logits=logits)
+    return logits
+
+
+def accuracy(
+    model: TensorChain, x: Float[Tensor, "samples n_in"], labels: Int[Tensor, " samples"]
+) -> float:
+    """Return the share of samples whose largest logit is that of their label.
+
+    Raises:
+        BilensError: there are no samples, a label is not a class, or a logit is not finite.
+    """
+    logits = predict(model, x)
+    check_labels(labels, logits.shape[1])
+    return int((logits.argmax(-1) == labels.to(logits.device)).sum()) / len(labels)
+
+
+def check_reproduces(
+    model: TensorChain, tensors: Sequence[BilinearTensor], x: Float[Tensor, "samples n_in"]
+) -> None:
+    """Raise BilensError if a chain of tensors, from inputs to logits, differs from its model."""
+    x = x[:COMPARED]
+    logits, outputs = predict(model, x), x
+    for tensor in tensors:
+        outputs = tensor(outputs)
+    difference = float((outputs.to(logits) - logits).abs().max())
+    if difference > TOLERANCE * float(logits.abs().max()):
+        raise BilensError(
+            f"model(x) and its layer_tensors() differ by {difference:.3g} in a logit, expected the "
+            "same function; check that layer_tensors() and embedding() include every norm, bias "
+            "and residual connection"
+        )
+
+
+def size_facts(model: TensorChain) -> list[Fact]:
+    """Return the number of layers, their width and, of a module, the number of parameters."""
+    tensors = model.layer_tensors()
+    facts: list[Fact] = [("layers", len(tensors)), ("width", tensors[0].n_in - tensors[0].constant)]
+    if isinstance(model, nn.Module):
+        facts.append(("parameters", sum(p.numel() for p in model.parameters())))
+    return facts

@@ -1,0 +1,93 @@
+"""A user's own stack of bilinear layers is read as bilens's classifier is."""
+
+import pytest
+import torch
+from torch import nn
+
+from bilens.errors import BilensError, NotBilinearError
+from bilens.nn import Bilinear
+from bilens.read import attack, class_mask, class_spectra, read_bonds, read_classifier, read_deep
+from bilens.report import write_classifier_report, write_deep_report
+from bilens.tensor import TensorChain, affine
+from tests.models import digit_model, digits
+
+
+class Stack(nn.Module):
+    """Layers with the weights of a classifier of bilens, put together by hand."""
+
+    def __init__(self, n_layers: int, bias: bool, embedded: bool, wrong: float = 0.0) -> None:
+        super().__init__()
+        of = digit_model(n_layers, bias)
+        self.embed = of.embed if embedded else nn.Identity()
+        sizes = [24 if embedded or i else 64 for i in range(n_layers)]
+        self.layers = nn.ModuleList(Bilinear(size, 24, bias=bias) for size in sizes)
+        if embedded:
+            self.layers.load_state_dict(of.layers.state_dict())
+        self.head, self.embedded, self.bias, self.wrong = of.unembed, embedded, bias, wrong
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x) + self.wrong * x[..., :10]
+
+    def layer_tensors(self):
+        *lower, last = (layer.tensor() for layer in self.layers)
+        last = last.change_basis(outputs=self.head.weight)
+        return [*lower, last.with_bias(out=self.head.bias) if self.bias else last]
+
+    def embedding(self):
+        if not self.embedded:
+            return None
+        return affine(self.embed.weight, self.embed.bias) if self.bias else self.embed.weight
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_stack_is_read_as_a_classifier_is(bias, tmp_path):
+    stack, data = Stack(2, bias, embedded=True).requires_grad_(False), digits()
+    assert isinstance(stack, TensorChain)
+    expected = read_bonds(digit_model(2, bias), data, drop=0.05)
+    bonds = read_bonds(stack, data, drop=0.05)
+    assert bonds.cut.ranks == expected.cut.ranks
+    assert bonds.record() == expected.record()
+    deep = read_deep(stack, data, k=30)
+    assert deep.record() == read_deep(digit_model(2, bias), data, k=30).record()
+    assert write_deep_report(tmp_path / "page.html", deep, bonds, title="mine")
+    assert "test accuracy" in (tmp_path / "page.html").read_text()
+    x = data.test_images[:50]
+    error = (bonds.cut_model().requires_grad_(False)(x) - bonds.cut(x)).norm() / bonds.cut(x).norm()
+    assert float(error) < 1e-4
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("basis", ["model", "pixels"])
+def test_a_single_layer_of_ones_own(bias, embedded, basis, tmp_path):
+    stack, data = Stack(1, bias, embedded).requires_grad_(False), digits()
+    reading = read_classifier(stack, data, basis)
+    logits = reading.spectrum.activations(data.test_images).sum(-1)
+    torch.testing.assert_close(logits, stack(data.test_images), rtol=1e-3, atol=1e-3)
+    assert write_classifier_report(tmp_path / "page.html", reading, title="mine")
+    mask = class_mask(class_spectra(stack, "pixels")[3])
+    found = attack(stack, data.test_images, data.test_labels, mask, label=3, norm=2.0)
+    assert 0 <= found.targeted <= found.fooled <= 1
+
+
+def test_what_does_not_fit_is_named():
+    data = digits()
+    with pytest.raises(NotBilinearError, match="2 layers, so its logits are of degree 4"):
+        class_spectra(Stack(2, False, embedded=True))
+    for read in (read_bonds, read_deep):
+        with pytest.raises(BilensError, match=r"model\(x\) and its layer_tensors\(\) differ by"):
+            read(Stack(2, False, embedded=True, wrong=1.0), data)
+    stack = Stack(2, False, embedded=True)
+    stack.embedding = lambda: torch.eye(23, 64)
+    with pytest.raises(BilensError, match=r"embedding\(\) has shape \(23, 64\), expected 24 rows"):
+        read_bonds(stack, data)
+    stack = Stack(2, False, embedded=True)
+    stack.layer_tensors = list
+    with pytest.raises(BilensError, match=r"layer_tensors\(\) is empty"):
+        read_bonds(stack, data)
+    stack.layer_tensors = lambda: [layer.tensor() for layer in (Bilinear(24, 5),) * 2]
+    with pytest.raises(BilensError, match=r"\[0\] has 5 outputs, but .*\[1\] has 24 inputs"):
+        read_bonds(stack, data)
