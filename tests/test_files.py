@@ -1,6 +1,7 @@
 """Files and folders are whole or not there, and one process at a time writes a run."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from bilens.errors import CheckpointError
 from bilens.files import (
+    check_target,
     file_errors,
     folder_written_whole,
     only_process_in,
@@ -73,7 +75,7 @@ def test_a_file_appears_whole_and_with_the_permissions_of_its_owner(tmp_path):
     ("name", "reason"),
     [
         ("folder", "Is a directory"),
-        ("file/a", "File exists"),
+        ("file/a", "Not a directory"),
         ("x" * 5000, "File name too long"),
         ("a\0b", "a name cannot hold a zero byte"),
     ],
@@ -84,6 +86,64 @@ def test_what_the_system_refuses_is_said_in_one_way(tmp_path, name, reason):
     with pytest.raises(CheckpointError, match=f"could not be written: {reason}. Check the path"):
         write_text(tmp_path / name, "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+@pytest.fixture
+def socket_path(tmp_path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        yield tmp_path / "s"
+
+
+def test_devices_pipes_and_sockets_are_refused(tmp_path, socket_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    link = tmp_path / "link"
+    link.symlink_to(pipe)
+    for path, kind in (
+        (pipe, "a named pipe"),
+        (link, "a named pipe"),
+        (Path("/dev/full"), "a device"),
+        (socket_path, "a socket"),
+    ):
+        for write in (write_text, lambda path, text: check_target(path)):
+            with pytest.raises(CheckpointError, match=f"^{path} is {kind}, expected a file, a fo"):
+                write(path, "text")
+        with (
+            pytest.raises(CheckpointError, match=f"^{path} is {kind}"),
+            folder_written_whole(path),
+        ):
+            pass
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert Path("/dev/full").is_char_device()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "s"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_target_of_a_link_is_written(tmp_path, there):
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    target.parent.mkdir()
+    if there:
+        target.write_text("before")
+    link.symlink_to(Path("folder") / "target")
+    write_text(link, "after")
+    assert link.is_symlink()
+    assert target.read_text() == "after"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link"]
+    folders = tmp_path / "folders"
+    folders.symlink_to(Path("folder") / "new")
+    with folder_written_whole(folders) as draft:
+        (draft / "content").write_text("all of it")
+    assert folders.is_symlink()
+    assert (tmp_path / "folder" / "new" / "content").read_text() == "all of it"
+
+
+def test_links_in_a_circle_are_refused(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="a could not be written: Too many levels of symbol"):
+        write_text(tmp_path / "a", "text")
 
 
 def test_errors_of_reading_say_so(tmp_path):

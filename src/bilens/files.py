@@ -1,8 +1,9 @@
-"""Files that are whole or not there: written under a temporary name, then renamed."""
+"""Files that are complete or absent: written under a temporary name, then renamed."""
 
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from errno import EINVAL
@@ -17,35 +18,28 @@ from torch import Tensor
 
 from bilens.errors import CheckpointError
 
-__all__ = [
-    "UNFINISHED",
-    "file_errors",
-    "folder_written_whole",
-    "only_process_in",
-    "read_json",
-    "read_json_object",
-    "temporary_beside",
-    "write_json",
-    "write_safetensors",
-    "write_text",
-    "written_whole",
-]
-
 LOCK = ".lock"
 UNFINISHED = ".unfinished-"
-"""What the names of files and folders begin with that are being written."""
+"""First part of the names of files and folders that are being written."""
+SPECIAL = {
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+}
+"""Kinds of entries that are neither files nor folders."""
 
 
 @contextmanager
 def file_errors(path: Path | str = "", doing: str = "written") -> Iterator[None]:
-    """Say in one way what the system refuses: a full or read-only disk, a folder in the way, ...
+    """Turn errors of the system into one message: a full or read-only disk, a folder, ...
 
     Args:
-        path: of the file or folder; by default the one that the system names.
-        doing: what could not be done with it, as in "could not be written".
+        path: the file or folder; by default the one that the system names.
+        doing: the action that failed, as in "could not be written".
 
     Raises:
-        CheckpointError: in place of an OSError, or of what safetensors makes of one.
+        CheckpointError: in place of an OSError, or of the error that safetensors makes of one.
     """
     try:
         if "\0" in os.fspath(path):
@@ -60,16 +54,39 @@ def file_errors(path: Path | str = "", doing: str = "written") -> Iterator[None]
         ) from error
 
 
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; move it there when the block ends without an error.
+def check_target(path: Path) -> Path:
+    """Return the path that is written in place of `path`: the end of its symbolic links.
+
+    A rename would replace a device by a file, and a link by its target. So devices, named pipes
+    and sockets are refused, and links are followed.
 
     Raises:
-        CheckpointError: the system refuses.
+        CheckpointError: the path is no file and no folder, or its links go in a circle.
     """
     with file_errors(path):
+        try:
+            kind = SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
+        except FileNotFoundError:  # a new file, or a link to one
+            kind = None
+        if kind is not None:
+            raise CheckpointError(
+                f"{_short(path)} is {kind}, expected a file, a folder or a new name. Choose "
+                "another path; --json prints results to standard output."
+            )
+        return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path next to `path`; move it there if the block ends without an error.
+
+    Raises:
+        CheckpointError: the path is a device, a pipe or a socket, or the system refuses.
+    """
+    with file_errors(path):
+        path = check_target(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Made by the one who writes, with the permissions that the user's umask leaves.
+        # Made by the code that writes it, with the permissions that the user's umask leaves.
         temporary = temporary_beside(path)
         try:
             yield temporary
@@ -80,14 +97,15 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_written_whole(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder beside `folder`; rename it when the block ends without an error.
+    """Yield a temporary folder next to `folder`; rename it if the block ends without an error.
 
-    Where another process has made `folder` in the meantime, that one stays.
+    If another process has made `folder` in the meantime, that one stays.
 
     Raises:
         CheckpointError: the system refuses.
     """
     with file_errors(folder):
+        folder = check_target(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_beside(folder)
         temporary.mkdir()
@@ -106,8 +124,8 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
 def only_process_in(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run directory as long as the block runs.
 
-    The lock is the system's, so it ends with the process, however that ends. What a process left
-    half-written there when it was killed is removed.
+    The lock is the system's and ends with the process. Files that a killed process left unfinished
+    are removed.
 
     Raises:
         CheckpointError: another process works there, or the system refuses.
@@ -132,15 +150,15 @@ def only_process_in(folder: Path) -> Iterator[None]:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name for what will be `path`: short, since that may be as long as names can be."""
+    """Return a name next to `path`, a short one: that of `path` may be as long as names can be."""
     return path.parent / f"{UNFINISHED}{uuid4().hex}{path.suffix}"
 
 
 def read_json(path: Path, *, lines: bool = False) -> Any:
-    """What a JSON file holds, or a list of what each of its lines holds.
+    """Return the value in a JSON file, or with `lines` the list of the values of its lines.
 
     Raises:
-        CheckpointError: it cannot be read, or is damaged.
+        CheckpointError: the file cannot be read, or is damaged.
     """
     with file_errors(path, "read"):
         content = path.read_bytes()
@@ -152,15 +170,15 @@ def read_json(path: Path, *, lines: bool = False) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds.
+    """Return the object in a JSON file.
 
     Raises:
-        CheckpointError: as in `read_json`, or it holds something else.
+        CheckpointError: as in `read_json`, or the value is no object.
     """
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds a {type(found).__name__}, expected a JSON object")
-    return found
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a JSON object")
+    return content
 
 
 def write_text(path: Path, text: str) -> None:
@@ -178,9 +196,9 @@ def write_safetensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write named tensors, made contiguous, with optional text metadata."""
-    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with written_whole(path) as temporary:
-        save_file(whole, temporary, metadata=dict(metadata) if metadata else None)
+        save_file(contiguous, temporary, metadata=dict(metadata) if metadata else None)
 
 
 def _short(path: Path | str) -> str:

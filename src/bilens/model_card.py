@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from bilens.errors import CheckpointError
-from bilens.files import file_errors, read_json_object
+from bilens.files import read_json_object, write_text
 
 __all__ = ["CARD_NAME", "model_card", "write_card"]
 
@@ -90,8 +90,7 @@ def write_card(
     """Write the card of a model that is in `directory`, unless there is one."""
     path = directory / CARD_NAME
     if not path.exists():
-        with file_errors(path):
-            model_card(settings, source).save(path)
+        write_text(path, str(model_card(settings, source)))
 
 
 def _biases(settings: Mapping[str, Any]) -> list[str]:

@@ -26,6 +26,8 @@ else:  # It imports torch, and `bilens --help` does without it.
 __all__ = ["COMMANDS", "main", "parse", "whole_number"]
 
 JSON = "--json"
+OUTPUTS = ("output", "viewer", "neuronpedia", "save_to", "space")
+"""Options that name a file or a folder to write."""
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 COMMANDS = {
@@ -72,6 +74,7 @@ def main(args: list[str] | None = None) -> None:
             redirect_stdout(sys.stderr) if as_json else nullcontext(),
             files.file_errors(doing="used"),
         ):
+            check_outputs(command)
             record = command.run()
         # Of several processes the first alone has one.
         if as_json and record is not None:
@@ -85,6 +88,14 @@ def main(args: list[str] | None = None) -> None:
         resumes = hasattr(getattr(command, "what", command), "resume")
         errors.print("stopped" + "; --resume goes on from here" * resumes)
         sys.exit(130)
+
+
+def check_outputs(command: Any) -> None:
+    """Refuse devices and named pipes as outputs before any work, instead of after hours of it."""
+    for name in OUTPUTS:
+        path = getattr(getattr(command, "what", command), name, None)
+        if path is not None:
+            files.check_target(path)
 
 
 def _plain(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Open and save language models of any kind, whole or not at all."""
 
+import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,7 +31,7 @@ from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
 from bilens.convert.swish import base_activation, find_swish, give_swish
 from bilens.convert.weights import WEIGHT_FILES, out_of_memory, shard_names
 from bilens.errors import BilensError, CheckpointError
-from bilens.files import UNFINISHED, file_errors
+from bilens.files import UNFINISHED, check_target, file_errors, written_whole
 from bilens.hub import hub_asked_once
 from bilens.memory import MemoryLimitError
 from bilens.model_card import write_card
@@ -193,7 +194,7 @@ def save_model(
         CheckpointError: the disk is full, or refuses.
     """
     with file_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+        check_target(directory).mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=UNFINISHED, dir=directory) as draft, no_progress():
             model.save_pretrained(draft, state_dict=state)
             write_card(Path(draft), model.config.to_diff_dict(), model.name_or_path)
@@ -201,7 +202,8 @@ def save_model(
                 tokenizer.save_pretrained(draft)
             # The configuration is what a model is recognised by, so it comes last.
             for file in sorted(Path(draft).iterdir(), key=lambda path: path.name == "config.json"):
-                file.replace(directory / file.name)
+                with written_whole(directory / file.name) as temporary:
+                    shutil.move(file, temporary)
 
 
 @contextmanager

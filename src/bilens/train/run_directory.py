@@ -137,9 +137,7 @@ class RunDirectory:
         """Mark the training as finished; everything else has to be written before."""
         self.finished = True
         self.write_settings()
-        card = self.path / CARD_NAME
-        with file_errors(card):
-            model_card(read_config(self.path), self.path).save(card)
+        write_text(self.path / CARD_NAME, str(model_card(read_config(self.path), self.path)))
 
     def write_settings(self) -> None:
         """Write the settings, with the version of torch and the state of the training."""

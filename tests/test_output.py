@@ -1,0 +1,153 @@
+"""Every command that writes leaves devices and named pipes alone, and follows symbolic links."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+import bilens
+from bilens.cli import COMMANDS, main
+from bilens.convert import give_swish, save_model
+from bilens.files import write_json
+from tests.families import tiny
+from tests.language import toy_tokenizer
+
+TRAINED = ["--data", "texts.txt", "--length", "8", "--device", "cpu"]
+WRITERS = {
+    "train images": ["train", "images", "--d-model", "8", "--epochs", "1", "--output"],
+    "train language": [
+        *["train", "language", "--data", "grammar", "--d-model", "8", "--n-heads", "1"],
+        *["--d-hidden", "8", "--n-ctx", "8", "--epochs", "1", "--device", "cpu", "--output"],
+    ],
+    "compare": ["compare", "--output"],
+    "ngrams": ["ngrams", "model", "--token", "t3", "--k", "2", "--output"],
+    "heads": ["heads", "model", "--k", "2", "--output"],
+    "contexts": [
+        *["contexts", "bilinear", "--token", "t3", "--data", "texts.txt", "--k", "1"],
+        *["--eigenvectors", "1", "--neuronpedia"],
+    ],
+    "flow": ["flow", "model", "--prompt", "t3 t4", "--token", "t5", "--output"],
+    "flow viewer": [
+        *["flow", "model", "--prompt", "t3 t4", "--token", "t5", "--output", "page.html"],
+        "--viewer",
+    ],
+    "process": ["process", "model", "--output"],
+    "anneal": ["anneal", "model", *TRAINED, "--batch-size", "4", "--tokens", "64", "--output"],
+    "export": ["export", "annealed", "--output"],
+    "linearise": ["linearise", "model", *TRAINED, "--held-out", "16", "--tokens", "99", "--output"],
+    "spectra": ["spectra", "bilinear", "--tokens", "t3", "--top", "2", "--output"],
+    "report": ["report", "images", "--output"],
+    "explore": ["explore", "images", "--space"],
+    "demo": ["demo", "--output"],
+    "reproduce": ["reproduce", "fig3", "--output"],
+}
+"""By name: the arguments before the path that a command writes to."""
+LONG = ("compare", "demo", "reproduce")
+"""Commands of minutes, whose writers are those of the others."""
+SILENT = ("decompose", "generate", "doctor")
+"""Commands without such an option; `decompose` writes into the run that it reads."""
+FILES = ("flow", "report")
+"""Commands that write a file; all others write a folder."""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A folder with a model of each kind and a text."""
+    folder = tmp_path_factory.mktemp("sources")
+    tokenizer = toy_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+    save_model(folder / "model", tiny("llama", dtype=torch.float32), tokenizer)
+    annealed = tiny("llama", dtype=torch.float32)
+    give_swish(annealed).beta = 0
+    save_model(folder / "annealed", annealed, tokenizer)
+    lines = (" ".join(f"t{3 + (i * 7 + j) % 20}" for j in range(9)) for i in range(60))
+    (folder / "texts.txt").write_text("\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        main(["export", "annealed", "--output", "bilinear"])
+        main(["train", "images", "--d-model", "8", "--epochs", "1", "--output", "images"])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(sources, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    for path in sources.iterdir():
+        (tmp_path / "here" / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def test_every_command_that_writes_is_here():
+    assert {name.split()[0] for name in WRITERS} | {*SILENT} == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_no_file_is_refused_before_any_work(name, kind, capsys):
+    os.mkfifo("pipe")
+    Path("link").symlink_to("pipe")
+    path = {"pipe": "pipe", "link to a pipe": "link", "device": "/dev/full"}[kind]
+    with pytest.raises(SystemExit) as ended:
+        main([*WRITERS[name], path])
+    assert ended.value.code == 1
+    shown = " ".join(capsys.readouterr().err.split())
+    assert shown.startswith(f"error: {path} is a {'device' if kind == 'device' else 'named pipe'}")
+    assert Path("pipe").is_fifo()
+    assert Path("link").is_symlink()
+    assert Path("/dev/full").is_char_device()
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name not in LONG])
+def test_the_target_of_a_link_is_written(name):
+    Path("elsewhere").mkdir()
+    link, target = Path("link.html"), Path("elsewhere") / "target.html"
+    if name in FILES:
+        target.write_text("before")
+    elif name != "explore":  # a Space goes into a new folder only
+        target.mkdir()
+    link.symlink_to(target)
+    main([*WRITERS[name], "link.html"])
+    assert link.is_symlink()
+    if name in FILES:
+        assert target.read_text() != "before"
+    else:
+        assert any(target.iterdir())
+
+
+def test_a_file_of_a_folder_may_be_a_link_and_no_pipe(capsys):
+    folder = Path("out")
+    folder.mkdir()
+    Path("config.json").write_text("before")
+    (folder / "config.json").symlink_to(Path("config.json").absolute())
+    main(["process", "model", "--output", "out"])
+    assert (folder / "config.json").is_symlink()
+    assert "llama" in Path("config.json").read_text()
+    bilens.load("out")
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(SystemExit):
+        main(["process", "model", "--output", "out"])
+    assert "out/model.safetensors is a named pipe" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", ["spectra.safetensors", "decomposition.json"])
+def test_decompose_writes_no_pipe_of_its_run(name, sources, tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    for path in (sources / "images").iterdir():
+        if path.is_file():
+            (run / path.name).write_bytes(path.read_bytes())
+    os.mkfifo(run / name)
+    with pytest.raises(SystemExit):
+        main(["decompose", str(run)])
+    assert f"{name} is a named pipe" in " ".join(capsys.readouterr().err.split())
+    assert (run / name).is_fifo()
+
+
+def test_json_goes_through_a_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_json(tmp_path / "link", {})
+    assert (tmp_path / "target").read_text() == "{}\n"
