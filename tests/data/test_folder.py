@@ -245,8 +245,8 @@ def test_a_folder_as_name_without_its_files(tmp_path, write_set):
 def test_an_unknown_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = (
-        f"name={name!r}, expected digits, mnist, fashion-mnist, modular-59 or the path of a folder "
-        "of IDX files"
+        f"name={name!r}, expected digits, mnist, fashion-mnist, modular-59, hub:owner/name or the "
+        "path of a folder of IDX files or of class folders with images"
     )
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
         load_images(name)

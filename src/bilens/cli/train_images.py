@@ -52,7 +52,8 @@ class TrainImages:
         bilens train images --seeds 5 --n-layers 2 --output runs/five
 
     Attributes:
-        data: digits (bundled, 8x8), mnist, fashion-mnist, or a folder of four IDX files.
+        data: digits (bundled, 8x8), mnist, fashion-mnist, hub:owner/name, or a folder: of class
+            folders with PNG or JPEG images, or of four IDX files.
         data_dir: folder that holds the IDX files of mnist or fashion-mnist; by default the
             environment variable BILENS_DATA, and without that the Hugging Face hub.
         output: run directory; by default runs/NAME-OF-THE-DATA.

@@ -1,4 +1,4 @@
-"""Images with classes: digits, MNIST, Fashion-MNIST, modular addition, or a folder of IDX files.
+"""Images with classes: known data sets, modular addition, folders of files, or the hub.
 
 Sources:
 
@@ -20,6 +20,7 @@ from typing import Annotated
 import numpy as np
 import torch
 from jaxtyping import UInt8
+from PIL import Image
 from torch.nn.functional import one_hot
 
 from bilens.checks import checked
@@ -47,11 +48,13 @@ KNOWN = {
     ),
 }
 TRAIN_SHARE = 0.8
+PICTURES = {".png", ".jpg", ".jpeg"}
+TEST_NAMES = ("test", "valid", "val")
 
 
 @checked
 def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -> ImageData:
-    """Load a data set of images by its name, or from a folder of IDX files.
+    """Load a data set of images by its name, from a folder, or from the hub.
 
     The names are:
 
@@ -60,14 +63,19 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -
     - "modular-59": 2x59, or another number; see `modular_addition`.
     - the path of a folder with the four IDX files of MNIST, for images of any size. Its classes
       are called "0" up to its largest label.
+    - the path of a folder with a sub-folder of PNG or JPEG files for each class (torchvision's
+      ImageFolder). It may have these folders in `train` and in `test` (or `valid` or `val`).
+    - "hub:owner/name": a data set of images and class labels on the Hugging Face hub.
+
+    All images of a data set need one size; colours become grey.
 
     Args:
         name: name of the data set, or a folder.
         data_dir: For mnist and fashion-mnist: the folder with the IDX files, or its parent if it
             has the data set's name (or MNIST/raw, FashionMNIST/raw). By default the environment
             variable BILENS_DATA; if that is unset or empty too, the Hugging Face hub.
-        seed: For digits and modular addition: seed of the split, 80 % for training. The other data
-            sets have a fixed split.
+        seed: Seed of the split, 80 % for training, for data sets without a fixed split: digits,
+            modular addition, and class folders without `train` and `test`.
 
     Returns:
         The data on the CPU. Bytes are divided by 255, the 17 grey levels of digits by 16.
@@ -88,12 +96,89 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -
         if folder is None:
             return _assembled(name, _read_hub(repository), class_names)
         return _read_folder(name, [*(folder / place for place in usual), folder], class_names)
+    if name.startswith("hub:"):
+        return _read_hub_images(name.removeprefix("hub:"))
     if name and is_folder(name):
-        return _read_folder(Path(name).resolve().name, [Path(name)], None)
+        folder = Path(name).resolve()
+        return _read_class_folders(folder, seed) or _read_folder(folder.name, [folder], None)
     raise DataError(
-        f"name={name!r}, expected digits, {', '.join(KNOWN)}, modular-59 or the path of a folder "
-        "of IDX files"
+        f"name={name!r}, expected digits, {', '.join(KNOWN)}, modular-59, hub:owner/name or the "
+        "path of a folder of IDX files or of class folders with images"
     )
+
+
+def _read_class_folders(folder: Path, seed: int) -> ImageData | None:
+    """Return the images of a folder of class folders; None if it has no images."""
+    splits = [_class_files(folder / "train")]
+    tests = [files for name in TEST_NAMES if (files := _class_files(folder / name))]
+    if splits[0] and tests:
+        splits.append(tests[0])
+    else:
+        splits = [_class_files(folder)]
+    if not any(splits):
+        return None
+    classes = sorted(set().union(*splits))
+    arrays: list[np.ndarray] = []
+    for files in splits:
+        paths = [
+            (path, label) for label, name in enumerate(classes) for path in files.get(name, ())
+        ]
+        images = _stack_grey([(str(path), path) for path, _ in paths])
+        arrays += [images, np.array([label for _, label in paths])]
+    if len(splits) == 1:
+        images, labels = arrays
+        order = np.random.default_rng(seed).permutation(len(labels))
+        train, test = np.split(order, [round(TRAIN_SHARE * len(order))])
+        arrays = [images[train], labels[train], images[test], labels[test]]
+    return _assembled(folder.name, arrays, tuple(classes))
+
+
+def _class_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the image files in each sub-folder that has any, by its name."""
+    folders = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    files = {
+        path.name: sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES)
+        for path in folders
+    }
+    return {name: paths for name, paths in files.items() if paths}
+
+
+def _read_hub_images(repository: str) -> ImageData:
+    """Load the splits train and test of a data set with labelled images."""
+    arrays: list[np.ndarray] = []
+    class_names: tuple[str, ...] | None = None
+    for split in ("train", "test"):
+        with hub_split(repository, split, "its images in class folders") as rows:
+            columns = {type(kind).__name__: name for name, kind in rows.features.items()}
+            if not {"Image", "ClassLabel"} <= columns.keys():
+                raise DataError(
+                    f"{repository} has the columns {rows.features}, expected an image and a class "
+                    "label; save its images in class folders and use their path"
+                )
+            pictures = rows[columns["Image"]][:]
+            names = (f"image {index} of {split}" for index in range(len(pictures)))
+            arrays += [_stack_grey(list(zip(names, pictures, strict=True)))]
+            arrays += [np.asarray(rows[columns["ClassLabel"]])]
+            class_names = tuple(rows.features[columns["ClassLabel"]].names)
+    return _assembled(repository.rpartition("/")[2], arrays, class_names)
+
+
+def _stack_grey(pictures: list[tuple[str, Path | Image.Image]]) -> UInt8[np.ndarray, "..."]:
+    """Return named pictures in grey, (count, height, width)."""
+    images = []
+    for name, picture in pictures:
+        try:
+            opened = Image.open(picture) if isinstance(picture, Path) else picture
+            images.append(np.asarray(opened.convert("L")))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise DataError(f"{name} cannot be read as an image: {error}. Remove it.") from error
+        if images[-1].shape != images[0].shape:
+            expected, actual = ("x".join(map(str, i.shape)) for i in (images[0], images[-1]))
+            raise DataError(
+                f"{name} has {actual} pixels, expected {expected} as in {pictures[0][0]}; "
+                "scale all images to one size"
+            )
+    return np.stack(images)
 
 
 def _read_folder(
