@@ -46,7 +46,7 @@ from bilens.read.flow import (
     flow,
     flows,
 )
-from bilens.read.flow.mlp import FrozenMLP
+from bilens.read.flow.mlp import LinearMLP
 from bilens.read.language import TokenDirection
 from bilens.reading import signed
 from bilens.report import Table
@@ -214,7 +214,7 @@ def nodes_that_hold(
         name: {"50 %": [], "80 %": []} for name in ("eigenvectors", "neurons")
     }
     for ids, direction in zip(prompts, directions, strict=True):
-        found = flow(model, ids, direction, k=10**6, threshold=FINE)
+        found = flow(model, ids, direction, m=None, threshold=FINE)
         others = [n.flow for n in found.nodes[1:] if n.part != "mlp" or n.kind == "bias"]
         units = [_units(model, found, layer) for layer in range(model.n_layers)]
         eigenvectors = [n.flow for n in found.nodes[1:] if n.part == "mlp" and n.kind != "bias"]
@@ -235,8 +235,8 @@ def nodes_that_hold(
 
 
 def _units(model: ResidualModel, found: Flow, layer: int) -> Tensor:
-    mlp = FrozenMLP.on(model, found.trace, layer)
-    return mlp.units(mlp.weights(found.above(3 * layer + 3))).flatten()
+    mlp = LinearMLP.frozen(model, found.trace, layer)
+    return mlp.units(mlp.weights(found.above(Moment.mlp(layer)))).flatten()
 
 
 def _edits(

@@ -31,7 +31,7 @@ def recurring() -> list[float]:
     """Numbers of what recurs in seven prompts, which two processes cannot share evenly."""
     model = ResidualModel(random_model(), toy_tokenizer())
     texts = [random_text(seed=seed)[:6] for seed in range(7)]
-    found = flows(model, texts, [TokenDirection(f"t{seed + 3}") for seed in range(7)], k=3)
+    found = flows(model, texts, [TokenDirection(f"t{seed + 3}") for seed in range(7)], m=3)
     heads = [number for head in found.heads for number in (head.mean, head.absolute)]
     return [*found.values, *heads, *(part.mean for part in found.directions)]
 

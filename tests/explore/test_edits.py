@@ -32,11 +32,11 @@ def view(tmp_path):
 
 
 def chosen(view):
-    """Two heads of one layer and two eigenvectors of the other layer's MLP, and what they are."""
+    """Two heads of one layer and two directions of the other layer's MLP, and what they are."""
     split, _ = view.flows.found(OF)
     nodes = [(name, split.nodes[i], i) for name, i in view.nodes(OF).items()]
     heads = [(name, node) for name, node, _ in nodes if node.kind == "head" and node.layer == 0]
-    mlp = [(name, i) for name, node, i in nodes if node.kind == "eigenvector" and node.layer == 1]
+    mlp = [(name, i) for name, node, i in nodes if node.kind == "direction" and node.layer == 1]
     vectors = torch.stack([split.vector(i) for _, i in mlp[:2]])
     return [*heads[:2], *mlp[:2]], [node.number for _, node in heads[:2]], vectors
 
@@ -46,7 +46,7 @@ def test_a_head_stands_once_and_nodes_come_by_what_flows_through_them(view):
     places = view.nodes(OF)
     flows = [abs(split.nodes[i].flow) for i in places.values()]
     assert flows == sorted(flows, reverse=True)
-    assert {split.nodes[i].kind for i in places.values()} == {"head", "eigenvector"}
+    assert {split.nodes[i].kind for i in places.values()} == {"head", "direction"}
     heads = [split.nodes[i] for i in places.values() if split.nodes[i].kind == "head"]
     assert len({(node.layer, node.number) for node in heads}) == len(heads) == 8
     assert view.nodes(FlowOf("")) == {}
@@ -83,7 +83,7 @@ def test_both_texts_are_shown_before_and_after(view):
 
 
 def test_without_a_choice_it_asks_for_one(view):
-    assert "Choose heads or eigenvectors" in view.page(OF, ("head 9.9",), 0, "")
+    assert "Choose heads or directions" in view.page(OF, ("head 9.9",), 0, "")
     assert view.page(FlowOf(""), (), 0, OTHER) == ""
     assert "nothing to save" in view.save(OF, ("head 9.9",), 0)
     assert "nothing to save" in view_of().save(OF, ("head 0.0",), 0)
@@ -132,7 +132,7 @@ def test_weights_are_edited_in_the_browser(language_run, browser, tmp_path, monk
     with served(explorer(language_run, save_to=tmp_path)) as site, visiting(browser) as visit:
         page = visit.open(site, "#flow svg .node")
         page.locator("#edited input").click()
-        page.get_by_role("option", name="eigenvector").first.click()
+        page.get_by_role("option", name="direction").first.click()
         visit.wait("document.querySelector('#edit-page table')?.innerText.includes('after')")
         other = page.locator("#edit-prompt textarea")
         other.fill("lily ate")

@@ -27,7 +27,7 @@ def view() -> FlowView:
 def test_the_graph_is_that_of_the_flow(view):
     text, tree, graph = view.page(FlowOf(TEXT, "lily", ("tom", "ben")))
     direction = TokenDirection("lily", ("tom", "ben"))
-    expected = flow(view.model, view.model.ids(TEXT), direction, k=20)
+    expected = flow(view.model, view.model.ids(TEXT), direction)
     data = json.loads(graph)
     assert data["value"] == pytest.approx(expected.value)
     assert f"lily minus tom, ben: {expected.value:+#.3g}. Held fixed on this text: patterns" in text

@@ -18,7 +18,7 @@ TOKENS = [f"w{i}" for i in range(8)] + ["</script><b>"]
 @pytest.fixture(scope="module")
 def found():
     view = ResidualModel(random_model(n_layers=2, bias=True))
-    return flow(view, random_text(), view.direction(3), k=3, threshold=0)
+    return flow(view, random_text(), view.direction(3), m=3, threshold=0)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ NODE |= {"run_idx", "reverse_ctx_idx", "jsNodeId", "clerp", "influence", "activa
 @pytest.fixture(scope="module")
 def data():
     view = ResidualModel(random_model(n_layers=2, bias=True))
-    found = flow(view, random_text(), view.direction(3), k=3, threshold=0)
+    found = flow(view, random_text(), view.direction(3), m=3, threshold=0)
     return flow_data(found, [f"w{i}" for i in range(9)], direction='a "b"', k=60)
 
 

@@ -42,7 +42,7 @@ class EditView:
         self.flows, self.save_to = flows, save_to
 
     def nodes(self, of: FlowOf) -> dict[str, int]:
-        """The strongest heads and eigenvectors by name: their numbers among the flow's nodes."""
+        """The strongest heads and directions by name: their numbers among the flow's nodes."""
         if not of.prompt:
             return {}
         split, _ = self.flows.found(of)
@@ -50,7 +50,7 @@ class EditView:
         found: dict[str, int] = {}
         for number in sorted(range(len(split.nodes)), key=lambda i: -abs(split.nodes[i].flow)):
             node = split.nodes[number]
-            if node.kind == "eigenvector":
+            if node.kind == "direction":
                 found.setdefault(node.name(tokens), number)
             elif node.kind == "head":
                 found.setdefault(f"head {node.layer}.{node.number}", number)
@@ -88,7 +88,7 @@ class EditView:
     def page(self, of: FlowOf, names: tuple[str, ...], percent: int, other: str) -> str:
         """What is predicted behind the flow's text and another one, before and after, as HTML."""
         if not self._chosen(of, names):
-            return note_html("Choose heads or eigenvectors of the flow above.") if of.prompt else ""
+            return note_html("Choose heads or directions of the flow above.") if of.prompt else ""
         try:
             edited = self.edited(of, names, percent)
         except BilensError as error:
@@ -145,15 +145,15 @@ def edit_screen(view: EditView, screen: Screen[Any]) -> None:
     """Lay the controls out; the state has `flow`, `edited`, `edit_percent` and `edit_prompt`."""
     heading(
         "The weights, edited",
-        "Heads and eigenvectors of the flow above, scaled in the weights: a head writes so much of "
-        "what it wrote, and the MLP reads so much along an eigenvector, at every position of every "
+        "Heads and directions of the flow above, scaled in the weights: a head writes so much of "
+        "what it wrote, and the MLP reads so much along a direction, at every position of every "
         "text. What comes out is an ordinary model. Below is what it predicts.",
     )
     with gr.Row():
         chosen = gr.Dropdown(
             [],
             multiselect=True,
-            label="Heads and eigenvectors, the strongest first",
+            label="Heads and directions, the strongest first",
             elem_id="edited",
             scale=3,
             min_width=280,

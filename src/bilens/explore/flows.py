@@ -17,7 +17,7 @@ from bilens.residual import ResidualModel
 
 __all__ = ["SHOWN", "FlowOf", "FlowView"]
 
-K, SHOWN = 20, 150
+SHOWN = 150
 LARGEST, AT_ONCE = 2.5e11, 5e9
 """Layers times tokens times d_model^3 of a flow: at most, and of one made before the page opens."""
 
@@ -88,7 +88,7 @@ class FlowView:
     def found(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:
         """The flow, and what is drawn of it."""
         direction = self.direction(of)
-        split = flow(self.model, self.model.ids(of.prompt), direction, k=K)
+        split = flow(self.model, self.model.ids(of.prompt), direction)
         tokens = shown_tokens(self.model, split.ids)
         return split, flow_data(split, tokens, direction=str(direction), k=SHOWN)
 

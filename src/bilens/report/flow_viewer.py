@@ -18,7 +18,7 @@ def viewer_graph(
 ) -> dict[str, Any]:
     """A flow as the viewer's graph: nodes with their links, for JSON.
 
-    Heads and eigenvectors take the place of transcoder features, and carry their names. A node's
+    Heads and directions take the place of transcoder features, and carry their names. A node's
     influence is the share of the absolute flow that it and all stronger ones hold, so that the
     viewer's threshold prunes as `Flow.covering` does. There are no error nodes; what is not shown
     is left out.

@@ -35,23 +35,23 @@ def exact(results, tolerance=1e-10):
 @pytest.mark.parametrize("scale", [0.0, 0.25, 2.0])
 def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale):
     view, ids = ResidualModel(random_model(**STRAIGHT)), random_text()
-    found = flow(view, ids, view.direction(3), k=20, threshold=0)
-    last = numbers(found, kind="eigenvector", layer=1, position=len(ids) - 1)
+    found = flow(view, ids, view.direction(3), m=None, threshold=0)
+    last = numbers(found, kind="direction", layer=1, position=len(ids) - 1)
     exact(ablate(view, found, last, scale=scale, batch_size=5))
 
 
 @pytest.mark.parametrize("settings", [{}, {"positions": "learned"}, {"embed_mix": True}])
 def test_edges_to_the_logit_are_exact_without_a_norm(settings):
     view, ids = ResidualModel(random_model(**STRAIGHT, **settings)), random_text(5)
-    found = flow(view, ids, view.direction(3), k=3, threshold=1e-4)
+    found = flow(view, ids, view.direction(3), m=3, threshold=1e-4)
     edges = [(0, i) for i, node in enumerate(found.nodes) if i and node.kind != "bias"]
     exact(ablate(view, found, edges, scale=0.5))
 
 
-def test_edges_to_eigenvectors_change_what_they_read():
+def test_edges_to_directions_change_what_they_read():
     view, ids = ResidualModel(random_model(**STRAIGHT)), random_text(5)
-    found = flow(view, ids, view.direction(3), k=3, threshold=1e-4)
-    above = numbers(found, kind="eigenvector", layer=1, position=len(ids) - 1)
+    found = flow(view, ids, view.direction(3), m=3, threshold=1e-4)
+    above = numbers(found, kind="direction", layer=1, position=len(ids) - 1)
     below = [i for kind in ("head", "token", "rest") for i in numbers(found, kind=kind)]
     exact(ablate(view, found, [(a, b) for a in above for b in below if b > a]))
 
@@ -71,9 +71,9 @@ def test_a_direction_is_taken_away_at_all_positions():
     found = flow(view, ids, view.direction(3), threshold=0)
     v = torch.randn(16, generator=torch.Generator().manual_seed(0)).double()
     exact(ablate(view, found, [StreamDirection(1, v / v.norm())], scale=0.3))
-    eigenvectors = numbers(found, kind="eigenvector", layer=1)
-    whole = [StreamDirection(1, found.vector(i)) for i in eigenvectors]
-    both = zip(ablate(view, found, whole), ablate(view, found, eigenvectors), strict=True)
+    directions = numbers(found, kind="direction", layer=1)
+    whole = [StreamDirection(1, found.vector(i)) for i in directions]
+    both = zip(ablate(view, found, whole), ablate(view, found, directions), strict=True)
     for one, other in both:
         assert one.actual == pytest.approx(other.actual, abs=1e-12)
 
@@ -103,7 +103,7 @@ def unit(width):
         (0, "number=0 is output, which is not one part of the model to remove"),
         (10**6, "number=1000000, expected 0 to"),
         ((0, 0), r"edge=\(0, 0\), expected a node and one below it that is not a bias"),
-        ("rest", r"ends in a node of kind rest; expected the logit, an eigenvector, or a head"),
+        ("rest", r"ends in a node of kind rest; expected the logit, a direction, or a head"),
         (
             StreamDirection(1, unit(5)),
             r"direction has shape \(5,\) in layer 1; expected \(16,\) or \(17,\)",

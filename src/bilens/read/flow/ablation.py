@@ -12,14 +12,12 @@ from torch.nn import functional
 
 from bilens.checks import full_precision
 from bilens.errors import BilensError
-from bilens.read.flow.attention import FrozenAttention
+from bilens.read.flow.attention import FrozenHeads
 from bilens.read.flow.graph import Flow, Node
-from bilens.read.flow.mlp import FrozenMLP
+from bilens.read.flow.mlp import LinearMLP
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.parts import LinearMap
 from bilens.settings import Count, NotNegative
-
-__all__ = ["Ablation", "StreamDirection", "ablate"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +101,7 @@ class _Runner:
     def __init__(self, model: ResidualModel, found: Flow, scale: float) -> None:
         self.model, self.flow, self.scale = model, found, scale
         self.last = model.parts.norm_or_module
-        self.heads: dict[int, FrozenAttention] = {}
+        self.heads: dict[int, FrozenHeads] = {}
 
     def plan(self, part: Part) -> tuple[float, Changes]:
         """The predicted change, and what to do."""
@@ -113,11 +111,13 @@ class _Runner:
 
     def direction(self, part: StreamDirection) -> tuple[float, Changes]:
         """The predicted change, and what to do, for a direction at all positions."""
-        mlp = FrozenMLP.on(self.model, self.flow.trace, part.layer)
+        mlp = LinearMLP.frozen(self.model, self.flow.trace, part.layer)
         v, less = self._fitted(mlp, part), 1 - self.scale
+        assert mlp.right is not None
+        assert mlp.curvature is not None
         q = mlp.weights(self.flow.above(Moment.mlp(part.layer)))
         overlap, pull = mlp.z @ v, mlp.pulled(q) @ v
-        square = q @ ((mlp.left @ v) * (mlp.right @ v))
+        square = (q * mlp.curvature) @ ((mlp.left @ v) * (mlp.right @ v))
         predicted = -2 * less * overlap * pull + (less * overlap) ** 2 * square
         places = torch.arange(len(overlap), device=overlap.device)
         return float(predicted.sum()), self._reading(part.layer, mlp, v, places, -less * overlap)
@@ -129,13 +129,13 @@ class _Runner:
         match node.kind:
             case "head":
                 return predicted, self._head(node, self.scale * self._value(node))
-            case "eigenvector":
-                return predicted, self._eigenvector(number, self.scale**0.5)
+            case "direction":
+                return predicted, self._along(number, self.scale**0.5)
             case "token" | "position" | "mlp":
                 return predicted, self._scaled(node)
         raise BilensError(
             f"number={number} is {node.kind}, which is not one part of the model to remove; "
-            "expected a token, position, head, eigenvector or mlp"
+            "expected a token, position, head, direction or mlp"
         )
 
     def edge(self, above: int, below: int) -> tuple[float, Changes]:
@@ -146,9 +146,9 @@ class _Runner:
             raise BilensError(
                 f"edge=({above}, {below}), expected a node and one below it that is not a bias"
             )
-        if a.kind == "eigenvector":
+        if a.kind == "direction":
             reading = 1 - (1 - self.scale) * through / a.flow
-            return (reading**2 - 1) * a.flow, self._eigenvector(above, reading)
+            return (reading**2 - 1) * a.flow, self._along(above, reading)
         predicted = (self.scale - 1) * through
         if a.kind == "output":
             less = (1 - self.scale) * self._arriving(below, Moment.mlp(self.model.n_layers - 1))[-1]
@@ -161,14 +161,13 @@ class _Runner:
             value = self._value(a)
             assert a.layer is not None
             for part in self._heads(a.layer).sources:
-                n = self._arriving(below, part.moment)[a.source]
-                n = n if part.norm is None else part.norm.centred(n)
-                less = (n * part.scale[a.source]) @ part.matrix[a.number]
+                n = part.stream.push(self._arriving(below, part.moment))[a.source]
+                less = part.weight[a.number] @ n
                 value = value - (1 - self.scale) * less
             return predicted, self._head(a, value)
         raise BilensError(
             f"edge=({above}, {below}) ends in a node of kind {a.kind}; expected the logit, an "
-            "eigenvector, or a head whose patterns are held fixed"
+            "direction, or a head whose patterns are held fixed"
         )
 
     def run(self, runs: Sequence[Changes]) -> list[float]:
@@ -187,9 +186,9 @@ class _Runner:
         values = self.model.parts.normalised(x) @ self.flow.direction
         return (values[1:] - values[0]).tolist()
 
-    def _heads(self, layer: int) -> FrozenAttention:
+    def _heads(self, layer: int) -> FrozenHeads:
         if layer not in self.heads:
-            self.heads[layer] = FrozenAttention(
+            self.heads[layer] = FrozenHeads(
                 self.model, self.flow.trace, layer, through_patterns=False
             )
         return self.heads[layer]
@@ -213,30 +212,31 @@ class _Runner:
 
         return [(heads.out.module, True, replaced)]
 
-    def _eigenvector(self, number: int, reading: float) -> Changes:
-        """Multiply what L and R read along an eigenvector at its position."""
+    def _along(self, number: int, reading: float) -> Changes:
+        """Multiply the inputs of L and R along a direction at its position."""
         node = self.flow.node(number)
         assert node.layer is not None
-        mlp = FrozenMLP.on(self.model, self.flow.trace, node.layer)
+        mlp = LinearMLP.frozen(self.model, self.flow.trace, node.layer)
         v = self._fitted(mlp, StreamDirection(node.layer, self.flow.vector(number)))
         at = torch.tensor([node.position], device=v.device)
         return self._reading(node.layer, mlp, v, at, (reading - 1) * (mlp.z[at] @ v))
 
     def _reading(
-        self, layer: int, frozen: FrozenMLP, v: Tensor, at: Tensor, added: Tensor
+        self, layer: int, frozen: LinearMLP, v: Tensor, at: Tensor, added: Tensor
     ) -> Changes:
         """Let L and R read so much more of a direction at some positions."""
         mlp = self.model.layer(layer).mlp
         assert mlp.gate is not None
         changes = []
+        assert frozen.right is not None
         for part, factor in ((mlp.up, frozen.left), (mlp.gate, frozen.right)):
             rows = added[:, None] * (factor[: part.n_out] @ v)
             changes.append((part.module, False, _adding(part, at, rows)))
         return changes
 
-    def _fitted(self, mlp: FrozenMLP, part: StreamDirection) -> Tensor:
+    def _fitted(self, mlp: LinearMLP, part: StreamDirection) -> Tensor:
         width = self.model.d_model
-        if part.vector.shape not in ((width,), (width + 1,)) or not mlp.gated:
+        if part.vector.shape not in ((width,), (width + 1,)) or mlp.right is None:
             raise BilensError(
                 f"direction has shape {tuple(part.vector.shape)} in layer {part.layer}; expected "
                 f"({width},) or ({width + 1},), of what a gated MLP reads"

@@ -1,109 +1,172 @@
-"""Attention on a text: linear with its patterns held fixed, or of degree five with the patterns."""
+"""Attention on one text with its patterns frozen, and between two texts with nothing frozen."""
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bilens.residual import Moment, ResidualModel, Trace, ValueSource
-from bilens.residual.parts import Norm
+from bilens.errors import BilensError
+from bilens.nn.language.product import EPS
+from bilens.read.flow.outputs import OutputMap
+from bilens.read.flow.projections import (
+    AttentionCall,
+    CallRecorder,
+    Reads,
+    projections,
+    values,
+)
+from bilens.read.flow.secants import NormMap, mean_square_secant, secant_slope, softmax_secant
+from bilens.residual import ResidualModel, Trace
 
-__all__ = ["FrozenAttention", "Reads", "Source"]
-
+Role = Literal["values", "queries", "keys"]
 INPUTS = 5
 """Factors of a head without softmax: two queries, two keys and a value, each linear in a stream."""
+CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""Largest difference between a pattern's entries and the model's own, which may compute in less."""
 
 
 @dataclass(frozen=True, eq=False)
-class Reads:
-    """One of the places where the heads of a layer read a stream: values, or queries, or keys.
-
-    What head h adds from s to p is A_ps of `weights` times X . (n M + b), where X stands at p and n
-    at s, or the other way round for queries.
+class RowResponse:
+    """The change of mixed values at t by that of the score ts: K_ts (a_t v_s - sum_r b_tr v_r).
 
     Attributes:
-        moment: which stream is read.
-        at_source: whether n stands at s.
-        weights: A.
-        partner: X.
-        matrix: M, for all positions or one for each.
-        bias: b, likewise.
-        norm: of the stream, if there is one.
-        scale: what it multiplies by.
+        response: K.
+        share: a; None for 1.
+        spread: b, by which the row's other entries respond, since rows are divided by a sum; None
+            where they do not.
     """
 
-    moment: Moment
-    at_source: bool
-    weights: Float[Tensor, "heads time time"]
-    partner: Float[Tensor, "heads time d_head"]
-    matrix: Float[Tensor, "times heads d_model d_head"]
-    bias: Float[Tensor, "times heads d_head"]
-    norm: Norm | None
-    scale: Float[Tensor, " time"]
+    response: Float[Tensor, "heads time time"]
+    share: Float[Tensor, "heads time"] | None = None
+    spread: Float[Tensor, "heads time time"] | None = None
 
-    def each(
+    def pull(
+        self, back: Float[Tensor, "heads time d_head"], middle: Float[Tensor, "heads time d_head"]
+    ) -> Float[Tensor, "heads time time"]:
+        """Return the direction of each score that directions of mixed values read."""
+        along = back @ middle.mT
+        others = 0.0 if self.spread is None else (self.spread * along).sum(-1, keepdim=True)
+        return self.response * (self._shared(along) - others)
+
+    def push(
+        self,
+        scores: Float[Tensor, " m"],
+        middle: Float[Tensor, "heads time d_head"],
+        head: Int[Tensor, " m"],
+        position: Int[Tensor, " m"],
+        source: Int[Tensor, " m"],
+    ) -> Float[Tensor, "m d_head"]:
+        """Return changes of mixed values by changes of some scores."""
+        rows = middle[head, source]
+        if self.share is not None:
+            rows = rows * self.share[head, position, None]
+        if self.spread is not None:
+            rows = rows - (self.spread @ middle)[head, position]
+        return (scores * self.response[head, position, source])[:, None] * rows
+
+    def push_all(
+        self, scores: Float[Tensor, "heads time time"], middle: Float[Tensor, "heads time d_head"]
+    ) -> Float[Tensor, "heads time d_head"]:
+        """Return changes of mixed values at each position by changes of all scores."""
+        changes = self.response * scores
+        mixed = self._shared(changes) @ middle
+        if self.spread is None:
+            return mixed
+        return mixed - changes.sum(-1, keepdim=True) * (self.spread @ middle)
+
+    def _shared(self, rows: Tensor) -> Tensor:
+        return rows if self.share is None else rows * self.share[..., None]
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One of the ways through the heads of a layer.
+
+    Attributes:
+        role: values, queries or keys; None where they are not told apart.
+        flows: of each head and pair of positions.
+        reads: the places where it reads the stream.
+        mixes: its changes of mixed values, each a weight of the pattern times a row of values, or a
+            change of scores through the pattern's response.
+    """
+
+    role: Role | None
+    flows: Float[Tensor, "heads time time"]
+    reads: list[Reads]
+    mixes: list[tuple[Tensor, Tensor, RowResponse | None]]
+
+    def mixed(
         self, head: Int[Tensor, " m"], position: Int[Tensor, " m"], source: Int[Tensor, " m"]
-    ) -> tuple[Int[Tensor, " m"], Float[Tensor, "m d_model"], Float[Tensor, " m"]]:
-        """Where some pairs of some heads read, in which direction, and what constants add."""
-        at, other = (source, position) if self.at_source else (position, source)
-        g = self.weights[head, position, source, None] * self.partner[head, other]
-        when = at if len(self.matrix) > 1 else torch.zeros_like(at)
-        rows = g.new_empty(len(g), self.matrix.shape[2])
-        for number in head.unique().tolist():
-            mine = head == number
-            if len(self.matrix) == 1:
-                rows[mine] = g[mine] @ self.matrix[0, number].T
+    ) -> Float[Tensor, "m d_head"]:
+        """Return the mixed values of some heads and pairs of positions."""
+        total = torch.zeros((), dtype=self.flows.dtype, device=self.flows.device)
+        for weights, rows, response in self.mixes:
+            weight = weights[head, position, source]
+            if response is None:
+                total = total + weight[:, None] * rows[head, source]
             else:
-                matrices = self.matrix[when[mine], number]
-                rows[mine] = torch.einsum("me,mde->md", g[mine], matrices)
-        return at, self._scaled(rows, at), (g * self.bias[when, head]).sum(-1)
+                total = total + response.push(weight, rows, head, position, source)
+        return total
 
-    def total(
-        self, among: Bool[Tensor, "heads time time"]
-    ) -> tuple[Float[Tensor, "time d_model"], float]:
-        """The same, summed at each position over all pairs that are `among` these."""
-        kept = self.weights * among
-        pairs = "hps,hpe->hse" if self.at_source else "hps,hse->hpe"
-        g = torch.einsum(pairs, kept, self.partner)
-        if len(self.matrix) == 1:
-            rows = torch.einsum("hte,hde->td", g, self.matrix[0])
-            added = torch.einsum("hte,he->", g, self.bias[0])
-        else:
-            rows = torch.einsum("hte,thde->td", g, self.matrix)
-            added = torch.einsum("hte,the->", g, self.bias)
-        return self._scaled(rows, torch.arange(len(rows), device=rows.device)), float(added)
-
-    def _scaled(self, rows: Tensor, at: Tensor) -> Tensor:
-        rows = rows if self.norm is None else self.norm.centred(rows)
-        return rows * self.scale[at, None]
+    def mixed_all(self, among: Bool[Tensor, "heads time time"]) -> Float[Tensor, "heads time d"]:
+        """Return the mixed values of all pairs that are `among` these, summed at each position."""
+        total = torch.zeros((), dtype=self.flows.dtype, device=self.flows.device)
+        for weights, rows, response in self.mixes:
+            masked = weights * among
+            total = total + (masked @ rows if response is None else response.push_all(masked, rows))
+        return total
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
-    """Values that heads read from one stream: of their own layer, or of the first.
+class HeadsMap:
+    """The attention of a layer as a linear map: on one text, or between two.
 
     Attributes:
-        moment: which stream.
-        matrix: V, by the share that it has.
-        bias: of it.
-        norm: of the stream, if there is one.
-        scale: what it multiplies by.
-        read: the values.
+        out: the map from heads' mixed values to the stream.
+        mixing: a norm of each head's mixed values; the identity without one.
     """
 
-    moment: Moment
-    matrix: Float[Tensor, "heads d_model d_head"]
-    bias: Float[Tensor, "heads d_head"]
-    norm: Norm | None
-    scale: Float[Tensor, " time"]
-    read: Float[Tensor, "heads time d_head"]
+    out: OutputMap
+    mixing: NormMap
+
+    def back(self, w: Float[Tensor, "time d_model"]) -> Float[Tensor, "heads time d_head"]:
+        """Return the directions of each head's mixed values that directions of the stream read."""
+        heads = self.mixing.scale.shape[0]
+        rows = (self.out.pull(w) @ self.out.weight).unflatten(1, (heads, -1)).transpose(0, 1)
+        return self.mixing.pull(rows)
+
+    def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[Branch]:
+        """Return the ways through the heads, whose flows add up to the heads' flow."""
+        raise NotImplementedError
+
+    def writes(
+        self,
+        branch: Branch,
+        head: Int[Tensor, " m"],
+        position: Int[Tensor, " m"],
+        source: Int[Tensor, " m"],
+    ) -> Float[Tensor, "m d_model"]:
+        """Return the writes of some heads and pairs of positions."""
+        mixed = self.mixing[head, position].push(branch.mixed(head, position, source))
+        weight = self.out.weight.unflatten(1, (len(branch.flows), -1))
+        rows = mixed.new_empty(len(mixed), len(weight))
+        for number in head.unique().tolist():
+            of_head = head == number
+            rows[of_head] = mixed[of_head] @ weight[:, number].T
+        return self.out.push(rows, position)
+
+    def written(
+        self, branch: Branch, among: Bool[Tensor, "heads time time"]
+    ) -> Float[Tensor, "time d_model"]:
+        """Return the writes of all pairs that are `among` these, without biases."""
+        mixed = self.mixing.push(branch.mixed_all(among))
+        rows = mixed.transpose(0, 1).flatten(1) @ self.out.weight.T
+        return self.out.push(rows, torch.arange(len(rows), device=rows.device))
 
 
-class FrozenAttention:
-    """The attention of a layer on a text, its norms' scales held fixed, and its patterns too.
-
-    Head h writes A^h_ps (n_s V_h + b) O_h from s to p, and biases that belong to no head.
+class FrozenHeads(HeadsMap):
+    """The attention of a layer on one text, with norms' scales and patterns held fixed.
 
     Args:
         model: the model.
@@ -115,138 +178,190 @@ class FrozenAttention:
     def __init__(
         self, model: ResidualModel, trace: Trace, layer: int, *, through_patterns: bool
     ) -> None:
-        found, weights = trace.layers[layer], model.heads(layer)
-        self.pattern, self.out, self.out_bias = found.pattern, weights.out, weights.out_bias
-        self.out_scale = found.attn_out_scale
-        self.sources = [_source(model, trace, source) for source in model.value_sources(layer)]
-        self.values = torch.stack([part.read for part in self.sources]).sum(0)
-        self.asked = _Asked.on(model, trace, layer) if through_patterns else None
+        heads, of_layer = model.layer(layer).heads, trace.layers[layer]
+        self.pattern = of_layer.pattern
+        self.out = OutputMap.frozen(
+            heads.out, heads.out_norm, of_layer.attn_out_scale, model.parts.residual_scale
+        )
+        self.sources = values(model, (trace, None), layer)
+        self.values = torch.stack([part.change for part in self.sources]).sum(0)
+        self.mixing = NormMap(torch.ones_like(self.values[..., 0]))
+        self.asked = _PolynomialPattern(model, trace, layer) if through_patterns else None
 
-    def back(self, w: Float[Tensor, "time d_model"]) -> Float[Tensor, "heads time d_head"]:
-        """Directions of what is written, as directions of each head's mixed values."""
-        return torch.einsum("hed,pd->hpe", self.out, w * self.out_scale[:, None])
-
-    def flows(self, back: Float[Tensor, "heads time d_head"]) -> Float[Tensor, "heads time time"]:
-        """What each head adds along the directions at p from s."""
-        return self.pattern * (back @ self.values.mT)
-
-    def reads(self, back: Float[Tensor, "heads time d_head"]) -> list[Reads]:
-        """All places where the heads read; what they add is the sum over these."""
+    def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[Branch]:
+        """Return the one way through the heads: patterns times values."""
         share = 1.0 if self.asked is None else 1 / INPUTS
-        found = [
-            Reads(
-                moment=part.moment,
-                at_source=True,
-                weights=share * self.pattern,
-                partner=back,
-                matrix=part.matrix[None],
-                bias=part.bias[None],
-                norm=part.norm,
-                scale=part.scale,
-            )
-            for part in self.sources
-        ]
+        reads = [Reads(part, True, share * self.pattern, back) for part in self.sources]
+        along = back @ self.values.mT
         if self.asked is not None:
-            found += self.asked.reads(share * (back @ self.values.mT), self.sources[0])
-        return found
-
-    def writes(
-        self, head: Int[Tensor, " m"], position: Int[Tensor, " m"], source: Int[Tensor, " m"]
-    ) -> Float[Tensor, "m d_model"]:
-        """What some heads write from s to p."""
-        mixed = self.pattern[head, position, source, None] * self.values[head, source]
-        rows = mixed.new_empty(len(mixed), self.out.shape[2])
-        for number in head.unique().tolist():
-            mine = head == number
-            rows[mine] = mixed[mine] @ self.out[number]
-        return rows * self.out_scale[position, None]
-
-    def written(self, among: Bool[Tensor, "heads time time"]) -> Float[Tensor, "time d_model"]:
-        """What all pairs that are `among` these write at each position, without biases."""
-        mixed = (self.pattern * among) @ self.values
-        return torch.einsum("hte,hed->td", mixed, self.out) * self.out_scale[:, None]
+            reads += self.asked.reads(share * along)
+        return [Branch(None, self.pattern * along, reads, [(self.pattern, self.values, None)])]
 
 
-def _source(model: ResidualModel, trace: Trace, source: ValueSource) -> Source:
-    layer = trace.layers[source.layer]
-    return Source(
-        moment=Moment.input(source.layer),
-        matrix=source.value,
-        bias=source.bias,
-        norm=model.layer(source.layer).heads.norm,
-        scale=layer.attn_scale,
-        read=source.values(layer.attn_n),
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Asked:
+class _PolynomialPattern:
     """Queries and keys of a polynomial pattern, delta_p (q1.k1) (q2.k2), each linear in a stream.
 
     Attributes:
         pairs: queries and keys, twice the same for a score that is squared.
-        maps: from [n, 1] to each, for each position, before norms of queries and keys.
-        sizes: what those norms multiply by.
-        row: delta, what rows are divided by.
+        row: delta, the factor of each row.
     """
 
-    pairs: list[tuple[Tensor, Tensor]]
-    maps: list[tuple[Tensor, Tensor]]
-    sizes: list[tuple[Tensor, Tensor]]
-    row: Float[Tensor, "heads time"]
+    def __init__(self, model: ResidualModel, trace: Trace, layer: int) -> None:
+        call = CallRecorder(model, len(trace.ids)).call(layer)
+        pairs = projections(model, (trace, None), layer, call.rotations)
+        self.pairs = pairs if len(pairs) == 2 else pairs * 2
+        (q1, k1), (q2, k2) = self.pairs
+        raw = (q1.change @ k1.change.mT) * (q2.change @ k2.change.mT) * call.mask
+        self.row = _ratio(
+            (raw * trace.layers[layer].pattern).sum(-1), raw.square().sum(-1)
+        )
 
-    @classmethod
-    def on(cls, model: ResidualModel, trace: Trace, layer: int) -> "_Asked":
-        n, pattern = trace.layers[layer].attn_n, trace.layers[layer].pattern
-        each = [model.queries_keys(layer, n[[t]], t) for t in range(len(n))]
-        maps = [model.query_key_maps(layer, t) for t in range(len(n))]
-        chosen = [0, len(each[0]) - 1]
-        pairs, matrices, sizes = [], [], []
-        rows = torch.cat([n, torch.ones_like(n[:, :1])], 1)
-        for pair in chosen:
-            actual = [
-                torch.cat([t[pair][side] for t in each], 0).transpose(0, 1) for side in (0, 1)
-            ]
-            linear = [torch.stack([t[pair][side] for t in maps]) for side in (0, 1)]
-            plain = [torch.einsum("td,tdhe->hte", rows, matrix) for matrix in linear]
-            pairs.append((actual[0], actual[1]))
-            matrices.append((linear[0], linear[1]))
-            size = [
-                _ratio(a.norm(dim=-1), p.norm(dim=-1)) for a, p in zip(actual, plain, strict=True)
-            ]
-            sizes.append((size[0], size[1]))
-        (q1, k1), (q2, k2) = pairs
-        seen = torch.ones(len(n), len(n), dtype=torch.bool, device=n.device).tril()
-        raw = (q1 @ k1.mT) * (q2 @ k2.mT) * seen
-        row = _ratio((raw * pattern).sum(-1), raw.square().sum(-1))
-        return cls(pairs, matrices, sizes, row)
-
-    def reads(self, along: Float[Tensor, "heads time time"], values: Source) -> list[Reads]:
-        """Where queries and keys read, given what a pattern of ones would add from s to p."""
-        found = []
+    def reads(self, along: Float[Tensor, "heads time time"]) -> list[Reads]:
+        """Return the reads of queries and keys, given the flow of a pattern of ones."""
+        reads = []
         for this, other in ((0, 1), (1, 0)):
-            q, k = self.pairs[this]
-            q_other, k_other = self.pairs[other]
-            score = q_other @ k_other.mT
+            (q, k), (q_other, k_other) = self.pairs[this], self.pairs[other]
+            score = q_other.change @ k_other.change.mT
             weights = (self.row[..., None] * score * along).tril()
-            for side, partner in ((0, k), (1, q)):
-                matrix = self.maps[this][side].transpose(1, 2)
-                size = self.sizes[this][side]
-                sized = weights * (size[:, None] if side else size[..., None])
-                found.append(
-                    Reads(
-                        moment=values.moment,
-                        at_source=side == 1,
-                        weights=sized,
-                        partner=partner,
-                        matrix=matrix[:, :, :-1],
-                        bias=matrix[:, :, -1],
-                        norm=values.norm,
-                        scale=values.scale,
-                    )
-                )
-        return found
+            reads += [Reads(q, False, weights, k.change), Reads(k, True, weights, q.change)]
+        return reads
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
     return torch.where(below > 0, above / below, torch.zeros_like(above))
+
+
+class SecantHeads(HeadsMap):
+    """The attention of a layer between two texts, patterns included, with nothing held fixed.
+
+    Args:
+        model: the model.
+        traces: it on both texts.
+        layer: number of the layer.
+        call: the options of its attention.
+
+    Raises:
+        BilensError: the pattern that follows from queries and keys is not the model's own.
+    """
+
+    def __init__(
+        self, model: ResidualModel, traces: tuple[Trace, Trace], layer: int, call: AttentionCall
+    ) -> None:
+        self.model, self.layer, self.call = model, layer, call
+        heads, module = model.layer(layer).heads, model.layer(layer).heads.module
+        self.kind, self.norm = model.parts.attention, getattr(module, "norm", "none")
+        self.pairs = projections(model, traces, layer, call.rotations)
+        self.sources = values(model, traces, layer)
+        self.middle = torch.stack([part.middle for part in self.sources]).sum(0)
+        change = torch.stack([part.change for part in self.sources]).sum(0)
+        runs = (1, 0)
+        scores = [self._scores(run) for run in runs]
+        patterns, self.responses = self._patterns(scores[0], scores[1])
+        self.pattern = (patterns[0] + patterns[1]) / 2
+        mixed = [
+            pattern @ (self.middle + sign * change / 2)
+            for pattern, sign in zip(patterns, (1, -1), strict=True)
+        ]
+        self.mixing = NormMap(torch.ones_like(mixed[0][..., 0]))
+        if self.norm == "rms":
+            self.mixing = mean_square_secant(mixed[0], mixed[1], EPS)
+            scales = [(y.square().mean(-1, keepdim=True) + EPS).rsqrt() for y in mixed]
+            patterns = [pattern * scale for pattern, scale in zip(patterns, scales, strict=True)]
+            mixed = [y * scale for y, scale in zip(mixed, scales, strict=True)]
+        self._check(patterns, traces)
+        hidden = [y.transpose(0, 1).flatten(1) for y in mixed]
+        self.out = OutputMap.between(
+            heads.out, heads.out_norm, (hidden[0], hidden[1]), model.parts.residual_scale
+        )
+
+    def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[Branch]:
+        """Return the three ways through the heads: values, queries and keys."""
+        reads: dict[Role, list[Reads]] = {
+            "values": [Reads(part, True, self.pattern, back) for part in self.sources],
+            "queries": [],
+            "keys": [],
+        }
+        mixes: dict[Role, list[Any]] = {
+            "values": [(self.pattern, part.change, None) for part in self.sources],
+            "queries": [],
+            "keys": [],
+        }
+        for (q, k), response in zip(self.pairs, self.responses, strict=True):
+            weights = response.pull(back, self.middle)
+            reads["queries"].append(Reads(q, False, weights, k.middle))
+            reads["keys"].append(Reads(k, True, weights, q.middle))
+            mixes["queries"].append((q.change @ k.middle.mT, self.middle, response))
+            mixes["keys"].append((q.middle @ k.change.mT, self.middle, response))
+        return [
+            Branch(role, torch.stack([part.flows() for part in found]).sum(0), found, mixes[role])
+            for role, found in reads.items()
+        ]
+
+    def _scores(self, run: int) -> list[Float[Tensor, "heads time time"]]:
+        sign = 1 if run else -1
+        ends = [
+            [part.middle + sign * part.change / 2 for part in pair] for pair in self.pairs
+        ]
+        return [self.call.scale * (q @ k.mT) for q, k in ends]
+
+    def _patterns(
+        self, scores1: list[Tensor], scores0: list[Tensor]
+    ) -> tuple[list[Tensor], list[RowResponse]]:
+        """Return the patterns of both runs before a norm of the output, and their secants."""
+        seen, scale = self.call.mask, self.call.scale
+        if self.kind in ("softmax", "differential"):
+            signs = [1.0]
+            if self.kind == "differential":
+                signs.append(-float(self.model.layer(self.layer).heads.module.diff_lambda))  # type: ignore[arg-type]
+            halves = [self._softmax(a, b) for a, b in zip(scores1, scores0, strict=True)]
+            signed = [
+                torch.stack([sign * part for part in half[0]])
+                for sign, half in zip(signs, halves, strict=True)
+            ]
+            patterns = list(torch.stack(signed).sum(0))
+            responses = [
+                RowResponse(sign * half[1].response, spread=half[1].spread)
+                for sign, half in zip(signs, halves, strict=True)
+            ]
+            return patterns, responses
+        raw = [(scores[0] * scores[-1]).masked_fill(~seen, 0) for scores in (scores1, scores0)]
+        middles = [(a + b) / 2 for a, b in zip(scores1, scores0, strict=True)]
+        # D z^2 = 2 z_mean Dz, and of a product of two scores each is weighed by the other's mean.
+        factors = [2 * middles[0]] if len(middles) == 1 else [middles[1], middles[0]]
+        slopes = [(scale * factor).masked_fill(~seen, 0) for factor in factors]
+        if self.norm != "sum":
+            return raw, [RowResponse(slope) for slope in slopes]
+        sums = [part.sum(-1, keepdim=True).clamp_min(EPS) for part in raw]
+        share = (1 / sums[0] + 1 / sums[1]) / 2
+        spread = (raw[0] + raw[1]) / 2 / (sums[0] * sums[1])
+        patterns = [part / total for part, total in zip(raw, sums, strict=True)]
+        return patterns, [RowResponse(slope, share[..., 0], spread) for slope in slopes]
+
+    def _softmax(self, scores1: Tensor, scores0: Tensor) -> tuple[list[Tensor], RowResponse]:
+        seen, cap, slope = self.call.mask, self.call.softcap, self.call.scale
+        sink = None if self.call.sink is None else self.call.sink[:, None].expand(scores1.shape[:2])
+        scores, slopes = [scores1, scores0], torch.full_like(scores1, slope)
+        if cap is not None:
+            slopes = slope * secant_slope(lambda z: cap * torch.tanh(z / cap), scores1, scores0)
+            scores = [cap * torch.tanh(part / cap) for part in scores]
+        means, total = softmax_secant(scores[0], scores[1], seen, sink)
+        patterns = []
+        for part in scores:
+            masked = part.masked_fill(~seen, -torch.inf)
+            if sink is not None:
+                masked = torch.cat([masked, sink[..., None].to(masked)], -1)
+            patterns.append(masked.softmax(-1)[..., : part.shape[-1]])
+        # DA_ts = L_ts (Dz_ts - sum_r L_tr Dz_tr / sum L): entry s of the row moves v_s, and all
+        # others by the row's mean.
+        return patterns, RowResponse(means * slopes, spread=means / total[..., None])
+
+    def _check(self, patterns: list[Tensor], traces: tuple[Trace, Trace]) -> None:
+        for pattern, trace in zip(patterns, traces, strict=True):
+            own = trace.layers[self.layer].pattern
+            gap = float((pattern - own).abs().max())
+            if not gap <= CLOSE[own.dtype] * max(1.0, float(own.abs().max())):
+                raise BilensError(
+                    f"Attention of layer {self.layer} has a pattern that differs by {gap:.3g} from "
+                    "the one that follows from its queries and keys; expected softmax attention, "
+                    "or attention of bilens. A flow of one text, without against, is available"
+                )

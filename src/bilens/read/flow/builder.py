@@ -12,8 +12,6 @@ from torch.nn import functional
 from bilens.read.flow.graph import Flow, Node, Rows
 from bilens.residual import Moment, ResidualModel, Trace
 
-__all__ = ["FlowBuilder"]
-
 Part = Literal["attention", "mlp"]
 
 
@@ -57,8 +55,12 @@ class FlowBuilder:
         if written.any():
             self.outs[layer, part] = written, float((w * written).sum())
 
+    def bias_flows(self) -> list[float]:
+        """Return the flows of the nodes that are biases."""
+        return [node.flow for node in self.nodes if node.kind == "bias"]
+
     def add_biases(self) -> None:
-        """The last nodes: what biases add, of each layer's attention, MLP, and the unembedding."""
+        """Add the last nodes: biases of each layer's attention, MLP, and the unembedding."""
         flows: dict[tuple[int | None, Part | None], float] = defaultdict(float)
         constants = torch.cat(self.constants)
         for node, constant in zip(self.nodes, constants.tolist(), strict=True):
@@ -74,8 +76,15 @@ class FlowBuilder:
                 moment = Moment.attention(layer) if part == "attention" else Moment.mlp(layer)
                 self.write(number.expand(len(places)), places, moment, written)
 
-    def flow(self, u: Float[Tensor, " d_model"], value: float, frozen: tuple[str, ...]) -> Flow:
-        """What was collected."""
+    def flow(
+        self,
+        u: Float[Tensor, " d_model"],
+        value: float,
+        frozen: tuple[str, ...],
+        before: Trace | None,
+        values: tuple[float, ...],
+    ) -> Flow:
+        """Return the nodes that were collected."""
         reads, writes = (
             Rows(*(torch.cat(part) for part in zip(*self.rows[name], strict=True)))
             for name in ("reads", "writes")
@@ -92,4 +101,6 @@ class FlowBuilder:
             mixing=self.model.parts.mixing().to(u),
             vectors=torch.cat([vectors, *self.vectors]),
             frozen=frozen,
+            before=before,
+            values=values,
         )

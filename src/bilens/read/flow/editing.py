@@ -14,8 +14,6 @@ from bilens.residual import ResidualModel
 from bilens.residual.parts import LinearMap, Norm
 from bilens.settings import NotNegative
 
-__all__ = ["edit", "edit_heads", "sharing_weights"]
-
 
 @checked
 @torch.no_grad()

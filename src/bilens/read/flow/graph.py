@@ -14,26 +14,26 @@ from bilens.errors import BilensError
 from bilens.reading import Fact, Reading
 from bilens.residual import Trace
 
-__all__ = ["Flow", "FlowGraph", "Node", "Rows"]
-
-Kind = Literal["output", "token", "position", "head", "eigenvector", "mlp", "bias", "rest"]
+Kind = Literal["output", "token", "position", "head", "direction", "mlp", "bias", "rest"]
 
 
 @dataclass(frozen=True)
 class Node:
-    """A part of a model on a text.
+    """A part of a model on a text, or between two texts.
 
     Attributes:
         kind: output, the logit itself; token, an embedding; position, a position's vector; head,
-            from one position to one; eigenvector, of an MLP at a position; mlp, one without a gate
-            at a position, whole; bias; or rest, what was not split further.
-        flow: how much of the logit goes through it.
+            from one position to one; direction, of an MLP's input at a position; mlp, all of an MLP
+            without a gate at a position; bias; or rest, a remainder that is not split further.
+        flow: the part of the logit, or of its change, that goes through it.
         layer: its number.
-        part: attention or mlp, for what is in a layer.
-        position: where it stands, or writes to.
-        source: the position that a head looks at.
-        number: of the head; of the eigenvector, 1 for the strongest there.
-        eigenvalue: of an eigenvector.
+        part: attention or mlp, inside a layer.
+        position: the position where it is, or writes.
+        source: the position that a head attends to.
+        number: of the head; of the direction, 1 for the strongest there.
+        eigenvalue: of a direction: its Ritz value, an eigenvalue where all directions are split.
+        role: of a head between two texts: values, the tokens that it moves, or queries or keys,
+            the positions that it attends to.
     """
 
     kind: Kind
@@ -44,25 +44,27 @@ class Node:
     source: int | None = None
     number: int | None = None
     eigenvalue: float | None = None
+    role: Literal["values", "queries", "keys"] | None = None
 
     @property
     def is_part(self) -> bool:
-        """Whether it is one part of the model, rather than the logit or a remainder."""
+        """Whether it is a part of the model, rather than the logit or a remainder."""
         return self.kind not in ("output", "rest")
 
     @property
     def is_removable(self) -> bool:
-        """Whether `ablate` can remove it."""
-        return self.is_part and self.kind != "bias"
+        """Whether `ablate` can remove it, from a flow of one text."""
+        return self.is_part and self.kind != "bias" and self.role is None
 
     def name(self, tokens: Sequence[str]) -> str:
-        """What to call it, given the tokens of the text; one that comes again has its number."""
+        """Return its name, given the tokens of the text; repeated tokens get their position."""
         at, source = (
             "" if i is None else f"{tokens[i]} ({i})" if tokens.count(tokens[i]) > 1 else tokens[i]
             for i in (self.position, self.source)
         )
         if self.kind == "head":
-            return f"head {self.layer}.{self.number} from {source} to {at}"
+            of = "" if self.role is None else f"{self.role} of "
+            return f"{of}head {self.layer}.{self.number} from {source} to {at}"
         if self.kind == "bias":
             where = {"attention": f"heads of layer {self.layer}", "mlp": f"MLP {self.layer}"}
             return f"biases of {where.get(self.part or '', 'the unembedding')}"
@@ -72,7 +74,7 @@ class Node:
             "output": f"the logit at {at}",
             "token": f"token {at}",
             "position": f"position {self.position}",
-            "eigenvector": f"MLP {self.layer} eigenvector {self.number} at {at}",
+            "direction": f"MLP {self.layer} direction {self.number} at {at}",
             "mlp": f"MLP {self.layer} at {at}",
             "rest": f"rest of MLP {self.layer} at {at}",
         }
@@ -109,25 +111,27 @@ class Rows:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Flow(Reading):
-    """An exact split of a logit, or of any direction of the last stream, on one text.
+    """An exact split of a logit, or of its change between two texts.
 
     Node b writes o_b into the stream and node a reads it in direction r_a; the edge between them
-    carries r_a . o_b. What flows into a node is what flows out of it, and what flows out of tokens,
-    positions and biases adds up to the logit.
+    carries r_a . o_b. At every node inflow equals outflow. The flows out of tokens, positions and
+    biases add up to the value.
 
     Attributes:
         trace: the model on the text, up to the position whose next token is predicted.
-        direction: u, in the normalised stream behind the last layer.
-        value: u . n + b at that position, before a soft-cap, as the model has it.
+        direction: u, in the normalised stream after the last layer.
+        value: the logit at that position before a soft cap, or its change between two texts.
         nodes: the logit first; above before below.
         reads: r_a.
-        writes: o_b.
-        constants: what each node adds by biases of its own.
-        mixing: by what a row written at a moment is multiplied when it is read at a later one;
-            0 where it is read earlier.
-        vectors: of the nodes that are eigenvectors, in their order: in the normalised stream that
-            the MLP reads, and last the constant, through which biases come in.
-        frozen: what is held fixed at what it is on this text.
+        writes: o_b; between two texts, changes.
+        constants: the part of each node's flow that its own biases carry.
+        mixing: the factor of a row written at a moment (column) when it is read at a later one
+            (row); 0 where it is read earlier.
+        vectors: of the nodes that are directions, in their order, in the normalised stream that
+            the MLP reads. The last coordinate is the constant, through which biases come in.
+        frozen: everything that is held fixed at its value on this text; empty between two texts.
+        before: the second run; None on one text.
+        values: the logit in each run.
     """
 
     trace: Trace
@@ -138,8 +142,10 @@ class Flow(Reading):
     writes: Rows
     constants: Float[Tensor, " nodes"]
     mixing: Float[Tensor, "moments moments"]
-    vectors: Float[Tensor, "eigenvectors d_model_and_1"]
+    vectors: Float[Tensor, "directions d_model_and_1"]
     frozen: tuple[str, ...]
+    before: Trace | None = None
+    values: tuple[float, ...] = ()
 
     axes: ClassVar[dict[str, str]] = {"x": "node", "y": "flow"}
 
@@ -185,15 +191,15 @@ class Flow(Reading):
         return self.nodes[self._checked(number)]
 
     def vector(self, number: int) -> Float[Tensor, " d_model_and_1"]:
-        """The eigenvector that a node is, a row of `vectors`.
+        """Return the vector of a node that is a direction, a row of `vectors`.
 
         Raises:
-            BilensError: the node is not an eigenvector.
+            BilensError: the node is not a direction.
         """
         node = self.node(number)
-        if node.kind != "eigenvector":
-            raise BilensError(f"number={number} is a node of kind {node.kind}, not an eigenvector")
-        before = sum(other.kind == "eigenvector" for other in self.nodes[:number])
+        if node.kind != "direction":
+            raise BilensError(f"number={number} is a node of kind {node.kind}, not a direction")
+        before = sum(other.kind == "direction" for other in self.nodes[:number])
         return self.vectors[before]
 
     def above(self, moment: int) -> Float[Tensor, "time d_model"]:
@@ -276,7 +282,7 @@ class Flow(Reading):
                 return self.graph(order[:count])
         raise BilensError(
             f"share={share}, and all parts together hold {held / (self.absolute or 1):.3f} of the "
-            "absolute flow; the rest was not split. Lower the threshold of flow(), or raise its k"
+            "absolute flow; the rest was not split. Lower the threshold of flow()"
         )
 
     def _strongest(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""An MLP on a text: with its gate ratios held fixed it is bilinear, or linear without a gate."""
+"""MLPs as linear maps, on one text or between two, split into a few directions each."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,30 +7,28 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.read.flow.screen import largest_flow
+from bilens.read.flow.directions import ritz_pairs
+from bilens.read.flow.outputs import OutputMap
+from bilens.read.flow.secants import NormMap, frozen_norm, norm_secant, secant_slope
 from bilens.residual import ResidualModel, Trace
-from bilens.residual.parts import Norm
 from bilens.tensor import QuadraticForm
 from bilens.tensor.factors import with_constant
+from bilens.tensor.quadratic import apply_factored
 
-__all__ = ["Eigenvectors", "FrozenMLP"]
-
-SMALL = 128
-"""Forms of at most this many inputs are decomposed at once: a bound would save nothing."""
 FORMS_BYTES = 128 * 1024**2
 """Working memory of the forms that are decomposed at once."""
 
 
-class Eigenvectors(NamedTuple):
-    """Chosen eigenvectors of the forms at some positions, one row each.
+class Directions(NamedTuple):
+    """Directions of an MLP's input at some positions, one row each.
 
     Attributes:
-        position: where each one is.
+        position: the position of each one.
         rank: its place among those of the position, 0 for the largest |flow|.
-        value: its eigenvalue.
-        vector: v, of what the MLP reads, the constant coordinate included.
-        overlap: v.z.
-        pull: v'Qz, which is lambda v.z.
+        value: its Ritz value, an eigenvalue where all directions are asked for.
+        vector: v, of unit length, the constant coordinate included.
+        overlap: v . z, with z the input or its change.
+        pull: v . p, with p the direction of z that later components read.
     """
 
     position: Int[Tensor, " m"]
@@ -42,141 +40,193 @@ class Eigenvectors(NamedTuple):
 
     @property
     def flow(self) -> Float[Tensor, " m"]:
-        """lambda (v.z)^2."""  # noqa: D403
+        """Flow through each direction."""
         return self.overlap * self.pull
 
 
 @dataclass(frozen=True, eq=False)
-class FrozenMLP:
-    """The MLP of a layer on a text, its norms' scales and gate ratios held fixed.
+class LinearMLP:
+    """The MLP of a layer as a linear map J of its normalised input z, at each position.
 
-    It writes B_p(z, z) = D diag(rho_p) ((L z) * (R z)) at position p, and a bias; those of L and R
-    are in the constant coordinate of z. Without a gate R z = 1, and it is linear.
+    It maps v to D (a * L v + b * R v). On one text z is the input, a = rho * R z / 2 and
+    b = rho * L z / 2 with rho = act(g) / g, so that J z is the output and each factor of the
+    product carries half. Between two texts z is the change of the input, a is the mean of act(R z)
+    and b the mean of L z times the secant of act. Without a gate a is rho or the secant, and b is
+    missing.
 
     Attributes:
         left: L, with the norm's gain.
-        right: R.
-        out: D.
-        out_bias: what is added behind D.
-        z: what it reads: the normalised stream.
-        ratio: rho, act(g) / g.
-        gated: whether it has a gate.
+        right: R; None without a gate.
+        out: D and a norm after it.
+        z: the normalised input, or its change.
+        through_left: a.
+        through_right: b; None without a gate.
+        curvature: rho or the secant of act: with it as weights of the hidden units, L and R are
+            the quadratic form whose directions are taken. None without a gate.
         constant: whether the last coordinate of z is the constant 1.
-        norm: before it, if there is one.
-        in_scale: what that multiplies the stream by; 1 without one.
-        out_scale: of a norm behind it; 1 without one.
+        norm: between the stream and z.
+        halved: whether p = Qz, as on one text, so that a Krylov space from z holds p too.
     """
 
     left: Float[Tensor, "rank n_in"]
-    right: Float[Tensor, "rank n_in"]
-    out: Float[Tensor, "d_model rank"]
-    out_bias: Float[Tensor, " d_model"]
+    right: Float[Tensor, "rank n_in"] | None
+    out: OutputMap
     z: Float[Tensor, "time n_in"]
-    ratio: Float[Tensor, "time rank"]
-    gated: bool
+    through_left: Float[Tensor, "time rank"]
+    through_right: Float[Tensor, "time rank"] | None
+    curvature: Float[Tensor, "time rank"] | None
     constant: bool
-    norm: Norm | None
-    in_scale: Float[Tensor, " time"]
-    out_scale: Float[Tensor, " time"]
+    norm: NormMap
+    halved: bool
 
     @classmethod
-    def on(cls, model: ResidualModel, trace: Trace, layer: int) -> "FrozenMLP":
-        """The MLP of a layer on a text."""
-        parts, found, tensor = model.layer(layer).mlp, trace.layers[layer], model.mlp_factors(layer)
-        z = found.mlp_n
-        # A bias behind the MLP is one hidden unit more; it is not a product of what is read.
-        units = found.gate_ratio.shape[1]
+    def frozen(cls, model: ResidualModel, trace: Trace, layer: int) -> "LinearMLP":
+        """Return the MLP of a layer on one text, its norms and gate ratios held fixed."""
+        mlp, of_layer, tensor = model.layer(layer).mlp, trace.layers[layer], model.mlp_factors(layer)
+        n = of_layer.mlp_n
+        ratio = of_layer.gate_ratio
+        # A bias after the MLP is one hidden unit more in the tensor; it is no product of inputs.
+        left, right = tensor.left[: ratio.shape[1]], tensor.right[: ratio.shape[1]]
+        z = with_constant(n) if tensor.constant else n
+        gated = mlp.gate is not None
         return cls(
-            left=tensor.left[:units],
-            right=tensor.right[:units],
-            out=tensor.out[:, :units],
-            out_bias=tensor.out[:, units:].sum(1),
-            z=with_constant(z) if tensor.constant else z,
-            ratio=found.gate_ratio,
-            gated=parts.gate is not None,
+            left=left,
+            right=right if gated else None,
+            out=OutputMap.frozen(
+                mlp.down, mlp.out_norm, of_layer.mlp_out_scale, model.parts.residual_scale
+            ),
+            z=z,
+            through_left=ratio * (z @ right.T) / 2 if gated else ratio,
+            through_right=ratio * (z @ left.T) / 2 if gated else None,
+            curvature=ratio if gated else None,
             constant=tensor.constant,
-            norm=parts.norm,
-            in_scale=found.mlp_scale,
-            out_scale=found.mlp_out_scale,
+            norm=frozen_norm(mlp.norm, of_layer.mlp_scale),
+            halved=True,
+        )
+
+    @classmethod
+    def between(
+        cls, model: ResidualModel, traces: tuple[Trace, Trace], layer: int
+    ) -> "LinearMLP":
+        """Return the MLP of a layer between two texts, with nothing held fixed."""
+        mlp, tensor = model.layer(layer).mlp, model.mlp_factors(layer)
+        x1, x0 = (trace.layers[layer].mlp_input for trace in traces)
+        n1, n0 = (trace.layers[layer].mlp_n for trace in traces)
+        units = traces[0].layers[layer].gate_ratio.shape[1]
+        left, right = tensor.left[:units], tensor.right[:units]
+        inputs = [with_constant(n) if tensor.constant else n for n in (n1, n0)]
+        ups = [n @ left.T for n in inputs]
+        width = n1.shape[1]
+        if mlp.gate is None:
+            hidden = [mlp.act(up) for up in ups]
+            a, b, slope = secant_slope(mlp.act, ups[0], ups[1]), None, None
+        else:
+            gates = [n @ right.T for n in inputs]
+            acts = [mlp.act(gate) for gate in gates]
+            hidden = [up * act for up, act in zip(ups, acts, strict=True)]
+            slope = secant_slope(mlp.act, gates[0], gates[1])
+            a, b = (acts[0] + acts[1]) / 2, (ups[0] + ups[1]) / 2 * slope
+        return cls(
+            left=left[:, :width],
+            right=None if mlp.gate is None else right[:, :width],
+            out=OutputMap.between(
+                mlp.down, mlp.out_norm, (hidden[0], hidden[1]), model.parts.residual_scale
+            ),
+            z=n1 - n0,
+            through_left=a,
+            through_right=b,
+            curvature=slope,
+            constant=False,
+            norm=norm_secant(mlp.norm, x1, x0),
+            halved=False,
         )
 
     def weights(self, w: Float[Tensor, "time d_model"]) -> Float[Tensor, "time rank"]:
-        """What each hidden unit counts along directions w of what is written: rho * D'w."""
-        return ((w * self.out_scale[:, None]) @ self.out) * self.ratio
+        """Return D'w: the weight of each hidden unit along directions of the stream."""
+        return self.out.pull(w) @ self.out.weight
 
-    def units(self, q: Float[Tensor, "time rank"]) -> Float[Tensor, "time rank"]:
-        """What each hidden unit adds along the directions, given their weights."""
-        return q * (self.z @ self.left.T) * (self.z @ self.right.T)
+    def units(self, weights: Float[Tensor, "time rank"]) -> Float[Tensor, "time rank"]:
+        """Return the flow through each hidden unit, given their weights."""
+        hidden = self.through_left * (self.z @ self.left.T)
+        if self.right is not None and self.through_right is not None:
+            hidden = hidden + self.through_right * (self.z @ self.right.T)
+        return weights * hidden
 
-    def pulled(self, q: Float[Tensor, "time rank"]) -> Float[Tensor, "time n_in"]:
-        """Q_p z_p, whose product with z_p is what is written along the directions.
-
-        Each factor of the product L z * R z gets half; without a gate there is one.
-        """
-        if not self.gated:
-            return q @ self.left
-        L, R = self.z @ self.left.T, self.z @ self.right.T
-        return ((q * R) @ self.left + (q * L) @ self.right) / 2
+    def pulled(self, weights: Float[Tensor, "time rank"]) -> Float[Tensor, "time n_in"]:
+        """Return p = J'w, whose product with z is the flow through the MLP."""
+        p = (weights * self.through_left) @ self.left
+        if self.right is None or self.through_right is None:
+            return p
+        return p + (weights * self.through_right) @ self.right
 
     def read(
-        self, pulled: Float[Tensor, "m n_in"], position: Int[Tensor, " m"]
+        self, rows: Float[Tensor, "m n_in"], position: Int[Tensor, " m"]
     ) -> tuple[Float[Tensor, "m d_model"], Float[Tensor, " m"]]:
-        """Directions of z as directions of the stream before the norm, and what constants add."""
-        n, added = pulled, pulled.new_zeros(len(pulled))
+        """Return directions of z as directions of the stream, and the constants' share."""
+        n, added = rows, rows.new_zeros(len(rows))
         if self.constant:
-            n, added = pulled[:, :-1], pulled[:, -1]
-        n = n if self.norm is None else self.norm.centred(n)
-        return n * self.in_scale[position, None], added
+            n, added = rows[:, :-1], rows[:, -1]
+        return self.norm[position].pull(n), added
 
-    def written(self) -> Float[Tensor, "time d_model"]:
-        """All that it writes, but for the bias."""
-        hidden = self.ratio * (self.z @ self.left.T) * (self.z @ self.right.T)
-        return (hidden @ self.out.T) * self.out_scale[:, None]
-
-    def written_along(
-        self, vector: Float[Tensor, "m n_in"], position: Int[Tensor, " m"]
+    def write(
+        self, rows: Float[Tensor, "m n_in"], position: Int[Tensor, " m"]
     ) -> Float[Tensor, "m d_model"]:
-        """(v.z) B_p(v, z), which adds up to B_p(z, z) over an orthonormal basis of vectors v."""
-        z = self.z[position]
-        L, R = z @ self.left.T, z @ self.right.T
-        hidden = ((vector @ self.left.T) * R + L * (vector @ self.right.T)) / 2
-        out = (self.ratio[position] * hidden) @ self.out.T
-        return (vector * z).sum(-1, keepdim=True) * out * self.out_scale[position, None]
+        """Return J applied to rows at some positions, without the bias."""
+        hidden = self.through_left[position] * (rows @ self.left.T)
+        if self.right is not None and self.through_right is not None:
+            hidden = hidden + self.through_right[position] * (rows @ self.right.T)
+        return self.out.push(hidden @ self.out.weight.T, position)
 
-    def eigenvectors(self, q: Float[Tensor, "time rank"], k: int, least: float) -> Eigenvectors:
-        """At each position the k eigenvectors of largest |lambda (v.z)^2|, if that reaches `least`.
+    def directions(
+        self, weights: Float[Tensor, "time rank"], m: int | None, least: float
+    ) -> Directions:
+        """Return m directions of each position whose flows, reads and writes add up exactly.
 
-        Each form is decomposed whole, O(rank n_in^2 + n_in^3): what is large in lambda (v.z)^2 need
-        not be large in lambda, so that iterating for the largest |lambda| would miss it. Forms of
-        which no eigenvector can reach it are left out: for unit v, |(v.z) (v'Qz)| is at most
-        (|z| |Qz| + |z'Qz|) / 2, and at most what `largest_flow` gives.
+        The form is Q = sum_r weights_r curvature_r (L_r R_r' + R_r L_r') / 2. The directions are
+        the Ritz vectors of Q in a Krylov space that holds z and p, and with m=None all eigenvectors
+        of Q. Those with less flow than `least` are left out.
         """
-        pulled = self.pulled(q)
-        bound = (self.z.norm(dim=-1) * pulled.norm(dim=-1) + (self.z * pulled).sum(-1).abs()) / 2
-        positions = (bound >= least).nonzero()[:, 0]
-        if self.left.shape[1] > SMALL:
-            most = largest_flow(self.left, self.right, q[positions], self.z[positions])
-            positions = positions[most >= least]
+        assert self.right is not None
+        assert self.curvature is not None
+        pulled = self.pulled(weights)
+        forms = weights * self.curvature
+        active = ((pulled != 0).any(-1) & (self.z != 0).any(-1)).nonzero()[:, 0]
         at_once = max(1, FORMS_BYTES // (4 * self.left.element_size() * self.left.shape[1] ** 2))
-        found = [self._eigenvectors(q, pulled, some, k, least) for some in positions.split(at_once)]
-        return Eigenvectors(*(torch.cat(part) for part in zip(*found, strict=True)))
+        parts = []
+        for positions in active.split(at_once if m is None else max(1, len(active))):
+            z, p = self.z[positions], pulled[positions]
+            if m is None:
+                form = QuadraticForm(self.left, self.right, forms[positions], self.constant)
+                spectrum = form.eigh()
+                values, vectors = spectrum.values, spectrum.vectors
+            else:
+                values, vectors = ritz_pairs(
+                    lambda x, at=positions: apply_factored(
+                        self.left, self.right, forms[at], x
+                    ),
+                    z[:, None] if self.halved else torch.stack([z, p], 1),
+                    m,
+                )
+            parts.append(_strongest(positions, values, vectors, z, p, least))
+        return Directions(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
-    def _eigenvectors(
-        self, q: Tensor, pulled: Tensor, positions: Tensor, k: int, least: float
-    ) -> Eigenvectors:
-        spectrum = QuadraticForm(self.left, self.right, q[positions], self.constant).eigh()
-        overlap = torch.einsum("pkn,pn->pk", spectrum.vectors, self.z[positions])
-        # v'Qz instead of lambda v.z: what is left over is then exact, whatever v rounds to.
-        pull = torch.einsum("pkn,pn->pk", spectrum.vectors, pulled[positions])
-        flow = overlap * pull
-        order = flow.abs().argsort(dim=-1, descending=True, stable=True)[:, :k]
-        row, rank = (flow.gather(-1, order).abs() >= least).nonzero(as_tuple=True)
-        which = order[row, rank]
-        return Eigenvectors(
-            position=positions[row],
-            rank=rank,
-            value=spectrum.values[row, which],
-            vector=spectrum.vectors[row, which],
-            overlap=overlap[row, which],
-            pull=pull[row, which],
-        )
+
+def _strongest(
+    positions: Tensor, values: Tensor, vectors: Tensor, z: Tensor, p: Tensor, least: float
+) -> Directions:
+    overlap = (vectors @ z[..., None])[..., 0]
+    # v . p instead of the value times v . z: the sum is then exact, however v is rounded.
+    pull = (vectors @ p[..., None])[..., 0]
+    flow = overlap * pull
+    order = flow.abs().argsort(dim=-1, descending=True, stable=True)
+    sizes = flow.gather(-1, order).abs()
+    row, rank = ((sizes >= least) & (sizes > 0)).nonzero(as_tuple=True)
+    which = order[row, rank]
+    return Directions(
+        position=positions[row],
+        rank=rank,
+        value=values[row, which],
+        vector=vectors[row, which],
+        overlap=overlap[row, which],
+        pull=pull[row, which],
+    )

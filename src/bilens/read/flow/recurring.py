@@ -21,8 +21,6 @@ from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.tensor.clusters import cluster
 
-__all__ = ["RecurringDirection", "RecurringFlows", "RecurringHead", "flows"]
-
 COLUMNS = ["prompt", "kind", "layer", "number", "flow", "vector"]
 
 
@@ -92,7 +90,7 @@ def flows(
     prompts: Sequence[Int[Tensor, " _"]],
     directions: TokenDirection | Sequence[TokenDirection],
     *,
-    k: int = 20,
+    m: int | None = 4,
     threshold: float = 1e-3,
     similarity: float = 0.9,
     progress: Callable[[Flow], None] | None = None,
@@ -111,7 +109,7 @@ def flows(
         model: any.
         prompts: texts.
         directions: what is split at the last position, one for all prompts or one for each.
-        k: as for `flow`.
+        m: as for `flow`.
         threshold: as for `flow`.
         similarity: least |cosine| within a direction, above 0 and at most 1.
         progress: called with each flow as it is found, in the process that finds it.
@@ -129,7 +127,7 @@ def flows(
     state = PartialState()
     own = []
     for number in range(len(prompts))[state.process_index :: state.num_processes]:
-        found = flow(model, prompts[number], each[number], k=k, threshold=threshold)
+        found = flow(model, prompts[number], each[number], m=m, threshold=threshold)
         own.append((number, found.value, _rows(number, found)))
         if progress is not None:
             progress(found)
@@ -150,7 +148,7 @@ def flows(
         for (layer, head), some in rows[rows["kind"] == "head"].groupby(["layer", "number"])
     ]
     recurring = []
-    for layer, some in rows[rows["kind"] == "eigenvector"].groupby("layer"):
+    for layer, some in rows[rows["kind"] == "direction"].groupby("layer"):
         weights = torch.tensor(some["flow"].abs().to_numpy())
         alike = cluster(torch.stack(list(some["vector"])), weights, similarity)
         recurring += [
@@ -177,8 +175,8 @@ def _rows(number: int, found: Flow) -> list[tuple[Any, ...]]:
     return [
         (
             *(number, node.kind, node.layer, node.number, node.flow),
-            next(vectors) if node.kind == "eigenvector" else None,
+            next(vectors) if node.kind == "direction" else None,
         )
         for node in found.nodes
-        if node.kind in ("head", "eigenvector")
+        if node.kind in ("head", "direction")
     ]

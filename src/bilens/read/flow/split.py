@@ -1,158 +1,282 @@
-"""An exact split of a logit on a text, through every layer of a model."""
+"""An exact split of a logit, or of its change between two texts, through every layer of a model."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_finite, checked
+from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.read.flow.attention import FrozenAttention
+from bilens.read.flow.attention import FrozenHeads, HeadsMap, SecantHeads
 from bilens.read.flow.builder import FlowBuilder
+from bilens.read.flow.contrast import (
+    Against,
+    Measured,
+    Other,
+    Target,
+    recorded_trace,
+    replaced,
+)
 from bilens.read.flow.graph import Flow, Kind, Node
-from bilens.read.flow.mlp import FrozenMLP
+from bilens.read.flow.mlp import LinearMLP
+from bilens.read.flow.projections import CallRecorder
+from bilens.read.flow.secants import frozen_norm, norm_secant
 from bilens.read.language.names import TokenDirection
 from bilens.residual import Moment, ResidualModel, Trace
-from bilens.settings import Between, Count
+from bilens.settings import Between
 
-__all__ = ["flow"]
+OFF = 1e3
+"""Units of rounding, in the size of the flows, by which a sum may differ from the logit."""
 
 
 @checked
 @torch.no_grad()
 def flow(
     model: ResidualModel,
-    ids: Int[Tensor, " time"],
-    direction: TokenDirection | Float[Tensor, " d_model"],
+    text: str | Int[Tensor, " time"],
+    token: str | TokenDirection | Float[Tensor, " d_model"],
     position: int = -1,
     *,
-    k: Count = 20,
+    minus: str | Sequence[str] = (),
+    against: Against | None = None,
+    replace: Mapping[str, str] | None = None,
+    target: Target = "logit",
+    m: Annotated[int, Between(2)] | None = 4,
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     through_patterns: bool = False,
 ) -> Flow:
-    """Split a logit, or a difference of logits, exactly over the parts of a model on a text.
+    """Split the change of a logit between two texts, or a logit on one, over a model's parts.
 
-    Held fixed is what the text decides by division or softmax: the scale of each norm, the
-    patterns A of attention, and the ratio rho = act(g) / g of each gate that is not linear. Then
-    attention is linear in what it reads and an MLP bilinear (linear without a gate). From u at the
-    last position downwards, with w_p what reads position p from above, z_p the normalised stream
-    before an MLP and N, M the norms' scales:
+    **Two texts** (`against` or `replace`): nothing is frozen. Let 1 and 0 be the runs, D the
+    difference of a quantity and a bar its mean. Every operation is replaced by its secant, the
+    linear map that takes the change of its input to the change of its output without an error:
 
-        MLP:        Q_p = 1/2 [L' diag(rho_p * D'w_p) R + R' diag(rho_p * D'w_p) L]
-                    adds z'Q_p z = sum_i lambda_i (v_i.z)^2;  reads r_i = M_p lambda_i (v_i.z) v_i
-        attention:  head h adds A_ps w_p . (n_s V_h + b) O_h;  reads r = N_s A_ps V_h O_h' w_p
-        embedding:  sum_p w_p . x_0(p) and biases = u . n, exactly: there is no error term
+        product      D(ab) = a_ Db + b_ Da
+        activation   D act(g) = [act(g1) - act(g0)] / (g1 - g0) Dg
+        norm         D(s c) = s_ Dc + c_ Ds,   Ds = -Dr / [sqrt(r1 r0) (sqrt r1 + sqrt r0)]
+        softmax      DA_ts = L_ts (Dz_ts - sum_r L_tr Dz_tr / sum_r L_tr),   L: logarithmic means
 
-    An MLP has eigenvectors of its own at each position; the k with the largest |flow| there are
-    nodes, and all others are one node, exactly. So are the heads' pairs of positions below the
-    threshold. Costs a forward pass, O(rank n_in^2 + n_in^3) for each layer and position that is
-    split, and O(k rank n_in) there for what its eigenvectors write.
+    One pass of the adjoints from the logit downwards returns the flow of every node. The flow of a
+    head is split into values (the tokens that it moves) and queries and keys (the positions that
+    it attends to). The flows of the tokens add up to the change of the logit, exactly.
+
+    **One text**: this is layer-wise relevance propagation with frozen patterns (AttnLRP, RelP).
+    Held fixed are norms' scales, attention patterns and the ratios act(g) / g of gates, and every
+    product of two factors gives half to each. It sees no effect through a pattern.
+
+    The flow through an MLP at a position is p . z, with z its normalised input or the change of
+    it and p the direction that later components read. Its nodes are m Ritz vectors of the form
+    Q = sum_r q_r (L_r R_r' + R_r L_r') / 2, q the weights of the hidden units, in a Krylov space
+    that holds p and z. Flows, reads and writes of the m nodes add up exactly. Vectors are
+    orthonormal in the normalised stream before the norm's gain. That metric does not depend on how
+    a checkpoint divides a map between the gain and the weights after it.
 
     Args:
         model: any.
-        ids: the text.
-        direction: tokens by name, or u itself; of a vector the unembedding's bias is not known and
-            left out.
-        position: whose next token is predicted; counted from the end if negative.
-        k: how many eigenvectors of each MLP at each position.
-        threshold: what carries less than this share of the absolute flow (over heads and hidden
-            units) is not split further.
-        through_patterns: also let patterns of attention without softmax vary with what is read: a
-            head then is a product of five factors, and each one carries a fifth.
+        text: the text, or its tokens' numbers.
+        token: the token whose logit is split, by name, or a direction u of the last normalised
+            stream. A vector has no bias.
+        position: the position whose next token is predicted, counted from the end if negative.
+        minus: tokens whose mean logit is subtracted.
+        against: the second run: a text of as many tokens, numbers of tokens, embeddings at each
+            position, one embedding for all positions, or texts whose mean embedding is taken.
+        replace: words of the text and the words that the second run has instead.
+        target: the logit before a soft cap, the log-probability or the probability of the token.
+        m: nodes of an MLP at each position, at least 2. More nodes cancel less, and with None
+            they are all eigenvectors of Q.
+        threshold: share of the absolute flow (over pairs of positions of heads, and over MLPs at
+            each position) below which a part belongs to a remainder.
+        through_patterns: on one text, split patterns of bilinear and squared attention too. A head
+            is a product of five factors then, and each one carries a fifth.
 
     Raises:
-        BilensError: the text, the direction or the position does not fit the model, a number is out
-            of range, or patterns are to be split that are not polynomials.
+        BilensError: the texts, the token or the position do not fit the model or each other, an
+            option does not fit the other options, or the flows do not add up to the model's logit.
 
     Source:
-        Elhage et al. 2021 for paths through frozen attention; Pearce et al. 2024, section 4.1, for
-        the eigenvectors.
+        Shrikumar et al. 2017 for secants; Golub and Meurant 2010 for Gauss quadrature; for one
+        text Achtibat et al. 2024 (arXiv 2402.05602) and Rezaei Jafari et al. 2025
+        (arXiv 2508.21258).
     """
+    return split(
+        model, text, token, position, minus, against, replace, target, through_patterns
+    ).run(m, threshold)
+
+
+def split(
+    model: ResidualModel,
+    text: str | Tensor,
+    token: str | TokenDirection | Tensor,
+    position: int = -1,
+    minus: str | Sequence[str] = (),
+    against: Against | None = None,
+    replace: Mapping[str, str] | None = None,
+    target: Target = "logit",
+    through_patterns: bool = False,
+) -> "Split":
+    """Return the pass of adjoints; arguments are those of `flow`.
+
+    Raises:
+        BilensError: as for `flow`.
+    """
+    ids = model.ids(text)
     if not -len(ids) <= position < len(ids):
         raise BilensError(f"position={position}, expected {-len(ids)} to {len(ids) - 1}")
+    if replace is not None:
+        if against is not None:
+            raise BilensError("against and replace are both given, expected one of them")
+        against = replaced(text, replace)
+    if through_patterns and against is not None:
+        raise BilensError(
+            "through_patterns=True with a second text, whose flow goes through patterns of every "
+            "kind; leave it out"
+        )
     if through_patterns and model.parts.attention not in ("bilinear", "squared"):
         raise BilensError(
             f"through_patterns=True, but patterns of {model.parts.attention} attention are not "
-            "polynomials of what they read; leave it out to hold them fixed"
+            "polynomials of the stream; leave it out to hold them fixed"
         )
-    position %= len(ids)
-    u, bias = _direction(model, direction)
-    # Nothing that comes later is seen.
-    split = _Split(model, model.trace(ids[: position + 1]), u, through_patterns)
-    return split.run(bias, k, threshold)
+    if isinstance(token, str):
+        token = TokenDirection(token, (minus,) if isinstance(minus, str) else tuple(minus))
+    elif minus:
+        raise BilensError("minus needs token as a string; TokenDirection(token, minus) has both")
+    time = position % len(ids) + 1
+    other = None if against is None else Other(model, ids, against).cut(time)
+    # Later tokens are not read.
+    trace, recorder = recorded_trace(model, ids[:time])
+    return Split(model, trace, recorder, other, token, target, through_patterns)
 
 
-def _direction(
-    model: ResidualModel, direction: TokenDirection | Tensor
-) -> tuple[Float[Tensor, " d_model"], float]:
-    if isinstance(direction, TokenDirection):
-        token, minus = model.token(direction.token), [model.token(n) for n in direction.minus]
-        _, b = model.unembed([token, *minus])
-        bias = b[0] - b[1:].mean() if minus else b[0]
-        return model.direction(token, minus), float(bias)
-    if len(direction) != model.d_model:
-        raise BilensError(
-            f"direction has {len(direction)} numbers, expected {model.d_model}, the width of the "
-            "model's stream; ResidualModel.direction() gives that of a token"
-        )
-    check_finite(direction=direction)
-    return direction.to(model.device, model.dtype), 0.0
+class Split:
+    """Adjoints of a number at every moment of the stream, and the parts that it is split over.
 
-
-class _Split:
-    """One text on its way down through the model."""
+    Attributes:
+        trace: the model on the text.
+        before: the model's second run; None for one text.
+        measured: the number.
+        above: directions that later components read, at each moment and position.
+        heads: flow of each head of each layer, by role; one role for one text.
+        mlps: flow of the MLP of each layer at each position.
+    """
 
     def __init__(
-        self, model: ResidualModel, trace: Trace, u: Tensor, through_patterns: bool
+        self,
+        model: ResidualModel,
+        trace: Trace,
+        recorder: CallRecorder,
+        other: Other | None,
+        direction: TokenDirection | Tensor,
+        target: Target,
+        through_patterns: bool,
     ) -> None:
-        self.model, self.trace, self.u, self.through_patterns = model, trace, u, through_patterns
-        self.time = len(trace.ids)
+        self.model, self.trace, self.recorder, self.other = model, trace, recorder, other
+        self.before = None if other is None else other.trace()
+        self.through_patterns = through_patterns
+        self.time, norm = len(trace.ids), model.parts.norm
         self.places = torch.arange(self.time, device=model.device)
-        self.root = model.parts.centred(u) * trace.scale[-1]
+        runs = [trace] if self.before is None else [trace, self.before]
+        self.measured = Measured(model, runs, direction, target)
+        if self.before is None:
+            last, self.change = frozen_norm(norm, trace.scale), trace.stream
+        else:
+            last = norm_secant(norm, trace.stream, self.before.stream)
+            self.change = trace.stream - self.before.stream
+        self.root = last[self.places[-1:]].pull(self.measured.u[None])[0]
+        self.bias = self.measured.bias if self.before is None else 0.0
         self.absolute = 0.0
+        self.heads: list[dict[str, Tensor]] = []
+        self.mlps: list[Tensor] = []
         self.above = self._down()
         self.graph = FlowBuilder(model, trace)
 
-    def run(self, bias: float, k: int, threshold: float) -> Flow:
-        """Everything that carries at least a share `threshold` of the absolute flow, as a node."""
+    @property
+    def value(self) -> float:
+        """The logit, or its change."""
+        values = self.measured.values
+        return values[0] - values[1] if len(values) == 2 else values[0]
+
+    def run(self, m: int | None, threshold: float) -> Flow:
+        """Return everything with at least a share `threshold` of the absolute flow as a node."""
         n_layers, last = self.model.n_layers, self.time - 1
-        final = Moment.mlp(n_layers - 1)
-        value = float(self.root @ self.trace.stream[last]) + bias
         number = self.graph.add(
-            [Node("output", value, position=last)], self.root.new_tensor([bias])
+            [Node("output", self.value, position=last)], self.root.new_tensor([self.bias])
         )
-        self.graph.read(number, self.places[-1:], final, self.root[None])
-        # What carries nothing at all is never split.
+        self.graph.read(number, self.places[-1:], Moment.mlp(n_layers - 1), self.root[None])
+        # A part without any flow is never split.
         least = max(threshold * self.absolute, torch.finfo(self.root.dtype).tiny)
         for layer in reversed(range(n_layers)):
-            self._split_mlp(layer, k, least)
+            self._split_mlp(layer, m, least)
             self._split_heads(layer, least)
         self._add_leaves()
-        return self.graph.flow(self.u, value, self._frozen())
+        found = self.graph.flow(
+            self.measured.u, self.value, self._frozen(), self.before, self.measured.values
+        )
+        self.check()
+        return found
+
+    def check(self) -> None:
+        """See that the flows of tokens, positions and biases add up to the logit's change.
+
+        Raises:
+            BilensError: they do not.
+        """
+        flows = [through for _, rows in self.leaves() for through in self._leaf_flows(rows)]
+        through = [*flows, *self.graph.bias_flows()]
+        total = float(sum(through))
+        stored = self.model.parts.embed.module.weight
+        # Models of transformers compute norms and patterns in float32, whatever their weights are.
+        rounding = max(torch.finfo(stored.dtype).eps, torch.finfo(torch.float32).eps)
+        size = sum(map(abs, through)) + sum(map(abs, self.measured.values)) + self.absolute
+        if not abs(total - self.value) <= OFF * rounding * size:
+            raise BilensError(
+                f"The flows of the leaves add up to {total:.9g}, and the logit (or its change) is "
+                f"{self.value:.9g}; expected them to agree within rounding. Please report the "
+                f"model's family, {type(self.model.model).__name__}"
+            )
+
+    def leaves(self) -> list[tuple[Kind, dict[Moment, Tensor]]]:
+        """Return the leaves of each kind: the moments at which rows are written, and the rows."""
+        parts = self.model.parts
+        tables: dict[Kind, Tensor] = {**parts.embedding(self.trace.ids)}
+        if self.other is not None:
+            # Positions are the same in both runs and have no change.
+            tables = {"token": tables["token"] - self.other.tokens}
+        factors = parts.embedding_factors()
+        return [
+            (kind, {moment: x * rows for moment, x in factors.items()})
+            for kind, rows in tables.items()
+        ]
+
+    def _leaf_flows(self, rows: dict[Moment, Tensor]) -> list[float]:
+        each = [(self.above[moment] * x).sum(-1) for moment, x in rows.items()]
+        return torch.stack(each).sum(0).tolist()  # type: ignore[no-any-return]
 
     def _down(self) -> dict[Moment, Tensor]:
-        """What reads each position from above, at each moment."""
+        """Return the directions that later components read at each moment, from the top down."""
         w = self.root.new_zeros(self.time, len(self.root))
         w[-1] = self.root
-        above = {}
+        above: dict[Moment, Tensor] = {}
         parts, mixing = self.model.parts, self.model.parts.mixing()
-        # What reads further down than the layer that it belongs to: the first layer's values.
+        # Reads of the first layer's values by later layers, which are added when it is reached.
         late = torch.zeros_like(w)
         for layer in reversed(range(self.model.n_layers)):
             written, entry = Moment.attention(layer), Moment.input(layer)
             above[Moment.mlp(layer)] = w
-            mlp = FrozenMLP.on(self.model, self.trace, layer)
-            q = mlp.weights(w)
-            self.absolute += float(mlp.units(q).abs().sum())
-            from_mlp, _ = mlp.read(mlp.pulled(q), self.places)
+            mlp = self._mlp(layer)
+            pulled = mlp.pulled(mlp.weights(w))
+            self.mlps.insert(0, (pulled * mlp.z).sum(-1))
+            self.absolute += float(self.mlps[0].abs().sum())
+            from_mlp, _ = mlp.read(pulled, self.places)
             above[written] = w + from_mlp if parts.mlp_moment(layer) == written else w
             heads = self._heads(layer)
-            back = heads.back(above[written])
-            self.absolute += float(heads.flows(back).abs().sum())
+            branches = heads.branches(heads.back(above[written]))
+            self.heads.insert(0, {b.role or "values": b.flows.sum((1, 2)) for b in branches})
+            self.absolute += sum(float(branch.flows.abs().sum()) for branch in branches)
             w = w + from_mlp
-            for reads in heads.reads(back):
-                rows, _ = reads.total(torch.ones_like(heads.pattern, dtype=torch.bool))
+            for reads in (part for branch in branches for part in branch.reads):
+                rows, _ = reads.total(torch.ones_like(reads.weights, dtype=torch.bool))
                 if reads.moment == entry:
                     w = w + rows
                 else:
@@ -162,81 +286,125 @@ class _Split:
         above[Moment.embedding()] = w
         return above
 
-    def _heads(self, layer: int) -> FrozenAttention:
-        return FrozenAttention(
-            self.model, self.trace, layer, through_patterns=self.through_patterns
-        )
+    def _mlp(self, layer: int) -> LinearMLP:
+        if self.before is None:
+            return LinearMLP.frozen(self.model, self.trace, layer)
+        return LinearMLP.between(self.model, (self.trace, self.before), layer)
 
-    def _split_mlp(self, layer: int, k: int, least: float) -> None:
-        mlp, graph = FrozenMLP.on(self.model, self.trace, layer), self.graph
+    def _heads(self, layer: int) -> HeadsMap:
+        if self.before is None:
+            return FrozenHeads(
+                self.model, self.trace, layer, through_patterns=self.through_patterns
+            )
+        call = self.recorder.call(layer)
+        return SecantHeads(self.model, (self.trace, self.before), layer, call)
+
+    def _split_mlp(self, layer: int, m: int | None, least: float) -> None:
+        mlp, graph = self._mlp(layer), self.graph
         seen, written = self.model.parts.mlp_moment(layer), Moment.mlp(layer)
         w = self.above[written]
-        graph.write_bias(layer, "mlp", w, mlp.out_bias * mlp.out_scale[:, None])
-        q = mlp.weights(w)
-        pulled, out = mlp.pulled(q), mlp.written()
-        flows = (pulled * mlp.z).sum(-1)
-        if mlp.gated:
-            found = mlp.eigenvectors(q, k, least)
-            at, own = found.position, mlp.written_along(found.vector, found.position)
-            taken = found.pull[:, None] * found.vector
-            each = zip(
-                *(x.tolist() for x in (found.flow, at, found.rank, found.value)), strict=True
-            )
-            nodes = [Node("eigenvector", f, layer, "mlp", p, p, i + 1, x) for f, p, i, x in each]
-            reads, constants = mlp.read(taken, at)
-            number = graph.add(nodes, constants, found.vector)
+        graph.write_bias(layer, "mlp", w, mlp.out.bias)
+        weights = mlp.weights(w)
+        pulled, z = mlp.pulled(weights), mlp.z
+        flows = (pulled * z).sum(-1)
+        if mlp.right is not None:
+            parts = mlp.directions(weights, m, least)
+            at, along = parts.position, parts.overlap[:, None] * parts.vector
+            columns = (parts.flow, at, parts.rank, parts.value)
+            each = zip(*(column.tolist() for column in columns), strict=True)
+            nodes = [Node("direction", f, layer, "mlp", p, p, i + 1, x) for f, p, i, x in each]
+            read = parts.pull[:, None] * parts.vector
+            reads, constants = mlp.read(read, at)
+            number = graph.add(nodes, constants, parts.vector)
             graph.read(number, at, seen, reads)
-            graph.write(number, at, written, own)
-            flows = flows.index_add(0, at, -found.flow)
-            pulled, out = pulled.index_add(0, at, -taken), out.index_add(0, at, -own)
-        reads, constants = mlp.read(pulled, self.places)
-        kind: Kind = "rest" if mlp.gated else "mlp"
-        nodes = [Node(kind, f, layer, "mlp", p, p) for p, f in enumerate(flows.tolist())]
-        number = graph.add(nodes, constants)
-        graph.read(number, self.places, seen, reads)
-        graph.write(number, self.places, written, out)
+            graph.write(number, at, written, mlp.write(along, at))
+            flows = flows.index_add(0, at, -parts.flow)
+            pulled, z = pulled.index_add(0, at, -read), z.index_add(0, at, -along)
+            self._add_remainder(layer, mlp, flows, pulled, z, seen)
+            return
+        active = (flows != 0).nonzero()[:, 0]
+        self._add_mlps("mlp", layer, mlp, active, flows, pulled, z, seen)
+
+    def _add_remainder(
+        self, layer: int, mlp: LinearMLP, flows: Tensor, pulled: Tensor, z: Tensor, seen: Moment
+    ) -> None:
+        """Add what the directions of an MLP leave at each position, unless that is rounding."""
+        exact = torch.finfo(flows.dtype).eps
+        sizes = mlp.z.norm(dim=-1) * mlp.pulled(mlp.weights(self.above[Moment.mlp(layer)])).norm(dim=-1)
+        # In exact arithmetic nothing is left where all m directions are nodes.
+        rest = pulled.norm(dim=-1) * mlp.z.norm(dim=-1) > 100 * exact * sizes
+        rest |= z.norm(dim=-1) > 100 * exact * mlp.z.norm(dim=-1)
+        self._add_mlps("rest", layer, mlp, rest.nonzero()[:, 0], flows, pulled, z, seen)
+
+    def _add_mlps(
+        self,
+        kind: Kind,
+        layer: int,
+        mlp: LinearMLP,
+        at: Tensor,
+        flows: Tensor,
+        pulled: Tensor,
+        z: Tensor,
+        seen: Moment,
+    ) -> None:
+        reads, constants = mlp.read(pulled[at], at)
+        each = zip(at.tolist(), flows[at].tolist(), strict=True)
+        nodes = [Node(kind, f, layer, "mlp", p, p) for p, f in each]
+        number = self.graph.add(nodes, constants)
+        self.graph.read(number, at, seen, reads)
+        self.graph.write(number, at, Moment.mlp(layer), mlp.write(z[at], at))
 
     def _split_heads(self, layer: int, least: float) -> None:
         heads, graph, written = self._heads(layer), self.graph, Moment.attention(layer)
         w = self.above[written]
-        graph.write_bias(layer, "attention", w, heads.out_bias * heads.out_scale[:, None])
-        back = heads.back(w)
-        flows = heads.flows(back)
-        strong = flows.abs() >= least
-        index = head, position, source = strong.nonzero(as_tuple=True)
-        each = zip(*(x.tolist() for x in (flows[index], *index)), strict=True)
-        nodes = [Node("head", f, layer, "attention", p, s, h) for f, h, p, s in each]
-        places = heads.reads(back)
-        found = [reads.each(head, position, source) for reads in places]
-        number = graph.add(nodes, torch.stack([added for _, _, added in found]).sum(0))
-        for reads, (at, rows, _) in zip(places, found, strict=True):
-            graph.read(number, at, reads.moment, rows)
-        graph.write(number, position, written, heads.writes(head, position, source))
-        left = [(reads.moment, *reads.total(~strong)) for reads in places]
-        constant = flows.new_tensor([sum(added for _, _, added in left)])
-        through = float(flows.masked_fill(strong, 0).sum())
-        rest = graph.add([Node("rest", through, layer, "attention")], constant).expand(self.time)
-        for moment, rows, _ in left:
+        graph.write_bias(layer, "attention", w, heads.out.bias)
+        through, constant, writes = 0.0, 0.0, torch.zeros_like(w)
+        left = []
+        for branch in heads.branches(heads.back(w)):
+            strong = branch.flows.abs() >= least
+            index = head, position, source = strong.nonzero(as_tuple=True)
+            each = zip(*(x.tolist() for x in (branch.flows[index], *index)), strict=True)
+            nodes = [
+                Node("head", f, layer, "attention", p, s, h, role=branch.role)
+                for f, h, p, s in each
+            ]
+            parts = [reads.each(head, position, source) for reads in branch.reads]
+            number = graph.add(nodes, torch.stack([added for _, _, added in parts]).sum(0))
+            for reads, (at, rows, _) in zip(branch.reads, parts, strict=True):
+                graph.read(number, at, reads.moment, rows)
+            graph.write(number, position, written, heads.writes(branch, head, position, source))
+            for reads in branch.reads:
+                rows, added = reads.total(~strong)
+                left.append((reads.moment, rows))
+                constant += float(added)
+            through += float(branch.flows.masked_fill(strong, 0).sum())
+            writes = writes + heads.written(branch, ~strong)
+        if not writes.any() and not any(rows.any() for _, rows in left):
+            return
+        rest = graph.add(
+            [Node("rest", through, layer, "attention")], w.new_tensor([constant])
+        ).expand(self.time)
+        for moment, rows in left:
             graph.read(rest, self.places, moment, rows)
-        graph.write(rest, self.places, written, heads.written(~strong))
+        graph.write(rest, self.places, written, writes)
 
     def _add_leaves(self) -> None:
-        parts, graph = self.model.parts, self.graph
-        for kind, rows in parts.embedding(self.trace.ids).items():
-            written = {moment: x * rows for moment, x in parts.embedding_factors().items()}
-            flows = torch.stack([(self.above[t] * x).sum(-1) for t, x in written.items()]).sum(0)
-            nodes = [Node(kind, f, position=p) for p, f in enumerate(flows.tolist())]
-            number = graph.add(nodes, rows.new_zeros(len(rows)))
-            for moment, x in written.items():
-                graph.write(number, self.places, moment, x)
-        graph.add_biases()
+        for kind, rows in self.leaves():
+            each = enumerate(self._leaf_flows(rows))
+            nodes = [Node(kind, f, position=p) for p, f in each]
+            number = self.graph.add(nodes, self.root.new_zeros(len(nodes)))
+            for moment, x in rows.items():
+                self.graph.write(number, self.places, moment, x)
+        self.graph.add_biases()
 
     def _frozen(self) -> tuple[str, ...]:
+        if self.before is not None:
+            return ()
         layers, config = self.model.parts.layers, self.model.config
         normed = any(part.norm is not None for layer in layers for part in (layer.heads, layer.mlp))
         inside = getattr(config, "qk_norm", False) or layers[0].heads.inner
         inside = inside or getattr(config, "attention_norm", "none") != "none"
-        ratios = [found.gate_ratio for found in self.trace.layers]
+        ratios = [of_layer.gate_ratio for of_layer in self.trace.layers]
         held = {
             "scales of norms": normed or self.model.has_norms,
             "patterns of attention": not self.through_patterns,

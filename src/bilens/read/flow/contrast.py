@@ -1,0 +1,230 @@
+"""The second run of a contrastive flow: another text, replaced words, or given embeddings."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bilens.checks import check_finite
+from bilens.errors import BilensError
+from bilens.read.flow.projections import CallRecorder
+from bilens.read.flow.secants import logarithmic_mean, secant_slope
+from bilens.read.language.names import TokenDirection, token_names
+from bilens.residual import ResidualModel, Trace
+
+Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
+"""A text, its ids, embeddings at each position or one for all, or texts whose mean is taken."""
+Target = Literal["logit", "log-probability", "probability"]
+
+
+def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
+    """Return a text with some of its words replaced.
+
+    Raises:
+        BilensError: the text is not a string, or a word is not in it.
+    """
+    if not isinstance(text, str):
+        raise BilensError(
+            "replace needs the text as a string, got numbers of tokens; give the other text's "
+            "numbers as against"
+        )
+    for word, other in replace.items():
+        text, count = re.subn(rf"(?<!\w){re.escape(word)}(?!\w)", lambda _, o=other: o, text)
+        if not count:
+            raise BilensError(f"replace names {word!r}, which is not a word of {text!r}")
+    return text
+
+
+class Other:
+    """The second run's embeddings.
+
+    Args:
+        model: the model.
+        ids: the first text, up to the position whose next token is predicted.
+        against: the second run.
+
+    Attributes:
+        ids: the second text's numbers; the first text's where embeddings are given.
+        embeddings: given embeddings; None where the second run is a text.
+    """
+
+    def __init__(self, model: ResidualModel, ids: Int[Tensor, " time"], against: Against) -> None:
+        self.model, self.ids = model, ids
+        self.embeddings: Tensor | None = None
+        if isinstance(against, str):
+            self.ids = self._of_equal_length(ids, model.ids(against))
+        elif isinstance(against, Tensor) and not against.is_floating_point():
+            self.ids = self._of_equal_length(ids, against.to(ids))
+        elif isinstance(against, Tensor):
+            self.embeddings = self._fitted(against)
+        else:
+            if not against:
+                raise BilensError("against holds no texts, expected at least one")
+            each = [self._of_equal_length(ids, model.ids(text)) for text in against]
+            self.embeddings = torch.stack([model.parts.embed.rows(row) for row in each]).mean(0)
+
+    @property
+    def tokens(self) -> Float[Tensor, "time d_model"]:
+        """The second run's token embeddings."""
+        return self.model.parts.embed.rows(self.ids) if self.embeddings is None else self.embeddings
+
+    def trace(self) -> Trace:
+        """Return the second run."""
+        if self.embeddings is None:
+            return self.model.trace(self.ids)
+        with _embedded(self.model, self.embeddings):
+            return self.model.trace(self.ids)
+
+    def cut(self, time: int) -> "Other":
+        """Return the run up to a position."""
+        self.ids = self.ids[:time]
+        if self.embeddings is not None:
+            self.embeddings = self.embeddings[:time]
+        return self
+
+    def _fitted(self, against: Tensor) -> Tensor:
+        time, width = len(self.ids), self.model.d_model
+        if against.shape not in ((width,), (time, width)):
+            raise BilensError(
+                f"against has shape {tuple(against.shape)}, expected ({time}, {width}) or "
+                f"({width},), embeddings of the text's {time} tokens or one for all"
+            )
+        check_finite(against=against)
+        return against.to(self.model.device, self.model.dtype).expand(time, width)
+
+    def _of_equal_length(self, ids: Tensor, other: Tensor) -> Tensor:
+        if len(ids) == len(other):
+            return other
+        names = [[_shown(n) for n in token_names(self.model, row)] for row in (ids, other)]
+        pairs = enumerate(zip(*names, strict=False))
+        first = next((i for i, (a, b) in pairs if a != b), min(len(ids), len(other)))
+        raise BilensError(
+            f"against has {len(other)} tokens, expected {len(ids)}, as the text has. They differ "
+            f"from token {first}: text |{'|'.join(names[0])}|, against |{'|'.join(names[1])}|. "
+            "Choose words of equally many tokens"
+        )
+
+
+def _shown(name: str) -> str:
+    return name.replace("Ġ", " ").replace("▁", " ")
+
+
+@contextmanager
+def _embedded(model: ResidualModel, embeddings: Float[Tensor, "time d_model"]) -> Iterator[None]:
+    """Let the model read given embeddings in place of its tokens' as long as this runs."""
+    table = model.parts.embed
+
+    def give(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        # Some families scale inside the embedding and some after it.
+        stored = table.weight()[args[0]]
+        wide = output.to(stored)
+        scaled = (wide - table.scale * stored).norm() <= (wide - stored).norm()
+        factor = 1.0 if scaled else 1 / table.scale
+        return (factor * embeddings).expand_as(output).to(output.dtype)
+
+    with table.module.register_forward_hook(give):
+        yield
+
+
+def recorded_trace(model: ResidualModel, ids: Int[Tensor, " time"]) -> tuple[Trace, CallRecorder]:
+    """Return a model on a text, and the arguments of its attention."""
+    recorder = CallRecorder(model, len(ids))
+    with recorder.recording():
+        return model.trace(ids), recorder
+
+
+class Measured:
+    """The number that a flow splits, as a direction u of the last normalised stream.
+
+    Attributes:
+        u: the direction.
+        bias: the constant beside u . n; 0 between two texts.
+        values: the number in each run.
+    """
+
+    u: Float[Tensor, " d_model"]
+    bias: float
+    values: tuple[float, ...]
+
+    def __init__(
+        self,
+        model: ResidualModel,
+        traces: Sequence[Trace],
+        direction: TokenDirection | Tensor,
+        target: Target,
+    ) -> None:
+        self.model, self.direction, self.target = model, direction, target
+        self.bias = 0.0
+        if isinstance(direction, Tensor):
+            self._of_vector(traces, direction)
+            return
+        tokens = [model.token(name) for name in (direction.token, *direction.minus)]
+        shares = torch.tensor([1.0] + [-1 / len(direction.minus)] * len(direction.minus))
+        shares = shares.to(model.device, model.dtype)
+        n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
+        if target == "logit":
+            W, b = model.unembed(tokens)
+            self.u, self.bias = W @ shares, float(shares @ b)
+            self.values = tuple(float(self.u @ x) + self.bias for x in n)
+            self._check(traces, tokens, shares)
+            return
+        if len(traces) == 1:
+            raise BilensError(f"target={target!r} needs two runs; give against, or target='logit'")
+        self._of_probability(n, tokens, shares)
+
+    def _of_vector(self, traces: Sequence[Trace], direction: Tensor) -> None:
+        model = self.model
+        if self.target != "logit":
+            raise BilensError(
+                f"target={self.target!r} with a direction, expected a token; or target='logit'"
+            )
+        if direction.shape != (model.d_model,):
+            raise BilensError(
+                f"direction has {direction.numel()} numbers, expected {model.d_model}, the width "
+                "of the model's stream; ResidualModel.direction() returns that of a token"
+            )
+        check_finite(direction=direction)
+        self.u = direction.to(model.device, model.dtype)
+        n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
+        self.values = tuple(float(self.u @ x) for x in n)
+
+    def _of_probability(self, n: list[Tensor], tokens: list[int], shares: Tensor) -> None:
+        """Take probabilities by the secants of the soft cap and of the softmax."""
+        W, b = self.model.unembed()
+        z = [x @ W + b for x in n]
+        slope = torch.ones_like(z[0])
+        if (cap := self.model.parts.softcap) is not None:
+            slope = secant_slope(lambda y: cap * torch.tanh(y / cap), z[0], z[1])
+            z = [cap * torch.tanh(y / cap) for y in z]
+        logs = [y.log_softmax(-1) for y in z]
+        means = logarithmic_mean(logs[0], logs[1])
+        along = torch.zeros_like(means)
+        if self.target == "probability":
+            shares = shares * means[tokens]
+        # D log p_t = Dz_t - sum L Dz / sum L, and Dp_t = L_t D log p_t.
+        along.index_add_(0, torch.tensor(tokens, device=along.device), shares)
+        along = (along - shares.sum() * means / means.sum()) * slope
+        self.u = W @ along
+        numbers = [log.exp() if self.target == "probability" else log for log in logs]
+        plain = shares / means[tokens] if self.target == "probability" else shares
+        self.values = tuple(float(plain @ number[tokens]) for number in numbers)
+
+    def _check(self, traces: Sequence[Trace], tokens: list[int], shares: Tensor) -> None:
+        """See that unembedding the stream returns the model's own logits."""
+        cap = self.model.parts.softcap
+        for trace in traces:
+            own = trace.logits[-1, tokens].to(shares)
+            W, b = self.model.unembed(tokens)
+            z = self.model.parts.normalised(trace.stream[-1]) @ W + b
+            z = z if cap is None else cap * torch.tanh(z / cap)
+            stored: Any = self.model.parts.embed.module.weight
+            rounding = max(torch.finfo(stored.dtype).eps, torch.finfo(torch.float32).eps)
+            if not float((z - own).abs().max()) <= 1e3 * rounding * (1 + float(own.abs().max())):
+                raise BilensError(
+                    f"The model's logits {own.tolist()} differ from {z.tolist()}, which its last "
+                    "stream and unembedding return; expected them to agree within rounding"
+                )

@@ -1,0 +1,439 @@
+"""Queries, keys and values of a layer on one text or two, as linear maps of the stream."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from bilens.errors import BilensError
+from bilens.nn.position import rotate
+from bilens.read.flow.secants import NormMap, frozen_norm, mean_square_secant, norm_secant
+from bilens.residual import Moment, ResidualModel, Trace
+from bilens.residual.attention import StopForwardError, attends_by
+from bilens.residual.layers import Heads
+from bilens.residual.parts import LinearMap, Norm
+
+OPTIONS = "bilens-options"
+ROWS = 2048
+"""Rows that are rotated at once."""
+_options: ContextVar[dict[str, Any]] = ContextVar("options")
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """Queries, keys or values on a text: rotation R, inner norm, W and the stream's norm, in turn.
+
+    Attributes:
+        moment: the moment of the stream; see `bilens.residual.Moment`.
+        stream: the norm between the stream and W, with the gain folded into W.
+        weight: W of each head; heads that share keys and values have one.
+        bias: added after W at each position; None where it does not count.
+        inner: the norm of queries or keys, of each head or of all heads together; None without one.
+        gain: of the inner norm.
+        rotation: R at each position; None without rotary positions.
+        whole: whether the inner norm is over all heads together.
+        change: the part of the projection that the flow splits: its change, or all of it.
+        middle: the mean of both runs.
+    """
+
+    moment: Moment
+    stream: NormMap
+    weight: Float[Tensor, "kv_heads d_head d_model"]
+    change: Float[Tensor, "heads time d_head"]
+    middle: Float[Tensor, "heads time d_head"]
+    bias: Float[Tensor, "#time kv_heads d_head"] | None = None
+    inner: NormMap | None = None
+    gain: Float[Tensor, "kv_heads d_head"] | None = None
+    rotation: Float[Tensor, "time d_head d_head"] | None = None
+    whole: bool = False
+
+    def pull(
+        self, rows: Float[Tensor, "m d_head"], head: Int[Tensor, " m"], at: Int[Tensor, " m"]
+    ) -> tuple[Float[Tensor, "m d_model"], Float[Tensor, " m"]]:
+        """Return the directions of the stream that rows of heads read, and the biases' share."""
+        shared = head // (len(self.change) // len(self.weight))
+        if self.rotation is not None:
+            parts = zip(rows.split(ROWS), at.split(ROWS), strict=True)
+            rows = torch.cat([(r[:, None] @ self.rotation[t])[:, 0] for r, t in parts])
+        if self.gain is not None:
+            rows = rows * self.gain[shared]
+        if self.inner is not None and self.whole:
+            return self._pull_whole(rows, shared, at)
+        if self.inner is not None:
+            rows = self.inner[at, shared].pull(rows)
+        x = rows.new_empty(len(rows), self.weight.shape[2])
+        for number in shared.unique().tolist():
+            of_head = shared == number
+            x[of_head] = rows[of_head] @ self.weight[number]
+        return self.stream[at].pull(x), self._constants(rows[:, None], shared[:, None], at)
+
+    def _pull_whole(
+        self, rows: Tensor, head: Tensor, at: Tensor
+    ) -> tuple[Float[Tensor, "m d_model"], Float[Tensor, " m"]]:
+        """Return the same for a norm over all heads, by which each reads the others' outputs."""
+        assert self.inner is not None
+        all_heads = rows.new_zeros(len(rows), *self.weight.shape[:2])
+        all_heads[torch.arange(len(rows), device=rows.device), head] = rows
+        pulled = self.inner[at].pull(all_heads.flatten(1))
+        x = self.stream[at].pull(pulled @ self.weight.flatten(0, 1))
+        every = torch.arange(len(self.weight), device=rows.device).expand(len(rows), -1)
+        return x, self._constants(pulled.unflatten(1, self.weight.shape[:2]), every, at)
+
+    def _constants(self, rows: Tensor, head: Tensor, at: Tensor) -> Float[Tensor, " m"]:
+        if self.bias is None:
+            return rows.new_zeros(len(rows))
+        position = at if len(self.bias) > 1 else torch.zeros_like(at)
+        return (rows * self.bias[position[:, None], head]).sum((1, 2))
+
+
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """One place where the heads of a layer read the stream: values, queries or keys.
+
+    The flow of head h from s to p through it is A_ps times X . change, with X at p and the change
+    at s, or the other way round for queries.
+
+    Attributes:
+        projection: what is read.
+        at_source: whether the change is at s.
+        weights: A.
+        partner: X.
+    """
+
+    projection: Projection
+    at_source: bool
+    weights: Float[Tensor, "heads time time"]
+    partner: Float[Tensor, "heads time d_head"]
+
+    @property
+    def moment(self) -> Moment:
+        """The moment of the stream that is read."""
+        return self.projection.moment
+
+    def flows(self) -> Float[Tensor, "heads time time"]:
+        """Return the flow of each head and pair of positions."""
+        change = self.projection.change
+        if self.at_source:
+            return self.weights * (self.partner @ change.mT)
+        return self.weights * (change @ self.partner.mT)
+
+    def each(
+        self, head: Int[Tensor, " m"], position: Int[Tensor, " m"], source: Int[Tensor, " m"]
+    ) -> tuple[Int[Tensor, " m"], Float[Tensor, "m d_model"], Float[Tensor, " m"]]:
+        """Return positions, directions and constants that pairs of positions of heads read."""
+        at, other = (source, position) if self.at_source else (position, source)
+        rows = self.weights[head, position, source, None] * self.partner[head, other]
+        return (at, *self.projection.pull(rows, head, at))
+
+    def total(
+        self, among: Bool[Tensor, "heads time time"]
+    ) -> tuple[Float[Tensor, "time d_model"], Float[Tensor, ""]]:
+        """Return directions at each position and the constant, summed over all pairs `among`."""
+        weights = self.weights * among
+        rows = (weights.mT if self.at_source else weights) @ self.partner
+        heads, time, _ = rows.shape
+        head, at = torch.meshgrid(
+            torch.arange(heads, device=rows.device),
+            torch.arange(time, device=rows.device),
+            indexing="ij",
+        )
+        x, constants = self.projection.pull(rows.flatten(0, 1), head.flatten(), at.flatten())
+        return x.unflatten(0, (heads, time)).sum(0), constants.sum()
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """The options of a layer's attention on texts of one length.
+
+    Attributes:
+        rotations: of queries and of keys at each position; None without rotary positions.
+        scale: of the scores.
+        mask: the positions (columns) that each position (rows) attends to.
+        softcap: c where scores are c tanh(z / c).
+        sink: a constant score of each head in the softmax's denominator.
+    """
+
+    rotations: tuple[Float[Tensor, "time d d"], Float[Tensor, "time d d"]] | None
+    scale: float
+    mask: Bool[Tensor, "time time"]
+    softcap: float | None = None
+    sink: Float[Tensor, " heads"] | None = None
+
+
+class CallRecorder:
+    """Arguments of a model's attention modules, recorded while it runs on a text."""
+
+    def __init__(self, model: ResidualModel, time: int) -> None:
+        self.model, self.time = model, time
+        self.arguments: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the arguments of every layer's attention as long as this runs."""
+
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            dropped = ("hidden_states", "past_key_values", "layer_past")
+            self.arguments[module] = args, {k: v for k, v in kwargs.items() if k not in dropped}
+
+        with ExitStack() as hooks:
+            for layer in self.model.parts.layers:
+                module = layer.heads.module
+                hooks.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
+            yield
+
+    def call(self, layer: int) -> AttentionCall:
+        """Return the options of a layer's attention."""
+        heads = self.model.layer(layer).heads
+        causal = torch.ones(self.time, self.time, dtype=torch.bool, device=self.model.device).tril()
+        if hasattr(heads.module, "queries_keys"):
+            return AttentionCall(self._own_rotations(), float(heads.module.scale), causal)  # type: ignore[arg-type]
+        if self.model.parts.queries_keys is not None:
+            raise BilensError(
+                f"{type(self.model.model).__name__} was registered with a function of its own for "
+                "queries and keys; expected attention on transformers' interface. A flow of one "
+                "text, without against, is available"
+            )
+        return self._called(heads, causal)
+
+    def _own_rotations(self) -> tuple[Tensor, Tensor] | None:
+        ids = torch.zeros(1, self.time, dtype=torch.int64, device=self.model.device)
+        places = torch.arange(self.time, device=ids.device)[None]
+        _, _, rope = self.model.model.embed_text(ids, places)
+        if rope is None:
+            return None
+        d_head = self.model.layer(0).heads.pairs[0][0].n_out // self.model.n_heads
+        eye = torch.eye(d_head, dtype=self.model.dtype, device=ids.device)
+        # Row j of the batch is the unit vector e_j, so that it becomes column j of R.
+        columns = rotate(eye[:, None, None].expand(-1, 1, self.time, -1), rope)[:, 0]
+        rotation = columns.permute(1, 2, 0)
+        return rotation, rotation
+
+    def _called(self, heads: Heads, causal: Tensor) -> AttentionCall:
+        """Return the options of attention of transformers, by a call of the module itself.
+
+        In the call queries and keys before their norms are unit vectors and norms do nothing, so
+        that the module returns the columns of its rotations, whatever its kind of rotary positions.
+        """
+        arguments, keywords = self.arguments[heads.module]
+        (query, key), *_ = heads.pairs
+        d_head = query.n_out // heads.n_heads
+        dtype = heads.out.module.weight.dtype
+        x = torch.zeros(
+            d_head, self.time, self.model.d_model, dtype=dtype, device=self.model.device
+        )
+        with attends_by(self.model.model, OPTIONS), ExitStack() as stack:
+            modules = {part.module for part in (query, key, heads.value)}
+            for module in modules:
+                filled = _unit_rows(module, (query, key), d_head, x)
+                stack.enter_context(_instead(module, lambda _, y=filled: y))
+            for norm in heads.inner:
+                stack.enter_context(_instead(norm.module, lambda y: y))
+            with suppress(StopForwardError):
+                if arguments:
+                    heads.module(x, *arguments[1:], **keywords)
+                else:
+                    heads.module(hidden_states=x, **keywords)
+        options = _options.get()
+        wide = self.model.dtype
+        # (j, head, time, d) -> (time, d, j), which are the same for every head.
+        rotations = tuple(options[name][:, 0].permute(1, 2, 0).to(wide) for name in ("q", "k"))
+        mask = options["attention_mask"]
+        if mask is not None:
+            seen = mask[0, 0, :, : self.time]
+            causal = seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2
+        scale = options.get("scaling")
+        sink = options.get("s_aux", getattr(heads.module, "sinks", None))
+        return AttentionCall(
+            rotations=(rotations[0], rotations[1]),
+            scale=d_head**-0.5 if scale is None else float(scale),
+            mask=causal,
+            softcap=options.get("softcap"),
+            sink=None if sink is None else sink.detach().to(wide),
+        )
+
+
+def _unit_rows(
+    module: nn.Module, maps: tuple[LinearMap, ...], d_head: int, x: Tensor
+) -> Float[Tensor, "d_head time n_out"]:
+    """Return an output of a linear map in which row j of the batch is e_j in every head."""
+    outputs = LinearMap("", module).n_out
+    filled = x.new_zeros(d_head, x.shape[1], outputs)
+    for part in maps:
+        if part.module is module:
+            rows = torch.arange(part.n_out) if part.rows is None else part.rows
+            for j, places in enumerate(rows.reshape(-1, d_head).T):
+                filled[j, :, places] = 1
+    return filled
+
+
+@contextmanager
+def _instead(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let a module return something else, without the cost of its own forward pass."""
+    before = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
+
+
+def _keep_options(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    _options.set({**options, "q": query, "k": key, "attention_mask": mask})
+    raise StopForwardError
+
+
+ALL_ATTENTION_FUNCTIONS.register(OPTIONS, _keep_options)
+
+
+def projections(
+    model: ResidualModel,
+    traces: tuple[Trace, Trace | None],
+    layer: int,
+    rotations: tuple[Tensor, Tensor] | None,
+) -> list[tuple[Projection, Projection]]:
+    """Return the queries and keys of a layer, one or two pairs: on a text, or between two.
+
+    Args:
+        model: the model.
+        traces: the model on the text, and on the other text or None.
+        layer: number of the layer.
+        rotations: of queries and keys at each position.
+    """
+    heads = model.layer(layer).heads
+    sides: tuple[Literal[0], Literal[1]] = (0, 1)
+    pairs = [
+        [
+            _Projector(model, traces, layer, pair[side]).queries_or_keys(
+                heads.inner[side] if heads.inner else None,
+                None if rotations is None else rotations[side],
+            )
+            for side in sides
+        ]
+        for pair in heads.pairs
+    ]
+    return [(query, key) for query, key in pairs]
+
+
+def values(
+    model: ResidualModel, traces: tuple[Trace, Trace | None], layer: int
+) -> list[Projection]:
+    """Return the values of a layer, and with `value_mix` the first layer's share of them."""
+    sources = []
+    for source in model.value_sources(layer):
+        projector = _Projector(model, traces, source.layer, None)
+        sources.append(projector.values(source.value, source.bias))
+    return sources
+
+
+class _Projector:
+    """Projections of one layer's stream."""
+
+    def __init__(
+        self,
+        model: ResidualModel,
+        traces: tuple[Trace, Trace | None],
+        layer: int,
+        part: LinearMap | None,
+    ) -> None:
+        self.model, self.part, self.moment = model, part, Moment.input(layer)
+        self.heads = model.layer(layer).heads
+        first, second = traces
+        runs = [trace.layers[layer] for trace in (first, second) if trace is not None]
+        inputs, self.n = [run.attn_input for run in runs], [run.attn_n for run in runs]
+        norm = self.heads.norm
+        if second is None:
+            self.stream = frozen_norm(norm, first.layers[layer].attn_scale)
+        else:
+            self.stream = norm_secant(norm, inputs[0], inputs[1])
+
+    def values(self, matrix: Tensor, bias: Tensor) -> Projection:
+        """Return values, given V of every head and its bias."""
+        runs = [n @ matrix + bias[:, None] for n in self.n]
+        return self._projection(matrix.mT, runs, bias=bias[None])
+
+    def queries_or_keys(self, norm: Norm | None, rotation: Tensor | None) -> Projection:
+        """Return queries or keys of every head: after W and its bias, the norm and the rotation."""
+        assert self.part is not None
+        weight, bias = self._folded(self.part)
+        hidden = self.model.parts.hidden_positions
+        flat = [n @ weight.T + bias for n in self.n]
+        biases = bias[None]
+        if hidden is not None:
+            # Shortformer's positions are added after the norm, in queries and keys only.
+            place = hidden.weight()[: len(flat[0])] @ self.part.weight().T
+            flat, biases = [y + place for y in flat], biases + place
+        count = self._count(self.part)
+        gain, inner, whole = None, None, False
+        runs = [y.unflatten(1, (count, -1)) for y in flat]
+        if norm is not None:
+            whole = len(norm.gain()) == flat[0].shape[1] and count > 1
+            given = flat if whole else runs
+            inner = self._inner(norm, given)
+            gain = norm.gain().expand(flat[0].shape[1]) if whole else norm.gain().expand(runs[0][0].shape)
+            gain = gain.reshape(runs[0].shape[1:])
+            runs = [norm.normalised(y).reshape(runs[0].shape) * gain for y in given]
+        elif getattr(self.model.config, "qk_norm", False) and hasattr(self.heads.module, "queries_keys"):
+            eps = torch.finfo(runs[0].dtype).eps
+            inner = self._mean_square(runs, eps)
+            runs = [functional.rms_norm(y, y.shape[-1:]) for y in runs]
+        if rotation is not None:
+            runs = [torch.einsum("the,tde->thd", y, rotation) for y in runs]
+        runs = [y.transpose(0, 1).repeat_interleave(self.model.n_heads // count, 0) for y in runs]
+        return self._projection(
+            weight.unflatten(0, (count, -1)),
+            runs,
+            bias=biases.unflatten(1, (count, -1)),
+            inner=inner,
+            gain=gain,
+            rotation=rotation,
+            whole=whole,
+        )
+
+    def _folded(self, part: LinearMap) -> tuple[Tensor, Tensor]:
+        weight, bias = part.weight(), part.bias()
+        if self.heads.norm is not None:
+            weight, bias = self.heads.norm.folded(weight, bias)
+        return weight, weight.new_zeros(len(weight)) if bias is None else bias
+
+    def _count(self, part: LinearMap) -> int:
+        queries = any(part is query for query, _ in self.heads.pairs)
+        return self.heads.n_heads if queries else self.heads.n_kv_heads
+
+    def _inner(self, norm: Norm, given: list[Tensor]) -> NormMap:
+        if len(given) == 1:
+            return frozen_norm(norm, norm.scale(given[0]))
+        return norm_secant(norm, given[0], given[1])
+
+    def _mean_square(self, given: list[Tensor], eps: float) -> NormMap:
+        if len(given) == 1:
+            return NormMap((given[0].square().mean(-1) + eps).rsqrt())
+        return mean_square_secant(given[0], given[1], eps)
+
+    def _projection(
+        self, weight: Tensor, runs: list[Tensor], *, bias: Tensor, **options: Any
+    ) -> Projection:
+        """Return the projection of one run, which is split whole, or of the change between two."""
+        if len(runs) == 1:
+            change, middle, biases = runs[0], runs[0], bias
+        else:
+            change, middle, biases = runs[0] - runs[1], (runs[0] + runs[1]) / 2, None
+        return Projection(
+            moment=self.moment,
+            stream=self.stream,
+            weight=weight,
+            change=change,
+            middle=middle,
+            bias=biases,
+            **options,
+        )

@@ -1,0 +1,147 @@
+"""Exact linear maps between two runs of a model, one for each kind of operation.
+
+Let 1 and 0 be the runs, D the difference of a quantity between them and a bar its mean. The secant
+of an operation f is a linear map J with J D x = D f(x). It holds without an error term, since it
+depends on both runs. A product has D(ab) = b_mean Da + a_mean Db, and other operations follow.
+
+Source:
+    Shrikumar et al. 2017, "Learning important features through propagating activation
+    differences" (the rescale rule); Ang 2004, "Decomposition analysis for policymaking in energy"
+    (logarithmic means).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bilens.residual.parts import ConstantNorm, Norm
+
+NOISE = 1e3
+"""A change below this many units of rounding counts as none: its quotient would be noise."""
+
+
+@dataclass(frozen=True, eq=False)
+class NormMap:
+    """A norm as a linear map at each position: v -> scale c + slope (middle . c) middle.
+
+    c is v, without its mean where the norm centres.
+
+    Attributes:
+        scale: factor of c; the mean of both runs' scales, or the scale of the one run.
+        centres: whether the norm subtracts the mean.
+        middle: mean of the norm's centred inputs in both runs; None where the scale is frozen.
+        slope: change of the scale for each unit of middle . c; None where the scale is frozen.
+    """
+
+    scale: Float[Tensor, "*batch"]
+    centres: bool = False
+    middle: Float[Tensor, "*batch d"] | None = None
+    slope: Float[Tensor, "*batch"] | None = None
+
+    def __getitem__(self, at: Tensor | tuple[Tensor, ...]) -> "NormMap":
+        """Return the maps at some of the positions."""
+        if self.middle is None or self.slope is None:
+            return NormMap(self.scale[at], self.centres)
+        return NormMap(self.scale[at], self.centres, self.middle[at], self.slope[at])
+
+    def push(self, v: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """Return the change of the normalised output, given the change of the input."""
+        c = self._centred(v)
+        return self.scale[..., None] * c + self._along_middle(c)
+
+    def pull(self, w: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """Return the direction of the input that a direction of the output reads: the adjoint."""
+        return self._centred(self.scale[..., None] * w + self._along_middle(w))
+
+    def _along_middle(self, v: Tensor) -> Tensor | float:
+        if self.middle is None or self.slope is None:
+            return 0.0
+        along = (self.middle * v).sum(-1, keepdim=True)
+        return self.slope[..., None] * along * self.middle
+
+    def _centred(self, v: Tensor) -> Tensor:
+        return v - v.mean(-1, keepdim=True) if self.centres else v
+
+
+def frozen_norm(norm: Norm | None, scale: Float[Tensor, "*batch"]) -> NormMap:
+    """Return a norm with its scale held fixed; the identity without a norm."""
+    return NormMap(scale, norm is not None and norm.centres)
+
+
+def norm_secant(
+    norm: Norm | None, x1: Float[Tensor, "*batch d"], x0: Float[Tensor, "*batch d"]
+) -> NormMap:
+    """Return the secant of a norm between two inputs; the identity without a norm."""
+    if norm is None or isinstance(norm, ConstantNorm):
+        return NormMap(torch.ones_like(x1[..., 0]))
+    return mean_square_secant(norm.centred(x1), norm.centred(x0), norm.eps, centres=norm.centres)
+
+
+def mean_square_secant(
+    c1: Float[Tensor, "*batch d"],
+    c0: Float[Tensor, "*batch d"],
+    eps: float,
+    *,
+    centres: bool = False,
+) -> NormMap:
+    """Return the secant of c / sqrt(mean(c^2) + eps) between two vectors.
+
+    With r = mean(c^2) + eps and s = r^(-1/2), D(s c) = s_mean Dc + c_mean Ds, where
+    Ds = -Dr / (sqrt(r1 r0) (sqrt r1 + sqrt r0)) and Dr = 2/d c_mean . Dc.
+    """
+    root1, root0 = ((c.square().mean(-1) + eps).sqrt() for c in (c1, c0))
+    slope = -2 / c1.shape[-1] / (root1 * root0 * (root1 + root0))
+    return NormMap((1 / root1 + 1 / root0) / 2, centres, (c1 + c0) / 2, slope)
+
+
+def secant_slope(
+    function: Callable[[Tensor], Tensor], x1: Float[Tensor, "*n"], x0: Float[Tensor, "*n"]
+) -> Float[Tensor, "*n"]:
+    """Return [f(x1) - f(x0)] / (x1 - x0), and the slope at the mean where the change is noise."""
+    y1, y0, change = function(x1), function(x0), x1 - x0
+    size = torch.stack([x1.abs(), x0.abs(), y1.abs(), y0.abs()]).amax(0)
+    tiny = change.abs() <= NOISE * torch.finfo(x1.dtype).eps * size
+    with torch.enable_grad():
+        middle = ((x1 + x0) / 2).detach().requires_grad_()
+        (slope,) = torch.autograd.grad(function(middle).sum(), middle)
+    return torch.where(tiny, slope, (y1 - y0) / torch.where(tiny, torch.ones_like(change), change))
+
+
+def logarithmic_mean(
+    log1: Float[Tensor, "*n"], log0: Float[Tensor, "*n"]
+) -> Float[Tensor, "*n"]:
+    """Return (a1 - a0) / (log a1 - log a0), given the logarithms; a1 where they are equal."""
+    gap = (log1 - log0).abs()
+    # (1 - exp(-gap)) / gap has no cancellation however small the gap is.
+    ratio = torch.where(gap > 0, -torch.expm1(-gap) / gap, torch.ones_like(gap))
+    return torch.maximum(log1, log0).exp() * ratio
+
+
+def softmax_secant(
+    scores1: Float[Tensor, "*batch n"],
+    scores0: Float[Tensor, "*batch n"],
+    seen: Bool[Tensor, "*#batch n"],
+    sink: Float[Tensor, "*#batch"] | None = None,
+) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch"]]:
+    """Return the logarithmic means of two softmaxes' entries, and their sum with a sink's.
+
+    With L the logarithmic means, DA = L (Dz - sum L Dz / sum L), as log A = z - log sum exp z. A
+    sink is a constant score in the denominator; it takes part in sum L and has Dz = 0.
+    """
+    logs = []
+    for scores in (scores1, scores0):
+        masked = scores.masked_fill(~seen, -torch.inf)
+        total = masked.logsumexp(-1, keepdim=True)
+        if sink is not None:
+            total = torch.logaddexp(total, sink[..., None].to(total))
+        logs.append((scores - total, total))
+    (log1, total1), (log0, total0) = logs
+    means = logarithmic_mean(log1, log0).masked_fill(~seen, 0)
+    total = means.sum(-1)
+    if sink is not None:
+        log_sinks = [sink[..., None].to(t) - t for t in (total1, total0)]
+        total = total + logarithmic_mean(*log_sinks)[..., 0]
+    return means, total
