@@ -68,7 +68,7 @@ def main() -> None:
         numbers = [tokenizer.encode(name, add_special_tokens=False)[0] for name in (token, minus)]
         names = tokenizer.convert_ids_to_tokens(numbers)
         direction = TokenDirection(names[0], (names[1],))
-        split = flow(model, ids, direction, k=1, threshold=0.1)
+        split = flow(model, ids, direction, m=2, threshold=0.1)
         leaves = sum(node.flow for node in split.nodes if node.kind in LEAVES)
         logits = model.logits(ids[None])[0, -1].double()
         expected = float(logits[numbers[0]] - logits[numbers[1]])

@@ -51,7 +51,7 @@ from bilens.read.language import TokenDirection
 from bilens.reading import signed
 from bilens.report import Table
 from bilens.report.flow import ablation_figure
-from bilens.residual import ResidualModel
+from bilens.residual import Moment, ResidualModel
 from experiments.blimp import Pair, load_pairs, preferred
 from experiments.context import Outcome, RecipeContext
 

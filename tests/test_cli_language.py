@@ -153,7 +153,7 @@ def test_architectures_are_compared(run, tmp_path, capsys):
     assert (tmp_path / "bilinear-bilinear-seed1" / "model.safetensors").is_file()
 
 
-FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--k", "2"]
+FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--m", "2"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from bilens.cli.console import Device, ModelName
 from bilens.cli.language import direction_of, load_language
@@ -27,20 +27,25 @@ __all__ = ["FlowCommand"]
 
 @dataclass(frozen=True)
 class FlowCommand:
-    """Split a logit, or a difference of logits, exactly over the parts of a model on a text.
+    """Split a logit on a text, or its change between two, exactly over the parts of a model.
 
-    Prints the strongest ways down from the logit, and writes a page to explore and its numbers as
-    JSON.
+    With a second text nothing is frozen, and heads are split into values, queries and keys.
+    Prints the strongest ways down from the logit, and writes a page to explore and its numbers
+    as JSON.
 
         bilens flow runs/grammar --prompt "then ben ate" --token rice --minus soup
         bilens flow model.gguf --prompt "The keys to the cabinet" --token " are" --ablate 5
+        bilens flow model.gguf --prompt "The keys to the cabinet" --token " are" --replace keys=key
 
     Attributes:
         model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
         prompt: the text; the logit that is split is of the token after it.
         token: the token that is predicted, as the tokenizer spells it or as text, " are".
         minus: tokens whose mean is subtracted from it, separated by commas.
-        k: eigenvectors of each MLP at each position.
+        against: a second text of as many tokens; the change of the logit between both is split.
+        replace: words of the prompt and their replacements in the second text, as keys=key,was=is.
+        target: the logit, or between two texts the log-probability or the probability.
+        m: directions of each MLP at each position, at least 2; 0 for all eigenvectors.
         threshold: what carries less than this share of the absolute flow is not split.
         through_patterns: split patterns of bilinear and squared attention too.
         shown: how many of the strongest nodes the page and the JSON have.
@@ -55,7 +60,10 @@ class FlowCommand:
     prompt: str
     token: str
     minus: str = ""
-    k: int = 20
+    against: str = ""
+    replace: str = ""
+    target: Literal["logit", "log-probability", "probability"] = "logit"
+    m: int = 4
     threshold: float = 1e-4
     through_patterns: bool = False
     shown: Count = 200
@@ -70,19 +78,24 @@ class FlowCommand:
         model = load_language(self.model, self.device)
         if model.tokenizer is None:
             raise BilensError(f"{self.model} has no tokenizer beside it, which --prompt needs")
-        ids = model.tokenizer(self.prompt, return_tensors="pt")["input_ids"][0]
-        if not len(ids):
+        if not self.prompt:
             raise BilensError("--prompt is empty; give a text to predict the next token of")
+        pairs = [pair.partition("=")[::2] for pair in self.replace.split(",") if pair]
+        if self.ablate and (self.against or pairs):
+            raise BilensError("--ablate removes nodes of one text; leave out --against, --replace")
         direction = direction_of(self.token, self.minus)
         found = flows.flow(
             model,
-            ids,
+            self.prompt,
             direction,
-            k=self.k,
+            against=self.against or None,
+            replace=dict(pairs) if pairs else None,
+            target=self.target,
+            m=self.m or None,
             threshold=self.threshold,
             through_patterns=self.through_patterns,
         )
-        tokens = pages.shown_tokens(model, ids)
+        tokens = pages.shown_tokens(model, found.ids)
         data = pages.flow_data(found, tokens, direction=str(direction), k=self.shown)
         out.print(pages.flow_tree(data))
         ablated = []

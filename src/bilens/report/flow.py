@@ -60,7 +60,11 @@ def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> 
     edges = [(place[a], place[b], float(graph.edges[a, b])) for a, b in large.nonzero().tolist()]
     chosen = [graph.nodes[i] for i in [0, *order]]
     nodes = [
-        {**asdict(node), "name": node.name(tokens), "removable": node.is_removable}
+        {
+            **asdict(node),
+            "name": node.name(tokens),
+            "removable": node.is_removable and found.before is None,
+        }
         for node in chosen
     ]
     shares = [(n, *_shares(found, graph, order[:n])) for n in _counts(len(order))]
@@ -68,6 +72,7 @@ def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> 
         "direction": direction,
         "tokens": list(tokens),
         "value": found.value,
+        "values": list(found.values),
         "absolute": found.absolute,
         "frozen": list(found.frozen),
         "layers": len(found.trace.layers),
@@ -171,11 +176,14 @@ def write_flow_page(
     """
     shown = data["nodes"][1:]
     held, whole = data["shares"][-1][1:]
+    values = data["values"]
+    between = [("text, and second text", f"{values[0]:+.4g}, {values[-1]:+.4g}")]
     facts = [
         (data["direction"], signed(data["value"], "#.3g")),
         ("nodes", f"{data['n_nodes']:,}"),
         (f"held by {len(shown)} nodes", f"{held:.0%} of the absolute flow"),
         ("that is of the logit", f"{whole:z.0%}"),
+        *(between if len(values) == 2 else ()),
         ("held fixed", ", ".join(data["frozen"]) or "nothing"),
     ]
     rows = [(n["name"], signed(n["flow"], "#.3g")) for n in shown[:30]]

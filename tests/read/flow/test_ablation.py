@@ -114,7 +114,7 @@ def unit(width):
 )
 def test_what_cannot_be_removed_is_said(part, message):
     view = ResidualModel(random_model(**STRAIGHT))
-    found = flow(view, random_text(), view.direction(3), k=1, threshold=0.1)
+    found = flow(view, random_text(), view.direction(3), m=3, threshold=0.1)
     if part == "rest":
         part = (numbers(found, kind="rest")[0], numbers(found, kind="token")[0])
     with pytest.raises(BilensError, match=message):
@@ -123,6 +123,6 @@ def test_what_cannot_be_removed_is_said(part, message):
 
 def test_nothing_is_scaled_by_less_than_zero():
     view = ResidualModel(random_model(**STRAIGHT))
-    found = flow(view, random_text(), view.direction(3), k=1, threshold=0.1)
+    found = flow(view, random_text(), view.direction(3), m=3, threshold=0.1)
     with pytest.raises(BilensError, match="scale=-1, expected a finite number, at least 0"):
         ablate(view, found, [1], scale=-1)

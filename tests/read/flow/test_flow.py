@@ -44,12 +44,12 @@ def check(found, value, tolerance=1e-9):
 def test_a_flow_adds_up_and_conserves(name):
     view, ids = ResidualModel(tiny(name), toy_tokenizer()), some_text()[0]
     with exact_norms():
-        found = flow(view, ids, DIRECTION, position=7, k=3, threshold=1e-3)
+        found = flow(view, ids, DIRECTION, position=7, m=3, threshold=1e-3)
         value = expected(view, ids, 7)
     check(found, value)
     kinds = {node.kind for node in found.nodes}
     gated = view.layer(0).mlp.gate is not None
-    assert {"token", "head", "rest", "eigenvector" if gated else "mlp"} <= kinds
+    assert {"token", "head", "rest", "direction" if gated else "mlp"} <= kinds
 
 
 @given(
@@ -61,7 +61,7 @@ def test_a_flow_adds_up_and_conserves(name):
 def test_own_models_of_all_parts_flow(settings, mlp, position, threshold):
     view = ResidualModel(random_model(n_layers=2, mlp=mlp, **settings), toy_tokenizer())
     ids = random_text()
-    found = flow(view, ids, DIRECTION, position=position, k=2, threshold=threshold)
+    found = flow(view, ids, DIRECTION, position=position, m=2, threshold=threshold)
     check(found, expected(view, ids, position))
 
 
@@ -76,7 +76,7 @@ polynomial = {
 def test_patterns_are_split_too(settings, threshold):
     view = ResidualModel(random_model(n_layers=2, **settings), toy_tokenizer())
     ids = random_text(6)
-    found = flow(view, ids, DIRECTION, k=2, threshold=threshold, through_patterns=True)
+    found = flow(view, ids, DIRECTION, m=2, threshold=threshold, through_patterns=True)
     check(found, expected(view, ids, len(ids) - 1))
     assert "patterns of attention" not in found.frozen
 
@@ -84,29 +84,32 @@ def test_patterns_are_split_too(settings, threshold):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": 0}, "k=0, expected a whole number"),
+        ({"m": 1}, "m=1, expected a whole number, at least 2"),
         ({"threshold": 1.0}, "threshold=1.0, expected a finite number, at least 0 and below 1"),
         ({"position": 9}, "position=9, expected -9 to 8"),
         ({"through_patterns": True}, "patterns of softmax attention are not polynomials"),
-        ({"direction": torch.zeros(3).double()}, "direction has 3 numbers, expected 16, the width"),
-        ({"direction": torch.full((16,), torch.nan).double()}, "direction holds NaN"),
-        ({"direction": TokenDirection("t99")}, "token='t99', expected a single token"),
+        ({"token": torch.zeros(3).double()}, "direction has 3 numbers, expected 16, the width"),
+        ({"token": torch.full((16,), torch.nan).double()}, "direction holds NaN"),
+        ({"token": TokenDirection("t99")}, "token='t99', expected a single token"),
     ],
 )
 def test_what_cannot_be_split_is_said(change, message):
     view = ResidualModel(random_model(), toy_tokenizer())
     with pytest.raises(BilensError, match=message):
-        flow(view, random_text(), **{"direction": DIRECTION, **change})
+        flow(view, random_text(), **{"token": DIRECTION, **change})
 
 
-@pytest.mark.parametrize("threshold", [1e-4, 1e-2])
-def test_the_bound_leaves_out_nothing_that_counts(threshold, monkeypatch):
-    view = ResidualModel(random_model(n_layers=2, d_model=144, bias=True), toy_tokenizer())
+@pytest.mark.parametrize("m", [2, 3, 8, None])
+def test_directions_are_exact_at_every_resolution(m):
+    """All m of them are orthonormal and leave nothing, however few they are."""
+    view = ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
     ids = random_text()
-    screened = flow(view, ids, DIRECTION, k=5, threshold=threshold)
-    check(screened, expected(view, ids, len(ids) - 1))
-    monkeypatch.setattr("bilens.read.flow.mlp.SMALL", 1000)
-    whole = flow(view, ids, DIRECTION, k=5, threshold=threshold)
-    flows = [[node.flow for node in found.nodes] for found in (screened, whole)]
-    assert flows[0] == pytest.approx(flows[1], abs=1e-12)
-    assert any(node.kind == "eigenvector" for node in whole.nodes)
+    found = flow(view, ids, DIRECTION, m=m, threshold=0)
+    check(found, expected(view, ids, len(ids) - 1), tolerance=1e-11)
+    assert not [n for n in found.nodes if n.kind == "rest" and n.part == "mlp"]
+    at = [
+        i for i, n in enumerate(found.nodes) if (n.kind, n.layer, n.position) == ("direction", 0, 4)
+    ]
+    assert len(at) == (17 if m is None else m)
+    vectors = torch.stack([found.vector(i) for i in at])
+    torch.testing.assert_close(vectors @ vectors.T, torch.eye(len(at)).double(), atol=1e-10, rtol=0)

@@ -22,7 +22,7 @@ def view():
 
 @pytest.fixture(scope="module")
 def found(view):
-    return flow(view, random_text(), DIRECTION, k=100, threshold=0)
+    return flow(view, random_text(), DIRECTION, m=None, threshold=0)
 
 
 def test_everything_holds_everything(found):
@@ -64,7 +64,7 @@ def test_a_path_is_counted_only_where_it_is_whole(found):
         (lambda f: f.covering(0), "share=0, expected a number above 0 and at most 1"),
         (lambda f: f.top(0), "k=0"),
         (lambda f: f.graph([10**6]), "number=1000000, expected 0 to"),
-        (lambda f: f.vector(0), "number=0 is a node of kind output, not an eigenvector"),
+        (lambda f: f.vector(0), "number=0 is a node of kind output, not a direction"),
     ],
 )
 def test_what_is_not_there_is_said(found, call, message):
@@ -73,15 +73,15 @@ def test_what_is_not_there_is_said(found, call, message):
 
 
 def test_remainders_cannot_be_covered(view):
-    coarse = flow(view, random_text(), DIRECTION, k=1, threshold=0.5)
+    coarse = flow(view, random_text(), DIRECTION, m=3, threshold=0.5)
     with pytest.raises(BilensError, match=r"share=0.99, and all parts together hold 0\.\d+ of"):
         coarse.covering(0.99)
 
 
 def test_the_same_prompt_twice_has_the_same_parts(view):
     ids = random_text()
-    once = flow(view, ids, DIRECTION, k=3, threshold=0)
-    twice = flows(view, [ids, ids], DIRECTION, k=3, threshold=0, similarity=1 - 1e-9)
+    once = flow(view, ids, DIRECTION, m=3, threshold=0)
+    twice = flows(view, [ids, ids], DIRECTION, m=3, threshold=0, similarity=1 - 1e-9)
     assert twice.values == (once.value, once.value)
     for head in twice.heads:
         mine = [
@@ -93,7 +93,7 @@ def test_the_same_prompt_twice_has_the_same_parts(view):
         assert head.absolute == pytest.approx(sum(map(abs, mine)))
         assert head.prompts == 2
     strongest = max(
-        (i for i, n in enumerate(once.nodes) if n.kind == "eigenvector"),
+        (i for i, n in enumerate(once.nodes) if n.kind == "direction"),
         key=lambda i: abs(once.nodes[i].flow),
     )
     first = twice.directions[0]
@@ -107,7 +107,7 @@ def test_the_same_prompt_twice_has_the_same_parts(view):
 def test_what_does_not_tell_two_answers_apart_cancels(view):
     ids = random_text()
     opposite = TokenDirection("t7", ("t3",))
-    both = flows(view, [ids, ids], [TokenDirection("t3", ("t7",)), opposite], k=3, threshold=0)
+    both = flows(view, [ids, ids], [TokenDirection("t3", ("t7",)), opposite], m=3, threshold=0)
     assert sum(both.values) == pytest.approx(0, abs=1e-12)
     assert all(head.mean == pytest.approx(0, abs=1e-9) for head in both.heads)
     assert any(head.absolute > 1e-3 for head in both.heads)
@@ -130,12 +130,12 @@ def test_an_edit_removes_what_an_ablation_removes(name):
     view, ids = ResidualModel(tiny(name), toy_tokenizer()), some_text()[0]
     before = {n: p.clone() for n, p in view.model.state_dict().items()}
     with exact_norms():
-        found = flow(view, ids, DIRECTION, k=1, threshold=0.1)
+        found = flow(view, ids, DIRECTION, m=3, threshold=0.1)
         bias = view.layer(1).mlp.up.module.bias is not None
         z = view.mlp_inputs(ids[None], 1)[0, -1]
         v = functional.normalize(torch.cat([z, z.new_tensor([float(bias)])]), dim=0)
         edited = edit(view, 1, v[None], scale=0.25)
-        changed = flow(edited, ids, DIRECTION, k=1, threshold=0.1).value - found.value
+        changed = flow(edited, ids, DIRECTION, m=3, threshold=0.1).value - found.value
         [result] = ablate(view, found, [StreamDirection(1, v)], scale=0.25)
     assert changed == pytest.approx(result.actual, abs=1e-6)
     assert abs(changed) > 3e-4

@@ -85,6 +85,8 @@ def ablate(
         BilensError: there is no such node or edge, it is not one part of the model (the logit, a
             remainder, a bias), or the scale is negative.
     """
+    if found.before is not None:
+        raise BilensError("found is a flow between two texts; ablate() expects one of one text")
     runner = _Runner(model, found, scale)
     planned = [runner.plan(part) for part in parts]
     changes = []
@@ -166,7 +168,7 @@ class _Runner:
                 value = value - (1 - self.scale) * less
             return predicted, self._head(a, value)
         raise BilensError(
-            f"edge=({above}, {below}) ends in a node of kind {a.kind}; expected the logit, an "
+            f"edge=({above}, {below}) ends in a node of kind {a.kind}; expected the logit, a "
             "direction, or a head whose patterns are held fixed"
         )
 

@@ -212,9 +212,7 @@ class _PolynomialPattern:
         self.pairs = pairs if len(pairs) == 2 else pairs * 2
         (q1, k1), (q2, k2) = self.pairs
         raw = (q1.change @ k1.change.mT) * (q2.change @ k2.change.mT) * call.mask
-        self.row = _ratio(
-            (raw * trace.layers[layer].pattern).sum(-1), raw.square().sum(-1)
-        )
+        self.row = _ratio((raw * trace.layers[layer].pattern).sum(-1), raw.square().sum(-1))
 
     def reads(self, along: Float[Tensor, "heads time time"]) -> list[Reads]:
         """Return the reads of queries and keys, given the flow of a pattern of ones."""
@@ -299,9 +297,7 @@ class SecantHeads(HeadsMap):
 
     def _scores(self, run: int) -> list[Float[Tensor, "heads time time"]]:
         sign = 1 if run else -1
-        ends = [
-            [part.middle + sign * part.change / 2 for part in pair] for pair in self.pairs
-        ]
+        ends = [[part.middle + sign * part.change / 2 for part in pair] for pair in self.pairs]
         return [self.call.scale * (q @ k.mT) for q, k in ends]
 
     def _patterns(

@@ -33,7 +33,8 @@ def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
             "numbers as against"
         )
     for word, other in replace.items():
-        text, count = re.subn(rf"(?<!\w){re.escape(word)}(?!\w)", lambda _, o=other: o, text)
+        words = re.split(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+        text, count = other.join(words), len(words) - 1
         if not count:
             raise BilensError(f"replace names {word!r}, which is not a word of {text!r}")
     return text
@@ -163,7 +164,7 @@ class Measured:
             self._of_vector(traces, direction)
             return
         tokens = [model.token(name) for name in (direction.token, *direction.minus)]
-        shares = torch.tensor([1.0] + [-1 / len(direction.minus)] * len(direction.minus))
+        shares = torch.tensor([1.0] + [-1 / len(direction.minus) for _ in direction.minus])
         shares = shares.to(model.device, model.dtype)
         n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
         if target == "logit":

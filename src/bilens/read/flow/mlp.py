@@ -1,6 +1,7 @@
 """MLPs as linear maps, on one text or between two, split into a few directions each."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -82,7 +83,11 @@ class LinearMLP:
     @classmethod
     def frozen(cls, model: ResidualModel, trace: Trace, layer: int) -> "LinearMLP":
         """Return the MLP of a layer on one text, its norms and gate ratios held fixed."""
-        mlp, of_layer, tensor = model.layer(layer).mlp, trace.layers[layer], model.mlp_factors(layer)
+        mlp, of_layer, tensor = (
+            model.layer(layer).mlp,
+            trace.layers[layer],
+            model.mlp_factors(layer),
+        )
         n = of_layer.mlp_n
         ratio = of_layer.gate_ratio
         # A bias after the MLP is one hidden unit more in the tensor; it is no product of inputs.
@@ -105,9 +110,7 @@ class LinearMLP:
         )
 
     @classmethod
-    def between(
-        cls, model: ResidualModel, traces: tuple[Trace, Trace], layer: int
-    ) -> "LinearMLP":
+    def between(cls, model: ResidualModel, traces: tuple[Trace, Trace], layer: int) -> "LinearMLP":
         """Return the MLP of a layer between two texts, with nothing held fixed."""
         mlp, tensor = model.layer(layer).mlp, model.mlp_factors(layer)
         x1, x0 = (trace.layers[layer].mlp_input for trace in traces)
@@ -201,9 +204,7 @@ class LinearMLP:
                 values, vectors = spectrum.values, spectrum.vectors
             else:
                 values, vectors = ritz_pairs(
-                    lambda x, at=positions: apply_factored(
-                        self.left, self.right, forms[at], x
-                    ),
+                    partial(apply_factored, self.left, self.right, forms[positions]),
                     z[:, None] if self.halved else torch.stack([z, p], 1),
                     m,
                 )

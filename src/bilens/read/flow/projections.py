@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -224,7 +225,7 @@ class CallRecorder:
         arguments, keywords = self.arguments[heads.module]
         (query, key), *_ = heads.pairs
         d_head = query.n_out // heads.n_heads
-        dtype = heads.out.module.weight.dtype
+        dtype: Any = heads.out.module.weight.dtype
         x = torch.zeros(
             d_head, self.time, self.model.d_model, dtype=dtype, device=self.model.device
         )
@@ -232,7 +233,7 @@ class CallRecorder:
             modules = {part.module for part in (query, key, heads.value)}
             for module in modules:
                 filled = _unit_rows(module, (query, key), d_head, x)
-                stack.enter_context(_instead(module, lambda _, y=filled: y))
+                stack.enter_context(_instead(module, partial(_return_first, filled)))
             for norm in heads.inner:
                 stack.enter_context(_instead(norm.module, lambda y: y))
             with suppress(StopForwardError):
@@ -271,6 +272,10 @@ def _unit_rows(
             for j, places in enumerate(rows.reshape(-1, d_head).T):
                 filled[j, :, places] = 1
     return filled
+
+
+def _return_first(y: Tensor, _: Tensor) -> Tensor:
+    return y
 
 
 @contextmanager
@@ -380,10 +385,16 @@ class _Projector:
             whole = len(norm.gain()) == flat[0].shape[1] and count > 1
             given = flat if whole else runs
             inner = self._inner(norm, given)
-            gain = norm.gain().expand(flat[0].shape[1]) if whole else norm.gain().expand(runs[0][0].shape)
+            gain = (
+                norm.gain().expand(flat[0].shape[1])
+                if whole
+                else norm.gain().expand(runs[0][0].shape)
+            )
             gain = gain.reshape(runs[0].shape[1:])
             runs = [norm.normalised(y).reshape(runs[0].shape) * gain for y in given]
-        elif getattr(self.model.config, "qk_norm", False) and hasattr(self.heads.module, "queries_keys"):
+        elif getattr(self.model.config, "qk_norm", False) and hasattr(
+            self.heads.module, "queries_keys"
+        ):
             eps = torch.finfo(runs[0].dtype).eps
             inner = self._mean_square(runs, eps)
             runs = [functional.rms_norm(y, y.shape[-1:]) for y in runs]

@@ -110,9 +110,7 @@ def secant_slope(
     return torch.where(tiny, slope, (y1 - y0) / torch.where(tiny, torch.ones_like(change), change))
 
 
-def logarithmic_mean(
-    log1: Float[Tensor, "*n"], log0: Float[Tensor, "*n"]
-) -> Float[Tensor, "*n"]:
+def logarithmic_mean(log1: Float[Tensor, "*n"], log0: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """Return (a1 - a0) / (log a1 - log a0), given the logarithms; a1 where they are equal."""
     gap = (log1 - log0).abs()
     # (1 - exp(-gap)) / gap has no cancellation however small the gap is.

@@ -33,7 +33,7 @@ OFF = 1e3
 
 @checked
 @torch.no_grad()
-def flow(
+def flow(  # noqa: PLR0913  both kinds of flow have one signature
     model: ResidualModel,
     text: str | Int[Tensor, " time"],
     token: str | TokenDirection | Float[Tensor, " d_model"],
@@ -101,15 +101,24 @@ def flow(
         (arXiv 2508.21258).
     """
     return split(
-        model, text, token, position, minus, against, replace, target, through_patterns
+        model,
+        text,
+        token,
+        position,
+        minus=minus,
+        against=against,
+        replace=replace,
+        target=target,
+        through_patterns=through_patterns,
     ).run(m, threshold)
 
 
-def split(
+def split(  # noqa: PLR0913
     model: ResidualModel,
     text: str | Tensor,
     token: str | TokenDirection | Tensor,
     position: int = -1,
+    *,
     minus: str | Sequence[str] = (),
     against: Against | None = None,
     replace: Mapping[str, str] | None = None,
@@ -239,7 +248,7 @@ class Split:
     def leaves(self) -> list[tuple[Kind, dict[Moment, Tensor]]]:
         """Return the leaves of each kind: the moments at which rows are written, and the rows."""
         parts = self.model.parts
-        tables: dict[Kind, Tensor] = {**parts.embedding(self.trace.ids)}
+        tables: dict[Kind, Tensor] = dict(parts.embedding(self.trace.ids).items())
         if self.other is not None:
             # Positions are the same in both runs and have no change.
             tables = {"token": tables["token"] - self.other.tokens}
@@ -251,7 +260,7 @@ class Split:
 
     def _leaf_flows(self, rows: dict[Moment, Tensor]) -> list[float]:
         each = [(self.above[moment] * x).sum(-1) for moment, x in rows.items()]
-        return torch.stack(each).sum(0).tolist()  # type: ignore[no-any-return]
+        return torch.stack(each).sum(0).tolist()
 
     def _down(self) -> dict[Moment, Tensor]:
         """Return the directions that later components read at each moment, from the top down."""
@@ -328,13 +337,16 @@ class Split:
     def _add_remainder(
         self, layer: int, mlp: LinearMLP, flows: Tensor, pulled: Tensor, z: Tensor, seen: Moment
     ) -> None:
-        """Add what the directions of an MLP leave at each position, unless that is rounding."""
-        exact = torch.finfo(flows.dtype).eps
-        sizes = mlp.z.norm(dim=-1) * mlp.pulled(mlp.weights(self.above[Moment.mlp(layer)])).norm(dim=-1)
-        # In exact arithmetic nothing is left where all m directions are nodes.
-        rest = pulled.norm(dim=-1) * mlp.z.norm(dim=-1) > 100 * exact * sizes
-        rest |= z.norm(dim=-1) > 100 * exact * mlp.z.norm(dim=-1)
-        self._add_mlps("rest", layer, mlp, rest.nonzero()[:, 0], flows, pulled, z, seen)
+        """Add the remainder that an MLP's directions leave at each position, unless it is rounding.
+
+        Nothing is left where all m directions are nodes, and nothing counts that nobody reads.
+        """
+        w = self.above[Moment.mlp(layer)]
+        p = mlp.pulled(mlp.weights(w))
+        rounding = 100 * torch.finfo(flows.dtype).eps
+        left = (pulled.norm(dim=-1) > rounding * p.norm(dim=-1)) & (mlp.z != 0).any(-1)
+        left |= (z.norm(dim=-1) > rounding * mlp.z.norm(dim=-1)) & (w != 0).any(-1)
+        self._add_mlps("rest", layer, mlp, left.nonzero()[:, 0], flows, pulled, z, seen)
 
     def _add_mlps(
         self,

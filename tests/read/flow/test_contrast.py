@@ -1,0 +1,194 @@
+"""A flow between two texts adds up to the change of the logit, with nothing frozen."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from bilens.errors import BilensError
+from bilens.read.flow import flow
+from bilens.read.flow.split import split
+from bilens.read.language import TokenDirection
+from bilens.residual import ResidualModel
+from tests.families import ALL, exact_norms, some_text, tiny
+from tests.language import parts, random_model, random_text, toy_tokenizer
+from tests.read.flow.test_flow import check, uncapped
+
+DIRECTION = TokenDirection("t3", ("t7", "t8"))
+TWO = torch.stack([random_text(seed=1), random_text(seed=2)])
+
+
+@pytest.fixture
+def exact_softmax(monkeypatch):
+    """Softmax of transformers rounds to float32 inside; here it keeps the dtype of the scores."""
+    softmax = functional.softmax
+    monkeypatch.setattr(functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
+
+
+def logit(view, ids):
+    logits = uncapped(view, view.trace(ids).logits[-1])
+    return float(logits[3] - logits[[7, 8]].mean())
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.usefixtures("exact_softmax")
+def test_every_family_adds_up_and_conserves(name):
+    view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
+    with exact_norms():
+        found = flow(view, first, DIRECTION, position=7, against=second, m=3, threshold=1e-3)
+        change = logit(view, first[:8]) - logit(view, second[:8])
+    # Cohere's rotary positions round to float32.
+    check(found, change, tolerance=1e-7 if name == "cohere2" else 1e-12)
+    assert found.frozen == ()
+    assert {n.role for n in found.nodes if n.kind == "head"} == {"values", "queries", "keys"}
+    assert found.values[0] - found.values[1] == pytest.approx(change, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_family_adds_up_in_float32(name):
+    view = ResidualModel(tiny(name, dtype=torch.float32), toy_tokenizer())
+    first, second = some_text()[:2]
+    found = flow(view, first, DIRECTION, against=second, threshold=1e-3)
+    leaves = sum(node.flow for node in found.nodes if node.kind == "token")
+    assert leaves == pytest.approx(found.value, abs=1e-5 * found.absolute)
+
+
+@given(
+    st.fixed_dictionaries({**parts, "attention_norm": st.sampled_from(["none", "sum", "rms"])}),
+    st.sampled_from(["bilinear", "swiglu", "reglu", "relu2", "gelu"]),
+    st.sampled_from([0.0, 1e-3, 0.1]),
+    st.integers(0, 1000),
+)
+def test_own_models_of_all_parts(settings, mlp, threshold, seed):
+    norms = {"squared": ("none", "sum", "rms"), "bilinear": ("none", "rms")}
+    if settings["attention_norm"] not in norms.get(settings["attention"], ("none",)):
+        settings = {**settings, "attention_norm": "none"}
+    model = random_model(n_layers=2, mlp=mlp, seed=seed % 7, **settings)
+    view = ResidualModel(model, toy_tokenizer())
+    first, second = random_text(6, seed), random_text(6, seed + 1)
+    found = flow(view, first, DIRECTION, against=second, m=2, threshold=threshold)
+    check(found, logit(view, first) - logit(view, second), tolerance=1e-10)
+
+
+def test_the_same_text_has_no_flow():
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    found = flow(view, TWO[0], DIRECTION, against=TWO[0])
+    assert found.value == 0
+    assert all(node.flow == 0 for node in found.nodes)
+
+
+def test_close_texts_have_the_gradient_as_their_flow():
+    """As the texts approach each other, secants become derivatives."""
+    view = ResidualModel(random_model(n_layers=2, norm="layer", mlp="swiglu"), toy_tokenizer())
+    ids = random_text()
+    step = 1e-5 * torch.randn(len(ids), view.d_model, generator=torch.Generator().manual_seed(0))
+    given_ = view.W_E[ids] + step.double()
+    found = flow(view, ids, DIRECTION, against=given_, threshold=0)
+    embedding = view.W_E[ids].clone().requires_grad_()
+    with view.parts.embed.module.register_forward_hook(lambda *_: embedding[None]):
+        logits = view.model(ids[None]).logits[0, -1]
+    (gradient,) = torch.autograd.grad(logits[3] - logits[[7, 8]].mean(), embedding)
+    tokens = torch.tensor([n.flow for n in found.nodes if n.kind == "token"]).double()
+    expected = -(gradient * step).sum(-1)
+    torch.testing.assert_close(tokens, expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("target", ["probability", "log-probability"])
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_probabilities_are_split_too(target, cap):
+    view = ResidualModel(random_model(n_layers=2, logit_cap=cap), toy_tokenizer())
+    found = flow(view, TWO[0], DIRECTION, against=TWO[1], target=target, threshold=0)
+    logs = torch.stack([view.trace(ids).logits[-1].log_softmax(-1) for ids in TWO])
+    numbers = logs.exp() if target == "probability" else logs
+    each = numbers[:, 3] - numbers[:, [7, 8]].mean(1)
+    assert found.values == pytest.approx(each.tolist(), abs=1e-12)
+    check(found, float(each[0] - each[1]), tolerance=1e-12)
+
+
+def test_heads_and_mlps_of_the_pass_are_sums_of_nodes():
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    through = split(view, TWO[0], DIRECTION, against=TWO[1])
+    found = through.run(4, 0.0)
+    for layer in range(2):
+        for role, flows in through.heads[layer].items():
+            for head, flow_ in enumerate(flows.tolist()):
+                nodes = [
+                    n.flow
+                    for n in found.nodes
+                    if (n.kind, n.layer, n.number, n.role) == ("head", layer, head, role)
+                ]
+                assert sum(nodes) == pytest.approx(flow_, abs=1e-12)
+        nodes = [n.flow for n in found.nodes if n.layer == layer and n.kind == "direction"]
+        assert sum(nodes) == pytest.approx(float(through.mlps[layer].sum()), abs=1e-12)
+
+
+def test_a_second_text_is_given_in_many_ways():
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    text, other = "t4 t5 t6", "t4 t9 t6"
+    expected = flow(view, text, "t3", minus="t7", against=other).value
+    ids = view.ids(other)
+    rows = view.W_E[ids]
+    same = [
+        {"replace": {"t5": "t9"}},
+        {"against": ids},
+        {"against": rows},
+        {"against": [other]},
+        {"against": [other, other]},
+    ]
+    for options in same:
+        found = flow(view, text, "t3", minus=("t7",), **options)
+        assert found.value == pytest.approx(expected, abs=1e-12)
+    mean = flow(view, text, "t3", against=[text, other], threshold=0)
+    of_rows = flow(view, text, "t3", against=(view.W_E[view.ids(text)] + rows) / 2, threshold=0)
+    assert mean.value == pytest.approx(of_rows.value, abs=1e-12)
+    assert flow(view, text, "t3", against=view.W_E.mean(0)).value != 0
+
+
+@pytest.mark.parametrize("name", ["gemma3", "granite", "gpt2"])
+def test_given_embeddings_are_those_of_a_text(name):
+    """Wherever a family scales its embeddings, and with learned positions."""
+    view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
+    expected = flow(view, first, DIRECTION, against=second).value
+    found = flow(view, first, DIRECTION, against=view.W_E[second])
+    assert found.value == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"against": "t4 t5"}, r"against has 2 tokens, expected 3, .* from token 2: text \|t4\|t5"),
+        (
+            {"against": torch.zeros(2, 16).double()},
+            r"against has shape \(2, 16\), expected \(3, 16",
+        ),
+        ({"against": torch.full((16,), torch.nan).double()}, "against holds NaN"),
+        ({"against": []}, "against holds no texts"),
+        ({"replace": {"t9": "t4"}}, "replace names 't9', which is not a word of 't4 t5 t6'"),
+        ({"replace": {"t4": "t9"}, "against": "t4 t5 t7"}, "expected one of them"),
+        ({"against": "t4 t5 t7", "through_patterns": True}, "through_patterns=True with a second"),
+        ({"target": "probability"}, "target='probability' needs two runs"),
+        ({"target": "odds", "against": "t4 t5 t7"}, "target='odds', expected"),
+    ],
+)
+def test_what_does_not_fit_is_said(options, message):
+    view = ResidualModel(random_model(attention="bilinear"), toy_tokenizer())
+    with pytest.raises(BilensError, match=message):
+        flow(view, "t4 t5 t6", "t3", minus="t7", **options)
+
+
+def test_a_pattern_that_queries_and_keys_do_not_make_is_an_error(monkeypatch):
+    view = ResidualModel(tiny("llama"), toy_tokenizer())
+    attention = view.layer(0).heads.module
+    monkeypatch.setattr(attention, "scaling", 1.0)
+    trace = view.trace
+
+    def other(ids):
+        monkeypatch.setattr(attention, "scaling", 0.5)
+        found = trace(ids)
+        monkeypatch.setattr(attention, "scaling", 1.0)
+        return found
+
+    monkeypatch.setattr(view, "trace", other)
+    with pytest.raises(BilensError, match="Attention of layer 0 has a pattern that differs by"):
+        flow(view, some_text()[0], DIRECTION, against=some_text()[1])
