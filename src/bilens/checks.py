@@ -2,11 +2,11 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import cache, wraps
 from operator import index
-from types import FunctionType, NoneType, UnionType
+from types import FunctionType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -31,7 +31,6 @@ Args = ParamSpec("Args")
 Result = TypeVar("Result")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-SIMPLE = (int, str, Annotated, Literal, NoneType)
 OPERATORS = {"__init__", "__call__", "__matmul__", "__mul__", "__add__", "__sub__"}
 AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
@@ -39,9 +38,10 @@ AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
     """Check the arguments of a public function against its annotations.
 
-    Arrays must have the annotated kind, number of axes and shared sizes. Integers, lists of them,
-    literals and `Between` limits are checked as in `bilens.settings`. Models and results must be
-    instances of their classes. Any other annotation is left to the function.
+    Arrays must have the annotated kind, number of axes and shared sizes, and hold numbers: neither
+    sparse nor meta tensors do. Integers, literals and `Between` limits are checked as in
+    `bilens.settings`. Anything else must be an instance of its class, and a list must hold
+    instances of its items' class. A text is no list.
 
     Raises:
         BilensError: (by the function) an argument does not fit. The message names the argument, its
@@ -67,7 +67,7 @@ def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
                     continue
                 value, expected = arguments[name], str(getattr(hint, "__name__", hint))
                 if not any(map(_is_class, _kinds(hint))):
-                    raise BilensError(f"{name}={value!r}, expected {describe_type(hint)}")
+                    raise BilensError(f"{name}={value!r:.200}, expected {describe_type(hint)}")
                 raise BilensError(
                     f"{name} is {_describe(value)}, expected {expected.replace('jaxtyping.', '')}"
                     f"{_other_shapes(name, arguments)}"
@@ -148,6 +148,21 @@ def check_weights(model: nn.Module, name: str = "") -> None:
             )
 
 
+def check_text(name: str, text: str) -> None:
+    """Raise unless a text can be written in UTF-8, as every tokenizer expects.
+
+    Raises:
+        BilensError: it holds half of a character, such as bytes that were read in a wrong encoding.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BilensError(
+            f"{name} holds {text[error.start]!a} at {error.start}, expected text in UTF-8; read it "
+            "in the encoding in which it was written"
+        ) from None
+
+
 def check_count(name: str, value: object, most: float = math.inf, what: str = "") -> None:
     """Raise unless `value` is an integer from 1 to `most`, the number of `what`.
 
@@ -195,22 +210,71 @@ def check_labels(labels: Tensor, n_classes: int) -> None:
 
 def _test(hint: Any) -> Callable[[Any], bool] | None:
     """Return the test of an annotation, or None if it is left to the function."""
-    kinds = _kinds(hint)
-    if any(map(_is_array, kinds)):
-        # A tensor must match one of the arrays, even where any iterable would do.
-        arrays = tuple(filter(_is_array, kinds))
-        return lambda value: isinstance(value, arrays if isinstance(value, Tensor) else kinds)
-    if hint is int:
-        return lambda value: type(value) is int or fits(_plain(value), int)
-    if all(kind in SIMPLE or _is_class(kind) for kind in kinds):
-        return lambda value: fits(_plain(value), hint)
-    if all(k in SIMPLE or _is_list(p) for k, p in zip(kinds, _parts(hint), strict=True)):
-        # Ranges, sets and arrays where a list is expected are left to the function.
-        return lambda value: (
-            (isinstance(value, Iterable) and not isinstance(value, (list, tuple)))
-            or fits(_plain(value), hint)
+    if hint in (Any, object):
+        return None
+    arrays = tuple(kind for kind in _parts(hint) if _is_array(kind))
+
+    def test(value: Any) -> bool:
+        if arrays and isinstance(value, Tensor):
+            # A tensor must match one of the arrays, even where any iterable would do.
+            return _is_dense(value) and isinstance(value, arrays)
+        return _matches(value, hint)
+
+    return test
+
+
+def _matches(value: Any, hint: Any) -> bool:  # noqa: PLR0911
+    """Return True unless a value contradicts an annotation; unknown annotations fit all values."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_matches(value, part) for part in parts)
+    if kind is int:
+        # A larger one is no number of anything, and torch cannot hold it.
+        return fits(_plain(value), int) and abs(value) < 2**63
+    if kind in (Annotated, Literal, str, None):
+        return type(value) is hint or fits(_plain(value), hint)
+    if kind is float:
+        # Infinity is a limit like any other here; `Between` excludes it where it makes no sense.
+        return (isinstance(_plain(value), float) and value == value) or _matches(value, int)  # noqa: PLR0124
+    if not isinstance(kind, type) or kind is object or getattr(kind, "_is_protocol", False):
+        return True
+    if _is_array(kind):
+        return (not isinstance(value, Tensor) or _is_dense(value)) and isinstance(value, kind)
+    if issubclass(kind, Mapping) or not (issubclass(kind, Iterable) and parts):
+        # The class of callables is abstract: being an instance of it is being callable.
+        return isinstance(bool(value) if isinstance(value, np.bool_) else value, kind)
+    return _is_list_of(value, kind, parts)
+
+
+def _is_list_of(value: Any, kind: type[Any], parts: tuple[Any, ...]) -> bool:  # noqa: PLR0911
+    """Return True unless a value is no list, or its items do not fit."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        return False
+    if isinstance(value, (Tensor, np.ndarray)):
+        # An array with one axis is a list of numbers, any other is a list of its rows.
+        dense = not isinstance(value, Tensor) or _is_dense(value)
+        if _is_array(parts[0]):
+            axes = [axis for axis in parts[0].dim_str.split() if not axis.startswith(("*", "..."))]
+            return dense and value.ndim > len(axes)
+        return dense and value.ndim == 1 and not _is_class(parts[0])
+    if not isinstance(value, (list, tuple)):
+        # Ranges, sets and generators are left to the function.
+        return True
+    if kind is tuple and parts[-1] is not Ellipsis:
+        return len(value) == len(parts) and all(map(_matches, value, parts))
+    if _is_array(parts[0]):
+        # Items may differ in the axes that a whole call has to share.
+        return all(isinstance(x, parts[0].array_type) for x in value) and all(
+            _is_dense(x) for x in value if isinstance(x, Tensor)
         )
-    return None
+    return all(_matches(item, parts[0]) for item in value)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return True for a tensor whose numbers are all in memory, in the usual order."""
+    # Tensors of other classes may hold their numbers elsewhere and borrow the name of the device.
+    empty = tensor.is_meta and type(tensor) in (Tensor, nn.Parameter)
+    return tensor.layout is torch.strided and not empty
 
 
 def _plain(value: Any) -> Any:
@@ -218,12 +282,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.integer, np.floating)):
         return value.item()
     return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _is_list(part: Any) -> bool:
-    """Return True for annotations of lists of integers or strings."""
-    items = (get_args(i)[0] if get_origin(i) is Annotated else i for i in get_args(part))
-    return get_origin(part) in (tuple, Sequence) and {*items} <= {int, str, Ellipsis}
 
 
 def _is_array(kind: Any) -> bool:
@@ -256,5 +314,6 @@ def _other_shapes(name: str, arguments: dict[str, Any]) -> str:
 
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+        where = "" if _is_dense(value) else f", {'meta' if value.is_meta else value.layout},"
+        return f"a tensor{where} of shape {tuple(value.shape)} and {value.dtype}"
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

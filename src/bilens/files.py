@@ -45,7 +45,7 @@ def file_errors(path: Path | str = "", doing: str = "written") -> Iterator[None]
         if "\0" in os.fspath(path):
             raise OSError(EINVAL, "a name cannot hold a zero byte", str(path))
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, UnicodeEncodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         file = getattr(error, "filename", None) or "A file"
         raise CheckpointError(

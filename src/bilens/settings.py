@@ -1,9 +1,10 @@
 """Settings: frozen dataclasses that check their fields against their annotations."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -151,7 +152,7 @@ def fits(value: Any, hint: Any) -> bool:  # noqa: PLR0911
     return isinstance(value, NoneType if hint is None else hint)
 
 
-def describe_type(hint: Any) -> str:
+def describe_type(hint: Any) -> str:  # noqa: PLR0911
     """Return an annotation in words, for error messages."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -161,9 +162,19 @@ def describe_type(hint: Any) -> str:
         return " or ".join(describe_type(part) for part in parts)
     if origin is Literal:
         return "one of " + ", ".join(map(str, parts)) if len(parts) > 1 else repr(parts[0])
-    if origin in (tuple, Sequence):
-        if origin is Sequence or parts[-1] is Ellipsis:
+    if origin is not None and issubclass(origin, Mapping):
+        return "a dictionary"
+    if isinstance(origin or hint, type) and issubclass(origin or hint, Callable):  # type: ignore[arg-type]
+        return "a function"
+    if origin is not None and issubclass(origin, Iterable):
+        if origin is not tuple or parts[-1] is Ellipsis:
             return f"a list, each {describe_type(parts[0])}"
         return f"{len(parts)} values, each {describe_type(parts[0])}"
-    names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
-    return "none" if hint in (None, NoneType) else names.get(hint, str(hint))
+    names: dict[Any, str] = {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "true or false",
+        str: "text",
+    }
+    names |= {None: "none", NoneType: "none", Path: "a path"}
+    return names.get(hint) or str(getattr(hint, "__name__", hint))

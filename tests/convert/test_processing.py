@@ -192,7 +192,7 @@ def test_steps_are_chosen(unchecked):
     assert report.loads_in_transformers
     assert report.record()["loads_in_transformers"]
     assert not process(model)[1].loads_in_transformers
-    with pytest.raises(BilensError, match=r"steps=\['fold_all'\], expected some of fold_norms"):
+    with pytest.raises(BilensError, match=r"steps=\['fold_all'\], expected a list, each one"):
         process(model, ["fold_all"])
     assert difference(model, processed) < 1e-6
 

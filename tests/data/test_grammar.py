@@ -173,7 +173,7 @@ def test_what_is_no_sentence(grammar, words):
 
 @pytest.mark.parametrize("strength", [0.5, 1.0, -1.0])
 def test_a_strength_out_of_range(strength):
-    message = f"^strength={strength}, expected above 0.5 and below 1$"
+    message = f"^strength={strength}, expected a finite number, above 0.5 and below 1$"
     with pytest.raises(BilensError, match=message):
         Grammar(strength=strength)
 

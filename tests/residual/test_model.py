@@ -205,7 +205,7 @@ def test_tokens_by_name():
     ("read", "message"),
     [
         (lambda v: v.mlp(2), "layer=2, expected 0 to 1"),
-        (lambda v: v.mlp_factors(0, float("nan")), "slope holds NaN or infinite"),
+        (lambda v: v.mlp_factors(0, float("nan")), "slope=nan, expected a finite number"),
         (lambda v: v.qk(-1), "layer=-1, expected 0 to 1"),
         (lambda v: v.heads(True), "layer=True, expected a whole number"),
         (lambda v: v.qk(0, -1), "distance=-1, expected a whole number, at least 0"),

@@ -1,5 +1,6 @@
 """Open and save language models of any kind, whole or not at all."""
 
+import os
 import shutil
 import struct
 from collections.abc import Iterator
@@ -55,6 +56,7 @@ HARMLESS = {"trust_remote_code": False}
 """No file of Python that a model brings is ever run, and nobody is asked whether it may."""
 
 
+@checked
 def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
     """Open a causal language model as it was saved; see `open_any`.
 
@@ -164,6 +166,7 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
     return tokenizer
 
 
+@checked
 def find_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a model; None where none was saved with it.
 
@@ -173,7 +176,7 @@ def find_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
     try:
         return open_tokenizer(source, model)
     except CheckpointError:
-        folder = Path(source) if Path(source).is_dir() else Path(source).parent
+        folder = Path(source) if os.path.isdir(source) else Path(source).parent  # noqa: PTH112
         if any(folder.glob("tok*")):
             raise
         return None

@@ -9,7 +9,7 @@ from accelerate import PartialState
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import check_count, full_precision
+from bilens.checks import check_count, checked, full_precision
 from bilens.errors import CheckpointError
 from bilens.files import file_errors, read_json_object, write_json
 from bilens.progress import progress_bar
@@ -82,6 +82,7 @@ def write_spectra(
             bar.advance(task)
 
 
+@checked
 def read_spectra(folder: Path) -> tuple[Tensor, Spectrum]:
     """What `write_spectra` wrote: the names of the directions, and their eigenpairs.
 

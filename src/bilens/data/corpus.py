@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from huggingface_hub import constants
 
-from bilens.checks import check_count
+from bilens.checks import check_count, checked
 from bilens.data.deep_grammar import DeepGrammar
 from bilens.data.grammar import Grammar
 from bilens.data.texts import clean, read_texts, text_files
@@ -61,6 +61,7 @@ class _Settings(CheckedSettings):
         check_count("shortest", self.shortest or 1, self.n_ctx, "tokens of a row")
 
 
+@checked
 def load_corpus(
     name: str | Path,
     *,
@@ -111,6 +112,7 @@ def load_corpus(
     return _open(_cached(name, data_dir, cache_dir, (astuple(settings), rules), build), str(name))
 
 
+@checked
 def load_documents(
     name: str | Path,
     tokenizer: "transformers.PreTrainedTokenizerFast",

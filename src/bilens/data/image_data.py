@@ -114,6 +114,7 @@ SEEN = 2000
 """Number of images in the measurement of a data set's framing."""
 
 
+@checked
 def ink_of(picture: Image.Image) -> Float[np.ndarray, "height width"]:
     """Return the ink on each pixel of a picture, from 0 to 1, (height, width).
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from bilens.checks import checked
 from bilens.data.tokenizer import SPECIAL_TOKENS, with_special_tokens
 from bilens.errors import BilensError
 from bilens.lazy_imports import tokenizers, transformers
-from bilens.settings import Count, Seed
+from bilens.settings import Between, Count, Seed, check_settings
 
 BOS = SPECIAL_TOKENS["bos_token"]
 
@@ -44,11 +44,10 @@ class SyntheticLanguage(ABC):
 
     words: ClassVar[tuple[str, ...]]
     start: ClassVar[Hashable]
-    strength: float = 0.9
+    strength: Annotated[float, Between(0.5, 1, above=True, below=True)] = 0.9
 
     def __post_init__(self) -> None:
-        if not 0.5 < self.strength < 1:
-            raise BilensError(f"strength={self.strength}, expected above 0.5 and below 1")
+        check_settings(self)
 
     @abstractmethod
     def following(self, state: Any) -> dict[str, float]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bilens.checks import checked
 from bilens.data.hub import hub_split, is_folder, named_folder
 from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import lazy_import
@@ -32,6 +33,7 @@ EXPANSION, FREE = 100, 2**26
 """Largest ratio of unpacked to packed size (text has 3 to 5), and bytes that are always allowed."""
 
 
+@checked
 def read_texts(source: str | Path, data_dir: str | Path | None = None) -> Iterator[str]:
     """Yield the stories of a corpus in order, unchanged, one at a time.
 
@@ -65,6 +67,7 @@ def read_texts(source: str | Path, data_dir: str | Path | None = None) -> Iterat
                     yield row["text"]
 
 
+@checked
 def text_files(source: str | Path, data_dir: str | Path | None = None) -> list[Path]:
     """Return the files that `read_texts` reads, in its order; none when it asks the hub.
 
@@ -231,6 +234,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 PIECE = 1000
 
 
+@checked
 def clean(text: str) -> str:
     """Return `text` in printable ASCII, on one line, with its case.
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from bilens.checks import check_weights
+from bilens.checks import check_weights, checked
 from bilens.errors import CheckpointError
 from bilens.files import read_json_object, write_json, write_safetensors
 from bilens.hub import HTTPError, hub_asked_once
@@ -138,6 +138,7 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
         ) from error
 
 
+@checked
 def read_config(source: str | Path, **hub: Any) -> dict[str, Any]:
     """The settings of a saved model with its `model_type`; CheckpointError if damaged."""
     return read_json_object(fetch(source, CONFIG_NAME, **hub))

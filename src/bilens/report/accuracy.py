@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from bilens.checks import checked
+from bilens.errors import BilensError
 from bilens.read import TruncationCurve
 from bilens.report.style import BLUE, GREY, RED, dress
 
@@ -94,6 +95,8 @@ def kept_figure(curve: TruncationCurve, k: int) -> go.Figure:
 @checked
 def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure:
     """Test accuracy of the tree pruned to its best k paths, against k."""
+    if not by_paths:
+        raise BilensError("by_paths is empty, expected at least one point")
     kept, accuracies = zip(*by_paths, strict=True)
     figure = accuracy_curve(kept, accuracies, full, whole="the model", beside="top left")
     figure.update_traces(hovertemplate="%{x} paths: %{y:.2f} %<extra></extra>")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from bilens.checks import checked
+from bilens.errors import BilensError
 from bilens.read import BondReading
 from bilens.reading import signed
 from bilens.report.accuracy import accuracy_curve
@@ -61,6 +62,8 @@ def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: fl
         by_rank: of `rank_accuracies`.
         full: accuracy of the model.
     """
+    if not by_rank:
+        raise BilensError("by_rank is empty, expected at least one point")
     kept, accuracies, certificates = zip(*by_rank, strict=True)
     figure = accuracy_curve(kept, accuracies, full, whole="the model", beside="bottom right")
     figure.update_traces(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.activations import LinearActivation
 
-from bilens.checks import check_finite, check_index, check_weights, full_precision
+from bilens.checks import check_finite, check_index, check_text, check_weights, full_precision
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
 from bilens.residual.attention import QueriesKeys, queries_keys
@@ -164,7 +164,9 @@ class ResidualModel:
         """Return W_U and b_U, or only their columns of these tokens."""
         part, scale = self.parts.unembed, self.parts.logit_scale
         some = (
-            part if tokens is None else replace(part, rows=torch.tensor(tokens, device=self.device))
+            part
+            if tokens is None
+            else replace(part, rows=torch.as_tensor(tokens, device=self.device).long())
         )
         weight, bias = self._read(some, self.parts.norm)
         return scale * weight.T, weight.new_zeros(len(weight)) if bias is None else scale * bias
@@ -202,6 +204,7 @@ class ResidualModel:
                 f"token={name!r}, but the model came without a tokenizer; give the number of the "
                 "token, or ResidualModel(model, tokenizer)"
             )
+        check_text("token", name)
         vocabulary = self.tokenizer.get_vocab()
         if name in vocabulary:
             return int(vocabulary[name])
@@ -448,6 +451,7 @@ class ResidualModel:
         Returns:
             One or two pairs of (rows, heads, d_head), whose inner products are the scores.
         """
+        self._check_width(n, "n")
         norm = self.layer(layer).heads.norm
         x = n if norm is None else norm.applied(n)
         return self._queries_keys(layer, x, position, linear=False)
@@ -457,6 +461,7 @@ class ResidualModel:
         self, layer: int, x: Float[Tensor, "*batch d_model"]
     ) -> Float[Tensor, "*batch d_model"]:
         """What the MLP of a layer adds to streams x, whatever its activation."""
+        self._check_width(x, "x")
         mlp = self.layer(layer).mlp
         stored: Any = mlp.up.module.weight
         y = x.to(stored.dtype)
@@ -503,6 +508,13 @@ class ResidualModel:
         self._check_ids(ids)
         found = self.model(ids.to(self.device), use_cache=False)
         return getattr(found, "logits", found).to(self.dtype)
+
+    def _check_width(self, x: Tensor, name: str) -> None:
+        if x.shape[-1] != self.d_model:
+            raise BilensError(
+                f"{name} has shape {tuple(x.shape)}, expected a last axis of {self.d_model}, the "
+                "width of the stream"
+            )
 
     def _check_ids(self, ids: Tensor, name: str = "ids") -> None:
         if ids.numel() == 0:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bilens.checks import check_text
 from bilens.data.texts import clean
 from bilens.errors import BilensError
 
@@ -38,6 +39,7 @@ def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
         BilensError: there is no tokenizer, or the text is empty, too long or holds no known token.
     """
     tokenizer = require_tokenizer(tokenizer)
+    check_text("text", text)
     if trained_on_clean_text(tokenizer):
         # The tokenizer's own rules would also add a token at the end.
         ids = tokenizer(clean(text), add_special_tokens=False)["input_ids"]

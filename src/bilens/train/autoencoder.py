@@ -91,6 +91,7 @@ def similarity_penalty(
     return (cosines**power).sum().clamp_min(1e-30) ** (1 / power)
 
 
+@checked
 def train_autoencoder(
     config: AutoencoderConfig,
     sample: Sampler,

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from bilens.checks import checked
 from bilens.data import ImageData
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
@@ -17,6 +18,7 @@ Trained = tuple[ImageClassifier, list[dict[str, Any]]]
 """A model in evaluation mode, and one record of metrics for each epoch."""
 
 
+@checked
 def train_classifier(
     config: ClassifierConfig,
     data: ImageData,
@@ -52,6 +54,7 @@ def train_classifier(
     return _train(config, data, {training: (run, resume)})[0]
 
 
+@checked
 def train_classifiers(
     config: ClassifierConfig,
     data: ImageData,

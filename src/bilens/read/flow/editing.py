@@ -52,6 +52,7 @@ def edit(
 
 
 @torch.no_grad()
+@checked
 def edit_heads(
     model: ResidualModel, layer: int, heads: Sequence[int], *, scale: float = 0.0
 ) -> ResidualModel:

@@ -118,6 +118,7 @@ def top_contexts(
     return [some.contexts() for some in merged]
 
 
+@full_precision
 class ContextIndex:
     """Texts with what an MLP reads at each place, so that a direction is looked up at once.
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pandas as pd
 
-from bilens.checks import full_precision
+from bilens.checks import checked, full_precision
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
@@ -175,6 +175,7 @@ def read_direction(
     )
 
 
+@checked
 def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[tuple[str, str], ...]:
     """A name and a value each."""
     return (
