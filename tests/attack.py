@@ -166,7 +166,9 @@ def functions() -> dict[str, Callable[..., Any]]:
         for name in module.__all__:
             member = getattr(module, name)
             if inspect.isfunction(member) or (
-                inspect.isclass(member) and member.__module__.startswith("bilens.")
+                inspect.isclass(member)
+                and member.__module__.startswith("bilens.")
+                and not getattr(member, "_is_protocol", False)
             ):
                 attacked[f"{room}.{name}"] = member
     for name in ("BilinearTensor", "QuadraticForm", "Spectrum", "TensorSVD", "Paths", "Bonds"):
