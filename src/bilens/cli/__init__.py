@@ -47,6 +47,7 @@ COMMANDS = {
     "anneal": ("anneal", "Anneal", "Train a gated model until it is bilinear."),
     "export": ("anneal", "Export", "Save an annealed model for plain transformers."),
     "linearise": ("linearise", "Linearise", "Make the gates of a model linear, without training."),
+    "tensorise": ("tensorise", "Tensorise", "Turn a transformer into a tensor, gates and softmax."),
     "spectra": ("spectra", "Spectra", "Top eigenpairs of a layer along the logit of every token."),
     "report": ("report", "Report", "Write the report of a trained model as one HTML file."),
     "explore": ("explore", "Explore", "Look into a trained model in the browser."),

@@ -34,6 +34,8 @@ class LanguageSettings:
             1 / sqrt(d_head) under a softmax.
         attention_norm: none; of squared attention sum, rows of the pattern divided by their sum;
             of squared and bilinear attention rms, the output of each head divided by its size.
+        attention_constant: squared and bilinear attention add a learned constant of each head to
+            its scores. Rotary positions leave it unchanged.
         qk_norm: queries and keys divided by their root mean square, before rotary positions.
         bias: biases in attention and MLP.
         mlp_bias: none, out (behind the last map alone) or all; by default all where bias is set.
@@ -69,6 +71,7 @@ class LanguageSettings:
     attention: str = "softmax"
     attention_scale: float | None = None
     attention_norm: AttentionNorm = "none"
+    attention_constant: bool = False
     qk_norm: bool = False
     bias: bool = False
     mlp_bias: MlpBias | None = None
@@ -100,5 +103,10 @@ class LanguageSettings:
         if self.attention not in normed:
             raise BilensError(
                 f"attention_norm={self.attention_norm!r} is for attention={' or '.join(normed)}, "
+                f"not {self.attention!r}"
+            )
+        if self.attention_constant and not ATTENTIONS[self.attention].keeps_state:
+            raise BilensError(
+                f"attention_constant=True is for attention without softmax, squared or bilinear, "
                 f"not {self.attention!r}"
             )

@@ -192,6 +192,7 @@ def own_family(config: Any) -> Family:
     """The parts of bilens's own `LanguageModel`, which its configuration chooses."""
     gated = config.mlp in ("bilinear", "swiglu", "geglu", "reglu")
     kind = ATTENTIONS[config.attention]
+    numbers = (*kind.numbers, *(["score_constant"] if config.attention_constant else []))
     return Family(
         layers="blocks",
         embed="embed",
@@ -213,7 +214,7 @@ def own_family(config: Any) -> Family:
         mlp_norm="mlp_norm",
         residual_mix="residual_mix" if config.embed_mix else None,
         v_first_share="attn.value_mix_share" if config.value_mix else None,
-        numbers=tuple(f"attn.{name}" for name in kind.numbers),
+        numbers=tuple(f"attn.{name}" for name in numbers),
         softcap=lambda config: config.logit_cap,
         attention=lambda config: config.attention,
         partial_values=_own_partial_values,

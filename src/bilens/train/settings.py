@@ -135,6 +135,53 @@ class AnnealTraining(TrainerSettings):
 
 
 @dataclass(frozen=True)
+class TensoriseTraining(TrainerSettings):
+    """Settings of `bilens tensorise`.
+
+    Attributes:
+        attention: squared, or softmax to keep attention as it is.
+        mlp: bilinear, or gated to keep the MLPs as they are.
+        tokens: tokens of the last stage, in which all weights learn; 0 leaves it out.
+        length: tokens of a text.
+        calibration_tokens: tokens of own text for the first two stages.
+        layer_steps: steps of Adam by which each layer with linear gates learns by itself.
+        pattern_steps: steps of Adam by which all patterns learn.
+        pattern_batch: texts in each of them.
+        data_share: largest share of given texts among those of the last stage.
+        sample_batch: texts that are drawn from the model at once.
+        learning_rate: highest learning rate of the last stage. It falls to zero.
+    """
+
+    attention: Literal["squared", "softmax"] = "squared"
+    mlp: Literal["bilinear", "gated"] = "bilinear"
+    tokens: Annotated[int, Between(0, 10**15)] = 20_000_000
+    length: Size = 256
+    calibration_tokens: Count = 2**20
+    layer_steps: Annotated[int, Between(0)] = 200
+    pattern_steps: Count = 400
+    pattern_batch: Count = 16
+    data_share: Annotated[float, Between(0, 1)] = 0.5
+    sample_batch: Count = 256
+    batch_size: Count = 32
+    learning_rate: Positive = 3e-4
+    weight_decay: NotNegative = 0.0
+    warmup: Annotated[float, Between(0, 1, below=True)] = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.calibration_tokens < 4 * self.length:
+            raise BilensError(
+                f"calibration_tokens={self.calibration_tokens}, expected at least "
+                f"{4 * self.length}, four texts of length={self.length}"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of the last stage."""
+        return self.tokens // (self.batch_size * self.length)
+
+
+@dataclass(frozen=True)
 class LanguageTraining(TrainerSettings):
     """Settings of the training of a language model.
 

@@ -100,7 +100,11 @@ def _make_attention(config: LanguageConfig, layer: int) -> Attention:
         value_mix=config.value_mix,
         pairs=kind.pairs,
         scale=config.attention_scale,
-        **({"norm": config.attention_norm} if len(kind.norms) > 1 else {}),
+        **(
+            {"norm": config.attention_norm, "constant": config.attention_constant}
+            if kind.keeps_state
+            else {}
+        ),
     )
 
 

@@ -4,7 +4,7 @@ from inspect import unwrap
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
@@ -86,6 +86,7 @@ class ProductAttention(Attention):
 
     Args:
         scale: of each score; 1 / d_head by default.
+        constant: add a learned number of each head to its scores: (scale q . k + c).
         norm: none; sum, for rows of the pattern divided by their sum; rms, for the output of each
             head divided by its root mean square. Either makes it no tensor.
         sizes: those of `Attention`; squared attention has one pair, bilinear attention two.
@@ -93,10 +94,25 @@ class ProductAttention(Attention):
     Source: The post on tensor-transformer variants: `pattern = (q1 k1' / d)(q2 k2' / d)`.
     """
 
-    def __init__(self, *, scale: float | None, norm: AttentionNorm, **sizes: Any) -> None:
+    def __init__(
+        self, *, scale: float | None, norm: AttentionNorm, constant: bool = False, **sizes: Any
+    ) -> None:
         super().__init__(**sizes)
         self.scale = 1 / self.d_head if scale is None else scale
         self.norm = norm
+        shape = self.pairs, self.n_heads
+        self.score_constant = nn.Parameter(torch.zeros(shape)) if constant else None
+
+    def _queries_keys(self, *args: Any, **kwargs: Any) -> QueriesKeys:
+        pairs = super()._queries_keys(*args, **kwargs)
+        if self.score_constant is None:
+            return pairs
+        # One more coordinate after the rotation: c / scale in queries and 1 in keys.
+        constants = (self.score_constant / self.scale)[:, :, None, None]
+        return [
+            (torch.cat([q, c.to(q).expand_as(q[..., :1])], -1), functional.pad(k, (0, 1), value=1))
+            for (q, k), c in zip(pairs, constants, strict=True)
+        ]
 
     def attend(
         self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None

@@ -1,0 +1,158 @@
+"""Pretrained transformers as models of bilens, whose attention may lose its softmax."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN, LinearActivation
+
+from bilens.errors import BilensError
+from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.residual.families import parts_of
+from bilens.residual.layers import Parts
+from bilens.residual.parts import Norm
+
+CHECKED_TOKENS = 48
+GATES: dict[type[nn.Module], Any] = {
+    LinearActivation: "bilinear",
+    nn.SiLU: "swiglu",
+    type(ACT2FN["silu"]): "swiglu",
+}
+
+
+def as_language_model(model: Any) -> LanguageModel:
+    """Return a Llama-like transformer as a `LanguageModel` with the same logits.
+
+    Its norms are RMSNorms before attention, MLP and unembedding, its positions are rotary, and its
+    MLPs are gated. The logits of both models are compared on random tokens.
+
+    Raises:
+        BilensError: the model has another part, or its logits differ.
+    """
+    parts = parts_of(model)
+    config = _config(model.config, parts)
+    with torch.random.fork_rng(devices=[]):
+        copy: Any = LanguageModel(config)
+    copy = copy.to(device=parts.embed.module.weight.device, dtype=parts.embed.module.weight.dtype)
+    state = dict(_weights(copy, parts))
+    copy.load_state_dict(state, strict=not config.tie_word_embeddings)
+    copy.eval()
+    _compare(model, copy)
+    return copy
+
+
+def without_softmax(model: LanguageModel) -> LanguageModel:
+    """Return a copy with squared attention whose rows are divided by their sum.
+
+    A score s = q.k / sqrt(d) enters as (s / 2 + 1)^2, close to exp(s) for small s. Queries keep
+    their weights. The constant of each head is a parameter.
+    """
+    settings = model.config.settings() | {
+        "attention": "squared",
+        "attention_norm": "sum",
+        "attention_constant": True,
+        "attention_scale": 0.5 / (model.config.d_model // model.config.n_heads) ** 0.5,
+    }
+    extra = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id")}
+    with torch.random.fork_rng(devices=[]):
+        copy: Any = LanguageModel(LanguageConfig(**settings, **extra))
+    weight = model.embed.weight
+    copy = copy.to(device=weight.device, dtype=weight.dtype)
+    copy.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        for block in copy.blocks:
+            block.attn.score_constant.fill_(1.0)
+    return copy.eval()
+
+
+def _config(config: Any, parts: Parts) -> LanguageConfig:
+    """Return the settings of the copy; raise where the model has a part that it lacks."""
+    first = parts.layers[0]
+    heads, mlp = first.heads, first.mlp
+    width = parts.embed.module.embedding_dim
+    missing = {
+        "attention other than softmax": parts.attention != "softmax",
+        "parallel attention and MLP": parts.parallel,
+        "learned positions": parts.positions is not None or parts.hidden_positions is not None,
+        "norms after attention or MLP": heads.out_norm is not None or mlp.out_norm is not None,
+        "norms of queries and keys": bool(heads.inner),
+        "heads whose widths do not add up to the stream's": heads.d_head * heads.n_heads != width,
+        "MLPs without gates": mlp.gate is None,
+        "scaled embeddings or logits": parts.embed.scale != 1 or parts.logit_scale != 1,
+        "LayerNorms": any(norm is None or norm.centres for norm in (heads.norm, mlp.norm)),
+        "sliding windows": bool(getattr(config, "layer_types", None))
+        and "sliding_attention" in config.layer_types,
+    }
+    if present := [name for name, is_so in missing.items() if is_so]:
+        raise BilensError(
+            f"{type(config).__name__} has {', '.join(present)}; expected a Llama-like model, with "
+            "RMSNorms, rotary positions and gated MLPs"
+        )
+    activation = mlp.activation_function()
+    gate = GATES.get(type(activation))
+    if gate is None:
+        raise BilensError(
+            f"{mlp.name} has the activation {activation}, expected SiLU or a linear one; "
+            "`bilens linearise` makes any gate linear"
+        )
+    biased = any(part.bias() is not None for part in (*heads.reads, heads.out))
+    mlp_biased = any(part.bias() is not None for part in (*mlp.reads, mlp.down))
+    assert isinstance(heads.norm, Norm)
+    rope = getattr(config, "rope_parameters", None) or {}
+    return LanguageConfig(
+        vocab_size=parts.embed.module.num_embeddings,
+        d_model=width,
+        n_layers=len(parts.layers),
+        n_heads=heads.n_heads,
+        n_kv_heads=heads.n_kv_heads,
+        d_hidden=mlp.down.weight().shape[1],
+        n_ctx=config.max_position_embeddings,
+        mlp=gate,
+        norm="rms",
+        norm_eps=heads.norm.eps,
+        bias=biased,
+        mlp_bias="all" if mlp_biased else "none",
+        rope_base=rope.get("rope_theta", 10_000.0),
+        tie_word_embeddings=bool(config.tie_word_embeddings),
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+    )
+
+
+def _weights(copy: LanguageModel, parts: Parts) -> Any:
+    """Yield the weights of the copy by their names."""
+    maps: dict[str, Any] = {}
+    norms: dict[str, Any] = {"norm": parts.norm}
+    for number, layer in enumerate(parts.layers):
+        name, heads, mlp = f"blocks.{number}", layer.heads, layer.mlp
+        norms |= {f"{name}.attn_norm": heads.norm, f"{name}.mlp_norm": mlp.norm}
+        [(query, key)] = heads.pairs
+        maps |= {f"{name}.attn.{n}": m for n, m in (("query", query), ("key", key))}
+        maps |= {f"{name}.attn.value": heads.value, f"{name}.attn.out": heads.out}
+        maps |= {f"{name}.mlp.left": mlp.up, f"{name}.mlp.right": mlp.gate}
+        maps[f"{name}.mlp.out"] = mlp.down
+    yield "embed.weight", parts.embed.weight()
+    if not copy.config.tie_word_embeddings:
+        yield "unembed.weight", parts.unembed.weight()
+    for name, norm in norms.items():
+        yield f"{name}.weight", norm.gain()
+    for name, part in maps.items():
+        yield f"{name}.weight", part.weight()
+        module: Any = copy.get_submodule(name)
+        if module.bias is not None:
+            bias = part.bias()
+            yield f"{name}.bias", part.weight().new_zeros(part.n_out) if bias is None else bias
+
+
+@torch.no_grad()
+def _compare(model: Any, copy: LanguageModel) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(copy.config.vocab_size, (2, CHECKED_TOKENS), generator=generator)
+    ids = ids.to(copy.embed.weight.device)
+    expected, logits = model(ids, use_cache=False).logits, copy(ids).logits
+    error = float((logits - expected).abs().max() / expected.abs().max())
+    if error > 1e-3 if expected.dtype in (torch.float32, torch.float64) else 0.1:
+        raise BilensError(
+            f"The logits of {type(model).__name__} and of its copy differ by {error:.1%}, expected "
+            "rounding; it computes something that its parts do not say"
+        )

@@ -1,0 +1,229 @@
+"""Transformers become tensors: exact copies, patterns without softmax, and distillation."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+import bilens
+from bilens.convert.language_model import as_language_model, without_softmax
+from bilens.errors import BilensError
+from bilens.read.flow import flow
+from bilens.train.patterns import PatternTraining, pattern_loss, teach_patterns
+from bilens.train.settings import TensoriseTraining
+from bilens.train.tensorise import agreement, distillation_loss, interleaved, own_text, tensorise
+from tests.families import tiny
+from tests.language import TOKENS, VOCAB, random_model
+
+TIME = 10
+SMALL = TensoriseTraining(
+    tokens=2 * 2 * TIME,
+    length=TIME,
+    calibration_tokens=64 * TIME,
+    layer_steps=2,
+    pattern_steps=2,
+    pattern_batch=4,
+    batch_size=2,
+    sample_batch=16,
+)
+
+
+def texts(n=8, seed=0):
+    return torch.randint(VOCAB, (n, TIME), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "llama-tied", "qwen2", "phi3"])
+def test_a_copy_has_the_logits_of_its_original(name):
+    model = tiny(name)
+    copy = as_language_model(model)
+    torch.testing.assert_close(copy(texts()).logits, model(texts()).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("gemma2", "norms after attention"),
+        ("gpt2", "learned positions, MLPs without gates, LayerNorms"),
+        ("qwen3", "norms of queries and keys"),
+        ("mistral", "widths do not add up"),
+        ("own-layer", "learned positions"),
+    ],
+)
+def test_a_part_that_a_copy_lacks_is_an_error(name, missing):
+    with pytest.raises(BilensError, match=missing):
+        as_language_model(tiny(name))
+
+
+@given(
+    attention=st.sampled_from(["squared", "bilinear"]),
+    norm=st.sampled_from(["none", "rms"]),
+    n_kv_heads=st.sampled_from([1, 2, 4]),
+    positions=st.sampled_from(["rotary", "none"]),
+    seed=st.integers(0, 5),
+)
+def test_constants_are_added_to_scores(attention, norm, n_kv_heads, positions, seed):
+    sizes = {"attention": attention, "attention_norm": norm, "n_kv_heads": n_kv_heads}
+    model = random_model(seed, positions=positions, attention_constant=True, **sizes)
+    plain = random_model(seed, positions=positions, **sizes)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    x = torch.randn(2, TIME, 16, dtype=torch.float64)
+    rope = model.embed_text(texts(2), torch.arange(TIME)[None])[2]
+    for block, bare in zip(model.blocks, plain.blocks, strict=True):
+        scores = [q @ k.mT for q, k in bare.attn.queries_keys(x, None, rope)]
+        shifted = [
+            block.attn.scale * s + c[:, None, None]
+            for s, c in zip(scores, block.attn.score_constant, strict=True)
+        ]
+        pattern = (shifted[0] * shifted[-1]).tril()
+        values = block.attn.values(x).repeat_interleave(4 // n_kv_heads, 1)
+        mixed = pattern @ values
+        if norm == "rms":
+            mixed = mixed * (mixed.square().mean(-1, keepdim=True) + 1e-20).rsqrt()
+        expected = block.attn.out(mixed.transpose(1, 2).flatten(2))
+        torch.testing.assert_close(block.attn(x, None, rope), expected)
+
+
+def test_a_model_with_constants_continues_from_its_state():
+    model = random_model(
+        attention="squared", attention_norm="sum", attention_constant=True, norm="rms", n_layers=2
+    )
+    ids = texts(2)
+    start = model(ids[:, :6], use_cache=True)
+    size = start.past_key_values.layers[0].keys.numel()
+    end = model(ids[:, 6:], past_key_values=start.past_key_values, use_cache=True)
+    torch.testing.assert_close(end.logits, model(ids).logits[:, 6:])
+    assert end.past_key_values.layers[0].keys.numel() == size
+
+
+def test_squared_attention_is_near_softmax_where_scores_are_small():
+    teacher = as_language_model(tiny("llama"))
+    with torch.no_grad():
+        for block in teacher.blocks:
+            block.attn.query.weight *= 1e-3
+    student = without_softmax(teacher)
+    difference = (student(texts()).logits - teacher(texts()).logits).abs().max()
+    assert 0 < difference < 1e-4
+
+
+def test_the_loss_of_patterns_is_its_formula():
+    teacher = as_language_model(tiny("llama"))
+    student = without_softmax(teacher)
+    x = torch.randn(2, TIME, 16, dtype=torch.float64)
+    rope = teacher.embed_text(texts(2), torch.arange(TIME)[None])[2]
+    ours, theirs = student.blocks[0].attn, teacher.blocks[0].attn
+    total, count = 0.0, 0
+    A, B = (part.attention_pattern(x, None, rope) for part in (theirs, ours))
+    V = theirs.values(x).repeat_interleave(theirs.n_heads // theirs.n_kv_heads, 1)
+    for text in range(2):
+        for head in range(theirs.n_heads):
+            sizes = [(A[text, head, t] @ V[text, head]).square().sum() for t in range(TIME)]
+            for t in range(TIME):
+                a, b = A[text, head, t], B[text, head, t]
+                entropy = -sum(a[s] * torch.log(b[s] + 1e-6) for s in range(TIME))
+                error = ((b - a) @ V[text, head]).square().sum() / (sum(sizes) / TIME)
+                total, count = total + entropy + error, count + 1
+    torch.testing.assert_close(pattern_loss(ours, theirs, x, rope), total / count)
+
+
+def test_patterns_are_learned_and_everything_else_stays():
+    teacher = as_language_model(tiny("llama", dtype=torch.float32)).requires_grad_()
+    with torch.no_grad():
+        for block in teacher.blocks:
+            block.attn.query.weight *= 8  # sharp patterns, far from squares of small scores
+    student = without_softmax(teacher).requires_grad_()
+    before = {name: weight.clone() for name, weight in student.state_dict().items()}
+    ids, fixed = texts(16), PatternTraining(batch_size=16, learning_rate=1e-2)
+    first, last = (
+        sum(teach_patterns(student, teacher, ids, replace(fixed, steps=n))) for n in (1, 100)
+    )
+    assert last < first - 0.1
+    moved = {n for n, w in student.state_dict().items() if not torch.equal(w, before[n])}
+    learned = ("query.weight", "key.weight", "score_constant")
+    assert moved
+    assert all(name.endswith(learned) for name in moved)
+
+
+def test_the_distillation_loss_is_the_divergence_of_counted_positions():
+    torch.manual_seed(0)
+    ours, theirs = torch.randn(2, 3, 4, 7).unbind(0)
+    counted = torch.rand(3, 4) < 0.6
+    rows = [
+        functional.kl_div(a.log_softmax(-1), b.softmax(-1), reduction="sum")
+        for a, b in zip(ours[counted], theirs[counted], strict=True)
+    ]
+    loss = distillation_loss(ours, theirs, counted)
+    torch.testing.assert_close(loss, torch.stack(rows).mean())
+    torch.testing.assert_close(distillation_loss(ours, theirs, counted, 5), sum(rows) / 5)
+
+
+def test_agreement_of_a_model_with_itself_and_with_another():
+    model, other = (as_language_model(tiny("llama", seed)) for seed in (0, 1))
+    same = agreement(model, model, texts())
+    assert (same.rise, same.kl, same.top1) == (0, 0, 1)
+    ids = texts()
+    apart = agreement(other, model, ids)
+    with torch.no_grad():
+        logits = other(ids).logits[:, :-1].flatten(0, 1)
+    loss = functional.cross_entropy(logits, ids[:, 1:].flatten())
+    assert apart.loss == pytest.approx(float(loss), rel=1e-5)
+    assert apart.kl > 0
+    assert apart.top1 < 1
+
+
+def test_own_text_is_drawn_from_the_model():
+    model = as_language_model(tiny("llama"))
+    with torch.no_grad():
+        # The next token is the same one, whatever came before.
+        model.unembed.weight.zero_()
+        model.norm.weight.zero_()
+        model.embed.weight.zero_()
+    drawn = own_text(model, 400, replace(SMALL, length=3))
+    assert drawn.shape == (400, 3)
+    counts = torch.bincount(drawn[:, 1:].flatten(), minlength=VOCAB).double()
+    assert counts.min() > 0, "all tokens are equally likely in a model without weights"
+    assert interleaved([drawn[:4], drawn[4:6]]).tolist() == drawn[[0, 4, 1, 5]].tolist()
+
+
+def test_the_whole_way_is_saved_resumed_and_read_exactly(tmp_path):
+    model = tiny("llama", dtype=torch.float32).requires_grad_()
+    result = tensorise(model, TOKENS, {"a": texts()}, SMALL, tmp_path, use_cpu=True)
+    assert list(result.stages) == ["gates", "attention", "distilled"]
+    assert len(result.frame()) == 3
+    opened = bilens.load(tmp_path)
+    again = agreement(opened.model, as_language_model(model), texts())
+    assert again.kl == pytest.approx(result.stages["distilled"]["a"].kl, rel=1e-4)
+    # Every layer is a tensor, and a logit is accounted for through the patterns.
+    assert opened.mlp(0).out.shape[0] == 16
+    split = flow(opened, texts()[0], opened.direction(3), through_patterns=True)
+    assert split.value == pytest.approx(float(opened.trace(texts()[0]).logits[-1, 3]), rel=1e-4)
+    stages = {path.name for path in (tmp_path / "stages").iterdir()}
+    assert stages == {"gates", "attention"}
+
+
+def test_a_resumed_run_takes_the_finished_stages(tmp_path, monkeypatch):
+    model = tiny("llama", dtype=torch.float32).requires_grad_()
+    settings = replace(SMALL, tokens=0)
+    first = tensorise(model, TOKENS, {"a": texts()}, settings, tmp_path, use_cpu=True)
+    monkeypatch.setattr("bilens.train.tensorise.linearise", None)
+    monkeypatch.setattr("bilens.train.tensorise.teach_patterns", None)
+    second = tensorise(model, TOKENS, {"a": texts()}, settings, tmp_path, use_cpu=True, resume=True)
+    assert second.stages["attention"]["a"] == first.stages["attention"]["a"]
+
+
+@pytest.mark.parametrize(
+    ("attention", "mlp", "expected"),
+    [
+        ("softmax", "bilinear", ["gates", "distilled"]),
+        ("squared", "gated", ["attention", "distilled"]),
+    ],
+)
+def test_either_part_may_stay_as_it_is(attention, mlp, expected, tmp_path):
+    model = tiny("llama", dtype=torch.float32).requires_grad_()
+    settings = replace(SMALL, attention=attention, mlp=mlp)
+    result = tensorise(model, TOKENS, {"a": texts()}, settings, tmp_path, use_cpu=True)
+    assert list(result.stages) == expected
+    config = bilens.load(tmp_path).config
+    assert (config.attention, config.mlp) == (attention, "swiglu" if mlp == "gated" else "bilinear")
