@@ -234,7 +234,7 @@ def test_activations_that_are_not_zero_at_zero(name, act):
     view = ResidualModel(model, toy_tokenizer())
     with exact_norms():
         total, logits = sum_of_parts(view, some_text()[0])
-        split = flow(view, some_text()[0], TokenDirection("t3"), k=2)
+        split = flow(view, some_text()[0], TokenDirection("t3"), m=2)
     assert (total - logits).abs().max() < 1e-11 * logits.abs().max()
     leaves = sum(node.flow for node in split.nodes if node.kind in ("token", "position", "bias"))
     assert leaves == pytest.approx(split.value, rel=1e-9)
