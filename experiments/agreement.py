@@ -31,10 +31,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from bilens.models import load
+from bilens.read.figures.flow import ablation_figure
 from bilens.read.flow import (
     Ablation,
     Flow,
@@ -48,9 +50,7 @@ from bilens.read.flow import (
 )
 from bilens.read.flow.mlp import LinearMLP
 from bilens.read.language import TokenDirection
-from bilens.reading import signed
-from bilens.report import Table
-from bilens.report.flow import ablation_figure
+from bilens.reading import Table, signed
 from bilens.residual import Moment, ResidualModel
 from experiments.blimp import Pair, load_pairs, preferred
 from experiments.context import Outcome, RecipeContext
@@ -343,6 +343,10 @@ def _tables(found: RecurringFlows) -> list[Table]:
     ]
     header = ("mean flow", "mean |flow|", "prefixes")
     return [
-        Table(("head", *header), heads, "Heads that recur", words=1),
-        Table(("MLP", *header, "least |cosine|"), directions, "Directions that recur", words=1),
+        Table(pd.DataFrame(heads, columns=["head", *header]), "Heads that recur", words=1),
+        Table(
+            pd.DataFrame(directions, columns=["MLP", *header, "least |cosine|"]),
+            "Directions that recur",
+            words=1,
+        ),
     ]

@@ -10,9 +10,8 @@ from jaxtyping import Float
 from plotly.colors import sample_colorscale
 from torch import Tensor
 
-from bilens.report.canvas import Canvas
-from bilens.report.picture import as_image, diverging
-from bilens.report.style import dress
+from bilens.read.figures.canvas import Canvas, as_image, diverging
+from bilens.read.figures.style import dress
 from experiments.context import interval
 
 __all__ = ["Line", "confidence_line", "line_figure", "picture_figure", "spread_line"]

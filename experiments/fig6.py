@@ -28,11 +28,10 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.read import top_inputs
+from bilens.read.figures.canvas import Canvas, as_image, diverging
+from bilens.read.figures.style import BLUE, RED
 from bilens.reading import signed
 from bilens.report import spectrum_figure
-from bilens.report.canvas import Canvas
-from bilens.report.picture import as_image, diverging
-from bilens.report.style import BLUE, RED
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext

@@ -18,11 +18,12 @@ Small: 5 initialisations, two minutes on one core. Paper: p = 113 and 10 initial
 
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 
 from bilens.data import modular_addition
 from bilens.read import FourierReading, read_fourier
-from bilens.report import Table
+from bilens.reading import Table
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
 
@@ -61,7 +62,11 @@ def run(context: RecipeContext) -> Outcome:
         ]
         figures[f"power-{layers}"] = _power_figure(readings, name)
     headings = ("model", "seed", "held out", "addition", "frequencies", "kept", "removed", "units")
-    return Outcome(numbers, figures, [Table(headings, rows, "Waves of modular addition", words=1)])
+    return Outcome(
+        numbers,
+        figures,
+        [Table(pd.DataFrame(rows, columns=headings), "Waves of modular addition", words=1)],
+    )
 
 
 def _row(reading: FourierReading) -> tuple[str, ...]:

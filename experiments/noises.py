@@ -16,10 +16,12 @@ one core for each noise. Paper: 20 initialisations for each of nine.
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
+
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
 from bilens.read import Basis, class_spectra, truncation_curve
-from bilens.report import Table
+from bilens.reading import Table
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import Line, confidence_line, line_figure
@@ -68,7 +70,7 @@ def run(context: RecipeContext) -> Outcome:
         )
         for key, (text, _) in AXES.items()
     }
-    return Outcome(numbers, figures, [Table(HEADER, rows, words=1)])
+    return Outcome(numbers, figures, [Table(pd.DataFrame(rows, columns=HEADER), words=1)])
 
 
 def _measure(models: list[ImageClassifier], data: ImageData) -> dict[str, list[float]]:

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -45,7 +46,7 @@ from bilens.data.deep_grammar import (
     VERBS,
 )
 from bilens.nn.language_settings import LanguageSettings
-from bilens.report import Table
+from bilens.reading import Table
 from bilens.residual import ResidualModel
 from bilens.train.settings import LanguageTraining
 from experiments.context import Outcome, RecipeContext, interval
@@ -111,7 +112,9 @@ def run(context: RecipeContext) -> Outcome:
             "repeated": [f["repeated"] for f in found],
         }
     columns = ("attention", "seed", "rule", "KL", "named", "part of it", "pairs", "repeated")
-    return Outcome(numbers, parts=[Table(columns, rows, "Rules in the weights", words=1)])
+    return Outcome(
+        numbers, parts=[Table(pd.DataFrame(rows, columns=columns), "Rules in the weights", words=1)]
+    )
 
 
 def _trained(context: RecipeContext, attention: str, seed: int, n_layers: int) -> ResidualModel:

@@ -25,6 +25,7 @@ import pandas as pd
 import torch
 
 from bilens.data import Corpus
+from bilens.read.figures.language import context_line, ngram_table
 from bilens.read.language import (
     DirectionReading,
     TokenDirection,
@@ -36,9 +37,8 @@ from bilens.read.language import (
     skip_trigrams,
     split_logits,
 )
-from bilens.reading import signed
-from bilens.report import ContextList, spectrum_figure
-from bilens.report.language import context_line, ngram_table
+from bilens.reading import ContextList, signed
+from bilens.report import spectrum_figure
 from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
 from experiments.context import Outcome, RecipeContext, validation_loss

@@ -243,7 +243,7 @@ def test_ctrl_c_names_resume_where_there_is_one(args, said, monkeypatch, capsys)
     def stop(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bilens.cli.report.Report.run", stop)
+    monkeypatch.setattr("bilens.cli.decompose.Report.run", stop)
     monkeypatch.setattr("bilens.cli.train.Train.run", stop)
     with pytest.raises(SystemExit) as ended:
         main(args)
@@ -321,7 +321,7 @@ def test_the_overview_names_every_command(capsys):
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert all(f"• {name} " in shown for name in COMMANDS)
-    assert "The exit status is 0 when all went well, 1 after an error" in " ".join(shown.split())
+    assert "The exit status is 0 on success, 1 after an error" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,15 @@ def test_a_trained_run_loads(run):
 def test_ngrams_are_printed_and_saved(run, tmp_path, capsys):
     main(["ngrams", str(run), "--token", "girl", "--k", "4", "--output", str(tmp_path)])
     text = shown(capsys)
-    assert "preceding girl" in text
-    assert "head-1 girl" in text
-    frame = pd.read_csv(tmp_path / "following.csv")
+    assert "before girl" in text
+    assert "head 1" in text
+    frame = pd.read_csv(tmp_path / "after-girl.csv")
     assert len(frame) == 4
     assert frame.token[0] in text
 
 
 def test_heads_are_printed_and_saved(run, tmp_path, capsys):
-    options = ["--head", "1", "--distance", "2", "--k", "3", "--components", "1"]
+    options = ["--heads", "1", "--distance", "2", "--k", "3", "--components", "1"]
     main(["heads", str(run), *options, "--output", str(tmp_path)])
     text = shown(capsys)
     for title in ("attends most", "attends least", "raises", "lowers", "components"):
@@ -67,8 +67,8 @@ def test_contexts_are_printed(run, tmp_path, capsys):
     main(["contexts", str(run), "--token", "girl", *options, "--neuronpedia", str(tmp_path)])
     text = shown(capsys)
     assert len(json.loads((tmp_path / "batch-0.json").read_text())["features"]) == 2
-    assert text.count("eigenvalue") == 2
-    assert len(re.findall(r"[+-]\d\S* ", text)) == 2 + 4
+    assert text.count("λ = ") == 2
+    assert len(re.findall(r"[+-]\d\S* ", text[text.index("λ = ") :])) == 2 + 4
 
 
 def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
@@ -92,7 +92,7 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     assert json.loads((tmp_path / "graphs" / "flow.json").read_text())["nodes"]
     text = shown(capsys)
     found = json.loads(page.with_suffix(".json").read_text())
-    assert f"{found['value']:+#.3g} girl minus dog, cat" in text
+    assert f"girl minus dog, cat {found['value']:.4g}, probability of the token" in text
     assert len(found["nodes"]) == 9
     assert len(found["ablated"]) == 5
     assert "Interventions" in page.read_text()
@@ -102,7 +102,7 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
 def test_numbers_come_as_json(run, tmp_path, capsys):
     for command, options, wanted in (
         ("ngrams", ["--token", "girl"], "preceding"),
-        ("heads", ["--head", "1", "--k", "3"], "head 0.1 raises"),
+        ("heads", ["--heads", "1", "--k", "3"], "head 0.1 raises"),
         ("contexts", ["--token", "girl", "--eigenvectors", "1", "--k", "1"], "eigenvectors"),
         ("generate", ["--tokens", "2"], "text"),
         (
@@ -160,7 +160,7 @@ FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--m", "2"]
     ("command", "message"),
     [
         (["ngrams", "RUN", "--token", "grl"], "the nearest are girl"),
-        (["heads", "RUN", "--head", "2"], "head=2, expected 0 to 1"),
+        (["heads", "RUN", "--heads", "2"], "head=2, expected 0 to 1"),
         (["heads", "RUN", "--layer", "1"], "layer=1, expected 0 to 0"),
         (["contexts", "RUN", "--token", "girl", "--minus", "dgo"], "the nearest are dog"),
         (
@@ -171,7 +171,7 @@ FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--m", "2"]
         (["generate", "RUN", "--seed", str(2**64)], "expected a whole number, at least 0 and at"),
         (["heads", "RUN", "--distance", str(2**64)], "distance=18446744073709551616, expected a"),
         ([*FLOW, "--ablate", "-1"], "ablate=-1, expected a whole number, at least 0"),
-        ([*FLOW, "--output", ""], ". could not be written: "),
+        ([*FLOW, "--output", "a.txt"], "a.txt: expected PAGE.html, NUMBERS.json or a folder"),
         ([*FLOW, "--viewer", "a" * 5000], "could not be used: File name too long. Check the path"),
         (["decompose", "RUN"], "holds no image classifier"),
         (["report", "RUN", "--token", ""], "token='', expected a single token"),
@@ -240,13 +240,15 @@ def test_classifiers_have_no_ngrams(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["ngrams", str(tmp_path), "--token", "girl"])
     shown = " ".join(capsys.readouterr().err.split())
-    assert "holds ImageClassifier, and this command reads language models" in shown
+    assert "holds ImageClassifier, and `bilens ngrams` reads language models" in shown
 
 
 def test_a_flow_needs_a_prompt(run, capsys):
     with pytest.raises(SystemExit):
         main(["flow", str(run), "--prompt", "", "--token", "girl"])
-    assert "--prompt is empty; give a text" in " ".join(capsys.readouterr().err.split())
+    assert "holds no token that the model knows; expected some text" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_a_flow_needs_a_tokenizer(run, tmp_path, capsys):
@@ -254,4 +256,4 @@ def test_a_flow_needs_a_tokenizer(run, tmp_path, capsys):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     with pytest.raises(SystemExit):
         main(["flow", str(tmp_path), "--prompt", "a", "--token", "girl"])
-    assert "has no tokenizer beside it, which --prompt needs" in capsys.readouterr().err
+    assert "came without a tokenizer, which texts need" in capsys.readouterr().err

@@ -147,7 +147,7 @@ def test_everything_is_derived_from_facts_and_a_frame():
     table, picture = section.parts
     assert table.header == ["head", "score", "n"]
     assert table.rows == [("0.0", "12.3", "1,000"), ("0.1", "-0.5", "2")]
-    assert table.words == 1
+    assert table.n_words == 1
     assert picture.name == "plot"
     assert list(picture.figure.data[0].y) == [12.345, -0.5]
     assert "2 heads, accuracy 50.00%" in section.text

@@ -16,12 +16,15 @@ RECIPE = '''"""Nothing: a recipe that says where it runs.
 And no more.
 """
 
-from bilens.report import Table
+import pandas as pd
+
+from bilens.reading import Table
 from experiments.context import Outcome, RecipeContext
 
 
 def run(context: RecipeContext) -> Outcome:
-    return Outcome({"answer": context.choose(42, 43)}, parts=[Table(["answer"], [["42"]])])
+    table = Table(pd.DataFrame({"answer": ["42"]}), words=0)
+    return Outcome({"answer": context.choose(42, 43)}, parts=[table])
 '''
 
 

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 import bilens.cli
-from bilens.cli.language import show_frames
+from bilens.cli.readings import show_reading
 from bilens.cli.terminal import PlainConsole, printable
 from bilens.errors import BilensError
+from bilens.reading import ContextLine, ContextList, Reading
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\rback\u202eturned\ud800"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\rback\u202eturned\ud800"
@@ -60,7 +61,18 @@ def test_no_color_takes_colours_away(monkeypatch):
 def test_tables_of_tokens_are_clean(capsys):
     # Neither pandas nor a tokenizer holds half of a pair.
     token = EVIL.removesuffix("\ud800")
-    show_frames({token: pd.DataFrame({"token": [token], "value": [1.0]})}, None)
+
+    class Tokens(Reading):
+        def facts(self):
+            return [(token, token)]
+
+        def tables(self):
+            return {token: pd.DataFrame({"token": [token], "value": [1.0]})}
+
+        def texts(self):
+            return [ContextList(token, [ContextLine(1.0, [(token, 1.0)], 0)])]
+
+    show_reading(Tokens())
     shown = capsys.readouterr().out
     assert "back" in shown
     assert not {"\x1b", "\x07", "\x9b", "\r", "\u202e"} & set(shown)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Union
 
 from bilens.lazy_imports import go, pd, px
 
@@ -55,11 +55,13 @@ class Table:
         caption: Text above it.
         formats: Format of a column by its name, such as ".2%"; by default numbers of a column have
             the same number of decimals.
+        words: Number of columns of words, which come first; by default those without numbers.
     """
 
     frame: "pd.DataFrame"
     caption: str = ""
     formats: Mapping[str, str] = field(default_factory=dict)
+    words: int | None = None
 
     @property
     def header(self) -> list[str]:
@@ -67,22 +69,28 @@ class Table:
         return [str(name) for name in self.frame.columns]
 
     @property
-    def words(self) -> int:
-        """Number of columns that hold words; in the pages they are the first."""
-        return sum(self.frame[name].dtype.kind not in "fiu" for name in self.frame.columns)
+    def n_words(self) -> int:
+        """Number of columns of words."""
+        if self.words is not None:
+            return self.words
+        return sum(dtype.kind not in "fiu" for dtype in self.frame.dtypes)
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """The cells as text."""
-        columns = [self._cells(name) for name in self.frame.columns]
+        columns = [self._cells(number) for number in range(len(self.frame.columns))]
         return list(zip(*columns, strict=True))
 
-    def _cells(self, name: str) -> list[str]:
-        column = self.frame[name]
-        how = self.formats.get(name)
+    def _cells(self, number: int) -> list[str]:
+        column = self.frame.iloc[:, number]
+        how = self.formats.get(self.header[number])
         if how is None and column.dtype.kind == "f":
             how = _common_format(column.tolist())
-        return [format(value, how) if how else shown(value) for value in column.tolist()]
+        if how is None:
+            return [shown(value) for value in column.tolist()]
+        if how.startswith("+"):
+            return [signed(value, how[1:]) for value in column.tolist()]
+        return [format(value, how) for value in column.tolist()]
 
 
 def _common_format(values: Iterable[float]) -> str:
@@ -104,7 +112,6 @@ class Picture:
 
     name: str
     figure: "go.Figure"
-    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ class FlowDrawing:
     graph: dict[str, Any]
 
 
-Part = Table | Picture | ContextList | FlowDrawing
+Part = Union[Table, Picture, ContextList, FlowDrawing, "go.Figure"]
 """Content of a section."""
 
 
@@ -229,7 +236,7 @@ class Reading:
         """Return its content as sections of a page; by default a single one."""
         tables = [Table(f, caption, self.formats) for caption, f in self.tables().items()]
         pictures = [Picture(name, figure) for name, figure in self.figures().items()]
-        facts = ", ".join(_fact_text(*fact) for fact in self.facts())
+        facts = ", ".join(fact_text(*fact) for fact in self.facts())
         text = " ".join(filter(None, (self.explanation, facts and f"{facts}.")))
         rows: list[list[Part]] = [[*tables[:1], *pictures[:1]]]
         others: list[Part] = [*tables[1:], *pictures[1:], *self.texts()]
@@ -237,7 +244,7 @@ class Reading:
         return [Section(self.title, text, rows)]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(_fact_text(*fact) for fact in self.facts())})"
+        return f"{type(self).__name__}({', '.join(fact_text(*fact) for fact in self.facts())})"
 
     def _repr_html_(self) -> str:
         return f"<p><code>{escape(repr(self))}</code></p>{self._table_html()}"
@@ -277,7 +284,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _fact_text(name: str, value: str | float) -> str:
+def fact_text(name: str, value: str | float) -> str:
     """Return a fact as a phrase, such as "10 heads" or "top eigenvalue 2.5"."""
     if not name:
         return shown(value)

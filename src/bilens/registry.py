@@ -23,7 +23,38 @@ from bilens.reading import Reading
 
 Function = TypeVar("Function", bound=Callable[..., Reading])
 
-BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType({})
+BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "ngrams": (
+            "bilens.read.language.ngrams",
+            "The n-grams of a token, from the weights alone.",
+        ),
+        "heads": (
+            "bilens.read.language.heads",
+            "The tokens that heads attend to and the outputs that they raise, from the weights.",
+        ),
+        "contexts": (
+            "bilens.read.language.reading",
+            "Eigenvectors of a token, and texts in which they are active.",
+        ),
+        "flow": (
+            "bilens.read.flow.reading",
+            "Where a logit comes from on a text, node by node.",
+        ),
+        "eigenvectors": (
+            "bilens.read.classifier",
+            "Eigenvectors of a classifier of one layer; how few are enough?",
+        ),
+        "paths": (
+            "bilens.read.deep",
+            "Strongest paths through a classifier of several layers.",
+        ),
+        "bonds": (
+            "bilens.read.bonds",
+            "The few directions between the layers of a classifier.",
+        ),
+    }
+)
 """By name: the module of an analysis of bilens, and a line about it."""
 
 

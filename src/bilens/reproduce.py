@@ -11,8 +11,8 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.files import write_json
+from bilens.reading import ContextList, Section, Table
 from bilens.report import write_page
-from bilens.report.page import ContextList, Section, Table
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 

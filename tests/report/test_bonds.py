@@ -6,6 +6,8 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.read import BondReading, read_bonds
+from bilens.read.figures.bonds import bond_sections
+from bilens.read.figures.network import chosen_edges
 from bilens.report import (
     bond_figure,
     directions_figure,
@@ -13,8 +15,6 @@ from bilens.report import (
     matrices_figure,
     network_figure,
 )
-from bilens.report.bonds import bond_figures, bond_sections
-from bilens.report.network import chosen_edges
 from tests.models import digit_model, digits
 
 SHAPE = (8, 8)
@@ -95,7 +95,7 @@ def test_each_direction_has_a_row_and_each_layer_its_matrices():
 
 def test_a_page_says_which_numbers_directions_have():
     def said(found: BondReading) -> str:
-        return bond_sections(found, bond_figures(found, SHAPE))[1].text
+        return bond_sections(found)[1].text
 
     assert "numbers go by share over the training images. Coordinates" in said(reading())
     other = replace(reading(), metric="weights")

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from bilens.errors import BilensError
+from bilens.read.figures.flow import flow_data
 from bilens.read.flow import flow
-from bilens.report.flow import flow_data
-from bilens.report.flow_viewer import viewer_graph, write_viewer_files
+from bilens.report.exporters import viewer_graph, write_viewer_files
 from bilens.residual import ResidualModel
 from tests.language import random_model, random_text
 

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus
+from bilens.read.figures.language import ngram_table
 from bilens.read.language import (
     LanguageReading,
     TokenDirection,
@@ -17,7 +18,7 @@ from bilens.read.language import (
     read_language,
     read_ngrams,
 )
-from bilens.report.language import ngram_table, write_language_report
+from bilens.report import write_report
 from bilens.residual import ResidualModel
 from tests.families import tiny
 from tests.language import VOCAB, random_model, random_text, toy_tokenizer
@@ -50,7 +51,7 @@ def page(tmp_path, unchecked) -> str:
         attention=read_attention(model, k=3),
         left_out=(ATTACK,),
     )
-    write_language_report(tmp_path / "report.html", reading, title=ATTACK)
+    write_report(tmp_path / "report.html", [reading], title=ATTACK)
     return (tmp_path / "report.html").read_text()
 
 
@@ -94,19 +95,22 @@ def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
     model = ResidualModel(tiny("llama"), toy_tokenizer())
     reading = read_language(model, corpus(toy_tokenizer()), [TokenDirection("t3")], 1, among=10)
     assert reading.directions == []
-    figures = write_language_report(tmp_path / "report.html", reading, title="Llama")
+    figures = write_report(tmp_path / "report.html", [reading], title="Llama")
     assert list(figures) == ["composition"]
     body = " ".join((tmp_path / "report.html").read_text().split())
     assert "is not a tensor. `bilens linearise` fits lines, `bilens anneal` trains" in body
-    assert "norms divide by the size of the token and its MLP alone and what other layers" in body
+    assert (
+        "norms divide by the size of the token and its MLP alone and the effect of other layers"
+        in body
+    )
     assert body.count("<h2>Head 1.") == 4
 
 
 def test_tables_hold_tokens_and_the_value():
     model = ResidualModel(random_model(), toy_tokenizer())
     found = read_ngrams(model, TokenDirection("t3"), k=4)
-    assert ngram_table(found.heads[0], "head").header == ("virtual", "direct", "value")
-    assert ngram_table(bigrams(model), "mlp").header == ("input", "output", "value")
+    assert ngram_table(found.heads[0], "head").header == ["virtual", "direct", "value"]
+    assert ngram_table(bigrams(model), "mlp").header == ["input", "output", "value"]
     table = ngram_table(found.following, "after")
-    assert table.header == ("token", "value")
+    assert table.header == ["token", "value"]
     assert table.rows[0] == (found.following.token[0], f"{found.following.value[0]:.2f}")

@@ -5,7 +5,7 @@ import torch
 
 from bilens.data import Corpus
 from bilens.read.language import TokenDirection, read_direction
-from bilens.report.neuronpedia import feature_batch
+from bilens.report.exporters import feature_batch
 from bilens.residual import ResidualModel
 from tests.language import random_model, random_text, toy_tokenizer
 

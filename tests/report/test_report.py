@@ -3,8 +3,10 @@ import io
 import json
 import re
 import subprocess
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import plotly.io
 import pytest
@@ -13,11 +15,10 @@ from PIL import Image
 
 from bilens.errors import BilensError
 from bilens.read import TruncationCurve, explain, read_classifier
+from bilens.read.figures.canvas import as_image, colour_bar, diverging, grey
+from bilens.read.figures.style import DARK, DIVERGING, PAPER
+from bilens.reading import ContextLine, ContextList, Section, Table
 from bilens.report import (
-    ContextLine,
-    ContextList,
-    Section,
-    Table,
     classifier_figures,
     eigenvector_figure,
     explanation_figure,
@@ -25,11 +26,8 @@ from bilens.report import (
     save_figure,
     spectrum_figure,
     truncation_figure,
-    truncation_table,
-    write_classifier_report,
+    write_report,
 )
-from bilens.report.picture import as_image, colour_bar, diverging, grey
-from bilens.report.style import DARK, DIVERGING, PAPER
 from tests.explore.browser import CHROME, needs_chrome
 from tests.models import digit_model, digits
 
@@ -43,7 +41,7 @@ def reading():
 def written(reading, tmp_path_factory):
     """The report as it is written, and its figures."""
     path = tmp_path_factory.mktemp("report") / "report.html"
-    figures = write_classifier_report(path, reading, title="digits")
+    figures = write_report(path, [reading], title="digits")
     return path.read_text(), figures
 
 
@@ -105,12 +103,10 @@ def test_eigenvectors_and_their_top_inputs(reading):
 
 def test_the_truncation_table_ends_with_all():
     curve = TruncationCurve((0.5, 0.75, 0.8, 0.9), 0.9)
-    assert truncation_table(curve) == [
-        (1, 0.5, 0.9 - 0.5),
-        (2, 0.75, 0.9 - 0.75),
-        (3, 0.8, 0.9 - 0.8),
-        (4, 0.9, 0.0),
-    ]
+    frame = curve.frame()
+    assert frame["eigenvectors per class"].tolist() == [1, 2, 3, 4]
+    assert frame["accuracy"].tolist() == [0.5, 0.75, 0.8, 0.9]
+    assert frame["drop (points)"].tolist() == pytest.approx([40, 15, 10, 0])
     assert list(truncation_figure(curve).data[0].y) == [50, 75, 80, 90]
 
 
@@ -149,7 +145,9 @@ def test_the_page_escapes_what_it_is_given():
     attack = "<script>alert(1)</script>"
     figure = go.Figure().update_layout(title=attack)
     contexts = ContextList(attack, [ContextLine(1.0, [(attack, 1.0), ("b", -0.5)], 0)])
-    section = Section(attack, attack, [[Table([attack], [[attack]], attack), figure, contexts]])
+    section = Section(
+        attack, attack, [[Table(pd.DataFrame({attack: [attack]}), attack), figure, contexts]]
+    )
     page = render_page(attack, attack, [(attack, attack)], [section])
     assert "alert(1)</script>" not in page
     assert page.count("&lt;script&gt;alert(1)") == 14
@@ -165,7 +163,7 @@ def test_the_page_needs_nothing_else(reading, written):
 
 def test_ordering_by_activation_changes_the_pictures(reading, written):
     by_value = written[1]
-    by_activation = classifier_figures(reading, "activation")
+    by_activation = classifier_figures(replace(reading, order="activation"))
     assert by_value.keys() == by_activation.keys()
     assert any(
         by_value[name] != by_activation[name] for name in by_value if name.startswith("eigen")

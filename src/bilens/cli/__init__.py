@@ -17,6 +17,7 @@ from bilens import __version__
 from bilens.cli.terminal import errors, out
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
+from bilens.registry import BUILT_IN, analysis, load_file
 
 if TYPE_CHECKING:
     from bilens import files
@@ -34,14 +35,6 @@ COMMANDS = {
     "train": ("train", "Train", "Train an image classifier or a language model from scratch."),
     "compare": ("compare", "Compare", "Train architectures to the same loss."),
     "decompose": ("decompose", "Decompose", "Take a classifier apart; how few parts does it need?"),
-    "ngrams": ("language", "NGrams", "The n-grams of a token, from the weights alone."),
-    "heads": ("language", "Heads", "What the heads of a model attend to and say, from weights."),
-    "contexts": (
-        "language",
-        "Contexts",
-        "Eigenvectors of a token, and texts where they are active.",
-    ),
-    "flow": ("flow", "FlowCommand", "Where a logit comes from on a text, node by node."),
     "generate": ("language", "Generate", "Let a language model continue a text."),
     "process": ("process", "Process", "Fold norms and biases of a model into its weights."),
     "anneal": ("anneal", "Anneal", "Train a gated model until it is bilinear."),
@@ -49,20 +42,26 @@ COMMANDS = {
     "linearise": ("linearise", "Linearise", "Make the gates of a model linear, without training."),
     "tensorise": ("tensorise", "Tensorise", "Turn a transformer into a tensor, gates and softmax."),
     "spectra": ("spectra", "Spectra", "Top eigenpairs of a layer along the logit of every token."),
-    "report": ("report", "Report", "Write the report of a trained model as one HTML file."),
+    "report": ("decompose", "Report", "Write the report of a trained model as one HTML file."),
     "explore": ("explore", "Explore", "Look into a trained model in the browser."),
     "demo": ("demo", "Demo", "See it work: a deep model and a language model, trained and read."),
     "doctor": ("doctor", "Doctor", "What is installed, which devices there are, where files are."),
     "reproduce": ("reproduce", "Reproduce", "Reproduce a figure or table of the papers."),
 }
-"""By name: the module and the class of a command, and what it does in one line."""
+"""By name: the module and the class of a command, and a line about it."""
 
+LINES = {
+    **{name: line for name, (_, line) in BUILT_IN.items()},
+    **{name: line for name, (_, _, line) in COMMANDS.items()},
+}
+"""A line about each command and each reading of bilens, by name."""
 
 ABOUT = """Read neural networks from their weights.
 
---json prints what a command found as one JSON object on standard output, and all else on standard
-error. --version prints the version. The exit status is 0 when all went well, 1 after an error, 2
-where the command line is not understood, and 130 after ctrl-C."""
+A name that ends in .py is a file with a reading of your own, as in `bilens copying.py MODEL`.
+--json prints the result of a command as one JSON object on standard output, and everything else on
+standard error. --version prints the version. The exit status is 0 on success, 1 after an error, 2
+if the command line is not understood, and 130 after ctrl-C."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -119,8 +118,8 @@ def parse(args: list[str]) -> Any:
     if not args or args[0].startswith("-"):
         return _overview(args)
     name, *rest = args
-    if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS)
+    if name not in LINES and not name.endswith(".py"):
+        near = get_close_matches(name, LINES)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         errors.print(
             f"error: {name} is not a command; {hint}`bilens --help` lists them", style="red"
@@ -149,17 +148,24 @@ def parse(args: list[str]) -> Any:
 
 
 def _command(name: str) -> Any:
-    module, kind, _ = COMMANDS[name]
-    return getattr(import_module(f"bilens.cli.{module}"), kind)
+    """Return the class of a command, or the command of a registered analysis."""
+    if name in COMMANDS:
+        module, kind, _ = COMMANDS[name]
+        return getattr(import_module(f"bilens.cli.{module}"), kind)
+    entries = load_file(name) if name.endswith(".py") else [analysis(name)]
+    if len(entries) > 1:
+        names = " and ".join(entry.name for entry in entries)
+        raise BilensError(f"{name} registers {names}; expected one reading in a file")
+    return import_module("bilens.cli.readings").command_of(entries[0])
 
 
 def _overview(args: list[str]) -> Any:
     """Print the help, or the completion of all commands for a shell, and exit."""
     overview = tyro.extras.SubcommandApp()
     completion = any("completion" in word for word in args)
-    for name, (_, _, text) in COMMANDS.items():
+    for name, line in LINES.items():
         command = _command(name) if completion else lambda: None
-        overview.command(name=name, help=text)(command)
+        overview.command(name=name, help=line)(command)
     return overview.cli(prog="bilens", description=ABOUT, args=args, registry=NUMBERS)
 
 

@@ -106,7 +106,7 @@ class Compare(LanguageSetup):
         facts = [(name, str(value)) for name, value in settings.items()]
         report.write_comparison_report(page, found, facts)
         whole = report.comparison_table(found)
-        show_table(whole.header, whole.rows, whole.caption, words=whole.words)
+        show_table(whole.header, whole.rows, whole.caption, words=whole.n_words)
         out.print(f"page: {page}")
         return record
 

@@ -1,41 +1,35 @@
-"""`bilens decompose`: a trained classifier as eigenvectors, or as paths of them."""
+"""`bilens decompose` and `bilens report`: readings of a trained model, as files and as a page."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from bilens.cli.console import DataDir, Device, RunDir, choose_device
-from bilens.cli.terminal import out, show_table
-from bilens.data import load_images
+from bilens.analyses import data_of, direction_of, run_analysis
+from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
+from bilens.cli.readings import show_reading
+from bilens.cli.terminal import out
 from bilens.errors import BilensError
 from bilens.files import write_json, write_safetensors
+from bilens.lazy_imports import lazy_import
 from bilens.models import load
-from bilens.nn import ImageClassifier
-from bilens.read import (
-    Basis,
-    BondReading,
-    ClassifierReading,
-    DeepReading,
-    Metric,
-    read_bonds,
-    read_classifier,
-    read_deep,
-)
+from bilens.nn import ImageClassifier, SparseAutoencoder
+from bilens.read import Basis, BondReading, ClassifierReading, DeepReading, Metric, Order
 from bilens.read.chain import input_tensors
 from bilens.read.deep import PATHS_NAME, save_paths
-from bilens.reading import signed
-from bilens.report import truncation_table
-from bilens.train import TRAINING_NAME, read_training
+from bilens.reading import Reading
+from bilens.registry import Analysis, analysis, load_file
+from bilens.report import save_figures, write_report
+from bilens.train import TRAINING_NAME
 
-__all__ = ["CUT_NAME", "Decompose", "read_images"]
+language = lazy_import("bilens.read.language")
 
 CUT_NAME = "cut"
-"""The folder in a run with the smallest cut that keeps its accuracy."""
+"""Folder in a run with the smallest cut that keeps its accuracy."""
 
 
 @dataclass(frozen=True)
 class Decompose:
-    """Take a trained classifier apart and print how few eigenvectors, or paths of them, it needs.
+    """Take a trained classifier apart and print how few eigenvectors, paths or directions it needs.
 
     For a model of one layer, writes spectra.safetensors (values, vectors and residuals, batched
     over the classes); for a deeper one, paths.safetensors (roots, indices, eigenvalues,
@@ -75,49 +69,126 @@ class Decompose:
         if not isinstance(model, ImageClassifier):
             raise BilensError(
                 f"{self.run_dir} holds no image classifier; for a language model `bilens contexts` "
-                "gives the eigenvectors of a token and `bilens ngrams` its n-grams"
+                "prints the eigenvectors of a token and `bilens ngrams` its n-grams"
             )
-        if self.bonds:
-            data = load_images(read_training(self.run_dir)["data"], self.data_dir)
-            found = read_bonds(model, data, drop=self.drop, metric=self.metric)
-            _save_bonds(self.run_dir, found)
-            _show_bonds(self.run_dir, found)
-            return found.record()
-        reading = read_images(model, self.run_dir, self.data_dir, self.basis, self.paths)
-        files = _save(self.run_dir, reading)
-        _show(reading)
-        for file in files:
+        name = "bonds" if self.bonds else "paths" if len(model.layers) > 1 else "eigenvectors"
+        settings = {**vars(self), "k": self.paths, "saved": self.run_dir / PATHS_NAME}
+        reading = run_analysis(analysis(name), model, settings, source=self.run_dir)
+        show_reading(reading)
+        for file in _save(self.run_dir, reading):
             out.print(f"written: {file}")
         return reading.record()
 
 
-def read_images(
-    model: ImageClassifier,
-    run: Path,
-    data_dir: Path | None,
-    basis: Basis,
-    paths: int,
-    name: str | None = None,
-) -> ClassifierReading | DeepReading:
-    """Read a classifier of any depth on the data called `name`, or what it was trained on."""
-    data = load_images(name or read_training(run)["data"], data_dir)
-    if len(model.layers) > 1:
-        return read_deep(model, data, paths, run / PATHS_NAME)
-    return read_classifier(model, data, basis)
+@dataclass(frozen=True)
+class Report:
+    """Write the report of a trained model: one HTML file that works offline.
+
+        bilens report runs/mnist --figures png
+        bilens report runs/grammar --token soup --minus rice,jam
+        bilens report runs/grammar --token soup --prompt "then ben ate" --add flow copying.py
+
+    Attributes:
+        model: run directory, or folder or name of a model of a known family.
+        data: name of the data; by default that of the training.
+        data_dir: where the data is; see `bilens train images --help` and `train language --help`.
+        output: the page; by default report.html in the run directory, or runs/report-NAME.html.
+        figures: also save every figure in this format into the folder figures beside the page;
+            needs Chrome or Chromium.
+        add: names of further readings, such as flow, and files with readings of your own.
+        basis: (images) eigenvectors orthonormal after the embedding, as in the paper, or in
+            pixels; for models of one layer.
+        paths: (images) number of the strongest paths to find in a model of several layers.
+        drop: (images) accuracy that the cut to few directions may lose, as a share of the images;
+            for models of several layers.
+        metric: (images) directions for the training images, or from weights alone; likewise.
+        order: (images) eigenvectors by eigenvalue, or by mean activation over the test set.
+        token: (language) the output to explain; by default an example of the paper, or else
+            the most frequent word.
+        minus: (language) tokens whose mean is subtracted from it, separated by commas.
+        layer: (language) number of the layer whose heads and MLP are read, from 0.
+        among: (language) read heads and bigrams of this many tokens, the first of the vocabulary.
+        prompt: (language) a text for readings that need one, such as flow.
+    """
+
+    model: ModelName
+    data: str | None = None
+    data_dir: DataDir = None
+    output: Path | None = None
+    figures: Literal["png", "svg", "pdf"] | None = None
+    add: tuple[str, ...] = ()
+    basis: Basis = "model"
+    paths: int = 1000
+    drop: float = 0.01
+    metric: Metric = "images"
+    order: Order = "eigenvalue"
+    token: str | None = None
+    minus: str = ""
+    layer: int = 0
+    among: int | None = 5000
+    prompt: str = ""
+    device: Device = "auto"
+
+    def run(self) -> dict[str, Any]:
+        """Read the model and write its page."""
+        if self.minus and self.token is None:
+            raise BilensError(f"--minus={self.minus} takes the mean of tokens away from --token")
+        model = load(self.model, device=choose_device(self.device))
+        if isinstance(model, SparseAutoencoder):
+            raise BilensError(f"{self.model} holds a sparse autoencoder, which has no report")
+        folder = Path(self.model)
+        page = self.output or (
+            folder / "report.html"
+            if folder.is_dir()
+            else Path("runs") / f"report-{folder.stem}.html"
+        )
+        readings = [*self._readings(model), *(self._run(e, model) for e in self._added())]
+        drawn = write_report(page, readings, title=f"{folder.name}, read from its weights")
+        out.print(f"report: {page}")
+        if self.figures:
+            save_figures(drawn, page.parent / "figures", self.figures)
+            out.print(f"figures: {page.parent / 'figures'}")
+        return {"report": page, "figures": list(drawn)}
+
+    def _readings(self, model: Any) -> list[Reading]:
+        """Return the readings that every report of this kind of model has."""
+        if isinstance(model, ImageClassifier):
+            names = ["bonds", "paths"] if len(model.layers) > 1 else ["eigenvectors"]
+            return [self._run(analysis(name), model) for name in names]
+        corpus = language.corpus_for(model, self.data or data_of(self.model), self.data_dir)
+        directions = [] if self.token is None else [direction_of(self.token, self.minus)]
+        return [language.read_language(model, corpus, directions, self.layer, among=self.among)]
+
+    def _added(self) -> list[Analysis]:
+        return [
+            entry
+            for name in self.add
+            for entry in (load_file(name) if name.endswith(".py") else [analysis(name)])
+        ]
+
+    def _run(self, entry: Analysis, model: Any) -> Reading:
+        settings = {name: value for name, value in vars(self).items() if value not in (None, "")}
+        if entry.name == "paths":
+            settings |= {"k": self.paths, "saved": Path(self.model) / PATHS_NAME}
+        return run_analysis(entry, model, settings, source=self.model)
 
 
-def _save(run: Path, reading: ClassifierReading | DeepReading) -> list[Path]:
+def _save(run: Path, reading: Reading) -> list[Path]:
+    """Write the arrays of a reading of a classifier into its run, and return the files."""
+    if isinstance(reading, BondReading):
+        return _save_bonds(run, reading)
     if isinstance(reading, DeepReading):
         file = run / PATHS_NAME
         save_paths(file, reading.search, input_tensors(reading.model))
     else:
+        assert isinstance(reading, ClassifierReading)
         file = run / "spectra.safetensors"
         reading.spectrum.save(file)
     write_json(run / "decomposition.json", reading.record())
     return [file, run / "decomposition.json"]
 
 
-def _save_bonds(run: Path, reading: BondReading) -> None:
+def _save_bonds(run: Path, reading: BondReading) -> list[Path]:
     tensors = {
         f"{name}.{number}": getattr(bond, name)
         for number, bond in enumerate(reading.bonds.bonds)
@@ -128,34 +199,6 @@ def _save_bonds(run: Path, reading: BondReading) -> None:
     write_json(run / "bonds.json", record)
     cut = run / CUT_NAME
     reading.cut_model().save_files(cut)
-    told = ("data", "metric", "drop", "ranks", "certificate")
-    write_json(cut / TRAINING_NAME, {"cut_of": run.name} | {name: record[name] for name in told})
-
-
-def _show_bonds(run: Path, reading: BondReading) -> None:
-    out.print(f"test accuracy of the model: {reading.accuracy:.2%}")
-    ranks = " + ".join(map(str, reading.cut.ranks))
-    rows = [(str(k), accuracy, bound) for k, accuracy, bound in reading.by_rank]
-    rows.append((ranks, reading.cut_accuracy, reading.cut.certificate))
-    header = ("directions at each bond", "accuracy", "drop (points)", "certificate")
-    show_table(
-        header,
-        [
-            (name, f"{found:.2%}", signed(100 * (reading.accuracy - found), ".2f"), f"{bound:.3g}")
-            for name, found, bound in rows
-        ],
-        words=0,
-    )
-    out.print(f"the smallest cut found, {ranks} directions: {run / CUT_NAME}")
-
-
-def _show(reading: ClassifierReading | DeepReading) -> None:
-    out.print(f"test accuracy of the model: {reading.accuracy:.2%}")
-    if isinstance(reading, DeepReading):
-        search, unit = reading.search, "paths"
-        rows = [(k, found, reading.accuracy - found) for k, found in reading.by_paths]
-        out.print(f"nodes decomposed: {search.expanded:,} of {search.total:,}")
-    else:
-        rows, unit = truncation_table(reading.curve), "eigenvectors per class"
-    cells = [(f"{k:,}", f"{accuracy:.2%}", signed(100 * drop, ".2f")) for k, accuracy, drop in rows]
-    show_table((unit, "accuracy", "drop (points)"), cells, words=0)
+    names = ("data", "metric", "drop", "ranks", "certificate")
+    write_json(cut / TRAINING_NAME, {"cut_of": run.name} | {name: record[name] for name in names})
+    return [run / "bonds.safetensors", run / "bonds.json", cut]

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bilens.cli.decompose import Decompose
-from bilens.cli.flow import FlowCommand
-from bilens.cli.report import Report
+from bilens.cli.decompose import Decompose, Report
+from bilens.cli.readings import command_of
 from bilens.cli.terminal import out
 from bilens.cli.train_images import Architecture, TrainImages
 from bilens.cli.train_language import TrainLanguage
 from bilens.nn.language_settings import LanguageSettings
+from bilens.registry import analysis
 from bilens.train import ClassifierTraining, is_begun
 from bilens.train.settings import LanguageTraining
 
@@ -49,7 +49,10 @@ class Demo:
         Report(str(deep), metric="weights").run()
         out.print(f"\n“{PROMPT}”: why {TOKEN}, and not {MINUS}?", style="bold")
         TrainLanguage(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS).run()
+        flow: Any = command_of(analysis("flow"))
         page = grammar / "flow.html"
-        found["flow"] = FlowCommand(str(grammar), PROMPT, TOKEN, MINUS, output=page).run()
+        found["flow"] = flow(
+            model=str(grammar), prompt=PROMPT, token=TOKEN, minus=MINUS, output=page
+        ).run()
         Report(str(grammar), token=TOKEN, minus=MINUS).run()
         return found

@@ -22,7 +22,7 @@ from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
 from bilens.read.deep import PATHS_NAME
-from bilens.report.style import DARK
+from bilens.read.figures.style import DARK
 from bilens.train import read_training
 
 if TYPE_CHECKING:

@@ -9,12 +9,18 @@ import plotly.graph_objects as go
 from bilens.data import ImageData
 from bilens.explore.state_checks import StateError
 from bilens.read import CutReading, rank_accuracies, read_bonds
+from bilens.read.figures.canvas import as_image, colour_bar_html, diverging, grey
+from bilens.read.figures.curves import ends_figure, mark_kept
+from bilens.read.figures.network import (
+    BondNode,
+    Edge,
+    draw_network,
+    edges_from,
+    edges_into,
+    node_name,
+)
 from bilens.reading import signed
 from bilens.report import heat_figure, kept_directions_figure
-from bilens.report.accuracy import mark_kept
-from bilens.report.logits import ends_figure
-from bilens.report.network import BondNode, Edge, draw_network, edges_from, edges_into, node_name
-from bilens.report.picture import as_image, colour_bar_html, diverging, grey
 from bilens.tensor import TensorChain
 
 __all__ = ["BondView"]

@@ -12,6 +12,7 @@ from bilens.explore.input_codec import unpack_input
 from bilens.explore.state_checks import StateError, check_ranges
 from bilens.read import class_paths, explain_deep, read_deep
 from bilens.read.chain import size_facts
+from bilens.read.figures.canvas import as_image, diverging
 from bilens.reading import shown, signed
 from bilens.report import (
     Branch,
@@ -21,7 +22,6 @@ from bilens.report import (
     path_figure,
     tree_figure,
 )
-from bilens.report.picture import as_image, diverging
 from bilens.tensor import TensorChain
 from bilens.tensor.tree import effective_eigenvalues
 

@@ -16,12 +16,11 @@ from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.layout import heading, html, note_html
 from bilens.explore.screen import Screen
 from bilens.files import write_json
+from bilens.read.figures.flow import shown_tokens
 from bilens.read.flow import edit, edit_heads
 from bilens.read.language import token_names
-from bilens.reading import signed
+from bilens.reading import Table, signed
 from bilens.report import table_html
-from bilens.report.flow import shown_tokens
-from bilens.report.page import Table
 from bilens.residual import ResidualModel
 
 __all__ = ["MOST_PERCENT", "EditView", "edit_screen"]
@@ -114,10 +113,9 @@ class EditView:
             zip(token_names(model, likely), *parts, strict=True),
             columns=["next token", "before", "after"],
         )
-        rows = [(name, f"{p:.1%}", f"{q:.1%}") for name, p, q in frame.itertuples(index=False)]
         caption = f"“{text}”, {direction}: {value(before)} before, {value(after)} after"
-        table = Table(tuple(frame.columns), rows, caption, words=1)
-        return table_html(table, frame, f"edited-{number + 1}")
+        table = Table(frame, caption, {"before": ".1%", "after": ".1%"})
+        return table_html(table, f"edited-{number + 1}")
 
     def save(self, of: FlowOf, names: tuple[str, ...], percent: int) -> str:
         """Write the edited model as a folder of its own, and say where, as HTML."""

@@ -9,10 +9,10 @@ from typing import Any
 from bilens.explore.layout import note_html
 from bilens.explore.state_checks import StateError, check_tokens, said_of
 from bilens.explore.thread_model import ThreadModel
+from bilens.read.figures.flow import flow_data, flow_tree, shown_tokens
 from bilens.read.flow import Flow, ablate, flow
 from bilens.read.language import TokenDirection, token_names
 from bilens.reading import signed
-from bilens.report.flow import flow_data, flow_tree, shown_tokens
 from bilens.residual import ResidualModel
 
 __all__ = ["SHOWN", "FlowOf", "FlowView"]

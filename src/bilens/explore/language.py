@@ -17,6 +17,7 @@ from bilens.explore.edits import MOST_PERCENT, EditView
 from bilens.explore.flows import FlowOf, FlowView
 from bilens.explore.layout import note_html
 from bilens.explore.state_checks import StateError, check_ranges, check_tokens, said_of
+from bilens.read.figures.language import context_line, ngram_table
 from bilens.read.language import (
     Context,
     ContextIndex,
@@ -31,17 +32,14 @@ from bilens.read.language import (
     split_logits,
     token_names,
 )
-from bilens.reading import signed
+from bilens.reading import ContextLine, ContextList, Table, signed
 from bilens.report import (
-    ContextList,
     contexts_html,
     heat_figure,
     spectrum_figure,
     summands_figure,
     table_html,
 )
-from bilens.report.language import context_line, ngram_table
-from bilens.report.page import ContextLine, Table
 from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
 
@@ -55,6 +53,7 @@ FREQUENT = 500
 
 OUTERMOST, CONTEXTS, NGRAMS, NEXT, NAMED = 4, 8, 10, 8, 8
 LONGEST_PROMPT = 2000
+NEXT_CAPTION = "The most likely next tokens, by path"
 
 
 @dataclass(frozen=True)
@@ -282,7 +281,7 @@ class LanguageView:
         for head, frame in enumerate(reading.heads):
             frames[f"A … B → {self.title(state)}, head {head}"] = frame
         tables = [
-            table_html(ngram_table(frame, caption), frame, f"n-grams-{number}")
+            table_html(ngram_table(frame, caption), f"n-grams-{number}", frame)
             for number, (caption, frame) in enumerate(frames.items())
         ]
         note = note_html(reading.left_out) if reading.left_out else ""
@@ -313,7 +312,7 @@ class LanguageView:
         ]
         names, values = zip(*summands, strict=True)
         return (
-            table_html(_path_table(frame), frame, "next-token"),
+            table_html(Table(frame, NEXT_CAPTION, {"probability": ".1%"}), "next-token"),
             likely,
             summands_figure(names, values, title=f"The logit of {chosen}"),
         )
@@ -329,11 +328,3 @@ class LanguageView:
                 "MLP": terms.pairs.sum((0, 1))[best].tolist(),
             }
         )
-
-
-def _path_table(frame: pd.DataFrame) -> Table:
-    rows = [
-        (token, f"{probability:.1%}", *(signed(value, ".2f") for value in values))
-        for token, probability, *values in frame.itertuples(index=False)
-    ]
-    return Table(tuple(frame.columns), rows, "The most likely next tokens, by path", words=1)

@@ -9,7 +9,7 @@ from bilens.data import ImageData
 from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.input_codec import is_test_image, read_sketch, unpack_input
 from bilens.explore.screen import Screen
-from bilens.report.picture import as_image, grey
+from bilens.read.figures.canvas import as_image, grey
 
 __all__ = ["sketchpad"]
 

@@ -16,6 +16,7 @@ from bilens.read.bonds import (
 from bilens.read.classifier import (
     Basis,
     ClassifierReading,
+    Order,
     TruncationCurve,
     bottleneck_curve,
     class_spectra,
@@ -65,6 +66,7 @@ __all__ = [
     "FourierReading",
     "LogitExplanation",
     "Metric",
+    "Order",
     "SharedFeature",
     "SharedFeatures",
     "SparsityReport",

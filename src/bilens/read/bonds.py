@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Float64
@@ -12,11 +12,19 @@ from torch import Tensor
 
 from bilens.checks import full_precision
 from bilens.data import ImageData
-from bilens.lazy_imports import pd
+from bilens.lazy_imports import go, lazy_import, pd
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.progress import progress_bar
-from bilens.read.chain import accuracy, check_reproduces, input_tensors, open_chain
-from bilens.reading import Fact, Percent, Reading
+from bilens.read.chain import (
+    ACCURACY_FORMATS,
+    accuracy,
+    accuracy_frame,
+    check_reproduces,
+    input_tensors,
+    open_chain,
+)
+from bilens.reading import Fact, Percent, Reading, Section
+from bilens.registry import reading
 from bilens.settings import Share
 from bilens.tensor import (
     Bonds,
@@ -27,6 +35,11 @@ from bilens.tensor import (
     sparse_basis,
     with_constant,
 )
+
+if TYPE_CHECKING:
+    from bilens.read.figures import bonds as pages
+else:  # plotly takes a second to import, and only pages use it.
+    pages = lazy_import("bilens.read.figures.bonds")
 
 Metric = Literal["images", "weights"]
 """Second moment of inputs: that of the training images, or the identity (weights only)."""
@@ -166,6 +179,7 @@ class BondReading(Reading):
     by_products: tuple[tuple[int, float], ...]
 
     axes: ClassVar[dict[str, str]] = Bonds.axes
+    formats: ClassVar[dict[str, str]] = ACCURACY_FORMATS
 
     def facts(self) -> list[Fact]:
         """Return the data, and the accuracy with all directions and with few."""
@@ -196,6 +210,22 @@ class BondReading(Reading):
             class_names=data.class_names,
         )
         return ImageClassifier.from_cut(self.cut, config)
+
+    def tables(self) -> "dict[str, pd.DataFrame]":
+        """Return the accuracy of uniform cuts, and of the smallest cut in the last row."""
+        rows: list[tuple[int | str, float]] = [(str(k), share) for k, share, _ in self.by_rank]
+        rows.append((" + ".join(map(str, self.cut.ranks)), self.cut_accuracy))
+        frame = accuracy_frame("directions at each bond", rows, self.accuracy)
+        certificates = [*(bound for _, _, bound in self.by_rank), self.cut.certificate]
+        return {"few directions": frame.assign(certificate=certificates)}
+
+    def figures(self) -> "dict[str, go.Figure]":
+        """Draw every figure of its sections."""
+        return pages.bond_figures(self)
+
+    def sections(self) -> list[Section]:
+        """Return the sections of a report."""
+        return pages.bond_sections(self)
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -238,6 +268,7 @@ def classifier_bonds(model: TensorChain, data: ImageData, metric: Metric = "imag
     return bonds([*lower, centred], classes, moment, embedding.to("cpu"))
 
 
+@reading("bonds")
 @torch.no_grad()
 @full_precision
 def read_bonds(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bilens.checks import check_finite, check_labels
 from bilens.errors import BilensError, NotBilinearError
+from bilens.lazy_imports import pd
 from bilens.reading import Fact
 from bilens.tensor import BilinearTensor, TensorChain
 from bilens.tensor.factors import affine, fit_input
@@ -141,3 +142,22 @@ def size_facts(model: TensorChain) -> list[Fact]:
     if isinstance(model, nn.Module):
         facts.append(("parameters", sum(p.numel() for p in model.parameters())))
     return facts
+
+
+ACCURACY_FORMATS = {"accuracy": ".2%", "drop (points)": "+.2f", "certificate": ".3g"}
+"""Formats of the columns of accuracy tables."""
+
+
+def accuracy_frame(
+    unit: str, rows: Sequence[tuple[int | str, float]], full: float
+) -> "pd.DataFrame":
+    """Return a table of accuracies, with the percentage points that they are below `full`.
+
+    Args:
+        unit: Name of the first column: what is counted.
+        rows: A count and an accuracy each.
+        full: Accuracy of the model.
+    """
+    counts, accuracies = zip(*rows, strict=True)
+    drops = [100 * (full - share) for share in accuracies]
+    return pd.DataFrame({unit: counts, "accuracy": accuracies, "drop (points)": drops})

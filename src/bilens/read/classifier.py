@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -11,15 +11,35 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite, check_labels, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
+from bilens.lazy_imports import go, lazy_import, pd
 from bilens.progress import progress_bar
-from bilens.read.chain import accuracy, check_reproduces, input_tensors, open_layer, size_facts
+from bilens.read.chain import (
+    ACCURACY_FORMATS,
+    accuracy,
+    accuracy_frame,
+    check_reproduces,
+    input_tensors,
+    open_layer,
+    size_facts,
+)
 from bilens.read.shared import SharedFeatures, check_classes, shared_by_classes
-from bilens.reading import Fact, Percent, Reading
+from bilens.reading import Fact, Percent, Reading, Section
+from bilens.registry import reading
 from bilens.tensor import BilinearTensor, Spectrum, TensorChain, TensorSVD
+
+if TYPE_CHECKING:
+    from bilens.read.figures import classifier as pages
+else:  # plotly takes a second to import, and only pages use it.
+    pages = lazy_import("bilens.read.figures.classifier")
 
 Basis = Literal["model", "pixels"]
 """Space in which eigenvectors are orthonormal: see `class_spectra`."""
+
+Order = Literal["eigenvalue", "activation"]
+"""Order of eigenvectors on a page: by eigenvalue, or by mean activation over the test images."""
+
+STEPS = (1, 2, 3, 5, 10, 20, 50, 100)
+"""Numbers of eigenvectors in tables."""
 
 BLOCK = 512
 """Samples in memory together, each with a number for every class and rank."""
@@ -36,6 +56,13 @@ class TruncationCurve:
 
     accuracy: tuple[float, ...]
     full: float
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row for some k up to all of them; see `accuracy_frame`."""
+        total = len(self.accuracy)
+        steps = [k for k in STEPS if k < total] + [total]
+        rows = [(k, self.accuracy[k - 1]) for k in steps]
+        return accuracy_frame("eigenvectors per class", rows, self.full)
 
     def drop(self, k: int) -> float:
         """Return the accuracy lost by truncating to the first k."""
@@ -210,6 +237,7 @@ class ClassifierReading(Reading):
         accuracy: accuracy of the model on the test images.
         curve: accuracy against the number of eigenvectors.
         shared: features that the first eigenvectors of several classes have in common.
+        order: order of the eigenvectors on a page.
     """
 
     model: TensorChain
@@ -218,8 +246,10 @@ class ClassifierReading(Reading):
     accuracy: float
     curve: TruncationCurve
     shared: SharedFeatures
+    order: Order = "eigenvalue"
 
     axes: ClassVar[dict[str, str]] = Spectrum.axes
+    formats: ClassVar[dict[str, str]] = ACCURACY_FORMATS
 
     def facts(self) -> list[Fact]:
         """Return the data, the accuracy, sizes and the eigenvectors."""
@@ -240,6 +270,18 @@ class ClassifierReading(Reading):
         frame = self.spectrum.frame()
         return frame.assign(form=[self.data.class_names[i] for i in frame["form"]])
 
+    def tables(self) -> "dict[str, pd.DataFrame]":
+        """Return the accuracy with few eigenvectors."""
+        return {"few eigenvectors": self.curve.frame()}
+
+    def figures(self) -> "dict[str, go.Figure]":
+        """Draw every figure of its sections."""
+        return pages.classifier_figures(self)
+
+    def sections(self) -> list[Section]:
+        """Return the sections of a report."""
+        return pages.classifier_sections(self)
+
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
         rank = self.spectrum.effective_rank()
@@ -254,10 +296,11 @@ class ClassifierReading(Reading):
         }
 
 
+@reading("eigenvectors")
 @full_precision
 @torch.no_grad()
 def read_classifier(
-    model: TensorChain, data: ImageData, basis: Basis = "model"
+    model: TensorChain, data: ImageData, basis: Basis = "model", order: Order = "eigenvalue"
 ) -> ClassifierReading:
     """Decompose each logit of a single-layer classifier into its eigenvectors.
 
@@ -278,4 +321,5 @@ def read_classifier(
         accuracy=accuracy(model, data.test_images, data.test_labels),
         curve=truncation_curve(spectrum, data.test_images, data.test_labels),
         shared=shared_by_classes(spectrum),
+        order=order,
     )

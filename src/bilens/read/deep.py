@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import safetensors
 import torch
@@ -16,13 +16,26 @@ from bilens.checks import full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.files import write_safetensors
-from bilens.lazy_imports import pd
-from bilens.read.chain import accuracy, check_reproduces, input_tensors, size_facts
+from bilens.lazy_imports import go, lazy_import, pd
+from bilens.read.chain import (
+    ACCURACY_FORMATS,
+    accuracy,
+    accuracy_frame,
+    check_reproduces,
+    input_tensors,
+    size_facts,
+)
 from bilens.read.shared import SharedFeatures, shared_by_paths
-from bilens.reading import Fact, Percent, Reading
+from bilens.reading import Fact, Percent, Reading, Section
+from bilens.registry import reading
 from bilens.settings import Count
 from bilens.tensor import BilinearTensor, LazyTree, Paths, TensorChain, TopPaths, top_paths
 from bilens.tensor.chain import make_chain
+
+if TYPE_CHECKING:
+    from bilens.read.figures import classifier as pages
+else:  # plotly takes a second to import, and only pages use it.
+    pages = lazy_import("bilens.read.figures.classifier")
 
 PATHS_NAME = "paths.safetensors"
 """Name of the file of saved paths in a run directory."""
@@ -57,6 +70,7 @@ class DeepReading(Reading):
     shared: SharedFeatures
 
     axes: ClassVar[dict[str, str]] = TopPaths.axes
+    formats: ClassVar[dict[str, str]] = ACCURACY_FORMATS
 
     def facts(self) -> list[Fact]:
         """Return the data, the accuracy, sizes and the paths."""
@@ -70,6 +84,18 @@ class DeepReading(Reading):
     def frame(self) -> "pd.DataFrame":
         """Return a row for each path."""
         return self.search.frame()
+
+    def tables(self) -> "dict[str, pd.DataFrame]":
+        """Return the accuracy with few paths."""
+        return {"few paths": accuracy_frame("paths", self.by_paths, self.accuracy)}
+
+    def figures(self) -> "dict[str, go.Figure]":
+        """Draw every figure of its sections."""
+        return pages.deep_figures(self)
+
+    def sections(self) -> list[Section]:
+        """Return the sections of a report."""
+        return pages.deep_sections(self)
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -106,6 +132,7 @@ def path_accuracies(
     return tuple(rows)
 
 
+@reading("paths")
 @full_precision
 @torch.no_grad()
 def read_deep(

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import plotly.graph_objects as go
 
-from bilens.report.page import Section, Table, write_page
-from bilens.report.style import BLUE, GREY, RED, dress
+from bilens.lazy_imports import pd
+from bilens.read.figures.style import BLUE, GREY, RED, dress
+from bilens.reading import Section, Table
+from bilens.report.page import write_page
 
 if TYPE_CHECKING:  # pandas takes its time to import
     from bilens.train.compare import Comparison
@@ -29,9 +31,9 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 def comparison_table(comparison: "Comparison") -> Table:
     """What each architecture needed for the target; ratios are to the first one."""
     header = "MLP attention params steps ratio tokens s/step seconds ratio best"
+    rows = [_row(row) for row in comparison.summary().itertuples()]
     return Table(
-        header.split(),
-        [_row(row) for row in comparison.summary().itertuples()],
+        pd.DataFrame(rows, columns=header.split()),
         f"To a validation loss of {comparison.target:g} nats a token",
         words=2,
     )

@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -17,21 +16,18 @@ from plotly.offline import get_plotlyjs
 from bilens.checks import checked
 from bilens.files import write_text
 from bilens.lazy_imports import pd
-from bilens.reading import signed
-from bilens.report.style import DARK
-
-__all__ = [
-    "ContextLine",
-    "ContextList",
-    "Drawing",
-    "Section",
-    "Table",
-    "contexts_html",
-    "page_templates",
-    "render_page",
-    "table_html",
-    "write_page",
-]
+from bilens.read.figures.style import DARK
+from bilens.reading import (
+    ContextList,
+    Fact,
+    FlowDrawing,
+    Picture,
+    Reading,
+    Section,
+    Table,
+    shown,
+    signed,
+)
 
 CONFIG = {
     "displaylogo": False,
@@ -42,67 +38,6 @@ CONFIG = {
 }
 
 
-@dataclass(frozen=True)
-class Table:
-    """Cells of text under a header; the first `words` columns hold words instead of numbers."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    words: int = 0
-
-
-@dataclass(frozen=True)
-class ContextLine:
-    """A piece of text whose tokens are coloured by what they contribute, and list it when opened.
-
-    Attributes:
-        value: what they contribute to.
-        tokens: text and contribution of each; a text that starts with ## belongs to the word
-            before it.
-        focal: which of them stands in brackets.
-    """
-
-    value: float
-    tokens: Sequence[tuple[str, float]]
-    focal: int
-
-    @property
-    def strongest(self) -> float:
-        """The largest |contribution|, which is full colour."""
-        return max(abs(share) for _, share in self.tokens) or 1.0
-
-    @property
-    def ranked(self) -> list[tuple[str, float]]:
-        """The tokens that contribute, the largest |contribution| first."""
-        some = [token for token in self.tokens if token[1]]
-        return sorted(some, key=lambda token: -abs(token[1]))
-
-
-@dataclass(frozen=True)
-class ContextList:
-    """Contexts one below the other, with a heading."""
-
-    title: str
-    lines: Sequence[ContextLine]
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """The graph of a flow, of `bilens.report.flow.flow_data`, which the reader explores."""
-
-    graph: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a page: a heading, a paragraph, and rows of what stands side by side."""
-
-    title: str
-    text: str = ""
-    rows: Sequence[Sequence[go.Figure | Table | ContextList | Drawing]] = field(default=())
-
-
 @cache
 def page_templates() -> Environment:
     """The templates of pages and of their parts, which escape all text."""
@@ -111,16 +46,16 @@ def page_templates() -> Environment:
     )
     environment.filters["signed"] = signed
     environment.tests |= {
-        "figure": lambda part: isinstance(part, go.Figure),
+        "picture": lambda part: isinstance(part, Picture | go.Figure),
         "table": lambda part: isinstance(part, Table),
-        "drawing": lambda part: isinstance(part, Drawing),
+        "drawing": lambda part: isinstance(part, FlowDrawing),
     }
     return environment
 
 
 @checked
 def render_page(
-    title: str, summary: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section]
+    title: str, summary: str, facts: Sequence[Fact], sections: Sequence[Section]
 ) -> str:
     """The page as text. Everything but the figures is escaped; figures escape their own text."""
     return (
@@ -129,9 +64,9 @@ def render_page(
         .render(
             title=title,
             summary=summary,
-            facts=facts,
+            facts=[(name, shown(value)) for name, value in facts],
             sections=sections,
-            draw=lambda figure: _safe_json(figure.to_plotly_json()),
+            draw=_figure_json,
             pack=_safe_json,
             config=_safe_json({"config": CONFIG, "colours": DARK}),
             plotly_js=Markup(get_plotlyjs()),
@@ -144,11 +79,42 @@ def write_page(
     path: Path,
     title: str,
     summary: str,
-    facts: Sequence[tuple[str, str]],
+    facts: Sequence[Fact],
     sections: Sequence[Section],
 ) -> None:
     """Write the page, whole or not at all."""
     write_text(path, render_page(title, summary, facts, sections))
+
+
+@checked
+def write_report(
+    path: Path, readings: Sequence[Reading], *, title: str, summary: str = ""
+) -> dict[str, go.Figure]:
+    """Write the sections of readings as one page, and return its figures by name.
+
+    Args:
+        path: The page.
+        readings: What it shows, in this order; its head has the facts of all.
+        title: Heading of the page.
+        summary: Paragraph below it; by default the explanation of the first reading.
+    """
+    sections = [section for reading in readings for section in reading.sections()]
+    facts = dict(fact for reading in readings for fact in reading.facts())
+    summary = summary or next((reading.explanation for reading in readings), "")
+    write_page(path, title, summary, list(facts.items()), sections)
+    figures: dict[str, go.Figure] = {}
+    for part in (part for section in sections for part in section.parts):
+        if isinstance(part, Picture):
+            number, name = 1, part.name
+            while name in figures:
+                number, name = number + 1, f"{part.name}-{number}"
+            figures[name] = part.figure
+    return figures
+
+
+def _figure_json(part: "Picture | go.Figure") -> Markup:
+    figure = part.figure if isinstance(part, Picture) else part
+    return _safe_json(figure.to_plotly_json())
 
 
 def _safe_json(content: Any) -> Markup:
@@ -156,9 +122,10 @@ def _safe_json(content: Any) -> Markup:
     return Markup(to_json_plotly(content).replace("<", "\\u003c"))
 
 
-def table_html(table: Table, frame: "pd.DataFrame", name: str) -> str:
-    """A table, escaped here, with a link that saves all of a frame as NAME.csv."""
+def table_html(table: Table, name: str, frame: "pd.DataFrame | None" = None) -> str:
+    """Return a table, escaped, with a link that saves its frame, or another, as NAME.csv."""
     shown = page_templates().get_template("parts.html").module
+    frame = table.frame if frame is None else frame
     packed = base64.b64encode(frame.to_csv(index=False).encode()).decode()
     link = f'download="{escape(name)}.csv" href="data:text/csv;base64,{packed}"'
     return f'<div class="table">{shown.table(table)}<a class="save" {link}>CSV</a></div>'  # type: ignore[attr-defined]

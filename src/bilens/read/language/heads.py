@@ -3,21 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pandas as pd
 import torch
 
 from bilens.checks import check_count, check_index, full_precision
 from bilens.errors import BilensError
+from bilens.lazy_imports import go, lazy_import
 from bilens.nn import ATTENTIONS
 from bilens.read.language.composition import Composition, composition_scores
 from bilens.read.language.names import chosen_tokens, token_names, top_pairs
 from bilens.read.language.token_matrices import attention_scores, head_outputs
-from bilens.reading import Fact, Reading
+from bilens.reading import Fact, Reading, Section
+from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
+
+if TYPE_CHECKING:
+    from bilens.read.figures import language as pages
+else:  # plotly takes a second to import, and only pages use it.
+    pages = lazy_import("bilens.read.figures.language")
 
 __all__ = [
     "AttentionReading",
@@ -55,6 +62,14 @@ class HeadReading:
     outputs: HeadPairs
     components: pd.DataFrame
 
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the pairs that it attends to, and those that it raises and lowers."""
+        tables = {}
+        if self.attends is not None:
+            tables = {"attends most": self.attends.highest, "attends least": self.attends.lowest}
+        tables |= {"raises": self.outputs.highest, "lowers": self.outputs.lowest}
+        return {**tables, "components": self.components}
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionReading(Reading):
@@ -75,11 +90,29 @@ class AttentionReading(Reading):
         return [("layer", self.layer), ("heads", len(self.heads))]
 
     def frame(self) -> pd.DataFrame:
-        """What each head raises most: the token that it looks at, the output, and its value."""
-        frames = [found.outputs.highest.assign(head=found.head) for found in self.heads]
+        """Return the outputs that each head raises most: key, output, and value."""
+        frames = [reading.outputs.highest.assign(head=reading.head) for reading in self.heads]
         return pd.concat(frames, ignore_index=True)
 
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the tables of each head, and the strongest composition."""
+        tables = {
+            f"head {self.layer}.{reading.head} {caption}": frame
+            for reading in self.heads
+            for caption, frame in reading.tables().items()
+        }
+        return {**tables, "composition": self.composition.frame()}
 
+    def figures(self) -> "dict[str, go.Figure]":
+        """Draw the composition of all heads and MLPs."""
+        return {"composition": pages.composition_figure(self.composition)}
+
+    def sections(self) -> list[Section]:
+        """Return the sections of a report."""
+        return pages.attention_sections(self)
+
+
+@reading("heads")
 @full_precision
 def read_attention(
     model: ResidualModel,

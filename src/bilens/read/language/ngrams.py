@@ -7,7 +7,7 @@ BilensError, as does a k that is not positive.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bilens.checks import full_precision
 from bilens.errors import NotBilinearError
+from bilens.lazy_imports import lazy_import
 from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection, chosen_tokens, token_names, top_pairs
 from bilens.read.language.token_matrices import (
@@ -24,10 +25,16 @@ from bilens.read.language.token_matrices import (
     bigram_matrix,
     skip_trigram_matrix,
 )
-from bilens.reading import Fact, Reading
+from bilens.reading import Fact, Reading, Section, plain
+from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix, top_entries
+
+if TYPE_CHECKING:
+    from bilens.read.figures import language as pages
+else:  # plotly takes a second to import, and only pages use it.
+    pages = lazy_import("bilens.read.figures.language")
 
 __all__ = [
     "NGramReading",
@@ -63,7 +70,7 @@ class NGramReading(Reading):
     heads: list[pd.DataFrame]
     left_out: str = ""
 
-    axes: ClassVar[dict[str, str]] = {"x": "tokens", "y": "value", "color": "what"}
+    axes: ClassVar[dict[str, str]] = {"x": "tokens", "y": "value", "color": "table"}
 
     def facts(self) -> list[Fact]:
         """Return the direction, the layer and the number of skip-trigram tables."""
@@ -74,17 +81,40 @@ class NGramReading(Reading):
         ]
 
     def frame(self) -> pd.DataFrame:
-        """All tables as one: what it is, its tokens, and its value."""
-        frames = {"preceding": self.preceding, "following": self.following}
-        frames |= {f"head {number}": frame for number, frame in enumerate(self.heads)}
+        """Return all tables as one: the table, its tokens, and their value."""
         rows = [
-            (what, " ".join(str(v) for v in row if isinstance(v, str)), row[-1])
-            for what, frame in frames.items()
+            (name, " ".join(str(v) for v in row if isinstance(v, str)), row[-1])
+            for name, frame in self.tables().items()
             for row in frame.itertuples(index=False)
         ]
-        return pd.DataFrame(rows, columns=["what", "tokens", "value"])
+        return pd.DataFrame(rows, columns=["table", "tokens", "value"])
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the tokens before and after it, and the skip-trigrams of each head."""
+        token = self.direction.token
+        return {
+            f"before {token}": self.preceding,
+            f"after {token}": self.following,
+            **{f"head {number}": frame for number, frame in enumerate(self.heads)},
+        }
+
+    def sections(self) -> list[Section]:
+        """Return the sections of a report."""
+        return pages.ngram_sections(self)
+
+    def record(self) -> dict[str, Any]:
+        """Return the numbers for JSON."""
+        return {
+            "token": str(self.direction),
+            "layer": self.layer,
+            "left_out": self.left_out,
+            "preceding": plain(self.preceding),
+            "following": plain(self.following),
+            "heads": plain(self.heads),
+        }
 
 
+@reading("ngrams")
 @full_precision
 def read_ngrams(
     model: ResidualModel,

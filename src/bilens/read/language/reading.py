@@ -1,24 +1,33 @@
 """Everything a report says of a language model, and what one output is made of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
 from bilens.checks import checked, full_precision
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
+from bilens.lazy_imports import go, lazy_import
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
 from bilens.read.language.heads import AttentionReading, read_attention
 from bilens.read.language.names import TokenDirection
 from bilens.read.language.ngrams import NGramReading, bigrams, read_ngrams
 from bilens.read.language.texts import example_directions
 from bilens.read.language.token_matrices import BigramPart
-from bilens.reading import Fact, Reading
+from bilens.reading import ContextList, Fact, Reading, Section, plain
+from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import Spectrum
+
+if TYPE_CHECKING:
+    from bilens.read.figures import language as pages
+    from bilens.read.figures import spectra
+else:  # plotly takes a second to import, and only pages use it.
+    pages = lazy_import("bilens.read.figures.language")
+    spectra = lazy_import("bilens.read.figures.spectra")
 
 __all__ = ["DirectionReading", "FoundContext", "LanguageReading", "read_direction", "read_language"]
 
@@ -36,16 +45,20 @@ class DirectionReading(Reading):
     """The eigenvectors of an output direction, the largest |eigenvalue| of either sign first.
 
     Attributes:
+        model: Their model.
         whole: all eigenvectors.
         spectrum: those with contexts, positive ones first.
         contexts: of each of them.
+        data: Name of the texts.
     """
 
+    model: ResidualModel
     direction: TokenDirection
     layer: int
     whole: Spectrum
     spectrum: Spectrum
     contexts: list[list[FoundContext]]
+    data: str = ""
 
     axes: ClassVar[dict[str, str]] = Spectrum.axes
 
@@ -54,8 +67,37 @@ class DirectionReading(Reading):
         return [("token", str(self.direction)), ("layer", self.layer), *self.whole.facts()]
 
     def frame(self) -> pd.DataFrame:
-        """A row for each eigenvector."""
+        """Return a row for each eigenvector."""
         return self.whole.frame()
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return all eigenvalues."""
+        return {"eigenvalues": self.frame()}
+
+    def figures(self) -> "dict[str, go.Figure]":
+        """Draw the eigenvalues."""
+        title = f"Eigenvalues of {self.direction}"
+        return {"spectrum": spectra.spectrum_figure(self.whole, title=title)}
+
+    def texts(self) -> list[ContextList]:
+        """Return the texts of each eigenvector."""
+        return pages.direction_texts(self)
+
+    def sections(self) -> list[Section]:
+        """Return the sections of a report."""
+        return pages.direction_sections(self)
+
+    def record(self) -> dict[str, Any]:
+        """Return the numbers for JSON."""
+        values = self.spectrum.values.tolist()
+        return {
+            "direction": str(self.direction),
+            "layer": self.layer,
+            "eigenvectors": [
+                {"eigenvalue": value, "contexts": [asdict(line) for line in texts.lines]}
+                for value, texts in zip(values, self.texts(), strict=True)
+            ],
+        }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,9 +128,37 @@ class LanguageReading(Reading):
         return [*self.about, ("outputs", outputs)]
 
     def frame(self) -> pd.DataFrame:
-        """The n-grams of all outputs."""
-        frames = [found.frame().assign(output=str(found.direction)) for found in self.ngrams]
+        """Return the n-grams of all outputs."""
+        frames = [reading.frame().assign(output=str(reading.direction)) for reading in self.ngrams]
         return pd.concat(frames, ignore_index=True)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the n-grams of each output."""
+        return {f"n-grams of {reading.direction}": reading.frame() for reading in self.ngrams}
+
+    def figures(self) -> "dict[str, go.Figure]":
+        """Draw the composition of heads, and the spectrum of each output."""
+        spectra = {
+            f"spectrum-{number}": figure
+            for number, reading in enumerate(self.directions)
+            for figure in reading.figures().values()
+        }
+        return {**self.attention.figures(), **spectra}
+
+    def sections(self) -> list[Section]:
+        """Return the sections of a report."""
+        return pages.language_sections(self)
+
+    def record(self) -> dict[str, Any]:
+        """Return the numbers for JSON."""
+        return {
+            **dict(self.about),
+            "salient_bigrams": plain(self.salient),
+            "ngrams": [reading.record() for reading in self.ngrams],
+            "directions": [reading.record() for reading in self.directions],
+            "heads": self.attention.record(),
+            "left_out": list(self.left_out),
+        }
 
 
 @full_precision
@@ -138,6 +208,7 @@ def read_language(
     )
 
 
+@reading("contexts")
 @full_precision
 def read_direction(
     model: ResidualModel,
@@ -164,6 +235,7 @@ def read_direction(
     texts = (row["input_ids"] for row in corpus.validation)
     found = top_contexts(model, spectrum, texts, layer, k=k)
     return DirectionReading(
+        model=model,
         direction=direction,
         layer=layer,
         whole=whole,
@@ -172,6 +244,7 @@ def read_direction(
             [FoundContext(c, contribution(model, spectrum, number, c, layer)) for c in some]
             for number, some in enumerate(found)
         ],
+        data=corpus.name,
     )
 
 

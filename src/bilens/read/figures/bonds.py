@@ -7,14 +7,10 @@ import plotly.graph_objects as go
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read import BondReading
-from bilens.reading import signed
-from bilens.report.accuracy import accuracy_curve
-from bilens.report.directions import directions_figure, matrices_figure
-from bilens.report.network import network_figure
-from bilens.report.page import Section, Table
-from bilens.report.style import BLUE, RED, dress
-
-__all__ = ["bond_figure", "bond_figures", "bond_sections", "kept_directions_figure"]
+from bilens.read.figures.curves import accuracy_curve
+from bilens.read.figures.network import directions_figure, matrices_figure, network_figure
+from bilens.read.figures.style import BLUE, RED, dress
+from bilens.reading import Picture, Section, Table
 
 COLORS = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
 FLOOR = 1e-8
@@ -64,6 +60,8 @@ def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: fl
     """
     if not by_rank:
         raise BilensError("by_rank is empty, expected at least one point")
+    if not by_rank:
+        raise BilensError("by_rank is empty, expected at least one point")
     kept, accuracies, certificates = zip(*by_rank, strict=True)
     figure = accuracy_curve(kept, accuracies, full, whole="the model", beside="bottom right")
     figure.update_traces(
@@ -75,17 +73,13 @@ def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: fl
 
 
 def bond_name(number: int) -> str:
-    """What a bond is called."""
+    """Return the name of a bond."""
     return "pixels to layer 1" if number == 0 else f"layer {number} to {number + 1}"
 
 
-def bond_figures(reading: BondReading, shape: tuple[int, int]) -> dict[str, go.Figure]:
-    """Every figure of these sections, by the name of the file it would be saved as.
-
-    Args:
-        reading: of a classifier of any depth.
-        shape: height and width of an input as an image.
-    """
+def bond_figures(reading: BondReading) -> dict[str, go.Figure]:
+    """Draw every figure of these sections, by the name of the file that it is saved as."""
+    shape = reading.data.shape
     figures = {
         "bonds": bond_figure(reading),
         "kept-directions": kept_directions_figure(reading.by_rank, reading.accuracy),
@@ -99,70 +93,62 @@ def bond_figures(reading: BondReading, shape: tuple[int, int]) -> dict[str, go.F
     return figures
 
 
-def bond_sections(reading: BondReading, figures: dict[str, go.Figure]) -> list[Section]:
-    """The sections, from the figures of `bond_figures`."""
-    cut, n = reading.cut, len(reading.cut.cores)
-    ranks = " + ".join(map(str, cut.ranks))
-    few = next((k for k, a in reading.by_products if a >= reading.accuracy - reading.drop), None)
+def bond_sections(reading: BondReading) -> list[Section]:
+    """Return the sections on a model with few directions between its layers."""
+    figures, n = reading.figures(), len(reading.cut.cores)
+    ranks = " + ".join(map(str, reading.cut.ranks))
+    enough = (k for k, a in reading.by_products if a >= reading.accuracy - reading.drop)
+    few = next(enough, None)
     products = f"{len(reading.kept.products):,} products of two coordinates" + (
         f"; the {few:,} of largest share keep the test accuracy within {reading.drop:.1%}"
         if few
         else ""
     )
-    table = [
-        (
-            str(k),
-            f"{accuracy:.2%}",
-            signed(100 * (reading.accuracy - accuracy), ".2f"),
-            f"{bound:.2g}",
-        )
-        for k, accuracy, bound in reading.by_rank
-        if k % 4 == 0 or k == reading.by_rank[-1][0]
-    ]
     over = "the training images" if reading.metric == "images" else "weights alone"
     order = f"; numbers go by share over {over}"
     order += "" if reading.metric == "images" else ", in the explorer over the training images"
+    (frame,) = reading.tables().values()
+    shown = [k % 4 == 0 for k, _, _ in reading.by_rank[:-1]] + [True, True]
     return [
         Section(
             "How few directions are enough",
-            "Everything that one layer hands to the next passes through a bond, and the model uses "
+            "Each layer's output reaches the next layer through a bond, and the model uses "
             f"few directions of it. Their shares of the model's squared norm (over {over}) fall "
             f"fast. The smallest cut found, {ranks} directions (diamonds), has a test accuracy of "
             f"{reading.cut_accuracy:.2%}; it was chosen on training images. The certificate bounds "
-            "what a cut changes in the model, relative to its norm, from the weights.",
-            rows=[
-                [figures["bonds"], figures["kept-directions"]],
-                [
-                    Table(
-                        ("directions at each bond", "accuracy", "drop (points)", "certificate"),
-                        table,
-                    )
-                ],
+            "the change of the model by a cut, relative to its norm, from the weights; above 1 "
+            "it bounds nothing.",
+            [
+                [Picture(name, figures[name]) for name in ("bonds", "kept-directions")],
+                [Table(frame[shown], "", reading.formats, 0)],
             ],
         ),
         Section(
             "The network that is left",
             "For each class, from its logit on the right to the pixels: the products of two "
             "coordinates that make up most of it, those that make up most of these, and so on. A "
-            "percentage stands for a product, blue where it adds and red where it takes away: its "
-            "share of what it adds to. One line into it is a square. The same number is the same "
-            f"coordinate in every drawing{order}. Coordinates behind the first layer show the test "
-            "images where they are largest and smallest.",
-            rows=[[figures[f"network-{label}"]] for label in range(reading.data.n_classes)],
+            "percentage belongs to a product, blue where it adds and red where it subtracts: its "
+            "share of the sum that it is part of. One line into it is a square. The same number is "
+            f"the same coordinate in every drawing{order}. Coordinates after the first layer show "
+            "the test images where they are largest and smallest.",
+            [
+                [Picture(f"network-{k}", figures[f"network-{k}"])]
+                for k in range(reading.data.n_classes)
+            ],
         ),
         Section(
             "Every direction",
-            "What a coordinate of the pixels stands for (blue where they go with it, red against "
+            "The pixels of a coordinate of the input (blue where they go with it, red against "
             "it); for any other, the strongest positive and negative eigenvector of its "
             "interaction matrix, followed down to the pixels along the strongest ones below. Then "
             "the test images at both ends of it and the logits that it raises and lowers there: "
-            "what they would lose without it.",
-            rows=[[figures[f"directions-{number}"]] for number in range(n)],
+            "their change when the coordinate is set to zero.",
+            [[Picture(f"directions-{k}", figures[f"directions-{k}"])] for k in range(n)],
         ),
         Section(
             "The layers, whole",
             f"All {products}. One matrix for each coordinate that a layer makes, over the "
             "coordinates that it reads; a colour goes by the square root of an entry.",
-            rows=[[figures[f"matrices-{number}"]] for number in range(n)],
+            [[Picture(f"matrices-{k}", figures[f"matrices-{k}"])] for k in range(n)],
         ),
     ]

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Int
 from rich.text import Text
@@ -13,14 +13,11 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.read.figures.style import BLUE, GREY, dress
 from bilens.read.flow import Ablation, Flow, FlowGraph
 from bilens.read.language import token_names
-from bilens.reading import signed
-from bilens.report.page import Drawing, Section, Table, write_page
-from bilens.report.style import BLUE, GREY, dress
+from bilens.reading import FlowDrawing, Picture, Section, Table, signed
 from bilens.residual import ResidualModel
-
-__all__ = ["ablation_figure", "flow_data", "flow_tree", "shown_tokens", "write_flow_page"]
 
 SMALL = 1e-3
 """Edges below this share of the largest are left out of files."""
@@ -158,53 +155,38 @@ def ablation_figure(pairs: Sequence[tuple[str, str, Ablation]]) -> go.Figure:
     return figure
 
 
-@checked
-def write_flow_page(
-    path: Path,
-    data: dict[str, Any],
-    ablated: Sequence[tuple[str, str, Ablation]] = (),
-    *,
-    title: str,
-) -> None:
-    """Write a flow as one HTML file that works offline.
+def flow_sections(
+    data: dict[str, Any], ablated: Sequence[tuple[str, str, Ablation]]
+) -> list[Section]:
+    """Return the sections on a flow: its graph, its strongest nodes, and nodes removed.
 
     Args:
-        path: the page.
-        data: see `flow_data`.
-        ablated: what became of the logit without some nodes; see `ablation_figure`.
-        title: of the page.
+        data: See `flow_data`.
+        ablated: See `ablation_figure`.
     """
-    shown = data["nodes"][1:]
-    held, whole = data["shares"][-1][1:]
-    values = data["values"]
-    between = [("text, and second text", f"{values[0]:+.4g}, {values[-1]:+.4g}")]
-    facts = [
-        (data["direction"], signed(data["value"], "#.3g")),
-        ("nodes", f"{data['n_nodes']:,}"),
-        (f"held by {len(shown)} nodes", f"{held:.0%} of the absolute flow"),
-        ("that is of the logit", f"{whole:z.0%}"),
-        *(between if len(values) == 2 else ()),
-        ("held fixed", ", ".join(data["frozen"]) or "nothing"),
-    ]
-    rows = [(n["name"], signed(n["flow"], "#.3g")) for n in shown[:30]]
+    rows = [(node["name"], node["flow"]) for node in data["nodes"][1:31]]
+    nodes = pd.DataFrame(rows, columns=["node", "flow"])
     sections = [
         Section(
             "Graph",
-            "Squares are heads, circles all else; area is |flow|, blue raises the logit and "
-            "red lowers it. Rest is what is not split further. Point at a node, touch it, or reach "
+            "Squares are heads, circles everything else; area is |flow|, blue raises the logit and "
+            "red lowers it. Rest is not split further. Point at a node, touch it, or reach "
             "it with the Tab key, for its edges.",
-            [[Drawing(data)]],
+            [[FlowDrawing(data)]],
         ),
-        Section("Strongest nodes", rows=[[Table(("node", "flow"), rows, words=1)]]),
+        Section("Strongest nodes", rows=[[Table(nodes, "", {"flow": "+#.3g"})]]),
     ]
     if ablated:
         text = (
             "Each node was removed from the running model, in which norms, patterns and gates "
             "then change; the flow holds them fixed."
         )
-        sections.append(Section("Interventions", text, [[ablation_figure(ablated)]]))
-    summary = (
-        "Where this logit, or difference of logits, comes from, node by node: what flows into a "
-        "node flows out of it, and what flows out of tokens, positions and biases adds up to it."
-    )
-    write_page(path, title, summary, facts, sections)
+        picture = Picture("interventions", ablation_figure(ablated))
+        sections.append(Section("Interventions", text, [[picture, Table(ablation_frame(ablated))]]))
+    return sections
+
+
+def ablation_frame(ablated: Sequence[tuple[str, str, Ablation]]) -> pd.DataFrame:
+    """Return the predicted and the actual change of the logit for each node that was removed."""
+    rows = [(name, result.predicted, result.actual) for _, name, result in ablated]
+    return pd.DataFrame(rows, columns=["node", "predicted", "actual"])

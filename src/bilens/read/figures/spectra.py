@@ -1,5 +1,6 @@
-"""Spectra and eigenvectors of one class, as in figures 2, 9 and 10 of Pearce et al. 2024."""
+"""Spectra, eigenvectors and matrices."""
 
+from collections.abc import Sequence
 from html import escape
 
 import plotly.graph_objects as go
@@ -9,13 +10,11 @@ from torch import Tensor
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.read import top_inputs
+from bilens.read.figures.canvas import Canvas
+from bilens.read.figures.style import BLUE, DIVERGING, LINE, RED, dress
 from bilens.reading import signed
-from bilens.report.canvas import Canvas
-from bilens.report.style import BLUE, LINE, RED, dress
 from bilens.settings import Count
 from bilens.tensor import Spectrum
-
-__all__ = ["eigenvector_figure", "spectrum_figure"]
 
 TOP_INPUTS, SHOWN = 3, 20
 CELL, LABEL = 1.42, 0.3
@@ -78,3 +77,69 @@ def eigenvector_figure(
             text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {signed(value)}"
             canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
     return canvas.figure()
+
+
+ROW_HEIGHT, NARROW = 22, 10
+"""Pixels of height of a row: where each has its name, and where there are too many for that."""
+NAMED = 40
+
+
+@checked
+def heat_figure(
+    values: Float[Tensor, "n_rows n_columns"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    title: str,
+    across: str = "",
+    down: str = "",
+    shares: bool = False,
+) -> go.Figure:
+    """Positive numbers in blue, negative ones in red, NaN left blank; the first row on top.
+
+    `across` and `down` say what columns and rows are. Where all are shares, none below 0, the
+    scale is from 0 to 1 instead of as far to either side of 0 as the largest |number|.
+
+    Raises:
+        BilensError: there is not one name for each row and column.
+    """
+    if values.shape != (len(rows), len(columns)):
+        raise BilensError(
+            f"values has shape {tuple(values.shape)}, with {len(rows)} names of rows and "
+            f"{len(columns)} of columns; expected one for each"
+        )
+    numbers = values.detach().cpu().double()
+    top = 1.0 if shares else float(numbers.nan_to_num(0).abs().max()) or 1.0
+    colors = DIVERGING[len(DIVERGING) // 2 :] if shares else DIVERGING
+    figure = go.Figure(
+        go.Heatmap(
+            z=numbers.tolist(),
+            zmin=0 if shares else -top,
+            zmax=top,
+            colorscale=[[i / (len(colors) - 1), color] for i, color in enumerate(colors)],
+            # Names may repeat, so that they are labels and no coordinates.
+            text=[[f"{escape(row)} · {escape(column)}" for column in columns] for row in rows],
+            hovertemplate="%{text}: %{z:.3g}<extra></extra>",
+            hoverongaps=False,
+            xgap=1,
+            ygap=1,
+            colorbar={"thickness": 10, "outlinewidth": 0, "len": 1},
+        )
+    )
+    for axis, names, what in (("xaxis", columns, across), ("yaxis", rows, down)):
+        shown = len(names) <= NAMED
+        figure.update_layout(
+            {
+                axis: {
+                    "title": escape(what),
+                    "tickvals": list(range(len(names))) if shown else [],
+                    "ticktext": [escape(name) for name in names] if shown else [],
+                    "ticks": "",
+                    "showline": False,
+                }
+            }
+        )
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_xaxes(automargin=True)
+    height = 130 + len(rows) * (ROW_HEIGHT if len(rows) <= NAMED else NARROW)
+    return dress(figure, height=height, title=escape(title))

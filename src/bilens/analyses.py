@@ -1,0 +1,163 @@
+"""Analyses from plain settings: the step between an option or a control, and a call of Python.
+
+A parameter of an analysis is set by one or more plain values. Most are set by themselves; a
+direction is set by `token` and `minus`, and texts or images are found by the name of the data.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from bilens.data import Corpus, ImageData, load_images
+from bilens.errors import BilensError
+from bilens.read.language import TokenDirection, corpus_for
+from bilens.reading import Reading
+from bilens.registry import Analysis
+from bilens.residual import ResidualModel
+from bilens.tensor import TensorChain
+from bilens.train import TRAINING_NAME, read_training
+
+KINDS = {ResidualModel: "language models", TensorChain: "image classifiers"}
+REQUIRED = Parameter.empty
+TOKEN_HELP = "Token that is predicted, as the tokenizer spells it or as text, such as ' are'."
+MINUS_HELP = "Tokens whose mean is subtracted from it, separated by commas."
+PLAIN_MODULES = ("builtins", "typing", "pathlib", "collections.abc")
+DATA_HELP = "Name of the data; by default that of the training."
+DATA_DIR_HELP = "Folder of the data; by default the environment variable BILENS_DATA."
+
+
+@dataclass(frozen=True)
+class Option:
+    """A plain setting of an analysis.
+
+    Attributes:
+        name: Of the option.
+        type: A type that a command line can parse.
+        default: REQUIRED if there is none.
+        help: A sentence.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+
+
+def options_of(analysis: Analysis) -> list[Option]:
+    """Return the plain settings of all parameters, required ones first."""
+    options: list[Option] = []
+    for name, parameter in analysis.parameters.items():
+        kind, default = analysis.hints[name], parameter.default
+        if _is(kind, TokenDirection):
+            required = default is REQUIRED
+            options += [
+                Option(
+                    "token",
+                    str if required else str | None,
+                    REQUIRED if required else None,
+                    TOKEN_HELP,
+                ),
+                Option("minus", str, "", MINUS_HELP),
+            ]
+        elif _is(kind, Corpus) or _is(kind, ImageData):
+            options += [
+                Option("data", str | None, None, DATA_HELP),
+                Option("data_dir", Path | None, None, DATA_DIR_HELP),
+            ]
+        else:
+            options.append(Option(name, _parsed(kind), default, analysis.help.get(name, "")))
+    return sorted(options, key=lambda option: option.default is not REQUIRED)
+
+
+def run_analysis(
+    analysis: Analysis,
+    model: Any,
+    settings: Mapping[str, Any],
+    *,
+    source: str | Path = "",
+    inputs: Iterable[Any] = (),
+) -> Reading:
+    """Run an analysis with the values of its options.
+
+    Args:
+        analysis: See `bilens.registry`.
+        model: A model that it reads.
+        settings: Values by the names of options; defaults may be left out.
+        source: Name or folder of the model, which says what data it was trained on.
+        inputs: Texts or images that are loaded already.
+
+    Raises:
+        BilensError: the model is of another kind, or a setting does not fit.
+    """
+    if not analysis.fits(model):
+        raise BilensError(
+            f"{source or 'The model'} holds {type(model).__name__}, and `bilens {analysis.name}` "
+            f"reads {KINDS.get(analysis.on, analysis.on)}"
+        )
+    arguments: dict[str, Any] = {}
+    for name, parameter in analysis.parameters.items():
+        kind = analysis.hints[name]
+        if _is(kind, TokenDirection):
+            if settings.get("token") is not None:
+                arguments[name] = direction_of(settings["token"], settings.get("minus", ""))
+        elif _is(kind, Corpus) or _is(kind, ImageData):
+            loaded = [item for item in inputs if isinstance(item, Corpus | ImageData)]
+            arguments[name] = loaded[0] if loaded else _load(kind, model, settings, source)
+        elif name in settings:
+            arguments[name] = settings[name]
+        if name not in arguments and parameter.default is REQUIRED:
+            raise BilensError(f"{name} is needed: {analysis.help.get(name, 'it has no default')}")
+    return analysis.read(model, **arguments)
+
+
+def direction_of(token: str, minus: str | Sequence[str]) -> TokenDirection:
+    """Return a direction from a token and others, which are separated by commas in a string."""
+    names = minus.split(",") if isinstance(minus, str) else minus
+    return TokenDirection(token, tuple(name for name in names if name))
+
+
+def data_of(source: str | Path) -> str:
+    """Return the name of the data that a run was trained on.
+
+    Raises:
+        BilensError: the model has no record of its training.
+    """
+    if not (Path(source) / TRAINING_NAME).is_file():
+        raise BilensError(
+            f"{source} does not say what it was trained on; name texts with --data, such as "
+            "--data tinystories or --data FILE.txt"
+        )
+    return str(read_training(source)["data"])
+
+
+def _load(kind: Any, model: Any, settings: Mapping[str, Any], source: str | Path) -> Any:
+    name, folder = settings.get("data"), settings.get("data_dir")
+    if _is(kind, ImageData):
+        return load_images(name or read_training(source)["data"], folder).to(model.device)
+    return corpus_for(model, name or data_of(source), folder)
+
+
+def _is(kind: Any, wanted: type) -> bool:
+    """Return True for a type, and for a union that it is part of."""
+    return kind is wanted or wanted in get_args(kind)
+
+
+def _parsed(kind: Any) -> Any:
+    """Return a type with tuples for sequences, which a command line can parse."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return Annotated[(_parsed(parts[0]), *parts[1:])]
+    if origin in (Union, UnionType):
+        # A text is given as text; token ids are for Python.
+        plain = [_parsed(part) for part in parts if part is NoneType or _is_plain(part)]
+        return Union[tuple(plain)]  # noqa: UP007
+    if origin is Sequence:
+        return tuple[_parsed(parts[0]), ...]  # type: ignore[misc]
+    return kind
+
+
+def _is_plain(kind: Any) -> bool:
+    return getattr(kind, "__module__", "") in PLAIN_MODULES

@@ -1,0 +1,121 @@
+"""Commands of registered analyses: their options are the parameters of a function."""
+
+from dataclasses import MISSING, field, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.text import Text
+
+from bilens.analyses import REQUIRED, Option, options_of, run_analysis
+from bilens.cli.console import Device, ModelName, choose_device
+from bilens.cli.terminal import out, show_table
+from bilens.errors import BilensError
+from bilens.files import write_json, written_whole
+from bilens.models import load
+from bilens.reading import ContextLine, Reading, Table, fact_text, signed
+from bilens.registry import Analysis
+from bilens.report import write_report
+from bilens.report.exporters import EXPORTERS
+from bilens.settings import check_settings
+
+ROWS = 30
+"""Rows of a table that are printed."""
+
+OUTPUT_HELP = (
+    "Also write a page (a name that ends in .html) with the numbers in a .json beside it, the "
+    "numbers only (.json), or a folder with each table as CSV."
+)
+
+
+class ReadingCommand:
+    """The settings of an analysis, with fields of its parameters."""
+
+    analysis: Analysis
+    model: str
+    output: Path | None
+    device: str
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def run(self) -> dict[str, Any]:
+        """Read the model, print the reading, and write the files that are asked for."""
+        if self.output is not None and self.output.suffix not in ("", ".html", ".json"):
+            raise BilensError(
+                f"--output={self.output}: expected PAGE.html, NUMBERS.json or a folder"
+            )
+        model = load(self.model, device=choose_device(self.device))
+        reading = run_analysis(self.analysis, model, vars(self), source=self.model)
+        show_reading(reading)
+        if self.output is not None:
+            write_reading(reading, self.output)
+            out.print(f"written: {self.output}")
+        exporter = EXPORTERS.get(type(reading))
+        folder = exporter and getattr(self, exporter.name)
+        if exporter and folder:
+            name = (self.output or Path(self.model)).stem
+            exporter.write(reading, folder, name)
+            out.print(f"written: {folder}")
+        return reading.record()
+
+
+def command_of(analysis: Analysis) -> type[ReadingCommand]:
+    """Return the command of an analysis: a dataclass with its options, for tyro."""
+    fields: list[Any] = [("model", ModelName)]
+    options = [*options_of(analysis), Option("output", Path | None, None, OUTPUT_HELP)]
+    exporter = EXPORTERS.get(analysis.hints["return"])
+    if exporter:
+        options.append(Option(exporter.name, Path | None, None, exporter.help))
+    for option in options:
+        kind: Any = Annotated.__class_getitem__((option.type, tyro.conf.arg(help=option.help)))  # type: ignore[attr-defined]
+        default = MISSING if option.default is REQUIRED else option.default
+        fields.append((option.name, kind, field(default=default)))
+    fields.append(("device", Device, field(default="auto")))
+    namespace = {"analysis": analysis}
+    command = make_dataclass(analysis.name, fields, bases=(ReadingCommand,), namespace=namespace)
+    command.__doc__ = analysis.about
+    return command
+
+
+def show_reading(reading: Reading) -> None:
+    """Print the facts, tables and texts of a reading."""
+    out.print(", ".join(fact_text(name, value) for name, value in reading.facts()))
+    for caption, frame in reading.tables().items():
+        table = Table(frame.head(ROWS), caption, reading.formats)
+        show_table(table.header, table.rows, caption, words=table.n_words)
+        if len(frame) > ROWS:
+            out.print(f"{ROWS} of {len(frame):,} rows; --json and --output have all")
+    for texts in reading.texts():
+        out.print(f"\n{texts.title}", style="bold", highlight=False)
+        for line in texts.lines:
+            out.print(coloured(line))
+
+
+def write_reading(reading: Reading, path: Path) -> None:
+    """Write a page, the numbers as JSON, or a folder with tables as CSV, by the path's ending."""
+    if path.suffix == ".html":
+        write_report(path, [reading], title=reading.title)
+        write_json(path.with_suffix(".json"), reading.record())
+    elif path.suffix == ".json":
+        write_json(path, reading.record())
+    else:
+        for caption, frame in reading.tables().items():
+            with written_whole(path / f"{caption.replace(' ', '-')}.csv") as file:
+                frame.to_csv(file, index=False)
+        write_json(path / "reading.json", reading.record())
+
+
+def coloured(line: ContextLine) -> Text:
+    """Return a context for the terminal, coloured by contributions."""
+    text = Text(f"{signed(line.value, '#.3g'):>9} ")
+    for number, (name, share) in enumerate(line.tokens):
+        strength = abs(share) / line.strongest
+        style = "" if strength < 0.1 else f"{'blue' if share > 0 else 'red'}"
+        # Pieces of words join; marks of a space before a word are spaces.
+        joined, piece = name.startswith("##") and name != "##", name.removeprefix("##")
+        piece = piece.lstrip("▁Ġ") or piece
+        text.append("" if joined else " ")
+        word = f"[{piece}]" if number == line.focal else piece
+        text.append(word, style=f"bold {style}" if strength > 0.5 else style)
+    return text

@@ -1,0 +1,1 @@
+"""Figures of readings, and the sections of pages that explain them."""

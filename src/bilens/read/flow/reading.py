@@ -1,0 +1,172 @@
+"""The flow of a logit on a text as a reading: its strongest nodes, and some of them removed."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import pandas as pd
+
+from bilens.checks import full_precision
+from bilens.errors import BilensError
+from bilens.lazy_imports import go, lazy_import
+from bilens.read.flow import ablation
+from bilens.read.flow.ablation import Ablation
+from bilens.read.flow.contrast import Target
+from bilens.read.flow.graph import Flow
+from bilens.read.flow.split import flow
+from bilens.read.language.names import TokenDirection
+from bilens.reading import Fact, Percent, Reading, Section
+from bilens.registry import reading
+from bilens.residual import ResidualModel
+from bilens.settings import Between, Count
+
+if TYPE_CHECKING:
+    from bilens.read.figures import flow as pages
+else:  # plotly takes a second to import, and only pages use it.
+    pages = lazy_import("bilens.read.figures.flow")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FlowReading(Reading):
+    """The flow of a logit on a text, and what became of it without single nodes.
+
+    Attributes:
+        flow: The flow.
+        prompt: The text.
+        direction: The token whose logit is split, and those that are subtracted.
+        data: Its strongest nodes and the edges between them; see `bilens.read.figures.flow_data`.
+        probability: Of the token after the text.
+        ablated: Kind, name and effect of each node that was removed from the running model.
+    """
+
+    flow: Flow
+    prompt: str
+    direction: TokenDirection
+    data: dict[str, Any]
+    probability: float
+    ablated: tuple[tuple[str, str, Ablation], ...] = ()
+
+    axes: ClassVar[dict[str, str]] = Flow.axes
+    formats: ClassVar[dict[str, str]] = {"flow": "+#.3g"}
+    explanation: ClassVar[str] = (
+        "Where this logit, or difference of logits, comes from, node by node: inflow equals "
+        "outflow at every node, and the outflow of tokens, positions and biases adds up to it."
+    )
+
+    @property
+    def title(self) -> str:
+        """The text, and the token that follows it."""
+        return f"“{self.prompt}”: {self.direction}"
+
+    def facts(self) -> list[Fact]:
+        """Return the value, the number of nodes, and the share that is shown."""
+        data = self.data
+        held, of_logit = data["shares"][-1][1:]
+        values = ", ".join(f"{value:+.4g}" for value in data["values"])
+        return [
+            (str(self.direction), data["value"]),
+            ("probability of the token", Percent(self.probability)),
+            ("nodes", data["n_nodes"]),
+            ("nodes shown", len(data["nodes"]) - 1),
+            ("their share of the absolute flow", Percent(held)),
+            ("their share of the logit", Percent(of_logit)),
+            *([("in the text, and in the second", values)] if len(data["values"]) > 1 else []),
+            ("held fixed", ", ".join(data["frozen"]) or "nothing"),
+        ]
+
+    def frame(self) -> pd.DataFrame:
+        """Return the strongest nodes and their flow, the strongest first."""
+        rows = [(node["name"], node["flow"]) for node in self.data["nodes"][1:]]
+        return pd.DataFrame(rows, columns=["node", "flow"])
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the strongest nodes, and the nodes that were removed."""
+        tables = {"nodes": self.frame()}
+        if self.ablated:
+            tables["one node removed"] = pages.ablation_frame(self.ablated)
+        return tables
+
+    def figures(self) -> "dict[str, go.Figure]":
+        """Draw predicted against actual effects, if nodes were removed."""
+        return {"interventions": pages.ablation_figure(self.ablated)} if self.ablated else {}
+
+    def sections(self) -> list[Section]:
+        """Return the graph, the strongest nodes, and the nodes that were removed."""
+        return pages.flow_sections(self.data, self.ablated)
+
+    def record(self) -> dict[str, Any]:
+        """Return the graph for JSON, with the nodes that were removed."""
+        record = {"prompt": self.prompt, **self.data}
+        if self.ablated:
+            record["ablated"] = [
+                {"node": name, "predicted": result.predicted, "actual": result.actual}
+                for _, name, result in self.ablated
+            ]
+        return record
+
+
+@reading("flow")
+@full_precision
+def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is shown
+    model: ResidualModel,
+    prompt: str,
+    direction: TokenDirection,
+    *,
+    against: str | None = None,
+    replace: str = "",
+    target: Target = "logit",
+    m: Annotated[int, Between(0)] = 4,
+    threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
+    through_patterns: bool = False,
+    shown: Count = 200,
+    ablate: Annotated[int, Between(0)] = 0,
+) -> FlowReading:
+    """Split a logit on a text, or its change between two, exactly over the parts of a model.
+
+    With a second text nothing is frozen, and heads are split into values, queries and keys.
+
+        bilens flow runs/grammar --prompt "then ben ate" --token rice --minus soup
+        bilens flow model.gguf --prompt "The keys to the cabinet" --token " are" --ablate 5
+        bilens flow model.gguf --prompt "The keys to the cabinet" --token " are" --replace keys=key
+
+    Args:
+        model: Any, with its tokenizer.
+        prompt: The text; the logit that is split is of the token after it.
+        direction: The token that is predicted, and those whose mean is subtracted.
+        against: A second text of as many tokens; the change of the logit between both is split.
+        replace: Words of the prompt and their replacements in a second text, as keys=key,was=is.
+        target: The logit, or between two texts the log-probability or the probability.
+        m: Directions of each MLP at each position, at least 2; 0 for all eigenvectors.
+        threshold: Nodes that carry less than this share of the absolute flow are not split.
+        through_patterns: Split patterns of bilinear and squared attention too.
+        shown: Number of the strongest nodes that pages and JSON have.
+        ablate: Remove this many of the strongest nodes, one at a time, from the running model,
+            and compare.
+
+    Raises:
+        BilensError: the model has no tokenizer, a text is empty, or a token is unknown.
+    """
+    pairs = dict(pair.partition("=")[::2] for pair in replace.split(",") if pair)
+    if ablate and (against or pairs):
+        raise BilensError("ablate removes nodes of one text; leave out against and replace")
+    split = flow(
+        model,
+        prompt,
+        direction,
+        against=against or None,
+        replace=pairs or None,
+        target=target,
+        m=m or None,
+        threshold=threshold,
+        through_patterns=through_patterns,
+    )
+    tokens = pages.shown_tokens(model, split.ids)
+    order = sorted(range(len(split.nodes)), key=lambda i: -abs(split.nodes[i].flow))
+    numbers = [i for i in order if split.nodes[i].is_removable][:ablate]
+    results = ablation.ablate(model, split, numbers) if numbers else []
+    ablated = [
+        (split.nodes[i].kind, split.nodes[i].name(tokens), result)
+        for i, result in zip(numbers, results, strict=True)
+    ]
+    data = pages.flow_data(split, tokens, direction=str(direction), k=shown)
+    probability = float(split.trace.logits[-1].softmax(-1)[model.token(direction.token)])
+    return FlowReading(split, prompt, direction, data, probability, tuple(ablated))
