@@ -172,7 +172,7 @@ FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--m", "2"]
         (["heads", "RUN", "--distance", str(2**64)], "distance=18446744073709551616, expected a"),
         ([*FLOW, "--ablate", "-1"], "ablate=-1, expected a whole number, at least 0"),
         ([*FLOW, "--output", "a.txt"], "a.txt: expected PAGE.html, NUMBERS.json or a folder"),
-        ([*FLOW, "--viewer", "a" * 5000], "could not be used: File name too long. Check the path"),
+        ([*FLOW, "--viewer", "a" * 5000], "File name too long. Check the path"),
         (["decompose", "RUN"], "holds no image classifier"),
         (["report", "RUN", "--token", ""], "token='', expected a single token"),
         (["train", "language", "--data", "nowhere.txt", "--device", "cpu"], "nowhere.txt"),

@@ -7,7 +7,7 @@ from torch import nn
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Bilinear
 from bilens.read import attack, class_mask, class_spectra, read_bonds, read_classifier, read_deep
-from bilens.report import write_classifier_report, write_deep_report
+from bilens.report import write_report
 from bilens.tensor import TensorChain, affine
 from tests.models import digit_model, digits
 
@@ -52,7 +52,7 @@ def test_a_stack_is_read_as_a_classifier_is(bias, tmp_path):
     assert bonds.record() == expected.record()
     deep = read_deep(stack, data, k=30)
     assert deep.record() == read_deep(digit_model(2, bias), data, k=30).record()
-    assert write_deep_report(tmp_path / "page.html", deep, bonds, title="mine")
+    assert write_report(tmp_path / "page.html", [bonds, deep], title="mine")
     assert "test accuracy" in (tmp_path / "page.html").read_text()
     x = data.test_images[:50]
     error = (bonds.cut_model().requires_grad_(False)(x) - bonds.cut(x)).norm() / bonds.cut(x).norm()
@@ -67,7 +67,7 @@ def test_a_single_layer_of_ones_own(bias, embedded, basis, tmp_path):
     reading = read_classifier(stack, data, basis)
     logits = reading.spectrum.activations(data.test_images).sum(-1)
     torch.testing.assert_close(logits, stack(data.test_images), rtol=1e-3, atol=1e-3)
-    assert write_classifier_report(tmp_path / "page.html", reading, title="mine")
+    assert write_report(tmp_path / "page.html", [reading], title="mine")
     mask = class_mask(class_spectra(stack, "pixels")[3])
     found = attack(stack, data.test_images, data.test_labels, mask, label=3, norm=2.0)
     assert 0 <= found.targeted <= found.fooled <= 1
