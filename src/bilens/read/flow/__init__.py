@@ -3,6 +3,7 @@
 from bilens.read.flow.ablation import Ablation, StreamDirection, ablate
 from bilens.read.flow.editing import edit, edit_heads
 from bilens.read.flow.graph import Flow, FlowGraph, Node, Rows
+from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.flow.recurring import (
     RecurringDirection,
     RecurringFlows,
@@ -15,6 +16,7 @@ __all__ = [
     "Ablation",
     "Flow",
     "FlowGraph",
+    "FlowReading",
     "Node",
     "RecurringDirection",
     "RecurringFlows",
@@ -26,4 +28,5 @@ __all__ = [
     "edit_heads",
     "flow",
     "flows",
+    "read_flow",
 ]
