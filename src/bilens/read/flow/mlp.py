@@ -1,6 +1,6 @@
 """MLPs as linear maps, on one text or between two, split into a few directions each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -94,12 +94,15 @@ class LinearMLP:
         left, right = tensor.left[: ratio.shape[1]], tensor.right[: ratio.shape[1]]
         z = with_constant(n) if tensor.constant else n
         gated = mlp.gate is not None
+        out = OutputMap.frozen(
+            mlp.down, mlp.out_norm, of_layer.mlp_out_scale, model.parts.residual_scale
+        )
+        # Where act(0) is not 0, a second set of units holds it, with the same output weights.
+        n_sets = ratio.shape[1] // out.weight.shape[1]
         return cls(
             left=left,
             right=right if gated else None,
-            out=OutputMap.frozen(
-                mlp.down, mlp.out_norm, of_layer.mlp_out_scale, model.parts.residual_scale
-            ),
+            out=replace(out, weight=out.weight.repeat(1, n_sets)),
             z=z,
             through_left=ratio * (z @ right.T) / 2 if gated else ratio,
             through_right=ratio * (z @ left.T) / 2 if gated else None,
@@ -115,7 +118,7 @@ class LinearMLP:
         mlp, tensor = model.layer(layer).mlp, model.mlp_factors(layer)
         x1, x0 = (trace.layers[layer].mlp_input for trace in traces)
         n1, n0 = (trace.layers[layer].mlp_n for trace in traces)
-        units = traces[0].layers[layer].gate_ratio.shape[1]
+        units = mlp.up.n_out
         left, right = tensor.left[:units], tensor.right[:units]
         inputs = [with_constant(n) if tensor.constant else n for n in (n1, n0)]
         ups = [n @ left.T for n in inputs]
