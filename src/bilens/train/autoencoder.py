@@ -197,7 +197,7 @@ class _Session:
         self.generator.set_state(tensors["generator.state"].cpu())
 
     def save(self, run: RunDirectory | None) -> None:
-        """Write the run; raise instead if the training diverged, and leave the files alone."""
+        """Write the run; raise instead if the training diverged, and leave the files unchanged."""
         tensors = (self.loss, *self.model.parameters())
         finite = all(torch.isfinite(tensor).all() for tensor in tensors)
         if not finite:

@@ -23,7 +23,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 linear and cosine fall to 0, zero is 0 from the start, and held stays at 1."""
 DecayName = Literal["none", "linear", "cosine"]
-"""Schedule by which a learning rate falls to zero."""
+"""Schedule of a learning rate that falls to zero."""
 OptimizerName = Literal[
     "adamw_torch", "adamw_torch_fused", "muon", "adafactor", "adagrad", "rmsprop", "sgd"
 ]
@@ -103,7 +103,7 @@ class AnnealTraining(TrainerSettings):
         annealing: share of the training in which beta falls; afterwards it stays at its end.
         length: tokens of a text.
         learning_rate: learning rate of AdamW.
-        decay: schedule by which the learning rate falls to zero: none (constant, as in the paper),
+        decay: schedule of the learning rate: none (constant, as in the paper),
             linear or cosine.
         checkpointing: compute the activations twice instead of storing them.
         evaluate_every: steps between validations; only the last by default.
