@@ -3,6 +3,7 @@
 from bilens.read.flow.ablation import Ablation, StreamDirection, ablate
 from bilens.read.flow.editing import edit, edit_heads
 from bilens.read.flow.graph import Flow, FlowGraph, Node, Rows
+from bilens.read.flow.patching import Effects, patch
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.flow.recurring import (
     RecurringDirection,
@@ -14,6 +15,7 @@ from bilens.read.flow.split import flow
 
 __all__ = [
     "Ablation",
+    "Effects",
     "Flow",
     "FlowGraph",
     "FlowReading",
@@ -28,5 +30,6 @@ __all__ = [
     "edit_heads",
     "flow",
     "flows",
+    "patch",
     "read_flow",
 ]

@@ -40,6 +40,23 @@ def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
     return text
 
 
+def other_of(
+    model: ResidualModel,
+    text: str | Tensor,
+    ids: Int[Tensor, " time"],
+    against: Against | None,
+    replace: Mapping[str, str] | None,
+) -> "Other":
+    """Return the second run of a text.
+
+    Raises:
+        BilensError: it is not given, or given twice, or does not fit the text.
+    """
+    if (against is None) == (replace is None):
+        raise BilensError("against and replace name the second run, expected one of them")
+    return Other(model, ids, replaced(text, replace or {}) if against is None else against)
+
+
 class Other:
     """The second run's embeddings.
 
@@ -77,7 +94,7 @@ class Other:
         """Return the second run."""
         if self.embeddings is None:
             return self.model.trace(self.ids)
-        with _embedded(self.model, self.embeddings):
+        with embedded(self.model, self.embeddings):
             return self.model.trace(self.ids)
 
     def cut(self, time: int) -> "Other":
@@ -115,7 +132,9 @@ def _shown(name: str) -> str:
 
 
 @contextmanager
-def _embedded(model: ResidualModel, embeddings: Float[Tensor, "time d_model"]) -> Iterator[None]:
+def embedded(
+    model: ResidualModel, embeddings: Float[Tensor, "*batch time d_model"]
+) -> Iterator[None]:
     """Let the model read given embeddings in place of its tokens' as long as this runs."""
     table = model.parts.embed
 

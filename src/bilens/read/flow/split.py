@@ -16,8 +16,8 @@ from bilens.read.flow.contrast import (
     Measured,
     Other,
     Target,
+    other_of,
     recorded_trace,
-    replaced,
 )
 from bilens.read.flow.graph import Flow, Kind, Node
 from bilens.read.flow.mlp import LinearMLP
@@ -133,11 +133,8 @@ def split(  # noqa: PLR0913
     ids = model.ids(text)
     if not -len(ids) <= position < len(ids):
         raise BilensError(f"position={position}, expected {-len(ids)} to {len(ids) - 1}")
-    if replace is not None:
-        if against is not None:
-            raise BilensError("against and replace are both given, expected one of them")
-        against = replaced(text, replace)
-    if through_patterns and against is not None:
+    one_text = against is None and replace is None
+    if through_patterns and not one_text:
         raise BilensError(
             "through_patterns=True with a second text, whose flow goes through patterns of every "
             "kind; leave it out"
@@ -152,7 +149,7 @@ def split(  # noqa: PLR0913
     elif minus:
         raise BilensError("minus needs token as a string; TokenDirection(token, minus) has both")
     time = position % len(ids) + 1
-    other = None if against is None else Other(model, ids, against).cut(time)
+    other = None if one_text else other_of(model, text, ids, against, replace).cut(time)
     # Later tokens are not read.
     trace, recorder = recorded_trace(model, ids[:time])
     return Split(model, trace, recorder, other, token, target, through_patterns)
@@ -273,13 +270,13 @@ class Split:
         for layer in reversed(range(self.model.n_layers)):
             written, entry = Moment.attention(layer), Moment.input(layer)
             above[Moment.mlp(layer)] = w
-            mlp = self._mlp(layer)
+            mlp = self.mlp_map(layer)
             pulled = mlp.pulled(mlp.weights(w))
             self.mlps.insert(0, (pulled * mlp.z).sum(-1))
             self.absolute += float(self.mlps[0].abs().sum())
             from_mlp, _ = mlp.read(pulled, self.places)
             above[written] = w + from_mlp if parts.mlp_moment(layer) == written else w
-            heads = self._heads(layer)
+            heads = self.heads_map(layer)
             branches = heads.branches(heads.back(above[written]))
             self.heads.insert(0, {b.role or "values": b.flows.sum((1, 2)) for b in branches})
             self.absolute += sum(float(branch.flows.abs().sum()) for branch in branches)
@@ -295,12 +292,14 @@ class Split:
         above[Moment.embedding()] = w
         return above
 
-    def _mlp(self, layer: int) -> LinearMLP:
+    def mlp_map(self, layer: int) -> LinearMLP:
+        """Return the MLP of a layer as a linear map."""
         if self.before is None:
             return LinearMLP.frozen(self.model, self.trace, layer)
         return LinearMLP.between(self.model, (self.trace, self.before), layer)
 
-    def _heads(self, layer: int) -> HeadsMap:
+    def heads_map(self, layer: int) -> HeadsMap:
+        """Return the attention of a layer as a linear map."""
         if self.before is None:
             return FrozenHeads(
                 self.model, self.trace, layer, through_patterns=self.through_patterns
@@ -309,7 +308,7 @@ class Split:
         return SecantHeads(self.model, (self.trace, self.before), layer, call)
 
     def _split_mlp(self, layer: int, m: int | None, least: float) -> None:
-        mlp, graph = self._mlp(layer), self.graph
+        mlp, graph = self.mlp_map(layer), self.graph
         seen, written = self.model.parts.mlp_moment(layer), Moment.mlp(layer)
         w = self.above[written]
         graph.write_bias(layer, "mlp", w, mlp.out.bias)
@@ -367,7 +366,7 @@ class Split:
         self.graph.write(number, at, Moment.mlp(layer), mlp.write(z[at], at))
 
     def _split_heads(self, layer: int, least: float) -> None:
-        heads, graph, written = self._heads(layer), self.graph, Moment.attention(layer)
+        heads, graph, written = self.heads_map(layer), self.graph, Moment.attention(layer)
         w = self.above[written]
         graph.write_bias(layer, "attention", w, heads.out.bias)
         through, constant, writes = 0.0, 0.0, torch.zeros_like(w)

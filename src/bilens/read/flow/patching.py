@@ -1,0 +1,279 @@
+"""Measured effects of heads and MLPs between two texts, and their estimates by gradients."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bilens.checks import checked
+from bilens.read.flow.contrast import Against, Other, embedded, other_of
+from bilens.read.language.names import TokenDirection
+from bilens.reading import Fact, Reading, signed
+from bilens.residual import ResidualModel
+
+Number = Callable[[Float[Tensor, "batch d_model"]], Float[Tensor, " batch"]]
+"""A number of the stream after the last layer, at the last position."""
+Hooks = Sequence[tuple[nn.Module, bool, Callable[..., Any]]]
+"""Modules, whether their inputs or their outputs are changed, and the hooks that do so."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Effects(Reading):
+    """Effects of every head and MLP, at all positions, on the change of a logit.
+
+    Attributes:
+        change: the change of the logit between the texts.
+        heads: effect of each head.
+        mlps: effect of each MLP.
+    """
+
+    change: float
+    heads: Float[Tensor, "layers heads"]
+    mlps: Float[Tensor, " layers"]
+
+    title: ClassVar[str] = "Effects between two texts"
+    axes: ClassVar[dict[str, str]] = {"x": "part", "y": "effect"}
+
+    def facts(self) -> list[Fact]:
+        """Return the change of the logit, and the strongest head and MLP."""
+        layer, head = divmod(int(self.heads.abs().argmax()), self.heads.shape[1])
+        mlp = int(self.mlps.abs().argmax())
+        return [
+            ("change of the logit", self.change),
+            (f"head {layer}.{head}", signed(float(self.heads[layer, head]))),
+            (f"MLP {mlp}", signed(float(self.mlps[mlp]))),
+        ]
+
+    def frame(self) -> pd.DataFrame:
+        """Return a row for each head and MLP, the largest |effect| first."""
+        rows = [
+            (f"head {layer}.{head}", layer, value)
+            for layer, values in enumerate(self.heads.tolist())
+            for head, value in enumerate(values)
+        ]
+        rows += [(f"MLP {layer}", layer, value) for layer, value in enumerate(self.mlps.tolist())]
+        frame = pd.DataFrame(rows, columns=["part", "layer", "effect"])
+        return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
+
+
+@checked
+@torch.no_grad()
+def patch(
+    model: ResidualModel,
+    text: str | Int[Tensor, " time"],
+    token: str | TokenDirection,
+    position: int = -1,
+    *,
+    minus: str | Sequence[str] = (),
+    against: Against | None = None,
+    replace: Mapping[str, str] | None = None,
+) -> Effects:
+    """Measure the effect of every head and MLP by activation patching, in both directions.
+
+    One part at a time takes its output of the other text at all positions, once in the run of the
+    text and once in the run of the other. Its effect is the mean of the logit's fall in the first
+    and rise in the second. All parts of a layer run in one batch that starts at that layer.
+
+    Args:
+        model: any.
+        text: the text.
+        token: the token whose logit is taken before a soft cap, by name.
+        position: the position whose next token is predicted, counted from the end if negative.
+        minus: tokens whose mean logit is subtracted.
+        against: the second run; see `flow`.
+        replace: words of the text and their replacements in the second run.
+
+    Raises:
+        BilensError: the texts or tokens do not fit the model or each other.
+
+    Source:
+        Zhang and Nanda 2023, "Towards best practices of activation patching".
+    """
+    ids = model.ids(text)
+    other = other_of(model, text, ids, against, replace)
+    if isinstance(token, str):
+        token = TokenDirection(token, (minus,) if isinstance(minus, str) else tuple(minus))
+    time = range(len(ids))[position] + 1
+    runs = stored_runs(model, ids[:time], other.cut(time))
+    return patched_effects(runs, logit_of(model, token))
+
+
+def logit_of(model: ResidualModel, token: TokenDirection) -> Number:
+    """Return the logit, or difference of logits, before a soft cap as a function of the stream."""
+    u = token.vector(model)
+    return lambda x: model.parts.normalised(x.to(u)) @ u
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRun:
+    """A run of a model on one text, from which runs can start at any layer.
+
+    Attributes:
+        model: the model.
+        ids: its text.
+        tokens: the embeddings of its tokens.
+        calls: input and other arguments of each layer.
+        mixed: mixed values of the heads of each layer, all heads side by side.
+        outputs: outputs of the MLP of each layer, before a norm.
+        stream: the stream after the last layer at the last position.
+    """
+
+    model: ResidualModel
+    ids: Int[Tensor, " time"]
+    tokens: Float[Tensor, "time d_model"]
+    calls: list[tuple[Tensor, tuple[Any, ...], dict[str, Any]]]
+    mixed: list[Float[Tensor, "time all_heads"]]
+    outputs: list[Float[Tensor, "time d_model"]]
+    stream: Float[Tensor, " d_model"]
+
+    def run_from(self, layer: int, rows: int, hooks: Hooks) -> Float[Tensor, "rows d_model"]:
+        """Return the last streams of a batch that starts at a layer, with outputs changed there."""
+        parts = self.model.parts
+        x = self.calls[layer][0].expand(rows, -1, -1)
+        with ExitStack() as stack:
+            for module, before, change in hooks:
+                register = (
+                    module.register_forward_pre_hook if before else module.register_forward_hook
+                )
+                stack.enter_context(register(change))
+            for number in range(layer, len(parts.layers)):
+                _, args, kwargs = self.calls[number]
+                found = parts.layers[number].module(x, *args, **kwargs)
+                x = found[0] if isinstance(found, tuple) else found
+        return x[:, -1]
+
+
+def stored_runs(
+    model: ResidualModel, ids: Int[Tensor, " time"], other: Other
+) -> tuple[StoredRun, StoredRun]:
+    """Return the runs of a text and of the other."""
+    first = _stored(model, ids, model.parts.embed.rows(ids))
+    if other.embeddings is None:
+        return first, _stored(model, other.ids, other.tokens)
+    with embedded(model, other.embeddings):
+        return first, _stored(model, other.ids, other.tokens)
+
+
+def _stored(model: ResidualModel, ids: Tensor, tokens: Tensor) -> StoredRun:
+    calls: dict[nn.Module, tuple[Tensor, tuple[Any, ...], dict[str, Any]]] = {}
+    with recorded_parts(model) as (mixed, outputs), ExitStack() as stack:
+        for layer in model.parts.layers:
+
+            def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                x = args[0] if args else kwargs.pop("hidden_states")
+                calls[module] = x, args[1:], kwargs
+
+            stack.enter_context(layer.module.register_forward_pre_hook(record, with_kwargs=True))
+        stream = last_stream(model, ids[None])
+    layers = model.parts.layers
+    return StoredRun(
+        model=model,
+        ids=ids,
+        tokens=tokens,
+        calls=[calls[layer.module] for layer in layers],
+        mixed=[x[0] for x in mixed],
+        outputs=[x[0] for x in outputs],
+        stream=stream[0],
+    )
+
+
+@contextmanager
+def recorded_parts(model: ResidualModel) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Collect the heads' mixed values and the MLPs' outputs of each layer, as they are computed."""
+    mixed: list[Tensor] = []
+    outputs: list[Tensor] = []
+    with ExitStack() as stack:
+        for layer in model.parts.layers:
+            stack.enter_context(
+                layer.heads.out.module.register_forward_pre_hook(
+                    lambda _, args: mixed.append(args[0])
+                )
+            )
+            stack.enter_context(
+                layer.mlp.module.register_forward_hook(lambda _, __, y: outputs.append(y))
+            )
+        yield mixed, outputs
+
+
+def last_stream(model: ResidualModel, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch d"]:
+    """Return the streams after the last layer at the last position."""
+    streams: list[Tensor] = []
+    last = model.parts.norm_or_module
+    with last.register_forward_pre_hook(lambda _, args: streams.append(args[0][:, -1])):
+        model.model(ids, use_cache=False)
+    return streams[0]
+
+
+def patched_effects(runs: tuple[StoredRun, StoredRun], number: Number) -> Effects:
+    """Return the effects of all heads and MLPs, the mean of both directions."""
+    model, n_heads = runs[0].model, runs[0].model.n_heads
+    ends = [float(number(run.stream[None])[0]) for run in runs]
+    heads = torch.zeros(model.n_layers, n_heads, dtype=torch.float64)
+    mlps = torch.zeros(model.n_layers, dtype=torch.float64)
+    for (run, other), end, sign in (((runs[0], runs[1]), ends[0], 1), (runs[::-1], ends[1], -1)):
+        for number_of_layer, layer in enumerate(model.parts.layers):
+            mixed, output = other.mixed[number_of_layer], other.outputs[number_of_layer]
+            width = mixed.shape[1] // n_heads
+
+            def give_heads(_: Any, args: Any, mixed: Tensor = mixed, width: int = width) -> Any:
+                x = args[0].clone()
+                for head in range(n_heads):
+                    own = slice(head * width, (head + 1) * width)
+                    x[head, :, own] = mixed[:, own]
+                return (x, *args[1:])
+
+            def give_mlp(_: Any, __: Any, y: Tensor, output: Tensor = output) -> Tensor:
+                y = y.clone()
+                y[n_heads] = output
+                return y
+
+            hooks: Hooks = [
+                (layer.heads.out.module, True, give_heads),
+                (layer.mlp.module, False, give_mlp),
+            ]
+            streams = run.run_from(number_of_layer, n_heads + 1, hooks)
+            change = sign * (end - number(streams)).double().cpu()
+            heads[number_of_layer] += change[:-1] / 2
+            mlps[number_of_layer] += change[-1] / 2
+    return Effects(ends[0] - ends[1], heads, mlps)
+
+
+def gradient_effects(
+    runs: tuple[StoredRun, StoredRun], number: Number, points: Sequence[float]
+) -> Effects:
+    """Return the change of each head and MLP times the mean gradient at some points.
+
+    A point is a share of the way of the embeddings from the second text (0) to the first (1). The
+    point 1 is attribution patching; the points 1/8, 2/8, ... 1 are EAP-IG of 8 steps.
+
+    Source:
+        Nanda 2023, "Attribution patching"; Hanna et al. 2024 (arXiv 2403.17806).
+    """
+    first, second = runs
+    model = first.model
+    shares = torch.tensor(points, device=model.device, dtype=model.dtype)[:, None, None]
+    tokens = second.tokens + shares * (first.tokens - second.tokens)
+    with (
+        torch.enable_grad(),
+        embedded(model, tokens.requires_grad_()),
+        recorded_parts(model) as (mixed, outputs),
+    ):
+        streams = last_stream(model, first.ids.expand(len(points), -1))
+        slopes = torch.autograd.grad(number(streams).sum() / len(points), [*mixed, *outputs])
+    n = model.n_layers
+    heads = [
+        ((a - b) * slope.sum(0)).unflatten(1, (model.n_heads, -1)).sum((0, 2))
+        for a, b, slope in zip(first.mixed, second.mixed, slopes[:n], strict=True)
+    ]
+    mlps = [
+        ((a - b) * slope.sum(0)).sum()
+        for a, b, slope in zip(first.outputs, second.outputs, slopes[n:], strict=True)
+    ]
+    with torch.no_grad():
+        change = float(number(first.stream[None])[0] - number(second.stream[None])[0])
+    return Effects(change, torch.stack(heads).double().cpu(), torch.stack(mlps).double().cpu())

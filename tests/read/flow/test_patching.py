@@ -1,0 +1,129 @@
+"""Patches do what they say in both directions, and gradients are those of the model."""
+
+import pytest
+import torch
+
+from bilens.errors import BilensError
+from bilens.read.flow import patch
+from bilens.read.flow.contrast import Other
+from bilens.read.flow.patching import gradient_effects, logit_of, stored_runs
+from bilens.read.language import TokenDirection
+from bilens.residual import ResidualModel
+from tests.families import ALL, exact_norms, some_text, tiny
+from tests.language import random_model, random_text, toy_tokenizer
+from tests.read.flow.test_flow import uncapped
+
+DIRECTION = TokenDirection("t3", ("t7", "t8"))
+TWO = random_text(seed=1), random_text(seed=2)
+
+
+def logit(view, ids):
+    logits = uncapped(view, view.logits(ids[None])[0, -1])
+    return float(logits[3] - logits[[7, 8]].mean())
+
+
+def outputs_of(view, ids):
+    """Mixed values of the heads, and outputs of the MLPs, of each layer."""
+    seen = []
+    hooks = [
+        hook
+        for layer in view.parts.layers
+        for hook in (
+            layer.heads.out.module.register_forward_pre_hook(lambda _, a: seen.append(a[0])),
+            layer.mlp.module.register_forward_hook(lambda _, __, y: seen.append(y)),
+        )
+    ]
+    view.logits(ids[None])
+    for hook in hooks:
+        hook.remove()
+    return seen[::2], seen[1::2]
+
+
+def naive(view, ids, other):
+    """The fall of the logit of one text with one part of the other, one full run each."""
+    mixed, outputs = outputs_of(view, other)
+    heads = torch.zeros(view.n_layers, view.n_heads).double()
+    mlps = torch.zeros(view.n_layers).double()
+    start = logit(view, ids)
+    for number, layer in enumerate(view.parts.layers):
+        width = mixed[number].shape[-1] // view.n_heads
+        for head in range(view.n_heads):
+            own = slice(head * width, (head + 1) * width)
+
+            def give(_, args, own=own, number=number):
+                x = args[0].clone()
+                x[..., own] = mixed[number][..., own]
+                return (x, *args[1:])
+
+            with layer.heads.out.module.register_forward_pre_hook(give):
+                heads[number, head] = start - logit(view, ids)
+        with layer.mlp.module.register_forward_hook(lambda *_, number=number: outputs[number]):
+            mlps[number] = start - logit(view, ids)
+    return heads, mlps
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("llama-tied", "neox")])
+def test_patches_are_those_of_full_runs(name):
+    view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
+    with exact_norms():
+        found = patch(view, first, DIRECTION, against=second)
+        down, up = naive(view, first, second), naive(view, second, first)
+        change = logit(view, first) - logit(view, second)
+    torch.testing.assert_close(found.heads, (down[0] - up[0]) / 2, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found.mlps, (down[1] - up[1]) / 2, rtol=1e-5, atol=1e-7)
+    assert found.change == pytest.approx(change, abs=1e-7)
+    assert float(found.heads.abs().max()) > 1e-3
+
+
+def test_the_only_head_and_mlp_of_a_linear_model_have_their_flow():
+    """With one layer before an unembedding without a norm an effect is the direct contribution."""
+    view = ResidualModel(random_model(norm="none"), toy_tokenizer())
+    found = patch(view, TWO[0], DIRECTION, against=TWO[1])
+    mixed, outputs = zip(*(outputs_of(view, ids) for ids in TWO), strict=True)
+    u = DIRECTION.vector(view)
+    direct = (outputs[0][0] - outputs[1][0])[0, -1] @ u
+    assert float(found.mlps[0]) == pytest.approx(float(direct))
+    assert len(mixed) == 2
+
+
+@pytest.mark.parametrize("points", [(1.0,), (0.0, 1.0), (0.25, 0.5, 0.75, 1.0)])
+def test_gradients_at_points_are_the_models_own(points):
+    view = ResidualModel(random_model(n_layers=2, norm="rms", mlp="swiglu"), toy_tokenizer())
+    first, second = TWO
+    runs = stored_runs(view, first, Other(view, first, second))
+    found = gradient_effects(runs, logit_of(view, DIRECTION), points)
+    mlps = torch.zeros(2).double()
+    (_, out1), (_, out0) = outputs_of(view, first), outputs_of(view, second)
+    for share in points:
+        rows = view.W_E[second] + share * (view.W_E[first] - view.W_E[second])
+        seen = []
+        hooks = [view.parts.embed.module.register_forward_hook(lambda *_, rows=rows: rows[None])]
+        for layer in view.parts.layers:
+
+            def keep(_, __, y, seen=seen):
+                seen.append(y.detach().requires_grad_())
+                return seen[-1]
+
+            hooks.append(layer.mlp.module.register_forward_hook(keep))
+        logits = view.model(first[None]).logits[0, -1]
+        slopes = torch.autograd.grad(logits[3] - logits[[7, 8]].mean(), seen, allow_unused=True)
+        for hook in hooks:
+            hook.remove()
+        # The outputs were cut off from each other, so that only the last one has its gradient.
+        mlps[1] += (slopes[1] * (out1[1] - out0[1])).sum() / len(points)
+    assert float(found.mlps[1]) == pytest.approx(float(mlps[1]))
+
+
+def test_a_reading_shows_the_strongest():
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    found = patch(view, "t4 t5 t6", "t3", minus="t7", replace={"t5": "t9"})
+    frame = found.frame()
+    assert len(frame) == 2 * 4 + 2
+    assert frame["effect"].abs().is_monotonic_decreasing
+    assert dict(found.facts())["change of the logit"] == found.change
+
+
+def test_a_second_text_is_asked_for():
+    view = ResidualModel(random_model(), toy_tokenizer())
+    with pytest.raises(BilensError, match="against and replace name the second run"):
+        patch(view, TWO[0], DIRECTION)
