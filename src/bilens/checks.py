@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 OPERATORS = {"__init__", "__call__", "__matmul__", "__mul__", "__add__", "__sub__"}
+ROUNDING = 4e-6
+"""Relative error of sums in float32; norms of transformers compute in it whatever the weights."""
 AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -126,6 +128,39 @@ def check_finite(**arrays: Tensor) -> None:
                 f"{name} holds NaN or infinite values, expected finite numbers; if it comes from a "
                 "model, its training may have diverged"
             )
+
+
+def check_sum(
+    reading: str,
+    total: Tensor | float,
+    expected: Tensor | float,
+    *,
+    size: float,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Raise unless the parts of a reading add up to the model's own numbers, within rounding.
+
+    Args:
+        reading: its name, for the message.
+        total: sums of the parts.
+        expected: the same numbers from the model's own forward pass.
+        size: magnitude of the terms that are added up, to which rounding is relative.
+        dtype: of the model's weights, in which it rounds.
+
+    Raises:
+        BilensError: they differ by more than rounding; names the worst two numbers.
+    """
+    a, b = (torch.as_tensor(numbers).detach().double().cpu() for numbers in (total, expected))
+    error = (a - b).abs()
+    allowed = max(ROUNDING, torch.finfo(dtype).eps) * (size + float(b.abs().max()))
+    if not bool((error <= allowed).all()):
+        worst = error.nan_to_num(torch.inf).argmax()
+        raise BilensError(
+            f"{reading} adds up to {float(a.flatten()[worst]):.6g}, expected "
+            f"{float(b.flatten()[worst]):.6g}, the model's own number; rounding explains a "
+            f"difference of {allowed:.2g}. The model computes something that its weights do not "
+            "tell, or bilens reads it wrongly: please report it with the model's name"
+        )
 
 
 def check_weights(model: nn.Module, name: str = "") -> None:

@@ -15,6 +15,7 @@ from bilens.read.flow.projections import CallRecorder
 from bilens.read.flow.secants import logarithmic_mean, secant_slope
 from bilens.read.language.names import TokenDirection, token_names
 from bilens.residual import ResidualModel, Trace
+from bilens.residual.sums import check_logits
 
 Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
 """A text, its ids, embeddings at each position or one for all, or texts whose mean is taken."""
@@ -180,9 +181,13 @@ class Measured:
         self.model, self.direction, self.target = model, direction, target
         self.bias = 0.0
         if isinstance(direction, Tensor):
+            for trace in traces:
+                check_logits(model, trace, [int(trace.logits[-1].argmax())])
             self._of_vector(traces, direction)
             return
         tokens = [model.token(name) for name in (direction.token, *direction.minus)]
+        for trace in traces:
+            check_logits(model, trace, tokens)
         shares = torch.tensor([1.0] + [-1 / len(direction.minus) for _ in direction.minus])
         shares = shares.to(model.device, model.dtype)
         n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
@@ -190,7 +195,6 @@ class Measured:
             W, b = model.unembed(tokens)
             self.u, self.bias = W @ shares, float(shares @ b)
             self.values = tuple(float(self.u @ x) + self.bias for x in n)
-            self._check(traces, tokens, shares)
             return
         if len(traces) == 1:
             raise BilensError(f"target={target!r} needs two runs; give against, or target='logit'")
@@ -232,19 +236,3 @@ class Measured:
         numbers = [log.exp() if self.target == "probability" else log for log in logs]
         plain = shares / means[tokens] if self.target == "probability" else shares
         self.values = tuple(float(plain @ number[tokens]) for number in numbers)
-
-    def _check(self, traces: Sequence[Trace], tokens: list[int], shares: Tensor) -> None:
-        """See that unembedding the stream returns the model's own logits."""
-        cap = self.model.parts.softcap
-        for trace in traces:
-            own = trace.logits[-1, tokens].to(shares)
-            W, b = self.model.unembed(tokens)
-            z = self.model.parts.normalised(trace.stream[-1]) @ W + b
-            z = z if cap is None else cap * torch.tanh(z / cap)
-            stored: Any = self.model.parts.embed.module.weight
-            rounding = max(torch.finfo(stored.dtype).eps, torch.finfo(torch.float32).eps)
-            if not float((z - own).abs().max()) <= 1e3 * rounding * (1 + float(own.abs().max())):
-                raise BilensError(
-                    f"The model's logits {own.tolist()} differ from {z.tolist()}, which its last "
-                    "stream and unembedding return; expected them to agree within rounding"
-                )

@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_finite, check_index, full_precision
+from bilens.checks import check_finite, check_index, check_sum, full_precision
 from bilens.data.corpus import batched
 from bilens.errors import BilensError
 from bilens.progress import progress_bar
@@ -213,14 +213,22 @@ def contribution(
     _check(spectrum, number)
     stream = read_stream(model, context.ids.to(model.device), context.position, layer)
     vector = spectrum.vectors[number].to(stream.direct)
-    width = len(stream.direct)
+    total, width = stream.total(), len(stream.direct)
     read, offset = vector[:width], vector[width:].sum()
-    scale = spectrum.values[number] * (read @ stream.total() + offset)
-    return Contribution(
+    scale = spectrum.values[number] * (read @ total + offset)
+    contribution = Contribution(
         direct=float(scale * (read @ stream.direct)),
         heads=scale * (stream.heads @ read),
         constant=float(scale * (read @ stream.constant + offset)),
     )
+    check_sum(
+        "The activation, split by source,",
+        contribution.total(),
+        spectrum.activations(total)[number],
+        size=float(scale.abs() * (read.abs() @ (stream.direct.abs() + stream.constant.abs()))),
+        dtype=model.parts.embed.module.weight.dtype,
+    )
+    return contribution
 
 
 @torch.no_grad()

@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import full_precision
+from bilens.checks import check_sum, full_precision
 from bilens.errors import BilensError
 from bilens.read.language.stream import head_outputs_at
 from bilens.residual import Moment, ResidualModel
+from bilens.residual.sums import check_split
 from bilens.settings import Count
 from bilens.tensor.factors import with_constant
 
@@ -113,7 +114,10 @@ def split_logits(model: ResidualModel, ids: Int[Tensor, " time"], position: int 
     residual[-1] += b_U
     names = ("direct", *(f"head {h}" for h in range(model.n_heads)), "biases")
     pairs = scale * hidden @ tensor.out.T @ W_U
-    return LogitTerms(names, residual, pairs, read, scale)
+    terms = LogitTerms(names, residual, pairs, read, scale)
+    size = float((residual.abs().sum(0) + pairs.abs().sum((0, 1))).max())
+    check_split(model, terms.total(), trace.logits[-1], "The split logit", size=size)
+    return terms
 
 
 @torch.no_grad()
@@ -135,7 +139,7 @@ def split_by_eigenvectors(
     spectrum = model.interaction(model.direction(token), model.n_layers - 1).eigh()
     active = terms.scale * spectrum.activations(terms.inputs.sum(0))
     strongest = active.abs().topk(min(k, spectrum.k)).indices
-    return LogitParts(
+    parts = LogitParts(
         token=token,
         sources=terms.sources,
         residual=terms.residual[:, token],
@@ -143,3 +147,11 @@ def split_by_eigenvectors(
         activations=active[strongest],
         rest=float(active.sum() - active[strongest].sum()),
     )
+    check_sum(
+        "The logit, split by eigenvectors,",
+        parts.total(),
+        terms.total()[token],
+        size=float(active.abs().sum() + parts.residual.abs().sum()),
+        dtype=model.parts.embed.module.weight.dtype,
+    )
+    return parts

@@ -19,6 +19,7 @@ from bilens.read.language.token_matrices import BigramPart
 from bilens.reading import ContextList, Fact, Reading, Section, plain
 from bilens.registry import reading
 from bilens.residual import ResidualModel
+from bilens.residual.sums import check_mlp
 from bilens.settings import Count
 from bilens.tensor import Spectrum
 
@@ -231,6 +232,8 @@ def read_direction(
         Pearce et al. 2024, section 6.2 and appendix G.
     """
     whole = model.interaction(direction.vector(model), layer).eigh()
+    # Eigenvectors of a tensor that is not the model's MLP would be active in the same contexts.
+    check_mlp(model, layer, model.parts.embed.rows(corpus.validation[0]["input_ids"][:1])[0])
     spectrum = whole.outermost(eigenvectors)
     texts = (row["input_ids"] for row in corpus.validation)
     found = top_contexts(model, spectrum, texts, layer, k=k)

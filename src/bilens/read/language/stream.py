@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_index, full_precision
+from bilens.checks import check_index, check_sum, full_precision
 from bilens.residual import Moment, ResidualModel, Trace
 
 __all__ = ["Stream", "head_outputs_at", "read_stream"]
@@ -59,7 +59,15 @@ def read_stream(
     else:
         heads, constant = head_outputs_at(model, trace, layer, position)
     scale = found.mlp_scale[position]
-    return Stream(*(reader.centred(part) * scale for part in (direct, heads, constant)))
+    stream = Stream(*(reader.centred(part) * scale for part in (direct, heads, constant)))
+    check_sum(
+        f"The input of {reader.name}, split by source,",
+        stream.total(),
+        found.mlp_n[position],
+        size=float(scale * (direct.abs() + heads.abs().sum((0, 1)) + constant.abs()).max()),
+        dtype=model.parts.embed.module.weight.dtype,
+    )
+    return stream
 
 
 def head_outputs_at(

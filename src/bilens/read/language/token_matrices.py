@@ -32,6 +32,7 @@ from bilens.checks import check_finite, check_index, checked, full_precision
 from bilens.errors import BilensError
 from bilens.read.language.names import chosen_tokens
 from bilens.residual import Moment, ResidualModel
+from bilens.residual.sums import check_alone, check_heads, check_mlp
 from bilens.settings import Place
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factors import fit_input, with_constant
@@ -47,6 +48,8 @@ __all__ = [
     "skip_trigram_matrix",
 ]
 
+CHECKED_TOKENS = 32
+"""Logits of the model itself that a row of a matrix is checked against."""
 BigramPart = Literal["direct", "mlp", "both"]
 """Through the residual stream, through the MLP of a layer, or their sum."""
 TrigramPart = Literal["ov", "mlp", "both"]
@@ -71,6 +74,9 @@ def bigram_matrix(
     tokens = chosen_tokens(model, among)
     e = model.embedded(tokens, position)
     x, added, scale = _alone_with_mlp(model, e, layer)
+    token, few = int(tokens[0]), tokens[:CHECKED_TOKENS].tolist()
+    W_U, b_U = model.unembed(few)
+    check_alone(model, layer, token, position, few, scale[0] * (x + added)[0] @ W_U + b_U)
     read = {"direct": x, "mlp": added, "both": x + added}[part]
     return FactoredMatrix(scale * read, model.unembed(tokens.tolist())[0])
 
@@ -136,7 +142,9 @@ def head_outputs(
         BilensError: see the module.
     """
     tokens = chosen_tokens(model, among)
-    values = _values(model, layer, model.embedded(tokens, position))
+    e = model.embedded(tokens, position)
+    check_heads(model, layer, alone(model, e[0], layer))
+    values = _values(model, layer, e)
     return FactoredMatrix(values, model.heads(layer).out @ model.unembed(tokens.tolist())[0])
 
 
@@ -168,6 +176,8 @@ def skip_trigram_matrix(
         return ov
     form, reader = model.interaction(direction, layer), model.layer(layer).mlp
     x = alone(model, e, layer)
+    check_heads(model, layer, x[0])
+    check_mlp(model, layer, x[0])
     n = reader.normalised(x)
     # What the head brings has nothing in the constant coordinate: only B brings the biases in.
     now = (with_constant(n) if form.constant else n) * last * reader.scale(x)[:, None]

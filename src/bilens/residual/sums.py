@@ -1,0 +1,144 @@
+"""Checks that the weights of a view compute what the model's own modules compute.
+
+Every exact reading calls one of them for the numbers that it accounts for: the same numbers come
+from the model's own forward pass, and anything but rounding between both is an error.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bilens.checks import check_sum
+from bilens.residual.attention import recording
+from bilens.residual.model import ResidualModel
+from bilens.residual.trace import Trace
+from bilens.tensor.factors import with_constant
+
+
+def check_logits(model: ResidualModel, trace: Trace, tokens: Sequence[int]) -> None:
+    """Check W_U n + b_U at the last position of a trace against the logits of the model.
+
+    Raises:
+        BilensError: they differ by more than rounding.
+    """
+    n = model.parts.normalised(trace.stream[-1])
+    W_U, b_U = model.unembed(tokens)
+    size = float(n.norm() * W_U.norm(dim=0).max())
+    check_split(model, n @ W_U + b_U, trace.logits[-1, list(tokens)], "W_U n + b_U", size=size)
+
+
+def check_split(
+    model: ResidualModel,
+    total: Float[Tensor, " n"],
+    logits: Float[Tensor, " n"],
+    reading: str,
+    *,
+    size: float,
+) -> None:
+    """Check sums of parts of logits, before the soft-cap, against the logits of the model.
+
+    Raises:
+        BilensError: they differ by more than rounding.
+    """
+    cap = model.parts.softcap
+    # In this direction: the inverse of the soft-cap would blow up rounding near the cap.
+    capped = total if cap is None else cap * torch.tanh(total / cap)
+    check_sum(reading, capped, logits, size=size, dtype=_stored(model))
+
+
+@torch.no_grad()
+def check_alone(
+    model: ResidualModel,
+    layer: int,
+    token: int,
+    position: int | None,
+    columns: Sequence[int],
+    total: Float[Tensor, " n"],
+) -> None:
+    """Check logits of a token alone, with the MLP of one layer, against a run of the model.
+
+    Everything else that writes to the stream is silenced in that run.
+
+    Raises:
+        BilensError: they differ by more than rounding.
+    """
+    silent = [part.heads.out for part in model.parts.layers]
+    silent += [part.mlp.down for number, part in enumerate(model.parts.layers) if number != layer]
+    ids = torch.full((1, (position or 0) + 1), token)
+    with recording() as is_recorded, ExitStack() as hooks:
+
+        def silence(_: nn.Module, __: Any, output: Tensor) -> Tensor | None:
+            return torch.zeros_like(output) if is_recorded() else None
+
+        for part in silent:
+            hooks.enter_context(part.module.register_forward_hook(silence))
+        logits = model.logits(ids)[0, -1, list(columns)]
+    size = float(total.abs().max()) + model.d_model**0.5 * float(
+        model.unembed(columns)[0].norm(dim=0).max()
+    )
+    check_split(model, total, logits, "The logit of a token alone", size=size)
+
+
+@torch.no_grad()
+def check_mlp(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) -> None:
+    """Check the tensor of an MLP on one stream x against the modules of the model.
+
+    Raises:
+        NotBilinearError: the MLP is not a tensor.
+        BilensError: they differ by more than rounding.
+    """
+    tensor, mlp = model.mlp(layer), model.layer(layer).mlp
+    n = mlp.normalised(x)
+    total = tensor(n)
+    if mlp.out_norm is not None:
+        total = total * mlp.out_norm.scale(mlp.down.module(_hidden(mlp, x)).to(x))
+    z = with_constant(n) if tensor.constant else n
+    hidden = (z @ tensor.left.T) * (z @ tensor.right.T)
+    size = float((tensor.out.abs() @ hidden.abs()).max()) + float(total.abs().max())
+    expected = model.mlp_output(layer, x)
+    check_sum(f"The tensor of {mlp.name}", total, expected, size=size, dtype=_stored(model))
+
+
+@torch.no_grad()
+def check_heads(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) -> None:
+    """Check values and outputs of the heads on one stream x, each with weight 1.
+
+    Raises:
+        BilensError: they differ from the modules of the model by more than rounding.
+    """
+    heads, weights = model.layer(layer).heads, model.heads(layer)
+    if heads.v_first_share is not None:
+        return  # values of two layers are mixed: split_logits and flow check these on a text
+    stored: Any = heads.value.module.weight
+    y = x.to(stored.dtype)
+    y = y if heads.norm is None else heads.norm.module(y)
+    values = heads.value.chosen(heads.value.module(y)).unflatten(0, (heads.n_kv_heads, -1))
+    out = heads.out.module(values.repeat_interleave(heads.sharing, 0).flatten())
+    expected = model.parts.residual_scale * out.to(x)
+    n = heads.normalised(x)
+    own = torch.einsum("d,hde->he", n, weights.value) + weights.value_bias
+    total = torch.einsum("he,hed->d", own, weights.out) + weights.out_bias
+    if heads.out_norm is not None:
+        expected = model.parts.residual_scale * heads.out_norm.module(out).to(x)
+        total = total * heads.out_norm.scale(out.to(x))
+    size = float(torch.einsum("he,hed->d", own.abs(), weights.out.abs()).max())
+    name = f"V O of the heads of {model.layer(layer).name}"
+    check_sum(name, total, expected, size=size, dtype=_stored(model))
+
+
+def _hidden(mlp: Any, x: Tensor) -> Tensor:
+    """Return the hidden units of an MLP on a stream, by its own modules."""
+    stored: Any = mlp.up.module.weight
+    y = x.to(stored.dtype)
+    y = y if mlp.norm is None else mlp.norm.module(y)
+    acted, *other = (part.chosen(part.module(y)[..., None])[..., 0] for part in mlp.reads)
+    return mlp.act(acted) * (other[0] if other else 1)
+
+
+def _stored(model: ResidualModel) -> torch.dtype:
+    dtype: torch.dtype = model.parts.embed.module.weight.dtype
+    return dtype

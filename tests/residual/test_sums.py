@@ -1,0 +1,155 @@
+"""Every exact reading compares its sum with the model's own number, and says when they differ."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bilens.checks import check_sum
+from bilens.errors import BilensError
+from bilens.read.flow import flow
+from bilens.read.language import (
+    TokenDirection,
+    contribution,
+    following,
+    head_outputs,
+    read_direction,
+    skip_trigrams,
+    split_by_eigenvectors,
+    split_logits,
+)
+from bilens.read.language.contexts import Context
+from bilens.read.language.stream import read_stream
+from bilens.residual import ResidualModel
+from bilens.residual.parts import Norm
+from tests.language import random_model, random_text, small_corpus, toy_tokenizer
+
+IDS = random_text(6)
+
+
+def made():
+    size = len(small_corpus().tokenizer)
+    return random_model(norm="rms", n_layers=2, bias=True, vocab_size=size)
+
+
+def by_eigenvectors(view):
+    return split_by_eigenvectors(view, split_logits(view, IDS), 3)
+
+
+def one_context(view):
+    spectrum = view.interaction(view.direction(3), 1).eigh(2)
+    return contribution(view, spectrum, 0, Context(IDS, 4, 0.0), 1)
+
+
+def a_direction(view):
+    corpus = small_corpus()
+    view.tokenizer = corpus.tokenizer
+    return read_direction(view, corpus, TokenDirection("lily"), 1, k=1, eigenvectors=1)
+
+
+READINGS = {
+    "flow": lambda view: flow(view, IDS, TokenDirection("t3", ("t7",)), k=2),
+    "flow of a vector": lambda view: flow(view, IDS, torch.ones(16).double(), k=2),
+    "split_logits": lambda view: split_logits(view, IDS),
+    "split_by_eigenvectors": by_eigenvectors,
+    "read_stream": lambda view: read_stream(view, IDS, 5, 1),
+    "contribution": one_context,
+    "read_direction": a_direction,
+    "following": lambda view: following(view, 3, layer=1, k=3),
+    "skip_trigrams": lambda view: skip_trigrams(view, view.direction(3), 1, layer=1, k=3),
+    "head_outputs": lambda view: head_outputs(view, 1),
+}
+
+
+def wrong_gain(name):
+    """Make one norm's gain 0.5 % too large in what bilens reads of it."""
+    gain = Norm.gain
+
+    def patch(monkeypatch):
+        wrong = lambda self: (1.005 if self.name == name else 1.0) * gain(self)  # noqa: E731
+        monkeypatch.setattr(Norm, "gain", wrong)
+
+    return patch
+
+
+def lost_head(monkeypatch):
+    heads = ResidualModel.heads
+
+    def without(self, layer):
+        weights = heads(self, layer)
+        keep = torch.ones(len(weights.out), 1, 1).double()
+        keep[1] = 0
+        return replace(weights, out=keep * weights.out) if layer == 1 else weights
+
+    monkeypatch.setattr(ResidualModel, "heads", without)
+
+
+def lost_hidden_unit(monkeypatch):
+    factors = ResidualModel.mlp_factors
+
+    def without(self, layer, slope=1.0):
+        tensor = factors(self, layer, slope)
+        out = tensor.out.clone()
+        out[:, 0] = 0
+        return replace(tensor, out=out) if layer == 1 else tensor
+
+    monkeypatch.setattr(ResidualModel, "mlp_factors", without)
+
+
+BREAKS = {
+    "gain of the last norm": (wrong_gain("norm"), {"flow", "flow of a vector", "split_logits"}),
+    "gain of an MLP's norm": (
+        wrong_gain("blocks.1.mlp_norm"),
+        {"flow", "flow of a vector", "split_logits", "read_direction", "skip_trigrams"},
+    ),
+    "gain of attention's norm": (
+        wrong_gain("blocks.1.attn_norm"),
+        {"flow", "split_logits", "read_stream", "contribution", "skip_trigrams", "head_outputs"},
+    ),
+    "lost head": (
+        lost_head,
+        {"flow", "flow of a vector", "split_logits", "read_stream", "contribution"}
+        | {"skip_trigrams", "head_outputs"},
+    ),
+    "lost hidden unit": (
+        lost_hidden_unit,
+        {"flow", "flow of a vector", "split_logits", "read_direction", "skip_trigrams"},
+    ),
+}
+CASES = [(name, broken) for name, (_, readings) in BREAKS.items() for broken in sorted(readings)]
+CASES += [("gain of the last norm", name) for name in ("following", "split_by_eigenvectors")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", READINGS)
+def test_readings_of_a_whole_model_add_up(name, dtype):
+    view = ResidualModel(made().to(dtype), toy_tokenizer())
+    if name != "flow of a vector" or dtype == torch.float64:
+        READINGS[name](view)
+
+
+@pytest.mark.parametrize(("way", "name"), CASES)
+def test_a_reading_that_is_broken_says_so(way, name, monkeypatch):
+    view = ResidualModel(made(), toy_tokenizer())
+    BREAKS[way][0](monkeypatch)
+    with pytest.raises(BilensError, match=r"(adds up to|_U n \+ b_U).* expected .*own number"):
+        READINGS[name](view)
+
+
+def test_eigenvectors_of_another_tensor_are_noticed(monkeypatch):
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    terms = split_logits(view, IDS)
+    lost_hidden_unit(monkeypatch)
+    with pytest.raises(BilensError, match="The logit, split by eigenvectors, adds up to"):
+        split_by_eigenvectors(view, terms, 3)
+
+
+def test_both_numbers_are_named():
+    check_sum("The sum", 1.0, 1.0 + 1e-6, size=1)
+    with pytest.raises(
+        BilensError, match=r"The sum adds up to 1, expected 1\.001, the model's own"
+    ):
+        check_sum("The sum", 1.0, 1.001, size=1)
+    with pytest.raises(BilensError, match=r"adds up to nan, expected 2"):
+        check_sum("The sum", torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0]), size=1)
+    check_sum("The sum", 1.0, 1.004, size=1, dtype=torch.bfloat16)
