@@ -7,6 +7,7 @@ import torch
 
 from bilens.checks import check_sum
 from bilens.errors import BilensError
+from bilens.read import bonds
 from bilens.read.flow import flow
 from bilens.read.language import (
     TokenDirection,
@@ -23,6 +24,7 @@ from bilens.read.language.stream import read_stream
 from bilens.residual import ResidualModel
 from bilens.residual.parts import Norm
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
+from tests.models import digit_model, digits
 
 IDS = random_text(6)
 
@@ -48,8 +50,8 @@ def a_direction(view):
 
 
 READINGS = {
-    "flow": lambda view: flow(view, IDS, TokenDirection("t3", ("t7",)), k=2),
-    "flow of a vector": lambda view: flow(view, IDS, torch.ones(16).double(), k=2),
+    "flow": lambda view: flow(view, IDS, TokenDirection("t3", ("t7",)), m=2),
+    "flow of a vector": lambda view: flow(view, IDS, torch.ones(16).double(), m=2),
     "split_logits": lambda view: split_logits(view, IDS),
     "split_by_eigenvectors": by_eigenvectors,
     "read_stream": lambda view: read_stream(view, IDS, 5, 1),
@@ -142,6 +144,22 @@ def test_eigenvectors_of_another_tensor_are_noticed(monkeypatch):
     lost_hidden_unit(monkeypatch)
     with pytest.raises(BilensError, match="The logit, split by eigenvectors, adds up to"):
         split_by_eigenvectors(view, terms, 3)
+
+
+def test_bonds_that_lost_a_direction_say_so(monkeypatch):
+    all_bonds = bonds.bonds
+
+    def without(*args):
+        result = all_bonds(*args)
+        first, *others = result.cores
+        return replace(result, cores=(replace(first, left=1.001 * first.left), *others))
+
+    for metric in ("images", "weights"):
+        bonds.classifier_bonds(digit_model(2), digits(), metric)
+        with monkeypatch.context() as patch:
+            patch.setattr(bonds, "bonds", without)
+            with pytest.raises(BilensError, match=r"all directions of its bonds adds up to .* own"):
+                bonds.classifier_bonds(digit_model(2), digits(), metric)
 
 
 def test_both_numbers_are_named():

@@ -10,18 +10,21 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import full_precision
+from bilens.checks import check_sum, full_precision
 from bilens.data import ImageData
 from bilens.lazy_imports import go, lazy_import, pd
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.progress import progress_bar
 from bilens.read.chain import (
     ACCURACY_FORMATS,
+    COMPARED,
+    UNITS,
     accuracy,
     accuracy_frame,
     check_reproduces,
     input_tensors,
     open_chain,
+    predict,
 )
 from bilens.reading import Fact, Percent, Reading, Section
 from bilens.registry import reading
@@ -265,7 +268,21 @@ def classifier_bonds(model: TensorChain, data: ImageData, metric: Metric = "imag
         x = data.train_images.to("cpu", torch.float64)
         x = with_constant(x) if centred.constant else x
         moment = x.T @ x / len(x)
-    return bonds([*lower, centred], classes, moment, embedding.to("cpu"))
+    result = bonds([*lower, centred], classes, moment, embedding.to("cpu"))
+    _check_full_width(model, result, data.train_images[:COMPARED])
+    return result
+
+
+def _check_full_width(model: TensorChain, result: Bonds, images: Float[Tensor, "n n_in"]) -> None:
+    """Check the cut of all directions against the model's own logits, minus their mean."""
+    logits = predict(model, images)
+    check_sum(
+        "The model on all directions of its bonds",
+        result.cut([bond.k for bond in result.bonds])(images.to("cpu", torch.float64)),
+        logits - logits.mean(-1, keepdim=True),
+        size=UNITS * float(logits.abs().max()),
+        dtype=logits.dtype,
+    )
 
 
 @reading("bonds")

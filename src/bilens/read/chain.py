@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bilens.checks import check_finite, check_labels
+from bilens.checks import check_finite, check_labels, check_sum
 from bilens.errors import BilensError, NotBilinearError
 from bilens.lazy_imports import pd
 from bilens.reading import Fact
@@ -16,8 +16,8 @@ from bilens.tensor.factors import affine, fit_input
 
 BATCH = 8192
 """Samples that a model classifies at once."""
-COMPARED, TOLERANCE = 64, 1e-3
-"""Samples on which tensors are compared with their model, and the relative error allowed there."""
+COMPARED, UNITS = 64, 10.0
+"""Samples on which a reading is compared with its model, and the terms' size in largest logits."""
 
 
 def open_chain(model: TensorChain) -> tuple[list[BilinearTensor], Float[Tensor, "n n_in"]]:
@@ -126,13 +126,14 @@ def check_reproduces(
     logits, outputs = predict(model, x), x
     for tensor in tensors:
         outputs = tensor(outputs)
-    difference = float((outputs.to(logits) - logits).abs().max())
-    if difference > TOLERANCE * float(logits.abs().max()):
+    size = UNITS * float(logits.abs().max())
+    try:
+        check_sum("layer_tensors()", outputs, logits, size=size, dtype=logits.dtype)
+    except BilensError as error:
         raise BilensError(
-            f"model(x) and its layer_tensors() differ by {difference:.3g} in a logit, expected the "
-            "same function; check that layer_tensors() and embedding() include every norm, bias "
-            "and residual connection"
-        )
+            f"model(x) and its layer_tensors() differ, expected the same function: {error}. Check "
+            "that layer_tensors() and embedding() include every norm, bias and residual connection"
+        ) from None
 
 
 def size_facts(model: TensorChain) -> list[Fact]:
