@@ -22,7 +22,7 @@ from bilens.read.language import (
 from bilens.read.language.contexts import Context
 from bilens.read.language.stream import read_stream
 from bilens.residual import ResidualModel
-from bilens.residual.parts import Norm
+from bilens.residual.parts import LinearMap, Norm
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
 from tests.models import digit_model, digits
 
@@ -74,30 +74,24 @@ def wrong_gain(name):
     return patch
 
 
-def lost_head(monkeypatch):
-    heads = ResidualModel.heads
+def lost_columns(name, columns):
+    """Make columns of one map zero in what bilens reads of it."""
+    weight = LinearMap.weight
 
-    def without(self, layer):
-        weights = heads(self, layer)
-        keep = torch.ones(len(weights.out), 1, 1).double()
-        keep[1] = 0
-        return replace(weights, out=keep * weights.out) if layer == 1 else weights
+    def patch(monkeypatch):
+        def without(self):
+            rows = weight(self).clone()
+            if self.name == name:
+                rows[:, columns] = 0
+            return rows
 
-    monkeypatch.setattr(ResidualModel, "heads", without)
+        monkeypatch.setattr(LinearMap, "weight", without)
 
-
-def lost_hidden_unit(monkeypatch):
-    factors = ResidualModel.mlp_factors
-
-    def without(self, layer, slope=1.0):
-        tensor = factors(self, layer, slope)
-        out = tensor.out.clone()
-        out[:, 0] = 0
-        return replace(tensor, out=out) if layer == 1 else tensor
-
-    monkeypatch.setattr(ResidualModel, "mlp_factors", without)
+    return patch
 
 
+lost_head = lost_columns("blocks.1.attn.out", slice(4, 8))
+lost_hidden_unit = lost_columns("blocks.1.mlp.out", 3)
 BREAKS = {
     "gain of the last norm": (wrong_gain("norm"), {"flow", "flow of a vector", "split_logits"}),
     "gain of an MLP's norm": (
