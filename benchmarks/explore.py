@@ -106,7 +106,7 @@ def language_clicks(view: LanguageView) -> dict[str, Callable[[], object]]:
         # Each time another one: what was decomposed lately is kept.
         state = replace(start, token=view.names[next(tokens)])
         figure = plot_of(view.spectrum_picture(state), "")
-        return [figure, view.contexts_page(state), view.ngram_page(state)]
+        return [figure, view.contexts_page(state), view.panels[0].reading(state)]
 
     def prompt() -> object:
         table, _, figure = view.prediction(start)

@@ -92,6 +92,8 @@ def test_the_code_runs(page):
     state = {"__name__": page.stem, "x": digits().test_images, "ids": random_text()}
     for language, code, line in BLOCKS[page]:
         if language == "python":
+            if name := re.match(r"# (\w+\.py)\n", code):
+                Path(name[1]).write_text(code)
             exec(compile("\n" * (line + 1) + code, str(page), "exec"), state)
             continue
         for command in code.replace("\\\n", "").splitlines():

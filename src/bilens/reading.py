@@ -56,33 +56,40 @@ class Table:
         formats: Format of a column by its name, such as ".2%"; by default numbers of a column have
             the same number of decimals.
         words: Number of columns of words, which come first; by default those without numbers.
+        columns: Names of the columns that are shown; all by default. Files have all of them.
     """
 
     frame: "pd.DataFrame"
     caption: str = ""
     formats: Mapping[str, str] = field(default_factory=dict)
     words: int | None = None
+    columns: Sequence[str] | None = None
+
+    @property
+    def shown(self) -> "pd.DataFrame":
+        """The columns that are shown."""
+        return self.frame if self.columns is None else self.frame[list(self.columns)]
 
     @property
     def header(self) -> list[str]:
-        """Names of the columns."""
-        return [str(name) for name in self.frame.columns]
+        """Names of the columns that are shown."""
+        return [str(name) for name in self.shown.columns]
 
     @property
     def n_words(self) -> int:
         """Number of columns of words."""
         if self.words is not None:
             return self.words
-        return sum(dtype.kind not in "fiu" for dtype in self.frame.dtypes)
+        return sum(dtype.kind not in "fiu" for dtype in self.shown.dtypes)
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """The cells as text."""
-        columns = [self._cells(number) for number in range(len(self.frame.columns))]
+        columns = [self._cells(number) for number in range(len(self.header))]
         return list(zip(*columns, strict=True))
 
     def _cells(self, number: int) -> list[str]:
-        column = self.frame.iloc[:, number]
+        column = self.shown.iloc[:, number]
         how = self.formats.get(self.header[number])
         if how is None and column.dtype.kind == "f":
             how = _common_format(column.tolist())

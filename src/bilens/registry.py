@@ -10,6 +10,7 @@ of the explorer. Nothing here imports torch, so that `bilens --help` is quick.
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,7 +119,7 @@ def reading(name: str) -> Callable[[Function], Function]:
         name: Of its command: lowercase letters, digits and hyphens.
 
     Raises:
-        BilensError: the name has other characters, or belongs to another function.
+        BilensError: the name has other characters, or belongs to a reading of bilens.
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise BilensError(
@@ -126,12 +127,9 @@ def reading(name: str) -> Callable[[Function], Function]:
         )
 
     def register(function: Function) -> Function:
-        known = _REGISTERED.get(name)
-        where = (function.__module__, function.__qualname__)
-        if known and (known.read.__module__, known.read.__qualname__) != where:
-            raise BilensError(
-                f"name={name!r} is registered by {known.read.__module__}.{known.read.__qualname__}"
-            )
+        # A cell of a notebook that runs again replaces its own reading.
+        if name in BUILT_IN and function.__module__ != BUILT_IN[name][0]:
+            raise BilensError(f"name={name!r} is a reading of bilens; choose another name")
         _REGISTERED[name] = Analysis(name, function)
         return function
 
@@ -152,6 +150,15 @@ def analysis(name: str) -> Analysis:
     return _REGISTERED[name]
 
 
+def named_analyses(name: str) -> list[Analysis]:
+    """Return the analysis with a name, or those of a Python file if the name ends in .py.
+
+    Raises:
+        BilensError: there is none.
+    """
+    return load_file(name) if name.endswith(".py") else [analysis(name)]
+
+
 def load_file(path: str | Path) -> list[Analysis]:
     """Import a Python file, and return the analyses that it registers.
 
@@ -159,11 +166,12 @@ def load_file(path: str | Path) -> list[Analysis]:
         BilensError: there is no such file, or it registers none.
     """
     path = Path(path).resolve()
-    spec = util.spec_from_file_location(path.stem, path)
+    spec = util.spec_from_file_location(f"bilens_file_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise BilensError(f"{path} is not a Python file")
     before = dict(_REGISTERED)
     module = util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     added = [entry for name, entry in _REGISTERED.items() if before.get(name) is not entry]
     if not added:

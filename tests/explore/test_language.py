@@ -12,6 +12,7 @@ import torch
 
 from bilens.explore.language import LanguageState, LanguageView
 from bilens.explore.prompt_notice import prompt_notice
+from bilens.explore.readings import sections_html
 from bilens.explore.state_checks import StateError
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, visiting
@@ -102,16 +103,21 @@ def test_only_patterns_that_can_be_negative_are_drawn_as_if_they_could(attention
     assert attention == "bilinear" or scale.zmax == 1
 
 
+def ngrams(view) -> str:
+    return sections_html(view.panels[0].reading(STATE).sections(), "ngrams")
+
+
 def test_tables_of_ngrams(view):
-    page = view.ngram_page(STATE)
+    page = ngrams(view)
     assert page.count("<table>") == 2 + 4
     assert "before lily" in page
-    assert "A … B → lily minus tom, ben, head 3" in page
+    assert "N-grams of lily minus tom, ben" in page
+    assert "head 3" in page
 
 
 def test_a_model_with_norms_is_read_too():
     view = make(norm="rms", n_layers=2)
-    assert view.ngram_page(STATE).count("<table>") == 2 + 4
+    assert ngrams(view).count("<table>") == 2 + 4
     _, likely, figure = view.prediction(STATE)
     assert len(likely) == 8
     assert figure is not None
@@ -123,7 +129,7 @@ def test_an_mlp_that_is_not_a_tensor_leaves_the_rest():
     assert view.spectrum_picture(STATE) is None
     assert view.eigenvectors(STATE) == []
     assert "has no gate" in view.contexts_page(STATE)
-    page = view.ngram_page(STATE)
+    page = ngrams(view)
     assert page.count("<table>") == 2
     assert "has no gate" in page
     note, likely, figure = view.prediction(STATE)
@@ -196,8 +202,8 @@ def test_a_language_model_in_the_browser(language_site, browser):
         visit.wait("location.search.includes('prompt=%3Cb')")
         visit.wait("document.querySelector('#prompt-notice').innerText.includes('<b>lily</b>')")
         with page.expect_download() as download:
-            page.locator("#ngrams .save").first.click()
-        assert download.value.suggested_filename == "n-grams-0.csv"
+            page.locator("#reading-ngrams .save").first.click()
+        assert download.value.suggested_filename == "ngrams-2.csv"
         page.reload()
         page.wait_for_selector("#spectrum .gtitle")
         visit.wait(f"{title} === 'Spectrum of kite minus doll'")

@@ -17,7 +17,7 @@ from bilens import __version__
 from bilens.cli.terminal import errors, out
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.registry import BUILT_IN, analysis, load_file
+from bilens.registry import BUILT_IN, named_analyses
 
 if TYPE_CHECKING:
     from bilens import files
@@ -152,7 +152,7 @@ def _command(name: str) -> Any:
     if name in COMMANDS:
         module, kind, _ = COMMANDS[name]
         return getattr(import_module(f"bilens.cli.{module}"), kind)
-    entries = load_file(name) if name.endswith(".py") else [analysis(name)]
+    entries = named_analyses(name)
     if len(entries) > 1:
         names = " and ".join(entry.name for entry in entries)
         raise BilensError(f"{name} registers {names}; expected one reading in a file")

@@ -17,7 +17,7 @@ from bilens.read import Basis, BondReading, ClassifierReading, DeepReading, Metr
 from bilens.read.chain import input_tensors
 from bilens.read.deep import PATHS_NAME, save_paths
 from bilens.reading import Reading
-from bilens.registry import Analysis, analysis, load_file
+from bilens.registry import Analysis, analysis, named_analyses
 from bilens.report import save_figures, write_report
 from bilens.train import TRAINING_NAME
 
@@ -160,11 +160,7 @@ class Report:
         return [language.read_language(model, corpus, directions, self.layer, among=self.among)]
 
     def _added(self) -> list[Analysis]:
-        return [
-            entry
-            for name in self.add
-            for entry in (load_file(name) if name.endswith(".py") else [analysis(name)])
-        ]
+        return [entry for name in self.add for entry in named_analyses(name)]
 
     def _run(self, entry: Analysis, model: Any) -> Reading:
         settings = {name: value for name, value in vars(self).items() if value not in (None, "")}

@@ -36,6 +36,7 @@ class Explore:
         open_browser: open the page in the default browser.
         save_to: (language models) folder where the page's visitors may save models that they edit,
             each under a name of its own; by default nothing is written.
+        add: names of further readings, such as heads, and files with readings of your own.
         space: write a folder instead that Hugging Face runs as a Space, the model in it.
     """
 
@@ -47,6 +48,7 @@ class Explore:
     share: bool = False
     open_browser: bool = False
     save_to: Path | None = None
+    add: tuple[str, ...] = ()
     space: Path | None = None
     device: Device = "auto"
 
@@ -63,6 +65,7 @@ class Explore:
             data_dir=self.data_dir,
             device=device,
             save_to=self.save_to,
+            add=self.add,
         )
         address = app.launch(
             host=self.host, port=self.port, share=self.share, open_browser=self.open_browser

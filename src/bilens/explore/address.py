@@ -1,5 +1,6 @@
 """What a screen shows, as the query of an address that can be shared."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -56,11 +57,25 @@ def read_address(start: State, query: Iterable[tuple[str, str]]) -> State:
         values, default = given[field.name], getattr(start, field.name)
         if isinstance(default, tuple):
             found[field.name] = tuple(value for value in values if value)
+        elif isinstance(default, bool):
+            found[field.name] = values[-1] == "True"
+        elif isinstance(default, float):
+            found[field.name] = _decimal(field.name, values[-1])
         elif isinstance(default, int):
             found[field.name] = _number(field.name, values[-1])
         else:
             found[field.name] = values[-1]
     return replace(start, **found)  # type: ignore[type-var]
+
+
+def _decimal(name: str, text: str) -> float:
+    try:
+        number = float(text[:40])
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise StateError(name, f"{text[:40]!r} is not a number")
+    return number
 
 
 def _number(name: str, text: str) -> int:

@@ -2,10 +2,11 @@
 
 import json
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bilens.checks import check_count
 from bilens.data import load_images
@@ -23,6 +24,7 @@ from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
 from bilens.read.deep import PATHS_NAME
 from bilens.read.figures.style import DARK
+from bilens.registry import named_analyses
 from bilens.train import read_training
 
 if TYPE_CHECKING:
@@ -119,6 +121,7 @@ def explorer(
     data_dir: str | Path | None = None,
     device: str = "cpu",
     save_to: str | Path | None = None,
+    add: Sequence[str] = (),
 ) -> Explorer:
     """An app to look into a model: its directions, eigenvectors, and what they make of an input.
 
@@ -131,6 +134,7 @@ def explorer(
         device: where the model runs.
         save_to: folder where visitors may save the language models that they edit, each under a
             name of its own; by default nothing is written.
+        add: names of further readings, such as heads, and files with readings of your own.
 
     Raises:
         BilensError: Gradio is not installed, there is no explorer for this kind of model, or it is
@@ -143,6 +147,10 @@ def explorer(
         raise BilensError(f"{source} holds a sparse autoencoder, which has no explorer")
     if save_to is not None and isinstance(model, ImageClassifier):
         raise BilensError(f"save_to={save_to}, but {source} is a classifier, which is not edited")
+    added = [entry for reading in add for entry in named_analyses(reading)]
+    for entry in added:
+        if not entry.fits(model):
+            raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
     name = data or str(read_training(source)["data"])
     title = f"What {Path(source).name} computes"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
@@ -150,11 +158,18 @@ def explorer(
         if isinstance(model, ImageClassifier):
             images = load_images(name, data_dir).to(device)
             if len(model.layers) > 1:
-                deep_screen(DeepView(model, images, Path(source) / PATHS_NAME))
+                deep_view = DeepView(model, images, Path(source) / PATHS_NAME)
+                deep_view.add_panels(added, [images])
+                deep_screen(deep_view)
             else:
-                image_screen(ImageView(model, images))
+                image_view = ImageView(model, images)
+                image_view.add_panels(added, [images])
+                image_screen(image_view)
         else:
-            _language_screen(model, name, data_dir, None if save_to is None else Path(save_to))
+            corpus = texts.corpus_for(model, name, data_dir)
+            folder = None if save_to is None else Path(save_to)
+            view = language.LanguageView(model, corpus, folder, added)
+            language_screen.language_screen(view)
     return Explorer(blocks)
 
 
@@ -182,10 +197,3 @@ def _theme() -> gr.Theme:
     # No font is fetched; and the grey of small print is too pale for it.
     theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONOSPACED)
     return theme.set(body_text_color_subdued="*neutral_500")
-
-
-def _language_screen(
-    model: Any, name: str, data_dir: str | Path | None, save_to: Path | None
-) -> None:
-    corpus = texts.corpus_for(model, name, data_dir)
-    language_screen.language_screen(language.LanguageView(model, corpus, save_to))

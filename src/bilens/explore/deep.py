@@ -9,6 +9,7 @@ import torch
 from bilens.data import ImageData
 from bilens.explore.bonds import BondView
 from bilens.explore.input_codec import unpack_input
+from bilens.explore.readings import PanelView
 from bilens.explore.state_checks import StateError, check_ranges
 from bilens.read import class_paths, explain_deep, read_deep
 from bilens.read.chain import size_facts
@@ -57,7 +58,7 @@ class DeepState:
     walk: tuple[str, ...] = ()
 
 
-class DeepView:
+class DeepView(PanelView):
     """A classifier of several layers read once, and what each state shows of it.
 
     Args:

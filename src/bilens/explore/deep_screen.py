@@ -65,6 +65,8 @@ def deep_screen(view: DeepView) -> Screen[DeepState]:
     _bonds(view, screen)
     _tree(view, screen)
     _input(view, screen)
+    for panel in view.panels:
+        panel.lay_out(screen)
     screen.connect()
     return screen
 

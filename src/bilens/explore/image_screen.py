@@ -29,6 +29,8 @@ def image_screen(view: ImageView) -> Screen[ImageState]:
     _direction(view, screen)
     _kept(view, screen)
     _input(view, screen)
+    for panel in view.panels:
+        panel.lay_out(screen)
     screen.connect()
     return screen
 

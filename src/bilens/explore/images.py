@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.explore.input_codec import unpack_input
+from bilens.explore.readings import PanelView
 from bilens.explore.state_checks import StateError, check_ranges
 from bilens.read import explain, logit_spectra, read_classifier
 from bilens.read.chain import input_tensors, size_facts
@@ -52,7 +53,7 @@ class ImageState:
     input: str = "test-0"
 
 
-class ImageView:
+class ImageView(PanelView):
     """A classifier read once, and what each state shows of it.
 
     Args:

@@ -1,5 +1,6 @@
 """What the explorer shows of a language model: functions from a state to figures and tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -16,8 +17,9 @@ from bilens.errors import NotBilinearError
 from bilens.explore.edits import MOST_PERCENT, EditView
 from bilens.explore.flows import FlowOf, FlowView
 from bilens.explore.layout import note_html
+from bilens.explore.readings import PanelView
 from bilens.explore.state_checks import StateError, check_ranges, check_tokens, said_of
-from bilens.read.figures.language import context_line, ngram_table
+from bilens.read.figures.language import context_line
 from bilens.read.language import (
     Context,
     ContextIndex,
@@ -27,12 +29,12 @@ from bilens.read.language import (
     contribution,
     example_directions,
     model_facts,
-    read_ngrams,
     split_by_eigenvectors,
     split_logits,
     token_names,
 )
 from bilens.reading import ContextLine, ContextList, Table, signed
+from bilens.registry import Analysis, analysis
 from bilens.report import (
     contexts_html,
     heat_figure,
@@ -53,6 +55,8 @@ FREQUENT = 500
 
 OUTERMOST, CONTEXTS, NGRAMS, NEXT, NAMED = 4, 8, 10, 8, 8
 LONGEST_PROMPT = 2000
+PAGE_FIELDS = {name: name for name in ("token", "minus", "layer", "prompt")}
+"""Settings that the whole page has."""
 NEXT_CAPTION = "The most likely next tokens, by path"
 
 
@@ -98,16 +102,23 @@ class LanguageState:
         return FlowOf(self.flow_prompt, self.flow_token, self.flow_minus)
 
 
-class LanguageView:
+class LanguageView(PanelView):
     """A language model read once, and what each state shows of it.
 
     Args:
         model: any; eigenvectors and logits by path take bilinear MLPs.
         corpus: texts in its tokens.
         save_to: folder where edited models are saved; None for nowhere.
+        added: further analyses, each with a panel.
     """
 
-    def __init__(self, model: ResidualModel, corpus: Corpus, save_to: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: ResidualModel,
+        corpus: Corpus,
+        save_to: Path | None = None,
+        added: Sequence[Analysis] = (),
+    ) -> None:
         self.corpus = corpus
         self.names = token_names(model, torch.arange(model.vocab_size))
         direction = example_directions(model, corpus)[0]
@@ -120,6 +131,9 @@ class LanguageView:
             prompt=first,
             flow_prompt=self.flows.start,
         )
+        positions = model.parts.positions or model.parts.hidden_positions
+        fixed = {"among": self.frequent, "position": 1 if positions else None}
+        self.add_panels([analysis("ngrams"), *added], [corpus], PAGE_FIELDS, fixed)
 
     @property
     def model(self) -> ResidualModel:
@@ -262,30 +276,6 @@ class LanguageView:
         parts = contribution(self.model, spectrum, number, place, layer)
         context = replace(place, activation=parts.total())
         return context_line(self.model, FoundContext(context, parts))
-
-    def ngram_page(self, state: LanguageState) -> str:
-        """What precedes and follows the token, and skip-trigrams where the MLP is a tensor."""
-        direction = TokenDirection(state.token, state.minus)
-        reading = read_ngrams(
-            self.model,
-            direction,
-            state.layer,
-            k=NGRAMS,
-            position=None if self.model.parts.n_positions is None else 1,
-            among=self.frequent,
-        )
-        frames = {
-            f"before {state.token}": reading.preceding,
-            f"after {state.token}": reading.following,
-        }
-        for head, frame in enumerate(reading.heads):
-            frames[f"A … B → {self.title(state)}, head {head}"] = frame
-        tables = [
-            table_html(ngram_table(frame, caption), f"n-grams-{number}", frame)
-            for number, (caption, frame) in enumerate(frames.items())
-        ]
-        note = note_html(reading.left_out) if reading.left_out else ""
-        return f'<div class="tables">{"".join(tables)}</div>{note}'
 
     def prediction(self, state: LanguageState) -> tuple[str, list[str], go.Figure | None]:
         """The most likely next tokens by path, their names, and one of them by eigenvectors."""

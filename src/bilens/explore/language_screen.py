@@ -34,6 +34,8 @@ def language_screen(view: LanguageView) -> Screen[LanguageState]:
     screen = Screen(view)
     html("facts", facts_html(view.facts))
     _direction(view, screen)
+    for panel in view.panels:
+        panel.lay_out(screen)
     _prompt(view, screen)
     _flow(view, screen)
     edit_screen(view.edits, screen)
@@ -71,8 +73,6 @@ def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:
         with gr.Column(scale=5, min_width=320):
             number = gr.Radio([], label="Eigenvector", elem_id="eigenvector")
             contexts = html("contexts")
-    heading("N-grams, from the weights alone")
-    ngrams = html("ngrams")
 
     def eigenvectors(state: LanguageState) -> list[Any]:
         choices = [(name, i) for i, name in enumerate(view.eigenvectors(state))]
@@ -87,7 +87,6 @@ def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:
     screen.control("number", number)
     screen.part("token minus layer", [spectrum, number], eigenvectors)
     screen.part("token minus layer number", [contexts], lambda state: [view.contexts_page(state)])
-    screen.part("token minus layer", [ngrams], lambda state: [view.ngram_page(state)])
 
 
 def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:

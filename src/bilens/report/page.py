@@ -15,7 +15,6 @@ from plotly.offline import get_plotlyjs
 
 from bilens.checks import checked
 from bilens.files import write_text
-from bilens.lazy_imports import pd
 from bilens.read.figures.style import DARK
 from bilens.reading import (
     ContextList,
@@ -122,11 +121,10 @@ def _safe_json(content: Any) -> Markup:
     return Markup(to_json_plotly(content).replace("<", "\\u003c"))
 
 
-def table_html(table: Table, name: str, frame: "pd.DataFrame | None" = None) -> str:
-    """Return a table, escaped, with a link that saves its frame, or another, as NAME.csv."""
+def table_html(table: Table, name: str) -> str:
+    """Return a table, escaped, with a link that saves all columns of its frame as NAME.csv."""
     shown = page_templates().get_template("parts.html").module
-    frame = table.frame if frame is None else frame
-    packed = base64.b64encode(frame.to_csv(index=False).encode()).decode()
+    packed = base64.b64encode(table.frame.to_csv(index=False).encode()).decode()
     link = f'download="{escape(name)}.csv" href="data:text/csv;base64,{packed}"'
     return f'<div class="table">{shown.table(table)}<a class="save" {link}>CSV</a></div>'  # type: ignore[attr-defined]
 

@@ -29,7 +29,7 @@ CAPTIONS = {"direct": "residual stream", "mlp": "MLP"}
 def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
     """Return a table of tokens and their value, without the parts of the value."""
     words = [name for name in frame.columns if frame[name].dtype.kind not in "fiu"]
-    return Table(frame[[*words, "value"]], caption, {"value": "z.2f"})
+    return Table(frame, caption, {"value": "z.2f"}, columns=(*words, "value"))
 
 
 def salient_section(salient: Mapping[BigramPart, pd.DataFrame], model: ResidualModel) -> Section:

@@ -1,0 +1,217 @@
+"""Panels of registered analyses: controls from the parameters, and the sections of the reading."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, make_dataclass
+from functools import lru_cache
+from html import escape
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from bilens.analyses import REQUIRED, Option, options_of, run_analysis
+from bilens.errors import BilensError
+from bilens.explore.gradio_import import gradio as gr
+from bilens.explore.layout import heading, html, note_html
+from bilens.explore.plots import picture, plot_of
+from bilens.explore.screen import Screen
+from bilens.explore.state_checks import StateError
+from bilens.reading import ContextList, FlowDrawing, Picture, Reading, Section, Table
+from bilens.registry import Analysis
+from bilens.report import contexts_html, table_html
+
+PLOTS = 8
+"""Figures of a reading that its panel has room for."""
+
+NOT_HERE = ("data", "data_dir", "position")
+"""Options that the explorer sets for the whole page."""
+
+
+class ReadingPanel:
+    """A panel of an analysis: its settings are fields of a screen's state.
+
+    Args:
+        analysis: See `bilens.registry`.
+        model: Return the model, for the thread that asks.
+        inputs: Texts or images of the page.
+        page_fields: Options that fields of the page's own state set, with the names of these.
+        fixed: Values of options that have no control.
+    """
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        model: Callable[[], Any],
+        inputs: Sequence[Any],
+        page_fields: Mapping[str, str],
+        fixed: Mapping[str, Any],
+    ) -> None:
+        self.analysis, self.model, self.inputs, self.fixed = analysis, model, inputs, fixed
+        options = [option for option in options_of(analysis) if option.name not in NOT_HERE]
+        self.page_fields = {
+            option.name: page_fields[option.name]
+            for option in options
+            if option.name in page_fields and option.name not in fixed
+        }
+        self.options = [
+            option
+            for option in options
+            if option.name not in (*self.page_fields, *fixed)
+            and _kind(option) is not None
+            and option.default is not REQUIRED
+        ]
+        prefix = analysis.name.replace("-", "_")
+        self.fields = {option.name: f"{prefix}_{option.name}" for option in self.options}
+
+    @property
+    def state_fields(self) -> list[tuple[str, type, Any]]:
+        """Name, type and default of each field that the panel adds to the state."""
+        return [
+            (self.fields[option.name], type(option.default), option.default)
+            for option in self.options
+        ]
+
+    def reading(self, state: Any) -> Reading:
+        """Return the reading of a state.
+
+        Raises:
+            BilensError: a setting does not fit.
+        """
+        names = {**self.page_fields, **self.fields}
+        return self._read(
+            tuple(
+                (name, getattr(state, field))
+                for name, field in names.items()
+                if hasattr(state, field)
+            )
+        )
+
+    @lru_cache(maxsize=8)  # noqa: B019  a panel lives as long as its app
+    def _read(self, settings: tuple[tuple[str, Any], ...]) -> Reading:
+        values = {**self.fixed, **{name: value for name, value in settings if value != ""}}
+        return run_analysis(self.analysis, self.model(), values, inputs=self.inputs)
+
+    def lay_out(self, screen: Screen[Any]) -> None:
+        """Lay out the heading, the controls and the places for content."""
+        name = self.analysis.name
+        heading(name.replace("-", " ").capitalize(), self.analysis.about.split("\n\n")[0])
+        with gr.Row():
+            for option in self.options:
+                self._control(option, screen)
+        content = html(f"reading-{name}")
+        plots = [picture(f"{name}-{number}") for number in range(PLOTS)]
+
+        def show(state: Any) -> list[Any]:
+            try:
+                sections = self.reading(state).sections()
+            except BilensError as error:
+                hidden = gr.update(value=None, visible=False)
+                return [note_html(str(error)), *[hidden] * PLOTS]
+            drawn = [part.figure for s in sections for part in s.parts if isinstance(part, Picture)]
+            updates = [
+                gr.update(value=plot_of(figure, f"{name}-{number}"), visible=True)
+                for number, figure in enumerate(drawn[:PLOTS])
+            ]
+            hidden = gr.update(value=None, visible=False)
+            return [sections_html(sections, name), *updates, *[hidden] * (PLOTS - len(updates))]
+
+        names = {*self.page_fields.values(), *self.fields.values()}
+        screen.part(" ".join(names) or name, [content, *plots], show)
+
+    def _control(self, option: Option, screen: Screen[Any]) -> None:
+        field, kind = self.fields[option.name], _kind(option)
+        settings: dict[str, Any] = {
+            "label": option.name.replace("_", " "),
+            "info": option.help,
+            "elem_id": field,
+            "min_width": 220,
+        }
+        # The description comes back when a message about a value that does not fit goes.
+        how: dict[str, Any] = {"say": lambda text: {"info": text or option.help}}
+        if kind is Literal:
+            choices = [(str(choice), choice) for choice in get_args(_plain_type(option.type))]
+            screen.choice(field, choices, label=option.name, info=option.help, elem_id=field)
+        elif kind is bool:
+            screen.control(field, gr.Checkbox(option.default, **settings), **how)
+        elif kind in (int, float):
+            number = gr.Number(option.default, precision=0 if kind is int else None, **settings)
+            screen.control(field, number, read=_number_reader(field, kind), event="submit", **how)
+        else:
+            screen.control(field, gr.Textbox(option.default, **settings), event="submit", **how)
+
+
+class PanelView:
+    """A view of a model with panels of registered analyses.
+
+    Attributes:
+        start: State that the screen starts with; it has the fields of all panels.
+        panels: The panels, in the order of the page.
+    """
+
+    start: Any
+    panels: Sequence[ReadingPanel] = ()
+
+    def add_panels(
+        self,
+        analyses: Sequence[Analysis],
+        inputs: Sequence[Any],
+        page_fields: Mapping[str, str] = MappingProxyType({}),
+        fixed: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Add a panel for each analysis, and its settings to the state; see `ReadingPanel`."""
+        panels = [
+            ReadingPanel(entry, self._model, inputs, page_fields, fixed) for entry in analyses
+        ]
+        added = [field for panel in panels for field in panel.state_fields]
+        self.panels = [*self.panels, *panels]
+        if added:
+            kind = make_dataclass(
+                type(self.start).__name__, added, bases=(type(self.start),), frozen=True
+            )
+            values = {field.name: getattr(self.start, field.name) for field in fields(self.start)}
+            self.start = kind(**values)
+
+    def _model(self) -> Any:
+        # Several threads read a model of their own: the attribute is asked for each time.
+        return self.model  # type: ignore[attr-defined]
+
+
+def sections_html(sections: Sequence[Section], name: str) -> str:
+    """Return headings, paragraphs, tables and texts of sections; escaped."""
+    shown = []
+    for section in sections:
+        shown.append(f"<h3>{escape(section.title)}</h3>")
+        shown.append(note_html(section.text) if section.text else "")
+        for row in section.rows:
+            parts = [_part_html(part, f"{name}-{len(shown)}") for part in row]
+            shown.append(f'<div class="tables">{"".join(parts)}</div>' if any(parts) else "")
+    return "".join(shown)
+
+
+def _part_html(part: Any, name: str) -> str:
+    if isinstance(part, Table):
+        return table_html(part, name)
+    if isinstance(part, ContextList):
+        return contexts_html(part)
+    if isinstance(part, FlowDrawing):
+        return note_html("The graph is on the page that the command writes with --output.")
+    return ""
+
+
+def _plain_type(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _kind(option: Option) -> Any:
+    """Return the kind of control that an option has; None if it has no control."""
+    kind = _plain_type(option.type)
+    if get_origin(kind) is Literal:
+        return Literal
+    return next((k for k in (bool, int, float, str) if type(option.default) is k), None)
+
+
+def _number_reader(field: str, kind: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if value is None or isinstance(value, str) or value != kind(value):
+            raise StateError(field, f"{value!s:.40} is not a {'whole ' * (kind is int)}number")
+        return kind(value)
+
+    return read
