@@ -5,10 +5,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from experiments import tensorise as recipe
 from experiments.context import RecipeContext
 
 from bilens.errors import DataError
+from experiments import tensorise as recipe
 from tests.convert import test_llama2c as llama2c
 
 TINY = replace(
