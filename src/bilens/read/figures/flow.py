@@ -164,8 +164,7 @@ def flow_sections(
         data: See `flow_data`.
         ablated: See `ablation_figure`.
     """
-    rows = [(node["name"], node["flow"]) for node in data["nodes"][1:31]]
-    nodes = pd.DataFrame(rows, columns=["node", "flow"])
+    nodes = node_frame(data["nodes"][1:31])
     sections = [
         Section(
             "Graph",
@@ -174,16 +173,33 @@ def flow_sections(
             "it with the Tab key, for its edges.",
             [[FlowDrawing(data)]],
         ),
-        Section("Strongest nodes", rows=[[Table(nodes, "", {"flow": "+#.3g"})]]),
+        Section(
+            "Strongest nodes",
+            "Sorted by |flow|. Flows add up to the logit, or to its change. The estimated effect "
+            "is the gradient times what the node writes, and does not add up. The measured effect "
+            "is that of removing the node from the running model.",
+            [[Table(nodes, "", dict.fromkeys(nodes.columns[1:], "+#.3g"))]],
+        ),
     ]
     if ablated:
         text = (
             "Each node was removed from the running model, in which norms, patterns and gates "
-            "then change; the flow holds them fixed."
+            "then change; the flow of one text holds them fixed. Between two texts the node's "
+            "change was exchanged instead, in both directions, and the mean is shown."
         )
         picture = Picture("interventions", ablation_figure(ablated))
         sections.append(Section("Interventions", text, [[picture, Table(ablation_frame(ablated))]]))
     return sections
+
+
+def node_frame(nodes: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return name, flow and effects of nodes; measured effects only where there is one."""
+    columns = {"node": "name", "flow": "flow"}
+    for name, key in (("estimated effect", "estimated"), ("measured effect", "measured")):
+        if any(node.get(key) is not None for node in nodes):
+            columns[name] = key
+    rows = [[node[key] for key in columns.values()] for node in nodes]
+    return pd.DataFrame(rows, columns=list(columns))
 
 
 def ablation_frame(ablated: Sequence[tuple[str, str, Ablation]]) -> pd.DataFrame:

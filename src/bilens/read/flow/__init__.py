@@ -1,6 +1,7 @@
 """An exact split of a logit on a text, through every layer, and interventions that test it."""
 
 from bilens.read.flow.ablation import Ablation, StreamDirection, ablate
+from bilens.read.flow.account import account, measure
 from bilens.read.flow.editing import edit, edit_heads
 from bilens.read.flow.graph import Flow, FlowGraph, Node, Rows
 from bilens.read.flow.patching import Effects, patch
@@ -26,10 +27,12 @@ __all__ = [
     "Rows",
     "StreamDirection",
     "ablate",
+    "account",
     "edit",
     "edit_heads",
     "flow",
     "flows",
+    "measure",
     "patch",
     "read_flow",
 ]

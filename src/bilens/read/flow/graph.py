@@ -34,6 +34,8 @@ class Node:
         eigenvalue: of a direction: its Ritz value, an eigenvalue where all directions are split.
         role: of a head between two texts: values, the tokens that it moves, or queries or keys,
             the positions that it attends to.
+        estimated: its effect to first order, by gradients; None until `account` finds it.
+        measured: its effect in the running model; None where it is not measured.
     """
 
     kind: Kind
@@ -45,6 +47,8 @@ class Node:
     number: int | None = None
     eigenvalue: float | None = None
     role: Literal["values", "queries", "keys"] | None = None
+    estimated: float | None = None
+    measured: float | None = None
 
     @property
     def is_part(self) -> bool:

@@ -152,11 +152,18 @@ def stored_runs(
     model: ResidualModel, ids: Int[Tensor, " time"], other: Other
 ) -> tuple[StoredRun, StoredRun]:
     """Return the runs of a text and of the other."""
-    first = _stored(model, ids, model.parts.embed.rows(ids))
-    if other.embeddings is None:
-        return first, _stored(model, other.ids, other.tokens)
-    with embedded(model, other.embeddings):
-        return first, _stored(model, other.ids, other.tokens)
+    return (
+        stored_run(model, ids, model.parts.embed.rows(ids)),
+        stored_run(model, other.ids, other.tokens),
+    )
+
+
+def stored_run(
+    model: ResidualModel, ids: Int[Tensor, " time"], tokens: Float[Tensor, "time d_model"]
+) -> StoredRun:
+    """Return the run of a text whose tokens have these embeddings."""
+    with embedded(model, tokens):
+        return _stored(model, ids, tokens)
 
 
 def _stored(model: ResidualModel, ids: Tensor, tokens: Tensor) -> StoredRun:

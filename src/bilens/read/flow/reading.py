@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import pandas as pd
 
 from bilens.checks import full_precision
-from bilens.errors import BilensError
 from bilens.lazy_imports import go, lazy_import
-from bilens.read.flow import ablation
 from bilens.read.flow.ablation import Ablation
+from bilens.read.flow.account import account
 from bilens.read.flow.contrast import Target
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.split import flow
@@ -46,7 +45,9 @@ class FlowReading(Reading):
     ablated: tuple[tuple[str, str, Ablation], ...] = ()
 
     axes: ClassVar[dict[str, str]] = Flow.axes
-    formats: ClassVar[dict[str, str]] = {"flow": "+#.3g"}
+    formats: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("flow", "estimated effect", "measured effect"), "+#.3g"
+    )
     explanation: ClassVar[str] = (
         "Where this logit, or difference of logits, comes from, node by node: inflow equals "
         "outflow at every node, and the outflow of tokens, positions and biases adds up to it."
@@ -75,8 +76,7 @@ class FlowReading(Reading):
 
     def frame(self) -> pd.DataFrame:
         """Return the strongest nodes and their flow, the strongest first."""
-        rows = [(node["name"], node["flow"]) for node in self.data["nodes"][1:]]
-        return pd.DataFrame(rows, columns=["node", "flow"])
+        return pages.node_frame(self.data["nodes"][1:])
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the strongest nodes, and the nodes that were removed."""
@@ -140,14 +140,12 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
         through_patterns: Split patterns of bilinear and squared attention too.
         shown: Number of the strongest nodes that pages and JSON have.
         ablate: Remove this many of the strongest nodes, one at a time, from the running model,
-            and compare.
+            and compare. Between two texts their changes are exchanged, in both directions.
 
     Raises:
         BilensError: the model has no tokenizer, a text is empty, or a token is unknown.
     """
     pairs = dict(pair.partition("=")[::2] for pair in replace.split(",") if pair)
-    if ablate and (against or pairs):
-        raise BilensError("ablate removes nodes of one text; leave out against and replace")
     split = flow(
         model,
         prompt,
@@ -159,13 +157,13 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
         threshold=threshold,
         through_patterns=through_patterns,
     )
+    split = account(model, split, measured=ablate)
     tokens = pages.shown_tokens(model, split.ids)
-    order = sorted(range(len(split.nodes)), key=lambda i: -abs(split.nodes[i].flow))
-    numbers = [i for i in order if split.nodes[i].is_removable][:ablate]
-    results = ablation.ablate(model, split, numbers) if numbers else []
+    strongest = sorted(split.nodes, key=lambda node: -abs(node.flow))
     ablated = [
-        (split.nodes[i].kind, split.nodes[i].name(tokens), result)
-        for i, result in zip(numbers, results, strict=True)
+        (node.kind, node.name(tokens), Ablation(-node.flow, -node.measured))
+        for node in strongest
+        if node.measured is not None
     ]
     data = pages.flow_data(split, tokens, direction=str(direction), k=shown)
     probability = float(split.trace.logits[-1].softmax(-1)[model.token(direction.token)])

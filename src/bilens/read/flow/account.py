@@ -1,0 +1,213 @@
+"""Three numbers of every node of a flow: its flow, its effect by gradients, its measured effect."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bilens.checks import full_precision
+from bilens.errors import BilensError
+from bilens.read.flow.ablation import Ablation, ablate
+from bilens.read.flow.contrast import embedded
+from bilens.read.flow.graph import Flow, Node
+from bilens.read.flow.patching import Number, StoredRun, last_stream, stored_run
+from bilens.residual import Moment, ResidualModel
+from bilens.residual.layers import MLP, Heads
+from bilens.settings import Between, Count
+
+EMBEDDED = ("token", "position")
+
+
+@torch.no_grad()
+@full_precision
+def account(model: ResidualModel, found: Flow, *, measured: Annotated[int, Between(0)] = 0) -> Flow:
+    """Return a flow whose nodes have their effects by gradients, and the strongest measured ones.
+
+    Args:
+        model: the model of the flow.
+        found: the flow.
+        measured: number of nodes with the largest |flow| whose effect is measured.
+
+    Raises:
+        BilensError: the model is not that of the flow.
+    """
+    strongest = sorted(range(len(found.nodes)), key=lambda i: -abs(found.nodes[i].flow))
+    numbers = [i for i in strongest if is_measurable(found, found.nodes[i])][:measured]
+    effects = dict(zip(numbers, measure(model, found, numbers), strict=True))
+    slopes = estimates(model, found).tolist()
+    nodes = [
+        replace(node, estimated=slope, measured=-effects[i].actual if i in effects else None)
+        for i, (node, slope) in enumerate(zip(found.nodes, slopes, strict=True))
+    ]
+    return replace(found, nodes=tuple(nodes))
+
+
+def is_measurable(found: Flow, node: Node) -> bool:
+    """Return whether a node is one part of the model, whose effect `measure` finds."""
+    return node.is_removable if found.before is None else node.kind not in ("output", "rest")
+
+
+@torch.no_grad()
+@full_precision
+def measure(
+    model: ResidualModel, found: Flow, numbers: Sequence[int], *, batch_size: Count = 16
+) -> list[Ablation]:
+    """Run the model without each of some nodes.
+
+    On one text this is `ablate`. Between two texts the change that the node writes is subtracted
+    from the stream in the run of the first text and added in the run of the second, and the effect
+    is the mean of both. Everything after the node runs as the model does.
+
+    Args:
+        model: the model of the flow.
+        found: the flow.
+        numbers: numbers of the nodes.
+        batch_size: nodes at once, each a text of its own.
+
+    Raises:
+        BilensError: a node is the logit or a remainder, or does not exist.
+    """
+    nodes = [found.node(number) for number in numbers]
+    for number, node in zip(numbers, nodes, strict=True):
+        if not is_measurable(found, node):
+            raise BilensError(f"number={number} is {node.kind}, expected one part of the model")
+    if found.before is None:
+        return ablate(model, found, list(numbers), batch_size=batch_size)
+    return _Patcher(model, found, batch_size).effects(numbers)
+
+
+@full_precision
+def estimates(model: ResidualModel, found: Flow) -> Float[Tensor, " nodes"]:
+    """Return each node's effect to first order: the gradient of the logit times what it writes.
+
+    Between two texts the gradient is the mean of those at both texts. The estimates of nodes on
+    one path do not add up to the logit. Those of the logit itself and of remainders are theirs too.
+    """
+    number = _number(model, found)
+    runs = [_tokens(model, found)] if found.before is None else list(_both(model, found))
+    slopes = [_slopes(model, found, tokens, number) for tokens in runs]
+    mean = torch.stack(slopes).mean(0)
+    writes = found.writes
+    # The gradient by the embedding holds later moments at which it is mixed in again.
+    embedding = torch.tensor([node.kind in EMBEDDED for node in found.nodes])
+    again = embedding.to(writes.node.device)[writes.node] & (writes.moment > 0)
+    along = (mean[writes.moment, writes.position] * writes.vector).sum(-1).masked_fill(again, 0)
+    result = along.new_zeros(len(found.nodes)).index_add(0, writes.node, along)
+    result[0] = found.value
+    return result
+
+
+def _number(model: ResidualModel, found: Flow) -> Number:
+    return lambda x: model.parts.normalised(x.to(found.direction)) @ found.direction
+
+
+def _tokens(model: ResidualModel, found: Flow) -> Float[Tensor, "time d_model"]:
+    return model.parts.embed.rows(found.ids)
+
+
+def _both(model: ResidualModel, found: Flow) -> tuple[Tensor, Tensor]:
+    """Return the token embeddings of both runs, which differ by the writes of the token nodes."""
+    tokens, writes = _tokens(model, found), found.writes
+    of_tokens = torch.tensor([node.kind == "token" for node in found.nodes])
+    start = of_tokens.to(writes.node.device)[writes.node] & (writes.moment == 0)
+    change = torch.zeros_like(tokens)
+    change.index_add_(0, writes.position[start], writes.vector[start])
+    return tokens, tokens - change
+
+
+def _slopes(
+    model: ResidualModel, found: Flow, tokens: Tensor, number: Number
+) -> Float[Tensor, "moments time d_model"]:
+    """Return the gradients by the writes at each moment and position."""
+    outputs: list[tuple[Moment, Tensor]] = []
+    with torch.enable_grad(), ExitStack() as stack:
+        given = tokens.detach().clone().requires_grad_()
+        stack.enter_context(embedded(model, given))
+        for number_of_layer, layer in enumerate(model.parts.layers):
+            for moment, part in (
+                (Moment.attention(number_of_layer), layer.heads),
+                (Moment.mlp(number_of_layer), layer.mlp),
+            ):
+
+                def keep(_: Any, __: Any, y: Tensor, moment: Moment = moment) -> None:
+                    outputs.append((moment, y))
+
+                stack.enter_context(_writer(part).register_forward_hook(keep))
+        value = number(last_stream(model, found.ids[None])).sum()
+        slopes = torch.autograd.grad(value, [given, *(y for _, y in outputs)])
+    result = tokens.new_zeros(Moment.count(model.n_layers), *tokens.shape)
+    result[Moment.embedding()] = slopes[0]
+    for (moment, _), slope in zip(outputs, slopes[1:], strict=True):
+        # The stream receives the module's output times the factor of all writes.
+        result[moment] = slope[0] / model.parts.residual_scale
+    return result
+
+
+def _writer(part: Heads | MLP) -> nn.Module:
+    """Return the last module of a part before its output is added to the stream."""
+    if part.out_norm is not None:
+        return part.out_norm.module
+    return part.out.module if isinstance(part, Heads) else part.down.module
+
+
+class _Patcher:
+    """Runs of both texts in which the writes of nodes are exchanged."""
+
+    def __init__(self, model: ResidualModel, found: Flow, batch_size: int) -> None:
+        self.model, self.found, self.batch_size = model, found, batch_size
+        self.number = _number(model, found)
+        self.tokens = _both(model, found)
+        self.runs = [stored_run(model, found.ids, tokens) for tokens in self.tokens]
+        self.ends = [float(self.number(run.stream[None])[0]) for run in self.runs]
+
+    def effects(self, numbers: Sequence[int]) -> list[Ablation]:
+        """Return the predicted and the actual fall of the logit, the mean of both directions."""
+        actual: dict[int, float] = {}
+        places: dict[tuple[int | None, str | None], list[int]] = {}
+        for i in numbers:
+            node = self.found.nodes[i]
+            places.setdefault((node.layer, node.part), []).append(i)
+        for (layer, part), group in places.items():
+            for start in range(0, len(group), self.batch_size):
+                batch = group[start : start + self.batch_size]
+                falls = torch.zeros(len(batch), dtype=torch.float64)
+                for run, sign in ((0, -1), (1, 1)):
+                    if layer is None or part is None:
+                        streams = self._embedded(run, sign, batch)
+                    else:
+                        streams = self._written(self.runs[run], sign, batch, layer, part)
+                    values = self.number(streams).double().cpu()
+                    falls += sign * (values - self.ends[run]) / 2
+                actual |= dict(zip(batch, (-falls).tolist(), strict=True))
+        return [Ablation(-self.found.nodes[i].flow, actual[i]) for i in numbers]
+
+    def _rows(self, batch: Sequence[int], start_only: bool) -> Float[Tensor, "batch time d_model"]:
+        writes = self.found.writes
+        rows = self.tokens[0].new_zeros(len(batch), *self.tokens[0].shape)
+        for place, number in enumerate(batch):
+            of_node = writes.node == number
+            if start_only:
+                of_node &= writes.moment == 0
+            rows[place].index_add_(0, writes.position[of_node], writes.vector[of_node])
+        return rows
+
+    def _embedded(self, run: int, sign: int, batch: Sequence[int]) -> Tensor:
+        rows = self.tokens[run] + sign * self._rows(batch, start_only=True)
+        with embedded(self.model, rows):
+            return last_stream(self.model, self.found.ids.expand(len(batch), -1))
+
+    def _written(
+        self, run: StoredRun, sign: int, batch: Sequence[int], layer: int, part: str
+    ) -> Tensor:
+        of_layer = self.model.parts.layers[layer]
+        rows = sign * self._rows(batch, start_only=False) / self.model.parts.residual_scale
+
+        def add(_: Any, __: Any, y: Tensor) -> Tensor:
+            return y + rows.to(y)
+
+        writer = _writer(of_layer.heads if part == "attention" else of_layer.mlp)
+        return run.run_from(layer, len(batch), [(writer, False, add)])
