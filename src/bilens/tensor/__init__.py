@@ -2,13 +2,14 @@
 
 from bilens.tensor.bilinear import BilinearTensor, TensorSVD
 from bilens.tensor.chain import TensorChain
-from bilens.tensor.chain_bonds import Bond, Bonds, bonds
+from bilens.tensor.chain_bonds import Bond, Bonds, TreeBonds, bonds
 from bilens.tensor.clusters import Features, cluster
 from bilens.tensor.cut import Cut, Products, product_weight, sparse_basis
 from bilens.tensor.dictionary import Dictionary, Reexpression, reexpress
 from bilens.tensor.extrema import Extrema, local_extrema
 from bilens.tensor.factored import FactoredMatrix, FactoredSVD, TopEntries, top_entries
 from bilens.tensor.factors import affine, with_constant
+from bilens.tensor.function_bonds import FunctionBonds, function_bonds, gaussian_samples
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.search import TopPaths, top_paths
 from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, form_cosines
@@ -26,6 +27,7 @@ __all__ = [
     "FactoredMatrix",
     "FactoredSVD",
     "Features",
+    "FunctionBonds",
     "LazyTree",
     "Paths",
     "Products",
@@ -37,6 +39,7 @@ __all__ = [
     "TensorSVD",
     "TopEntries",
     "TopPaths",
+    "TreeBonds",
     "affine",
     "best_match",
     "bonds",
@@ -45,6 +48,8 @@ __all__ = [
     "expected_cosine",
     "expected_inner",
     "form_cosines",
+    "function_bonds",
+    "gaussian_samples",
     "local_extrema",
     "product_weight",
     "reexpress",

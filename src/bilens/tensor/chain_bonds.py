@@ -20,7 +20,7 @@ from math import factorial
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from bilens.checks import check_count, check_finite, full_precision
@@ -70,11 +70,13 @@ class Bond:
 class Bonds(Reading):
     """All bonds of a model, the one between its input and its first layer first.
 
+    `bonds` returns those of the tree, `function_bonds` those of the function on samples.
+
     Attributes:
         bonds: one for each layer.
         cores: the layers in the coordinates of all directions; a cut has corners of them.
         directions: W, one row for each output direction.
-        norm: |T|, the norm of the tree along the directions, over the leaves' metric.
+        norm: size of the model along the directions: |T| of the tree, or the RMS of the outputs.
         constant: the last input coordinate is the constant 1.
     """
 
@@ -98,93 +100,61 @@ class Bonds(Reading):
         ]
 
     def frame(self) -> "pd.DataFrame":
-        """Return a row for each direction of each bond: its share, and the cost of a cut before it.
+        """Return a row for each direction of each bond, with its share and error.
 
-        The cost is the certificate of a cut at this bond only.
+        The error is that of the outputs for a cut before the direction, at this bond only. It is
+        relative, and estimated by `costs`.
         """
         frames = []
-        for number, bond in enumerate(self.bonds):
-            shares = bond.shares.detach().cpu()
-            left = (bond.uses * shares.flip(0).cumsum(0).flip(0)).clamp_min(0).sqrt()
+        for number, (bond, costs) in enumerate(zip(self.bonds, self.costs(), strict=True)):
+            error = costs.flip(0).cumsum(0).flip(0).clamp_min(0).sqrt()
             columns = {"bond": number, "direction": range(1, bond.k + 1)}
-            frames.append(pd.DataFrame({**columns, "share": shares, "certificate": left}))
+            columns |= {"share": bond.shares.detach().cpu(), "error": error.detach().cpu()}
+            frames.append(pd.DataFrame(columns))
         return pd.concat(frames, ignore_index=True)
 
-    def certificate(self, ranks: int | Sequence[int]) -> float:
-        """Return an upper bound on the relative error of the tree, |T - T_cut| / |T|.
+    def costs(self) -> list[Float64[Tensor, " k"]]:
+        """Return the relative squared error of a cut without each direction, for each bond."""
+        raise NotImplementedError
 
-        |T - T_cut|^2 <= sum_l 2^(n-l) sum_(i > r_l) lambda_(l, i)
-
-        Each occurrence of a bond that is cut is an orthogonal projection of T. Squared errors of
-        successive projections add up at most. The bound is known before the cut is made. It is for
-        the tree, whose leaves are independent inputs, and says nothing above 1. For an input with
-        x'M^+ x <= s no output along a unit direction is off by more than
-        certificate |T| s^(2^(n-1)).
-        """
-        sizes = self._checked_ranks(ranks)
-        lost = [b.uses * b.shares[k:].sum() for b, k in zip(self.bonds, sizes, strict=True)]
-        return float(torch.stack(lost).sum().sqrt())
-
-    def error(self, ranks: int | Sequence[int]) -> float:
-        """Return |T - T_cut| / |T| itself. Below 1e-6 it is rounding.
-
-        It is the root of a difference of squares: 1e-14 of these is 1e-7 of the result.
-        """
-        sizes = self._checked_ranks(ranks)
-        mixed = torch.eye(self.bonds[0].k, sizes[0]).to(self.directions)
-        small = mixed[: sizes[0]]
-        for full, cut in zip(self.cores, self.cut(sizes).cores, strict=True):
-            mixed = _gram_with(full, cut, mixed)
-            small = _gram_with(cut, cut, small)
-        W = self.directions
-        both, square = (((W @ P) * W).sum() / self.norm**2 for P in (mixed, small))
-        return float((1 - 2 * both + square).clamp_min(0).sqrt())
-
-    def gaussian_error(self, ranks: int | Sequence[int]) -> float:
-        """Return a bound on sqrt(E |f(x) - f_cut(x)|^2) along the directions, from `certificate`.
-
-        It holds for x ~ N(mu, Sigma) whose second moment is the metric. With m = 2^n leaves and r
-        directions of the input of unit size, Wick's theorem with every term at its largest says
-
-            E (T . x^m)^2 <= |T|^2 sum_j j! (sum_k m! r^(k/2) / (j! (m - j - 2k)! 2^k k!))^2.
-
-        That factor is 10^12 for three layers on 100 directions: sample x for cuts that lose much.
-        """
-        m, r = 2 ** len(self.bonds), self.bonds[0].k
-        factor = 0.0
-        for j in range(m + 1):
-            ways = (
-                factorial(m) * r ** (k / 2) / (factorial(m - j - 2 * k) * 2**k * factorial(k))
-                for k in range((m - j) // 2 + 1)
-            )
-            factor += float(sum(ways)) ** 2 / factorial(j)
-        return self.certificate(ranks) * self.norm * math.sqrt(factor)
+    def certificate(self, ranks: int | Sequence[int]) -> float | None:
+        """Return an upper bound on the relative error of the tree, or None without one."""
+        self._checked_ranks(ranks)
+        return None
 
     def ranks_within(self, error: NotNegative) -> tuple[int, ...]:
-        """Return the fewest directions over all bonds that keep the certificate within `error`."""
-        costs = [bond.uses * bond.shares for bond in self.bonds]
-        numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
-        cost, order = torch.cat(costs).sort()
-        dropped = torch.cat(numbers)[order][cost.cumsum(0) <= error**2]
-        counts = torch.bincount(dropped, minlength=len(costs)).tolist()
+        """Return the fewest directions over all bonds with `costs` of at most error^2 in all."""
+        costs = self.costs()
+        return self._ranks_without(int((_sorted_costs(costs)[0].cumsum(0) <= error**2).sum()))
+
+    def _ranks_without(self, n_dropped: int) -> tuple[int, ...]:
+        """Return the ranks without the cheapest directions over all bonds, at least 1 each."""
+        _, numbers = _sorted_costs(self.costs())
+        counts = torch.bincount(numbers[:n_dropped], minlength=len(self.bonds)).tolist()
         return tuple(max(1, b.k - count) for b, count in zip(self.bonds, counts, strict=True))
 
     def ranks_scoring(self, score: Callable[[Cut], float], least: float) -> tuple[int, ...]:
-        """Return few directions over all bonds for which a cut still scores `least`, greedily.
+        """Return few directions over all bonds for which a cut still scores `least`.
 
-        Starts from twice the smallest uniform cut that reaches `least`. Then it drops one direction
-        at a time, the one that costs the score least. It stops after 2 misses in a row for each
-        bond, and returns the smallest cut that scored enough. Takes about 6 n r scores for the rank
-        r of that uniform cut. Raises if the model itself does not reach `least`.
+        Drops the cheapest directions by `costs`, as many as a bisection allows. From 2 directions
+        more at each bond it then drops one at a time, the one that costs the score least. It stops
+        after 2 misses in a row for each bond, and returns the smallest cut that scored enough.
+        Raises if the model itself does not reach `least`.
         """
         full = tuple(bond.k for bond in self.bonds)
         reached = score(self.cut(full))
         if not reached >= least:
             raise BilensError(f"least={least}, but with all directions the model scores {reached}")
-        k = 1
-        while k < max(full) and score(self.cut(k)) < least:
-            k += 1
-        ranks, best = self._checked_ranks(2 * k), self._checked_ranks(k)
+        enough, too_many, best = 0, sum(full), full
+        while too_many - enough > 1:
+            middle = (enough + too_many) // 2
+            ranks = self._ranks_without(middle)
+            if score(self.cut(ranks)) >= least:
+                enough, best = middle, ranks
+            else:
+                too_many = middle
+        # Costs are a model of the score. A little above the bisection's result, the score decides.
+        ranks = tuple(min(rank + 2, k) for rank, k in zip(best, full, strict=True))
         missed = 0
         while missed < 2 * len(ranks) and any(rank > 1 for rank in ranks):
             fewer = [
@@ -236,13 +206,76 @@ class Bonds(Reading):
 
 
 @full_precision
+@dataclass(frozen=True, eq=False, repr=False)
+class TreeBonds(Bonds):
+    """The bonds of a model as a tree whose leaves are independent inputs, with certificates.
+
+    `norm` is |T|, the norm of the tree along the directions, over the leaves' metric.
+    """
+
+    def costs(self) -> list[Float64[Tensor, " k"]]:
+        """Return the squared certificate of a cut without each direction, for each bond."""
+        return [bond.uses * bond.shares for bond in self.bonds]
+
+    def certificate(self, ranks: int | Sequence[int]) -> float:
+        """Return an upper bound on the relative error of the tree, |T - T_cut| / |T|.
+
+        |T - T_cut|^2 <= sum_l 2^(n-l) sum_(i > r_l) lambda_(l, i)
+
+        Each occurrence of a bond that is cut is an orthogonal projection of T. Squared errors of
+        successive projections add up at most. The bound is known before the cut is made. It is for
+        the tree, whose leaves are independent inputs, and says nothing above 1. For an input with
+        x'M^+ x <= s no output along a unit direction is off by more than
+        certificate |T| s^(2^(n-1)).
+        """
+        sizes = self._checked_ranks(ranks)
+        lost = [costs[k:].sum() for costs, k in zip(self.costs(), sizes, strict=True)]
+        return float(torch.stack(lost).sum().sqrt())
+
+    def error(self, ranks: int | Sequence[int]) -> float:
+        """Return |T - T_cut| / |T| itself. Below 1e-6 it is rounding.
+
+        It is the root of a difference of squares: 1e-14 of these is 1e-7 of the result.
+        """
+        sizes = self._checked_ranks(ranks)
+        mixed = torch.eye(self.bonds[0].k, sizes[0]).to(self.directions)
+        small = mixed[: sizes[0]]
+        for full, cut in zip(self.cores, self.cut(sizes).cores, strict=True):
+            mixed = _gram_with(full, cut, mixed)
+            small = _gram_with(cut, cut, small)
+        W = self.directions
+        both, square = (((W @ P) * W).sum() / self.norm**2 for P in (mixed, small))
+        return float((1 - 2 * both + square).clamp_min(0).sqrt())
+
+    def gaussian_error(self, ranks: int | Sequence[int]) -> float:
+        """Return a bound on sqrt(E |f(x) - f_cut(x)|^2) along the directions, from `certificate`.
+
+        It holds for x ~ N(mu, Sigma) whose second moment is the metric. With m = 2^n leaves and r
+        directions of the input of unit size, Wick's theorem with every term at its largest says
+
+            E (T . x^m)^2 <= |T|^2 sum_j j! (sum_k m! r^(k/2) / (j! (m - j - 2k)! 2^k k!))^2.
+
+        That factor is 10^12 for three layers on 100 directions: sample x for cuts that lose much.
+        """
+        m, r = 2 ** len(self.bonds), self.bonds[0].k
+        factor = 0.0
+        for j in range(m + 1):
+            ways = (
+                factorial(m) * r ** (k / 2) / (factorial(m - j - 2 * k) * 2**k * factorial(k))
+                for k in range((m - j) // 2 + 1)
+            )
+            factor += float(sum(ways)) ** 2 / factorial(j)
+        return self.certificate(ranks) * self.norm * math.sqrt(factor)
+
+
+@full_precision
 @torch.no_grad()
 def bonds(
     tensors: Sequence[BilinearTensor],
     directions: Float[Tensor, "*batch n_out"],
     metric: Float[Tensor, "n_in n_in"] | None = None,
     embedding: Float[Tensor, "d_model n_in"] | None = None,
-) -> Bonds:
+) -> TreeBonds:
     """Return the singular values and directions of a deep model at each of its bonds.
 
     In float64. Costs O(rank^2 n + n^3) for each layer; the tree has n_in^(2^layers) entries. Exact
@@ -304,7 +337,16 @@ def bonds(
             f"The model's norm is {norm:.3g}, outside of the range of float64; scale its weights "
             "or the metric"
         )
-    return Bonds(tuple(result), cores, W, norm, tensors[0].constant)
+    return TreeBonds(tuple(result), cores, W, norm, tensors[0].constant)
+
+
+def _sorted_costs(
+    costs: Sequence[Float64[Tensor, " k"]],
+) -> tuple[Float64[Tensor, " total"], Int64[Tensor, " total"]]:
+    """Return the costs of all bonds in ascending order, and the bond of each."""
+    numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
+    ordered, order = torch.cat(list(costs)).sort()
+    return ordered, torch.cat(numbers)[order]
 
 
 def _gram_with(

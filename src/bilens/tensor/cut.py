@@ -58,7 +58,8 @@ class Cut:
         cores: the layers on the coordinates, without a constant: it is one of their directions.
         environments: U at each bond, the input's first, and of the outputs. A change of size e in
             coordinate k is a share U_kk e^2 of the model's squared norm, at each use.
-        certificate: |T - T_cut| / |T| is at most this; see `Bonds.certificate`.
+        certificate: upper bound on the relative error of the tree, see `TreeBonds.certificate`;
+            None for directions of another metric.
         constant: the last input coordinate is the constant 1.
     """
 
@@ -66,7 +67,7 @@ class Cut:
     write: Float64[Tensor, "n_in k"]
     cores: tuple[BilinearTensor, ...]
     environments: tuple[Float64[Tensor, "_ _"], ...]
-    certificate: float
+    certificate: float | None
     constant: bool = False
 
     @property

@@ -1,0 +1,328 @@
+"""The few directions that a deep model uses between its layers, as a function of its input.
+
+The tree of `bonds` has independent inputs at its leaves. The model has the same input at all of
+them. So let h be the vector at a bond and J the Jacobian of the outputs by h, both of the same
+input x, with the expectation over inputs:
+
+    P = E[h h'],   U = E[J'J]
+
+A projection Pi of h on few directions changes the outputs by J (h - Pi h) to first order. If h and
+J were independent, the mean square of this change would be tr (1 - Pi)' U (1 - Pi) P. With P = K K'
+it is least for the eigenvectors V of K' U K of largest eigenvalue, Pi = K V_k V_k' K^+. Then it is
+the sum of the other eigenvalues. This is balanced truncation of the linearised model. J has a
+closed form by the chain rule: for a layer D (L h * R h) a gradient g of its outputs becomes
+
+    L' (D'g * R h) + R' (D'g * L h).
+
+The outputs are o = W f, and a change d of them is measured as |A d|, with A from the same sample:
+
+    outputs          A = 1
+    relative         A = 1 / |o|
+    probabilities    A'A = diag(p) - p p' with p = softmax(o)
+
+The last is the Fisher metric: |A d|^2 / 2 is the KL divergence of the probabilities to second
+order. Most of its weight is on inputs near a decision, so few directions keep the accuracy.
+
+Sources:
+    Moore 1981, balanced truncation; Constantine 2015, "Active Subspaces".
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bilens.checks import check_finite, full_precision
+from bilens.errors import BilensError
+from bilens.lazy_imports import pd
+from bilens.settings import Count, Seed
+from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.chain import joined
+from bilens.tensor.chain_bonds import Bond, Bonds
+from bilens.tensor.factors import checked_positive, fit_input, square_root
+
+Measure = Literal["outputs", "relative", "probabilities"]
+"""Size of a change of the outputs, by the module's table."""
+
+BLOCK_NUMBERS = 2**24
+"""Numbers in the largest array of a block of samples."""
+
+BATCHES = 10
+"""Batches of samples, for the spread over them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Second moments of a model on samples.
+
+    Attributes:
+        vectors: P of each bond, the second moment of the vectors there.
+        gradients: U of each bond, the second moment of the gradients of the measured outputs.
+        cross: E[x h'] of the inputs and the vectors at the first bond.
+        square: mean square of the measured outputs, |A o|^2.
+        n_samples: number of samples.
+    """
+
+    vectors: tuple[Float64[Tensor, "_ _"], ...]
+    gradients: tuple[Float64[Tensor, "_ _"], ...]
+    cross: Float64[Tensor, "n_in n"]
+    square: float
+    n_samples: int
+
+
+@full_precision
+@dataclass(frozen=True, eq=False, repr=False)
+class FunctionBonds(Bonds):
+    """The bonds of a model as a function of its input, from samples of the input.
+
+    `norm` is the RMS of |A o| on the samples. Shares are those of E|A J h|^2.
+
+    Attributes:
+        totals: E|A J h|^2 of each bond over norm^2.
+        errors: standard error of each share over batches of samples, one array for each bond.
+        n_samples: number of samples.
+    """
+
+    totals: tuple[float, ...]
+    errors: tuple[Float64[Tensor, " _"], ...]
+    n_samples: int
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row for each direction of each bond, with the standard error of its share."""
+        errors = torch.cat([error.detach().cpu() for error in self.errors])
+        return super().frame().assign(standard_error=errors.numpy())
+
+    def costs(self) -> list[Float64[Tensor, " k"]]:
+        """Return the estimated relative squared error of the outputs without each direction.
+
+        To first order, and for gradients that are independent of the vectors at the bond.
+        """
+        return [total * bond.shares for total, bond in zip(self.totals, self.bonds, strict=True)]
+
+
+@torch.no_grad()
+@full_precision
+def function_bonds(
+    tensors: Sequence[BilinearTensor],
+    directions: Float[Tensor, "*batch n_out"],
+    x: Float[Tensor, "samples n"],
+    embedding: Float[Tensor, "d_model n_in"] | None = None,
+    *,
+    measure: Measure = "outputs",
+) -> FunctionBonds:
+    """Return the principal directions of a deep model at each of its bonds, on samples of x.
+
+    In float64. A sample costs O(m rank n) for each layer, with m output directions.
+
+    Args:
+        tensors: one for each layer; each reads the outputs of the one before.
+        directions: W, one output direction or a batch of them in the last axis.
+        x: inputs, one in each row: images, or `gaussian_samples`.
+        embedding: E, applied to the input before the first tensor; see `bonds`.
+        measure: "outputs" for the change of W f, "relative" for this over |W f|, "probabilities"
+            for the change of softmax(W f), with one row of W for each class.
+
+    Raises:
+        BilensError: tensors, directions, x and embedding do not fit together, a number is not
+            finite, or the model is zero on the samples.
+    """
+    check_finite(x=x)
+    constant = bool(tensors) and tensors[0].constant
+    chain = [tensor.to(torch.float64) for tensor in joined(tensors, directions)]
+    like = chain[0].left
+    E = torch.eye(chain[0].n_in).to(like) if embedding is None else embedding.to(like)
+    check_finite(embedding=E)
+    if E.shape[0] != chain[0].n_in:
+        raise BilensError(
+            f"embedding has shape {tuple(E.shape)}; expected {chain[0].n_in} rows, one for each "
+            "input of the first tensor, the constant among them"
+        )
+    if len(x) < 2:
+        raise BilensError(f"x has shape {tuple(x.shape)}, expected at least 2 samples")
+    x, W = fit_input(x, E, constant), directions.to(like).reshape(-1, directions.shape[-1])
+    batches = [
+        _batch_moments(chain, W, batch, E, measure=measure)
+        for batch in x.tensor_split(min(BATCHES, len(x)))
+    ]
+    moments = _mean(batches)
+    if not 0 < moments.square < torch.inf:
+        raise BilensError(
+            f"The model's outputs along the directions have a mean square of {moments.square:.3g} "
+            "on x; choose other directions or inputs, or scale its weights"
+        )
+    result = balanced_bonds(chain, W, moments, E)
+    errors = _standard_errors(_principal_bonds(moments), batches)
+    return replace(result, errors=errors, constant=constant)
+
+
+@torch.no_grad()
+def balanced_bonds(
+    chain: Sequence[BilinearTensor],
+    W: Float64[Tensor, "m n_out"],
+    moments: Moments,
+    E: Float64[Tensor, "n n_in"],
+) -> FunctionBonds:
+    """Return the bonds whose directions are the principal ones of given moments.
+
+    Args:
+        chain: the joined layers in float64.
+        W: one output direction in each row.
+        moments: P and U of each bond.
+        E: the embedding.
+    """
+    bonds = _principal_bonds(moments)
+    cores = tuple(
+        tensor.change_basis(bond.write, above)
+        for tensor, bond, above in zip(
+            chain, bonds, [*(bond.read for bond in bonds[1:]), None], strict=True
+        )
+    )
+    first = bonds[0]
+    # The input is reconstructed from z by least squares: E[x z'], as E[z z'] is the identity.
+    bonds[0] = Bond(first.shares, first.read @ E, moments.cross @ first.read.T, first.uses)
+    return FunctionBonds(
+        bonds=tuple(bonds),
+        cores=cores,
+        directions=W,
+        norm=moments.square**0.5,
+        constant=chain[0].constant,
+        totals=tuple(
+            float((P * U).sum()) / moments.square
+            for P, U in zip(moments.vectors, moments.gradients, strict=True)
+        ),
+        errors=tuple(torch.zeros_like(bond.shares) for bond in bonds),
+        n_samples=moments.n_samples,
+    )
+
+
+@full_precision
+def gaussian_samples(
+    n_samples: Count,
+    mean: Float[Tensor, " n_in"],
+    covariance: Float[Tensor, "n_in n_in"],
+    seed: Seed = 0,
+) -> Float64[Tensor, "samples n_in"]:
+    """Return samples of N(mean, covariance), one in each row, in float64.
+
+    Raises:
+        BilensError: mean and covariance do not fit together, or the covariance is not symmetric or
+            has a negative eigenvalue.
+    """
+    check_finite(mean=mean)
+    root, _ = square_root(checked_positive("covariance", covariance, len(mean)))
+    generator = torch.Generator(root.device).manual_seed(int(seed))
+    y = torch.randn(
+        n_samples, root.shape[1], dtype=root.dtype, device=root.device, generator=generator
+    )
+    return mean.to(root) + y @ root.T
+
+
+def _batch_moments(
+    chain: Sequence[BilinearTensor],
+    W: Float64[Tensor, "m n_out"],
+    x: Float64[Tensor, "samples n_in"],
+    E: Float64[Tensor, "n n_in"],
+    *,
+    measure: Measure,
+) -> Moments:
+    """Return the moments over a batch of samples, in blocks that fit the memory."""
+    widest = max(max(tensor.rank, tensor.n_in) for tensor in chain)
+    block = max(1, BLOCK_NUMBERS // (len(W) * widest))
+    return _mean([_block_moments(chain, W, rows, E, measure) for rows in x.split(block)])
+
+
+def _block_moments(
+    chain: Sequence[BilinearTensor],
+    W: Float64[Tensor, "m n_out"],
+    x: Float64[Tensor, "samples n_in"],
+    E: Float64[Tensor, "n n_in"],
+    measure: Measure,
+) -> Moments:
+    n = len(x)
+    vectors = [x @ E.T]
+    for tensor in chain:
+        vectors.append(tensor(vectors[-1]))
+    outputs = vectors.pop() @ W.T
+    A = _weights(outputs, measure)
+    gradient = A @ W
+    gradients = []
+    for tensor, h in zip(reversed(chain), reversed(vectors), strict=True):
+        hidden = gradient @ tensor.out
+        left, right = h @ tensor.left.T, h @ tensor.right.T
+        gradient = (hidden * right[:, None]) @ tensor.left + (hidden * left[:, None]) @ tensor.right
+        flat = gradient.flatten(0, 1)
+        gradients.append(flat.T @ flat / n)
+    return Moments(
+        vectors=tuple(h.T @ h / n for h in vectors),
+        gradients=tuple(reversed(gradients)),
+        cross=x.T @ vectors[0] / n,
+        square=float((A @ outputs[..., None]).square().sum() / n),
+        n_samples=n,
+    )
+
+
+def _weights(
+    outputs: Float64[Tensor, "samples m"], measure: Measure
+) -> Float64[Tensor, "samples m m"]:
+    """Return A of each sample."""
+    eye = torch.eye(outputs.shape[-1]).to(outputs).expand(len(outputs), -1, -1)
+    if measure == "relative":
+        sizes = outputs.norm(dim=-1)[:, None, None]
+        # A sample without outputs has no relative change: it counts nothing.
+        return torch.where(sizes > 0, eye / sizes, torch.zeros_like(eye))
+    if measure == "probabilities":
+        p = torch.softmax(outputs, -1)
+        # sum_i p_i (d_i - p . d)^2 = d' (diag(p) - p p') d
+        return p.sqrt()[:, :, None] * (eye - p[:, None, :])
+    return eye
+
+
+def _mean(parts: Sequence[Moments]) -> Moments:
+    """Return the moments over the samples of all parts."""
+    n_samples = sum(part.n_samples for part in parts)
+    shares = [part.n_samples / n_samples for part in parts]
+
+    def mean(arrays: Iterable[Tensor]) -> Tensor:
+        return torch.stack([w * array for w, array in zip(shares, arrays, strict=True)]).sum(0)
+
+    return Moments(
+        vectors=tuple(mean(Ps) for Ps in zip(*(part.vectors for part in parts), strict=True)),
+        gradients=tuple(mean(Us) for Us in zip(*(part.gradients for part in parts), strict=True)),
+        cross=mean(part.cross for part in parts),
+        square=sum(w * part.square for w, part in zip(shares, parts, strict=True)),
+        n_samples=n_samples,
+    )
+
+
+def _principal_bonds(moments: Moments) -> list[Bond]:
+    """Return the principal directions of K' U K at each bond, in coordinates of the vectors."""
+    bonds = []
+    for i, (P, U) in enumerate(zip(moments.vectors, moments.gradients, strict=True)):
+        K, inverse = square_root(P)
+        values, V = torch.linalg.eigh(K.T @ U @ K)
+        values, V = values.flip(0).clamp_min(0), V.flip(1)
+        uses = 2 ** (len(moments.vectors) - i)
+        bonds.append(Bond(values / values.sum(), V.T @ inverse, K @ V, uses))
+    return bonds
+
+
+def _standard_errors(
+    bonds: Sequence[Bond], batches: Sequence[Moments]
+) -> tuple[Float64[Tensor, " _"], ...]:
+    """Return the standard error over batches of each share, for fixed coordinates.
+
+    In these P is the identity and U is diagonal over all samples. To first order the eigenvalue of
+    a coordinate on a batch is the product of its entries of P and U there.
+    """
+    errors = []
+    for i, bond in enumerate(bonds):
+        shares = []
+        for batch in batches:
+            size = ((bond.read @ batch.vectors[i]) * bond.read).sum(1)
+            effect = ((batch.gradients[i] @ bond.write) * bond.write).sum(0)
+            shares.append(size * effect / (size * effect).sum())
+        errors.append(torch.stack(shares).std(0) / len(batches) ** 0.5)
+    return tuple(errors)

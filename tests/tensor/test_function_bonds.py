@@ -1,0 +1,145 @@
+"""The bonds of the function against Jacobians by automatic differentiation."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd.functional import hessian, jacobian
+
+from bilens.errors import BilensError
+from bilens.tensor import BilinearTensor, affine, function_bonds, gaussian_samples, with_constant
+from bilens.tensor.function_bonds import Measure
+from tests.tensor.deep import chains, dense_chain, forward, random_chain
+from tests.tensor.factors import close, normal
+
+N_IN, N_OUT, SAMPLES = 4, 3, 23
+
+measures = st.sampled_from(["outputs", "relative", "probabilities"])
+
+
+def case(chain: dict) -> tuple[list[BilinearTensor], Tensor, Tensor]:
+    """A chain, output directions and samples with the constant."""
+    tensors = random_chain(**chain, n_in=N_IN, n_out=N_OUT)
+    x = normal(SAMPLES, tensors[0].n_in, seed=chain["seed"] + 3)
+    if tensors[0].constant:
+        x[:, -1] = 1
+    W = normal(2, N_OUT, seed=chain["seed"])
+    # Large outputs have probabilities of 0 and 1, and differences of these are rounding.
+    return tensors, W / (forward(tensors, x) @ W.T).abs().amax(), x
+
+
+def moments_by_hand(
+    arrays: list[Tensor], W: Tensor, x: Tensor, measure: Measure
+) -> list[tuple[Tensor, Tensor]]:
+    """P and U of each bond, from the dense layers and automatic differentiation."""
+
+    def above(number: int):
+        def outputs(h: Tensor) -> Tensor:
+            for array in arrays[number:]:
+                h = torch.einsum("oij,i,j->o", array, h, h)
+            return W @ h
+
+        return outputs
+
+    o = torch.stack([above(0)(row) for row in x])
+    identity = torch.eye(len(W), dtype=x.dtype).expand(len(x), -1, -1)
+    squares = {
+        "outputs": identity,
+        "relative": identity / (o**2).sum(-1)[:, None, None],
+        "probabilities": torch.stack([hessian(lambda v: torch.logsumexp(v, 0), row) for row in o]),
+    }[measure]
+    moments, h = [], x
+    for number, array in enumerate(arrays):
+        J = torch.stack([jacobian(above(number), row) for row in h])
+        moments.append((h.T @ h / len(h), (J.mT @ squares @ J).mean(0)))
+        h = torch.einsum("oij,ni,nj->no", array, h, h)
+    return moments
+
+
+@settings(max_examples=40, deadline=None)
+@given(chains, measures)
+def test_shares_and_coordinates_are_those_of_the_jacobians(chain: dict, measure: Measure) -> None:
+    tensors, W, x = case(chain)
+    bonds = function_bonds(tensors, W, x, measure=measure)
+    expected = moments_by_hand(dense_chain(tensors), W, x, measure)
+    for bond, total, (P, U) in zip(bonds.bonds, bonds.totals, expected, strict=True):
+        values = torch.linalg.eigvals(P @ U).real.sort(descending=True).values.clamp_min(0)
+        size = min(bond.k, len(values))
+        scale = values.sum()
+        assert close(bond.shares[:size], values[:size] / scale, 1e-7)
+        assert total * bonds.norm**2 == pytest.approx(float(scale), rel=1e-9)
+        eye = torch.eye(bond.k, dtype=P.dtype)
+        assert close(bond.read @ bond.write, eye, 1e-7)
+        assert close(bond.read @ P @ bond.read.T, eye, 1e-7)
+        assert close(bond.write.T @ U @ bond.write, scale * bond.shares.diag(), 1e-7)
+
+
+@settings(max_examples=30, deadline=None)
+@given(chains, measures)
+def test_all_directions_are_the_model_on_the_samples(chain: dict, measure: Measure) -> None:
+    tensors, W, x = case(chain)
+    bonds = function_bonds(tensors, W, x, measure=measure)
+    assert close(bonds.cut(max(bond.k for bond in bonds.bonds))(x), forward(tensors, x), 1e-6)
+    assert bonds.certificate(1) is None
+    assert bonds.cut(1).certificate is None
+
+
+def test_the_costs_are_those_of_gradients_paired_with_all_vectors() -> None:
+    tensors = random_chain(2, "plain", width=4, n_in=4, n_out=3, seed=1)
+    W, x = torch.eye(3, dtype=torch.float64), normal(20, 4, seed=2)
+    bonds = function_bonds(tensors, W, x)
+    h = tensors[0](x)
+    J = torch.stack([jacobian(tensors[1], row) for row in h])
+    for k in (1, 2, 3):
+        lost = h - h @ bonds.bonds[1].projector(k).T
+        pairs = torch.einsum("aoi,bi->abo", J, lost).square().sum(-1).mean()
+        assert float(bonds.costs()[1][k:].sum()) == pytest.approx(float(pairs) / bonds.norm**2)
+
+
+def test_an_embedding_and_the_constant_may_be_left_out() -> None:
+    tensors = random_chain(2, "bias", width=3, n_in=3, n_out=N_OUT)
+    E, b, x = normal(tensors[0].n_in - 1, 5, seed=4), normal(tensors[0].n_in - 1), normal(20, 5)
+    W = torch.eye(N_OUT, dtype=torch.float64)
+    bonds = function_bonds(tensors, W, x, affine(E, b))
+    folded = [tensors[0].change_basis(inputs=affine(E, b)), *tensors[1:]]
+    expected = function_bonds(folded, W, with_constant(x))
+    assert close(bonds.bonds[1].shares, expected.bonds[1].shares, 1e-9)
+    assert close(
+        bonds.cut([bonds.bonds[0].k, 2])(x), expected.cut([expected.bonds[0].k, 2])(x), 1e-6
+    )
+
+
+def test_the_standard_error_is_that_of_repeated_samples() -> None:
+    tensors = random_chain(2, "plain", width=4, n_in=4, n_out=3)
+    W = torch.eye(3, dtype=torch.float64)
+    runs = [function_bonds(tensors, W, normal(1000, 4, seed=seed)) for seed in range(30)]
+    spread = torch.stack([run.bonds[1].shares for run in runs]).std(0)
+    told = torch.stack([run.errors[1] for run in runs]).mean(0)
+    assert bool((told > spread / 2).all() and (told < 2 * spread).all())
+    assert runs[0].frame()["standard_error"].tolist() == torch.cat(list(runs[0].errors)).tolist()
+
+
+def test_gaussian_samples_have_the_moments() -> None:
+    A, mean = normal(3, 3), normal(3, seed=1)
+    x = gaussian_samples(200_000, mean, A @ A.T)
+    assert close(x.mean(0), mean, 0.02)
+    assert close((x - mean).T @ (x - mean) / len(x), A @ A.T, 0.02)
+    assert torch.equal(x, gaussian_samples(200_000, mean, A @ A.T))
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (lambda t, W, x: function_bonds(t, W, x[:1]), r"x has shape \(1, 4\), expected at least 2"),
+        (lambda t, W, x: function_bonds(t, W, x / 0), "x holds NaN or infinite"),
+        (lambda t, W, x: function_bonds(t, W, x, x[:, :2]), r"embedding .* expected 4 rows"),
+        (lambda t, W, x: function_bonds(t, 0 * W, x), "mean square of 0 on x"),
+        (lambda t, W, x: function_bonds([], W, x), "tensors is empty"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_misuse_is_explained(misuse, message) -> None:
+    tensors, W, x = case({"depth": 2, "kind": "plain", "width": 2, "seed": 0})
+    with pytest.raises(BilensError, match=message):
+        misuse(tensors, W, x)
