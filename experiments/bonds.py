@@ -41,8 +41,8 @@ from bilens.read import (
 from bilens.report import network_figure
 from bilens.tensor import (
     BilinearTensor,
-    Bonds,
     Cut,
+    TreeBonds,
     affine,
     bonds,
     decompile,
@@ -113,7 +113,7 @@ def _of_model(
     for metric in ("weights", "images"):
         found = classifier_bonds(model, data, metric)
         curve = [(k, a) for k, a, _ in rank_accuracies(found, data, range(1, MOST + 1))]
-        ranks = accurate_ranks(found, model, data, DROP)
+        ranks = accurate_ranks(found, data, DROP)
         cut = ImageClassifier.from_cut(found.cut(ranks), model.config)
         numbers |= {
             f"uniform_{metric}": within(tuple(curve), full, DROP),
@@ -232,7 +232,9 @@ def _sampled(
     return torch.cat(products)
 
 
-def _lost(found: Bonds, rank: int, model: ImageClassifier, gaussian: dict[str, Any]) -> list[float]:
+def _lost(
+    found: TreeBonds, rank: int, model: ImageClassifier, gaussian: dict[str, Any]
+) -> list[float]:
     """sqrt(E |f - f_cut|^2) and sqrt(E |f|^2), f being the logits less their mean, from samples."""
     whole = [tensor.to(torch.float64) for tensor in model.tensors()]
     whole, cut = (_of_standard(chain, gaussian) for chain in (whole, found.cut(rank).tensors()))
@@ -299,7 +301,7 @@ def certificates() -> dict[str, float]:
         ]
         cut = found.cut(ranks)
         lost = (T - _tree(cut.tensors(), directions)).norm() / T.norm()
-        ratios.append(float(cut.certificate**2 / lost**2))
+        ratios.append(float(found.certificate(ranks) ** 2 / lost**2))
     return {"least": min(ratios), "median": sorted(ratios)[len(ratios) // 2], "most": max(ratios)}
 
 

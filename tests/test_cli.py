@@ -192,7 +192,8 @@ def test_deep_models_are_read_by_their_paths(deep_run, capsys, monkeypatch):
 def test_deep_models_are_cut_to_few_directions(deep_run, capsys):
     main(["decompose", str(deep_run), "--bonds", "--drop", "0.05", "--metric", "weights"])
     shown = capsys.readouterr().out
-    assert "certificate" in shown
+    assert "error of the logits" in shown
+    assert "directions of the function" in shown
     record = json.loads((deep_run / "bonds.json").read_text())
     assert " + ".join(map(str, record["ranks"])) in shown
     saved = load_file(deep_run / "bonds.safetensors")

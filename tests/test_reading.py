@@ -93,7 +93,7 @@ def language_results():
         ("spectra", "Spectrum(10 forms, 3 eigenpairs, 64 inputs, mean top eigenvalue "),
         ("svd", "TensorSVD(10 components, 10 outputs, 64 inputs, top singular value "),
         ("tensor", "BilinearTensor(10 outputs, 64 inputs, 12 hidden units, float32)"),
-        ("bonds", "Bonds(12 + 12 directions, norm "),
+        ("bonds", "TreeBonds(12 + 12 directions, norm "),
         ("paths", "TopPaths(12 paths, 2 layers, 64 inputs, top effective eigenvalue "),
         ("images", "ImageData(digits, "),
         ("flow", "Flow("),
@@ -176,7 +176,7 @@ def test_tables_say_what_the_results_say(results):
     assert frame["eigenvalue"][3:6].tolist() == spectra.values[1].tolist()
     assert frame["form"].tolist() == [form for form in range(10) for _ in range(3)]
     assert svd.frame()["share"].sum() == pytest.approx(1, abs=1e-4)
-    costs = results["bonds"].frame().query("bond == 1 and direction == 4")["certificate"]
+    costs = results["bonds"].frame().query("bond == 1 and direction == 4")["error"]
     assert costs.item() == pytest.approx(results["bonds"].certificate((12, 3)), rel=1e-6)
     strongest = found.top(1).nodes[1]
     tokens = [f"<{number}>" for number in range(len(found.ids))]

@@ -10,10 +10,12 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import (
     BondReading,
     classifier_bonds,
+    classifier_function_bonds,
     product_accuracies,
     rank_accuracies,
     read_bonds,
 )
+from bilens.read.held_out import clopper_pearson, held_out
 from bilens.tensor import affine, bonds, with_constant
 from tests.models import digit_model, digits
 
@@ -29,16 +31,21 @@ def test_the_cut_keeps_the_accuracy_on_the_images_it_was_chosen_on(bias):
     small = found.cut_model()
     on_training = data.train_images, data.train_labels
     assert small.accuracy(*on_training) >= model.accuracy(*on_training) - 0.02
-    assert sum(found.cut.ranks) < 2 * 24
+    assert found.cut.ranks == found.ranks[found.kind]
+    assert sum(found.cut.ranks) == min(map(sum, found.ranks.values())) < 2 * 24
     assert found.cut_accuracy == small.accuracy(data.test_images, data.test_labels)
     assert found.accuracy == model.accuracy(data.test_images, data.test_labels)
     assert found.by_rank[-1][1:] == (pytest.approx(found.accuracy, abs=0.01), 0)
+    logits = model(data.test_images).detach()
+    expected = held_out(logits, small(data.test_images).detach(), data.test_labels)
+    assert found.held_out.error == pytest.approx(expected.error, abs=1e-3)
     assert found.by_products[-1] == (len(found.cut.products()), pytest.approx(found.cut_accuracy))
     accuracies = [accuracy for _, accuracy in found.by_products]
     assert max(accuracies[:3]) < found.cut_accuracy
     record = found.record()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert record["error"] <= record["certificate"] + 1e-7
+    low, high = record["held_out"]["interval"]
+    assert low < found.cut_accuracy < high
 
 
 def test_a_cut_model_is_saved_and_opened_as_any_other(tmp_path):
@@ -111,13 +118,12 @@ def test_pictures_are_the_strongest_ends_of_a_coordinate():
 
 def test_curves_measure_ordinary_models():
     found, data = reading(), digits()
-    (three,) = rank_accuracies(found.bonds, data, [3])
+    ((k, share, error),) = rank_accuracies(found.bonds, data, [3])
     cut = ImageClassifier.from_cut(found.bonds.cut(3), found.model.config)
-    assert three == (
-        3,
-        cut.accuracy(data.test_images, data.test_labels),
-        found.bonds.certificate(3),
-    )
+    logits, smaller = (part(data.test_images).detach() for part in (found.model, cut))
+    expected = held_out(logits, smaller, data.test_labels)
+    assert (k, share) == (3, expected.accuracy)
+    assert error == pytest.approx(expected.error, rel=1e-3)
     plain = found.bonds.cut(found.cut.ranks)
     assert product_accuracies(plain, data)[-1][1] == pytest.approx(found.cut_accuracy, abs=0.01)
 
@@ -125,9 +131,45 @@ def test_curves_measure_ordinary_models():
 @pytest.mark.usefixtures("unchecked")
 def test_misuse_is_explained():
     model, data = digit_model(n_layers=2), digits()
-    with pytest.raises(BilensError, match="metric='cosine', expected one of images, weights"):
+    with pytest.raises(BilensError, match="metric='cosine', expected one of images, gaussian"):
         classifier_bonds(model, data, "cosine")  # type: ignore[arg-type]
     with pytest.raises(BilensError, match="drop=-1, expected a finite number, at least 0 and"):
         read_bonds(model, data, drop=-1)
     with pytest.raises(NotBilinearError, match="gate relu"):
         read_bonds(ImageClassifier(ClassifierConfig(64, 10, gate="relu", n_layers=2)), data)
+
+
+@pytest.mark.parametrize("metric", ["images", "gaussian", "weights"])
+def test_bonds_of_the_function_are_the_model(metric):
+    model, data = digit_model(n_layers=2, bias=True), digits()
+    found = classifier_function_bonds(model, data, metric)
+    x = data.test_images[:20]
+    logits = model(x).detach().double()
+    expected = logits - logits.mean(-1, keepdim=True)
+    assert (found.cut(100)(x) - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
+def test_held_out_errors_are_those_of_the_images():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4000, 10, generator=generator)
+    smaller = logits + 0.1 * torch.randn(4000, 10, generator=generator) + 3
+    labels = logits.argmax(-1)
+    found = held_out(logits, smaller, labels)
+    assert found.accuracy == float((smaller.argmax(-1) == labels).double().mean())
+    assert found.changed == pytest.approx(1 - found.accuracy)
+    assert found.error == pytest.approx(0.1, rel=0.02)
+    assert found.error < found.error_bound < 1.1 * found.error
+    halves = [held_out(logits[i::2], smaller[i::2], labels[i::2]) for i in (0, 1)]
+    assert halves[0].error <= halves[1].error_bound
+    assert halves[1].error <= halves[0].error_bound
+
+
+def test_clopper_pearson_against_tails_of_the_binomial():
+    # The table of the source, and limits that are known in closed form.
+    low, high = clopper_pearson(9, 10, 0.95)
+    assert (round(low, 4), round(high, 4)) == (0.5550, 0.9975)
+    assert clopper_pearson(0, 50, 0.95) == (0.0, pytest.approx(1 - 0.025 ** (1 / 50)))
+    assert clopper_pearson(50, 50, 0.95) == (pytest.approx(0.025 ** (1 / 50)), 1.0)
+    low, high = clopper_pearson(9_600, 10_000, 0.95)
+    assert low < 0.96 < high
+    assert high - low == pytest.approx(2 * 1.96 * (0.96 * 0.04 / 10_000) ** 0.5, rel=0.02)

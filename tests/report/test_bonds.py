@@ -99,4 +99,6 @@ def test_a_page_says_which_numbers_directions_have():
 
     assert "numbers go by share over the training images. Coordinates" in said(reading())
     other = replace(reading(), metric="weights")
-    assert "share over weights alone, in the explorer over the training images." in said(other)
+    assert "share over standard normal inputs, in the explorer over the training images." in said(
+        other
+    )

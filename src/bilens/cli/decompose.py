@@ -49,7 +49,8 @@ class Decompose:
         paths: how many of the strongest paths to find in a model of several layers.
         bonds: find the few directions between the layers instead.
         drop: (bonds) accuracy that the cut may lose, as a share of the images.
-        metric: (bonds) directions for the training images, or from weights alone.
+        metric: (bonds) directions for the training images, for a Gaussian of their mean and
+            covariance, or for standard normal inputs, from the weights only.
     """
 
     run_dir: RunDir
@@ -195,6 +196,6 @@ def _save_bonds(run: Path, reading: BondReading) -> list[Path]:
     write_json(run / "bonds.json", record)
     cut = run / CUT_NAME
     reading.cut_model().save_files(cut)
-    names = ("data", "metric", "drop", "ranks", "certificate")
+    names = ("data", "metric", "drop", "kind", "ranks", "tree_certificate")
     write_json(cut / TRAINING_NAME, {"cut_of": run.name} | {name: record[name] for name in names})
     return [run / "bonds.safetensors", run / "bonds.json", cut]

@@ -89,13 +89,13 @@ class BondView:
 
     def text(self, k: int) -> str:
         """What keeping that many does, in a sentence."""
-        _, accuracy, certificate = self._measured(k)
+        _, accuracy, error = self._measured(k)
         ranks = " + ".join(map(str, self.report.cut.ranks))
         kept = f"{k} directions at each bond" if k else f"{ranks} directions, as in a report,"
         return (
             f"With {kept} the model gets {accuracy:.2%} of the test images right, with all of them "
-            f"{self.report.accuracy:.2%}. Certificate {certificate:.2g}: the cut "
-            "changes the model by at most that much of its norm, known from the weights."
+            f"{self.report.accuracy:.2%}. On these images the logits change by "
+            f"{error:.2g} of their size (RMS, each minus the mean over classes)."
         )
 
     def curve(self, k: int) -> go.Figure:
@@ -109,7 +109,7 @@ class BondView:
     def _measured(self, k: int) -> tuple[int, float, float]:
         if not k:
             cut = self.report.cut
-            return max(cut.ranks), self.report.cut_accuracy, cut.certificate
+            return max(cut.ranks), self.report.cut_accuracy, self.report.held_out.error
         return rank_accuracies(self.found, self.data, [k])[0]
 
     def name(self, node: BondNode) -> str:

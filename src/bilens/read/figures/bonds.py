@@ -13,6 +13,12 @@ from bilens.read.figures.style import BLUE, RED, dress
 from bilens.reading import Picture, Section, Table
 
 COLORS = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
+INPUTS = {
+    "images": "the training images",
+    "gaussian": "a Gaussian of the images' mean and covariance",
+    "weights": "standard normal inputs",
+}
+"""Names of the inputs that a metric uses."""
 FLOOR = 1e-8
 """Shares below are rounding, or soon will be."""
 
@@ -41,10 +47,8 @@ def bond_figure(reading: BondReading) -> go.Figure:
             showlegend=False,
         )
     figure.update_xaxes(title="direction", type="log", dtick=1, fixedrange=True)
-    figure.update_yaxes(
-        title="share of the squared norm", type="log", tickformat=".0e", fixedrange=True
-    )
-    alt = "Share of the squared norm of each direction of each bond, the largest first"
+    figure.update_yaxes(title="share", type="log", tickformat=".0e", fixedrange=True)
+    alt = "Share of each direction of each bond, the largest first"
     return dress(figure, height=340, alt=alt).update_layout(
         legend={"x": 0.02, "y": 0.02, "xanchor": "left", "yanchor": "bottom"}
     )
@@ -55,18 +59,16 @@ def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: fl
     """Test accuracy of uniform cuts against the directions that each bond keeps.
 
     Args:
-        by_rank: of `rank_accuracies`.
+        by_rank: result of `rank_accuracies`.
         full: accuracy of the model.
     """
     if not by_rank:
         raise BilensError("by_rank is empty, expected at least one point")
-    if not by_rank:
-        raise BilensError("by_rank is empty, expected at least one point")
-    kept, accuracies, certificates = zip(*by_rank, strict=True)
+    kept, accuracies, errors = zip(*by_rank, strict=True)
     figure = accuracy_curve(kept, accuracies, full, whole="the model", beside="bottom right")
     figure.update_traces(
-        customdata=certificates,
-        hovertemplate="%{x} directions: %{y:.2f} %, certificate %{customdata:.2g}<extra></extra>",
+        customdata=errors,
+        hovertemplate="%{x} directions: %{y:.2f} %, error %{customdata:.2g}<extra></extra>",
     )
     figure.update_xaxes(title="directions kept at each bond", type="log", dtick=1, fixedrange=True)
     return dress(figure, height=340, alt="Test accuracy against the directions kept at each bond")
@@ -104,7 +106,9 @@ def bond_sections(reading: BondReading) -> list[Section]:
         if few
         else ""
     )
-    over = "the training images" if reading.metric == "images" else "weights alone"
+    over = INPUTS[reading.metric]
+    low, high = reading.held_out.interval
+    ranks_of = {kind: " + ".join(map(str, sizes)) for kind, sizes in reading.ranks.items()}
     order = f"; numbers go by share over {over}"
     order += "" if reading.metric == "images" else ", in the explorer over the training images"
     (frame,) = reading.tables().values()
@@ -113,11 +117,13 @@ def bond_sections(reading: BondReading) -> list[Section]:
         Section(
             "How few directions are enough",
             "Each layer's output reaches the next layer through a bond, and the model uses "
-            f"few directions of it. Their shares of the model's squared norm (over {over}) fall "
-            f"fast. The smallest cut found, {ranks} directions (diamonds), has a test accuracy of "
-            f"{reading.cut_accuracy:.2%}; it was chosen on training images. The certificate bounds "
-            "the change of the model by a cut, relative to its norm, from the weights; above 1 "
-            "it bounds nothing.",
+            f"few directions of it. Their shares (over {over}) fall fast. Two kinds of bonds were "
+            f"computed: the tree's need {ranks_of['tree']} directions, the function's "
+            f"{ranks_of['function']}; the page shows the {reading.kind}'s. The cut to {ranks} "
+            "(diamonds) was chosen on training images. Its test accuracy is "
+            f"{reading.cut_accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}). On these images "
+            f"it changes the logits by {reading.held_out.error:.2g} of their size (RMS, each minus "
+            f"the mean over classes; at most {reading.held_out.error_bound:.2g} at 99.9 %).",
             [
                 [Picture(name, figures[name]) for name in ("bonds", "kept-directions")],
                 [Table(frame[shown], "", reading.formats, 0)],
