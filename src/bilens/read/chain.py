@@ -145,7 +145,7 @@ def size_facts(model: TensorChain) -> list[Fact]:
     return facts
 
 
-ACCURACY_FORMATS = {"accuracy": ".2%", "drop (points)": "+.2f", "certificate": ".3g"}
+ACCURACY_FORMATS = {"accuracy": ".2%", "drop (points)": "+.2f", "error of the logits": ".3g"}
 """Formats of the columns of accuracy tables."""
 
 
