@@ -11,6 +11,7 @@ from torch import Tensor
 from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
+from bilens.memory import check_memory
 from bilens.reading import Fact, Reading
 from bilens.settings import Seed, Tolerance
 from bilens.tensor.factors import (
@@ -202,6 +203,9 @@ def dense_eigenpairs(
     """Return the k eigenpairs of largest magnitude of each form, from the full matrix."""
     n = left.shape[1]
     batch_size = max(1, WORKING_BYTES // (3 * n * n * left.element_size()))
+    # Both halves, the eigenvectors, and as much again and more for LAPACK.
+    n_bytes = 6 * min(batch_size, len(weights)) * n * n * left.element_size()
+    check_memory(n_bytes, f"All eigenvectors of a form on {n:,} inputs", left.device)
     parts = []
     for block in torch.split(weights, batch_size):
         half = (left * block[..., None]).mT @ right
