@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from benchmarks.clock import machine
 from benchmarks.subprocess_memory import peak_above
 from bilens.convert import process
-from bilens.convert.steps import STEPS
+from bilens.convert.processing import STEPS
 from bilens.errors import BilensError
 
 FAMILIES = (

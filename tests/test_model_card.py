@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 
 import bilens
 from bilens.convert import save_model
-from bilens.convert.swish import give_swish
+from bilens.convert.gates import give_swish
 from bilens.files import write_json
 from bilens.model_card import model_card
 from bilens.nn import AutoencoderConfig, ClassifierConfig, SparseAutoencoder

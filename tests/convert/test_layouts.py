@@ -95,8 +95,19 @@ class Something:
     ("content", "message"),
     [
         ({"transformer.wte.weight": Something()}, "the weights cannot be read"),
-        (torch.ones(3), "the weights cannot be read"),
-        ({"model": {"a": torch.ones(3)}, "step": 3}, "holds more than weights: model, step"),
+        (torch.ones(3), "the weights cannot be read: a Tensor, expected a dictionary"),
+        ([torch.ones(3)], "the weights cannot be read: a list, expected a dictionary of tensors"),
+        ({3: torch.ones(3)}, "holds 3, a dense tensor of torch.float32, expected names and"),
+        ({"a": [torch.ones(3)]}, "holds 'a', a list, expected names and dense tensors"),
+        ({"a": torch.ones(3, dtype=torch.int64)}, "holds 'a', a dense tensor of torch.int64, exp"),
+        ({"a": torch.ones(3).to(torch.float8_e4m3fn)}, "a dense tensor of torch.float8_e4m3fn"),
+        ({"a": torch.ones(3, dtype=torch.complex64)}, "holds 'a', a dense tensor of torch.compl"),
+        ({"a": torch.eye(3).to_sparse()}, "holds 'a', a sparse_coo tensor of torch.float32, exp"),
+        ({"a": torch.ones(3, device="meta")}, "holds 'a', a meta tensor of torch.float32, expec"),
+        (
+            {"model": {"a": torch.ones(3)}, "step": 3},
+            "holds 'model', a dict, expected names and dense",
+        ),
     ],
 )
 def test_nothing_but_weights_is_read(tmp_path, content, message):

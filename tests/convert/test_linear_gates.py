@@ -9,8 +9,14 @@ from transformers import AutoModelForCausalLM
 
 import bilens
 from bilens.convert import open_model, save_model
-from bilens.convert.gated import gated_mlps
-from bilens.convert.linear_gates import GateSums, Line, linear_layers, mark_linear, set_line
+from bilens.convert.gates import (
+    GateSums,
+    Line,
+    gated_mlps,
+    linear_layers,
+    mark_linear,
+    set_line,
+)
 from bilens.errors import BilensError
 from tests.families import GATED, log_probabilities, tiny
 
@@ -95,7 +101,7 @@ def test_what_was_saved_opens_with_the_same_layers_linear(name, layers, tmp_path
         torch.testing.assert_close(log_probabilities(found), wanted, rtol=1e-4, atol=1e-4)
     else:
         assert linear_layers(opened.config) == layers
-        with pytest.raises(KeyError, match="bilens-linear-gates"):
+        with pytest.raises(KeyError, match="bilens.load opens this model"):
             AutoModelForCausalLM.from_pretrained(tmp_path / "once")
 
 

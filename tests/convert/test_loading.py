@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 import bilens
 from bilens.cli import main
 from bilens.convert import find_tokenizer, open_model, open_tokenizer, save_model
-from bilens.convert.weights import read_weights
+from bilens.convert.layouts import read_weights
 from bilens.errors import CheckpointError
 from tests.families import tiny
 from tests.language import toy_tokenizer
@@ -183,7 +183,7 @@ def test_too_little_memory_is_not_a_missing_model(saved, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", full)
-    monkeypatch.setattr("bilens.convert.weights.load_file", full)
+    monkeypatch.setattr("bilens.convert.layouts.load_file", full)
     for read in (open_model, read_weights):
         with pytest.raises(type(error), match="allocate"):
             read(saved)

@@ -111,7 +111,9 @@ def test_speeds_of_rotary_positions_may_be_there(tmp_path):
     bilens.load(write(tmp_path, PAPER, state, "model.safetensors"))
     state[name.format(1)] = 1.0 / 500 ** (torch.arange(0, 8, 2) / 8)
     write(tmp_path, PAPER, state, "model.safetensors")
-    with pytest.raises(CheckpointError, match="h.1.attn.rotary.inv_freq holds other speeds than"):
+    with pytest.raises(
+        CheckpointError, match="h.1.attn.rotary.inv_freq holds other frequencies than"
+    ):
         bilens.load(tmp_path)
 
 

@@ -65,7 +65,7 @@ def test_processing_changes_no_log_probability(name, dtype):
 def test_each_step_alone_changes_no_log_probability(name, step):
     model = tiny(name)
     if step not in allowed(name):
-        with pytest.raises(BilensError, match=f"{step} would change what this model computes"):
+        with pytest.raises(BilensError, match=f"{step} would change the function of this model"):
             process(model, [step])
         return
     processed, report = process(model, [step])
@@ -170,19 +170,37 @@ def test_modules_in_several_places_are_refused():
     assert torch.equal(log_probabilities(model), before)
 
 
-def test_what_changes_the_function_is_refused_and_the_model_stays():
-    """A hook on a layer, which no module shows, turns what is written to the stream around."""
+def test_what_changes_the_function_is_refused_and_the_model_stays(monkeypatch):
+    """A layer, in a way that no module shows, turns its output around at the second text."""
     model, calls = tiny("llama"), []
     weight = model.model.layers[0].mlp.up_proj.weight.clone()
+    forward = type(model.model.layers[0]).forward
 
-    def meddle(module, args, output):
-        calls.append(module)
-        return output if len(calls) == 1 else -2 * output
+    def meddle(self, *args, **options):
+        calls.append(self)
+        output = forward(self, *args, **options)
+        return output if len(calls) <= 2 else -2 * output
 
-    model.model.layers[0].register_forward_hook(meddle)
+    monkeypatch.setattr(type(model.model.layers[0]), "forward", meddle)
     with pytest.raises(BilensError, match=r"changed a log-probability by .* It is as it was"):
         process(model)
     assert torch.equal(model.model.layers[0].mlp.up_proj.weight, weight)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_pruned_and_weight_normed_models_are_refused(family, in_place):
+    """Their weights are computed anew at every call, which would undo what is folded."""
+    for change, message in (
+        (lambda module: prune.l1_unstructured(module, "weight", 0.3), "has a forward hook, torch"),
+        (parametrizations.weight_norm, "ParametrizedLinear|ParametrizedConv1D"),
+        (weight_norm, "has a forward hook, torch|computes its weight"),
+    ):
+        model = tiny(family)
+        layers = model.model.layers if family == "llama" else model.transformer.h
+        change(layers[0].mlp.down_proj if family == "llama" else layers[0].mlp.c_fc)
+        with pytest.raises(BilensError, match=message):
+            process(model, in_place=in_place)
 
 
 def test_steps_are_chosen(unchecked):

@@ -7,7 +7,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from bilens.convert import find_swish, give_swish, make_bilinear, open_model, save_model
-from bilens.convert.gated import gated_mlps
+from bilens.convert.gates import gated_mlps
 from bilens.errors import BilensError
 from tests.families import GATED, log_probabilities, some_text, tiny
 from tests.language import check_same_model

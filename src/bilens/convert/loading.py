@@ -3,7 +3,7 @@
 import os
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,17 +24,27 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from bilens.checks import check_count, check_weights, checked
-from bilens.convert.config_record import read_record
+from bilens.convert.gates import (
+    ProcessingRecord,
+    find_swish,
+    give_swish,
+    read_record,
+    restore_activation,
+    restore_linear,
+)
 from bilens.convert.gguf import gguf_model
-from bilens.convert.layouts import find_layout
-from bilens.convert.linear_gates import restore_linear, unmark_linear
+from bilens.convert.layouts import (
+    WEIGHT_FILES,
+    find_layout,
+    out_of_memory,
+    shard_names,
+    stored_numbers,
+)
 from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
-from bilens.convert.swish import base_activation, find_swish, give_swish
-from bilens.convert.weights import WEIGHT_FILES, out_of_memory, shard_names
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
 from bilens.hub import hub_asked_once
-from bilens.memory import MemoryLimitError
+from bilens.memory import MemoryLimitError, check_memory
 from bilens.model_card import write_card
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 from bilens.nn.language import LanguageConfig
@@ -49,8 +59,14 @@ ERRORS = (
     *(ValueError, LookupError, TypeError, AttributeError, AssertionError, struct.error),
 )
 """What transformers lets through where a file is damaged."""
-LARGEST = {"num_hidden_layers": 1024, "num_attention_heads": 2**20, "hidden_size": 2**20}
-"""Sizes beyond which no model goes, and one that is not there would take hours or all memory."""
+LARGEST = {
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 2**20,
+    "hidden_size": 2**20,
+    "vocab_size": 2**24,
+    "max_position_embeddings": 2**31,
+}
+"""Largest sizes that are believed: larger ones in a damaged file would take hours or all memory."""
 MODEL = "language model, and none could be fetched from the hub by this name"
 HARMLESS = {"trust_remote_code": False}
 """No file of Python that a model brings is ever run, and nobody is asked whether it may."""
@@ -105,27 +121,31 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
             raise CheckpointError(
                 f"{source} holds {kind.__name__}, expected a language model; bilens.load opens it"
             )
-    if "quantization_config" in settings:
-        method = dict(settings["quantization_config"]).get("quant_method", "some method")
+    quantization = settings.get("quantization_config")
+    if quantization:
+        method = "some method"
+        if isinstance(quantization, dict):
+            method = quantization.get("quant_method", method)
         raise CheckpointError(
             f"{source} is quantised by {method}, and what its layers compute is not in plain "
             "weights; open the model that it was made from, or dequantise it first"
         )
-    with _whole(source):
+    with _complete(source):
         config = AutoConfig.from_pretrained(source, **HARMLESS, **place)
         for name, most in LARGEST.items():
             check_count(name, getattr(config, name, 1), most)
         swish = find_swish(config)
-        if swish is not None:
-            base_activation(config)
-        unmark_linear(config)
+        restore_activation(config)
         _check_shards(source, **place)
-        kind_of = _class_of(config)
-        with_biases = _with_biases(kind_of, read_record(config)["added_biases"])
+        model_class = _class_of(config)
+        processing = read_record(config, ProcessingRecord) or ProcessingRecord()
+        with_biases = _with_biases(model_class, processing.added_biases)
+        _check_first_token(source, config)
+        _check_sizes(source, config, with_biases, **place)
         model, report = with_biases.from_pretrained(
             source, config=config, output_loading_info=True, use_safetensors=True, **hub
         )
-        model.__class__ = kind_of
+        model.__class__ = model_class
     wrong = {complaint: names for complaint, names in report.items() if names}
     if wrong:
         text = "; ".join(f"{name}: {sorted(map(str, names))}" for name, names in wrong.items())
@@ -136,7 +156,42 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
     if swish is not None:
         give_swish(model).beta = swish
     restore_linear(model)
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and not torch.isfinite(buffer).all():
+            raise CheckpointError(
+                f"{source}: {name} holds NaN or infinite values by the settings in config.json, "
+                "such as rope_parameters"
+            )
     return model.eval()
+
+
+def _check_sizes(
+    source: str | Path, config: Any, model_class: Callable[[Any], nn.Module], **place: Any
+) -> None:
+    """Raise if config.json describes a model far larger than its files, before memory is taken."""
+    n_stored = stored_numbers(source, **place)
+    if n_stored is None:
+        return
+    with torch.device("meta"):
+        empty = model_class(config)
+    n_described = sum(weight.numel() for weight in empty.parameters())
+    # Smaller differences are named weight by weight, once the model is there.
+    if n_described > 2 * n_stored:
+        raise CheckpointError(
+            f"{source}: the weights do not fit config.json, which describes {n_described:,} "
+            f"numbers; the files hold {n_stored:,}. Fetch the files again."
+        )
+    n_bytes = sum(weight.numel() * weight.element_size() for weight in empty.buffers())
+    check_memory(n_bytes + 2 * n_stored, f"{source}: its {n_stored:,} weights")
+
+
+def _check_first_token(source: str | Path, config: Any) -> None:
+    """Raise if the token that begins texts is not in the vocabulary."""
+    bos, vocab_size = getattr(config, "bos_token_id", None), getattr(config, "vocab_size", None)
+    if isinstance(bos, int) and isinstance(vocab_size, int) and not 0 <= bos < vocab_size:
+        raise CheckpointError(
+            f"{source}: bos_token_id={bos} in config.json, expected 0 to {vocab_size - 1}"
+        )
 
 
 @checked
@@ -152,7 +207,7 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
     if is_llama2c(source):
         return llama2c_tokenizer(Path(source).with_name(f"tok{size}.bin"), size)
     gguf = {"gguf_file": Path(source).name} if Path(source).suffix == ".gguf" else {}
-    with _whole(source, "tokenizer"):
+    with _complete(source, "tokenizer"):
         place = Path(source).parent if gguf else _named_tokenizer(source) or source
         with _hub_for(place):
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -210,7 +265,7 @@ def save_model(
 
 
 @contextmanager
-def _whole(source: str | Path, what: str = MODEL) -> Iterator[None]:
+def _complete(source: str | Path, what: str = MODEL) -> Iterator[None]:
     try:
         with no_progress(), _hub_for(source):
             yield
@@ -232,7 +287,7 @@ def _open_gguf(path: Path, dtype: Any = None, **_: Any) -> nn.Module:
         raise CheckpointError(
             f"{path} is a GGUF file, which takes the package gguf: pip install gguf"
         )
-    with _whole(path):
+    with _complete(path):
         return gguf_model(path, dtype if isinstance(dtype, torch.dtype) else None)
 
 
@@ -263,7 +318,7 @@ def _check_shards(source: str | Path, **place: Any) -> None:
             shard_names(Path(index))
 
 
-def _with_biases(kind: type[PreTrainedModel], names: list[str]) -> Any:
+def _with_biases(kind: type[PreTrainedModel], names: Sequence[str]) -> Any:
     """The class, but that it makes biases where processing gave some to a model."""
 
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:

@@ -89,7 +89,7 @@ class ResidualModel:
 
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         check_weights(model)
-        _check_unhooked(model)
+        check_unhooked(model)
         self.model: Any = model.eval()
         self.tokenizer = tokenizer
         self.parts = parts_of(model)
@@ -250,7 +250,7 @@ class ResidualModel:
     def layer(self, layer: int) -> Layer:
         """The parts of a layer."""
         layer_parts = self.parts.layers[check_index("layer", layer, self.n_layers)]
-        _check_unhooked(layer_parts.module, layer_parts.name)
+        check_unhooked(layer_parts.module, layer_parts.name)
         return layer_parts
 
     @torch.no_grad()
@@ -491,7 +491,7 @@ class ResidualModel:
     def trace(self, text: str | Int[Tensor, " time"]) -> Trace:
         """Run the model on a text and return its streams, norm scales, patterns and gate ratios."""
         ids = self.ids(text)
-        _check_unhooked(self.model)
+        check_unhooked(self.model)
         return trace(self.model, self.parts, ids)
 
     def mlp_inputs(
@@ -548,7 +548,7 @@ class ResidualModel:
         return queries_keys(self.model, heads, x, position, linear=linear)
 
 
-def _check_unhooked(model: nn.Module, name: str = "") -> None:
+def check_unhooked(model: nn.Module, name: str = "") -> None:
     """Check that no forward hook changes or replaces the output of a module.
 
     Weights would not tell of it. Hooks of bilens are there while it traces or ablates, those of

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bilens.convert.linear_gates import GateSums, set_line
+from bilens.convert.gates import GateSums, set_line
 from bilens.errors import BilensError
 from bilens.residual.attention import StopForwardError
 from bilens.residual.layers import MLP

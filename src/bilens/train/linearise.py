@@ -16,9 +16,13 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from bilens.checks import check_weights, checked
-from bilens.convert.gated import gated_mlps
-from bilens.convert.linear_gates import NAME, mark_linear
-from bilens.convert.swish import activation_key, find_swish
+from bilens.convert.gates import (
+    LINEAR_NAME,
+    activation_key,
+    find_swish,
+    gated_mlps,
+    mark_linear,
+)
 from bilens.errors import BilensError
 from bilens.progress import progress_bar
 from bilens.residual.layers import MLP
@@ -204,7 +208,7 @@ def _restored(mlps: list[MLP], layers: Sequence[int]) -> Iterator[None]:
 def _check_activation(model: PreTrainedModel) -> None:
     key = activation_key(model.config)
     name = getattr(model.config, key)
-    if name in (NAME, "linear") or find_swish(model.config) is not None:
+    if name in (LINEAR_NAME, "linear") or find_swish(model.config) is not None:
         raise BilensError(
             f"{key}={name!r} in the model's configuration: the model is bilinear already, at least "
             "in part; expected a model with the activation that it was trained with"
