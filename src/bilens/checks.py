@@ -105,13 +105,17 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        active = [device for device in AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
-        if not active:
-            return checked_function(*args, **kwargs)
         with ExitStack() as stack:
-            for device in active:
-                stack.enter_context(torch.autocast(device, enabled=False))
-            return checked_function(*args, **kwargs)
+            for device in AUTOCAST_DEVICES:
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            try:
+                return checked_function(*args, **kwargs)
+            except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+                raise BilensError(
+                    f"A decomposition failed: {error} The weights may be damaged, or so large that "
+                    "their products leave the range of floating-point numbers."
+                ) from error
 
     return wrapper
 

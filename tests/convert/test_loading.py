@@ -12,6 +12,7 @@ from bilens.cli import main
 from bilens.convert import find_tokenizer, open_model, open_tokenizer, save_model
 from bilens.convert.layouts import read_weights
 from bilens.errors import CheckpointError
+from bilens.memory import MemoryLimitError
 from tests.families import tiny
 from tests.language import toy_tokenizer
 
@@ -211,3 +212,98 @@ def test_a_setting_that_transformers_cannot_use_is_named(file, change, message, 
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(CheckpointError, match=message):
         bilens.load(saved)
+
+
+def change_config(folder, **settings):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": "llama"}, "config.json, which describes 6,738,415,616 numbers; the files"),
+        ({"hidden_size": 2**16, "num_hidden_layers": 1024}, "config.json, which describes"),
+        ({"vocab_size": 2**24, "hidden_size": 2**20}, "config.json, which describes"),
+        ({"intermediate_size": 2**62}, "holds no complete language model"),
+        ({"vocab_size": 2**40}, "vocab_size=1099511627776, expected a whole number, 1 to"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings=-5, expected a whole number"),
+        ({"bos_token_id": 10**9}, "bos_token_id=1000000000 in config.json, expected 0 to 29"),
+        ({"bos_token_id": -1}, "bos_token_id=-1 in config.json, expected 0 to 29"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}},
+            "inv_freq holds NaN or infinite values by the settings in config.json",
+        ),
+        ({"quantization_config": [1]}, "is quantised by some method"),
+    ],
+)
+def test_a_configuration_of_another_model_is_refused_at_once(saved, settings, message):
+    """Before memory is taken: the first described 27 GB."""
+    if settings == {"model_type": "llama"}:
+        (saved / "config.json").write_text("{}")
+    change_config(saved, **settings)
+    with pytest.raises(CheckpointError, match=message):
+        bilens.load(saved)
+
+
+def test_weights_that_do_not_fit_into_memory(saved, monkeypatch):
+    monkeypatch.setattr("bilens.memory.available_memory", lambda device: 1000)
+    with pytest.raises(MemoryLimitError, match="weights need 0.00 GB of memory on cpu, and 0.00"):
+        open_model(saved)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *({"was": "silu", "layers": layers} for layers in ([99], ["x"], "0", [-1], [0, 0], [0.5])),
+        *({"was": "silu", "layers": layers} for layers in (0, None, [[0]], {"a": 1}, [True])),
+        *({"was": was, "layers": [0]} for was in ("nothing", 3, None)),
+        *({"layers": [0]}, {"was": "silu"}, [], "x", 3, {}),
+    ],
+)
+def test_damaged_records_of_linear_gates(saved, record):
+    change_config(saved, bilens_linear_gates=record)
+    with pytest.raises(CheckpointError, match="bilens_linear_gates in config.json"):
+        bilens.load(saved)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *({"was": "silu", "beta": beta} for beta in ("x", None, -1.0, 1e400, float("nan"))),
+        *({"was": "silu"}, {"beta": 1.0}, {"was": "nothing", "beta": 1.0}, [], "x", 3, {}),
+    ],
+)
+def test_damaged_records_of_swish(saved, record):
+    change_config(saved, bilens_swish=record)
+    with pytest.raises(CheckpointError, match="bilens_swish in config.json"):
+        bilens.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"steps": 3, "added_biases": []}, "steps=3, expected a list, each text"),
+        ({"steps": [], "added_biases": "abc"}, "added_biases='abc', expected a list, each text"),
+        ({"steps": [], "added_biases": [3]}, "expected a list, each text"),
+        ({"steps": [], "added_biases": ["no.such"]}, "has no attribute `no`"),
+        ({"steps": [], "added_biases": ["model.layers.0"]}, "has no attribute 'weight'"),
+        ([], "expected a JSON object"),
+        ("x", "expected a JSON object"),
+    ],
+)
+def test_damaged_records_of_processing(saved, record, message):
+    change_config(saved, bilens_processing=record)
+    with pytest.raises(CheckpointError, match=message):
+        bilens.load(saved)
+
+
+def test_a_reference_that_leads_out_of_the_cache(tmp_path, monkeypatch, saved):
+    """A cache holds the names of its folders in files."""
+    repository = tmp_path / "hub" / "models--some--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("../../../../model")
+    (repository / "snapshots").mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="some/model is not a directory here, and config.jso"):
+        bilens.load("some/model", cache_dir=tmp_path / "hub")

@@ -131,7 +131,7 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
         validate_repo_id(str(source))
         with hub_asked_once():
             return Path(hf_hub_download(str(source), name, **hub))
-    except (HTTPError, HFValidationError, OSError) as error:
+    except (HTTPError, HFValidationError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{source} is not a directory here, and {name} could not be fetched from the hub. "
             "Train a model with `bilens train images`, or check the name and the connection."

@@ -1,0 +1,79 @@
+"""Memory is asked for before it is taken."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from bilens import memory
+from bilens.errors import BilensError
+from bilens.memory import MemoryLimitError, available_memory, check_memory
+from bilens.tensor import BilinearTensor
+
+LIMITED = """
+import resource
+import torch
+from bilens.memory import available_memory
+from bilens.tensor import BilinearTensor
+x = torch.zeros(4, 30_000)
+x[:, 0] = 1
+form = BilinearTensor(x, x, torch.eye(4)).interaction(output=0)
+resource.setrlimit(resource.RLIMIT_AS, (4_000_000_000, 4_000_000_000))
+assert available_memory() < 4_000_000_000
+try:
+    form.eigh()
+except ValueError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_eigenvectors_of_many_inputs_under_a_limit():
+    """In a process of its own, whose address space can be limited."""
+    shown = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.startswith(
+        "MemoryLimitError All eigenvectors of a form on 30,000 inputs need 21.60 GB"
+    )
+
+
+def test_the_smallest_limit_counts(tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   5000 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CGROUPS", ())
+    assert available_memory() == 5000 * 1024
+    for name, number in (("max", "4000000"), ("current", "3000000")):
+        (tmp_path / name).write_text(number)
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 1000000\n")
+    monkeypatch.setattr(memory, "CGROUPS", ((tmp_path / "max", tmp_path / "current"),))
+    assert available_memory() == 2_000_000
+    (tmp_path / "max").write_text("max")
+    assert available_memory() == 5000 * 1024
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (10**18, 10**18))
+    assert available_memory() == 5000 * 1024
+    check_memory(5000 * 1024, "It")
+    with pytest.raises(
+        MemoryLimitError, match="^It need 0.01 GB of memory on cpu, and 0.01 GB are"
+    ):
+        check_memory(5000 * 1024 + 1, "It")
+
+
+def test_a_system_that_says_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(memory, "CGROUPS", ())
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    assert available_memory() is None
+    assert available_memory("meta") is None
+    check_memory(10**30, "It")
+
+
+def test_decompositions_that_fail_are_named(monkeypatch):
+    def fail(*args, **kwargs):
+        raise torch.linalg.LinAlgError("linalg.eigh: The algorithm failed to converge.")
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    x = torch.eye(3)
+    with pytest.raises(BilensError, match=r"^A decomposition failed: linalg.eigh: .* may be dama"):
+        BilinearTensor(x, x, x).interaction(output=0).eigh()
