@@ -40,7 +40,7 @@ FOLDER = Path(__file__).parent / "pictures"
 
 
 def spectrum() -> go.Figure:
-    """The eigenvalues of a logit."""
+    """Draw the eigenvalues of a logit."""
     reading = read_classifier(_classifier("runs/mnist"), load_images("mnist"))
     return spectrum_figure(reading.spectrum[3], title="Spectrum of 3")
 
@@ -52,7 +52,7 @@ def truncation() -> go.Figure:
 
 
 def component() -> go.Figure:
-    """The strongest component of the SVD of a whole layer."""
+    """Draw the strongest component of the SVD of a layer."""
     x = load_images("mnist").test_images
     svd = _classifier("runs/mnist").tensor().svd()
     first = svd.components[0].eigh(k=40).oriented(x)
@@ -61,14 +61,14 @@ def component() -> go.Figure:
 
 
 def tree() -> go.Figure:
-    """The strongest paths of eigenvectors through two layers."""
+    """Draw the strongest paths of eigenvectors through two layers."""
     deep = _classifier("runs/two")
     paths = top_paths(deep.tensors(), torch.eye(10)[3], 6)
     return tree_figure(paths.paths, (28, 28), title="Strongest paths of 3")
 
 
 def network() -> go.Figure:
-    """A model of three layers on the few directions that it uses."""
+    """Draw a model of three layers on few directions."""
     data = load_images("mnist")
     return network_figure(read_bonds(_classifier("runs/mnist-deep"), data).kept, 3, data.shape)
 

@@ -40,7 +40,7 @@ def draw() -> None:
 
 
 def trained() -> ResidualModel:
-    """The model of the third tutorial, its unembedding centred."""
+    """Train the model of the third tutorial, and centre its unembedding."""
     corpus = load_corpus("grammar", n_ctx=16)
     size = len(corpus.tokenizer)
     config = LanguageConfig(vocab_size=size, d_model=64, n_heads=2, d_hidden=128, n_ctx=16)
@@ -91,7 +91,7 @@ def gate_figure() -> go.Figure:
 
 
 def folding_figure() -> go.Figure:
-    """What stands between the stream and a map, before and after its norm is folded in."""
+    """Draw the operations between the stream and a map, before and after the fold of a norm."""
     figure = go.Figure(go.Scatter(x=[0], y=[0], mode="markers", marker={"opacity": 0}))
     norm = {0: "stream", 1: "take the<br>mean away", 2: "divide by<br>the length"}
     before = {**norm, 3: "times g<br>plus b", 4: "times W<br>plus e"}
@@ -116,7 +116,7 @@ def folding_figure() -> go.Figure:
 
 
 def form_figure() -> go.Figure:
-    """The interaction matrix of the logit of 3: for each pixel a picture of its partners."""
+    """Draw the interaction matrix of the logit of 3: for each pixel a picture of its partners."""
     data = load_images("digits")
     config = ClassifierConfig(data.n_inputs, data.n_classes, d_model=64, image_shape=data.shape)
     model, _ = train_classifier(config, data, ClassifierTraining(epochs=20, batch_size=50))
@@ -135,7 +135,7 @@ def form_figure() -> go.Figure:
 
 
 def bigram_figure(model: ResidualModel) -> go.Figure:
-    """What each first word of the grammar's bigrams adds to the logit of each second word."""
+    """Draw the logit of each second word of the grammar's bigrams after each first word."""
     firsts, seconds = (list(words) for words in zip(*GRAMMAR.bigrams, strict=True))
     rows, columns = (torch.tensor([*map(model.token, words)]) for words in (firsts, seconds))
     logits = bigram_matrix(model).rows(rows)[:, columns]
@@ -146,13 +146,15 @@ def bigram_figure(model: ResidualModel) -> go.Figure:
 
 
 def context_figure(model: ResidualModel) -> go.Figure:
-    """Texts in which two eigenvectors of rice are most active, and what each token did for it."""
+    """Draw the contexts of two eigenvectors of rice, with the contribution of each token."""
     spectrum = model.interaction(RICE.vector(model), 0).eigh(k=2)
     texts = GRAMMAR.sample(500, 9, seed=2)
-    found = [c for contexts in top_contexts(model, spectrum, texts, k=3) for c in contexts]
-    width = 1 + max(context.position for context in found)
+    contexts_of_both = [
+        c for contexts in top_contexts(model, spectrum, texts, k=3) for c in contexts
+    ]
+    width = 1 + max(context.position for context in contexts_of_both)
     rows, words = [], []
-    for place, context in enumerate(found):
+    for place, context in enumerate(contexts_of_both):
         before = width - 1 - context.position
         parts = contribution(model, spectrum, place // 3, context).tokens()
         rows.append(torch.nn.functional.pad(parts, (before, 0)))
@@ -166,7 +168,7 @@ def context_figure(model: ResidualModel) -> go.Figure:
 
 
 def parts_figure(model: ResidualModel) -> go.Figure:
-    """What each part writes at the end of a text, as the logits of six words read it."""
+    """Draw the output of each part at the end of a text, in the logits of six words."""
     words = ("soup", "bread", "rice", "corn", "fish", "jam")
     tokens = ("then", "ben", "was", "happy", "and", "ate")
     trace = model.trace(torch.tensor([*map(model.token, tokens)]))

@@ -1,7 +1,7 @@
-"""Run the tutorials and keep what their cells show: `python -m docs.draw_tutorials [NAME ...]`.
+"""Run the tutorials and store their outputs: `python -m docs.draw_tutorials [NAME ...]`.
 
-A figure becomes a picture by the name of its variable, and what is printed goes to NAME.json, from
-where docs/hooks.py puts it on the page. A notebook that is run has its own.
+A figure becomes a picture with the name of its variable. Printed text goes to NAME.json, and
+docs/hooks.py adds it to the page. A notebook has its own outputs when it runs.
 """
 
 import json
@@ -23,7 +23,7 @@ FIGURE = "application/vnd.plotly.v1+json"
 
 
 def draw(names: Sequence[str]) -> None:
-    """Draw some of them, or all."""
+    """Draw the named tutorials, or all."""
     for name in names or sorted(page.stem for page in TUTORIALS.glob("*.md")):
         notebook = jupytext.read(TUTORIALS / f"{name}.md")
         with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +42,7 @@ def draw(names: Sequence[str]) -> None:
 
 
 def _text(output: Any) -> str:
-    """What a cell prints or hands on; no warnings, no figures."""
+    """Return the text that a cell prints or returns, without warnings and figures."""
     if output.output_type == "stream":
         return str(output.text) if output.name == "stdout" else ""
     if output.output_type == "execute_result" and FIGURE not in output.data:

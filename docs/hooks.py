@@ -1,6 +1,6 @@
-"""What the site adds to Markdown: equations, outputs of tutorials, code of pictures, and promises.
+"""Additions of the site to Markdown: equations, outputs of tutorials, code of pictures; and checks.
 
-No page loads anything from elsewhere, and the reference of a room leaves no public name out.
+No page loads anything from other hosts, and the reference of a room has every public name.
 """
 
 import ast
@@ -25,28 +25,28 @@ ROOM = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
 COLAB = "https://colab.research.google.com/github/{}/blob/gh-pages/main/tutorials/{}.ipynb"
-"""Opens a notebook of the site, which .github/workflows/docs.yml puts on that branch."""
+"""Address that opens a notebook of the site, which .github/workflows/docs.yml publishes."""
 
 INSTALL = "```python\n%pip install --quiet bilens\n```"
 
 
 def mathml(source: str, *_: Any, **__: Any) -> str:
-    """An equation in a fence called math, for superfences; browsers draw it by themselves."""
+    """Return an equation of a fence called math as MathML, which browsers draw without a script."""
     return f'<div class="math">{convert(source, display="block")}</div>'
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Equations of tutorials, which notebooks want between $$, into fences; outputs below cells.
+    """Put equations of tutorials, between $$ in notebooks, into fences, and outputs below cells.
 
-    Below the title stand links to the notebook and, where GitHub builds the site, to Colab.
-    The line `::code draw.tree` becomes the function `tree` of docs/draw.py.
+    Below the title are links to the notebook and, if GitHub builds the site, to Colab. The line
+    `::code draw.tree` becomes the function `tree` of docs/draw.py.
 
     Raises:
         PluginError: a tutorial has other cells than when it was run for its outputs, or a picture
             has no such function.
     """
     if not page.file.src_uri.startswith("tutorials/"):
-        return DRAWN.sub(lambda found: f"```python\n{_function(*found.groups())}\n```", markdown)
+        return DRAWN.sub(lambda match: f"```python\n{_function(*match.groups())}\n```", markdown)
     outputs = json.loads(Path(page.file.abs_src_path).with_suffix(".json").read_text("utf-8"))
     if len(outputs) != len(CELL.findall(markdown)):
         raise PluginError(f"{page.file.src_uri} has changed: run `python -m docs.draw_tutorials`")
@@ -60,13 +60,13 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     links = [f'<a href="{name}.ipynb" download>Notebook</a>']
     if repository := os.environ.get("GITHUB_REPOSITORY"):
         links.append(f'<a href="{COLAB.format(repository, name)}">Open in Colab</a>')
-    title, rest = markdown.split("\n", 1)
-    text = f"{title}\n\n{' · '.join(links)}\n{rest}"
+    title, body = markdown.split("\n", 1)
+    text = f"{title}\n\n{' · '.join(links)}\n{body}"
     return CELL.sub(with_output, DISPLAY.sub(r"```math\n\1```", text))
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:
-    """Write each tutorial as a notebook that installs bilens where it is opened."""
+    """Write each tutorial as a notebook whose first cell installs bilens."""
     for page in Path(config.docs_dir).glob("tutorials/*.md"):
         notebook = jupytext.read(page)
         notebook.cells[1:1] = jupytext.reads(INSTALL, "md").cells
@@ -74,15 +74,15 @@ def on_post_build(*, config: Any, **_: Any) -> None:
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
-    """Fail the build if a promise is broken.
+    """Fail the build if a page breaks one of the two rules.
 
     Raises:
         PluginError: the page would fetch a script, style or picture from another machine, or a
             public name of its room has no entry.
     """
-    if found := REMOTE.search(output):
-        raise PluginError(f"{page.file.src_uri} loads from elsewhere: {found.group()}")
-    # What follows the room on its page are functions that a module of the same name hides.
+    if match := REMOTE.search(output):
+        raise PluginError(f"{page.file.src_uri} loads from another host: {match.group()}")
+    # A page lists functions that a module of the same name hides after its room.
     if room := ROOM.search(page.markdown):
         entries = set(re.findall(r'id="bilens[\w.]*\.(\w+)"', output))
         if missing := _public_names(room[1]) - entries:
