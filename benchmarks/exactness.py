@@ -5,7 +5,7 @@ from typing import get_args
 
 from bilens.data import load_images
 from bilens.nn import ImageClassifier
-from bilens.read import Basis, class_spectra
+from bilens.read import Basis, spectra
 
 
 def main(run: str, data: str = "mnist") -> None:
@@ -15,7 +15,7 @@ def main(run: str, data: str = "mnist") -> None:
         model = ImageClassifier.from_pretrained(run).to(x.dtype).requires_grad_(False)
         logits = model(x)
         for basis in get_args(Basis):
-            rebuilt = class_spectra(model, basis)(x[:2000])
+            rebuilt = spectra(model, basis=basis)(x[:2000])
             error = (rebuilt - logits[:2000]).abs().max() / logits.abs().max()
             print(f"{name}, eigenvectors orthonormal in the {basis:6}  {error:.1e}")
 

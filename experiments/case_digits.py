@@ -13,7 +13,7 @@ Small: d = 300, 10 epochs, 3 initialisations: 2 minutes on one core, 10 seconds 
 there already. Paper: d = 1000, 20 epochs, 3 initialisations: not run, some ten minutes a model.
 """
 
-from bilens.read import class_spectra
+from bilens.read import spectra
 from experiments.case import ENDS, case_models, eigenvector_figure
 from experiments.context import Outcome, RecipeContext, interval
 
@@ -26,15 +26,15 @@ def run(context: RecipeContext) -> Outcome:
     """Decompose the logits of one model; measure several."""
     data, models = context.mnist, case_models(context, SEEDS)
     accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
-    spectra = class_spectra(models[0], "pixels")
-    ends = spectra.outermost(ENDS)
+    spectrum = spectra(models[0], basis="pixels")
+    ends = spectrum.outermost(ENDS)
     right = ends(data.test_images).argmax(-1) == data.test_labels
     numbers = {
         "accuracy": interval(accuracies),
         "first_model": {
             "accuracy": accuracies[0],
             "accuracy_of_shown": float(right.double().mean()),
-            "effective_rank": float(spectra.effective_rank().mean()),
+            "effective_rank": float(spectrum.effective_rank().mean()),
             "eigenvalues": {
                 name: {"positive": values[:ENDS], "negative": values[ENDS:]}
                 for name, values in zip(data.class_names, ends.values.tolist(), strict=True)
@@ -43,5 +43,5 @@ def run(context: RecipeContext) -> Outcome:
         "source": {"accuracy": 0.978},
     }
     title = "Eigenvectors of each digit's logit: the largest and the most negative eigenvalues"
-    figure = eigenvector_figure(spectra, data.class_names, data, title=title)
+    figure = eigenvector_figure(spectrum, data.class_names, data, title=title)
     return Outcome(numbers, {"digits": figure})

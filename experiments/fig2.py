@@ -20,7 +20,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bilens.data import ImageData
-from bilens.read import class_spectra
+from bilens.read import spectra
 from bilens.report import eigenvector_figure
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
@@ -42,21 +42,21 @@ def run(context: RecipeContext) -> Outcome:
     ):
         training = ClassifierTraining(weight_decay=weight_decay, input_noise=1.0)
         (model,) = context.classifiers(data, training, 1)
-        spectra = class_spectra(model)
+        spectrum = spectra(model)
         names = data.class_names[:CLASSES]
         for label, name in enumerate(names):
-            figures[f"{key}-{label}"] = _panel(spectra[label], data, f"{data.name}: {name}")
+            figures[f"{key}-{label}"] = _panel(spectrum[label], data, f"{data.name}: {name}")
         numbers[key] = {
             "accuracy": model.accuracy(data.test_images, data.test_labels),
             "source_accuracy": source,
             "eigenvalue_rank_of_most_active": {
-                name: eigenvalue_rank_of_most_active(spectra[label], data)
+                name: eigenvalue_rank_of_most_active(spectrum[label], data)
                 for label, name in enumerate(names)
             },
         }
         if key == "mnist":
-            figures |= class_figures(spectra[ONE], data, ONE, k=SHOWN)
-            numbers["digit_1"] = describe_ends(spectra[ONE], data, SHOWN)
+            figures |= class_figures(spectrum[ONE], data, ONE, k=SHOWN)
+            numbers["digit_1"] = describe_ends(spectrum[ONE], data, SHOWN)
     return Outcome(numbers, figures)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.read import TruncationCurve, class_spectra, truncation_curve
+from bilens.read import TruncationCurve, spectra, truncation_curve
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import Line, line_figure, spread_line
@@ -70,7 +70,7 @@ def needed_under(curve: TruncationCurve, drop: float, n_samples: int) -> int:
 
 
 def _curve(model: ImageClassifier, data: ImageData) -> TruncationCurve:
-    return truncation_curve(class_spectra(model), data.test_images, data.test_labels)
+    return truncation_curve(spectra(model), data.test_images, data.test_labels)
 
 
 def _numbers(curves: Sequence[TruncationCurve], n_samples: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.nn import ImageClassifier
-from bilens.read import Basis, class_spectra
+from bilens.read import Basis, spectra
 from bilens.tensor.similarity import best_match, unit_rows
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
@@ -97,8 +97,8 @@ def run(context: RecipeContext) -> Outcome:
 
 def positive_vectors(model: ImageClassifier, basis: Basis = "model") -> Vectors:
     """The positive eigenvectors of each class in pixels, the largest eigenvalue first."""
-    spectra = class_spectra(model, basis)
-    pairs = zip(spectra.values, spectra.vectors, strict=True)
+    spectrum = spectra(model, basis=basis)
+    pairs = zip(spectrum.values, spectrum.vectors, strict=True)
     return [vectors[values > 0] for values, vectors in pairs]
 
 

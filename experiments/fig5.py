@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.read import class_spectra
+from bilens.read import spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
@@ -56,7 +56,7 @@ def run(context: RecipeContext) -> Outcome:
         training = ClassifierTraining(weight_decay=decay, input_noise=noise)
         models = context.classifiers(data, training, context.choose(5, 20))
         numbers[name] = _summary([measure(model, data) for model in models])
-        tops = _top_positive(class_spectra(models[0]).oriented(data.test_images))
+        tops = _top_positive(spectra(models[0]).oriented(data.test_images))
         rows[name] = [(tops[digit], data.class_names[digit]) for digit in DIGITS]
     title = "Top positive eigenvectors"
     figures = {"eigenvectors": picture_figure(rows, data.shape, title=title)}
@@ -83,11 +83,11 @@ def run(context: RecipeContext) -> Outcome:
 
 def measure(model: ImageClassifier, data: ImageData) -> dict[str, float]:
     """Accuracy, effective rank and the weight of the periphery."""
-    spectra = class_spectra(model)
+    spectrum = spectra(model)
     return {
         "accuracy": model.accuracy(data.test_images, data.test_labels),
-        "effective_rank": float(spectra.effective_rank().mean()),
-        "border_share": border_share(_top_positive(spectra), data.shape),
+        "effective_rank": float(spectrum.effective_rank().mean()),
+        "border_share": border_share(_top_positive(spectrum), data.shape),
     }
 
 
@@ -99,9 +99,9 @@ def border_share(vectors: Tensor, shape: tuple[int, int]) -> float:
     return float((1 - inner / energy.sum((1, 2))).mean())
 
 
-def _top_positive(spectra: Spectrum) -> Tensor:
+def _top_positive(spectrum: Spectrum) -> Tensor:
     """The eigenvector of the largest eigenvalue of each class."""
-    return spectra.ordered_by(spectra.values).vectors[:, 0]
+    return spectrum.ordered_by(spectrum.values).vectors[:, 0]
 
 
 def _summary(found: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -18,7 +18,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bilens.data import ImageData
-from bilens.read import class_spectra, top_inputs
+from bilens.read import spectra, top_inputs
 from bilens.report import eigenvector_figure, spectrum_figure
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining
@@ -33,11 +33,11 @@ def run(context: RecipeContext) -> Outcome:
     """Decompose one model."""
     data = context.mnist
     (model,) = context.classifiers(data, ClassifierTraining(), 1)
-    spectra = class_spectra(model)
+    classes = spectra(model)
     figures: dict[str, go.Figure] = {}
     by_digit: dict[str, Any] = {}
     for label, name in enumerate(data.class_names):
-        spectrum = spectra[label]
+        spectrum = classes[label]
         figures |= class_figures(spectrum, data, label, k=SHOWN)
         rank = float(spectrum.effective_rank())
         by_digit[name] = {"effective_rank": rank, **describe_ends(spectrum, data)}

@@ -20,7 +20,7 @@ import pandas as pd
 
 from bilens.data import ImageData
 from bilens.nn import ImageClassifier
-from bilens.read import Basis, class_spectra, truncation_curve
+from bilens.read import Basis, spectra, truncation_curve
 from bilens.reading import Table
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
@@ -75,9 +75,7 @@ def run(context: RecipeContext) -> Outcome:
 
 def _measure(models: list[ImageClassifier], data: ImageData) -> dict[str, list[float]]:
     """One number of each kind for each model."""
-    curves = [
-        truncation_curve(class_spectra(m), data.test_images, data.test_labels) for m in models
-    ]
+    curves = [truncation_curve(spectra(m), data.test_images, data.test_labels) for m in models]
     found = {
         "accuracy": [curve.full for curve in curves],
         "drop_at_10": [curve.drop(min(FEW, len(curve.accuracy))) for curve in curves],

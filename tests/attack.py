@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from bilens.nn import ImageClassifier
-from bilens.read import class_spectra, read_bonds
+from bilens.read import read_bonds, spectra
 from bilens.residual import ResidualModel
 from bilens.tensor import BilinearTensor, bonds, decompile, top_paths
 from tests.language import VOCAB, random_model, small_corpus, toy_tokenizer
@@ -89,7 +89,7 @@ def samples() -> dict[str, Any]:
         model.tokenizer,
         small_corpus(),
         classifier,
-        class_spectra(classifier),
+        spectra(classifier),
         digits(),
         Image.new("L", (8, 8), 200),
         read_bonds(digit_model(2), digits()),

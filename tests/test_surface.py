@@ -32,9 +32,13 @@ def test_the_top_level_names():
         "ResidualModel",
         "Spectrum",
         "TensorSVD",
+        "TokenDirection",
         "__version__",
+        "bonds",
+        "flow",
         "load",
         "register_family",
+        "spectra",
     ]
     assert all(hasattr(bilens, name) for name in bilens.__all__)
 

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from bilens import train as train
     from bilens.errors import BilensError, CheckpointError, DataError, NotBilinearError
     from bilens.models import load
+    from bilens.read import spectra
+    from bilens.read.flow import flow
+    from bilens.read.language import TokenDirection
     from bilens.residual import Family, ResidualModel, register_family
-    from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, TensorSVD
+    from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, TensorSVD, bonds
 
 __all__ = [
     "BilensError",
@@ -36,9 +39,13 @@ __all__ = [
     "ResidualModel",
     "Spectrum",
     "TensorSVD",
+    "TokenDirection",
     "__version__",
+    "bonds",
+    "flow",
     "load",
     "register_family",
+    "spectra",
 ]
 
 __version__ = "0.2.0"
@@ -51,9 +58,14 @@ _HOMES = {
     **dict.fromkeys(
         ("BilensError", "CheckpointError", "DataError", "NotBilinearError"), "bilens.errors"
     ),
-    **dict.fromkeys(("BilinearTensor", "QuadraticForm", "Spectrum", "TensorSVD"), "bilens.tensor"),
+    **dict.fromkeys(
+        ("BilinearTensor", "QuadraticForm", "Spectrum", "TensorSVD", "bonds"), "bilens.tensor"
+    ),
     **dict.fromkeys(("Family", "ResidualModel", "register_family"), "bilens.residual"),
+    "TokenDirection": "bilens.read.language",
+    "flow": "bilens.read.flow",
     "load": "bilens.models",
+    "spectra": "bilens.read",
 }
 
 

@@ -16,7 +16,7 @@ from experiments.case_svd import reproducibility
 from experiments.context import Outcome, RecipeContext
 
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
-from bilens.read import class_spectra, loss_recovered
+from bilens.read import loss_recovered, spectra
 from bilens.train import (
     AutoencoderTraining,
     ClassifierTraining,
@@ -83,16 +83,16 @@ def test_the_digit_basis_is_cut_to_its_ends():
     data = digits()
     (model, _) = BriefContext("small", Path("nowhere")).classifiers(data, CASE, 2, d_model=300)
     numbers = ran("case_digits", "small").numbers["first_model"]
-    spectra = class_spectra(model, "pixels")
+    spectrum = spectra(model, basis="pixels")
     assert numbers["accuracy"] == model.accuracy(data.test_images, data.test_labels)
     logits = torch.zeros(len(data.test_images), 10)
     for digit in range(10):
-        order = spectra.values[digit].argsort()
+        order = spectrum.values[digit].argsort()
         kept = torch.cat([order[:3], order[-3:]])
-        strength = data.test_images @ spectra.vectors[digit, kept].T
-        logits[:, digit] = strength.pow(2) @ spectra.values[digit, kept]
+        strength = data.test_images @ spectrum.vectors[digit, kept].T
+        logits[:, digit] = strength.pow(2) @ spectrum.values[digit, kept]
         found = numbers["eigenvalues"][str(digit)]
-        values = spectra.values[digit].sort().values
+        values = spectrum.values[digit].sort().values
         assert found["negative"] == pytest.approx(values[:3].tolist())
         assert found["positive"] == pytest.approx(values.flip(0)[:3].tolist())
     right = (logits.argmax(-1) == data.test_labels).double().mean()

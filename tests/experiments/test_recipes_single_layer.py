@@ -18,7 +18,7 @@ from experiments.fig5 import border_share
 from experiments.fig9 import describe_ends
 
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import TruncationCurve, class_spectra
+from bilens.read import TruncationCurve, spectra
 from bilens.tensor import Spectrum
 from bilens.train import ClassifierTraining, train_classifier
 from tests.models import digit_model, digits
@@ -180,11 +180,11 @@ def test_figure_4_never_pairs_models_of_the_same_seed():
 
 def test_figure_4_orders_positive_eigenvectors_by_eigenvalue():
     model = digit_model()
-    spectra = class_spectra(model)
+    spectrum = spectra(model)
     for label, vectors in enumerate(positive_vectors(model)):
-        values = spectra.values[label]
+        values = spectrum.values[label]
         order = values.argsort(descending=True)[: int((values > 0).sum())]
-        assert torch.equal(vectors, spectra.vectors[label, order])
+        assert torch.equal(vectors, spectrum.vectors[label, order])
 
 
 def test_figure_4_compares_models_of_each_noise_among_themselves(small):
@@ -224,7 +224,7 @@ def test_figure_5_compares_what_it_says(small):
         for noise in (0.0, 1.0):
             training = ClassifierTraining(weight_decay=decay, input_noise=noise)
             models = small.classifiers(digits(), training, 5)
-            found = [float(class_spectra(m).effective_rank().mean()) for m in models]
+            found = [float(spectra(m).effective_rank().mean()) for m in models]
             ranks[decay, noise] = sum(found) / len(found)
     names = {(0, 0): "none", (0, 1): "input noise", (0.5, 0): "weight decay", (0.5, 1): "both"}
     for setting, name in names.items():
@@ -235,7 +235,7 @@ def test_figure_5_compares_what_it_says(small):
 
 
 def test_figure_9_reads_the_ends_of_the_spectrum():
-    spectrum = class_spectra(digit_model())[3]
+    spectrum = spectra(digit_model())[3]
     values = spectrum.values.sort().values
     found = describe_ends(spectrum, digits())
     assert [e["eigenvalue"] for e in found["positive"]] == values.flip(0)[:3].tolist()

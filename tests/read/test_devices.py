@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bilens.nn import ImageClassifier
-from bilens.read import class_spectra, logit_spectra, read_bonds, read_classifier, read_deep
+from bilens.read import read_bonds, read_classifier, read_deep, spectra
 from tests.devices import Elsewhere, second_device
 from tests.models import digit_model, digits
 
@@ -51,8 +51,8 @@ def test_a_classifier_is_read_where_it_is(basis, wide):
         assert found.accuracy == expected.accuracy
         assert found.record().keys() == expected.record().keys()
         u = torch.eye(10)[3] - torch.eye(10)[8]
-        assert logit_spectra(model, u, basis).values.shape[0] in (24, 64)
-        assert isinstance(class_spectra(model, basis).values, Elsewhere) == wide
+        assert spectra(model, u, basis).values.shape[0] in (24, 64)
+        assert isinstance(spectra(model, basis=basis).values, Elsewhere) == wide
 
 
 @pytest.mark.parametrize("wide", [True, False])

@@ -6,7 +6,7 @@ from torch import nn
 
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Bilinear
-from bilens.read import attack, class_mask, class_spectra, read_bonds, read_classifier, read_deep
+from bilens.read import attack, class_mask, read_bonds, read_classifier, read_deep, spectra
 from bilens.report import write_report
 from bilens.tensor import TensorChain, affine
 from tests.models import digit_model, digits
@@ -68,7 +68,7 @@ def test_a_single_layer_of_ones_own(bias, embedded, basis, tmp_path):
     logits = reading.spectrum.activations(data.test_images).sum(-1)
     torch.testing.assert_close(logits, stack(data.test_images), rtol=1e-3, atol=1e-3)
     assert write_report(tmp_path / "page.html", [reading], title="mine")
-    mask = class_mask(class_spectra(stack, "pixels")[3])
+    mask = class_mask(spectra(stack, basis="pixels")[3])
     found = attack(stack, data.test_images, data.test_labels, mask, label=3, norm=2.0)
     assert 0 <= found.targeted <= found.fooled <= 1
 
@@ -76,7 +76,7 @@ def test_a_single_layer_of_ones_own(bias, embedded, basis, tmp_path):
 def test_what_does_not_fit_is_named():
     data = digits()
     with pytest.raises(NotBilinearError, match="2 layers, so its logits are of degree 4"):
-        class_spectra(Stack(2, False, embedded=True))
+        spectra(Stack(2, False, embedded=True))
     for read in (read_bonds, read_deep):
         with pytest.raises(BilensError, match=r"model\(x\) and its layer_tensors\(\) differ by"):
             read(Stack(2, False, embedded=True, wrong=1.0), data)

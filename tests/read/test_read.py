@@ -10,11 +10,10 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import (
     TruncationCurve,
-    class_spectra,
     explain,
-    logit_spectra,
     read_classifier,
     read_deep,
+    spectra,
     top_inputs,
     truncation_curve,
 )
@@ -98,11 +97,11 @@ def test_a_reading_is_complete(basis, bias):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("basis", ["model", "pixels"])
-def test_class_spectra_rebuild_the_logits_exactly(basis, bias):
+def test_spectra_rebuild_the_logits_exactly(basis, bias):
     torch.manual_seed(0)
     model = ImageClassifier(ClassifierConfig(9, 4, 5, bias=bias)).double()
     x = normal(6, 9)
-    rebuilt = class_spectra(model, basis)(x)
+    rebuilt = spectra(model, basis=basis)(x)
     assert torch.allclose(rebuilt, model(x), rtol=1e-10, atol=1e-12)
 
 
@@ -112,11 +111,11 @@ def test_class_spectra_rebuild_the_logits_exactly(basis, bias):
     st.lists(st.integers(1, 3), max_size=2),
     st.integers(0, 99),
 )
-def test_logit_spectra_rebuild_any_sum_of_logits(bias, basis, batch, seed):
+def test_spectra_rebuild_any_sum_of_logits(bias, basis, batch, seed):
     torch.manual_seed(seed)
     model = ImageClassifier(ClassifierConfig(9, 4, 5, bias=bias)).double()
     directions, x = normal(*batch, 4), normal(6, 9)
-    rebuilt = logit_spectra(model, directions, basis)(x)
+    rebuilt = spectra(model, directions, basis)(x)
     expected = torch.einsum("sc,...c->s...", model(x), directions)
     assert torch.allclose(rebuilt, expected, rtol=1e-10, atol=1e-12)
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read import class_spectra, shared_by_classes, shared_by_paths
+from bilens.read import shared_by_classes, shared_by_paths, spectra
 from bilens.tensor import Spectrum, cluster, top_paths
 from tests.models import digit_model
 
@@ -67,4 +67,4 @@ def test_the_paths_of_a_deep_model_share_their_ends():
 
 def test_misuse_is_explained():
     with pytest.raises(BilensError, match=r"batch shape \(\), expected one axis, the classes"):
-        shared_by_classes(class_spectra(digit_model())[3])
+        shared_by_classes(spectra(digit_model())[3])

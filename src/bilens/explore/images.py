@@ -11,7 +11,7 @@ from bilens.data import ImageData
 from bilens.explore.input_codec import unpack_input
 from bilens.explore.readings import PanelView
 from bilens.explore.state_checks import StateError, check_ranges
-from bilens.read import explain, logit_spectra, read_classifier
+from bilens.read import explain, read_classifier, spectra
 from bilens.read.chain import input_tensors, size_facts
 from bilens.reading import shown
 from bilens.report import (
@@ -114,7 +114,7 @@ class ImageView(PanelView):
     def spectrum(self, state: ImageState) -> tuple[Spectrum, str]:
         """All eigenvectors of the direction, and what to call it."""
         direction, title = self.direction(state)
-        return logit_spectra(self.model, direction), title
+        return spectra(self.model, direction), title
 
     def direction_figures(self, state: ImageState) -> tuple[go.Figure, go.Figure]:
         """The spectrum, and the outermost eigenvectors with their top inputs."""

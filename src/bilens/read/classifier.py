@@ -25,7 +25,7 @@ from bilens.read.chain import (
 from bilens.read.shared import SharedFeatures, check_classes, shared_by_classes
 from bilens.reading import Fact, Percent, Reading, Section
 from bilens.registry import reading
-from bilens.tensor import BilinearTensor, Spectrum, TensorChain, TensorSVD
+from bilens.tensor import Spectrum, TensorChain, TensorSVD
 
 if TYPE_CHECKING:
     from bilens.read.figures import classifier as pages
@@ -33,7 +33,7 @@ else:  # plotly takes a second to import, and only pages use it.
     pages = lazy_import("bilens.read.figures.classifier")
 
 Basis = Literal["model", "pixels"]
-"""Space in which eigenvectors are orthonormal: see `class_spectra`."""
+"""Space in which eigenvectors are orthonormal: see `spectra`."""
 
 Order = Literal["eigenvalue", "activation"]
 """Order of eigenvectors on a page: by eigenvalue, or by mean activation over the test images."""
@@ -174,8 +174,14 @@ def top_inputs(
 
 @full_precision
 @torch.no_grad()
-def class_spectra(model: TensorChain, basis: Basis = "model") -> Spectrum:
+def spectra(
+    model: TensorChain,
+    directions: Float[Tensor, "*batch n_classes"] | None = None,
+    basis: Basis = "model",
+) -> Spectrum:
     """Return all eigenvectors of every logit as pictures: a spectrum batched over the classes.
+
+    With directions in the logits, such as logit 3 minus logit 8, it is batched over these instead.
 
     The basis is the space in which eigenvectors are orthonormal. "model" decomposes each logit
     after the embedding and pulls the eigenvectors back to pixels, as the papers do. "pixels"
@@ -184,36 +190,12 @@ def class_spectra(model: TensorChain, basis: Basis = "model") -> Spectrum:
 
     Raises:
         NotBilinearError: the model is not one tensor.
-
-    Source:
-        Pearce et al. 2024, section 4.2 and figure 4.
-    """
-    return _spectra(open_layer(model), None, basis)
-
-
-@full_precision
-@torch.no_grad()
-def logit_spectra(
-    model: TensorChain, directions: Float[Tensor, "*batch n_classes"], basis: Basis = "model"
-) -> Spectrum:
-    """Return all eigenvectors along directions in the logits, such as logit 3 minus logit 8.
-
-    The basis is that of `class_spectra`.
-
-    Raises:
-        NotBilinearError: the model is not one tensor.
         BilensError: the directions do not fit the logits, or the basis is unknown.
 
     Source:
-        Pearce et al. 2024, section 4.1.
+        Pearce et al. 2024, sections 4.1 and 4.2 and figure 4.
     """
-    return _spectra(open_layer(model), directions, basis)
-
-
-def _spectra(
-    layer: tuple[BilinearTensor, Tensor], directions: Tensor | None, basis: Basis
-) -> Spectrum:
-    tensor, embedding = layer
+    tensor, embedding = open_layer(model)
     if directions is None:
         directions = torch.eye(tensor.n_out, device=tensor.out.device)
     directions = directions.to(tensor.out)
@@ -305,13 +287,13 @@ def read_classifier(
     """Decompose each logit of a single-layer classifier into its eigenvectors.
 
     The data is moved to the device of the model, or to the CPU if that device has no float64. The
-    basis is that of `class_spectra`.
+    basis is that of `spectra`.
 
     Raises:
         NotBilinearError: the model is not one tensor.
         BilensError: the data does not fit the model, or the model differs from its tensor.
     """
-    spectrum = class_spectra(model, basis)
+    spectrum = spectra(model, basis=basis)
     data = data.to(spectrum.values.device)
     check_reproduces(model, input_tensors(model), data.test_images)
     return ClassifierReading(

@@ -85,7 +85,7 @@ def check_classes(spectrum: Spectrum) -> None:
     if len(spectrum.batch_shape) != 1:
         raise BilensError(
             f"spectrum has batch shape {tuple(spectrum.batch_shape)}, expected one axis, the "
-            "classes: class_spectra(model)"
+            "classes: spectra(model)"
         )
 
 
