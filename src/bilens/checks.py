@@ -154,7 +154,11 @@ def check_sum(
     Raises:
         BilensError: they differ by more than rounding; names the worst two numbers.
     """
-    a, b = (torch.as_tensor(numbers).detach().double().cpu() for numbers in (total, expected))
+    # A default device of the caller's must not move the numbers.
+    a, b = (
+        (x if isinstance(x, Tensor) else torch.tensor(x, device="cpu")).detach().cpu().double()
+        for x in (total, expected)
+    )
     error = (a - b).abs()
     allowed = max(ROUNDING, torch.finfo(dtype).eps) * (size + float(b.abs().max()))
     if not bool((error <= allowed).all()):
