@@ -149,8 +149,9 @@ def context_figure(model: ResidualModel) -> go.Figure:
     """Draw the contexts of two eigenvectors of rice, with the contribution of each token."""
     spectrum = model.interaction(RICE.vector(model), 0).eigh(k=2)
     texts = GRAMMAR.sample(500, 9, seed=2)
-    found = [c for contexts in top_contexts(model, spectrum, texts, layer=0, k=3) for c in contexts]
-    width = 1 + max(context.position for context in found)
+    by_eigenvector = top_contexts(model, spectrum, texts, layer=0, k=3)
+    contexts_of_both = [context for contexts in by_eigenvector for context in contexts]
+    width = 1 + max(context.position for context in contexts_of_both)
     rows, words = [], []
     for place, context in enumerate(contexts_of_both):
         before = width - 1 - context.position
