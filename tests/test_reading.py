@@ -61,7 +61,7 @@ def results():
         "paths": top_paths(deep.tensors(), torch.eye(10), k=12),
         "images": digits(),
         "flow": flow(view, random_text(), direction),
-        "ngrams": read_ngrams(view, direction.token, minus=direction.minus, layer=0, k=5),
+        "ngrams": read_ngrams(view, direction, k=5),
         "form": tensor.interaction(output="a"),
         "forms": tensor.interaction(output=range(3)),
         "leaves": top_paths(deep.tensors(), torch.eye(10), k=12).paths,
@@ -77,7 +77,7 @@ def language_results():
     corpus = small_corpus()
     model = random_model(vocab_size=len(corpus.tokenizer), n_ctx=8, d_model=16)
     found = read_language(
-        ResidualModel(model, corpus.tokenizer), corpus, [TokenDirection("lily", ("tom",))], layer=0
+        ResidualModel(model, corpus.tokenizer), corpus, [TokenDirection("lily", ("tom",))]
     )
     return {
         "language": found,
@@ -150,7 +150,6 @@ def test_everything_is_derived_from_facts_and_a_frame():
     assert table.n_words == 1
     assert picture.name == "plot"
     assert list(picture.figure.data[0].y) == [12.345, -0.5]
-    assert "2 heads, accuracy 50.00%" in section.text
     assert "<b>" not in scores._repr_html_().replace("&lt;b&gt;", "")
     assert Reading().record() == {}
     assert Reading().sections()[0].parts == []

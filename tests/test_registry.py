@@ -10,7 +10,10 @@ from bilens.registry import Analysis, analysis, load_file, reading
 
 FILE = '''
 from bilens.reading import Reading
-from bilens.registry import reading
+from bilens.registry import analysis, reading
+
+ngrams = analysis("ngrams")
+
 
 @reading("answers")
 def read_answers(model: object, k: int = 3) -> Reading:

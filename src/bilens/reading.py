@@ -175,11 +175,13 @@ class Section:
         title: The heading.
         text: The paragraph below it.
         rows: Tables, pictures and texts; those of a row are side by side.
+        facts: Names and values below the paragraph.
     """
 
     title: str
     text: str = ""
     rows: Sequence[Sequence[Part]] = ()
+    facts: Sequence[Fact] = ()
 
     @property
     def parts(self) -> list[Part]:
@@ -241,14 +243,18 @@ class Reading:
 
     def sections(self) -> list[Section]:
         """Return its content as sections of a page; by default a single one."""
-        tables = [Table(f, caption, self.formats) for caption, f in self.tables().items()]
+        frames = self.tables()
+        # A single table has the section's title for a caption.
+        captions = list(frames) if len(frames) > 1 else [""]
+        tables = [
+            Table(frame, caption, self.formats)
+            for caption, frame in zip(captions, frames.values(), strict=False)
+        ]
         pictures = [Picture(name, figure) for name, figure in self.figures().items()]
-        facts = ", ".join(fact_text(*fact) for fact in self.facts())
-        text = " ".join(filter(None, (self.explanation, facts and f"{facts}.")))
         rows: list[list[Part]] = [[*tables[:1], *pictures[:1]]]
         others: list[Part] = [*tables[1:], *pictures[1:], *self.texts()]
         rows += [[part] for part in others]
-        return [Section(self.title, text, rows)]
+        return [Section(self.title, self.explanation, rows)]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(fact_text(*fact) for fact in self.facts())})"
@@ -295,5 +301,6 @@ def fact_text(name: str, value: str | float) -> str:
     """Return a fact as a phrase, such as "10 heads" or "top eigenvalue 2.5"."""
     if not name:
         return shown(value)
-    counted = name.endswith("s") and re.fullmatch(r"[\d,x+ ]+", shown(value))
+    name = name.removesuffix("s") if value == 1 else name
+    counted = (value == 1 or name.endswith("s")) and re.fullmatch(r"[\d,x+ ]+", shown(value))
     return f"{shown(value)} {name}" if counted else f"{name} {shown(value)}"

@@ -38,14 +38,6 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
             "bilens.read.language.reading",
             "Eigenvectors of a token, and texts in which they are active.",
         ),
-        "composition": (
-            "bilens.read.language.composition",
-            "How much of each head's and MLP's output later ones read, from the weights.",
-        ),
-        "logits": (
-            "bilens.read.language.stream",
-            "The logits of a text's next token by path through the last layer.",
-        ),
         "flow": (
             "bilens.read.flow.reading",
             "Where a logit comes from on a text, node by node.",
@@ -100,6 +92,11 @@ class Analysis:
         """The docstring without its sections."""
         text = inspect.getdoc(self.read) or ""
         return re.split(r"\n\n(?:Args|Returns|Raises|Source|Example):\n", text)[0].strip()
+
+    @cached_property
+    def line(self) -> str:
+        """A line about it: that of the registry, or the first of the docstring."""
+        return BUILT_IN[self.name][1] if self.name in BUILT_IN else self.about.split("\n")[0]
 
     @cached_property
     def help(self) -> dict[str, str]:
@@ -177,11 +174,11 @@ def load_file(path: str | Path) -> list[Analysis]:
     spec = util.spec_from_file_location(f"bilens_file_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise BilensError(f"{path} is not a Python file")
-    before = dict(_REGISTERED)
     module = util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    added = [entry for name, entry in _REGISTERED.items() if before.get(name) is not entry]
+    # The file's imports may register readings too.
+    added = [entry for entry in _REGISTERED.values() if entry.read.__module__ == spec.name]
     if not added:
         raise BilensError(f"{path} registers no reading; decorate its function with @reading(...)")
     return added

@@ -203,7 +203,9 @@ def test_a_language_model_in_the_browser(language_site, browser):
         visit.wait("document.querySelector('#prompt-notice').innerText.includes('<b>lily</b>')")
         with page.expect_download() as download:
             page.locator("#reading-ngrams .save").first.click()
-        assert download.value.suggested_filename == "ngrams-2.csv"
+        assert (
+            download.value.suggested_filename == "ngrams-N-grams-of-kite-minus-doll-before-kite.csv"
+        )
         page.reload()
         page.wait_for_selector("#spectrum .gtitle")
         visit.wait(f"{title} === 'Spectrum of kite minus doll'")

@@ -32,7 +32,7 @@ def test_the_folder_runs(image_run, tmp_path, monkeypatch, capsys):
     ((app, address),) = served
     try:
         with urllib.request.urlopen(address, timeout=60) as answer:
-            assert b"What digits computes" in answer.read()
+            assert b"digits, read from its weights" in answer.read()
     finally:
         app.close()
     assert load_file(space / "model" / image_run.name / "model.safetensors")

@@ -22,6 +22,7 @@ from bilens.settings import check_settings
 ROWS = 30
 """Rows of a table that are printed."""
 
+MODEL_HELP = "run directory, folder or name of a model of a known family, .gguf or llama2.c file."
 OUTPUT_HELP = (
     "Also write a page (a name that ends in .html) with the numbers in a .json beside it, the "
     "numbers only (.json), or a folder with each table as CSV."
@@ -51,21 +52,21 @@ class ReadingCommand:
         if self.output is not None:
             write_reading(reading, self.output)
             out.print(f"written: {self.output}")
-        for exporter in EXPORTERS.get(type(reading), ()):
-            path = getattr(self, exporter.name)
-            if path:
-                of = Path(self.model).stem
-                name = self.output.stem if self.output else of
-                exporter.write(reading, path, name, of)
-                out.print(f"written: {path}")
+        exporter = EXPORTERS.get(type(reading))
+        folder = exporter and getattr(self, exporter.name)
+        if exporter and folder:
+            name = (self.output or Path(self.model)).stem
+            exporter.write(reading, folder, name)
+            out.print(f"written: {folder}")
         return reading.record()
 
 
 def command_of(analysis: Analysis) -> type[ReadingCommand]:
     """Return the command of an analysis: a dataclass with its options, for tyro."""
-    fields: list[Any] = [("model", ModelName)]
+    fields: list[Any] = [("model", Annotated[ModelName, tyro.conf.arg(help=MODEL_HELP)])]
     options = [*options_of(analysis), Option("output", Path | None, None, OUTPUT_HELP)]
-    for exporter in EXPORTERS.get(analysis.hints["return"], ()):
+    exporter = EXPORTERS.get(analysis.hints["return"])
+    if exporter:
         options.append(Option(exporter.name, Path | None, None, exporter.help))
     for option in options:
         kind: Any = Annotated.__class_getitem__((option.type, tyro.conf.arg(help=option.help)))  # type: ignore[attr-defined]

@@ -152,7 +152,7 @@ def explorer(
         if not entry.fits(model):
             raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
     name = data or str(read_training(source)["data"])
-    title = f"What {Path(source).name} computes"
+    title = f"{Path(source).name}, read from its weights"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         html("title", f"<h1>{escape(title)}</h1>")
         if isinstance(model, ImageClassifier):

@@ -133,7 +133,8 @@ class LanguageView(PanelView):
         )
         positions = model.parts.positions or model.parts.hidden_positions
         fixed = {"among": self.frequent, "position": 1 if positions else None}
-        self.add_panels([analysis("ngrams"), *added], [corpus], PAGE_FIELDS, fixed)
+        self.add_panels([analysis("ngrams")], [corpus], PAGE_FIELDS, fixed, {"k": NGRAMS})
+        self.add_panels(added, [corpus], PAGE_FIELDS, fixed)
 
     @property
     def model(self) -> ResidualModel:
@@ -180,7 +181,7 @@ class LanguageView(PanelView):
             rows = (row["input_ids"] for row in self.corpus.validation)
             length = len(self.corpus.validation[0]["input_ids"])
             texts = islice(rows, max(1, PLACES // length))
-            self._index_of[layer] = ContextIndex(self.model, texts, layer=layer)
+            self._index_of[layer] = ContextIndex(self.model, texts, layer)
         return self._index_of[layer]
 
     @cached_property
@@ -273,7 +274,7 @@ class LanguageView(PanelView):
         )
 
     def _line(self, spectrum: Spectrum, number: int, place: Context, layer: int) -> ContextLine:
-        parts = contribution(self.model, spectrum, number, place, layer=layer)
+        parts = contribution(self.model, spectrum, number, place, layer)
         context = replace(place, activation=parts.total())
         return context_line(self.model, FoundContext(context, parts))
 
@@ -289,7 +290,7 @@ class LanguageView(PanelView):
         frame = self._by_path(terms, logits, best)
         likely = token_names(self.model, best)
         chosen = state.chosen or likely[0]
-        parts = split_by_eigenvectors(terms, chosen, k=NAMED)
+        parts = split_by_eigenvectors(self.model, terms, self.model.token(chosen), k=NAMED)
         summands = [
             *zip(parts.sources, parts.residual.tolist(), strict=True),
             *(

@@ -1,7 +1,8 @@
 """Panels of registered analyses: controls from the parameters, and the sections of the reading."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, make_dataclass
+from dataclasses import fields, make_dataclass, replace
 from functools import lru_cache
 from html import escape
 from types import MappingProxyType
@@ -14,7 +15,8 @@ from bilens.explore.layout import heading, html, note_html
 from bilens.explore.plots import picture, plot_of
 from bilens.explore.screen import Screen
 from bilens.explore.state_checks import StateError
-from bilens.reading import ContextList, FlowDrawing, Picture, Reading, Section, Table
+from bilens.read.figures.style import house_style
+from bilens.reading import ContextList, FlowDrawing, Picture, Reading, Section, Table, fact_text
 from bilens.registry import Analysis
 from bilens.report import contexts_html, table_html
 
@@ -34,6 +36,7 @@ class ReadingPanel:
         inputs: Texts or images of the page.
         page_fields: Options that fields of the page's own state set, with the names of these.
         fixed: Values of options that have no control.
+        defaults: Values that controls start with, instead of those of the function.
     """
 
     def __init__(
@@ -43,9 +46,14 @@ class ReadingPanel:
         inputs: Sequence[Any],
         page_fields: Mapping[str, str],
         fixed: Mapping[str, Any],
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.analysis, self.model, self.inputs, self.fixed = analysis, model, inputs, fixed
-        options = [option for option in options_of(analysis) if option.name not in NOT_HERE]
+        options = [
+            replace(option, default=defaults.get(option.name, option.default))
+            for option in options_of(analysis)
+            if option.name not in NOT_HERE
+        ]
         self.page_fields = {
             option.name: page_fields[option.name]
             for option in options
@@ -92,22 +100,27 @@ class ReadingPanel:
     def lay_out(self, screen: Screen[Any]) -> None:
         """Lay out the heading, the controls and the places for content."""
         name = self.analysis.name
-        heading(name.replace("-", " ").capitalize(), self.analysis.about.split("\n\n")[0])
-        with gr.Row():
-            for option in self.options:
-                self._control(option, screen)
+        heading(self.analysis.line.rstrip("."))
+        if self.options:
+            with gr.Row():
+                for option in self.options:
+                    self._control(option, screen)
         content = html(f"reading-{name}")
         plots = [picture(f"{name}-{number}") for number in range(PLOTS)]
 
         def show(state: Any) -> list[Any]:
             try:
-                sections = self.reading(state).sections()
+                reading = self.reading(state)
+                first, *others = reading.sections()
+                sections = [replace(first, facts=reading.facts()), *others]
             except BilensError as error:
                 hidden = gr.update(value=None, visible=False)
                 return [note_html(str(error)), *[hidden] * PLOTS]
             drawn = [part.figure for s in sections for part in s.parts if isinstance(part, Picture)]
             updates = [
-                gr.update(value=plot_of(figure, f"{name}-{number}"), visible=True)
+                gr.update(
+                    value=plot_of(house_style(figure, name), f"{name}-{number}"), visible=True
+                )
                 for number, figure in enumerate(drawn[:PLOTS])
             ]
             hidden = gr.update(value=None, visible=False)
@@ -123,6 +136,7 @@ class ReadingPanel:
             "info": option.help,
             "elem_id": field,
             "min_width": 220,
+            "scale": 0,
         }
         # The description comes back when a message about a value that does not fit goes.
         how: dict[str, Any] = {"say": lambda text: {"info": text or option.help}}
@@ -155,10 +169,12 @@ class PanelView:
         inputs: Sequence[Any],
         page_fields: Mapping[str, str] = MappingProxyType({}),
         fixed: Mapping[str, Any] = MappingProxyType({}),
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Add a panel for each analysis, and its settings to the state; see `ReadingPanel`."""
         panels = [
-            ReadingPanel(entry, self._model, inputs, page_fields, fixed) for entry in analyses
+            ReadingPanel(entry, self._model, inputs, page_fields, fixed, defaults)
+            for entry in analyses
         ]
         added = [field for panel in panels for field in panel.state_fields]
         self.panels = [*self.panels, *panels]
@@ -176,19 +192,21 @@ class PanelView:
 
 def sections_html(sections: Sequence[Section], name: str) -> str:
     """Return headings, paragraphs, tables and texts of sections; escaped."""
-    shown = []
+    content = []
     for section in sections:
-        shown.append(f"<h3>{escape(section.title)}</h3>")
-        shown.append(note_html(section.text) if section.text else "")
+        content.append(f'<h3 class="bilens-section">{escape(section.title)}</h3>')
+        content.append(note_html(section.text) if section.text else "")
+        facts = ", ".join(fact_text(*fact) for fact in section.facts)
+        content.append(note_html(f"{facts}.") if facts else "")
         for row in section.rows:
-            parts = [_part_html(part, f"{name}-{len(shown)}") for part in row]
-            shown.append(f'<div class="tables">{"".join(parts)}</div>' if any(parts) else "")
-    return "".join(shown)
+            parts = [_part_html(part, f"{name} {section.title}") for part in row]
+            content.append(f'<div class="tables">{"".join(parts)}</div>' if any(parts) else "")
+    return "".join(content)
 
 
 def _part_html(part: Any, name: str) -> str:
     if isinstance(part, Table):
-        return table_html(part, name)
+        return table_html(part, re.sub(r"\W+", "-", f"{name} {part.caption}").strip("-"))
     if isinstance(part, ContextList):
         return contexts_html(part)
     if isinstance(part, FlowDrawing):

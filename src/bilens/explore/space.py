@@ -37,7 +37,7 @@ def write_space(folder: str | Path, source: str | Path, *, data: str | None = No
     if folder.exists():
         raise BilensError(f"{folder} is there already; choose another folder for the Space")
     card = SpaceCardData(
-        title=f"What {model.stem} computes",
+        title=f"{model.stem}, read from its weights",
         sdk="gradio",
         sdk_version=gr.__version__,
         app_file="app.py",

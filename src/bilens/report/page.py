@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -15,7 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from bilens.checks import checked
 from bilens.files import write_text
-from bilens.read.figures.style import DARK
+from bilens.read.figures.style import DARK, house_style
 from bilens.reading import (
     ContextList,
     Fact,
@@ -43,7 +44,7 @@ def page_templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("bilens", "report"), autoescape=True, undefined=StrictUndefined
     )
-    environment.filters["signed"] = signed
+    environment.filters |= {"signed": signed, "shown": shown}
     environment.tests |= {
         "picture": lambda part: isinstance(part, Picture | go.Figure),
         "table": lambda part: isinstance(part, Table),
@@ -93,14 +94,14 @@ def write_report(
 
     Args:
         path: The page.
-        readings: What it shows, in this order; its head has the facts of all.
+        readings: Readings in the order of the page, whose head has the facts of the first.
         title: Heading of the page.
         summary: Paragraph below it; by default the explanation of the first reading.
     """
-    sections = [section for reading in readings for section in reading.sections()]
-    facts = dict(fact for reading in readings for fact in reading.facts())
-    summary = summary or next((reading.explanation for reading in readings), "")
-    write_page(path, title, summary, list(facts.items()), sections)
+    sections = page_sections(readings)
+    facts = [fact for reading in readings[:1] for fact in reading.facts()]
+    summary = summary or " ".join(reading.explanation for reading in readings[:1])
+    write_page(path, title, summary, facts, sections)
     figures: dict[str, go.Figure] = {}
     for part in (part for section in sections for part in section.parts):
         if isinstance(part, Picture):
@@ -111,9 +112,23 @@ def write_report(
     return figures
 
 
-def _figure_json(part: "Picture | go.Figure") -> Markup:
+def page_sections(readings: Sequence[Reading]) -> list[Section]:
+    """Return the sections of readings; the first section of each but the first has its facts."""
+    sections: list[Section] = []
+    for reading in readings:
+        first, *others = reading.sections()
+        if sections:
+            first = replace(first, facts=reading.facts())
+        elif first.text == reading.explanation:
+            # The head of the page says it already.
+            first = replace(first, text="")
+        sections += [first, *others]
+    return sections
+
+
+def _figure_json(part: "Picture | go.Figure", title: str = "") -> Markup:
     figure = part.figure if isinstance(part, Picture) else part
-    return _safe_json(figure.to_plotly_json())
+    return _safe_json(house_style(figure, title).to_plotly_json())
 
 
 def _safe_json(content: Any) -> Markup:

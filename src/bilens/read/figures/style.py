@@ -50,6 +50,24 @@ def dress(figure: go.Figure, *, height: int, title: str = "", alt: str = "") -> 
     return figure
 
 
+def house_style(figure: go.Figure, alt: str) -> go.Figure:
+    """Return a figure in the common look, unless it has been dressed already.
+
+    Args:
+        figure: Such as that of `Reading.plot`.
+        alt: Its description for those who do not see it.
+    """
+    if figure.layout.meta and "alt" in figure.layout.meta:
+        return figure
+    figure = dress(go.Figure(figure), height=340, alt=alt)
+    # Names of heads such as 0.10 are no numbers.
+    figure.update_layout(autotypenumbers="strict")
+    if len(figure.data) == 1:
+        figure.update_traces(marker_color=BLUE)
+        figure.update_traces(line_color=BLUE, selector={"type": "scatter"})
+    return figure
+
+
 @cache
 def _template() -> go.layout.Template:
     """The axes of plotly's simple_white. All of that template takes longer to set than a figure."""

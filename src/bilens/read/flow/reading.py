@@ -67,7 +67,7 @@ class FlowReading(Reading):
             (str(self.direction), data["value"]),
             ("probability of the token", Percent(self.probability)),
             ("nodes", data["n_nodes"]),
-            ("nodes shown", len(data["nodes"]) - 1),
+            ("shown", len(data["nodes"]) - 1),
             ("their share of the absolute flow", Percent(held)),
             ("their share of the logit", Percent(of_logit)),
             *([("in the text, and in the second", values)] if len(data["values"]) > 1 else []),

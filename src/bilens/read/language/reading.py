@@ -30,6 +30,8 @@ else:  # plotly takes a second to import, and only pages use it.
     pages = lazy_import("bilens.read.figures.language")
     spectra = lazy_import("bilens.read.figures.spectra")
 
+__all__ = ["DirectionReading", "FoundContext", "LanguageReading", "read_direction", "read_language"]
+
 
 @dataclass(frozen=True, eq=False)
 class FoundContext:
@@ -165,48 +167,44 @@ def read_language(
     model: ResidualModel,
     corpus: Corpus,
     directions: Sequence[TokenDirection] = (),
+    layer: int = 0,
     *,
-    layer: int,
     among: int | None = None,
 ) -> LanguageReading:
     """Read a language model: n-grams, heads, and eigenvectors with their contexts.
 
     Args:
-        model: the model; eigenvectors need a bilinear MLP.
+        model: any; eigenvectors take a bilinear MLP.
         corpus: texts in the model's tokens.
-        directions: outputs to explain; by default frequent words of the corpus.
-        layer: number of the layer whose heads and MLP are read.
-        among: number of tokens, the first of the vocabulary, that heads and salient bigrams are
-            read for; all by default, which takes minutes for a large vocabulary.
+        directions: outputs to explain; by default some that the corpus has often.
+        layer: whose heads and MLP are read.
+        among: heads and salient bigrams are read for the first so many tokens of the vocabulary,
+            where all pairs of a large one would take minutes; all by default.
 
     Raises:
-        BilensError: a token or the layer does not exist.
+        BilensError: an unknown token, or no such layer.
     """
-    outputs = list(directions) or example_directions(model, corpus)
+    chosen = list(directions) or example_directions(model, corpus)
     position = None if model.parts.n_positions is None else 1
     tokens = None if among is None else range(min(among, model.vocab_size))
-    readings: list[DirectionReading] = []
+    found: list[DirectionReading] = []
     left_out: tuple[str, ...] = ()
     parts: tuple[BigramPart, ...] = ("direct", "mlp")
-    ngrams = [
-        read_ngrams(model, d.token, minus=d.minus, layer=layer, position=position) for d in outputs
-    ]
+    ngrams = [read_ngrams(model, d, layer, position=position) for d in chosen]
     try:
-        readings = [
-            read_direction(model, corpus, d.token, minus=d.minus, layer=layer) for d in outputs
-        ]
+        found = [read_direction(model, corpus, d, layer) for d in chosen]
     except NotBilinearError as error:
         left_out = (str(error),)
     return LanguageReading(
         model=model,
         about=model_facts(model, corpus),
         salient={
-            part: bigrams(model, layer=layer, part=part, position=position, among=tokens)
+            part: bigrams(model, part=part, layer=layer, position=position, among=tokens)
             for part in parts
         },
         ngrams=ngrams,
-        directions=readings,
-        attention=read_attention(model, layer=layer, position=position, among=tokens),
+        directions=found,
+        attention=read_attention(model, layer, position=position, among=tokens),
         left_out=left_out,
     )
 
@@ -216,49 +214,38 @@ def read_language(
 def read_direction(
     model: ResidualModel,
     corpus: Corpus,
-    token: str | int,
+    direction: TokenDirection,
+    layer: int = 0,
     *,
-    layer: int,
-    minus: str | int | Sequence[str | int] = (),
     eigenvectors: int = 4,
     k: Count = 8,
 ) -> DirectionReading:
-    """Find the eigenvectors of an output and the validation texts in which they are active.
+    """Find the eigenvectors of an output and where in a corpus's validation set they are active.
 
-    Args:
-        model: the model, whose MLP in the layer is bilinear.
-        corpus: texts in the model's tokens.
-        token: the output token, by name or number.
-        layer: number of the layer.
-        minus: tokens whose mean is subtracted from the output.
-        eigenvectors: number of eigenvectors of either sign.
-        k: number of texts for each eigenvector.
+    There are k contexts for each eigenvector, of which there are `eigenvectors` of either sign.
 
     Raises:
         NotBilinearError: the MLP is not a tensor.
-        BilensError: a token or the layer does not exist.
+        BilensError: an unknown token, or no such layer.
 
     Source:
         Pearce et al. 2024, section 6.2 and appendix G.
     """
-    all_eigenvectors = model.interaction(model.direction(token, minus), layer).eigh()
+    whole = model.interaction(direction.vector(model), layer).eigh()
     # Eigenvectors of a tensor that is not the model's MLP would be active in the same contexts.
     check_mlp(model, layer, model.parts.embed.rows(corpus.validation[0]["input_ids"][:1])[0])
-    spectrum = all_eigenvectors.outermost(eigenvectors)
+    spectrum = whole.outermost(eigenvectors)
     texts = (row["input_ids"] for row in corpus.validation)
-    contexts = top_contexts(model, spectrum, texts, layer=layer, k=k)
+    found = top_contexts(model, spectrum, texts, layer, k=k)
     return DirectionReading(
         model=model,
-        direction=TokenDirection.of(model, token, minus),
+        direction=direction,
         layer=layer,
-        whole=all_eigenvectors,
+        whole=whole,
         spectrum=spectrum,
         contexts=[
-            [
-                FoundContext(context, contribution(model, spectrum, number, context, layer=layer))
-                for context in of_eigenvector
-            ]
-            for number, of_eigenvector in enumerate(contexts)
+            [FoundContext(c, contribution(model, spectrum, number, c, layer)) for c in some]
+            for number, some in enumerate(found)
         ],
         data=corpus.name,
     )
