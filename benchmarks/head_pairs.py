@@ -18,12 +18,12 @@ def run(way: str) -> None:
     )
 
     def whole() -> torch.Tensor:
-        first, second = (scores[0].dense() for scores in language.attention_scores(model))
+        first, second = (scores[0].dense() for scores in language.attention_scores(model, layer=0))
         pattern = (first * second).flatten()
         return torch.cat([pattern.topk(K).values, pattern.topk(K, largest=False).values])
 
     def blocks() -> torch.Tensor:
-        [found] = language.attention_pairs(model, [0], k=K)
+        [found] = language.attention_pairs(model, [0], layer=0, k=K)
         return torch.tensor([*found.highest.value, *found.lowest.value])
 
     measure(way, blocks, whole)

@@ -57,7 +57,7 @@ def jobs(folder: Path) -> dict[str, Callable[[], Any]]:
     prompts = list(texts[:PROMPTS, :8])
     return {
         f"contexts, {TEXTS} texts of {LENGTH} tokens": lambda: top_contexts(
-            model, spectrum, texts, LAYERS - 1, batch_size=8
+            model, spectrum, texts, layer=LAYERS - 1, batch_size=8
         ),
         f"spectra, {LAYERS} layers, {DIRECTIONS} directions": spectra,
         f"flows, {PROMPTS} prompts of 8 tokens": lambda: flows(model, prompts, TokenDirection("3")),

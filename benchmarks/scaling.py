@@ -101,7 +101,7 @@ def contexts(texts: int, width: int = 128) -> Callable[[], object]:
     model = random_model(**language(width, 2))
     spectrum = model.interaction(model.direction(3), 1).eigh(4)
     ids = torch.randint(VOCAB, (texts, LENGTH), generator=torch.Generator().manual_seed(1))
-    return partial(top_contexts, model, spectrum, ids, 1)
+    return partial(top_contexts, model, spectrum, ids, layer=1)
 
 
 def processing(depth: int) -> Callable[[], object]:

@@ -23,7 +23,7 @@ def run(way: str) -> None:
         return scores.flatten().topk(K).values
 
     def blocks() -> torch.Tensor:
-        frame = language.skip_trigrams(model, direction, 0, k=K)
+        frame = language.skip_trigrams(model, direction, 0, layer=0, k=K)
         return torch.tensor(frame.value.tolist())
 
     measure(way, blocks, whole)

@@ -80,7 +80,7 @@ def pattern() -> go.Figure:
     queries = ("sang", "ate", "lost", "found", "ice", "once", "and", "happy")
     keys = ("lily", "tom", "ben", "mia", "sam", "anna", "once", "ice", "cream", "and", "red")
     rows, columns = (torch.tensor([*map(model.token, words)]) for words in (queries, keys))
-    first, second = attention_scores(model, distance=2)
+    first, second = attention_scores(model, layer=0, distance=2)
     return heat_figure(
         (first * second)[0].rows(rows)[:, columns],
         queries,

@@ -138,7 +138,7 @@ def bigram_figure(model: ResidualModel) -> go.Figure:
     """Draw the logit of each second word of the grammar's bigrams after each first word."""
     firsts, seconds = (list(words) for words in zip(*GRAMMAR.bigrams, strict=True))
     rows, columns = (torch.tensor([*map(model.token, words)]) for words in (firsts, seconds))
-    logits = bigram_matrix(model).rows(rows)[:, columns]
+    logits = bigram_matrix(model, layer=0).rows(rows)[:, columns]
     figure = _map(logits, seconds, firsts)
     figure.update_xaxes(title="then")
     figure.update_yaxes(title="first", autorange="reversed")
@@ -149,14 +149,13 @@ def context_figure(model: ResidualModel) -> go.Figure:
     """Draw the contexts of two eigenvectors of rice, with the contribution of each token."""
     spectrum = model.interaction(RICE.vector(model), 0).eigh(k=2)
     texts = GRAMMAR.sample(500, 9, seed=2)
-    contexts_of_both = [
-        c for contexts in top_contexts(model, spectrum, texts, k=3) for c in contexts
-    ]
+    by_eigenvector = top_contexts(model, spectrum, texts, layer=0, k=3)
+    contexts_of_both = [context for contexts in by_eigenvector for context in contexts]
     width = 1 + max(context.position for context in contexts_of_both)
     rows, words = [], []
     for place, context in enumerate(contexts_of_both):
         before = width - 1 - context.position
-        parts = contribution(model, spectrum, place // 3, context).tokens()
+        parts = contribution(model, spectrum, place // 3, context, layer=0).tokens()
         rows.append(torch.nn.functional.pad(parts, (before, 0)))
         seen = [GRAMMAR.vocabulary[number] for number in context.ids[: context.position + 1]]
         words.append([""] * before + seen)

@@ -76,7 +76,7 @@ def divergences(model: ResidualModel, grammar: Grammar, ids: Tensor) -> dict[str
 def found_bigrams(model: ResidualModel, grammar: Grammar) -> float:
     """Share of the known bigrams among the twice as many most salient ones."""
     known = set(grammar.bigrams)
-    frame = bigrams(model, k=2 * len(known))
+    frame = bigrams(model, layer=0, k=2 * len(known))
     return len(known & set(zip(frame.input, frame.output, strict=True))) / len(known)
 
 
@@ -92,7 +92,7 @@ def found_trigrams(model: ResidualModel, grammar: Grammar) -> float:
 def found_pairs(model: ResidualModel, grammar: Grammar) -> dict[str, float]:
     """Share of the known pairs, verb to name, among the twice as many strongest of a head."""
     known = {(verb, name) for name, verb, _ in grammar.skip_trigrams}
-    every = attention_pairs(model, range(model.n_heads), k=2 * len(known), distance=2)
+    every = attention_pairs(model, range(model.n_heads), layer=0, k=2 * len(known), distance=2)
     heads = [known & set(zip(f.highest["query"], f.highest.key, strict=True)) for f in every]
     return {
         "pairs_found_by_one_head": max(map(len, heads)) / len(known),

@@ -65,10 +65,13 @@ def run(context: RecipeContext) -> Outcome:
     model = context.language("tinystories", preset.training, preset.model)
     config = model.config
     corpus = context.corpus("tinystories", config.n_ctx, config.vocab_size)
-    girl, quote = (read_ngrams(model, direction) for direction in (GIRL, QUOTE))
-    direct, mlp = bigrams(model, part="direct"), bigrams(model, part="mlp")
+    girl, quote = (read_ngrams(model, direction.token, layer=0) for direction in (GIRL, QUOTE))
+    direct, mlp = bigrams(model, layer=0, part="direct"), bigrams(model, layer=0, part="mlp")
     frequent = _frequent(corpus)
-    directions = [read_direction(model, corpus, direction) for direction in (SWIM, QUOTE)]
+    directions = [
+        read_direction(model, corpus, direction.token, minus=direction.minus, layer=0)
+        for direction in (SWIM, QUOTE)
+    ]
     numbers: dict[str, Any] = {
         "parameters": sum(parameter.numel() for parameter in model.model.parameters()),
         "validation_loss": validation_loss(model.model, corpus),
@@ -128,7 +131,7 @@ def exactness(
         for context in (one.context for one in reading.contexts[0]):
             read = exact.mlp_inputs(context.ids[None, : context.position + 1], 0)[0, -1]
             whole = float(spectrum.activations(read)[0])
-            total = contribution(exact, spectrum, 0, context).total()
+            total = contribution(exact, spectrum, 0, context, layer=0).total()
             errors.append(abs(total - whole) / abs(whole))
         name = str(dtype).removeprefix("torch.")
         found[name] = {"paths": float(paths), "contributions": max(errors)}
@@ -136,7 +139,7 @@ def exactness(
 
 
 def _talk(model: ResidualModel, head: int, among: Sequence[int] | None = None) -> float:
-    return talk_share(skip_trigrams(model, QUOTE.vector(model), head, k=100, among=among))
+    return talk_share(skip_trigrams(model, QUOTE.token, head, layer=0, k=100, among=among))
 
 
 def _frequent(corpus: Corpus) -> list[int]:

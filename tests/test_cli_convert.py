@@ -201,7 +201,7 @@ def test_commands_on_a_released_model(released, tmp_path, capsys):
     change = open_model(tmp_path / "processed")(ids).logits - model(ids).logits
     assert change.abs().max() < 1e-4
     main(["ngrams", str(released), "--token", "t3", "--layer", "1"])
-    assert "head-1 t3" in capsys.readouterr().out
+    assert "\nhead 1\n" in capsys.readouterr().out
 
 
 def test_commands_on_a_model_of_the_paper(texts, tmp_path, capsys):
@@ -212,6 +212,6 @@ def test_commands_on_a_model_of_the_paper(texts, tmp_path, capsys):
     tokenizer.save_pretrained(tmp_path / "paper")
     folder = write(tmp_path / "paper", settings, state, "model.safetensors")
     main(["ngrams", str(folder), "--token", "t5", "--k", "2"])
-    assert "head-1 t5" in capsys.readouterr().out
+    assert "\nhead 1\n" in capsys.readouterr().out
     main(["contexts", str(folder), "--token", "t5", "--data", str(texts), "--eigenvectors", "1"])
     assert capsys.readouterr().out.count("eigenvalue") == 2

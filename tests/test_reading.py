@@ -61,7 +61,7 @@ def results():
         "paths": top_paths(deep.tensors(), torch.eye(10), k=12),
         "images": digits(),
         "flow": flow(view, random_text(), direction),
-        "ngrams": read_ngrams(view, direction, k=5),
+        "ngrams": read_ngrams(view, direction.token, minus=direction.minus, layer=0, k=5),
         "form": tensor.interaction(output="a"),
         "forms": tensor.interaction(output=range(3)),
         "leaves": top_paths(deep.tensors(), torch.eye(10), k=12).paths,
@@ -77,7 +77,7 @@ def language_results():
     corpus = small_corpus()
     model = random_model(vocab_size=len(corpus.tokenizer), n_ctx=8, d_model=16)
     found = read_language(
-        ResidualModel(model, corpus.tokenizer), corpus, [TokenDirection("lily", ("tom",))]
+        ResidualModel(model, corpus.tokenizer), corpus, [TokenDirection("lily", ("tom",))], layer=0
     )
     return {
         "language": found,

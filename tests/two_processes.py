@@ -23,7 +23,7 @@ def contexts() -> list[list[list[float]]]:
     model = ResidualModel(random_model())
     spectrum = model.interaction(model.direction(3), 0).eigh(2)
     texts = [random_text(seed=seed) for seed in range(9)]
-    found = top_contexts(model, spectrum, texts, k=4, batch_size=2)
+    found = top_contexts(model, spectrum, texts, layer=0, k=4, batch_size=2)
     return [[[c.position, c.activation, *c.ids.tolist()] for c in some] for some in found]
 
 

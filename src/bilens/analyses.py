@@ -25,6 +25,7 @@ REQUIRED = Parameter.empty
 TOKEN_HELP = "Token that is predicted, as the tokenizer spells it or as text, such as ' are'."
 MINUS_HELP = "Tokens whose mean is subtracted from it, separated by commas."
 PLAIN_MODULES = ("builtins", "typing", "pathlib", "collections.abc")
+LAYER_HELP = "Number of the layer, from 0; models of one layer do not need it."
 DATA_HELP = "Name of the data; by default that of the training."
 DATA_DIR_HELP = "Folder of the data; by default the environment variable BILENS_DATA."
 
@@ -62,6 +63,10 @@ def options_of(analysis: Analysis) -> list[Option]:
                 ),
                 Option("minus", str, "", MINUS_HELP),
             ]
+        elif name == "minus":
+            options.append(Option("minus", str, "", MINUS_HELP))
+        elif name == "layer" and default is REQUIRED:
+            options.append(Option("layer", int | None, None, LAYER_HELP))
         elif _is(kind, Corpus) or _is(kind, ImageData):
             options += [
                 Option("data", str | None, None, DATA_HELP),
@@ -106,8 +111,12 @@ def run_analysis(
         elif _is(kind, Corpus) or _is(kind, ImageData):
             loaded = [item for item in inputs if isinstance(item, Corpus | ImageData)]
             arguments[name] = loaded[0] if loaded else _load(kind, model, settings, source)
+        elif name == "minus":
+            arguments[name] = minus_of(settings.get("minus", ""))
         elif name in settings:
             arguments[name] = settings[name]
+        if name == "layer" and arguments.get("layer") is None:
+            arguments["layer"] = layer_of(model)
         if name not in arguments and parameter.default is REQUIRED:
             raise BilensError(f"{name} is needed: {analysis.help.get(name, 'it has no default')}")
     return analysis.read(model, **arguments)
@@ -115,8 +124,24 @@ def run_analysis(
 
 def direction_of(token: str, minus: str | Sequence[str]) -> TokenDirection:
     """Return a direction from a token and others, which are separated by commas in a string."""
+    return TokenDirection(token, minus_of(minus))
+
+
+def minus_of(minus: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of tokens that are separated by commas in a string."""
     names = minus.split(",") if isinstance(minus, str) else minus
-    return TokenDirection(token, tuple(name for name in names if name))
+    return tuple(name for name in names if name)
+
+
+def layer_of(model: Any) -> int:
+    """Return the number of a model's only layer.
+
+    Raises:
+        BilensError: the model has several.
+    """
+    if model.n_layers > 1:
+        raise BilensError(f"layer=None, expected 0 to {model.n_layers - 1}: name it with --layer")
+    return 0
 
 
 def data_of(source: str | Path) -> str:

@@ -154,7 +154,11 @@ def check_sum(
     Raises:
         BilensError: they differ by more than rounding; names the worst two numbers.
     """
-    a, b = (torch.as_tensor(numbers).detach().double().cpu() for numbers in (total, expected))
+    # A default device of the caller's must not move the numbers.
+    a, b = (
+        (x if isinstance(x, Tensor) else torch.tensor(x, device="cpu")).detach().cpu().double()
+        for x in (total, expected)
+    )
     error = (a - b).abs()
     allowed = max(ROUNDING, torch.finfo(dtype).eps) * (size + float(b.abs().max()))
     if not bool((error <= allowed).all()):
@@ -275,7 +279,8 @@ def _matches(value: Any, hint: Any) -> bool:  # noqa: PLR0911
     if kind is float:
         # Infinity is a limit like any other here; `Between` excludes it where it makes no sense.
         return (isinstance(_plain(value), float) and value == value) or _matches(value, int)  # noqa: PLR0124
-    if not isinstance(kind, type) or kind is object or getattr(kind, "_is_protocol", False):
+    is_static = getattr(kind, "_is_protocol", False) and not kind._is_runtime_protocol
+    if not isinstance(kind, type) or kind is object or is_static:
         return True
     if _is_array(kind):
         return (not isinstance(value, Tensor) or _is_dense(value)) and isinstance(value, kind)
@@ -285,15 +290,16 @@ def _matches(value: Any, hint: Any) -> bool:  # noqa: PLR0911
     return _is_list_of(value, kind, parts)
 
 
-def _is_list_of(value: Any, kind: type[Any], parts: tuple[Any, ...]) -> bool:  # noqa: PLR0911
+def _is_list_of(value: Any, kind: type[Any], parts: tuple[Any, ...]) -> bool:
     """Return True unless a value is no list, or its items do not fit."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         return False
+    arrays = [part for part in _parts(parts[0]) if _is_array(part)]
     if isinstance(value, (Tensor, np.ndarray)):
         # An array with one axis is a list of numbers, any other is a list of its rows.
         dense = not isinstance(value, Tensor) or _is_dense(value)
-        if _is_array(parts[0]):
-            axes = [axis for axis in parts[0].dim_str.split() if not axis.startswith(("*", "..."))]
+        if arrays:
+            axes = [axis for axis in arrays[0].dim_str.split() if not axis.startswith(("*", "..."))]
             return dense and value.ndim > len(axes)
         return dense and value.ndim == 1 and not _is_class(parts[0])
     if not isinstance(value, (list, tuple)):
@@ -301,12 +307,13 @@ def _is_list_of(value: Any, kind: type[Any], parts: tuple[Any, ...]) -> bool:  #
         return True
     if kind is tuple and parts[-1] is not Ellipsis:
         return len(value) == len(parts) and all(map(_matches, value, parts))
-    if _is_array(parts[0]):
-        # Items may differ in the axes that a whole call has to share.
-        return all(isinstance(x, parts[0].array_type) for x in value) and all(
-            _is_dense(x) for x in value if isinstance(x, Tensor)
-        )
-    return all(_matches(item, parts[0]) for item in value)
+    # Items may differ in the axes that a whole call has to share.
+    return all(
+        _is_dense(item)
+        if arrays and isinstance(item, Tensor) and isinstance(item, arrays[0].array_type)
+        else _matches(item, parts[0])
+        for item in value
+    )
 
 
 def _is_dense(tensor: Tensor) -> bool:

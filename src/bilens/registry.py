@@ -38,6 +38,14 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
             "bilens.read.language.reading",
             "Eigenvectors of a token, and texts in which they are active.",
         ),
+        "composition": (
+            "bilens.read.language.composition",
+            "How much of each head's and MLP's output later ones read, from the weights.",
+        ),
+        "logits": (
+            "bilens.read.language.stream",
+            "The logits of a text's next token by path through the last layer.",
+        ),
         "flow": (
             "bilens.read.flow.reading",
             "Where a logit comes from on a text, node by node.",

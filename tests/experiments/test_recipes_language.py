@@ -15,7 +15,7 @@ from experiments.stories import PROMPT, VERBS, exactness, talk_share
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language_settings import LanguageSettings
-from bilens.read.language import TokenDirection, read_direction
+from bilens.read.language import read_direction
 from bilens.reproduce import reproduce
 from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
@@ -95,7 +95,7 @@ def test_exactness_is_measured_in_both_precisions(tmp_path):
     corpus = stories(str(tmp_path), 12)
     model = ResidualModel(random_model(vocab_size=300).float(), corpus.tokenizer)
     before = model.W_E.clone()
-    reading = read_direction(model, corpus, TokenDirection("girl"), eigenvectors=1, k=2)
+    reading = read_direction(model, corpus, "girl", layer=0, eigenvectors=1, k=2)
     found = exactness(model, corpus, reading)
     assert 0 < found["float64"]["paths"] < 1e-12 < found["float32"]["paths"] < 1e-4
     assert torch.equal(model.W_E, before)

@@ -42,7 +42,7 @@ def last_row(view, ids, layer=0):
         [
             matrix.entries(ids[-1:], ids[last - distance : len(ids) - distance])
             for matrix in attention_scores(
-                view, layer, distance=distance, position=place(view, last)
+                view, layer=layer, distance=distance, position=place(view, last)
             )
         ]
         for distance in reversed(range(len(ids)))
@@ -73,7 +73,7 @@ def test_outputs_are_what_heads_send_to_the_logits(bias, n_kv_heads, norm):
     # Under a softmax a token that stands alone is looked at with weight 1, by all heads.
     e = view.model.W_E + view.model.pos_embed.weight[5]
     alone = attn(block.attn_norm(e)[:, None])[:, 0] - (attn.out.bias if bias else 0)
-    found = head_outputs(view, position=5).dense().sum(0)
+    found = head_outputs(view, layer=0, position=5).dense().sum(0)
     torch.testing.assert_close(found, alone @ view.W_U)
 
 
@@ -83,7 +83,7 @@ def test_mixed_values_count_in_outputs():
     e = view.model.W_E
     first = view.model.blocks[0].attn.own_values(e[:, None])
     alone = attn(e[:, None], v_first=first)[:, 0]
-    torch.testing.assert_close(head_outputs(view, 1).dense().sum(0), alone @ view.W_U)
+    torch.testing.assert_close(head_outputs(view, layer=1).dense().sum(0), alone @ view.W_U)
 
 
 @given(
@@ -94,7 +94,7 @@ def test_mixed_values_count_in_outputs():
 )
 def test_attention_pairs_are_those_of_the_whole_square(head, distance, attention, **options):
     view = view_of(attention=attention, norm="rms", **options)
-    where = {"distance": distance, "position": place(view, 7)}
+    where = {"layer": 0, "distance": distance, "position": place(view, 7)}
     scores = [m[head].dense() for m in attention_scores(view, **where)]
     whole = scores[0] if attention == "softmax" else scores[0] * scores[-1]
     [found] = attention_pairs(view, [head], k=9, **where)
@@ -113,8 +113,8 @@ def test_attention_pairs_are_those_of_the_whole_square(head, distance, attention
 @given(bias=st.booleans(), head=st.integers(0, 3))
 def test_output_pairs_are_those_of_the_whole_square(bias, head):
     view = view_of(bias=bias, n_kv_heads=2)
-    whole = head_outputs(view)[head].dense()
-    [found] = output_pairs(view, [head], k=9)
+    whole = head_outputs(view, layer=0)[head].dense()
+    [found] = output_pairs(view, [head], layer=0, k=9)
     for frame, sign in ((found.highest, 1), (found.lowest, -1)):
         best = (sign * whole).flatten().topk(9).values
         assert (sign * frame.value).tolist() == pytest.approx(best.tolist())
@@ -126,9 +126,9 @@ def test_output_pairs_are_those_of_the_whole_square(bias, head):
 @given(some=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
 def test_pairs_among_some_tokens_are_those_of_all_without_the_rest(some):
     view, names = view_of(attention="bilinear"), set(TOKENS.convert_ids_to_tokens(some))
-    every = attention_pairs(view, [2], k=VOCAB**2)[0].highest
+    every = attention_pairs(view, [2], layer=0, k=VOCAB**2)[0].highest
     every = every[every["query"].isin(names) & every.key.isin(names)]
-    found = attention_pairs(view, [2], k=4, among=some)[0].highest
+    found = attention_pairs(view, [2], layer=0, k=4, among=some)[0].highest
     assert found.value.tolist() == pytest.approx(every.value.tolist()[:4])
     assert found.key.tolist() == every.key.tolist()[:4]
 
@@ -136,7 +136,7 @@ def test_pairs_among_some_tokens_are_those_of_all_without_the_rest(some):
 @given(seed=st.integers(0, 99))
 def test_components_make_the_whole_table(seed):
     view = view_of(seed=seed)
-    matrix = head_outputs(view)[1]
+    matrix = head_outputs(view, layer=0)[1]
     frame = token_components(view, matrix, sides=("key", "output"), components=4, k=VOCAB)
     rebuilt = torch.zeros(VOCAB, VOCAB).double()
     for _, part in frame.groupby("component"):
@@ -151,7 +151,7 @@ def test_components_make_the_whole_table(seed):
 
 def test_components_of_some_tokens_name_them():
     some, view = [4, 9, 2, 20], view_of()
-    matrix = attention_scores(view, among=some)[0][0]
+    matrix = attention_scores(view, layer=0, among=some)[0][0]
     frame = token_components(view, matrix, sides=("query", "key"), k=4, among=some)
     assert set(numbers(frame["query"])) == set(some)
 
@@ -227,49 +227,57 @@ def test_what_writes_or_reads_nothing_composes_with_nothing():
 @pytest.mark.parametrize("name", ALL)
 def test_heads_of_every_family_are_read(name):
     view = ResidualModel(tiny(name), TOKENS)
-    found = read_attention(view, 1, heads=[2, 0], k=3, distance=2, position=place(view, 6))
+    found = read_attention(view, layer=1, heads=[2, 0], k=3, distance=2, position=place(view, 6))
     assert [reading.head for reading in found.heads] == [2, 0]
     assert (found.layer, found.distance) == (1, 2)
     seen = place(view, 4)
-    [there] = output_pairs(view, [2], 1, k=3, position=seen)
+    [there] = output_pairs(view, [2], layer=1, k=3, position=seen)
     assert found.heads[0].outputs.highest.equals(there.highest)
     assert len(found.heads[0].components) == 2 * 3
-    [alone] = attention_pairs(view, [2], 1, k=3, distance=2, position=place(view, 6))
+    [alone] = attention_pairs(view, [2], layer=1, k=3, distance=2, position=place(view, 6))
     assert found.heads[0].attends.lowest.equals(alone.lowest)
     assert found.composition.scores.nan_to_num(0).max() <= 1
 
 
 def test_differential_heads_have_outputs_alone():
-    found = read_attention(view_of(attention="differential"), k=2).heads[0]
+    found = read_attention(view_of(attention="differential"), layer=0, k=2).heads[0]
     assert found.attends is None
     assert len(found.outputs.highest) == 2
 
 
 REFUSALS = [
-    (lambda: attention_scores(view_of(), 1), "layer=1, expected 0 to 0"),
+    (lambda: attention_scores(view_of(), layer=1), "layer=1, expected 0 to 0"),
     (
-        lambda: attention_scores(view_of(), distance=-1),
+        lambda: attention_scores(view_of(), layer=0, distance=-1),
         "distance=-1, expected a whole number, at least 0",
     ),
     (
-        lambda: attention_scores(view_of(positions="learned")),
-        "position=None, and the model has positions that are vectors",
+        lambda: attention_scores(view_of(positions="learned"), layer=0),
+        "position=None, but the model has learned positions",
     ),
     (
-        lambda: attention_scores(view_of(positions="shortformer"), position=12),
+        lambda: attention_scores(view_of(positions="shortformer"), layer=0, position=12),
         "position=12, expected 1 to 11",
     ),
-    (lambda: attention_scores(view_of(), distance=3, position=2), "position=2, expected 3 or more"),
-    (lambda: head_outputs(view_of(positions="learned")), "position=None"),
     (
-        lambda: attention_pairs(view_of(attention="differential"), [0]),
-        "attention='differential' has a pattern that no number of two tokens alone orders",
+        lambda: attention_scores(view_of(), layer=0, distance=3, position=2),
+        "position=2, expected 3 or more",
     ),
-    (lambda: attention_pairs(view_of(), [4]), "head=4, expected 0 to 3"),
-    (lambda: attention_pairs(view_of(), [0], k=0), "k=0, expected a whole number, at least 1"),
-    (lambda: output_pairs(view_of(), [-1]), "head=-1, expected 0 to 3"),
+    (lambda: head_outputs(view_of(positions="learned"), layer=0), "position=None"),
     (
-        lambda: token_components(view_of(), attention_scores(view_of())[0], sides=("a", "b")),
+        lambda: attention_pairs(view_of(attention="differential"), [0], layer=0),
+        "attention='differential' has a pattern that is not ordered by one number",
+    ),
+    (lambda: attention_pairs(view_of(), [4], layer=0), "head=4, expected 0 to 3"),
+    (
+        lambda: attention_pairs(view_of(), [0], layer=0, k=0),
+        "k=0, expected a whole number, at least 1",
+    ),
+    (lambda: output_pairs(view_of(), [-1], layer=0), "head=-1, expected 0 to 3"),
+    (
+        lambda: token_components(
+            view_of(), attention_scores(view_of(), layer=0)[0], sides=("a", "b")
+        ),
         r"matrix is of shape \(4, 30, 30\), expected one table",
     ),
     (
@@ -280,19 +288,19 @@ REFUSALS = [
     ),
     (
         lambda: token_components(
-            view_of(), attention_scores(view_of())[0][0], sides=("a", "b"), among=[1, 2]
+            view_of(), attention_scores(view_of(), layer=0)[0][0], sides=("a", "b"), among=[1, 2]
         ),
         "expected one table of 2 tokens against 2",
     ),
     (
         lambda: token_components(
-            view_of(), attention_scores(view_of())[0][0], sides=("a", "b"), k=31
+            view_of(), attention_scores(view_of(), layer=0)[0][0], sides=("a", "b"), k=31
         ),
         "k=31, expected a whole number, 1 to 30",
     ),
     (
         lambda: token_components(
-            view_of(), attention_scores(view_of())[0][0], sides=("a", "b"), components=5
+            view_of(), attention_scores(view_of(), layer=0)[0][0], sides=("a", "b"), components=5
         ),
         "components=5, expected a whole number, 1 to 4",
     ),

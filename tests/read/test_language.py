@@ -12,7 +12,6 @@ from bilens.read.language import (
     TokenDirection,
     bigrams,
     contribution,
-    exciting_tokens,
     following,
     pair_trigrams,
     preceding,
@@ -44,7 +43,7 @@ part_of_trigram = st.sampled_from(["ov", "mlp", "both"])
 @given(**parts, layer=st.integers(0, 1), position=st.integers(0, 8))
 def test_the_parts_of_a_stream_add_up_to_it(layer, position, **options):
     view, ids = view_of(n_layers=2, **options), random_text()
-    stream = read_stream(view, ids, position, layer)
+    stream = read_stream(view, ids, position, layer=layer)
     torch.testing.assert_close(stream.total(), view.mlp_inputs(ids[None], layer)[0, position])
     if not options["bias"] and options["norm"] != "layer":
         assert not stream.constant.any()
@@ -54,7 +53,7 @@ def test_the_parts_of_a_stream_add_up_to_it(layer, position, **options):
 def test_streams_of_every_family_add_up(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name)), some_text()[0]
-        stream = read_stream(view, ids, 5, 1)
+        stream = read_stream(view, ids, 5, layer=1)
         expected = view.mlp_inputs(ids[None], 1)[0, 5]
     torch.testing.assert_close(stream.total(), expected, rtol=1e-5, atol=1e-5)
     assert stream.heads.shape == (4, 6, view.d_model)
@@ -76,7 +75,7 @@ def test_a_logit_by_eigenvectors_is_the_models(token, k, seed, **options):
     view = view_of(seed=seed, n_layers=2, **{**options, "logit_cap": None})
     ids = random_text(seed=seed)
     terms = split_logits(view, ids)
-    found = split_by_eigenvectors(view, terms, token, k=k)
+    found = split_by_eigenvectors(terms, token, k=k)
     logits = view.logits(ids[None])[0, -1]
     assert abs(found.total() - float(logits[token])) < 1e-8 * float(logits.abs().max())
     mlp = float(found.activations.sum()) + found.rest
@@ -96,7 +95,7 @@ def test_logits_of_every_bilinear_family_are_split(name):
     if view.parts.softcap is not None:
         logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
     torch.testing.assert_close(terms.total(), logits)
-    found = split_by_eigenvectors(view, terms, 3, k=4)
+    found = split_by_eigenvectors(terms, 3, k=4)
     assert found.total() == pytest.approx(float(logits[3]), rel=1e-6)
 
 
@@ -151,13 +150,13 @@ def test_bigrams_of_one_layer_are_exact_parts_of_the_logits():
     view = view_of(positions="learned")
     view.model.blocks[0].attn.out.weight.zero_()
     logits = view.logits(torch.tensor([[4]]))[0, 0]
-    found = following(view, 4, k=VOCAB, position=0)
+    found = following(view, 4, layer=0, k=VOCAB, position=0)
     assert found.value.tolist() == pytest.approx(logits[numbers(found.token)].tolist())
 
 
 def test_learned_positions_are_asked_for():
     view = view_of(positions="learned")
-    for read in (lambda: following(view, 3), lambda: skip_trigrams(view, view.direction(3), 0)):
+    for read in (lambda: following(view, 3, layer=0), lambda: skip_trigrams(view, 3, 0, layer=0)):
         with pytest.raises(BilensError, match="position=None, and the model has learned positions"):
             read()
 
@@ -201,7 +200,7 @@ def test_skip_trigrams_are_those_of_the_whole_matrix(part, head, **options):
         both[:, b] = last[b] * (mixed + meets / 2) @ u
     ov = (written @ u)[:, None] * last
     whole = {"ov": ov, "mlp": both, "both": ov + both}[part]
-    found = skip_trigrams(view, u, head, k=8, part=part, position=at)
+    found = skip_trigrams(view, u, head, layer=0, k=8, part=part, position=at)
     assert found.value.tolist() == pytest.approx(whole.flatten().topk(8).values.tolist())
     pairs = numbers(found.virtual), numbers(found.direct)
     assert whole[pairs].tolist() == pytest.approx(found.value.tolist())
@@ -232,14 +231,14 @@ def test_pair_trigrams_are_those_of_all_texts_of_two_tokens(start, **options):
 def test_n_grams_among_some_tokens_are_those_of_all_without_the_rest(some):
     view = view_of(bias=True)
     names, u = set(TOKENS.convert_ids_to_tokens(some)), view.direction(3)
-    every = bigrams(view, k=VOCAB**2)
+    every = bigrams(view, layer=0, k=VOCAB**2)
     every = every[every.input.isin(names) & every.output.isin(names)]
-    found = bigrams(view, k=4, among=some)
+    found = bigrams(view, layer=0, k=4, among=some)
     assert found.value.tolist() == pytest.approx(every.value.tolist()[:4])
     assert found.input.tolist() == every.input.tolist()[:4]
-    every = skip_trigrams(view, u, 1, k=VOCAB**2)
+    every = skip_trigrams(view, u, 1, layer=0, k=VOCAB**2)
     every = every[every.virtual.isin(names) & every.direct.isin(names)]
-    found = skip_trigrams(view, u, 1, k=4, among=some)
+    found = skip_trigrams(view, u, 1, layer=0, k=4, among=some)
     assert found.value.tolist() == pytest.approx(every.value.tolist()[:4])
     assert found.direct.tolist() == every.direct.tolist()[:4]
 
@@ -247,7 +246,7 @@ def test_n_grams_among_some_tokens_are_those_of_all_without_the_rest(some):
 @pytest.mark.parametrize("name", ALL)
 def test_n_grams_of_every_family(name):
     view = ResidualModel(tiny(name), TOKENS)
-    found = read_ngrams(view, TokenDirection("t3", ("t4",)), 1, k=5, position=place(view))
+    found = read_ngrams(view, "t3", minus="t4", layer=1, k=5, position=place(view))
     assert len(found.preceding) == len(found.following) == 5
     if name.startswith("own") and view.layer(1).mlp.gate is not None:
         assert (len(found.heads), found.left_out) == (4, "")
@@ -261,7 +260,7 @@ def test_contributions_add_up_to_the_activation(layer, number, **options):
     view, ids = view_of(n_layers=2, **options), random_text()
     spectrum = view.interaction(view.direction(3), layer).eigh(4)
     activation = spectrum.activations(view.mlp_inputs(ids[None], layer))[0, 6, number]
-    found = contribution(view, spectrum, number, Context(ids, 6, float(activation)), layer)
+    found = contribution(view, spectrum, number, Context(ids, 6, float(activation)), layer=layer)
     assert found.heads.shape == (4, 7)
     assert found.total() == pytest.approx(float(activation), rel=1e-8, abs=1e-12)
     assert float(found.tokens()[-1]) == pytest.approx(
@@ -274,7 +273,7 @@ def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options
     view = view_of(**options)
     texts = [random_text(seed=seed) for seed in (*range(8), 3, 5)]
     spectrum = view.interaction(view.direction(3), 0).eigh(3)
-    found = top_contexts(view, spectrum, iter(texts), k=k, batch_size=batch_size)
+    found = top_contexts(view, spectrum, iter(texts), layer=0, k=k, batch_size=batch_size)
     active = spectrum.activations(view.mlp_inputs(torch.stack(texts), 0))
     for number, contexts in enumerate(found):
         best = active[..., number].abs().max(1)
@@ -288,31 +287,11 @@ def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options
             assert torch.equal(context.ids, texts[row])
             assert context.position == best.indices[row]
             assert context.activation == pytest.approx(float(active[row, context.position, number]))
-    for mine, other in zip(ContextIndex(view, texts).top_contexts(spectrum, k), found, strict=True):
+    for mine, other in zip(
+        ContextIndex(view, texts, layer=0).top_contexts(spectrum, k), found, strict=True
+    ):
         assert [c.position for c in mine] == [c.position for c in other]
         assert all(torch.equal(a.ids, b.ids) for a, b in zip(mine, other, strict=True))
-
-
-@pytest.mark.parametrize("head", [None, 2])
-@pytest.mark.parametrize("norm", ["none", "layer"])
-def test_exciting_tokens_are_those_of_the_embedding(head, norm):
-    view = view_of(norm=norm, bias=True)
-    spectrum = view.interaction(view.direction(3), 0).eigh(2)
-    model, before = view.model, view.layer(0).mlp.norm
-    x = model.W_E
-    n = x if before is None else before.normalised(x)
-    if head is not None:
-        heads = view.heads(0)
-        of = x if before is None else view.layer(0).heads.norm.normalised(x)
-        n = (of @ heads.value[head] + heads.value_bias[head]) @ heads.out[head]
-        n = n if before is None else n * before.scale(x)[:, None]
-    overlap = n @ spectrum.vectors[1, :16]
-    found = exciting_tokens(view, spectrum, 1, head=head, k=5)
-    best = overlap.abs().topk(5).indices
-    assert numbers(found.token) == best.tolist()
-    assert found.activation.tolist() == pytest.approx(
-        (spectrum.values[1] * overlap[best] ** 2).tolist()
-    )
 
 
 def test_rows_without_a_token_have_a_number():
@@ -330,24 +309,28 @@ def test_directions_by_name():
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (lambda v, s: following(v, 1, k=0), "k=0, expected a whole number, at least 1"),
-        (lambda v, s: bigrams(v, part="ov"), "part='ov', expected one of direct, mlp, both"),
-        (lambda v, s: bigrams(v, layer=1), "layer=1, expected 0 to 0"),
-        (lambda v, s: skip_trigrams(v, v.direction(3), 4), "head=4, expected 0 to 3"),
+        (lambda v, s: following(v, 1, layer=0, k=0), "k=0, expected a whole number, at least 1"),
         (
-            lambda v, s: skip_trigrams(v, v.direction(3), 0, part="direct"),
+            lambda v, s: bigrams(v, layer=0, part="ov"),
+            "part='ov', expected one of direct, mlp, both",
+        ),
+        (lambda v, s: bigrams(v, layer=1), "layer=1, expected 0 to 0"),
+        (lambda v, s: skip_trigrams(v, 3, 4, layer=0), "head=4, expected 0 to 3"),
+        (
+            lambda v, s: skip_trigrams(v, 3, 0, layer=0, part="direct"),
             "part='direct', expected one of ov, mlp, both",
         ),
-        (lambda v, s: skip_trigrams(v, v.direction(3), 0, k=0), "k=0, expected a whole number"),
+        (lambda v, s: skip_trigrams(v, 3, 0, layer=0, k=0), "k=0, expected a whole number"),
         (lambda v, s: pair_trigrams(v, k=0), "k=0, expected a whole number, at least 1"),
-        (lambda v, s: bigrams(v, among=[]), "among: expected numbers of tokens"),
-        (lambda v, s: bigrams(v, among=[30]), "tokens from 0 to 29, at least one"),
-        (lambda v, s: top_contexts(v, s, []), "texts is empty"),
-        (lambda v, s: ContextIndex(v, []), "texts is empty"),
-        (lambda v, s: top_contexts(v, s, [random_text()], k=0), "k=0, expected a whole number"),
-        (lambda v, s: exciting_tokens(v, s, 2), "number=2, expected 0 to 1"),
-        (lambda v, s: exciting_tokens(v, s, 1, head=9), "head=9, expected 0 to 3"),
-        (lambda v, s: read_stream(v, random_text(), 9), "position=9, expected 0 to 8"),
+        (lambda v, s: bigrams(v, layer=0, among=[]), "among: expected numbers of tokens"),
+        (lambda v, s: bigrams(v, layer=0, among=[30]), "tokens from 0 to 29, at least one"),
+        (lambda v, s: top_contexts(v, s, [], layer=0), "texts is empty"),
+        (lambda v, s: ContextIndex(v, [], layer=0), "texts is empty"),
+        (
+            lambda v, s: top_contexts(v, s, [random_text()], layer=0, k=0),
+            "k=0, expected a whole number",
+        ),
+        (lambda v, s: read_stream(v, random_text(), 9, layer=0), "position=9, expected 0 to 8"),
         (lambda v, s: split_logits(v, random_text(), -10), "position=-10, expected -9 to 8"),
     ],
 )
@@ -360,9 +343,9 @@ def test_bad_input_is_named(unchecked, read, message):
 def test_a_batch_of_spectra_has_no_contexts():
     view = view_of()
     batch = view.interaction(view.W_U.T[:2], 0).eigh(2)
-    index = ContextIndex(view, [random_text()])
+    index = ContextIndex(view, [random_text()], layer=0)
     for read in (
-        lambda: top_contexts(view, batch, [random_text()]),
+        lambda: top_contexts(view, batch, [random_text()], layer=0),
         lambda: index.top_contexts(batch),
     ):
         with pytest.raises(BilensError, match=r"spectrum is a batch of shape \(2,\), expected"):
@@ -373,9 +356,59 @@ def test_what_needs_a_tensor_says_so():
     view = ResidualModel(tiny("llama"), TOKENS)
     for read in (
         lambda: split_logits(view, random_text()),
-        lambda: skip_trigrams(view, view.direction(3), 0),
+        lambda: skip_trigrams(view, 3, 0, layer=0),
     ):
         with pytest.raises(
             NotBilinearError, match="`bilens linearise` fits lines, `bilens anneal`"
         ):
             read()
+
+
+def test_texts_of_any_length_have_contexts():
+    view = view_of(n_layers=2)
+    texts = ["t3 t4 t5 t6 t9 t8", "t7 t3", torch.tensor([5, 6, 7, 3])]
+    spectrum = view.interaction(view.direction(3), 1).eigh(3)
+    found = top_contexts(view, spectrum, texts, layer=1, k=3, batch_size=2)
+    again = ContextIndex(view, texts, layer=1, batch_size=3).top_contexts(spectrum, 3)
+    for number, contexts in enumerate(found):
+        expected = []
+        for text in texts:
+            ids = view.ids(text)
+            active = spectrum.activations(view.mlp_inputs(ids[None], 1))[0, :, number]
+            best = int(active.abs().argmax())
+            expected.append((ids.tolist(), best, float(active[best])))
+        expected.sort(key=lambda row: -abs(row[2]))
+        for rows in (contexts, again[number]):
+            assert [(c.ids.tolist(), c.position) for c in rows] == [row[:2] for row in expected]
+            assert [c.activation for c in rows] == pytest.approx([row[2] for row in expected])
+
+
+def test_a_token_by_name_is_the_token_by_number():
+    view = view_of()
+    options = {"layer": 0, "k": 5}
+    for read in (following, preceding):
+        assert read(view, "t3", **options).equals(read(view, 3, **options))
+    u = view.direction(3, minus=[4, 5])
+    by_vector = skip_trigrams(view, u, 1, **options)
+    assert by_vector.equals(skip_trigrams(view, "t3", 1, minus=["t4", 5], **options))
+    with pytest.raises(BilensError, match="beside a vector"):
+        skip_trigrams(view, u, 1, minus="t4", **options)
+    assert str(read_ngrams(view, 3, minus=[4], **options).direction) == "t3 minus t4"
+    stream = read_stream(view, "t3 t4 t5", 2, layer=0)
+    same = read_stream(view, torch.tensor([3, 4, 5]), 2, layer=0)
+    assert torch.equal(stream.total(), same.total())
+
+
+def test_a_split_shows_itself():
+    view = view_of(bias=True, norm="rms")
+    terms = split_logits(view, "t3 t4 t5")
+    frame, record = terms.frame(), terms.record()
+    logits = view.trace("t3 t4 t5").logits[-1]
+    assert numbers(frame.token) == logits.topk(10).indices.tolist()
+    assert frame.logit.tolist() == pytest.approx(logits.topk(10).values.tolist())
+    assert frame.iloc[:, 2:].sum(axis=1).tolist() == pytest.approx(frame.logit.tolist())
+    assert record["most likely"] == frame.token[0]
+    parts = split_by_eigenvectors(terms, "t4", k=2)
+    assert parts.frame().logit.sum() == pytest.approx(float(logits[4]))
+    assert parts.record()["token"] == "t4"
+    assert "logit" in repr(parts)

@@ -45,10 +45,14 @@ def page(tmp_path, unchecked) -> str:
     reading = LanguageReading(
         model=model,
         about=model_facts(model, texts),
-        salient={part: bigrams(model, part=part, k=5) for part in ("direct", "mlp")},
-        ngrams=[read_ngrams(model, direction, k=5)],
-        directions=[read_direction(model, texts, direction, eigenvectors=2, k=3)],
-        attention=read_attention(model, k=3),
+        salient={part: bigrams(model, layer=0, part=part, k=5) for part in ("direct", "mlp")},
+        ngrams=[read_ngrams(model, ATTACK, minus=direction.minus, layer=0, k=5)],
+        directions=[
+            read_direction(
+                model, texts, ATTACK, minus=direction.minus, layer=0, eigenvectors=2, k=3
+            )
+        ],
+        attention=read_attention(model, layer=0, k=3),
         left_out=(ATTACK,),
     )
     write_report(tmp_path / "report.html", [reading], title=ATTACK)
@@ -82,8 +86,7 @@ def test_the_strongest_token_has_full_colour(page):
 
 def test_a_direction_shows_the_ends_of_its_spectrum(unchecked):
     model = ResidualModel(random_model(), toy_tokenizer())
-    direction = TokenDirection("t3")
-    found = read_direction(model, corpus(toy_tokenizer()), direction, eigenvectors=2, k=1)
+    found = read_direction(model, corpus(toy_tokenizer()), "t3", layer=0, eigenvectors=2, k=1)
     values = found.whole.values.sort(descending=True).values
     assert found.spectrum.values.tolist() == [values[0], values[1], values[-1], values[-2]]
     for number, some in enumerate(found.contexts):
@@ -93,7 +96,9 @@ def test_a_direction_shows_the_ends_of_its_spectrum(unchecked):
 
 def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
     model = ResidualModel(tiny("llama"), toy_tokenizer())
-    reading = read_language(model, corpus(toy_tokenizer()), [TokenDirection("t3")], 1, among=10)
+    reading = read_language(
+        model, corpus(toy_tokenizer()), [TokenDirection("t3")], layer=1, among=10
+    )
     assert reading.directions == []
     figures = write_report(tmp_path / "report.html", [reading], title="Llama")
     assert list(figures) == ["composition"]
@@ -108,9 +113,9 @@ def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
 
 def test_tables_hold_tokens_and_the_value():
     model = ResidualModel(random_model(), toy_tokenizer())
-    found = read_ngrams(model, TokenDirection("t3"), k=4)
+    found = read_ngrams(model, "t3", layer=0, k=4)
     assert ngram_table(found.heads[0], "head").header == ["virtual", "direct", "value"]
-    assert ngram_table(bigrams(model), "mlp").header == ["input", "output", "value"]
+    assert ngram_table(bigrams(model, layer=0), "mlp").header == ["input", "output", "value"]
     table = ngram_table(found.following, "after")
     assert table.header == ["token", "value"]
     assert table.rows[0] == (found.following.token[0], f"{found.following.value[0]:.2f}")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bilens.data import Corpus
-from bilens.read.language import TokenDirection, read_direction
+from bilens.read.language import read_direction
 from bilens.report.exporters import feature_batch
 from bilens.residual import ResidualModel
 from tests.language import random_model, random_text, toy_tokenizer
@@ -27,9 +27,14 @@ FIELDS |= {
 def test_activations_times_logits_are_what_the_layer_adds(bias, unchecked):
     model = ResidualModel(random_model(bias=bias, n_layers=2, d_model=8), toy_tokenizer())
     rows = [{"input_ids": random_text(seed=seed)} for seed in range(4)]
-    direction = TokenDirection("t3", ("t4",))
     reading = read_direction(
-        model, Corpus("w", model.tokenizer, rows, rows), direction, 1, eigenvectors=99, k=4
+        model,
+        Corpus("w", model.tokenizer, rows, rows),
+        "t3",
+        minus="t4",
+        layer=1,
+        eigenvectors=99,
+        k=4,
     )
     batch = feature_batch(model, reading, name="m", data="w", k=30)
     features = batch["features"]
@@ -48,6 +53,6 @@ def test_activations_times_logits_are_what_the_layer_adds(bias, unchecked):
             if active["tokens"] == [f"t{i}" for i in rows[0]["input_ids"]]:
                 total += value * values
     z = model.mlp_inputs(rows[0]["input_ids"][None], 1)[0]
-    expected = model.interaction(direction.vector(model), 1)(z)
+    expected = model.interaction(model.direction("t3", minus="t4"), 1)(z)
     # Lists of numbers become tensors of single precision.
     assert (total.double() - expected).abs().max() < 1e-5 * expected.abs().max()

@@ -15,9 +15,9 @@ from bilens.read.flow import flow
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from bilens.tensor import with_constant
+from bilens.testing import CHECKS, FamilyCase, sum_of_parts
 from tests.families import ALL, FAMILIES, GATED, PLAIN, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
-from tests.residual.sum_of_parts import normalised, sum_of_parts
 
 
 @cache
@@ -26,68 +26,19 @@ def view_of(name: str) -> ResidualModel:
     return ResidualModel(tiny(name))
 
 
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", ALL)
-def test_the_parts_add_up_to_the_logits(name):
+def test_a_family_passes_every_check(name, check):
     with exact_norms():
-        found, logits = sum_of_parts(view_of(name), some_text()[0])
-    assert (found - logits).abs().max() < 1e-12 * logits.abs().max()
+        CHECKS[check](FamilyCase(view_of(name), some_text()[0], rounding=1e-12))
 
 
 @given(st.fixed_dictionaries(parts), st.sampled_from(["bilinear", "swiglu", "relu2"]))
 def test_own_models_of_all_parts_add_up(settings, mlp):
     view = ResidualModel(random_model(n_layers=2, mlp=mlp, **settings))
-    found, logits = sum_of_parts(view, random_text())
-    assert (found - logits).abs().max() < 1e-10 * logits.abs().max()
-
-
-def pattern_of(view, layer, ids):
-    """Scores of all pairs of positions, by `queries_keys`."""
-    trace, heads = view.trace(ids), view.layer(layer).heads
-    n = normalised(heads.norm, trace.layers[layer].attn_input, trace.layers[layer].attn_scale)
-    asked = [view.queries_keys(layer, n[[i]], i) for i in range(len(ids))]
-    scores = []
-    for pair in range(len(asked[0])):
-        q, k = (torch.cat([found[pair][side] for found in asked]) for side in (0, 1))
-        scores.append(torch.einsum("thd,shd->hts", q, k))
-    return scores, trace.layers[layer].pattern
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_queries_and_keys_make_the_pattern(name):
-    view, ids = view_of(name), some_text()[0][:6]
-    cap = getattr(view.config, "attn_logit_softcapping", None)
-    unseen = torch.ones(6, 6).triu(1).bool()
-    for layer in range(2):
-        scores, pattern = pattern_of(view, layer, ids)
-        if view.parts.attention == "bilinear":
-            expected = (scores[0] * scores[1]).masked_fill(unseen, 0)
-        else:
-            score = cap * torch.tanh(scores[0] / cap) if cap else scores[0]
-            expected = score.masked_fill(unseen, -torch.inf).softmax(-1)
-        # transformers works the softmax out in float32, whatever the dtype of the model.
-        assert (expected - pattern).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize("name", [name for name in ALL if name not in ("qwen3", "gemma3", "olmo2")])
-def test_qk_is_the_score_of_two_normalised_rows(name):
-    view = view_of(name)
-    a, b = torch.randn(2, 1, view.d_model, generator=torch.Generator().manual_seed(0)).double()
-    for layer, distance in ((0, 3), (1, 0)):
-        norm = view.layer(layer).heads.norm
-        a, b = (x if norm is None else norm.centred(x) for x in (a, b))
-
-        def without_bias(x, position, layer=layer):
-            pairs = zip(
-                view.queries_keys(layer, x, position),
-                view.queries_keys(layer, 0 * x, position),
-                strict=True,
-            )
-            return [(q - q0, k - k0) for (q, k), (q0, k0) in pairs]
-
-        asked, answered = without_bias(a, distance), without_bias(b, 0)
-        for M, (q, _), (_, k) in zip(view.qk(layer, distance), asked, answered, strict=True):
-            expected = (q * k).sum(-1)[0]
-            torch.testing.assert_close((a @ M.left @ M.right @ b.T)[:, 0, 0], expected)
+    trace = view.trace(random_text())
+    total, logits = sum_of_parts(view, trace), trace.logits
+    assert (total - logits).abs().max() < 1e-10 * logits.abs().max()
 
 
 def test_norms_of_queries_and_keys_give_their_gain_to_qk():
@@ -97,16 +48,6 @@ def test_norms_of_queries_and_keys_give_their_gain_to_qk():
     attn.q_norm.weight.mul_(2)
     attn.k_norm.weight.mul_(3)
     torch.testing.assert_close(view.qk(0)[0].dense(), 6 * before)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_ov_is_what_a_head_makes_of_a_row(name):
-    view, ids = view_of(name), some_text()[0][:1]
-    with exact_norms():
-        found, weights = view.trace(ids).layers[0], view.heads(0)
-    n = normalised(view.layer(0).heads.norm, found.attn_input, found.attn_scale)
-    expected = torch.einsum("td,hde,hef->htf", n, weights.value, weights.out)
-    torch.testing.assert_close(n @ view.ov(0).dense(), expected)
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -126,34 +67,6 @@ def test_the_mlp_is_a_tensor_once_its_gate_is_linear(name):
     u = view.direction(3, [7, 8])
     z = with_constant(n) if tensor.constant else n
     torch.testing.assert_close(view.interaction(u, 1)(z), tensor(n) @ u)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_what_an_mlp_adds_to_any_stream(name):
-    with exact_norms():
-        view, ids = ResidualModel(tiny(name)), some_text()[0]
-        trace = view.trace(ids)
-        x, after = trace.layers[1].mlp_input, trace.stream
-        added = view.mlp_output(1, x)
-        if not view.parts.parallel:
-            torch.testing.assert_close(x + added, after)
-        n = view.mlp_inputs(ids[None], 1)[0]
-    norm = view.layer(1).mlp.norm
-    expected = x if norm is None else norm.normalised(x)
-    # Between the two runs is a softmax in float32.
-    torch.testing.assert_close(n, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "own-layer", "own-none"])
-def test_directions_are_differences_of_logits(name):
-    with exact_norms():
-        view, ids = ResidualModel(tiny(name)), some_text()[:1]
-        trace, logits = view.trace(ids[0]), view.logits(ids)[0]
-    n = normalised(view.parts.norm, trace.stream, trace.scale)
-    u, b = view.direction(3, [7, 8]), view.b_U
-    expected = logits[:, 3] - logits[:, [7, 8]].mean(-1)
-    torch.testing.assert_close(n @ u + b[3] - b[[7, 8]].mean(), expected)
-    assert view.parts.norm is None or not view.parts.norm.centres or abs(float(u.sum())) < 1e-10
 
 
 def test_learned_positions_are_embedded():
@@ -233,7 +146,8 @@ def test_activations_that_are_not_zero_at_zero(name, act):
     mlp.reads[0].module.weight[:3] = 0
     view = ResidualModel(model, toy_tokenizer())
     with exact_norms():
-        total, logits = sum_of_parts(view, some_text()[0])
+        trace = view.trace(some_text()[0])
+        total, logits = sum_of_parts(view, trace), trace.logits
         split = flow(view, some_text()[0], TokenDirection("t3"), m=2)
     assert (total - logits).abs().max() < 1e-11 * logits.abs().max()
     leaves = sum(node.flow for node in split.nodes if node.kind in ("token", "position", "bias"))

@@ -10,8 +10,8 @@ from torch import nn
 from bilens.errors import BilensError
 from bilens.residual import Family, ResidualModel, register_family
 from bilens.residual.families import FAMILIES
+from bilens.testing import check_family
 from tests.families import tiny
-from tests.residual.sum_of_parts import sum_of_parts
 
 
 class MadeAttention(nn.Module):
@@ -97,8 +97,11 @@ def test_an_architecture_of_ones_own_is_read_like_any_other(made):
         ResidualModel(made)
     register_family("MadeUp", FAMILY)
     view = ResidualModel(made)
-    found, logits = sum_of_parts(view, torch.tensor([3, 1, 4, 1, 5]))
-    torch.testing.assert_close(found, logits)
+    names = (
+        r"not read exactly.*\n- queries and keys make the pattern: MadeAttention is not built on"
+    )
+    with pytest.raises(BilensError, match=names):
+        check_family(made)
     assert view.mlp(1).constant
     with pytest.raises(BilensError, match="architecture='MadeUp' is known already"):
         register_family("MadeUp", FAMILY)
@@ -154,6 +157,7 @@ def test_queries_and_keys_of_ones_own(made):
         return [tuple(split)]
 
     register_family("MadeUp", replace(FAMILY, queries_keys=queries_keys))
+    check_family(made, torch.tensor([3, 1, 4, 1, 5]), rounding=1e-12)
     view, ids = ResidualModel(made), torch.tensor([3, 1, 4])
     found = view.trace(ids).layers[0]
     n = view.layer(0).heads.norm.normalised(found.attn_input)

@@ -29,7 +29,9 @@ def test_all_readings_show_the_same_eigenvalues(norm, tmp_path):
     process(changed.double().eval())
     after = ResidualModel(changed, corpus.tokenizer)
     shown = {
-        "report, contexts": read_direction(model, corpus, DIRECTION, LAYER, k=1).whole.values,
+        "report, contexts": read_direction(
+            model, corpus, DIRECTION.token, minus=DIRECTION.minus, layer=LAYER, k=1
+        ).whole.values,
         "explorer": LanguageView(model, corpus).spectrum(state).values,
         "spectra": read_spectra(tmp_path / "spectra")[1].values[0],
         "the model behind process": after.interaction(DIRECTION.vector(after), LAYER).eigh().values,

@@ -158,7 +158,9 @@ class Report:
             return [self._run(analysis(name), model) for name in names]
         corpus = language.corpus_for(model, self.data or data_of(self.model), self.data_dir)
         directions = [] if self.token is None else [direction_of(self.token, self.minus)]
-        return [language.read_language(model, corpus, directions, self.layer, among=self.among)]
+        return [
+            language.read_language(model, corpus, directions, layer=self.layer, among=self.among)
+        ]
 
     def _added(self) -> list[Analysis]:
         return [entry for name in self.add for entry in named_analyses(name)]

@@ -52,12 +52,13 @@ class ReadingCommand:
         if self.output is not None:
             write_reading(reading, self.output)
             out.print(f"written: {self.output}")
-        exporter = EXPORTERS.get(type(reading))
-        folder = exporter and getattr(self, exporter.name)
-        if exporter and folder:
-            name = (self.output or Path(self.model)).stem
-            exporter.write(reading, folder, name)
-            out.print(f"written: {folder}")
+        for exporter in EXPORTERS.get(type(reading), ()):
+            path = getattr(self, exporter.name)
+            if path:
+                of = Path(self.model).stem
+                name = self.output.stem if self.output else of
+                exporter.write(reading, path, name, of)
+                out.print(f"written: {path}")
         return reading.record()
 
 
@@ -65,8 +66,7 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
     """Return the command of an analysis: a dataclass with its options, for tyro."""
     fields: list[Any] = [("model", Annotated[ModelName, tyro.conf.arg(help=MODEL_HELP)])]
     options = [*options_of(analysis), Option("output", Path | None, None, OUTPUT_HELP)]
-    exporter = EXPORTERS.get(analysis.hints["return"])
-    if exporter:
+    for exporter in EXPORTERS.get(analysis.hints["return"], ()):
         options.append(Option(exporter.name, Path | None, None, exporter.help))
     for option in options:
         kind: Any = Annotated.__class_getitem__((option.type, tyro.conf.arg(help=option.help)))  # type: ignore[attr-defined]

@@ -181,7 +181,7 @@ class LanguageView(PanelView):
             rows = (row["input_ids"] for row in self.corpus.validation)
             length = len(self.corpus.validation[0]["input_ids"])
             texts = islice(rows, max(1, PLACES // length))
-            self._index_of[layer] = ContextIndex(self.model, texts, layer)
+            self._index_of[layer] = ContextIndex(self.model, texts, layer=layer)
         return self._index_of[layer]
 
     @cached_property
@@ -274,7 +274,7 @@ class LanguageView(PanelView):
         )
 
     def _line(self, spectrum: Spectrum, number: int, place: Context, layer: int) -> ContextLine:
-        parts = contribution(self.model, spectrum, number, place, layer)
+        parts = contribution(self.model, spectrum, number, place, layer=layer)
         context = replace(place, activation=parts.total())
         return context_line(self.model, FoundContext(context, parts))
 
@@ -290,7 +290,7 @@ class LanguageView(PanelView):
         frame = self._by_path(terms, logits, best)
         likely = token_names(self.model, best)
         chosen = state.chosen or likely[0]
-        parts = split_by_eigenvectors(self.model, terms, self.model.token(chosen), k=NAMED)
+        parts = split_by_eigenvectors(terms, chosen, k=NAMED)
         summands = [
             *zip(parts.sources, parts.residual.tolist(), strict=True),
             *(

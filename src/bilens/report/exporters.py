@@ -1,6 +1,5 @@
 """Readings in the files that other projects' viewers open."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.read.flow.reading import FlowReading
 from bilens.read.language import DirectionReading, token_names
-from bilens.reading import Reading, signed
+from bilens.reading import Reading
+from bilens.report.attribution_graph import attribution_graph, write_viewer_files
 from bilens.residual import ResidualModel
 
 HISTOGRAM = 50
@@ -108,146 +108,65 @@ def _words(model: ResidualModel, ids: torch.Tensor) -> list[str]:
     return [name.replace("Ġ", " ").replace("▁", " ") for name in token_names(model, ids)]
 
 
-METADATA = "graph-metadata.json"
-
-
-def viewer_graph(
-    data: dict[str, Any], *, slug: str, prompt: str, probability: float
-) -> dict[str, Any]:
-    """A flow as the viewer's graph: nodes with their links, for JSON.
-
-    Heads and directions take the place of transcoder features, and carry their names. A node's
-    influence is the share of the absolute flow that it and all stronger ones hold, so that the
-    viewer's threshold prunes as `Flow.covering` does. There are no error nodes; what is not shown
-    is left out.
-
-    Args:
-        data: see `bilens.read.figures.flow.flow_data`.
-        slug: name of the graph and of its file.
-        prompt: the text.
-        probability: of the token that the flow is about.
-
-    Source:
-        safety-research/circuit-tracer, `circuit_tracer/frontend/graph_models.py`.
-    """
-    nodes, held = [], 0.0
-    for number, node in enumerate(data["nodes"]):
-        held += abs(node["flow"]) if number else 0.0
-        nodes.append(_node(data, number, node, held / (data["absolute"] or 1.0), probability))
-    return {
-        "metadata": {
-            "slug": slug,
-            "scan": "bilens",
-            "transcoder_list": [],
-            "prompt_tokens": data["tokens"],
-            "prompt": prompt,
-            "node_threshold": 1.0,
-        },
-        "qParams": {
-            "pinnedIds": [],
-            "supernodes": [],
-            "linkType": "both",
-            "clickedId": "",
-            "sg_pos": "",
-        },
-        "nodes": nodes,
-        "links": [
-            {"source": nodes[b]["node_id"], "target": nodes[a]["node_id"], "weight": flow}
-            for a, b, flow in data["edges"]
-        ],
-    }
-
-
-def _node(
-    data: dict[str, Any], number: int, node: dict[str, Any], held: float, probability: float
-) -> dict[str, Any]:
-    kind, layer = "cross layer transcoder", str(node["layer"])
-    name = f"{node['name']} ({signed(node['flow'])})"
-    if node["kind"] == "output":
-        # The viewer takes the token from between quotes and the probability from behind them.
-        token = data["direction"].replace('"', "'")
-        kind, layer = "logit", str(data["layers"] + 1)
-        name = f'Output "{token}" (p={probability:.3f})'
-    elif node["layer"] is None:
-        kind, layer = "embedding", "E"
-    position = 0 if node["position"] is None else node["position"]
-    return {
-        "node_id": f"{layer}_{number}_{position}",
-        "feature": number,
-        "layer": layer,
-        "ctx_idx": position,
-        "feature_type": kind,
-        "token_prob": probability if kind == "logit" else 0.0,
-        "is_target_logit": kind == "logit",
-        "run_idx": 0,
-        "reverse_ctx_idx": 0,
-        "jsNodeId": f"{layer}_{number}-0",
-        "clerp": name,
-        "influence": held,
-        "activation": node["flow"],
-    }
-
-
-def write_viewer_files(folder: Path, graph: dict[str, Any]) -> None:
-    """Write SLUG.json, and enter it in the folder's list of graphs.
-
-    Args:
-        folder: what `circuit-tracer start-server --graph_file_dir` is given.
-        graph: see `viewer_graph`.
-
-    Raises:
-        BilensError: the folder's list of graphs is damaged.
-    """
-    path, about = folder / METADATA, graph["metadata"]
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))["graphs"] if path.exists() else []
-        others = [other for other in known if other["slug"] != about["slug"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BilensError(
-            f"{path} is not a list of graphs as circuit-tracer writes it: {error!r}. Choose "
-            "another folder"
-        ) from error
-    write_json(folder / f"{about['slug']}.json", graph)
-    write_json(path, {"graphs": [*others, about]})
-
-
 @dataclass(frozen=True)
 class Exporter:
     """A way to write readings of one kind for another project.
 
     Attributes:
-        name: Of the option that asks for the folder.
+        name: Of the option that asks for the path.
         help: A sentence about it.
-        write: Write a reading to a folder, under a name.
+        write: Write a reading to a path, under a name, with the model's name.
     """
 
     name: str
     help: str
-    write: Callable[[Any, Path, str], None]
+    write: Callable[[Any, Path, str, str], None]
 
 
-def _write_neuronpedia(reading: DirectionReading, folder: Path, name: str) -> None:
+def _write_neuronpedia(reading: DirectionReading, folder: Path, name: str, _: str) -> None:
     batch = feature_batch(reading.model, reading, name=name, data=reading.data)
     write_json(folder / "batch-0.json", batch)
 
 
-def _write_viewer(reading: FlowReading, folder: Path, name: str) -> None:
-    graph = viewer_graph(
-        reading.data, slug=name, prompt=reading.prompt, probability=reading.probability
+def _graph(reading: FlowReading, slug: str, model: str) -> dict[str, Any]:
+    return attribution_graph(
+        reading.data,
+        slug=slug,
+        prompt=reading.prompt,
+        probability=reading.probability,
+        scan=model,
     )
-    write_viewer_files(folder, graph)
 
 
-EXPORTERS: dict[type[Reading], Exporter] = {
-    DirectionReading: Exporter(
-        "neuronpedia",
-        "Folder to also write the eigenvectors to, as features for Neuronpedia's dashboards.",
-        _write_neuronpedia,
+def _write_viewer(reading: FlowReading, folder: Path, name: str, model: str) -> None:
+    write_viewer_files(folder, _graph(reading, name, model))
+
+
+def _write_graph(reading: FlowReading, path: Path, _: str, model: str) -> None:
+    if path.suffix != ".json":
+        raise BilensError(f"--save-graph={path}: expected the name of a .json file")
+    write_json(path, _graph(reading, path.stem, model))
+
+
+EXPORTERS: dict[type[Reading], tuple[Exporter, ...]] = {
+    DirectionReading: (
+        Exporter(
+            "neuronpedia",
+            "Folder to also write the eigenvectors to, as features for Neuronpedia's dashboards.",
+            _write_neuronpedia,
+        ),
     ),
-    FlowReading: Exporter(
-        "viewer",
-        "Folder to also write the graph to, in the files that circuit-tracer's viewer reads.",
-        _write_viewer,
+    FlowReading: (
+        Exporter(
+            "viewer",
+            "Folder to also write the graph to, in the files that circuit-tracer's viewer reads.",
+            _write_viewer,
+        ),
+        Exporter(
+            "save_graph",
+            "File to also write the graph to, as an attribution graph for Neuronpedia.",
+            _write_graph,
+        ),
     ),
 }
 """By the kind of reading."""

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from bilens.errors import BilensError
 from bilens.residual.layers import Heads
 from bilens.residual.parts import Norm
 
@@ -24,7 +25,7 @@ ROWS = 8192
 """Rows that go through a layer at once."""
 _LOCK = RLock()
 _active: ContextVar[object] = ContextVar("active", default=None)
-_recorded: ContextVar[tuple[Tensor, Tensor, float]] = ContextVar("recorded")
+_recorded: ContextVar[tuple[Tensor, Tensor, float] | None] = ContextVar("recorded")
 
 
 class StopForwardError(Exception):
@@ -87,8 +88,17 @@ def queries_keys(
         return _own(model, heads, x, position, linear=linear)
     with attends_by(model, RECORDING), _gains_alone(heads.inner if linear else ()):
         arguments = _arguments(model, heads.module, position)
-        heads.module(hidden_states=x[:, None].to(heads.out.module.weight.dtype), **arguments)  # type: ignore[arg-type]
-    query, key, scale = _recorded.get()
+        rows = x[:, None].to(heads.out.module.weight.dtype)  # type: ignore[arg-type]
+        _recorded.set(None)
+        with suppress(TypeError):
+            heads.module(hidden_states=rows, **arguments)
+    recorded = _recorded.get()
+    if recorded is None:
+        raise BilensError(
+            f"{type(heads.module).__name__} is not built on the attention interface of "
+            "transformers, which returns queries and keys; give queries_keys in the Family"
+        )
+    query, key, scale = recorded
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     return [(scale * query[:, :, 0].to(x), key[:, :, 0].to(x))]
 

@@ -24,7 +24,7 @@ from bilens.residual.parts import LinearMap, Norm
 OPTIONS = "bilens-options"
 ROWS = 2048
 """Rows that are rotated at once."""
-_options: ContextVar[dict[str, Any]] = ContextVar("options")
+_options: ContextVar[dict[str, Any] | None] = ContextVar("options")
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,12 +236,19 @@ class CallRecorder:
                 stack.enter_context(_instead(module, partial(_return_first, filled)))
             for norm in heads.inner:
                 stack.enter_context(_instead(norm.module, lambda y: y))
+            _options.set(None)
             with suppress(StopForwardError):
                 if arguments:
                     heads.module(x, *arguments[1:], **keywords)
                 else:
                     heads.module(hidden_states=x, **keywords)
         options = _options.get()
+        if options is None:
+            raise BilensError(
+                f"{type(heads.module).__name__} is not built on the attention interface of "
+                "transformers, which a flow between two texts needs. A flow of one text, without "
+                "against, is available"
+            )
         wide = self.model.dtype
         # (j, head, time, d) -> (time, d, j), which are the same for every head.
         rotations = tuple(options[name][:, 0].permute(1, 2, 0).to(wide) for name in ("q", "k"))

@@ -6,7 +6,6 @@ from bilens.read.language.contexts import (
     ContextIndex,
     Contribution,
     contribution,
-    exciting_tokens,
     top_contexts,
 )
 from bilens.read.language.heads import (
@@ -18,7 +17,6 @@ from bilens.read.language.heads import (
     read_attention,
     token_components,
 )
-from bilens.read.language.logits import LogitParts, LogitTerms, split_by_eigenvectors, split_logits
 from bilens.read.language.names import TokenDirection, token_names
 from bilens.read.language.ngrams import (
     NGramReading,
@@ -37,7 +35,14 @@ from bilens.read.language.reading import (
     read_direction,
     read_language,
 )
-from bilens.read.language.stream import Stream, read_stream
+from bilens.read.language.stream import (
+    LogitParts,
+    LogitTerms,
+    Stream,
+    read_stream,
+    split_by_eigenvectors,
+    split_logits,
+)
 from bilens.read.language.texts import corpus_for, example_directions, generate_text
 from bilens.read.language.token_matrices import (
     BigramPart,
@@ -74,7 +79,6 @@ __all__ = [
     "contribution",
     "corpus_for",
     "example_directions",
-    "exciting_tokens",
     "following",
     "generate_text",
     "head_outputs",

@@ -1,6 +1,7 @@
-"""How much of what a head or an MLP writes is what a later head or MLP reads."""
+"""Composition scores: the overlap of each writer's output with each later reader's input."""
 
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import pandas as pd
 import torch
@@ -8,26 +9,37 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bilens.checks import full_precision
+from bilens.reading import Fact, Reading
+from bilens.registry import reading
 from bilens.residual import Moment, ResidualModel
 from bilens.tensor import FactoredMatrix
 
-__all__ = ["Composition", "composition_scores"]
 
-Group = tuple[int, list[str], Tensor]
-"""Heads of a layer or its MLP: when they read or write, their names, and their maps' cores."""
+class Group(NamedTuple):
+    """Heads of a layer, or its MLP, as writers or readers of the stream.
+
+    Attributes:
+        moment: moment of the stream that they read, or write to.
+        names: name of each.
+        cores: matrices with the Frobenius norms of their maps, (names, r, n).
+    """
+
+    moment: Moment
+    names: list[str]
+    cores: Float64[Tensor, "names r n"]
 
 
-@dataclass(frozen=True, eq=False)
-class Composition:
-    """Scores of all that writes to the residual stream with all that reads it later.
+@dataclass(frozen=True, eq=False, repr=False)
+class Composition(Reading):
+    """Scores of every writer to the residual stream with every later reader.
 
     Attributes:
         writers: names such as `head 0.2`, layer and head, or `mlp 0`; all that have readers.
         readers: names such as `head 1.2 Q`, `K` or `V`, with a number for each pair of queries and
-            keys where there are two; and `mlp 1 L` or `R`, the sides of a gated MLP, or `in`. Heads
-            of the first layer, which read the embedding alone, are not among them.
-        scores: 0 to 1; NaN where the reader does not come after the writer.
-        baseline: the root mean square of the score over all rotations of one against the other.
+            keys if there are two; and `mlp 1 L` or `R`, the sides of a gated MLP, or `in`. Heads
+            of the first layer, which see only the embedding, are not among them.
+        scores: 0 to 1; NaN if the reader is not after the writer.
+        baseline: root mean square of the score over all rotations of one against the other.
     """
 
     writers: tuple[str, ...]
@@ -35,100 +47,112 @@ class Composition:
     scores: Float64[Tensor, "writers readers"]
     baseline: float
 
+    axes: ClassVar[dict[str, str]] = {"x": "reader", "y": "score", "color": "writer"}
+    explanation: ClassVar[str] = (
+        "The score is the share of a writer's output that is in a reader's input space. Random "
+        "maps have the baseline as their root mean square."
+    )
+
+    def facts(self) -> list[Fact]:
+        """Return the numbers of writers and readers, and the baseline."""
+        return [
+            ("writers", len(self.writers)),
+            ("readers", len(self.readers)),
+            ("baseline", self.baseline),
+        ]
+
     def frame(self, k: int = 20) -> pd.DataFrame:
-        """The pairs of the highest scores.
+        """Return the k pairs of highest score.
 
         Returns:
-            Columns writer, reader, score and excess, the score less the baseline.
+            Columns writer, reader, score and excess, the score minus the baseline.
         """
-        there = self.scores.nan_to_num(-1).flatten()
-        order = there.argsort(descending=True, stable=True)[: min(k, int((there >= 0).sum()))]
+        scores = self.scores.nan_to_num(-1).flatten()
+        order = scores.argsort(descending=True, stable=True)[: min(k, int((scores >= 0).sum()))]
         rows, columns = order // len(self.readers), order % len(self.readers)
-        found = there[order]
         return pd.DataFrame(
             {
                 "writer": [self.writers[i] for i in rows.tolist()],
                 "reader": [self.readers[i] for i in columns.tolist()],
-                "score": found.tolist(),
-                "excess": (found - self.baseline).tolist(),
+                "score": scores[order].tolist(),
+                "excess": (scores[order] - self.baseline).tolist(),
             }
         )
 
 
+@reading("composition")
 @torch.no_grad()
 @full_precision
 def composition_scores(model: ResidualModel) -> Composition:
-    """|W R|_F / (|W|_F |R|_F) for all that writes W and all that reads R after it.
+    """Compute |W R|_F / (|W|_F |R|_F) for every writer W and every later reader R.
 
-    What writes is W_V W_O of a head, or D of an MLP. What reads is W_Q W_K' and its transpose (Q-
-    and K-composition) and W_V W_O of a head (V-composition), and L and R of a gated MLP, or the
-    inner map of a plain one. If either is rotated at random against the other, the score's mean
-    square is exactly 1 / d_model, which is the baseline.
+    Writers are W_V W_O of a head and D of an MLP. Readers are W_Q W_K' and its transpose (Q- and
+    K-composition) and W_V W_O of a head (V-composition), L and R of a gated MLP, and the inner map
+    of a plain one. If either is rotated at random against the other, the score's mean square is
+    exactly 1 / d_model, which is the baseline.
 
-    Norms give their gain and their centring; their scale cancels in the ratio, as do the shares of
-    `value_mix` and `embed_mix`. Rotary positions are those of a token that looks at itself.
+    Gains and centring of norms are included. Their scale cancels in the ratio, as do the shares of
+    `value_mix` and `embed_mix`. Rotary positions are those of a token that attends to itself.
 
     Source:
         Elhage et al. 2021, "Two-layer attention-only transformers" and its footnote on composition
         scores of random matrices.
     """
-    # Nothing stands behind the last MLP, and before the first heads only the embedding.
-    writers, readers = (
-        _writers(model)[:-1],
-        [group for group in _readers(model) if group[0] > Moment.input(0)],
-    )
+    # The last MLP has no readers, and heads of the first layer have no writers.
+    writers = _writers(model)[:-1]
+    readers = [group for group in _readers(model) if group.moment > Moment.input(0)]
     rows = []
-    for written, _, W in writers:
+    for writer in writers:
         blocks = [
-            _scores(W, R) if written <= read else W.new_full((len(W), len(R)), torch.nan)
-            for read, _, R in readers
+            _scores(writer.cores, reader.cores)
+            if writer.moment <= reader.moment
+            else writer.cores.new_full((len(writer.names), len(reader.names)), torch.nan)
+            for reader in readers
         ]
         rows.append(torch.cat(blocks, 1))
     return Composition(
-        writers=tuple(name for _, names, _ in writers for name in names),
-        readers=tuple(name for _, names, _ in readers for name in names),
+        writers=tuple(name for group in writers for name in group.names),
+        readers=tuple(name for group in readers for name in group.names),
         scores=torch.cat(rows).cpu() if readers else torch.zeros(0, 0, dtype=torch.float64),
         baseline=model.d_model**-0.5,
     )
 
 
 def _writers(model: ResidualModel) -> list[Group]:
-    found: list[Group] = []
+    groups: list[Group] = []
     for layer in range(model.n_layers):
-        OV = model.ov(layer)
-        found.append(
-            (Moment.attention(layer), _names(model, layer), _core(OV.left) @ OV.right.double())
-        )
-        D = model.mlp_writes(layer)
-        found.append((Moment.mlp(layer), [f"mlp {layer}"], _core(D.T)[None]))
-    return found
+        OV, D = model.ov(layer), model.mlp_writes(layer)
+        W = _core(OV.left) @ OV.right.double()
+        groups.append(Group(Moment.attention(layer), _head_names(model, layer), W))
+        groups.append(Group(Moment.mlp(layer), [f"mlp {layer}"], _core(D.T)[None]))
+    return groups
 
 
 def _readers(model: ResidualModel) -> list[Group]:
-    found: list[Group] = []
+    groups: list[Group] = []
     for layer in range(model.n_layers):
         QK = model.qk(layer)
         sides: dict[str, FactoredMatrix] = {}
         for number, matrices in enumerate(QK, start=1):
-            which = number if len(QK) > 1 else ""
-            sides |= {f"Q{which}": matrices, f"K{which}": matrices.T}
+            suffix = number if len(QK) > 1 else ""
+            sides |= {f"Q{suffix}": matrices, f"K{suffix}": matrices.T}
         for side, matrices in (sides | {"V": model.ov(layer)}).items():
             R = matrices.left.double() @ _core(matrices.right.mT).mT
-            heads = [f"{head} {side}" for head in _names(model, layer)]
-            found.append((Moment.input(layer), heads, R))
+            names = [f"{head} {side}" for head in _head_names(model, layer)]
+            groups.append(Group(Moment.input(layer), names, R))
         for side, weight in model.mlp_reads(layer).items():
-            moment = model.parts.mlp_moment(layer)
-            found.append((moment, [f"mlp {layer} {side}"], _core(weight).T[None]))
-    return found
+            moment, names = model.parts.mlp_moment(layer), [f"mlp {layer} {side}"]
+            groups.append(Group(moment, names, _core(weight).T[None]))
+    return groups
 
 
-def _names(model: ResidualModel, layer: int) -> list[str]:
+def _head_names(model: ResidualModel, layer: int) -> list[str]:
     return [f"head {layer}.{head}" for head in range(model.n_heads)]
 
 
-def _core(matrix: Tensor) -> Float64[Tensor, "*batch small n"]:
-    """What has the same norm behind any map that is applied from the right, in float64."""
-    return torch.linalg.qr(matrix.double(), mode="r").R
+def _core(A: Tensor) -> Float64[Tensor, "*batch small n"]:
+    """Return the R factor of the QR decomposition: |R W| = |A W| for every W."""
+    return torch.linalg.qr(A.double(), mode="r").R
 
 
 def _scores(

@@ -1,42 +1,36 @@
-"""Where in a corpus eigenvectors are most active, in one pass over texts or from kept inputs."""
+"""Texts in which eigenvectors are most active, from one pass over texts or from stored inputs."""
 
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import islice
 
-import pandas as pd
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from bilens.checks import check_finite, check_index, check_sum, full_precision
+from bilens.checks import check_finite, check_index, check_sum, checked, full_precision
 from bilens.data.corpus import batched
 from bilens.errors import BilensError
 from bilens.progress import progress_bar
-from bilens.read.language.names import token_names
 from bilens.read.language.stream import read_stream
-from bilens.read.language.token_matrices import alone, head_writes
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import Spectrum
 
-__all__ = [
-    "Context",
-    "ContextIndex",
-    "Contribution",
-    "contribution",
-    "exciting_tokens",
-    "top_contexts",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A place in a text at which an eigenvector has an activation lambda (v . n)^2.
+    """A position in a text at which an eigenvector has an activation lambda (v . n)^2.
 
-    What comes after the position cannot matter.
+    Tokens after the position have no influence.
+
+    Attributes:
+        ids: the text.
+        position: position of the activation.
+        activation: lambda (v . n)^2.
     """
 
     ids: Int[Tensor, " time"]
@@ -46,12 +40,12 @@ class Context:
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """An activation lambda (v . n)^2 split by where n came from: lambda (v . n) (v . part).
+    """An activation lambda (v . n)^2, split by the sources of n: lambda (v . n) (v . part).
 
     Attributes:
-        direct: from what was in the stream before the layer.
-        heads: through each head, from each token up to it.
-        constant: from biases.
+        direct: contribution of the stream before the layer.
+        heads: contribution of each token up to the position, through each head.
+        constant: contribution of biases.
     """
 
     direct: float
@@ -59,13 +53,13 @@ class Contribution:
     constant: float
 
     def tokens(self) -> Float[Tensor, " time"]:
-        """What each token contributes, over all paths."""
+        """Return the contribution of each token, over all paths."""
         share = self.heads.sum(0)
         share[-1] += self.direct
         return share
 
     def total(self) -> float:
-        """The activation."""
+        """Return the activation."""
         return float(self.tokens().sum()) + self.constant
 
 
@@ -74,29 +68,29 @@ class Contribution:
 def top_contexts(
     model: ResidualModel,
     spectrum: Spectrum,
-    texts: Iterable[Int[Tensor, " time"]],
-    layer: int = 0,
+    texts: Iterable[str | Int[Tensor, " time"]],
     *,
+    layer: int,
     k: Count = 8,
     batch_size: int = 32,
 ) -> list[list[Context]]:
-    """The k contexts of largest |activation| for every eigenvector.
+    """Find the k contexts of largest |activation| for every eigenvector.
 
-    At most one comes from each text, and no two have the same tokens up to their place. Texts pass
-    in batches and only the best so far are kept. Under `torchrun` each process takes its share of
+    Each text has at most one, and no two have the same tokens up to their position. Texts pass in
+    batches, so any number of them fits in memory. Under `torchrun` each process takes its share of
     the texts, and all of them return the best of all.
 
     Args:
-        model: the model that the spectrum is of.
-        spectrum: of a single form of the layer.
-        texts: token ids, all of one length.
+        model: the model that the spectrum belongs to.
+        spectrum: spectrum of a single form of the layer.
+        texts: strings or token ids.
         layer: number of the layer.
-        k: contexts for each eigenvector, the strongest first.
-        batch_size: texts at a time.
+        k: number of contexts for each eigenvector, the strongest first.
+        batch_size: number of texts in a batch.
 
     Raises:
-        BilensError: there are no texts or no such layer, the spectrum is a batch, or k is not
-            positive.
+        BilensError: there are no texts, the layer does not exist, the spectrum is a batch, or k is
+            not positive.
 
     Source:
         Pearce et al. 2024, figure 7 and appendix G.
@@ -104,173 +98,151 @@ def top_contexts(
     _check(spectrum)
     state = PartialState()
     best = [_Best(k) for _ in range(spectrum.k)]
-    own = islice(texts, state.process_index, None, state.num_processes)
+    share = islice(texts, state.process_index, None, state.num_processes)
     total = len(texts) if isinstance(texts, Sized) else None
-    for ids, inputs in _read(model, own, layer, batch_size, total, state.num_processes):
-        _look(best, spectrum, ids, inputs)
+    for batch in _run_texts(model, share, layer, batch_size, total, state.num_processes):
+        _add_best(best, spectrum, *batch)
     merged = [_Best(k) for _ in range(spectrum.k)]
-    for others in gather_object([best]):
-        for mine, other in zip(merged, others, strict=True):
-            for context in other.contexts():
-                mine.add(context)
-    if not merged[0].found:
-        raise BilensError("texts is empty; expected token ids, one row for each text")
-    return [some.contexts() for some in merged]
+    for process in gather_object([best]):
+        for target, source in zip(merged, process, strict=True):
+            for context in source.contexts():
+                target.add(context)
+    if not merged[0].by_text:
+        raise BilensError("texts is empty; expected strings or token ids")
+    return [contexts.contexts() for contexts in merged]
 
 
-@full_precision
 class ContextIndex:
-    """Texts with what an MLP reads at each place, so that a direction is looked up at once.
+    """Texts with the MLP inputs at each position, in which directions are looked up quickly.
 
-    The model runs once; a direction then costs a product. `d_model` numbers for each place of each
-    text stay in memory. Arguments are those of `top_contexts`.
+    The model runs once; afterwards a direction costs one product. `d_model` numbers for each
+    position stay in memory. Arguments are those of `top_contexts`.
 
     Attributes:
-        ids: the texts.
-        inputs: what the MLP reads at each place, normalised.
+        ids: the texts, padded at the end with token 0.
+        lengths: number of tokens of each text.
+        inputs: the MLP's normalised input at each position.
 
     Raises:
-        BilensError: there are no texts, or there is no such layer.
+        BilensError: there are no texts, or the layer does not exist.
     """
 
     ids: Int[Tensor, "texts time"]
+    lengths: Int[Tensor, " texts"]
     inputs: Float[Tensor, "texts time d_model"]
 
+    @checked
     def __init__(
         self,
         model: ResidualModel,
-        texts: Iterable[Int[Tensor, " time"]],
-        layer: int = 0,
+        texts: Iterable[str | Int[Tensor, " time"]],
         *,
+        layer: int,
         batch_size: int = 32,
     ) -> None:
-        parts = list(_read(model, texts, layer, batch_size, None, 1))
-        if not parts:
-            raise BilensError("texts is empty; expected token ids, one row for each text")
-        self.ids, self.inputs = (torch.cat(some) for some in zip(*parts, strict=True))
+        batches = list(_run_texts(model, texts, layer, batch_size, None, 1))
+        if not batches:
+            raise BilensError("texts is empty; expected strings or token ids")
+        ids, lengths, inputs = (
+            [row for part in parts for row in part] for parts in zip(*batches, strict=True)
+        )
+        self.ids = pad_sequence(ids, batch_first=True)
+        self.lengths = torch.stack(lengths)
+        self.inputs = pad_sequence(inputs, batch_first=True)
 
     @torch.no_grad()
     def top_contexts(self, spectrum: Spectrum, k: Count = 8) -> list[list[Context]]:
-        """The k contexts of largest |activation| for every eigenvector, as `top_contexts` has them.
+        """Find the k contexts of largest |activation| for every eigenvector.
 
         Raises:
             BilensError: the spectrum is a batch, or k is not positive.
         """
         _check(spectrum)
         best = [_Best(k) for _ in range(spectrum.k)]
-        _look(best, spectrum, self.ids, self.inputs)
-        return [some.contexts() for some in best]
+        _add_best(best, spectrum, self.ids, self.lengths, self.inputs)
+        return [contexts.contexts() for contexts in best]
 
 
 class _Best:
-    """The k strongest contexts of one eigenvector, no two with the same text before them."""
+    """The k strongest contexts of one eigenvector, no two with the same tokens before them."""
 
     def __init__(self, k: int) -> None:
         self.k = k
-        self.found: dict[tuple[int, ...], Context] = {}
+        self.by_text: dict[tuple[int, ...], Context] = {}
 
     def add(self, context: Context) -> None:
         text = tuple(context.ids[: context.position + 1].tolist())
-        self.found.setdefault(text, context)
-        if len(self.found) > self.k:
-            del self.found[min(self.found, key=lambda text: abs(self.found[text].activation))]
+        self.by_text.setdefault(text, context)
+        if len(self.by_text) > self.k:
+            del self.by_text[min(self.by_text, key=lambda text: abs(self._activation(text)))]
 
     def contexts(self) -> list[Context]:
-        return sorted(self.found.values(), key=lambda context: -abs(context.activation))
+        return sorted(self.by_text.values(), key=lambda context: -abs(context.activation))
 
-    def least(self) -> float:
-        """What a context has to exceed."""
-        full = len(self.found) == self.k
-        return min(abs(context.activation) for context in self.found.values()) if full else -1.0
+    def threshold(self) -> float:
+        """Return the |activation| that a further context has to exceed."""
+        if len(self.by_text) < self.k:
+            return -1.0
+        return min(abs(context.activation) for context in self.by_text.values())
+
+    def _activation(self, text: tuple[int, ...]) -> float:
+        return self.by_text[text].activation
 
 
-def _look(best: list[_Best], spectrum: Spectrum, ids: Tensor, inputs: Tensor) -> None:
-    """Add the place in each text at which an eigenvector is most active to the best so far."""
-    active = spectrum.activations(inputs)
-    places = active.abs().argmax(1)
-    strongest = active.gather(1, places[:, None])[:, 0]
-    for number, some in enumerate(best):
-        # The first of equal texts stays, so the strongest come first.
+def _add_best(
+    best: list[_Best],
+    spectrum: Spectrum,
+    ids: Int[Tensor, "texts time"],
+    lengths: Int[Tensor, " texts"],
+    inputs: Float[Tensor, "texts time d_model"],
+) -> None:
+    """Add the position of each text at which an eigenvector is most active."""
+    activations = spectrum.activations(inputs)
+    # Padding comes after all tokens of a text, so no activation there may count.
+    is_token = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None].to(ids.device)
+    positions = activations.abs().where(is_token[..., None], -1).argmax(1)
+    strongest = activations.gather(1, positions[:, None])[:, 0]
+    for number, contexts in enumerate(best):
+        # The first of several equal texts is kept, so the strongest come first.
         for row in strongest[:, number].abs().argsort(descending=True, stable=True).tolist():
             activation = float(strongest[row, number])
-            if abs(activation) <= some.least():
+            if abs(activation) <= contexts.threshold():
                 break
-            some.add(Context(ids[row].cpu(), int(places[row, number]), activation))
+            text = ids[row, : int(lengths[row])].cpu()
+            contexts.add(Context(text, int(positions[row, number]), activation))
 
 
 @torch.no_grad()
 @full_precision
 def contribution(
-    model: ResidualModel, spectrum: Spectrum, number: int, context: Context, layer: int = 0
+    model: ResidualModel, spectrum: Spectrum, number: int, context: Context, *, layer: int
 ) -> Contribution:
-    """What each token of a context contributes to the activation of an eigenvector, exactly.
+    """Split the activation of an eigenvector by the tokens of a context, exactly.
 
-    The spectrum is that of a single form of the layer, and `number` that of its eigenvector.
+    The spectrum is that of a single form of the layer, and `number` that of the eigenvector.
 
     Source:
         Pearce et al. 2024, figure 7.
     """
     _check(spectrum, number)
-    stream = read_stream(model, context.ids.to(model.device), context.position, layer)
+    stream = read_stream(model, context.ids, context.position, layer=layer)
     vector = spectrum.vectors[number].to(stream.direct)
     total, width = stream.total(), len(stream.direct)
-    read, offset = vector[:width], vector[width:].sum()
-    scale = spectrum.values[number] * (read @ total + offset)
-    contribution = Contribution(
-        direct=float(scale * (read @ stream.direct)),
-        heads=scale * (stream.heads @ read),
-        constant=float(scale * (read @ stream.constant + offset)),
+    v, offset = vector[:width], vector[width:].sum()
+    scale = spectrum.values[number] * (v @ total + offset)
+    split = Contribution(
+        direct=float(scale * (v @ stream.direct)),
+        heads=scale * (stream.heads @ v),
+        constant=float(scale * (v @ stream.constant + offset)),
     )
     check_sum(
         "The activation, split by source,",
-        contribution.total(),
+        split.total(),
         spectrum.activations(total)[number],
-        size=float(scale.abs() * (read.abs() @ (stream.direct.abs() + stream.constant.abs()))),
+        size=float(scale.abs() * (v.abs() @ (stream.direct.abs() + stream.constant.abs()))),
         dtype=model.parts.embed.module.weight.dtype,
     )
-    return contribution
-
-
-@torch.no_grad()
-@full_precision
-def exciting_tokens(
-    model: ResidualModel,
-    spectrum: Spectrum,
-    number: int,
-    layer: int = 0,
-    *,
-    head: int | None = None,
-    k: Count = 10,
-    position: int | None = None,
-) -> pd.DataFrame:
-    """The tokens that excite an eigenvector most: alone, or what a head makes of them.
-
-    Norms divide by the size of the token alone, as in `bilens.read.language.token_matrices`, where
-    `layer` and `position` are explained. With a head the token is looked at from later, without
-    one it is the token itself.
-
-    Returns:
-        Columns token, overlap (v . x) and activation, lambda (v . x)^2, of largest |activation|.
-
-    Raises:
-        BilensError: there is no such eigenvector, head, layer or position, or k is not positive.
-    """
-    _check(spectrum, number)
-    e = model.embedded(torch.arange(model.vocab_size, device=model.device), position)
-    x, reader = alone(model, e, layer), model.layer(layer).mlp
-    n = reader.normalised(x)
-    if head is not None:
-        n = head_writes(model, layer, head, e) * reader.scale(x)[:, None]
-    overlap = n @ spectrum.vectors[number][: n.shape[1]].to(n)
-    activation = spectrum.values[number] * overlap.square()
-    best = activation.abs().topk(min(k, len(activation))).indices
-    return pd.DataFrame(
-        {
-            "token": token_names(model, best),
-            "overlap": overlap[best].tolist(),
-            "activation": activation[best].tolist(),
-        }
-    )
+    return split
 
 
 def _check(spectrum: Spectrum, number: int = 0) -> None:
@@ -283,21 +255,21 @@ def _check(spectrum: Spectrum, number: int = 0) -> None:
     check_index("number", number, spectrum.k, "an eigenvector")
 
 
-def _read(
+def _run_texts(
     model: ResidualModel,
-    texts: Iterable[Tensor],
+    texts: Iterable[str | Tensor],
     layer: int,
     batch_size: int,
     total: int | None,
     processes: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The texts in batches, with what the MLP of a layer reads of them."""
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield batches of texts: padded ids, lengths, and the MLP inputs of a layer."""
     with progress_bar() as bar:
         task = bar.add_task("texts", total=total, note="")
         for batch in batched(texts, batch_size):
-            lengths = sorted({tuple(text.shape) for text in batch})
-            if len(lengths) > 1:
-                raise BilensError(f"texts have shapes {lengths}, expected as many tokens in each")
-            ids = torch.stack(batch).to(model.device)
-            yield ids, model.mlp_inputs(ids, layer)
+            rows = [model.ids(text) for text in batch]
+            lengths = torch.tensor([len(row) for row in rows], device=model.device)
+            # Attention is causal: padding at the end changes no position before it.
+            ids = pad_sequence(rows, batch_first=True)
+            yield ids, lengths, model.mlp_inputs(ids, layer)
             bar.advance(task, len(batch) * processes)

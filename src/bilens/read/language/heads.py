@@ -13,7 +13,7 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import go, lazy_import
 from bilens.nn import ATTENTIONS
 from bilens.read.language.composition import Composition, composition_scores
-from bilens.read.language.names import chosen_tokens, token_names, top_pairs
+from bilens.read.language.names import token_names, token_range, top_pairs
 from bilens.read.language.token_matrices import attention_scores, head_outputs
 from bilens.reading import Fact, Reading, Section
 from bilens.registry import reading
@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from bilens.read.figures import language as pages
 else:  # plotly takes a second to import, and only pages use it.
     pages = lazy_import("bilens.read.figures.language")
-
-__all__ = [
-    "AttentionReading",
-    "HeadPairs",
-    "HeadReading",
-    "attention_pairs",
-    "output_pairs",
-    "read_attention",
-    "token_components",
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +106,8 @@ class AttentionReading(Reading):
 @full_precision
 def read_attention(
     model: ResidualModel,
-    layer: int = 0,
     *,
+    layer: int,
     heads: Sequence[int] | None = None,
     k: Count = 10,
     components: int = 2,
@@ -125,104 +115,106 @@ def read_attention(
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> AttentionReading:
-    """Read the heads of a layer from the weights.
+    """Find the tokens that heads of a layer attend to and the outputs that they raise.
 
     Args:
-        model: any.
+        model: the model.
         layer: number of the layer.
-        heads: their numbers; all by default.
-        k: how many pairs of each kind.
-        components: how many singular components.
-        distance: how far back the token stands that is looked at.
-        position: of the token that looks; positions that are vectors ask for it.
-        among: tokens to choose from, such as the most frequent ones; all by default.
+        heads: numbers of the heads; all by default.
+        k: number of pairs of each kind.
+        components: number of singular components.
+        distance: distance from the query back to the key, in tokens.
+        position: position of the query, required by models with learned positions.
+        among: tokens of the pairs, such as the most frequent ones; all by default.
 
     Raises:
-        BilensError: there is no such layer, head, position or token, or k is not positive.
+        BilensError: a layer, head, position or token does not exist, or k is not positive.
     """
-    chosen = range(model.n_heads) if heads is None else heads
-    seen = None if position is None else position - distance
-    pairs: list[HeadPairs] | list[None] = [None] * len(chosen)
+    numbers = range(model.n_heads) if heads is None else heads
+    key_position = None if position is None else position - distance
+    attends: list[HeadPairs] | list[None] = [None] * len(numbers)
     if ATTENTIONS[model.parts.attention].product:
-        pairs = attention_pairs(
-            model, chosen, layer, k=k, distance=distance, position=position, among=among
+        attends = attention_pairs(
+            model, numbers, layer=layer, k=k, distance=distance, position=position, among=among
         )
-    outputs = head_outputs(model, layer, position=seen, among=among)
-    said = output_pairs(model, chosen, layer, k=k, position=seen, among=among)
+    matrices = head_outputs(model, layer=layer, position=key_position, among=among)
+    outputs = output_pairs(model, numbers, layer=layer, k=k, position=key_position, among=among)
     singular = [
         token_components(
-            model, outputs[head], sides=("key", "output"), components=components, k=k, among=among
+            model, matrices[head], sides=("key", "output"), components=components, k=k, among=among
         )
-        for head in chosen
+        for head in numbers
     ]
-    found = [HeadReading(*parts) for parts in zip(chosen, pairs, said, singular, strict=True)]
-    return AttentionReading(found, layer, distance, composition_scores(model))
+    parts = zip(numbers, attends, outputs, singular, strict=True)
+    readings = [HeadReading(*part) for part in parts]
+    return AttentionReading(readings, layer, distance, composition_scores(model))
 
 
 @full_precision
 def attention_pairs(
     model: ResidualModel,
     heads: Sequence[int],
-    layer: int = 0,
     *,
+    layer: int,
     k: Count = 20,
     distance: int = 1,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> list[HeadPairs]:
-    """Which token each head looks at from which, most and least; see `attention_scores`.
+    """Find the pairs of query and key with the largest and smallest scores of each head.
 
-    The value is the pattern before any normalisation: the product of both scores in bilinear
-    attention, which has a sign, the square of the score in squared attention; under a softmax it
-    is the score, an exponent.
+    The value is the pattern before any normalisation. In bilinear attention it is the product of
+    both scores, which has a sign, in squared attention the square of the score, and under a
+    softmax the score itself, an exponent. See `attention_scores`.
 
     Returns:
-        For each head frames with columns query, key, the scores where they are multiplied, and
-        value.
+        For each head frames with columns query, key, the scores if they are multiplied, and value.
 
     Raises:
-        BilensError: there is no such head, layer, position or token, k is not positive, or no
-            number of two tokens alone orders the pattern, as in differential attention.
+        BilensError: a head, layer, position or token does not exist, k is not positive, or the
+            pattern is not ordered by one number for two tokens, as in differential attention.
     """
     product = ATTENTIONS[model.parts.attention].product
     if not product:
         raise BilensError(
-            f"attention={model.parts.attention!r} has a pattern that no number of two tokens alone "
-            "orders; read each of its attention_scores"
+            f"attention={model.parts.attention!r} has a pattern that is not ordered by one number "
+            "for two tokens; read each of its attention_scores"
         )
-    scores = attention_scores(model, layer, distance=distance, position=position, among=among)
+    scores = attention_scores(model, layer=layer, distance=distance, position=position, among=among)
     names = ["first", "second"] if len(scores) == 2 else ["score"]
 
-    def ends(head: int) -> HeadPairs:
+    def pairs(head: int) -> HeadPairs:
         number = check_index("head", head, model.n_heads)
         factors = [scores[pair][number] for pair in product]
         parts = dict(zip(names, factors, strict=False)) if len(product) > 1 else {}
-        return _ends(model, ("query", "key"), factors, parts, k, among)
+        return _pairs(model, ("query", "key"), factors, parts, k, among)
 
-    return [ends(head) for head in heads]
+    return [pairs(head) for head in heads]
 
 
 @full_precision
 def output_pairs(
     model: ResidualModel,
     heads: Sequence[int],
-    layer: int = 0,
     *,
+    layer: int,
     k: Count = 20,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> list[HeadPairs]:
-    """Which output each head raises and lowers most when it looks at a token; see `head_outputs`.
+    """Find the outputs that each head raises and lowers most, and the token it attends to.
+
+    See `head_outputs`.
 
     Returns:
         For each head frames with columns key, output and value, in logits.
 
     Raises:
-        BilensError: there is no such head, layer, position or token, or k is not positive.
+        BilensError: a head, layer, position or token does not exist, or k is not positive.
     """
-    outputs = head_outputs(model, layer, position=position, among=among)
+    outputs = head_outputs(model, layer=layer, position=position, among=among)
     numbers = [check_index("head", head, model.n_heads) for head in heads]
-    return [_ends(model, ("key", "output"), [outputs[n]], {}, k, among) for n in numbers]
+    return [_pairs(model, ("key", "output"), [outputs[n]], {}, k, among) for n in numbers]
 
 
 @torch.no_grad()
@@ -236,26 +228,26 @@ def token_components(
     k: Count = 10,
     among: Sequence[int] | None = None,
 ) -> pd.DataFrame:
-    """The strongest singular components of a matrix of tokens, with the tokens on both sides.
+    """Return the strongest singular components of a matrix of tokens, with their tokens.
 
-    M[A, B] = sum_s sigma_s l_s[A] r_s[B], so that two tokens of equal sign raise the entry and two
-    of opposite sign lower it. Signs are chosen so that the first token on the left is positive.
+    M[A, B] = sum_s sigma_s l_s[A] r_s[B]. Two tokens of equal sign raise the entry, and two of
+    opposite sign lower it. Signs are chosen so that the first token on the left is positive.
 
     Args:
-        model: for the names of the tokens.
-        matrix: of `token_matrices`, one head of it, or a product of such.
-        sides: what rows and columns are, such as query and key, or key and output.
-        components: how many.
-        k: tokens on either side of each, those of largest |weight|.
-        among: the tokens that rows and columns stand for; all by default.
+        model: model whose tokenizer names the tokens.
+        matrix: one head of a matrix of `token_matrices`, or a product of such.
+        sides: names of rows and columns, such as query and key, or key and output.
+        components: number of components.
+        k: number of tokens on either side of each, those of largest |weight|.
+        among: tokens of rows and columns; all by default.
 
     Returns:
-        Columns component, sigma, and for either side its token and the weight of that.
+        Columns component, sigma, and for either side its token and weight.
 
     Raises:
         BilensError: the matrix is a batch or of other tokens, or a number is out of range.
     """
-    tokens = chosen_tokens(model, among)
+    tokens = token_range(model, among)
     if matrix.batch_shape or (matrix.n_rows, matrix.n_columns) != (len(tokens), len(tokens)):
         raise BilensError(
             f"matrix is of shape {(*matrix.batch_shape, matrix.n_rows, matrix.n_columns)}, "
@@ -264,7 +256,7 @@ def token_components(
         )
     check_count("k", k, len(tokens), "the number of tokens")
     most = min(matrix.rank, len(tokens))
-    check_count("components", components, most, "all that there are")
+    check_count("components", components, most, "all components")
     svd, names, frames = matrix.svd(components), token_names(model, tokens), []
     for number, (sigma, left, right) in enumerate(
         zip(svd.values, svd.left, svd.right, strict=True)
@@ -279,7 +271,7 @@ def token_components(
     return pd.concat(frames, ignore_index=True)
 
 
-def _ends(
+def _pairs(
     model: ResidualModel,
     sides: tuple[str, str],
     factors: list[FactoredMatrix],
@@ -287,5 +279,5 @@ def _ends(
     k: int,
     among: Sequence[int] | None,
 ) -> HeadPairs:
-    found = partial(top_pairs, model, sides, factors, parts, k, among)
-    return HeadPairs(found(), found(largest=False))
+    pairs = partial(top_pairs, model, sides, factors, parts, k, among)
+    return HeadPairs(pairs(), pairs(largest=False))

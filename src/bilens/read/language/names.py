@@ -1,4 +1,4 @@
-"""Tokens by name: single ones, and directions in the logits."""
+"""Tokens by name: single tokens, and directions in the logits."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,20 +8,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import checked, full_precision
+from bilens.checks import check_finite, checked, full_precision
 from bilens.errors import BilensError
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
-
-__all__ = ["TokenDirection", "chosen_tokens", "token_names", "top_pairs"]
+from bilens.tensor.factors import fit_input
 
 
 @dataclass(frozen=True)
 class TokenDirection:
-    """An output direction by the names of its tokens: a logit, less the mean of others.
+    """Record of an output direction: the logit of a token, minus the mean logit of other tokens.
 
-    Subtracting other words of the same kind takes away what speaks for all of them, such as
-    grammar.
+    Subtracting words of the same kind removes their common part, such as grammar. Functions take
+    the same as `token, minus=...`.
+
+    Attributes:
+        token: name of the token.
+        minus: names of the tokens whose mean is subtracted.
 
     Source:
         Pearce et al. 2024, figure 7.
@@ -30,23 +33,66 @@ class TokenDirection:
     token: str
     minus: tuple[str, ...] = ()
 
+    @classmethod
+    def of(
+        cls, model: ResidualModel, token: str | int, minus: str | int | Sequence[str | int] = ()
+    ) -> "TokenDirection":
+        """Return the record of tokens that are given by name or number."""
+        others = [minus] if isinstance(minus, (str, int)) else minus
+        name, *names = (
+            item if isinstance(item, str) else token_names(model, [item])[0]
+            for item in (token, *others)
+        )
+        return cls(name, tuple(names))
+
     @checked
     def vector(self, model: ResidualModel) -> Float[Tensor, " d_model"]:
-        """The direction in the normalised stream behind the last layer.
+        """Return the direction in the normalised stream after the last layer.
 
         Raises:
-            BilensError: a name is not that of a token.
+            BilensError: a token is not in the vocabulary.
         """
-        return model.direction(model.token(self.token), [model.token(name) for name in self.minus])
+        return model.direction(self.token, self.minus)
 
     def __str__(self) -> str:
-        """As one would say it."""
+        """Return the direction in words."""
         return f"{self.token} minus {', '.join(self.minus)}" if self.minus else self.token
+
+
+def direction_vector(
+    model: ResidualModel,
+    token: str | int | Float[Tensor, " d_model"],
+    minus: str | int | Sequence[str | int] = (),
+) -> Float[Tensor, " d_model"]:
+    """Return the direction of a token minus others, or a given direction, checked.
+
+    Raises:
+        BilensError: a token is not in the vocabulary, or the vector does not fit the model.
+    """
+    if not isinstance(token, Tensor):
+        return model.direction(token, minus)
+    if isinstance(minus, int) or len(minus):
+        raise BilensError(f"minus={minus!r} beside a vector: subtract from the vector itself")
+    vector = fit_input(token, model.W_E[:1], constant=False, argument="token")
+    check_finite(token=vector)
+    return vector
+
+
+def token_number(model: ResidualModel, token: str | int) -> int:
+    """Return the number of a token given by name or number.
+
+    Raises:
+        BilensError: it is not in the vocabulary.
+    """
+    if isinstance(token, str):
+        return model.token(token)
+    model.direction(token)
+    return token
 
 
 @full_precision
 def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
-    """What the tokenizer calls each token; [7] for one that it does not know."""
+    """Return the tokenizer's name of each token; [7] for a token that it does not have."""
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     if model.tokenizer is None:
         return [f"[{number}]" for number in numbers]
@@ -58,11 +104,11 @@ def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
     ]
 
 
-def chosen_tokens(model: ResidualModel, among: Sequence[int] | None) -> Int[Tensor, " n"]:
-    """The numbers of some tokens, or of all.
+def token_range(model: ResidualModel, among: Sequence[int] | None) -> Int[Tensor, " n"]:
+    """Return the numbers of given tokens, or of all tokens.
 
     Raises:
-        BilensError: there are none, or one is not of the vocabulary.
+        BilensError: there are none, or one is not in the vocabulary.
     """
     if among is None:
         return torch.arange(model.vocab_size, device=model.device)
@@ -83,20 +129,20 @@ def top_pairs(
     *,
     largest: bool = True,
 ) -> pd.DataFrame:
-    """The k largest, or smallest, entries of a product entry by entry of tables of tokens.
+    """Find the k largest, or smallest, entries of an elementwise product of token matrices.
 
-    The square of the vocabulary passes in blocks and is never held.
+    Entries are computed in blocks, so the (vocab, vocab) matrix is never in memory.
 
     Returns:
         Columns with the tokens of rows and columns, called `sides`, the entries of each of `parts`
         there, and value.
     """
     top = factors[0].top_entries(k, times=factors[1:], largest=largest)
-    tokens = chosen_tokens(model, among)
+    tokens = token_range(model, among)
     frame = pd.DataFrame(
         {
-            side: token_names(model, tokens[places])
-            for side, places in zip(sides, (top.rows, top.columns), strict=True)
+            side: token_names(model, tokens[indices])
+            for side, indices in zip(sides, (top.rows, top.columns), strict=True)
         }
     )
     for name, part in parts.items():

@@ -18,7 +18,13 @@ from bilens.checks import full_precision
 from bilens.errors import NotBilinearError
 from bilens.lazy_imports import lazy_import
 from bilens.progress import progress_bar
-from bilens.read.language.names import TokenDirection, chosen_tokens, token_names, top_pairs
+from bilens.read.language.names import (
+    TokenDirection,
+    token_names,
+    token_number,
+    token_range,
+    top_pairs,
+)
 from bilens.read.language.token_matrices import (
     BigramPart,
     TrigramPart,
@@ -35,16 +41,6 @@ if TYPE_CHECKING:
     from bilens.read.figures import language as pages
 else:  # plotly takes a second to import, and only pages use it.
     pages = lazy_import("bilens.read.figures.language")
-
-__all__ = [
-    "NGramReading",
-    "bigrams",
-    "following",
-    "pair_trigrams",
-    "preceding",
-    "read_ngrams",
-    "skip_trigrams",
-]
 
 PAIRS_AT_ONCE = 1024
 """Texts of two tokens that run at once; each has the probability of every token."""
@@ -118,46 +114,57 @@ class NGramReading(Reading):
 @full_precision
 def read_ngrams(
     model: ResidualModel,
-    direction: TokenDirection,
-    layer: int = 0,
+    token: str | int,
     *,
+    layer: int,
+    minus: str | int | Sequence[str | int] = (),
     k: Count = 20,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> NGramReading:
-    """Read k tokens that precede a token, k that follow it, and k skip-trigrams of each head.
+    """Find k tokens that precede a token, k that follow it, and k skip-trigrams of each head.
 
-    What the direction subtracts counts in skip-trigrams, which take a bilinear MLP; the tokens that
-    they are made of are chosen from `among`.
+    Tokens to subtract count in skip-trigrams only, which need a bilinear MLP.
+
+    Args:
+        model: the model.
+        token: the token, by name or number.
+        layer: number of the layer whose heads and MLP count.
+        minus: tokens whose mean is subtracted from the output.
+        k: number of rows of each table.
+        position: position of the tokens, required by models with learned positions.
+        among: tokens that skip-trigrams consist of; all by default.
 
     Raises:
         BilensError: see the module.
     """
-    token, u = model.token(direction.token), direction.vector(model)
+    number = token_number(model, token)
     options: dict[str, Any] = {"layer": layer, "k": k, "position": position}
     heads: list[pd.DataFrame] = []
     left_out = ""
     try:
         heads = [
-            skip_trigrams(model, u, head, among=among, **options) for head in range(model.n_heads)
+            skip_trigrams(model, token, head, minus=minus, among=among, **options)
+            for head in range(model.n_heads)
         ]
     except NotBilinearError as error:
         left_out = str(error)
-    before, after = preceding(model, token, **options), following(model, token, **options)
+    direction = TokenDirection.of(model, token, minus)
+    before, after = preceding(model, number, **options), following(model, number, **options)
     return NGramReading(direction, layer, before, after, heads, left_out)
 
 
 @full_precision
 def following(
     model: ResidualModel,
-    token: int,
+    token: str | int,
     *,
+    layer: int,
     part: BigramPart = "both",
-    layer: int = 0,
     k: Count = 10,
     position: int | None = None,
 ) -> pd.DataFrame:
-    """The tokens that a token makes most likely to come next; see `bigram_matrix`.
+    """Return the k most likely successors of a token; see `bigram_matrix`.
 
     Returns:
         Columns token, direct, mlp and value, the largest value first; in logits.
@@ -175,14 +182,14 @@ def following(
 @full_precision
 def preceding(
     model: ResidualModel,
-    token: int,
+    token: str | int,
     *,
+    layer: int,
     part: BigramPart = "both",
-    layer: int = 0,
     k: Count = 10,
     position: int | None = None,
 ) -> pd.DataFrame:
-    """The tokens that make a token most likely to come next; as `following`."""
+    """Return the k tokens that make a token most likely to follow; columns as in `following`."""
     matrices = _bigram_parts(model, layer, position)
     return _neighbours(model, {name: M.T for name, M in matrices.items()}, token, part, k)
 
@@ -191,13 +198,13 @@ def preceding(
 def bigrams(
     model: ResidualModel,
     *,
+    layer: int,
     part: BigramPart = "both",
-    layer: int = 0,
     k: Count = 20,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> pd.DataFrame:
-    """The most salient bigrams of the whole vocabulary; see `bigram_matrix`.
+    """Return the k most salient bigrams of the vocabulary; see `bigram_matrix`.
 
     Returns:
         Columns input, output, direct, mlp and value, the largest value first; in logits.
@@ -208,32 +215,35 @@ def bigrams(
     Source:
         Pearce et al. 2024, Table 6.
     """
-    matrix = bigram_matrix(model, part, layer, position=position, among=among)
+    matrix = bigram_matrix(model, layer=layer, part=part, position=position, among=among)
     parts = _bigram_parts(model, layer, position, among)
     return top_pairs(model, ("input", "output"), [matrix], parts, k, among)
 
 
 @full_precision
-def skip_trigrams(
+def skip_trigrams(  # noqa: PLR0913
     model: ResidualModel,
-    direction: Float[Tensor, " d_model"],
+    token: str | int | Float[Tensor, " d_model"],
     head: int,
     *,
+    layer: int,
+    minus: str | int | Sequence[str | int] = (),
     part: TrigramPart = "mlp",
-    layer: int = 0,
     k: Count = 20,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> pd.DataFrame:
-    """The pairs A ... B that raise an output most through one head; see `skip_trigram_matrix`.
+    """Return the k pairs A ... B that raise an output most through one head.
+
+    The output is a token minus others, or a direction; see `skip_trigram_matrix`.
 
     Returns:
         Columns virtual (A), direct (B), ov, mlp and value, the largest value first; in logits for
-        a head that looks at A alone.
+        a head that attends to A only.
 
     Raises:
         NotBilinearError: the MLP is not a tensor.
-        BilensError: see the module; or there is no such head.
+        BilensError: see the module; or the head does not exist.
 
     Source:
         Pearce et al. 2024, section 6.1 and Table 7.
@@ -241,7 +251,14 @@ def skip_trigrams(
 
     def matrix(part: TrigramPart) -> FactoredMatrix:
         return skip_trigram_matrix(
-            model, direction, head, part, layer, position=position, among=among
+            model,
+            token,
+            head,
+            layer=layer,
+            minus=minus,
+            part=part,
+            position=position,
+            among=among,
         )
 
     parts = {"ov": matrix("ov"), "mlp": matrix("mlp")}
@@ -253,45 +270,46 @@ def skip_trigrams(
 def pair_trigrams(
     model: ResidualModel, *, k: Count = 20, among: Sequence[int] | None = None
 ) -> pd.DataFrame:
-    """The triples A, B -> C in which A raises the probability of C after B the most.
+    """Return the k triples A, B -> C in which A raises the probability of C after B the most.
 
         value(A, B, C) = p(C | A B) - mean over A' of p(C | A' B)
 
-    Every text of two tokens is tried, behind the token that texts begin with if there is one. So
-    all heads and layers count, with the patterns that they have there, and a norm does not matter.
-    `skip_trigrams` reads single heads in logits, where tokens that are never said can have the
-    largest numbers; here only what is said counts. Time grows with the square of the number of
-    tokens; a vocabulary of thousands takes a GPU.
+    Every text of two tokens is tried, after the token that texts begin with if the model has one.
+    So all heads and layers count, with their actual patterns and norms. `skip_trigrams` describes
+    single heads in logits, where tokens that never occur can have the largest numbers. Here only
+    probabilities count. Time grows with the square of the number of tokens; a vocabulary of
+    thousands takes a GPU.
 
     Returns:
         Columns virtual (A), direct (B), output (C) and value, the largest value first.
 
     Raises:
-        BilensError: k is not positive, or a token is not of the vocabulary.
+        BilensError: k is not positive, or a token is not in the vocabulary.
     """
-    tokens = chosen_tokens(model, among)
+    tokens = token_range(model, among)
     with progress_bar() as bar:
         task = bar.add_task("texts of two tokens", total=len(tokens), note="")
 
         def gains() -> Iterator[Tensor]:
             for second in tokens:
-                said = torch.cat(
-                    [_after(model, some, second) for some in tokens.split(PAIRS_AT_ONCE)]
+                probabilities = torch.cat(
+                    [_next_token(model, firsts, second) for firsts in tokens.split(PAIRS_AT_ONCE)]
                 )
                 bar.advance(task)
-                yield said - said.mean(0)
+                yield probabilities - probabilities.mean(0)
 
         top = top_entries(gains(), k)
-    # Block after block of rows: those of the first B, then of the second, ...
+    # The blocks are stacked: all rows of the first B, then all rows of the second B, ...
     second, first = top.rows // len(tokens), top.rows % len(tokens)
     columns = {"virtual": tokens[first], "direct": tokens[second], "output": top.columns}
     frame = pd.DataFrame({name: token_names(model, ids) for name, ids in columns.items()})
     return frame.assign(value=top.values.tolist())
 
 
-def _after(
+def _next_token(
     model: ResidualModel, firsts: Int[Tensor, " n"], second: Int[Tensor, ""]
 ) -> Float[Tensor, "n vocab"]:
+    """Return the probabilities of the token after each text of two tokens."""
     texts = torch.stack([firsts, second.expand_as(firsts)], 1)
     begin = getattr(model.config, "bos_token_id", None)
     if begin is not None:
@@ -304,19 +322,24 @@ def _bigram_parts(
 ) -> dict[str, FactoredMatrix]:
     parts: tuple[BigramPart, ...] = ("direct", "mlp")
     return {
-        part: bigram_matrix(model, part, layer, position=position, among=among) for part in parts
+        part: bigram_matrix(model, layer=layer, part=part, position=position, among=among)
+        for part in parts
     }
 
 
 def _neighbours(
-    model: ResidualModel, matrices: dict[str, FactoredMatrix], token: int, part: BigramPart, k: int
+    model: ResidualModel,
+    matrices: dict[str, FactoredMatrix],
+    token: str | int,
+    part: BigramPart,
+    k: int,
 ) -> pd.DataFrame:
-    """The largest values in a token's row of matrices whose sum is "both"."""
-    model.direction(token)
-    columns = {name: M.rows(torch.tensor([token]))[0] for name, M in matrices.items()}
+    """Return the largest values in a token's row of the matrices, whose sum is "both"."""
+    number = token_number(model, token)
+    columns = {name: M.rows(torch.tensor([number]))[0] for name, M in matrices.items()}
     value = {**columns, "both": columns["direct"] + columns["mlp"]}[part]
     best = value.topk(min(k, len(value))).indices
     frame = pd.DataFrame({"token": token_names(model, best)})
-    for name, numbers in {**columns, "value": value}.items():
-        frame[name] = numbers[best].tolist()
+    for name, values in {**columns, "value": value}.items():
+        frame[name] = values[best].tolist()
     return frame

@@ -30,8 +30,6 @@ else:  # plotly takes a second to import, and only pages use it.
     pages = lazy_import("bilens.read.figures.language")
     spectra = lazy_import("bilens.read.figures.spectra")
 
-__all__ = ["DirectionReading", "FoundContext", "LanguageReading", "read_direction", "read_language"]
-
 
 @dataclass(frozen=True, eq=False)
 class FoundContext:
@@ -167,44 +165,48 @@ def read_language(
     model: ResidualModel,
     corpus: Corpus,
     directions: Sequence[TokenDirection] = (),
-    layer: int = 0,
     *,
+    layer: int,
     among: int | None = None,
 ) -> LanguageReading:
     """Read a language model: n-grams, heads, and eigenvectors with their contexts.
 
     Args:
-        model: any; eigenvectors take a bilinear MLP.
+        model: the model; eigenvectors need a bilinear MLP.
         corpus: texts in the model's tokens.
-        directions: outputs to explain; by default some that the corpus has often.
-        layer: whose heads and MLP are read.
-        among: heads and salient bigrams are read for the first so many tokens of the vocabulary,
-            where all pairs of a large one would take minutes; all by default.
+        directions: outputs to explain; by default frequent words of the corpus.
+        layer: number of the layer whose heads and MLP are read.
+        among: number of tokens, the first of the vocabulary, that heads and salient bigrams are
+            read for; all by default, which takes minutes for a large vocabulary.
 
     Raises:
-        BilensError: an unknown token, or no such layer.
+        BilensError: a token or the layer does not exist.
     """
-    chosen = list(directions) or example_directions(model, corpus)
+    outputs = list(directions) or example_directions(model, corpus)
     position = None if model.parts.n_positions is None else 1
     tokens = None if among is None else range(min(among, model.vocab_size))
-    found: list[DirectionReading] = []
+    readings: list[DirectionReading] = []
     left_out: tuple[str, ...] = ()
     parts: tuple[BigramPart, ...] = ("direct", "mlp")
-    ngrams = [read_ngrams(model, d, layer, position=position) for d in chosen]
+    ngrams = [
+        read_ngrams(model, d.token, minus=d.minus, layer=layer, position=position) for d in outputs
+    ]
     try:
-        found = [read_direction(model, corpus, d, layer) for d in chosen]
+        readings = [
+            read_direction(model, corpus, d.token, minus=d.minus, layer=layer) for d in outputs
+        ]
     except NotBilinearError as error:
         left_out = (str(error),)
     return LanguageReading(
         model=model,
         about=model_facts(model, corpus),
         salient={
-            part: bigrams(model, part=part, layer=layer, position=position, among=tokens)
+            part: bigrams(model, layer=layer, part=part, position=position, among=tokens)
             for part in parts
         },
         ngrams=ngrams,
-        directions=found,
-        attention=read_attention(model, layer, position=position, among=tokens),
+        directions=readings,
+        attention=read_attention(model, layer=layer, position=position, among=tokens),
         left_out=left_out,
     )
 
@@ -214,38 +216,49 @@ def read_language(
 def read_direction(
     model: ResidualModel,
     corpus: Corpus,
-    direction: TokenDirection,
-    layer: int = 0,
+    token: str | int,
     *,
+    layer: int,
+    minus: str | int | Sequence[str | int] = (),
     eigenvectors: int = 4,
     k: Count = 8,
 ) -> DirectionReading:
-    """Find the eigenvectors of an output and where in a corpus's validation set they are active.
+    """Find the eigenvectors of an output and the validation texts in which they are active.
 
-    There are k contexts for each eigenvector, of which there are `eigenvectors` of either sign.
+    Args:
+        model: the model, whose MLP in the layer is bilinear.
+        corpus: texts in the model's tokens.
+        token: the output token, by name or number.
+        layer: number of the layer.
+        minus: tokens whose mean is subtracted from the output.
+        eigenvectors: number of eigenvectors of either sign.
+        k: number of texts for each eigenvector.
 
     Raises:
         NotBilinearError: the MLP is not a tensor.
-        BilensError: an unknown token, or no such layer.
+        BilensError: a token or the layer does not exist.
 
     Source:
         Pearce et al. 2024, section 6.2 and appendix G.
     """
-    whole = model.interaction(direction.vector(model), layer).eigh()
+    all_eigenvectors = model.interaction(model.direction(token, minus), layer).eigh()
     # Eigenvectors of a tensor that is not the model's MLP would be active in the same contexts.
     check_mlp(model, layer, model.parts.embed.rows(corpus.validation[0]["input_ids"][:1])[0])
-    spectrum = whole.outermost(eigenvectors)
+    spectrum = all_eigenvectors.outermost(eigenvectors)
     texts = (row["input_ids"] for row in corpus.validation)
-    found = top_contexts(model, spectrum, texts, layer, k=k)
+    contexts = top_contexts(model, spectrum, texts, layer=layer, k=k)
     return DirectionReading(
         model=model,
-        direction=direction,
+        direction=TokenDirection.of(model, token, minus),
         layer=layer,
-        whole=whole,
+        whole=all_eigenvectors,
         spectrum=spectrum,
         contexts=[
-            [FoundContext(c, contribution(model, spectrum, number, c, layer)) for c in some]
-            for number, some in enumerate(found)
+            [
+                FoundContext(context, contribution(model, spectrum, number, context, layer=layer))
+                for context in of_eigenvector
+            ]
+            for number, of_eigenvector in enumerate(contexts)
         ],
         data=corpus.name,
     )

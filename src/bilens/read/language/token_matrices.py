@@ -1,22 +1,22 @@
-"""What a model makes of pairs of tokens, from its weights: matrices of tokens against tokens.
+"""Matrices of tokens against tokens, from the weights: bigrams, attention, skip-trigrams.
 
-A token alone in the stream is its embedding e, with the vector of its position where positions are
-learned. What a norm makes of a stream x is n(x) = x / |x| sqrt(d), and s(x) = sqrt(d) / |x| is its
-scale. Let W_U be the unembedding, m_l the MLP of layer l, e' = e + m_l(e) the token with what this
-MLP makes of it, O_h V_h the way of values through a head and Q(u) the interaction matrix of an
-output u. Then
+Let e be the embedding of a token, with the vector of its position if positions are learned, in a
+stream that holds nothing else. A norm maps a stream x to n(x) = s(x) x with the scale
+s(x) = sqrt(d) / |x|. W_U is the unembedding, m_l the MLP of layer l, e' = e + m_l(e) the token
+with the MLP's output, V_h O_h the value and output weights of a head, and Q(u) the interaction
+matrix of an output direction u. Then
 
     bigrams        value(A, C) = s(e_A') W_U_C . (e_A + m_l(e_A))
-    attention      score(A, B) = q(n(e_A)) . k(n(e_B)), positions and biases in q and k
+    attention      score(A, B) = q(n(e_A)) . k(n(e_B)), including positions and biases
     outputs        value(A, C) = W_U_C . O_h V_h n(e_A)
     skip-trigrams  value(A, B) = s(e_B') [u . w + 2 s(e_B) n(e_B)' Q(u) w],  w = O_h V_h n(e_A)
 
-For one layer without norms these are exact parts of the logits. In any other model they leave out
-what other layers make of a token, and norms divide by the size of the token and its MLP alone.
+For one layer without norms these are exact parts of the logits. In other models they leave out the
+effect of other layers on a token, and each norm divides by the size of the token and its MLP only.
 
-`layer` is the number of the layer whose heads and MLP count, `position` the place where the tokens
-stand, which learned positions ask for, and `among` the tokens that rows and columns are chosen
-from, all by default. What a model lacks of these raises BilensError.
+Arguments: `layer` is the number of the layer whose heads and MLP count. `position` is the position
+of the tokens, required by models with learned positions. `among` are the tokens of rows and
+columns, all by default. Values outside the model raise BilensError.
 
 Source: Pearce et al. 2024, section 6.1; Elhage et al. 2021 for heads.
 """
@@ -28,82 +28,72 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import check_finite, check_index, checked, full_precision
+from bilens.checks import check_index, checked, full_precision
 from bilens.errors import BilensError
-from bilens.read.language.names import chosen_tokens
+from bilens.read.language.names import direction_vector, token_range
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.sums import check_alone, check_heads, check_mlp
 from bilens.settings import Place
 from bilens.tensor import FactoredMatrix
-from bilens.tensor.factors import fit_input, with_constant
-
-__all__ = [
-    "BigramPart",
-    "TrigramPart",
-    "alone",
-    "attention_scores",
-    "bigram_matrix",
-    "head_outputs",
-    "head_writes",
-    "skip_trigram_matrix",
-]
+from bilens.tensor.factors import with_constant
 
 CHECKED_TOKENS = 32
-"""Logits of the model itself that a row of a matrix is checked against."""
+"""Number of the model's own logits that a row of a matrix is checked against."""
 BigramPart = Literal["direct", "mlp", "both"]
-"""Through the residual stream, through the MLP of a layer, or their sum."""
+"""Path through the residual stream, through the MLP of a layer, or the sum of both."""
 TrigramPart = Literal["ov", "mlp", "both"]
-"""Past the MLP, the same for every B but for scales; in the MLP together with B; or both."""
+"""Path past the MLP, the same for every B up to scales; through the MLP with B; or both."""
 
 
 @torch.no_grad()
 @full_precision
 def bigram_matrix(
     model: ResidualModel,
-    part: BigramPart = "both",
-    layer: int = 0,
     *,
+    layer: int,
+    part: BigramPart = "both",
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> FactoredMatrix:
-    """How much each token (rows) raises the logit of each as its successor (columns).
+    """Return the logit of each token (columns) as the successor of each token (rows).
 
     Raises:
         BilensError: see the module; or an unknown part.
     """
-    tokens = chosen_tokens(model, among)
+    tokens = token_range(model, among)
     e = model.embedded(tokens, position)
-    x, added, scale = _alone_with_mlp(model, e, layer)
-    token, few = int(tokens[0]), tokens[:CHECKED_TOKENS].tolist()
-    W_U, b_U = model.unembed(few)
-    check_alone(model, layer, token, position, few, scale[0] * (x + added)[0] @ W_U + b_U)
-    read = {"direct": x, "mlp": added, "both": x + added}[part]
-    return FactoredMatrix(scale * read, model.unembed(tokens.tolist())[0])
+    x, mlp, scale = _final_stream(model, e, layer)
+    token, checked_tokens = int(tokens[0]), tokens[:CHECKED_TOKENS].tolist()
+    W_U, b_U = model.unembed(checked_tokens)
+    row = scale[0] * (x + mlp)[0] @ W_U + b_U
+    check_alone(model, layer, token, position, checked_tokens, row)
+    written = {"direct": x, "mlp": mlp, "both": x + mlp}[part]
+    return FactoredMatrix(scale * written, model.unembed(tokens.tolist())[0])
 
 
 @torch.no_grad()
 @checked
 def attention_scores(
     model: ResidualModel,
-    layer: int = 0,
     *,
+    layer: int,
     distance: Place = 1,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> tuple[FactoredMatrix, ...]:
-    """The scores that every token as a query has for every token as a key.
+    """Return the scores of every token as a query (rows) for every token as a key (columns).
 
-    Rows are the tokens that look, at `position`, columns those that are looked at, `distance`
-    places earlier; the batch axis is the heads. Biases, norms of queries and keys and positions
-    (where they are vectors `position` has to be given) are all in it. The pattern is
+    Queries are at `position`, keys `distance` positions earlier; the batch axis is the heads. The
+    scores include biases, norms of queries and keys, and positions; learned positions require
+    `position`. The attention pattern is
 
         first * second       bilinear attention, entry by entry
         score * score        squared attention
-        softmax of score     over the keys that there are
+        softmax of score     over all earlier keys
         softmax of first - lambda softmax of second      differential attention
 
-    before what `attention_norm` divides it by, which depends on the text. In the first layer the
-    scores are the model's own; in later ones the part that the tokens' own embeddings make.
+    before the division of `attention_norm`, which depends on the text. In the first layer the
+    scores are the model's own; in later layers they are the part due to the tokens' embeddings.
 
     Returns:
         Two batches of matrices for bilinear and differential attention, or else one.
@@ -112,38 +102,37 @@ def attention_scores(
         BilensError: see the module; or the distance is negative.
     """
     position = _query_position(model, distance, position)
-    tokens = chosen_tokens(model, among)
+    tokens = token_range(model, among)
 
-    def found(at: int) -> list[tuple[Tensor, Tensor]]:
-        n = _attn_input(model, layer, model.embedded(tokens, at))
+    def queries_keys(at: int) -> list[tuple[Tensor, Tensor]]:
+        n = _attention_input(model, layer, model.embedded(tokens, at))
         return model.queries_keys(layer, n, at)
 
-    return tuple(
-        FactoredMatrix(q.transpose(0, 1), k.permute(1, 2, 0))
-        for (q, _), (_, k) in zip(found(position), found(position - distance), strict=True)
-    )
+    pairs = zip(queries_keys(position), queries_keys(position - distance), strict=True)
+    # Rows of (tokens, heads, d_head) become a batch of heads.
+    return tuple(FactoredMatrix(q.transpose(0, 1), k.permute(1, 2, 0)) for (q, _), (_, k) in pairs)
 
 
 @torch.no_grad()
 @full_precision
 def head_outputs(
     model: ResidualModel,
-    layer: int = 0,
     *,
+    layer: int,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> FactoredMatrix:
-    """The logits that every token sends past the MLPs where a head looks at it with weight 1.
+    """Return the logits (columns) that a head writes when it attends to a token (rows) only.
 
-    Rows are tokens that are looked at, columns outputs; the batch axis is the heads. The scale of
-    the last norm, which is that of the token that looks, is left out.
+    The batch axis is the heads. MLPs after the head are left out, as is the scale of the final
+    norm, which depends on the token that attends.
 
     Raises:
         BilensError: see the module.
     """
-    tokens = chosen_tokens(model, among)
+    tokens = token_range(model, among)
     e = model.embedded(tokens, position)
-    check_heads(model, layer, alone(model, e[0], layer))
+    check_heads(model, layer, _token_stream(model, e[0], layer))
     values = _values(model, layer, e)
     return FactoredMatrix(values, model.heads(layer).out @ model.unembed(tokens.tolist())[0])
 
@@ -152,76 +141,84 @@ def head_outputs(
 @full_precision
 def skip_trigram_matrix(
     model: ResidualModel,
-    direction: Float[Tensor, " d_model"],
+    token: str | int | Float[Tensor, " d_model"],
     head: int,
-    part: TrigramPart = "mlp",
-    layer: int = 0,
     *,
+    layer: int,
+    minus: str | int | Sequence[str | int] = (),
+    part: TrigramPart = "mlp",
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> FactoredMatrix:
-    """How much A ... B raises u through one head that looks at A (rows) from B (columns).
+    """Return the effect of A (rows) ... B (columns) on an output, through one head.
+
+    The head is at B and attends to A only. The output is a token minus others, or a direction.
 
     Raises:
         NotBilinearError: the MLP is not a tensor, and part is not "ov".
-        BilensError: see the module; or there is no such head, or an unknown part.
+        BilensError: see the module; or the head does not exist, or an unknown part.
     """
-    e = model.embedded(chosen_tokens(model, among), position)
-    written = head_writes(model, layer, head, e)
-    direction = fit_input(direction, written, constant=False, argument="direction")
-    check_finite(direction=direction)
-    last = _alone_with_mlp(model, e, layer)[2]
-    ov = FactoredMatrix((written @ direction)[:, None], last.T)
+    u = direction_vector(model, token, minus)
+    e = model.embedded(token_range(model, among), position)
+    written = _head_output(model, layer, head, e)
+    last = _final_stream(model, e, layer)[2]
+    ov = FactoredMatrix((written @ u)[:, None], last.T)
     if part == "ov":
         return ov
-    form, reader = model.interaction(direction, layer), model.layer(layer).mlp
-    x = alone(model, e, layer)
+    form, mlp_input = model.interaction(u, layer), model.layer(layer).mlp
+    x = _token_stream(model, e, layer)
     check_heads(model, layer, x[0])
     check_mlp(model, layer, x[0])
-    n = reader.normalised(x)
-    # What the head brings has nothing in the constant coordinate: only B brings the biases in.
-    now = (with_constant(n) if form.constant else n) * last * reader.scale(x)[:, None]
-    mlp = FactoredMatrix(2 * written @ form.dense()[: model.d_model], now.T)
+    n = mlp_input.normalised(x)
+    # The head's output is zero in the constant coordinate: only B brings the biases in.
+    right = (with_constant(n) if form.constant else n) * last * mlp_input.scale(x)[:, None]
+    mlp = FactoredMatrix(2 * written @ form.dense()[: model.d_model], right.T)
     if part == "mlp":
         return mlp
-    return FactoredMatrix(torch.cat([mlp.left, ov.left], 1), torch.cat([mlp.right, ov.right]))
+    return FactoredMatrix(torch.cat((mlp.left, ov.left), 1), torch.cat((mlp.right, ov.right), 0))
 
 
-def head_writes(
+def _head_output(
     model: ResidualModel, layer: int, head: int, e: Float[Tensor, "n d_model"]
 ) -> Float[Tensor, "n d_model"]:
-    """What a head adds where it looks at a token alone, whose embedding is e, with weight 1."""
+    """Return the output of a head that attends only to a token with embedding e."""
     check_index("head", head, model.n_heads)
     return _values(model, layer, e)[head] @ model.heads(layer).out[head]
 
 
-def _values(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "heads n d_head"]:
-    """The values of tokens alone, those of the first layer mixed in where the model mixes them."""
+def _values(
+    model: ResidualModel, layer: int, e: Float[Tensor, "n d_model"]
+) -> Float[Tensor, "heads n d_head"]:
+    """Return the values of tokens, including those of the first layer if the model mixes them."""
     sources = model.value_sources(layer)
-    return torch.stack([s.values(_attn_input(model, s.layer, e)) for s in sources]).sum(0)
+    return torch.stack([s.values(_attention_input(model, s.layer, e)) for s in sources]).sum(0)
 
 
-def alone(model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int) -> Tensor:
-    """The stream that a layer reads of tokens alone, or what is left behind the last layer.
+def _token_stream(
+    model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int
+) -> Float[Tensor, "n d_model"]:
+    """Return the stream of tokens without context at a layer's input, or after the last layer.
 
-    It is the embedding, but where layers read a x + b x_0.
+    It is the embedding, unless layers mix the embedding in again as a x + b x_0.
     """
     moment = Moment.mlp(layer - 1) if layer == model.n_layers else Moment.input(layer)
     return model.parts.embedding_share(moment) * e
 
 
-def _attn_input(model: ResidualModel, layer: int, e: Tensor) -> Float[Tensor, "n d_model"]:
-    """What attention reads of tokens alone in the stream, normalised."""
-    return model.layer(layer).heads.normalised(alone(model, e, layer))
+def _attention_input(
+    model: ResidualModel, layer: int, e: Float[Tensor, "n d_model"]
+) -> Float[Tensor, "n d_model"]:
+    """Return attention's normalised input for tokens without context."""
+    return model.layer(layer).heads.normalised(_token_stream(model, e, layer))
 
 
-def _alone_with_mlp(
-    model: ResidualModel, e: Tensor, layer: int
+def _final_stream(
+    model: ResidualModel, e: Float[Tensor, "n d_model"], layer: int
 ) -> tuple[Float[Tensor, "n d_model"], Float[Tensor, "n d_model"], Float[Tensor, "n 1"]]:
-    """A token alone behind the last layer, what an MLP adds to it, and the last norm's scale."""
-    parts, x = model.parts, alone(model, e, model.n_layers)
-    added = model.mlp_output(layer, alone(model, e, layer))
-    return parts.centred(x), parts.centred(added), parts.scale(x + added)[:, None]
+    """Return a token's stream after the last layer, an MLP's output, and the final norm's scale."""
+    parts, x = model.parts, _token_stream(model, e, model.n_layers)
+    mlp = model.mlp_output(layer, _token_stream(model, e, layer))
+    return parts.centred(x), parts.centred(mlp), parts.scale(x + mlp)[:, None]
 
 
 def _query_position(model: ResidualModel, distance: int, position: int | None) -> int:
@@ -229,8 +226,8 @@ def _query_position(model: ResidualModel, distance: int, position: int | None) -
     if position is None:
         if n_positions is not None:
             raise BilensError(
-                "position=None, and the model has positions that are vectors, where more counts "
-                "than the distance of two tokens; give a place in the text"
+                "position=None, but the model has learned positions, so scores depend on more than "
+                "the distance of two tokens; give the position of the query"
             )
         return distance
     if position < distance or (n_positions is not None and position >= n_positions):

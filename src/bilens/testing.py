@@ -1,0 +1,273 @@
+"""Checks that bilens reads an architecture exactly, for those who register their own.
+
+    bilens.register_family("MyModel", Family(...))
+    check_family(MyModel())
+
+bilens's own tests run the same checks on every architecture that it knows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from bilens.convert import process
+from bilens.errors import BilensError
+from bilens.read.flow import flow
+from bilens.residual import ResidualModel, Trace
+from bilens.residual.parts import Norm
+from bilens.tensor.factors import with_constant
+
+__all__ = ["CHECKS", "FamilyCase", "check_family"]
+
+LENGTH = 8
+"""Tokens of the text that is made up."""
+SOFTMAX_ROUNDING = 1e-6
+"""Relative error of patterns: transformers computes softmax in float32 whatever the weights."""
+RUNS_ROUNDING = 1e-5
+"""Relative error between two runs that attend by different kernels."""
+
+
+@dataclass(frozen=True, eq=False)
+class FamilyCase:
+    """A model, a text and the relative error that counts as rounding.
+
+    Attributes:
+        view: the model.
+        ids: the text.
+        rounding: largest error, relative to the largest number.
+    """
+
+    view: ResidualModel
+    ids: Int[Tensor, " time"]
+    rounding: float = 1e-5
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The model on the text."""
+        return self.view.trace(self.ids)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The first layer and the last."""
+        return tuple({0, self.view.n_layers - 1})
+
+    def compare(self, total: Tensor, expected: Tensor, rounding: float = 0.0) -> None:
+        """Raise BilensError unless two arrays are equal within rounding."""
+        a, b = total.detach().double(), expected.detach().double()
+        error, size = float((a - b).abs().max()), max(float(b.abs().max()), 1e-30)
+        if not error <= max(self.rounding, rounding) * size:
+            raise BilensError(
+                f"off by {error:.2g} where the largest number is {size:.3g}, expected a relative "
+                f"error of at most {max(self.rounding, rounding):.0e}"
+            )
+
+
+def check_family(
+    model: nn.Module, ids: Int[Tensor, " time"] | None = None, *, rounding: float = 1e-5
+) -> None:
+    """Check that bilens reads a model exactly, whatever its architecture.
+
+    Every part of the view is compared with the modules of the model: embeddings, norms, heads,
+    MLPs, the unembedding, and their sum with the logits.
+
+    Args:
+        model: of an architecture that is known or registered; a small one with random weights is
+            enough, all of them different from 0 and norms' gains from 1.
+        ids: a text; random tokens by default.
+        rounding: relative error that counts as rounding: 1e-5 for models that compute in float32.
+
+    Raises:
+        BilensError: the model cannot be read, or checks fail; names all of them.
+    """
+    view = model if isinstance(model, ResidualModel) else ResidualModel(model)
+    if ids is None:
+        length = min(LENGTH, view.parts.n_positions or LENGTH)
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(view.vocab_size, (length,), generator=generator)
+    case, failures = FamilyCase(view, ids.to(view.device), rounding), []
+    for name, check in CHECKS.items():
+        try:
+            check(case)
+        except BilensError as error:
+            failures.append(f"- {name}: {error}")
+    if failures:
+        raise BilensError(
+            f"{type(view.model).__name__} is not read exactly; correct its Family:\n"
+            + "\n".join(failures)
+        )
+
+
+def check_logits(case: FamilyCase) -> None:
+    """Compare the logits of the model with the sum of all its parts."""
+    case.compare(sum_of_parts(case.view, case.trace), case.trace.logits)
+
+
+def check_patterns(case: FamilyCase) -> None:
+    """Compare patterns of softmax attention with the scores of queries and keys."""
+    view, time = case.view, len(case.ids)
+    config = getattr(view.config, "text_config", view.config)
+    if view.parts.attention != "softmax" or getattr(config, "sliding_window", None):
+        return
+    cap = getattr(config, "attn_logit_softcapping", None)
+    unseen = torch.ones(time, time, dtype=torch.bool, device=view.device).triu(1)
+    for number in case.layers:
+        n = case.trace.layers[number].attn_n
+        rows = [view.queries_keys(number, n[[t]], t)[0] for t in range(time)]
+        q, k = (torch.cat([row[side] for row in rows]) for side in (0, 1))
+        score = torch.einsum("thd,shd->hts", q, k)
+        score = cap * torch.tanh(score / cap) if cap else score
+        pattern = score.masked_fill(unseen, -torch.inf).softmax(-1)
+        case.compare(pattern, case.trace.layers[number].pattern, SOFTMAX_ROUNDING)
+
+
+def check_scores(case: FamilyCase) -> None:
+    """Compare QK with the scores of two normalised rows, where queries and keys have no norm."""
+    view = case.view
+    if any(view.layer(number).heads.inner for number in case.layers):
+        return
+    for number, distance in zip(case.layers, (2, 0), strict=False):
+        n = case.trace.layers[number].attn_n
+        a, b = n[-1:], n[:1]
+
+        def scored(x: Tensor, at: int, layer: int = number) -> list[tuple[Tensor, Tensor]]:
+            # The score of biases and positions is no part of QK.
+            with_x, without = (view.queries_keys(layer, y, at) for y in (x, 0 * x))
+            return [(q - q0, k - k0) for (q, k), (q0, k0) in zip(with_x, without, strict=True)]
+
+        pairs = zip(view.qk(number, distance), scored(a, distance), scored(b, 0), strict=True)
+        for matrix, (q, _), (_, k) in pairs:
+            total = (a @ matrix.left @ matrix.right @ b.mT)[:, 0, 0]
+            size = (q[0].norm(dim=-1) * k[0].norm(dim=-1)).max()
+            case.compare(total / size, (q * k).sum(-1)[0] / size, SOFTMAX_ROUNDING)
+
+
+def check_values(case: FamilyCase) -> None:
+    """Compare OV of every head with its values and output weights."""
+    for number in case.layers:
+        n, weights = case.trace.layers[number].attn_n, case.view.heads(number)
+        expected = torch.einsum("td,hde,hef->htf", n, weights.value, weights.out)
+        case.compare(n @ case.view.ov(number).dense(), expected)
+
+
+def check_mlps(case: FamilyCase) -> None:
+    """Compare MLPs on the streams of the text, by their modules and by their factors."""
+    view, trace = case.view, case.trace
+    for number in case.layers:
+        layer = trace.layers[number]
+        scale = layer.mlp_out_scale[:, None]
+        total = scale * mlp_output(view, number, layer.mlp_n, layer.gate_ratio)
+        case.compare(total, view.mlp_output(number, layer.mlp_input))
+        case.compare(view.mlp_inputs(case.ids[None], number)[0], layer.mlp_n, RUNS_ROUNDING)
+
+
+def check_streams(case: FamilyCase) -> None:
+    """Compare the stream after the last MLP with the stream before it and the MLP's output."""
+    view, last = case.view, case.trace.layers[-1]
+    if not view.parts.parallel:
+        added = view.mlp_output(view.n_layers - 1, last.mlp_input)
+        case.compare(last.mlp_input + added, case.trace.stream)
+
+
+def check_directions(case: FamilyCase) -> None:
+    """Compare a direction of the unembedding with the difference of two logits."""
+    view, logits = case.view, case.trace.logits[-1]
+    if view.parts.softcap is not None:
+        logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
+    first, second = 1, 2
+    n = view.parts.normalised(case.trace.stream[-1])
+    _, b = view.unembed([first, second])
+    total = n @ view.direction(first, [second]) + b[0] - b[1]
+    size = logits.abs().max()
+    case.compare(total[None] / size + 1, (logits[first] - logits[second])[None] / size + 1)
+
+
+def check_flow(case: FamilyCase) -> None:
+    """Split a difference of logits, and its change between two texts; both check their sums."""
+    direction = case.view.direction(1, [2])
+    flow(case.view, case.ids, direction, m=2, threshold=0.1)
+    if case.view.parts.queries_keys is None:
+        flow(case.view, case.ids, direction, against=case.ids.flip(0), m=2, threshold=0.1)
+
+
+def check_processing(case: FamilyCase) -> None:
+    """Process a copy of the model, which checks that no log-probability changes."""
+    if isinstance(case.view.model, PreTrainedModel):
+        process(case.view.model)
+
+
+def check_untouched(case: FamilyCase) -> None:
+    """Check that reading changed no weight and left no hook."""
+    view = case.view
+    before = {name: value.clone() for name, value in view.model.state_dict().items()}
+    view.trace(case.ids)
+    view.qk(0, 1)
+    view.mlp_inputs(case.ids[None], 0)
+    after = view.model.state_dict()
+    if not all(torch.equal(value, after[name]) for name, value in before.items()):
+        raise BilensError("a weight has changed, expected reading to leave the model alone")
+    modules = list(view.model.modules())
+    hooks = [hook for part in modules for hook in (part._forward_hooks, part._forward_pre_hooks)]
+    if any(getattr(h, "__module__", "").startswith("bilens.") for d in hooks for h in d.values()):
+        raise BilensError("a hook is left, expected reading to leave the model alone")
+
+
+CHECKS: dict[str, Callable[[FamilyCase], None]] = {
+    "the parts add up to the logits": check_logits,
+    "queries and keys make the pattern": check_patterns,
+    "QK is the score": check_scores,
+    "OV is the output of a head": check_values,
+    "the MLP's factors are the MLP": check_mlps,
+    "the MLP writes to the stream": check_streams,
+    "directions are differences of logits": check_directions,
+    "flows add up": check_flow,
+    "processing keeps the function": check_processing,
+    "reading leaves the model alone": check_untouched,
+}
+"""All checks of `check_family`, by name."""
+
+
+def mlp_output(
+    view: ResidualModel,
+    layer: int,
+    n: Float[Tensor, "time d_model"],
+    ratio: Float[Tensor, "time units"],
+) -> Float[Tensor, "time d_model"]:
+    """Return the output of an MLP by its factors, before the scale of a norm after it."""
+    tensor = view.mlp_factors(layer)
+    z = with_constant(n) if tensor.constant else n
+    # A bias after the MLP is one hidden unit more, with the ratio 1.
+    ones = torch.ones(len(ratio), tensor.rank - ratio.shape[1]).to(ratio)
+    hidden = (z @ tensor.left.T) * (z @ tensor.right.T) * torch.cat([ratio, ones], 1)
+    return hidden @ tensor.out.T
+
+
+def _normalised(norm: Norm | None, x: Tensor, scale: Tensor) -> Tensor:
+    # The scale is the model's own: it is a number that the text decides.
+    return x if norm is None else norm.centred(x) * scale[:, None]
+
+
+def sum_of_parts(view: ResidualModel, trace: Trace) -> Float[Tensor, "time vocab"]:
+    """Return the logits of a text put together from the parts of the view."""
+    parts, ids = view.parts, trace.ids
+    x = torch.stack(list(parts.embedding(ids).values())).sum(0)
+    embedded, first_values = x, None
+    for number, (layer, found) in enumerate(zip(parts.layers, trace.layers, strict=True)):
+        if layer.residual_mix is not None:
+            x = layer.residual_mix[0] * x + layer.residual_mix[1] * embedded
+        heads, before = view.heads(number), x
+        n = _normalised(layer.heads.norm, x, found.attn_scale)
+        v = torch.einsum("td,hde->hte", n, heads.value) + heads.value_bias[:, None]
+        if (share := layer.heads.v_first_share) is not None:
+            first_values = v / (1 - share) if first_values is None else first_values
+            v = v + share * first_values
+        written = torch.einsum("hts,hse,hed->td", found.pattern, v, heads.out) + heads.out_bias
+        x = x + written * found.attn_out_scale[:, None]
+        n = _normalised(layer.mlp.norm, before if parts.parallel else x, found.mlp_scale)
+        x = x + mlp_output(view, number, n, found.gate_ratio) * found.mlp_out_scale[:, None]
+    logits = _normalised(parts.norm, x, trace.scale) @ view.W_U + view.b_U
+    return logits if parts.softcap is None else parts.softcap * torch.tanh(logits / parts.softcap)

@@ -1,0 +1,125 @@
+"""bilens on pretrained models: SmolLM2-135M and Gemma 3 270M."""
+
+from functools import cache
+
+import pytest
+import torch
+
+import bilens
+from bilens.convert import process, save_model
+from bilens.read.flow import flow
+from bilens.read.flow.split import split
+from bilens.read.language import TokenDirection
+from bilens.residual import ResidualModel
+from bilens.testing import check_family
+from tests.read.flow.lrp import lrp
+from tests.real.packages import GEMMA3, SMOLLM2, gguf_file
+
+pytestmark = [pytest.mark.models, pytest.mark.xdist_group("real models")]
+LEAVES = ("token", "position", "bias")
+PROMPTS = [
+    ("The keys to the cabinet", " are", " is"),
+    ("The key to the cabinets", " is", " are"),
+    ("The teachers near the doctor", " are", " is"),
+    ("When Mary and John went to the store, John gave a drink to", " Mary", " John"),
+    ("Monday, Tuesday, Wednesday,", " Thursday", " Monday"),
+]
+MODELS = [SMOLLM2, GEMMA3]
+
+
+@cache
+def opened(package: str) -> ResidualModel:
+    model = bilens.load(gguf_file(package), dtype=torch.float32)
+    assert isinstance(model, ResidualModel)
+    return model
+
+
+def prompt(model: ResidualModel, number: int) -> tuple[torch.Tensor, TokenDirection, list[int]]:
+    """Return a text, a direction by the names of two tokens, and their numbers."""
+    text, *words = PROMPTS[number]
+    tokenizer = model.tokenizer
+    numbers = [tokenizer.encode(word, add_special_tokens=False)[0] for word in words]
+    names = tokenizer.convert_ids_to_tokens(numbers)
+    return (
+        torch.tensor(tokenizer(text)["input_ids"]),
+        TokenDirection(names[0], (names[1],)),
+        numbers,
+    )
+
+
+@pytest.mark.parametrize("number", range(len(PROMPTS)))
+@pytest.mark.parametrize("package", MODELS)
+def test_leaves_add_up_to_the_logits(package, number):
+    model = opened(package)
+    ids, direction, (token, minus) = prompt(model, number)
+    logits = model.logits(ids[None])[0, -1].double()
+    expected = float(logits[token] - logits[minus])
+    found = flow(model, ids, direction, m=2, threshold=0.05)
+    leaves = sum(node.flow for node in found.nodes if node.kind in LEAVES)
+    assert leaves == pytest.approx(expected, rel=1e-5)
+    assert found.value == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("package", MODELS)
+def test_a_flow_between_two_texts_adds_up(package):
+    model = opened(package)
+    ids, direction, (token, minus) = prompt(model, 0)
+    before, _, _ = prompt(model, 1)
+    logits = [model.logits(text[None])[0, -1].double() for text in (ids, before)]
+    expected = float(logits[0][token] - logits[0][minus] - logits[1][token] + logits[1][minus])
+    found = flow(model, ids, direction, against=before, m=2, threshold=0.05)
+    leaves = sum(node.flow for node in found.nodes if node.kind in LEAVES)
+    assert leaves == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("package", MODELS)
+def test_a_flow_is_one_backward_pass_of_lrp(package):
+    model = opened(package)
+    ids, direction, (token, minus) = prompt(model, 0)
+    relevance, heads = lrp(model.model, ids, token, minus)
+    parts = split(model, ids, direction)
+    tokens = torch.tensor(
+        [n.flow for n in parts.run(2, 0.05).nodes if n.kind == "token"], dtype=torch.float32
+    )
+    torch.testing.assert_close(tokens, relevance, rtol=1e-4, atol=1e-4 * float(tokens.abs().max()))
+    own = torch.stack([next(iter(layer.values())) for layer in parts.heads])
+    torch.testing.assert_close(own, heads, rtol=1e-4, atol=1e-4 * float(own.abs().max()))
+
+
+@pytest.mark.parametrize("package", MODELS)
+def test_processing_changes_no_log_probability(package):
+    model = opened(package)
+    ids, _, (token, minus) = prompt(model, 2)
+    processed, report = process(model.model)
+    assert {"fold_norms"} <= set(report.folded) | set(report.refused)
+    assert report.change < 2e-3
+    before = model.logits(ids[None])[0, -1]
+    after = processed(ids[None], use_cache=False).logits[0, -1]
+    difference = (after[token] - after[minus]) - (before[token] - before[minus])
+    assert abs(float(difference)) < 1e-3
+
+
+@pytest.mark.parametrize("package", MODELS)
+def test_a_saved_model_is_the_model(package, tmp_path):
+    model = opened(package)
+    ids, _, _ = prompt(model, 3)
+    save_model(tmp_path, model.model, model.tokenizer)
+    again = bilens.load(tmp_path)
+    torch.testing.assert_close(
+        again.logits(ids[None]), model.logits(ids[None]), rtol=1e-5, atol=1e-4
+    )
+
+
+def test_gains_above_a_thousand_are_read():
+    model = opened(GEMMA3)
+    norms = [layer.heads.norm for layer in model.parts.layers]
+    assert all(norm.offset == 1 for norm in norms)
+    gains = [
+        norm.gain().abs().max() for layer in model.parts.layers for norm in (layer.heads.out_norm,)
+    ]
+    assert max(gains) > 1
+
+
+@pytest.mark.parametrize("package", MODELS)
+def test_the_family_is_known(package):
+    check_family(opened(package).model)

@@ -1,0 +1,141 @@
+"""Attribution graphs have the fields that Neuronpedia and circuit-tracer ask for."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+
+from bilens.errors import BilensError
+from bilens.read.figures.flow import flow_data
+from bilens.read.flow import flow
+from bilens.report.attribution_graph import attribution_graph, write_viewer_files
+from bilens.residual import ResidualModel
+from tests.language import random_model, random_text
+
+STRING, INTEGER, NUMBER = ({"type": kind} for kind in ("string", "integer", "number"))
+IDS = {"type": "array", "items": {"type": "array", "prefixItems": [STRING, NUMBER]}}
+
+
+def record(required, **properties):
+    return {"type": "object", "required": required.split(), "properties": properties}
+
+
+QK = record(
+    "pair_wise_contributors top_q_marginal_contributors top_k_marginal_contributors",
+    pair_wise_contributors={"type": "array", "maxItems": 0},
+    top_q_marginal_contributors=IDS,
+    top_k_marginal_contributors=IDS,
+)
+NODE = record(
+    "node_id feature layer ctx_idx feature_type jsNodeId clerp influence activation",
+    node_id=STRING,
+    feature={"type": ["integer", "null"]},
+    layer={"type": ["string", "integer"]},
+    ctx_idx=INTEGER,
+    feature_type={"enum": ["cross layer transcoder", "lorsa", "embedding", "logit", "bias"]},
+    jsNodeId=STRING,
+    clerp=STRING,
+    influence={"type": ["number", "null"]},
+    activation={"type": ["number", "null"]},
+    qk_tracing_results=QK,
+)
+# What Neuronpedia's validator asks for, and the letters that its server takes in names.
+SCHEMA = record(
+    "metadata qParams nodes links",
+    metadata=record(
+        "slug scan prompt_tokens prompt",
+        slug={"type": "string", "pattern": "^[a-zA-Z0-9_.-]+$"},
+        scan={"type": "string", "pattern": "^[a-zA-Z0-9_.-]+$"},
+        prompt_tokens={"type": "array", "items": STRING},
+        prompt=STRING,
+        node_threshold=NUMBER,
+        info=record("generator", generator=record("name version", name=STRING)),
+    ),
+    qParams=record("", pinnedIds={"type": "array", "items": STRING}, linkType=STRING),
+    nodes={"type": "array", "items": NODE},
+    links={
+        "type": "array",
+        "items": record("source target weight", source=STRING, target=STRING, weight=NUMBER),
+    },
+)
+# Those of circuit-tracer's own model, which is stricter.
+TRACER = {"token_prob", "is_target_logit", "run_idx", "reverse_ctx_idx", *NODE["required"]}
+KINDS = {
+    "one text": ({"n_layers": 2, "bias": True}, {}),
+    "two texts": ({"n_layers": 2, "positions": "learned"}, {"against": random_text(seed=1)}),
+    "one layer": ({"n_layers": 1, "mlp": "gelu"}, {"against": random_text(seed=1)}),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def data(request):
+    model, options = KINDS[request.param]
+    view = ResidualModel(random_model(**model))
+    found = flow(view, random_text(), view.direction(3), m=3, threshold=0, **options)
+    return flow_data(found, [f"w{i}" for i in range(9)], direction='a "b"', k=60)
+
+
+def graph_of(data, slug="one"):
+    return attribution_graph(data, slug=slug, prompt="w", probability=0.25, scan="a/b c.gguf")
+
+
+def test_a_graph_is_valid_and_opens(data):
+    graph = graph_of(data)
+    jsonschema.validate(json.loads(json.dumps(graph)), SCHEMA)
+    nodes = {node["node_id"]: node for node in graph["nodes"]}
+    assert len(nodes) == len(data["nodes"])
+    assert all(set(node) >= TRACER for node in nodes.values())
+    assert graph["metadata"]["scan"] == "a-b-c.gguf"
+    # A viewer splits the logit's label, and refuses graphs whose highest layer is 0.
+    (logit,) = [node for node in nodes.values() if node["feature_type"] == "logit"]
+    assert float(logit["clerp"].split("(p=")[1].split(")")[0]) == 0.25
+    layers = {int(n["layer"]) for n in nodes.values() if n["layer"] != "E" and n is not logit}
+    assert min(layers) == 1
+    assert max(layers) < int(logit["layer"]) == data["layers"] + 1
+    assert all(
+        re.fullmatch(f"{node['layer']}_{node['feature']}_{node['ctx_idx']}", name)
+        for name, node in nodes.items()
+    )
+    influences = [node["influence"] for node in graph["nodes"]]
+    assert influences == sorted(influences)
+    assert influences[-1] == pytest.approx(data["shares"][-1][1])
+
+
+def test_links_are_the_edges(data):
+    graph = graph_of(data)
+    nodes = graph["nodes"]
+    into = {(link["target"], link["source"]): link["weight"] for link in graph["links"]}
+    assert into == {
+        (nodes[a]["node_id"], nodes[b]["node_id"]): flow_ for a, b, flow_ in data["edges"]
+    }
+
+
+def test_queries_and_keys_name_the_nodes_that_they_read(data):
+    graph = graph_of(data)
+    names = {node["node_id"] for node in graph["nodes"]}
+    traced = [node for node in graph["nodes"] if "qk_tracing_results" in node]
+    assert bool(traced) == (data["frozen"] == [])
+    for node in traced:
+        assert node["feature_type"] == "lorsa"
+        results = node["qk_tracing_results"]
+        read = results["top_q_marginal_contributors"] + results["top_k_marginal_contributors"]
+        assert read
+        assert {name for name, _ in read} <= names
+
+
+def test_a_folder_lists_each_graph_once(data, tmp_path):
+    for slug in ("one", "two", "one"):
+        graph = graph_of(data, slug)
+        write_viewer_files(tmp_path, graph)
+    listed = json.loads((tmp_path / "graph-metadata.json").read_text())["graphs"]
+    assert [entry["slug"] for entry in listed] == ["two", "one"]
+    assert json.loads((tmp_path / "one.json").read_text()) == graph
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"graphs": [1]}'])
+def test_a_damaged_list_is_kept(data, tmp_path, text):
+    (tmp_path / "graph-metadata.json").write_text(text)
+    with pytest.raises(BilensError, match="is not a list of graphs as circuit-tracer writes it"):
+        write_viewer_files(tmp_path, graph_of(data))
+    assert (tmp_path / "graph-metadata.json").read_text() == text
