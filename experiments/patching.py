@@ -32,7 +32,7 @@ import time
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import combinations, permutations, product
+from itertools import combinations, permutations, product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +48,7 @@ from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import (
     StoredRun,
     gradient_effects,
+    last_stream,
     logit_of,
     patched_effects,
     stored_runs,
@@ -203,13 +204,14 @@ def _brackets() -> Iterator[Pair]:
 
 def pairs_of(model: ResidualModel, count: int) -> list[Pair]:
     """Return pairs that fit the model's tokens and that change its logits, `count` of each task."""
-    chosen: list[Pair] = []
+    groups = []
     for pairs in templates().values():
         shuffled = list(pairs)
         random.Random(0).shuffle(shuffled)
         fitting = (pair for pair in shuffled if _fits(model, pair))
-        chosen += [pair for _, pair in zip(range(count), fitting, strict=False)]
-    return chosen
+        groups.append([pair for _, pair in zip(range(count), fitting, strict=False)])
+    # One of each task in turn, so that a stopped run has as many of each.
+    return [pair for turn in zip_longest(*groups) for pair in turn if pair is not None]
 
 
 def _fits(model: ResidualModel, pair: Pair) -> bool:
@@ -220,7 +222,8 @@ def _fits(model: ResidualModel, pair: Pair) -> bool:
         return False
     if len(ids[0]) != len(ids[1]):
         return False
-    n = [model.parts.normalised(model.trace(row).stream[-1]) for row in ids]
+    with torch.no_grad():
+        n = model.parts.normalised(last_stream(model, torch.stack(ids)).to(direction))
     return float((n[0] - n[1]) @ direction) >= LEAST
 
 
