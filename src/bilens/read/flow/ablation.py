@@ -22,7 +22,7 @@ from bilens.settings import Count, NotNegative
 
 @dataclass(frozen=True, eq=False)
 class StreamDirection:
-    """A direction of what the MLP of a layer reads, at all positions.
+    """A direction of the input of a layer's MLP, at all positions.
 
     Attributes:
         layer: its number.
@@ -36,18 +36,18 @@ class StreamDirection:
 
 Part = int | tuple[int, int] | StreamDirection
 Change = Callable[[Tensor], None]
-"""Changes the row of a batch that a module has made, or is given, in place."""
+"""Changes one row of a batch of inputs or outputs of a module, in place."""
 Changes = Sequence[tuple[nn.Module, bool, Change]]
-"""Where a run differs: modules, whether it is what they are given, and what happens to that."""
+"""The changes of a run: modules, whether their inputs are changed, and the change."""
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """What became of a logit when a part of the model was removed or scaled.
+    """The change of a logit when a part of the model is removed or scaled.
 
     Attributes:
-        predicted: how much it should change: by what flows through the part.
-        actual: how much it changes when the model runs so.
+        predicted: the change by the flow through the part.
+        actual: the change when the model runs so.
     """
 
     predicted: float
@@ -58,7 +58,7 @@ class Ablation:
 @full_precision
 def ablate(
     model: ResidualModel,
-    found: Flow,
+    flow: Flow,
     parts: Sequence[Part],
     *,
     scale: NotNegative = 0.0,
@@ -66,28 +66,32 @@ def ablate(
 ) -> list[Ablation]:
     """Run a model with each of some parts of a flow removed, or its flow scaled.
 
-    Of a head the entry of its pattern is scaled; of an eigenvector, at its position, what L and R
-    read along it, so that lambda (v.z)^2 is multiplied by the scale; of a token or position its
-    vector; of an MLP without a gate what it writes. Of an edge from b to a, what a reads of b:
-    nothing else sees that b is gone. Of a direction, what L and R read along it at all positions.
-    All else runs as the model does: norms, patterns and gates may change.
+    The change depends on the part:
+
+    - a head: the entry of its pattern is scaled;
+    - a direction of an MLP at its position: the inputs of L and R along it, so that its flow is
+      multiplied by the scale;
+    - a token or position: its vector;
+    - an MLP without a gate: its output;
+    - an edge from b to a: the part of a's input that b writes, for a only;
+    - a `StreamDirection`: the inputs of L and R along it at all positions.
+
+    Everything else runs as the model does, so that norms, patterns and gates may change.
 
     Args:
-        model: that the flow is of.
-        found: the flow.
-        parts: numbers of nodes; for an edge the number of the node above and of that below it; or
-            directions.
-        scale: by which the flow of a node, or what is read along an edge or direction, is
-            multiplied; 0 removes it.
+        model: the model of the flow.
+        flow: a flow of one text.
+        parts: numbers of nodes, pairs of numbers (above, below) for edges, or directions.
+        scale: factor of the flow of a node, or of the input along an edge or direction.
         batch_size: parts at once, each a text of its own.
 
     Raises:
-        BilensError: there is no such node or edge, it is not one part of the model (the logit, a
-            remainder, a bias), or the scale is negative.
+        BilensError: the flow is between two texts, a node or edge does not exist, or it is not one
+            part of the model (the logit, a remainder, a bias).
     """
-    if found.before is not None:
-        raise BilensError("found is a flow between two texts; ablate() expects one of one text")
-    runner = _Runner(model, found, scale)
+    if flow.before is not None:
+        raise BilensError("flow is a flow between two texts; ablate() expects one of one text")
+    runner = _Runner(model, flow, scale)
     planned = [runner.plan(part) for part in parts]
     changes = []
     for start in range(0, len(planned), batch_size):
@@ -100,19 +104,19 @@ def ablate(
 class _Runner:
     """Plans interventions on the text of a flow, and runs them."""
 
-    def __init__(self, model: ResidualModel, found: Flow, scale: float) -> None:
-        self.model, self.flow, self.scale = model, found, scale
+    def __init__(self, model: ResidualModel, flow: Flow, scale: float) -> None:
+        self.model, self.flow, self.scale = model, flow, scale
         self.last = model.parts.norm_or_module
         self.heads: dict[int, FrozenHeads] = {}
 
     def plan(self, part: Part) -> tuple[float, Changes]:
-        """The predicted change, and what to do."""
+        """Return the predicted change and the changes of a run for a part."""
         if isinstance(part, StreamDirection):
             return self.direction(part)
         return self.edge(*part) if isinstance(part, tuple) else self.node(part)
 
     def direction(self, part: StreamDirection) -> tuple[float, Changes]:
-        """The predicted change, and what to do, for a direction at all positions."""
+        """Return the predicted change and the changes of a run for a direction at all positions."""
         mlp = LinearMLP.frozen(self.model, self.flow.trace, part.layer)
         v, less = self._fitted(mlp, part), 1 - self.scale
         assert mlp.right is not None
@@ -125,7 +129,7 @@ class _Runner:
         return float(predicted.sum()), self._reading(part.layer, mlp, v, places, -less * overlap)
 
     def node(self, number: int) -> tuple[float, Changes]:
-        """The predicted change, and what to do, for a node."""
+        """Return the predicted change and the changes of a run for a node."""
         node = self.flow.node(number)
         predicted = (self.scale - 1) * node.flow
         match node.kind:
@@ -141,7 +145,7 @@ class _Runner:
         )
 
     def edge(self, above: int, below: int) -> tuple[float, Changes]:
-        """The predicted change, and what to do, for an edge."""
+        """Return the predicted change and the changes of a run for an edge."""
         a, b = self.flow.node(above), self.flow.node(below)
         through = float(self.flow.edges([above, below])[0, 1])
         if b.kind == "bias" or above >= below:
@@ -173,7 +177,7 @@ class _Runner:
         )
 
     def run(self, runs: Sequence[Changes]) -> list[float]:
-        """How much the logit changes by each."""
+        """Return the change of the logit in each run."""
         ids = self.flow.ids.expand(len(runs) + 1, -1)
         stream: list[Tensor] = []
         with ExitStack() as stack:
@@ -265,12 +269,12 @@ class _Runner:
         return [(module, False, scaled)]
 
     def _arriving(self, number: int, moment: int) -> Tensor:
-        """What a node wrote, at each position, as it stands in the stream at a moment."""
+        """Return the output of a node in the stream of a moment, at each position."""
         writes = self.flow.writes
-        mine = writes.node == number
-        shares = self.flow.mixing[moment, writes.moment[mine], None]
+        of_node = writes.node == number
+        shares = self.flow.mixing[moment, writes.moment[of_node], None]
         x = torch.zeros_like(self.flow.trace.stream)
-        return x.index_add(0, writes.position[mine], shares * writes.vector[mine])
+        return x.index_add(0, writes.position[of_node], shares * writes.vector[of_node])
 
 
 def _adding(part: LinearMap, at: Tensor, added: Tensor) -> Change:

@@ -24,95 +24,95 @@ EMBEDDED = ("token", "position")
 
 @torch.no_grad()
 @full_precision
-def account(model: ResidualModel, found: Flow, *, measured: Annotated[int, Between(0)] = 0) -> Flow:
+def account(model: ResidualModel, flow: Flow, *, measured: Annotated[int, Between(0)] = 0) -> Flow:
     """Return a flow whose nodes have their effects by gradients, and the strongest measured ones.
 
     Args:
         model: the model of the flow.
-        found: the flow.
+        flow: the flow.
         measured: number of nodes with the largest |flow| whose effect is measured.
 
     Raises:
         BilensError: the model is not that of the flow.
     """
-    strongest = sorted(range(len(found.nodes)), key=lambda i: -abs(found.nodes[i].flow))
-    numbers = [i for i in strongest if is_measurable(found, found.nodes[i])][:measured]
-    effects = dict(zip(numbers, measure(model, found, numbers), strict=True))
-    slopes = estimates(model, found).tolist()
+    strongest = sorted(range(len(flow.nodes)), key=lambda i: -abs(flow.nodes[i].flow))
+    numbers = [i for i in strongest if is_measurable(flow, flow.nodes[i])][:measured]
+    effects = dict(zip(numbers, measure(model, flow, numbers), strict=True))
+    slopes = estimates(model, flow).tolist()
     nodes = [
         replace(node, estimated=slope, measured=-effects[i].actual if i in effects else None)
-        for i, (node, slope) in enumerate(zip(found.nodes, slopes, strict=True))
+        for i, (node, slope) in enumerate(zip(flow.nodes, slopes, strict=True))
     ]
-    return replace(found, nodes=tuple(nodes))
+    return replace(flow, nodes=tuple(nodes))
 
 
-def is_measurable(found: Flow, node: Node) -> bool:
-    """Return whether a node is one part of the model, whose effect `measure` finds."""
-    return node.is_removable if found.before is None else node.kind not in ("output", "rest")
+def is_measurable(flow: Flow, node: Node) -> bool:
+    """Return whether a node is one part of the model, whose effect `measure` returns."""
+    return node.is_removable if flow.before is None else node.kind not in ("output", "rest")
 
 
 @torch.no_grad()
 @full_precision
 def measure(
-    model: ResidualModel, found: Flow, numbers: Sequence[int], *, batch_size: Count = 16
+    model: ResidualModel, flow: Flow, numbers: Sequence[int], *, batch_size: Count = 16
 ) -> list[Ablation]:
     """Run the model without each of some nodes.
 
-    On one text this is `ablate`. Between two texts the change that the node writes is subtracted
-    from the stream in the run of the first text and added in the run of the second, and the effect
-    is the mean of both. Everything after the node runs as the model does.
+    On one text this is `ablate`. Between two texts the node's change is subtracted from the stream
+    in the run of the first text and added in the run of the second. The effect is the mean of both.
+    Everything after the node runs as the model does.
 
     Args:
         model: the model of the flow.
-        found: the flow.
+        flow: the flow.
         numbers: numbers of the nodes.
         batch_size: nodes at once, each a text of its own.
 
     Raises:
         BilensError: a node is the logit or a remainder, or does not exist.
     """
-    nodes = [found.node(number) for number in numbers]
+    nodes = [flow.node(number) for number in numbers]
     for number, node in zip(numbers, nodes, strict=True):
-        if not is_measurable(found, node):
+        if not is_measurable(flow, node):
             raise BilensError(f"number={number} is {node.kind}, expected one part of the model")
-    if found.before is None:
-        return ablate(model, found, list(numbers), batch_size=batch_size)
-    return _Patcher(model, found, batch_size).effects(numbers)
+    if flow.before is None:
+        return ablate(model, flow, list(numbers), batch_size=batch_size)
+    return _Patcher(model, flow, batch_size).effects(numbers)
 
 
 @full_precision
-def estimates(model: ResidualModel, found: Flow) -> Float[Tensor, " nodes"]:
-    """Return each node's effect to first order: the gradient of the logit times what it writes.
+def estimates(model: ResidualModel, flow: Flow) -> Float[Tensor, " nodes"]:
+    """Return each node's effect to first order: the gradient of the logit times its output.
 
     Between two texts the gradient is the mean of those at both texts. The estimates of nodes on
     one path do not add up to the logit. Those of the logit itself and of remainders are theirs too.
     """
-    number = _number(model, found)
-    runs = [_tokens(model, found)] if found.before is None else list(_both(model, found))
-    slopes = [_slopes(model, found, tokens, number) for tokens in runs]
+    number = _number(model, flow)
+    runs = [_tokens(model, flow)] if flow.before is None else list(_both(model, flow))
+    slopes = [_slopes(model, flow, tokens, number) for tokens in runs]
     mean = torch.stack(slopes).mean(0)
-    writes = found.writes
+    writes = flow.writes
     # The gradient by the embedding holds later moments at which it is mixed in again.
-    embedding = torch.tensor([node.kind in EMBEDDED for node in found.nodes])
+    embedding = torch.tensor([node.kind in EMBEDDED for node in flow.nodes])
     again = embedding.to(writes.node.device)[writes.node] & (writes.moment > 0)
     along = (mean[writes.moment, writes.position] * writes.vector).sum(-1).masked_fill(again, 0)
-    result = along.new_zeros(len(found.nodes)).index_add(0, writes.node, along)
-    result[0] = found.value
+    result = along.new_zeros(len(flow.nodes)).index_add(0, writes.node, along)
+    result[0] = flow.value
     return result
 
 
-def _number(model: ResidualModel, found: Flow) -> Number:
-    return lambda x: model.parts.normalised(x.to(found.direction)) @ found.direction
+def _number(model: ResidualModel, flow: Flow) -> Number:
+    return lambda x: model.parts.normalised(x.to(flow.direction)) @ flow.direction
 
 
-def _tokens(model: ResidualModel, found: Flow) -> Float[Tensor, "time d_model"]:
-    return model.parts.embed.rows(found.ids)
+def _tokens(model: ResidualModel, flow: Flow) -> Float[Tensor, "time d_model"]:
+    return model.parts.embed.rows(flow.ids)
 
 
-def _both(model: ResidualModel, found: Flow) -> tuple[Tensor, Tensor]:
+def _both(model: ResidualModel, flow: Flow) -> tuple[Tensor, Tensor]:
     """Return the token embeddings of both runs, which differ by the writes of the token nodes."""
-    tokens, writes = _tokens(model, found), found.writes
-    of_tokens = torch.tensor([node.kind == "token" for node in found.nodes])
+    tokens, writes = _tokens(model, flow), flow.writes
+    of_tokens = torch.tensor([node.kind == "token" for node in flow.nodes])
     start = of_tokens.to(writes.node.device)[writes.node] & (writes.moment == 0)
     change = torch.zeros_like(tokens)
     change.index_add_(0, writes.position[start], writes.vector[start])
@@ -120,7 +120,7 @@ def _both(model: ResidualModel, found: Flow) -> tuple[Tensor, Tensor]:
 
 
 def _slopes(
-    model: ResidualModel, found: Flow, tokens: Tensor, number: Number
+    model: ResidualModel, flow: Flow, tokens: Tensor, number: Number
 ) -> Float[Tensor, "moments time d_model"]:
     """Return the gradients by the writes at each moment and position."""
     outputs: list[tuple[Moment, Tensor]] = []
@@ -137,7 +137,7 @@ def _slopes(
                     outputs.append((moment, y))
 
                 stack.enter_context(_writer(part).register_forward_hook(keep))
-        value = number(last_stream(model, found.ids[None])).sum()
+        value = number(last_stream(model, flow.ids[None])).sum()
         slopes = torch.autograd.grad(value, [given, *(y for _, y in outputs)])
     result = tokens.new_zeros(Moment.count(model.n_layers), *tokens.shape)
     result[Moment.embedding()] = slopes[0]
@@ -157,11 +157,11 @@ def _writer(part: Heads | MLP) -> nn.Module:
 class _Patcher:
     """Runs of both texts in which the writes of nodes are exchanged."""
 
-    def __init__(self, model: ResidualModel, found: Flow, batch_size: int) -> None:
-        self.model, self.found, self.batch_size = model, found, batch_size
-        self.number = _number(model, found)
-        self.tokens = _both(model, found)
-        self.runs = [stored_run(model, found.ids, tokens) for tokens in self.tokens]
+    def __init__(self, model: ResidualModel, flow: Flow, batch_size: int) -> None:
+        self.model, self.flow, self.batch_size = model, flow, batch_size
+        self.number = _number(model, flow)
+        self.tokens = _both(model, flow)
+        self.runs = [stored_run(model, flow.ids, tokens) for tokens in self.tokens]
         self.ends = [float(self.number(run.stream[None])[0]) for run in self.runs]
 
     def effects(self, numbers: Sequence[int]) -> list[Ablation]:
@@ -169,7 +169,7 @@ class _Patcher:
         actual: dict[int, float] = {}
         places: dict[tuple[int | None, str | None], list[int]] = {}
         for i in numbers:
-            node = self.found.nodes[i]
+            node = self.flow.nodes[i]
             places.setdefault((node.layer, node.part), []).append(i)
         for (layer, part), group in places.items():
             for start in range(0, len(group), self.batch_size):
@@ -183,10 +183,10 @@ class _Patcher:
                     values = self.number(streams).double().cpu()
                     falls += sign * (values - self.ends[run]) / 2
                 actual |= dict(zip(batch, (-falls).tolist(), strict=True))
-        return [Ablation(-self.found.nodes[i].flow, actual[i]) for i in numbers]
+        return [Ablation(-self.flow.nodes[i].flow, actual[i]) for i in numbers]
 
     def _rows(self, batch: Sequence[int], start_only: bool) -> Float[Tensor, "batch time d_model"]:
-        writes = self.found.writes
+        writes = self.flow.writes
         rows = self.tokens[0].new_zeros(len(batch), *self.tokens[0].shape)
         for place, number in enumerate(batch):
             of_node = writes.node == number
@@ -198,7 +198,7 @@ class _Patcher:
     def _embedded(self, run: int, sign: int, batch: Sequence[int]) -> Tensor:
         rows = self.tokens[run] + sign * self._rows(batch, start_only=True)
         with embedded(self.model, rows):
-            return last_stream(self.model, self.found.ids.expand(len(batch), -1))
+            return last_stream(self.model, self.flow.ids.expand(len(batch), -1))
 
     def _written(
         self, run: StoredRun, sign: int, batch: Sequence[int], layer: int, part: str

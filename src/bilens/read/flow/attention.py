@@ -291,8 +291,8 @@ class SecantHeads(HeadsMap):
             mixes["queries"].append((q.change @ k.middle.mT, self.middle, response))
             mixes["keys"].append((q.middle @ k.change.mT, self.middle, response))
         return [
-            Branch(role, torch.stack([part.flows() for part in found]).sum(0), found, mixes[role])
-            for role, found in reads.items()
+            Branch(role, torch.stack([part.flows() for part in parts]).sum(0), parts, mixes[role])
+            for role, parts in reads.items()
         ]
 
     def _scores(self, run: int) -> list[Float[Tensor, "heads time time"]]:

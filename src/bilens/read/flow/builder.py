@@ -1,4 +1,4 @@
-"""Collects the nodes of a flow layer by layer."""
+"""The nodes of a flow, collected layer by layer."""
 
 from collections import defaultdict
 from functools import partialmethod
@@ -32,7 +32,7 @@ class FlowBuilder:
         constants: Float[Tensor, " n"],
         vectors: Float[Tensor, "n n_in"] | None = None,
     ) -> Int[Tensor, " n"]:
-        """Add nodes, with what biases of their own add in each; gives their numbers."""
+        """Add nodes with the flow of their own biases, and return their numbers."""
         first = len(self.nodes)
         self.nodes += nodes
         self.constants.append(constants)
@@ -44,14 +44,14 @@ class FlowBuilder:
     def _row(
         self, name: str, nodes: Int[Tensor, " n"], position: Tensor, moment: Moment, vectors: Tensor
     ) -> None:
-        """What nodes read, or write, at some positions."""
+        """Add the vectors that nodes read, or write, at some positions."""
         self.rows[name].append((nodes, position, torch.full_like(nodes, moment), vectors))
 
     read = partialmethod(_row, "reads")
     write = partialmethod(_row, "writes")
 
     def write_bias(self, layer: int, part: Part, w: Tensor, written: Tensor) -> None:
-        """What a bias writes at every position, along the directions w that read it."""
+        """Add the output of a bias at every position, and the directions w that read it."""
         if written.any():
             self.outs[layer, part] = written, float((w * written).sum())
 

@@ -228,16 +228,16 @@ class Flow(Reading):
         index = torch.tensor(numbers, dtype=torch.long, device=self.constants.device)
         n = len(index)
         reads, writes = (rows.of(index, len(self.nodes)) for rows in (self.reads, self.writes))
-        found = self.constants.new_zeros(n * n)
+        edges = self.constants.new_zeros(n * n)
         for position in range(len(self.ids)):
             r, w = (rows.position == position for rows in (reads, writes))
             shares = self.mixing[reads.moment[r, None], writes.moment[None, w]]
             flows = (reads.vector[r] @ writes.vector[w].T) * shares
             cells = reads.node[r, None] * n + writes.node[None, w]
-            found.index_add_(0, cells.flatten(), flows.flatten())
-        found = found.reshape(n, n)
-        self._add_biases(found, [self.nodes[i] for i in chosen], self.constants[index])
-        return found
+            edges.index_add_(0, cells.flatten(), flows.flatten())
+        edges = edges.reshape(n, n)
+        self._add_biases(edges, [self.nodes[i] for i in chosen], self.constants[index])
+        return edges
 
     def _add_biases(self, edges: Tensor, nodes: Sequence[Node], constants: Tensor) -> None:
         place = {

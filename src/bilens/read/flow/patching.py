@@ -143,8 +143,8 @@ class StoredRun:
                 stack.enter_context(register(change))
             for number in range(layer, len(parts.layers)):
                 _, args, kwargs = self.calls[number]
-                found = parts.layers[number].module(x, *args, **kwargs)
-                x = found[0] if isinstance(found, tuple) else found
+                output = parts.layers[number].module(x, *args, **kwargs)
+                x = output[0] if isinstance(output, tuple) else output
         return x[:, -1]
 
 

@@ -213,11 +213,11 @@ class Split:
             self._split_mlp(layer, m, least)
             self._split_heads(layer, least)
         self._add_leaves()
-        found = self.graph.flow(
+        split_flow = self.graph.flow(
             self.measured.u, self.value, self._frozen(), self.before, self.measured.values
         )
         self.check()
-        return found
+        return split_flow
 
     def check(self) -> None:
         """See that the flows of tokens, positions and biases add up to the logit's change.
