@@ -21,10 +21,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from bilens.kernels import triton_chunked
-from bilens.kernels.triton_kernels import read_kernel, states_kernel
+from bilens.kernels.triton_kernels import OTHER, READ, read_kernel, states_kernel
 
 HEADS, LENGTH = 8, 2**16
 WIDTHS = (32, 64, 128)
+NUMBERS = {"time", "length", "segments", "heads", "key_heads"} | {
+    f"{tensor}_{axis}"
+    for tensor in ("qa", "qb", "a", "b", "c")
+    for axis in ("batch", "head", "time")
+}
+"""Arguments of the kernels that are numbers at run time."""
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
 
@@ -37,19 +43,36 @@ class Card(NamedTuple):
     target: GPUTarget
     rates: dict[torch.dtype, float]
     bandwidth: float
+    processors: int
+    shared: int
+
+    @property
+    def tiles(self) -> str:
+        """Name of the card in the tables of tiles."""
+        name = f"sm_{self.target.arch}"
+        return name if name in READ else OTHER
 
 
-def _card(kind: str, arch: int | str, tera: tuple[float, float], bandwidth: float) -> Card:
+def _card(
+    kind: str,
+    arch: int | str,
+    tera: tuple[float, float],
+    bandwidth: float,
+    processors: int,
+    shared: int,
+) -> Card:
     rates = {torch.bfloat16: tera[0] * 1e12, torch.float32: tera[1] * 1e12}
-    return Card(GPUTarget(kind, arch, 32 if kind == "cuda" else 64), rates, bandwidth)
+    target = GPUTarget(kind, arch, 32 if kind == "cuda" else 64)
+    return Card(target, rates, bandwidth, processors, shared * 1024)
 
 
 CARDS = {
-    "sm_80 (A100)": _card("cuda", 80, (312, 156 / 3), 2.04e12),
-    "sm_89 (RTX 4090)": _card("cuda", 89, (165, 82.6 / 3), 1.01e12),
-    "sm_90 (H100)": _card("cuda", 90, (989, 495 / 3), 3.35e12),
-    "gfx942 (MI300X)": _card("hip", "gfx942", (1307, 163), 5.3e12),
+    "sm_80 (A100)": _card("cuda", 80, (312, 156 / 3), 2.04e12, 108, 163),
+    "sm_89 (RTX 4090)": _card("cuda", 89, (165, 82.6 / 3), 1.01e12, 128, 99),
+    "sm_90 (H100)": _card("cuda", 90, (989, 495 / 3), 3.35e12, 132, 227),
+    "gfx942 (MI300X)": _card("hip", "gfx942", (1307, 163), 5.3e12, 304, 64),
 }
+"""Shared memory is what a block may have, in kB."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +88,7 @@ class Launch:
         return tuple(
             (name, value.dtype if isinstance(value, torch.Tensor) else value)
             for name, value in self.arguments.items()
-            if name != "scale"
+            if name != "scale" and not is_number(name, value)
         )
 
     def operations(self) -> float:
@@ -78,7 +101,8 @@ class Launch:
         part = (1 + columns / b) / 2 if of["HALF"] else 1
         chunks = -(-of["time"] // of["length"])
         state = a * b * c * part * (chunks - 1) / chunks
-        pattern = 0 if states else (a + b + c) * of["length"] / 2
+        # A squared score is made once.
+        pattern = 0 if states else ((a if of["HALF"] else a + b) + c) * of["length"] / 2
         return float(2 * HEADS * of["time"] * (state + pattern))
 
     def moved(self) -> float:
@@ -106,11 +130,16 @@ class Compiled:
     seconds: float
 
 
+def is_number(name: str, value: Any) -> bool:
+    """Return True for a number that a compiled kernel takes at run time, such as a stride."""
+    return isinstance(value, int) and not isinstance(value, bool) and name in NUMBERS
+
+
 def launches(
-    width: int, dtype: torch.dtype, *, squared: bool, length: int = LENGTH
+    width: int, dtype: torch.dtype, *, squared: bool, length: int = LENGTH, card: Card | None = None
 ) -> list[Launch]:
-    """All launches of one forward and one backward pass; the first two are forward."""
-    found: list[Launch] = []
+    """Return all launches of a forward and a backward pass; the forward ones are up to y."""
+    recorded: list[Launch] = []
 
     class Recorder:
         def __init__(self, kernel: Any) -> None:
@@ -119,25 +148,29 @@ def launches(
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
             def record(*arguments: Any, **constants: Any) -> None:
                 given = dict(zip(self.kernel.arg_names, arguments, strict=False))
-                states = "dstates" if constants["REVERSE"] else "states"
+                states = "sums" if constants.get("TOTALS") else "states"
+                states = f"d{states}" if constants["REVERSE"] else states
                 name = names.pop(0) if "BK" in constants else states
-                found.append(Launch(name, self.kernel, given | constants))
+                recorded.append(Launch(name, self.kernel, given | constants))
 
             return record
 
     names = ["y", "dq", "dk", "dv"] if squared else ["y", "dq1", "dk1", "dv", "dq2", "dk2"]
     shape = (1, HEADS, length, width)
     count = 3 if squared else 5
-    given = [torch.empty(shape, device="meta", dtype=dtype).requires_grad_() for _ in range(count)]
-    q1, k1, v, *rest = given
-    q2, k2 = rest or (None, None)
+    given = [torch.empty(shape, device="meta", dtype=dtype) for _ in range(count)]
+    q1, k1, v, *second = given
+    q2, k2 = second or (None, None)
+    inputs = q1, k1, v, q2, k2
     with (
         patch.object(triton_chunked, "read_kernel", Recorder(read_kernel)),
         patch.object(triton_chunked, "states_kernel", Recorder(states_kernel)),
+        patch.object(triton_chunked, "card_name", lambda device: card.tiles if card else OTHER),
+        patch.object(triton_chunked, "processors", lambda device: card.processors if card else 1),
     ):
-        y, _ = triton_chunked.triton_chunked((q1, k1, v, q2, k2), 1.0, None)
-        torch.autograd.grad(y.sum(), given)
-    return found
+        y, _ = triton_chunked.triton_chunked.attend(inputs, 1.0, None)
+        triton_chunked.triton_chunked.gradients(inputs, None, y, None)
+    return recorded
 
 
 def compiled(launch: Launch, target: GPUTarget) -> Compiled:
@@ -152,11 +185,12 @@ def compiled(launch: Launch, target: GPUTarget) -> Compiled:
             signature[name] = POINTERS[value.dtype]
         elif isinstance(value, float):
             signature[name] = "fp32"
-        elif name in ("time", "length"):
-            signature[name] = "i32"
+        elif is_number(name, value):
+            signature[name] = "i32" if value < 2**31 else "i64"
         else:
             signature[name], constants[place,] = "constexpr", value
-        if isinstance(value, torch.Tensor) or name in ("time", "length"):
+        # As the launcher says of pointers, and of numbers where it is so.
+        if isinstance(value, torch.Tensor) or (is_number(name, value) and value % 16 == 0):
             attributes[place,] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
     start = time.perf_counter()
@@ -187,14 +221,15 @@ def _read_hip(asm: dict[str, Any]) -> tuple[int, int, int]:
     return number("vgpr_count"), spilled, asm["amdgcn"].count("v_mfma")
 
 
-def show(card: Card, dtype: torch.dtype, width: int, *, squared: bool) -> None:
+def show(card: Card, dtype: torch.dtype, width: int, length: int, *, squared: bool) -> None:
     """Print the kernels of one kind of attention, and the least time of both passes."""
-    sums, seen = [0.0, 0.0], set()
-    kind = f"{str(dtype)[6:]:8} {width:4} {'squared' if squared else 'bilinear':8}"
-    for place, launch in enumerate(launches(width, dtype, squared=squared)):
+    sums, seen, backward = [0.0, 0.0], set(), False
+    kind = f"{str(dtype)[6:]:8} {width:4} {length:6} {'squared' if squared else 'bilinear':8}"
+    for launch in launches(width, dtype, squared=squared, card=card, length=length):
         work = launch.operations() / card.rates[dtype]
         memory = launch.moved() / card.bandwidth
-        sums[place > 1] += max(work, memory)
+        sums[backward] += max(work, memory)
+        backward |= launch.name == "y"
         constants = launch.constants()
         if constants in seen:
             continue
@@ -203,25 +238,28 @@ def show(card: Card, dtype: torch.dtype, width: int, *, squared: bool) -> None:
         print(
             f"{kind} {launch.name:7} {found.shared / 1024:5.0f} kB {found.registers:10}"
             f" {found.spilled:6} B {found.products:9} {found.seconds:8.1f} s"
-            f" {1e3 * work:8.2f} {1e3 * memory:8.2f}",
+            f" {1e3 * work:8.3f} {1e3 * memory:8.3f}"
+            + (" DOES NOT FIT" if found.shared > card.shared else ""),
             flush=True,
         )
-    print(f"{kind} forward at least {1e3 * sums[0]:.2f} ms, backward {1e3 * sums[1]:.2f} ms")
+    print(f"{kind} forward at least {1e3 * sums[0]:.3f} ms, backward {1e3 * sums[1]:.3f} ms")
 
 
 def main() -> None:
     """Print every kernel on every card."""
-    print(f"triton {triton.__version__}; {HEADS} heads, {LENGTH} tokens")
+    print(f"triton {triton.__version__}; {HEADS} heads")
     for name, card in CARDS.items():
         print(f"\n{name}")
         print(
-            "dtype       d attention kernel  shared  registers  spilled  products  compiled"
+            "dtype       d tokens attention kernel  shared  registers  spilled  products  compiled"
             "  ms by operations, by bytes"
         )
         for dtype in card.rates:
             for width in WIDTHS:
                 for squared in (False, True):
-                    show(card, dtype, width, squared=squared)
+                    # The longest text that is one chunk, and one of many.
+                    for length in (width**2, LENGTH):
+                        show(card, dtype, width, length, squared=squared)
 
 
 if __name__ == "__main__":

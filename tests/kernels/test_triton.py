@@ -83,6 +83,46 @@ def test_tiles_of_wide_heads_and_values(width, d_value, dtype, squared, monkeypa
 
 
 @pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("segments", [2, 3, 5])
+def test_segments_of_a_text_are_summed_side_by_side(squared, segments, monkeypatch):
+    """Five chunks; of as many segments each is one chunk, and of two the last is shorter."""
+    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)
+    monkeypatch.setattr("bilens.kernels.triton_chunked.segment_count", lambda *_: segments)
+    inputs = on_device(time=290, width=8, d_value=8, sharing=2, squared=squared)
+    y = bilinear_attention(*inputs, kernel="triton")
+    assert error(results(y, inputs), inputs, 8**-2) < BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("one_chunk", [False, True])
+def test_inputs_are_read_where_they_are(squared, one_chunk, monkeypatch):
+    """As a model has them: heads beside each other in a row of the stream."""
+    length = 64 if not one_chunk else 1000
+    monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: length)
+    inputs = on_device(batch=2, kv_heads=2, time=100, width=12, d_value=20, squared=squared)
+    side_by_side = [
+        None if x is None else x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs
+    ]
+    assert not side_by_side[0].is_contiguous()
+    y = bilinear_attention(*side_by_side, kernel="triton")
+    assert error(results(y, inputs), inputs, 12**-2) < BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_normalised_rows(constant):
+    inputs = on_device(time=50, width=8, d_value=8, sharing=2, squared=True)
+    offsets = torch.linspace(0.5, 1, 2, device=DEVICE) if constant else None
+    outputs = [
+        bilinear_attention(*given, constant=offsets, normalised=True, kernel=kernel)
+        for given, kernel in (
+            (inputs, "triton"),
+            ([None if x is None else x.double() for x in inputs], "reference"),
+        )
+    ]
+    assert (outputs[0] - outputs[1]).norm() < 1e-4 * outputs[1].norm()
+
+
+@pytest.mark.parametrize("squared", [False, True])
 def test_a_text_goes_on_from_a_state(squared, monkeypatch):
     monkeypatch.setattr("bilens.kernels.attention._linear", lambda inputs: "triton")
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: 64)

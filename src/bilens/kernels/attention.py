@@ -5,7 +5,7 @@ import warnings
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -13,38 +13,35 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.kernels import gradients
 from bilens.kernels.chunked import chunked, empty_state
-from bilens.kernels.gradients import Inputs, no_autocast
-from bilens.kernels.recurrent import recurrent
-from bilens.kernels.reference import reference
-from bilens.lazy_imports import lazy_import
-
-if TYPE_CHECKING:
-    from bilens.kernels import triton_chunked
-else:
-    triton_chunked = lazy_import("bilens.kernels.triton_chunked")
+from bilens.kernels.gradients import Inputs, Kernel, no_autocast
+from bilens.kernels.reference import recurrent, reference
 
 KernelName = Literal["auto", "reference", "chunked", "recurrent", "triton"]
-"""Which kernel computes attention; auto picks by device, length and head size."""
+"""Names of the kernels; auto picks one by device, length and head size."""
 KERNELS: tuple[str, ...] = get_args(KernelName)
-"""Their names."""
+"""The same as a tuple."""
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 SHORT = 16
 """On a CPU, reference and chunked cross at about this many tokens for each coordinate of a head, as
 measured. Elsewhere the operations are counted: they cross at d_head^2 tokens."""
 PATTERN = 2**26
-"""Numbers of a pattern that auto is ready to hold: a quarter of a gigabyte in float32."""
+"""Largest pattern that auto holds in memory: a quarter of a gigabyte in float32."""
 WIDEST = 128
 """Coordinates of a head or a value for which tiles of the Triton kernels fit on a GPU."""
 TRITON = ("3.9.0",)
 """Versions of Triton whose kernels were compared with exact attention on a GPU. On an H100 Triton
 3.6 compiles the same source to a race: rows are wrong by up to 11 %, differently in each run.
 Versions between 3.6 and 3.9 were never run."""
+GPU = "gpu"
+"""The kernel for a GPU: triton, or chunked if Triton is missing or untested."""
+EPS = 1e-20
+"""Least sum of a row that is divided by: products of small scores are very small."""
 
 
-@checked
-def bilinear_attention(
+def bilinear_attention(  # noqa: PLR0913
     q1: Float[Tensor, "batch heads time d_head"],
     k1: Float[Tensor, "batch kv_heads time d_head"],
     v: Float[Tensor, "batch kv_heads time d_value"],
@@ -52,43 +49,47 @@ def bilinear_attention(
     k2: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     *,
     scale: float | None = None,
+    constant: Float[Tensor, " heads"] | None = None,
+    normalised: bool = False,
     kernel: KernelName = "auto",
 ) -> Float[Tensor, "batch heads time d_value"]:
-    """y_t = scale sum_{s<=t} (q1_t . k1_s)(q2_t . k2_s) v_s.
+    """Return y_t = scale sum_{s<=t} (q1_t . k1_s)(q2_t . k2_s) v_s.
 
     Without q2 and k2 this is squared attention, scale (q1_t . k1_s)^2. Arithmetic is in the dtype
     of the inputs and at least in float32.
 
     Args:
-        q1: first queries; so many heads that follow one another share each head of keys.
+        q1: first queries; consecutive groups of query heads share one head of keys.
         k1: first keys.
         v: values.
         q2: second queries.
         k2: second keys.
         scale: of the product of both scores; 1 / d_head^2 by default.
+        constant: c of each head in scale (q1_t . k1_s + c)^2, of squared attention.
+        normalised: divide each row of the pattern by its sum; of squared attention.
         kernel: reference (the whole pattern), chunked (time linear in the length), recurrent (one
             token after another), triton (chunked, on a GPU, in float32 or bfloat16, for heads and
-            values of up to 128; tested in Triton's interpreter and compiled for several GPUs, not
-            timed on any), or auto: triton wherever it can be, else the reference for short texts
-            and chunked.
+            values of up to 128, with a version of Triton that was tested), or auto: triton wherever
+            it can be, else the reference for short texts and chunked.
 
     Raises:
-        BilensError: shapes, dtypes or devices do not fit, or the kernel is unknown or cannot take
-            them.
+        BilensError: shapes, dtypes or devices do not fit, the kernel is unknown or cannot take
+            them, or two scores come with a constant or are to be normalised.
 
     Source: The post on tensor-transformer variants, "Replacing softmax attention".
     """
     inputs = q1, k1, v, q2, k2
-    _check(inputs)
+    if not _are_valid(inputs):
+        _explain(*inputs)
     if kernel not in KERNELS:
         raise BilensError(f"kernel={kernel!r}, expected one of {', '.join(KERNELS)}")
-    if kernel == "triton":
-        _require_triton(inputs)
-    kernel = _chosen(inputs) if kernel == "auto" else kernel
+    scale = _checked_scale(scale, q1)
+    if constant is not None or normalised:
+        _require_squared(inputs, constant)
+        return _normalised(inputs, scale, constant, normalised=normalised, kernel=kernel)
     return _attend(kernel, inputs, scale, None)[0]
 
 
-@checked
 def resume_attention(
     q1: Float[Tensor, "batch heads time d_head"],
     k1: Float[Tensor, "batch kv_heads time d_head"],
@@ -101,71 +102,89 @@ def resume_attention(
 ) -> tuple[
     Float[Tensor, "batch heads time d_value"], Float[Tensor, "batch kv_heads features d_value"]
 ]:
-    """`bilinear_attention` of some tokens that follow others, of which only a state is kept.
+    """Continue `bilinear_attention` from a recurrent state; return y and the state after it.
 
     Args:
-        q1: of the tokens, and so k1, v, q2 and k2, as there.
+        q1: of the new tokens, as are k1, v, q2 and k2.
         k1: first keys.
         v: values.
         q2: second queries.
         k2: second keys.
-        state: of the tokens before, from an earlier call; None where there are none.
+        state: of the tokens before, from an earlier call; None if there are none.
         scale: of the product of both scores; 1 / d_head^2 by default.
-
-    Returns:
-        y of the tokens, and the state behind the last of them.
 
     Raises:
         BilensError: shapes, dtypes or devices do not fit.
     """
     inputs = q1, k1, v, q2, k2
-    _check(inputs)
+    if not _are_valid(inputs):
+        _explain(*inputs)
     empty = empty_state(k1, v, symmetric=q2 is None)
-    state = empty if state is None else state
-    for what in ("shape", "dtype", "device"):
-        if getattr(state, what) != getattr(empty, what):
-            raise BilensError(
-                f"state has {what} {getattr(state, what)}, expected {getattr(empty, what)}; start "
-                "with state=None and go on with what the call before gave back"
-            )
+    if state is None:
+        state = empty
+    elif not isinstance(state, Tensor) or (state.shape, state.dtype, state.device) != (
+        empty.shape,
+        empty.dtype,
+        empty.device,
+    ):
+        _explain_state(state, empty)
     kernel = "recurrent" if q1.shape[2] == 1 else _linear(inputs)
-    y, last = _attend(kernel, inputs, scale, state)
+    y, last = _attend(kernel, inputs, _checked_scale(scale, q1), state)
     return y, state if last is None else last
 
 
 def _attend(
-    kernel: KernelName, inputs: Inputs, scale: float | None, state: Tensor | None
+    kernel: str, inputs: Inputs, scale: float, state: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    q1, k1, v, q2, _ = inputs
-    scale = q1.shape[-1] ** -2 if scale is None else scale
-    with no_autocast(v.device):
-        match kernel:
-            case "reference":
-                return reference(inputs, scale), None
-            case "recurrent":
-                start = empty_state(k1, v, symmetric=q2 is None) if state is None else state
-                return recurrent(inputs, scale, start)
-            case "triton":
-                return triton_chunked.triton_chunked(inputs, scale, state)
-        return chunked(inputs, scale, state)
+    if kernel == "triton" and not torch.compiler.is_compiling():
+        _require_triton(inputs)
+    name = _choose(inputs) if kernel == "auto" else kernel
+    if name == "reference":
+        with no_autocast(inputs[2].device):
+            return reference(inputs, scale), None
+    if name == "recurrent":
+        _, k1, v, q2, _ = inputs
+        start = empty_state(k1, v, symmetric=q2 is None) if state is None else state
+        with no_autocast(v.device):
+            return recurrent(inputs, scale, start)
+    return gradients.attend(name, inputs, scale, state)
 
 
-def _chosen(inputs: Inputs) -> KernelName:
-    """Triton, or the quadratic form where it is faster and its pattern no burden on memory."""
+def _normalised(
+    inputs: Inputs, scale: float, constant: Tensor | None, *, normalised: bool, kernel: KernelName
+) -> Tensor:
+    """Return squared attention with a constant in its scores or rows that sum to one."""
+    q, k, v, _, _ = inputs
+    if constant is not None:
+        # q . k + c is the inner product of [q, c] and [k, 1].
+        column = constant.to(q)[:, None, None].expand(*q.shape[:3], 1)
+        q, k = torch.cat([q, column], -1), torch.cat([k, torch.ones_like(k[..., :1])], -1)
+    if not normalised:
+        return _attend(kernel, (q, k, v, None, None), scale, None)[0]
+    ones = torch.ones_like(v[..., :1])
+    if v.device.type == "cpu":
+        # Sums of rows are those of a value that is always 1.
+        y = _attend(kernel, (q, k, torch.cat([v, ones], -1), None, None), scale, None)[0]
+        y, sums = y[..., :-1], y[..., -1:]
+    else:
+        # One column more would be padded to the next power of two.
+        y, sums = (_attend(kernel, (q, k, x, None, None), scale, None)[0] for x in (v, ones))
+    return y / sums.clamp_min(EPS)
+
+
+def _choose(inputs: Inputs) -> str:
+    """Return the kernel for a GPU, or the quadratic form if it is faster and its pattern small."""
     q1, linear = inputs[0], _linear(inputs)
+    if linear == GPU:
+        return linear
     batch, heads, time, width = q1.shape
     crossing = SHORT * width if q1.device.type == "cpu" else width**2
     short = time <= crossing and batch * heads * time**2 <= PATTERN
-    return "reference" if short and linear == "chunked" else linear
+    return "reference" if short else linear
 
 
-def _linear(inputs: Inputs) -> KernelName:
-    if inputs[0].device.type != "cuda" or not _fits_triton(inputs):
-        return "chunked"
-    if triton_problem() is not None:
-        _warn_once()
-        return "chunked"
-    return "triton"
+def _linear(inputs: Inputs) -> str:
+    return GPU if inputs[0].device.type == "cuda" and _fits_triton(inputs) else "chunked"
 
 
 def _fits_triton(inputs: Inputs) -> bool:
@@ -176,7 +195,7 @@ def _fits_triton(inputs: Inputs) -> bool:
 
 @cache
 def triton_problem() -> str | None:
-    """Return why the Triton kernels are not used in this process, or None where they can be."""
+    """Return why the Triton kernels are not used in this process, or None if they can be."""
     if find_spec("triton") is None:
         return "Triton is missing"
     # The version of the module, as the distribution has other names on other platforms.
@@ -209,16 +228,46 @@ def _require_triton(inputs: Inputs) -> None:
         )
 
 
-def _check(inputs: Inputs) -> None:
+def _are_valid(inputs: Inputs) -> bool:
+    """Return True if `_explain` would find nothing; in a fiftieth of its time."""
     q1, k1, v, q2, k2 = inputs
+    if (q2 is None) != (k2 is None):
+        return False
+    tensors = (q1, k1, v) if q2 is None or k2 is None else (q1, k1, v, q2, k2)
+    for x in tensors:
+        if not isinstance(x, Tensor) or x.ndim != 4 or x.layout is not torch.strided:
+            return False
+        if x.dtype != v.dtype or x.device != v.device:
+            return False
+    batch, heads, time, width = q1.shape
+    kv_heads = k1.shape[1]
+    return (
+        v.dtype in DTYPES
+        and k1.shape == (batch, kv_heads, time, width)
+        and v.shape[:3] == k1.shape[:3]
+        and (q2 is None or k2 is None or (q2.shape == q1.shape and k2.shape == k1.shape))
+        and min(batch, heads, time, width, kv_heads, v.shape[3]) > 0
+        and heads % kv_heads == 0
+    )
+
+
+@checked
+def _explain(
+    q1: Float[Tensor, "batch heads time d_head"],
+    k1: Float[Tensor, "batch kv_heads time d_head"],
+    v: Float[Tensor, "batch kv_heads time d_value"],
+    q2: Float[Tensor, "batch heads time d_head"] | None,
+    k2: Float[Tensor, "batch kv_heads time d_head"] | None,
+) -> None:
+    """Raise BilensError with the first thing that is wrong."""
     if (q2 is None) != (k2 is None):
         raise BilensError(
             "q2 and k2 come together: both for bilinear attention, neither for squared attention"
         )
-    named = {"q1": q1, "k1": k1, "v": v}
-    if q2 is not None and k2 is not None:
-        named |= {"q2": q2, "k2": k2}
+    named = {"q1": q1, "k1": k1, "v": v, "q2": q2, "k2": k2}
     for name, x in named.items():
+        if x is None:
+            continue
         if 0 in x.shape:
             raise BilensError(f"{name} has shape {tuple(x.shape)}, expected no size to be zero")
         if x.dtype != v.dtype or x.dtype not in DTYPES:
@@ -229,5 +278,50 @@ def _check(inputs: Inputs) -> None:
         if x.device != v.device:
             raise BilensError(f"{name} is on {x.device} and v on {v.device}; move one of them")
     heads, kv_heads = q1.shape[1], k1.shape[1]
-    if heads % kv_heads:
-        raise BilensError(f"q1 has {heads} heads, not a multiple of the {kv_heads} heads of k1")
+    raise BilensError(f"q1 has {heads} heads, not a multiple of the {kv_heads} heads of k1")
+
+
+def _explain_state(state: Tensor, empty: Tensor) -> None:
+    for name in ("shape", "dtype", "device"):
+        value, expected = (getattr(x, name, type(x)) for x in (state, empty))
+        if value != expected:
+            raise BilensError(
+                f"state has {name} {value}, expected {expected}; start with state=None and resume "
+                "from the state that the call before returned"
+            )
+
+
+def _checked_scale(scale: float | None, q1: Tensor) -> float:
+    if scale is None:
+        return float(q1.shape[-1] ** -2)
+    try:
+        return float(scale)
+    except (TypeError, ValueError, OverflowError):
+        raise BilensError(f"scale={scale!r:.200}, expected a number") from None
+
+
+def _require_squared(inputs: Inputs, constant: Tensor | None) -> None:
+    q1, _, _, q2, _ = inputs
+    if q2 is not None:
+        raise BilensError("constant and normalised are for squared attention, without q2 and k2")
+    if constant is not None and (
+        not isinstance(constant, Tensor) or constant.shape != (q1.shape[1],)
+    ):
+        shape = tuple(constant.shape) if isinstance(constant, Tensor) else type(constant).__name__
+        raise BilensError(f"constant is {shape}, expected ({q1.shape[1]},), one for each head")
+
+
+def _import_triton() -> Kernel:
+    # Triton need not be there, and only a GPU needs it.
+    return import_module("bilens.kernels.triton_chunked").triton_chunked
+
+
+def _gpu_kernel() -> Kernel:
+    # Asked when the operator runs, so that a compiled model need not follow the question.
+    if triton_problem() is None:
+        return _import_triton()
+    _warn_once()
+    return chunked
+
+
+gradients.KERNELS.update({"chunked": lambda: chunked, "triton": _import_triton, GPU: _gpu_kernel})

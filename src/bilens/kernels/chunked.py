@@ -21,8 +21,6 @@ from torch import Tensor
 from bilens.kernels.features import FeatureMap, row_length, weights
 from bilens.kernels.gradients import Inputs, Kernel
 
-__all__ = ["chunked", "empty_state"]
-
 CHUNK, FEATURES = 192, 2**19
 """On a CPU: most tokens of a chunk, and numbers of a block of features, or of patterns, for each
 thread, which stay near its core. A token costs 3 CHUNK multiplications in the pattern of its chunk

@@ -19,8 +19,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-__all__ = ["FeatureMap", "both_orders", "one_order", "products", "row_length", "weights"]
-
 
 def row_length(width: int, *, symmetric: bool) -> int:
     """How many features stand in a row, with second vectors of some width."""

@@ -9,11 +9,13 @@ is linear in each of its five inputs and, under dy, symmetric in (q1, k1), (q2, 
     dv_s  = sum_{t>=s} (k1_s . q1_t)(k2_s . q2_t) dy_t,
 
 and a kernel for y is one for the gradients of gradients of any order.
+
+Kernels are operators of torch, `bilens::attend` and `bilens::attend_gradients`, whose insides
+`torch.compile` does not see: a compiled model has them as single nodes.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,78 +23,180 @@ from torch import Tensor
 
 from bilens.kernels.features import products, weights
 
-__all__ = ["Inputs", "Kernel", "no_autocast"]
-
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 """q1 (batch, heads, time, d_head), k1 (batch, kv_heads, time, d_head), v (batch, kv_heads, time,
-d_value), q2 and k2, which are None where one score is squared. Heads that follow one another share
-keys and values."""
+d_value), q2 and k2, which are None where one score is squared. Consecutive heads share keys and
+values."""
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """From q1, k1, v, q2 and k2 to y, with a scale of one."""
 
 
-def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Products of tensors on a device are in their own dtype, as a backward pass's are too."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
-
-
 class Kernel(NamedTuple):
-    """Attention with gradients of any order, called as `attend` is.
+    """Attention and its gradients, without autograd.
 
     Attributes:
-        attend: from inputs, scale and the state of the tokens before, or None, to y and, where a
-            state was given, the state of all tokens.
+        attend: from inputs, scale and the state of earlier tokens, or None, to contiguous y and, if
+            a state was given, the state of all tokens.
         gradients: from inputs, state, dy times the scale and the gradient of the last state to the
-            gradients of the five inputs and of the state, which cannot be differentiated again.
+            gradients of the five inputs and of the state.
     """
 
     attend: Callable[[Inputs, float, Tensor | None], tuple[Tensor, Tensor | None]]
     gradients: Callable[[Inputs, Tensor | None, Tensor, Tensor | None], list[Tensor | None]]
 
-    def __call__(
-        self, inputs: Inputs, scale: float, state: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """See `attend`."""
-        y, last = _Differentiable.apply(self, scale, state, *inputs)  # type: ignore[no-untyped-call]
-        return y, last
+
+KERNELS: dict[str, Callable[[], Kernel]] = {}
+"""Functions that import and return a kernel, by its name."""
+
+
+def attend(
+    kernel: str, inputs: Inputs, scale: float, state: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return y and, if a state was given, the state of all tokens; differentiable in any order."""
+    if torch.compiler.is_compiling():
+        y, last = torch.ops.bilens.attend(kernel, *inputs, state, scale)
+    elif torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (*inputs, state)
+    ):
+        # The operators cost the host half as much again, which short texts on a GPU wait for.
+        y, last = _Differentiable.apply(kernel, *inputs, state, scale)  # type: ignore[no-untyped-call]
+    else:
+        y, last = _run_attend(kernel, *inputs, state, scale)
+    return y, None if state is None else last
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which products are in their operands' dtype, as in a backward pass."""
+    # Entering a context costs more than asking, and every call of a kernel comes by here.
+    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(
+        device.type
+    ):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def _run_attend(
+    kernel: str,
+    q1: Tensor,
+    k1: Tensor,
+    v: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    state: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    with no_autocast(v.device):
+        y, last = KERNELS[kernel]().attend((q1, k1, v, q2, k2), scale, state)
+    return y, v.new_empty(0) if last is None else last
+
+
+def _run_gradients(  # noqa: PLR0913, PLR0917  those of the operator
+    kernel: str,
+    q1: Tensor,
+    k1: Tensor,
+    v: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    state: Tensor | None,
+    dy: Tensor,
+    dlast: Tensor | None,
+) -> list[Tensor]:
+    with no_autocast(v.device):
+        gradients = KERNELS[kernel]().gradients((q1, k1, v, q2, k2), state, dy, dlast)
+    return [x for x in gradients if x is not None]
+
+
+def _fake_attend(
+    kernel: str,
+    q1: Tensor,
+    k1: Tensor,
+    v: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    state: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    y = v.new_empty(*q1.shape[:3], v.shape[-1])
+    return y, v.new_empty(0) if state is None else torch.empty_like(state)
+
+
+def _fake_gradients(  # noqa: PLR0913, PLR0917  those of the operator
+    kernel: str,
+    q1: Tensor,
+    k1: Tensor,
+    v: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    state: Tensor | None,
+    dy: Tensor,
+    dlast: Tensor | None,
+) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in (q1, k1, v, q2, k2, state) if x is not None]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+    ctx.kernel, *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
+    *given, state = ctx.saved_tensors
+    inputs = tuple(given)
+    dy = dy * ctx.scale
+    if torch.is_grad_enabled():
+        # Gradients are recorded here if they will be differentiated again, at twice the cost.
+        with no_autocast(dy.device):
+            gradients = _differentiable_gradients(ctx.kernel, inputs, state, dy, dlast)
+        return None, *gradients, None
+    compiling = torch.compiler.is_compiling()
+    run: Callable[..., list[Tensor]] = (
+        torch.ops.bilens.attend_gradients if compiling else _run_gradients
+    )
+    compact = iter(run(ctx.kernel, *inputs, state, dy, None if state is None else dlast))
+    gradients = [None if x is None else next(compact) for x in (*inputs, state)]
+    return None, *gradients, None
 
 
 class _Differentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, kernel: Kernel, scale: float, state: Tensor | None, *inputs: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        ctx.save_for_backward(*inputs, state)
-        ctx.kernel, ctx.scale = kernel, scale
-        return kernel.attend(inputs, scale, state)  # type: ignore[arg-type]
+    """The same as the operator with its gradients, for calls outside a compiled model."""
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        *inputs, state = ctx.saved_tensors
-        with no_autocast(dy.device):
-            gradients = ctx.kernel.gradients
-            # Gradients are on here where these will be differentiated again, at twice the cost.
-            if torch.is_grad_enabled():
-                gradients = partial(_differentiable_gradients, ctx.kernel)
-            *found, to_state = gradients(tuple(inputs), state, dy * ctx.scale, dstate)
-        return None, None, to_state, *found
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        _save(ctx, inputs, None)
+        return _run_attend(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, dy, dlast)
+
+
+# Of the lower interface: `torch.library.custom_op` costs twice the host's time of a call.
+_INPUTS = "str kernel, Tensor q1, Tensor k1, Tensor v, Tensor? q2, Tensor? k2, Tensor? state"
+_LIBRARY = torch.library.Library("bilens", "FRAGMENT")
+_LIBRARY.define(f"attend({_INPUTS}, float scale) -> (Tensor, Tensor)")
+_LIBRARY.define(f"attend_gradients({_INPUTS}, Tensor dy, Tensor? dlast) -> Tensor[]")
+_LIBRARY.impl("attend", _run_attend, "CompositeExplicitAutograd")
+_LIBRARY.impl("attend_gradients", _run_gradients, "CompositeExplicitAutograd")
+torch.library.register_fake("bilens::attend", _fake_attend, lib=_LIBRARY)
+torch.library.register_fake("bilens::attend_gradients", _fake_gradients, lib=_LIBRARY)
+torch.library.register_autograd("bilens::attend", _backward, setup_context=_save, lib=_LIBRARY)
 
 
 def _differentiable_gradients(
-    kernel: Kernel, inputs: Inputs, state: Tensor | None, dy: Tensor, dstate: Tensor | None
+    kernel: str, inputs: Inputs, state: Tensor | None, dy: Tensor, dlast: Tensor | None
 ) -> list[Tensor | None]:
-    """What `Kernel.gradients` gives, made of what autograd knows."""
+    """Return the result of `Kernel.gradients`, computed by differentiable functions."""
 
-    def attend(*inputs: Any) -> Tensor:
-        return kernel(inputs, 1.0, None)[0]
+    def without_state(*inputs: Any) -> Tensor:
+        return attend(kernel, inputs, 1.0, None)[0]
 
-    found = [*_attention_gradients(attend, inputs, dy), None]
-    if state is None or dstate is None:
-        return found
-    more = _state_gradients(inputs, state, dy, dstate)
-    return [a if b is None else b if a is None else a + b for a, b in zip(found, more, strict=True)]
+    gradients = [*_attention_gradients(without_state, inputs, dy), None]
+    if state is None or dlast is None:
+        return gradients
+    more = _state_gradients(inputs, state, dy, dlast)
+    return [
+        a if b is None else b if a is None else a + b for a, b in zip(gradients, more, strict=True)
+    ]
 
 
 def _attention_gradients(attend: Attend, inputs: Inputs, dy: Tensor) -> list[Tensor | None]:
@@ -103,10 +207,10 @@ def _attention_gradients(attend: Attend, inputs: Inputs, dy: Tensor) -> list[Ten
         return x.repeat_interleave(sharing, 1).flip(2)
 
     def later(k1: Tensor, q1: Tensor, v: Tensor, k2: Tensor | None, q2: Tensor | None) -> Tensor:
-        """Keys look at the queries behind them, of all heads that share them."""
+        """Let keys attend to the queries after them, of all heads that share them."""
         second = (None, None) if k2 is None or q2 is None else (spread(k2), q2.flip(2))
-        found = attend(spread(k1), q1.flip(2), v.flip(2), *second).flip(2)
-        return found.view(*k1.shape[:2], sharing, *found.shape[2:]).sum(2)
+        y = attend(spread(k1), q1.flip(2), v.flip(2), *second).flip(2)
+        return y.view(*k1.shape[:2], sharing, *y.shape[2:]).sum(2)
 
     dv = later(k1, q1, dy, k2, q2)
     if q2 is None or k2 is None:
@@ -120,11 +224,11 @@ def _attention_gradients(attend: Attend, inputs: Inputs, dy: Tensor) -> list[Ten
 def _state_gradients(
     inputs: Inputs, state: Tensor, dy: Tensor, dstate: Tensor
 ) -> list[Tensor | None]:
-    """By way of what is read from the state, and of what the tokens add to it."""
+    """Return the gradients through the reads of a state and the tokens' additions to it."""
     given = [x for x in (*inputs, state) if x is not None]
-    q1, k1, v, *rest = (x.to(state.dtype) for x in given[:-1])
-    q2, k2 = rest or (q1, k1)
-    symmetric = not rest
+    q1, k1, v, *second = (x.to(state.dtype) for x in given[:-1])
+    q2, k2 = second or (q1, k1)
+    symmetric = not second
     read = products(q1, q2, symmetric=symmetric)
     if symmetric:
         read = read * weights(q1.shape[-1], q1).T
@@ -133,5 +237,7 @@ def _state_gradients(
     last = state + products(k1, k2, symmetric=symmetric).mT @ v
     total = (dy.reshape(y.shape) * y).sum() + (dstate * last).sum()
     wanted = [x for x in given if x.requires_grad]
-    found = iter(torch.autograd.grad(total, wanted, create_graph=True))
-    return [next(found) if x is not None and x.requires_grad else None for x in (*inputs, state)]
+    gradients = iter(torch.autograd.grad(total, wanted, create_graph=True))
+    return [
+        next(gradients) if x is not None and x.requires_grad else None for x in (*inputs, state)
+    ]

@@ -3,9 +3,11 @@
 Products of tiles are in the dtype of the inputs and add up in float32. One of float32 is three of
 the tensor cores' and exact to about 1e-5, or one of them where torch's own products are
 (`torch.backends.cuda.matmul.fp32_precision = "tf32"`). A text of up to d_head^2 tokens is one
-chunk, whose pattern costs less than a state would. Widths are padded to powers of two.
+chunk, whose pattern costs less than a state would. Inputs are read where they are: a call copies
+nothing, as the host's time is all the time that short texts take.
 """
 
+from functools import cache
 from math import prod
 from typing import NamedTuple
 
@@ -16,58 +18,94 @@ from torch.nn import functional
 
 from bilens.kernels.features import both_orders, one_order, weights
 from bilens.kernels.gradients import Inputs, Kernel
-from bilens.kernels.triton_kernels import read_kernel, read_sizes, states_kernel, states_sizes
+from bilens.kernels.triton_kernels import (
+    LENGTHS,
+    OTHER,
+    read_kernel,
+    read_sizes,
+    states_kernel,
+    states_sizes,
+)
 
-__all__ = ["triton_chunked"]
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether Triton runs its kernels in Python, which has no products of bfloat16."""
+WAVES = 4
+"""Programs for each processor of a card, below which a text is summed in segments."""
 
 
 def chunk_length(time: int, width: int) -> int:
-    """Tokens of a chunk, a multiple of any tile: all of them where a state would cost more."""
-    return time if time <= width**2 else 8 * width
+    """Return the tokens of a chunk, a multiple of any tile: all if a state would cost more."""
+    return time if time <= width**2 else LENGTHS[padded(width)]
+
+
+@cache
+def padded(width: int) -> int:
+    """Return the next power of two, at least 16, as tiles have."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def segment_count(programs: int, chunks: int, device: torch.device) -> int:
+    """Return the number of segments of a text whose states are summed side by side.
+
+    Each is summed twice, so fewer than three are not worth it, nor are segments of a few chunks.
+    """
+    segments = min(WAVES * processors(device) // programs, chunks // 4)
+    return segments if segments > 2 else 1
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a card."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def card_name(device: torch.device) -> str:
+    """Return the name of a card in the tables of tiles."""
+    if device.type != "cuda" or torch.version.hip:
+        return OTHER
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
 
 
 def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    q1, _, v, _, _ = inputs
     text = _Text(inputs)
-    one, key_one, values, two, key_two = text.parts
-    keys = key_one, key_two, values
+    q1, k1, v, q2, k2 = text.parts
+    keys = k1, k2, v
     states = text.states(keys, state)
-    y = text.read((one, two), keys, states, (0, 1, 2), scale)
-    y = y.unflatten(0, q1.shape[:2])[..., : v.shape[-1]].to(v.dtype)
+    y = text.read((q1, q2), keys, states, (0, 1, 2), scale).to(inputs[2].dtype)
     if state is None or states.last is None:
         return y, None
     return y, text.kept(states.last).view_as(state)
 
 
 def _gradients(
-    inputs: Inputs, state: Tensor | None, dy: Tensor, dstate: Tensor | None
+    inputs: Inputs, state: Tensor | None, dy: Tensor, dlast: Tensor | None
 ) -> list[Tensor | None]:
-    """Gradients of the inputs and of the state, each read by two axes of a state."""
+    """Return the gradients of the inputs and of the state, each a read by two axes of a state."""
     text = _Text(inputs)
     q1, k1, v, q2, k2 = text.parts
-    above = text.flat(dy)
-    if dstate is not None and text.squared:
-        # As a state is, in which one of each pair stands for both.
-        dstate = dstate / weights(inputs[1].shape[-1], dstate)
+    above = text.readable(dy)
+    if dlast is not None and text.squared:
+        # As a state, in which one of each pair stands for both.
+        dlast = dlast / weights(inputs[1].shape[-1], dlast)
     before = text.states((k1, k2, v), state)
-    after = text.states((q1, q2, above), dstate, reverse=True)
+    after = text.states((q1, q2, above), dlast, reverse=True)
     twice = 2.0 if text.squared else 1.0
-    found = [
+    results = [
         text.read((q2, above), (k2, v, k1), before, (1, 2, 0), twice),
         text.read((k2, v), (q2, above, q1), after, (1, 2, 0), twice, reverse=True),
         text.read((k1, k2), (q1, q2, above), after, (0, 1, 2), reverse=True),
     ]
     if not text.squared:
-        found += [
+        results += [
             text.read((q1, above), (k1, v, k2), before, (0, 2, 1)),
             text.read((k1, v), (q1, above, q2), after, (0, 2, 1), reverse=True),
         ]
-    given = [x for x in inputs if x is not None]
-    gradients: list[Tensor | None] = [
-        x.unflatten(0, like.shape[:2])[..., : like.shape[-1]].to(like.dtype)
-        for x, like in zip(found, given, strict=True)
-    ]
-    gradients += [None] * (5 - len(found))
+    gradients: list[Tensor | None] = [x.to(inputs[2].dtype) for x in results]
+    gradients += [None] * (5 - len(results))
     if state is None or after.last is None:
         return [*gradients, None]
     first = text.kept(after.last).view_as(state)
@@ -77,9 +115,9 @@ def _gradients(
 
 
 class _States(NamedTuple):
-    """States (kv_heads, chunks, ...) before each chunk, and the one behind all of them.
+    """States (kv_heads, chunks, ...) before each chunk, and the state after all of them.
 
-    There is no last one unless there was one to begin with, and none at all for one chunk then.
+    `last` is None without a first state, and then `before` is None for a single chunk.
     """
 
     before: Tensor | None
@@ -90,73 +128,94 @@ class _Text:
     """Queries, keys and values as the kernels take them, and the launches of these.
 
     Attributes:
-        parts: q1, k1, v, q2 and k2 (heads, time, width), the heads of all texts in a row.
+        parts: q1, k1, v, q2 and k2 (batch, heads, time, width).
         squared: whether one score is.
     """
 
     def __init__(self, inputs: Inputs) -> None:
         q1, k1, v, q2, k2 = inputs
         self.squared, self._sharing = q2 is None, q1.shape[1] // k1.shape[1]
-        self._widths = k1.shape[-1], (k1 if k2 is None else k2).shape[-1], v.shape[-1]
-        # The interpreter has no products of bfloat16.
-        self._dtype = torch.float32 if triton.knobs.runtime.interpret else v.dtype
         self._itemsize = v.element_size()
-        found = [self.flat(x) for x in inputs if x is not None]
-        self.parts = [*found, *found[:2]][:5]
-        self._time, width = found[0].shape[1:]
+        self._card = card_name(v.device)
+        # Of float32 alone: products of bfloat16 have one precision.
+        self._precision = _precision() if v.dtype == torch.float32 else "ieee"
+        first = [self.readable(x) for x in (q1, k1, v)]
+        second = first[:2] if q2 is None or k2 is None else [self.readable(x) for x in (q2, k2)]
+        self.parts = (*first, *second)
+        self._time, width = q1.shape[2:]
         self._length = chunk_length(self._time, width)
 
-    def flat(self, x: Tensor) -> Tensor:
-        """From (batch, heads, time, width) to (batch * heads, time, a power of two)."""
-        more = _padded(x.shape[-1]) - x.shape[-1]
-        return functional.pad(x.to(self._dtype), (0, more)).flatten(0, 1).contiguous()
+    def readable(self, x: Tensor) -> Tensor:
+        """Return x with coordinates side by side, which it nearly always has."""
+        if INTERPRETED:
+            x = x.float()
+        return x if x.stride(-1) == 1 else x.contiguous()
 
-    def whole(self, state: Tensor) -> Tensor:
-        """A state as the kernels have it, of all products (kv_heads, width, width, d_value)."""
-        rows, columns, _ = self._widths
-        found = state.flatten(0, 1)
+    def full(self, state: Tensor) -> Tensor:
+        """Return a state of all products, (kv_heads, rows, columns, d_value), for the kernels."""
+        _, k1, v, _, k2 = self.parts
+        rows, columns = k1.shape[-1], k2.shape[-1]
+        products = state.flatten(0, 1)
         if self.squared:
-            found = both_orders(found, rows)
-        found = found.unflatten(1, (rows, columns))
+            products = both_orders(products, rows)
+        products = products.unflatten(1, (rows, columns))
         if self.squared:
-            # The gradient of a state may differ where one pair stands in two rows.
-            found = (found + found.transpose(1, 2)) / 2
-        more = [_padded(width) - width for width in self._widths]
-        return functional.pad(found, (0, more[2], 0, more[1], 0, more[0])).contiguous()
+            # The gradient of a state may differ where one pair has two rows.
+            products = (products + products.transpose(1, 2)) / 2
+        more = [padded(width) - width for width in (rows, columns, v.shape[-1])]
+        return functional.pad(products, (0, more[2], 0, more[1], 0, more[0])).contiguous()
 
     def kept(self, state: Tensor) -> Tensor:
-        """Back from `whole`, (kv_heads, features, d_value)."""
-        rows, columns, values = self._widths
-        found = state[:, :rows, :columns, :values].flatten(1, 2)
-        return one_order(found, rows) if self.squared else found
+        """Return a state of `full` as (kv_heads, features, d_value)."""
+        _, k1, v, _, k2 = self.parts
+        rows, columns = k1.shape[-1], k2.shape[-1]
+        products = state[:, :rows, :columns, : v.shape[-1]].flatten(1, 2)
+        return one_order(products, rows) if self.squared else products
 
     def states(
         self, keys: tuple[Tensor, Tensor, Tensor], start: Tensor | None, *, reverse: bool = False
     ) -> _States:
-        """The states of keys, going on from one, or from the end."""
+        """Return the states of keys after a first one, in the order of time or from the end."""
         a, b, c = keys
-        widths = a.shape[-1], b.shape[-1], c.shape[-1]
-        chunks = triton.cdiv(self._time, self._length)
+        chunks = -(-self._time // self._length)
         if start is None and chunks == 1:
             return _States(None, None)
-        start = None if start is None else self.whole(start)
-        heads = a.shape[0] // self._sharing if reverse else a.shape[0]
-        states = a.new_empty(heads, chunks, *widths)
-        last = None if start is None else torch.empty_like(start)
-        sizes = states_sizes(widths, self._itemsize, half=a is b)
-        tiles = (
-            width // sizes[name] for width, name in zip(widths, ("BI", "BJ", "BN"), strict=True)
+        widths = a.shape[-1], b.shape[-1], c.shape[-1]
+        sides = padded(widths[0]), padded(widths[1]), padded(widths[2])
+        heads = a.shape[0] * a.shape[1] // (self._sharing if reverse else 1)
+        sizes = states_sizes(sides, self._itemsize, half=self.squared, card=self._card)
+        programs = heads * prod(
+            side // sizes[name] for side, name in zip(sides, ("BI", "BJ", "BN"), strict=True)
         )
-        with torch.cuda.device_of(a):
-            states_kernel[heads * prod(tiles),](
-                *(a, b, c, start, states, last, self._time, self._length),
-                **dict(zip(("DA", "DB", "DC"), widths, strict=True)),
-                **sizes,
+        states = a.new_empty(heads, chunks, *sides)
+        last = None
+        if start is not None:
+            start = self.full(start)
+            last = torch.empty_like(start)
+        constants = dict(zip(("DA", "DB", "DC", "WA", "WB", "WC"), (*sides, *widths), strict=True))
+        constants |= sizes
+
+        def launch(start: Tensor | None, last: Tensor | None, segments: int, totals: bool) -> None:
+            states_kernel[programs * segments,](
+                *(a, b, c, start, states, last, self._time, self._length, segments, a.shape[1]),
+                *(*a.stride()[:3], *b.stride()[:3], *c.stride()[:3]),
+                **constants,
                 SHARING=self._sharing,
                 REVERSE=reverse,
-                HALF=a is b,
-                PRECISION=_precision(),
+                HALF=self.squared,
+                TOTALS=totals,
+                PRECISION=self._precision,
             )
+
+        segments = segment_count(programs, chunks, a.device)
+        with torch.cuda.device_of(a):
+            if segments > 1:
+                sums = a.new_empty(heads, segments, *sides, dtype=torch.float32)
+                launch(None, sums, segments, totals=True)
+                # Before each segment is the first state and the sum of all segments before it.
+                first = torch.zeros_like(sums[:, :1]) if start is None else start[:, None]
+                start = torch.cat([first, sums[:, :-1]], 1).cumsum(1)
+            launch(start, last, segments, totals=False)
         return _States(states, last)
 
     def read(
@@ -169,48 +228,64 @@ class _Text:
         *,
         reverse: bool = False,
     ) -> Tensor:
-        """What queries read (heads, time, width) from chunks and from states.
+        """Return what queries read (batch, heads, time, width) from chunks and from states.
 
         Args:
             queries: of two scores.
             keys: of two scores, and what is read.
             states: of the same keys, perhaps in another order.
-            axes: which axes of the states are those of the keys.
+            axes: axes of the states that belong to the keys.
             scale: of what is read.
-            reverse: whether queries are keys, that look at queries behind them.
+            reverse: whether queries are keys, that attend to queries after them.
         """
         a, b, c = keys
+        qa, qb = queries
         widths = a.shape[-1], b.shape[-1], c.shape[-1]
-        # The sizes of a state's axes, of which a stride is the product of those behind it.
-        sides = [width for _, width in sorted(zip(axes, widths, strict=True))]
-        strides = [prod(sides[axis + 1 :]) for axis in axes]
-        half = queries[0] is queries[1]
-        sizes = read_sizes(widths, self._itemsize, half=half)
-        heads = queries[0].shape[0]
-        tiles = triton.cdiv(self._time, sizes["BT"]) * (widths[2] // sizes["BN"])
-        y = a.new_empty(heads, self._time, widths[2])
+        # Of squared attention these are reads of a symmetric state by both of its axes.
+        half = self.squared and axes == (0, 1, 2)
+        constants = _read_constants(
+            widths, axes, self._itemsize, half, states.before is None, self._card
+        )
+        columns = constants["DC"] // constants["BN"]
+        heads = qa.shape[0] * qa.shape[1]
+        y = qa.new_empty(*qa.shape[:3], widths[2])
         with torch.cuda.device_of(a):
-            read_kernel[heads * tiles,](
-                *(*queries, *keys, states.before, y, scale, self._time, self._length),
-                **dict(zip(("DA", "DB", "DC"), widths, strict=True)),
-                **dict(zip(("SA", "SB", "SC"), strides, strict=True)),
-                **sizes,
+            read_kernel[heads * -(-self._time // constants["BT"]) * columns,](
+                *(qa, qb, a, b, c, states.before, y, scale, self._time, self._length),
+                *(qa.shape[1], a.shape[1], *qa.stride()[:3], *qb.stride()[:3]),
+                *(*a.stride()[:3], *b.stride()[:3], *c.stride()[:3]),
+                **constants,
                 SHARING=self._sharing,
                 REVERSE=reverse,
                 HALF=half,
                 RESUMED=states.last is not None,
-                PRECISION=_precision(),
+                PRECISION=self._precision,
             )
         return y
 
 
-def _padded(width: int) -> int:
-    return max(16, 1 << (width - 1).bit_length())
+@cache
+def _read_constants(
+    widths: tuple[int, int, int],
+    axes: tuple[int, int, int],
+    itemsize: int,
+    half: bool,
+    one_chunk: bool,
+    card: str,
+) -> dict[str, int]:
+    """Return the sizes that `read_kernel` is compiled for, of tensors and of tiles."""
+    sides = padded(widths[0]), padded(widths[1]), padded(widths[2])
+    # The stride of a state's axis is the product of the sizes after it.
+    ordered = [side for _, side in sorted(zip(axes, sides, strict=True))]
+    strides = [prod(ordered[axis + 1 :]) for axis in axes]
+    names = ("DA", "DB", "DC", "WA", "WB", "WC", "SA", "SB", "SC")
+    sizes = read_sizes(sides, itemsize, half=half, one_chunk=one_chunk, card=card)
+    return dict(zip(names, (*sides, *widths, *strides), strict=True)) | sizes
 
 
 def _precision() -> str:
-    """Of products in float32."""
-    if torch.version.hip or triton.knobs.runtime.interpret:
+    """Return the precision of products in float32."""
+    if torch.version.hip or INTERPRETED:
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 

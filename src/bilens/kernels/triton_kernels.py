@@ -10,64 +10,141 @@ from the end (`bilens.kernels.gradients`), so there is nothing else to compile. 
 coordinates are made in registers, in the layout that the tensor cores take, and never written to
 memory. A state is read with any of its axes as the output's, by strides.
 
-Heads that share keys read them where they are: head h has those of head h // SHARING.
+Tensors are (batch, heads, time, width), read where they are by three strides each, with the last
+one 1. Widths that are no power of two are masked. Head h has the keys of head h // SHARING.
 """
+
+from functools import cache
 
 import triton
 import triton.language as tl
 
-__all__ = ["read_kernel", "read_sizes", "states_kernel", "states_sizes"]
+Tiles = dict[str, int]
+OTHER = "other"
+"""Any card without measurements of its own."""
 
-_READ = {
-    (2, 32): {"BT": 128, "BS": 32, "BI": 4, "BK": 32, "BN": 32, "num_warps": 4, "num_stages": 3},
-    (2, 64): {"BT": 128, "BS": 32, "BI": 2, "BK": 64, "BN": 64, "num_warps": 8, "num_stages": 3},
-    (2, 128): {"BT": 64, "BS": 32, "BI": 1, "BK": 64, "BN": 128, "num_warps": 4, "num_stages": 2},
-    (4, 32): {"BT": 64, "BS": 32, "BI": 1, "BK": 32, "BN": 32, "num_warps": 4, "num_stages": 2},
-    (4, 64): {"BT": 64, "BS": 32, "BI": 1, "BK": 32, "BN": 64, "num_warps": 8, "num_stages": 1},
-    (4, 128): {"BT": 32, "BS": 16, "BI": 1, "BK": 32, "BN": 64, "num_warps": 4, "num_stages": 1},
+READ: dict[str, dict[tuple[int, int, str], Tiles]] = {
+    OTHER: {
+        (2, 32, "any"): {"BT": 128, "BS": 32, "BI": 4, "BK": 32, "num_warps": 4, "num_stages": 3},
+        (2, 64, "any"): {"BT": 128, "BS": 32, "BI": 2, "BK": 64, "num_warps": 8, "num_stages": 3},
+        (2, 128, "any"): {"BT": 64, "BS": 32, "BI": 1, "BK": 64, "num_warps": 4, "num_stages": 2},
+        (4, 32, "any"): {"BT": 64, "BS": 32, "BI": 1, "BK": 32, "num_warps": 4, "num_stages": 2},
+        (4, 64, "any"): {"BT": 64, "BS": 32, "BI": 1, "BK": 32, "num_warps": 8, "num_stages": 1},
+        (4, 128, "any"): {
+            **{"BT": 32, "BS": 16, "BI": 1, "BK": 32, "BN": 64},
+            **{"num_warps": 4, "num_stages": 1},
+        },
+    },
+    "sm_90": {
+        (2, 32, "chunk"): {"BT": 64, "BS": 128, "num_warps": 4, "num_stages": 3},
+        (2, 64, "chunk"): {"BT": 64, "BS": 64, "num_warps": 4, "num_stages": 3},
+        (2, 128, "chunk"): {"BT": 128, "BS": 64, "num_warps": 8, "num_stages": 3},
+        (2, 32, "states"): {
+            **{"BT": 128, "BS": 32, "BI": 4, "BK": 32},
+            **{"num_warps": 4, "num_stages": 3},
+        },
+        (2, 64, "states"): {
+            **{"BT": 128, "BS": 32, "BI": 2, "BK": 64},
+            **{"num_warps": 4, "num_stages": 3},
+        },
+        (2, 128, "states"): {
+            **{"BT": 128, "BS": 64, "BI": 4, "BK": 32},
+            **{"num_warps": 8, "num_stages": 3},
+        },
+    },
 }
-"""By bytes of a number and the largest width. What each compiles to is the table of
-`python -m benchmarks.kernels_static`: all fit into 99 kB of shared memory, the least of a card
-since 2020, and into registers. Which of those that fit is fastest has not been measured."""
-_STATES = {
-    (2, 32): {"BT": 64, "BI": 4, "BJ": 32, "BN": 32, "num_warps": 4, "num_stages": 3},
-    (2, 64): {"BT": 64, "BI": 2, "BJ": 64, "BN": 64, "num_warps": 4, "num_stages": 3},
-    (2, 128): {"BT": 64, "BI": 1, "BJ": 128, "BN": 128, "num_warps": 8, "num_stages": 2},
-    (4, 32): {"BT": 32, "BI": 2, "BJ": 32, "BN": 32, "num_warps": 4, "num_stages": 2},
-    (4, 64): {"BT": 32, "BI": 1, "BJ": 64, "BN": 64, "num_warps": 4, "num_stages": 2},
-    (4, 128): {"BT": 32, "BI": 1, "BJ": 64, "BN": 64, "num_warps": 4, "num_stages": 2},
+"""Tiles of `read_kernel` by card, and by bytes of a number, largest width, and whether the text is
+one chunk. Those of an H100 (sm_90) are the fastest that were timed on one with Triton 3.9, at 4,096
+to 65,536 tokens and 8 heads; all gave the same bits four times. Those of any other card were chosen
+without one: they fit into 99 kB of shared memory, the least of a card since 2020, and into
+registers. `python -m benchmarks.kernels_static` compiles all and says what they need."""
+STATES: dict[str, dict[tuple[int, int, str], Tiles]] = {
+    OTHER: {
+        (2, 32, "any"): {"BT": 64, "BI": 4, "BJ": 32, "num_warps": 4, "num_stages": 3},
+        (2, 64, "any"): {"BT": 64, "BI": 2, "BJ": 64, "num_warps": 4, "num_stages": 3},
+        (2, 128, "any"): {"BT": 64, "BI": 1, "BJ": 128, "num_warps": 8, "num_stages": 2},
+        (4, 32, "any"): {"BT": 32, "BI": 2, "BJ": 32, "num_warps": 4, "num_stages": 2},
+        (4, 64, "any"): {"BT": 32, "BI": 1, "BJ": 64, "num_warps": 4, "num_stages": 2},
+        (4, 128, "any"): {"BT": 32, "BI": 1, "BJ": 64, "BN": 64, "num_warps": 4, "num_stages": 2},
+    },
+    "sm_90": {
+        (2, 32, "half"): {"BT": 128, "BI": 4, "BJ": 16, "num_warps": 4, "num_stages": 3},
+        (2, 32, "any"): {"BT": 128, "BI": 2, "BJ": 32, "num_warps": 4, "num_stages": 3},
+        (2, 64, "half"): {"BT": 128, "BI": 8, "BJ": 16, "num_warps": 4, "num_stages": 2},
+        (2, 64, "any"): {"BT": 128, "BI": 8, "BJ": 16, "num_warps": 4, "num_stages": 3},
+        (2, 128, "half"): {"BT": 128, "BI": 8, "BJ": 16, "num_warps": 4, "num_stages": 2},
+        (2, 128, "any"): {"BT": 128, "BI": 8, "BJ": 16, "num_warps": 4, "num_stages": 3},
+    },
 }
+"""Tiles of `states_kernel`; half is that of a symmetric state. Sources as for `READ`."""
+LENGTHS = {16: 256, 32: 512, 64: 1024, 128: 4096}
+"""Tokens of a chunk by width, the fastest of those timed on an H100; 16 was not timed."""
 HALF = 16
-"""Columns of a tile of a symmetric state, of which those above the diagonal stand for the rest."""
+"""Columns of a tile of a symmetric state, of which those above the diagonal are also the others."""
 
 
-def read_sizes(widths: tuple[int, int, int], itemsize: int, *, half: bool) -> dict[str, int]:
-    """Tiles of `read_kernel`: BT queries and BS keys, BI by BK products of coordinates, BN columns.
+@cache
+def read_sizes(
+    widths: tuple[int, int, int], itemsize: int, *, half: bool, one_chunk: bool, card: str = OTHER
+) -> Tiles:
+    """Return tiles of `read_kernel`: BT queries and BS keys, BI by BK products, BN columns.
 
     Args:
         widths: of both factors and of what is read, powers of two from 16.
         itemsize: bytes of a number.
         half: whether both factors are the same.
+        one_chunk: whether there is no state to read.
+        card: a key of `READ`.
     """
-    found = _READ[itemsize, max(*widths, 32)]
-    columns = HALF if half else min(found["BK"], widths[1])
-    rows = min(found["BI"] * found["BK"] // columns, widths[0])
-    return found | {"BI": rows, "BK": columns, "BN": min(found["BN"], widths[2])}
+    tiles = _find(READ, card, itemsize, widths, "chunk" if one_chunk else "states")
+    products = tiles.get("BI", 1) * tiles.get("BK", HALF)
+    columns = HALF if half else min(tiles.get("BK", HALF), widths[1])
+    rows = min(products // columns, widths[0])
+    return tiles | {"BI": rows, "BK": columns, "BN": min(tiles.get("BN", 128), widths[2])}
 
 
-def states_sizes(widths: tuple[int, int, int], itemsize: int, *, half: bool) -> dict[str, int]:
-    """Tiles of `states_kernel`: BT tokens, BI by BJ products of coordinates, BN columns."""
-    found = _STATES[itemsize, max(*widths, 32)]
-    columns = HALF if half else min(found["BJ"], widths[1])
-    rows = min(found["BI"] * found["BJ"] // columns, widths[0])
-    return found | {"BI": rows, "BJ": columns, "BN": min(found["BN"], widths[2])}
+@cache
+def states_sizes(
+    widths: tuple[int, int, int], itemsize: int, *, half: bool, card: str = OTHER
+) -> Tiles:
+    """Return tiles of `states_kernel`: BT tokens, BI by BJ products of coordinates, BN columns."""
+    tiles = _find(STATES, card, itemsize, widths, "half" if half else "any")
+    columns = HALF if half else min(tiles["BJ"], widths[1])
+    rows = min(tiles["BI"] * tiles["BJ"] // columns, widths[0])
+    return tiles | {"BI": rows, "BJ": columns, "BN": min(tiles.get("BN", 128), widths[2])}
+
+
+def _find(
+    table: dict[str, dict[tuple[int, int, str], Tiles]],
+    card: str,
+    itemsize: int,
+    widths: tuple[int, int, int],
+    kind: str,
+) -> Tiles:
+    """Return the tiles of a card for a kind of launch, for any kind, or of any card."""
+    width = max(*widths, 32)
+    for place in (card, OTHER):
+        for name in (kind, "any"):
+            tiles = table.get(place, {}).get((itemsize, width, name))
+            if tiles is not None:
+                return tiles
+    raise LookupError(f"no tiles of {itemsize} bytes and width {width}")
 
 
 @triton.jit
-def _tile(x, rows, columns, time, width):  # type: ignore[no-untyped-def]
-    """Some rows and columns of a matrix (time, width), zero behind its end."""
-    at = rows.to(tl.int64)[:, None] * width + columns[None]
-    return tl.load(x + at, mask=(rows < time)[:, None], other=0.0)
+def _head(x, head, heads, in_batch, in_head):  # type: ignore[no-untyped-def]
+    """Pointer to a head, counted over all texts, of which each has some heads."""
+    return x + (head // heads) * in_batch + (head % heads) * in_head
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tile(x, rows, columns, end, stride, W: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows and columns of a matrix (end, W), zero after both."""
+    at = rows.to(tl.int64)[:, None] * stride + columns[None]
+    inside = (rows < end)[:, None]
+    if W != D:
+        inside = inside & (columns < W)[None]
+    return tl.load(x + at, mask=inside, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -80,9 +157,23 @@ def states_kernel(  # type: ignore[no-untyped-def]
     last,
     time,
     length,
+    segments,
+    heads,
+    a_batch,
+    a_head,
+    a_time,
+    b_batch,
+    b_head,
+    b_time,
+    c_batch,
+    c_head,
+    c_time,
     DA: tl.constexpr,
     DB: tl.constexpr,
     DC: tl.constexpr,
+    WA: tl.constexpr,
+    WB: tl.constexpr,
+    WC: tl.constexpr,
     BT: tl.constexpr,
     BI: tl.constexpr,
     BJ: tl.constexpr,
@@ -90,23 +181,33 @@ def states_kernel(  # type: ignore[no-untyped-def]
     SHARING: tl.constexpr,
     REVERSE: tl.constexpr,
     HALF: tl.constexpr,
+    TOTALS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """States before each chunk of some tokens.
 
+    Segments of the text are summed side by side: first their totals, then, from the sum of the
+    totals before it, the states of each.
+
     Args:
-        a: (heads, time, DA), and so b and c.
-        start: the state before all tokens (kv_heads, DA, DB, DC) in float32, or None for none.
+        a: (batch, heads, time, WA), and so b and c, with their strides.
+        start: the state before each segment (kv_heads, segments, DA, DB, DC) in float32, or None.
         states: to be written (kv_heads, chunks, DA, DB, DC); the first is left out without a start.
-        last: to be written, the state behind all tokens; None without a start.
+        last: to be written, the state after all tokens (kv_heads, DA, DB, DC), or that of each
+            segment (kv_heads, segments, DA, DB, DC); None if neither is needed.
         time: number of tokens.
         length: of a chunk.
+        segments: of the text, each of as many chunks, but for the last.
+        heads: of a text.
+        DA: the next power of two from WA, and so DB and DC.
         REVERSE: from the end, with the tokens of all heads that share keys.
         HALF: a is b; what is below the diagonal is written from above it.
+        TOTALS: only the sum of each segment.
     """
     # Programs of one head follow one another, and read the same tokens.
     program, per_row = tl.program_id(0), DB // BJ * (DC // BN)
-    head = (program // (DA // BI * per_row)).to(tl.int64)
+    part = program // (DA // BI * per_row)
+    head, segment = (part // segments).to(tl.int64), part % segments
     first, left = program // per_row % (DA // BI) * BI, program % per_row // (DC // BN) * BJ
     tile = tl.arange(0, BI * BJ)
     i, j = first + tile // BJ, left + tile % BJ
@@ -115,36 +216,83 @@ def states_kernel(  # type: ignore[no-untyped-def]
     below = (j * DB + i)[:, None] * DC + e[None]
     size = DA * DB * DC
     chunks = tl.cdiv(time, length)
-    heads = SHARING if REVERSE else 1
+    steps = tl.cdiv(chunks, segments)
+    sharing = SHARING if REVERSE else 1
     if (not HALF) or (left + BJ > first):
         S = tl.zeros((BI * BJ, BN), tl.float32)
         if start is not None:
-            S += tl.load(start + head * size + at)
-        for step in range(chunks):
+            S += tl.load(start + (head * segments + segment) * size + at)
+        for step in range(segment * steps, min(segment * steps + steps, chunks)):
             chunk = chunks - 1 - step if REVERSE else step
-            if start is not None or step > 0:
+            if (not TOTALS) and (start is not None or step > 0):
                 out = states + (head * chunks + chunk) * size
                 tl.store(out + at, S.to(states.dtype.element_ty))
                 if HALF and left > first:
                     tl.store(out + below, S.to(states.dtype.element_ty))
-            # Nobody reads the state behind the last chunk, but who goes on from there.
+            # Nobody reads the state after the last chunk, unless the text is resumed from there.
             if last is not None or step + 1 < chunks:
-                for each in range(head * heads, head * heads + heads):
+                for each in range(head * sharing, head * sharing + sharing):
+                    a_ = _head(a, each, heads, a_batch, a_head)
+                    b_ = _head(b, each, heads, b_batch, b_head)
+                    c_ = _head(c, each, heads, c_batch, c_head)
                     for begin in range(chunk * length, min(chunk * length + length, time), BT):
                         t = begin + tl.arange(0, BT)
-                        one = _tile(a + each * time * DA, t, first + tl.arange(0, BI), time, DA)
-                        two = _tile(b + each * time * DB, t, left + tl.arange(0, BJ), time, DB)
+                        one = _tile(a_, t, first + tl.arange(0, BI), time, a_time, WA, DA)
+                        two = _tile(b_, t, left + tl.arange(0, BJ), time, b_time, WB, DB)
                         both = tl.reshape(one[:, :, None] * two[:, None, :], (BT, BI * BJ))
-                        values = _tile(c + each * time * DC, t, e, time, DC)
+                        values = _tile(c_, t, e, time, c_time, WC, DC)
                         S = tl.dot(tl.trans(both), values, S, input_precision=PRECISION)
-        if last is not None:
-            tl.store(last + head * size + at, S)
+        if (last is not None) and (TOTALS or segment == segments - 1):
+            out = last + (head * segments + segment if TOTALS else head) * size
+            tl.store(out + at, S)
             if HALF and left > first:
-                tl.store(last + head * size + below, S)
+                tl.store(out + below, S)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def read_kernel(  # type: ignore[no-untyped-def]
+def _add_block(  # type: ignore[no-untyped-def]
+    total,
+    one,
+    two,
+    a,
+    b,
+    c,
+    t,
+    s,
+    e,
+    end,
+    a_time,
+    b_time,
+    c_time,
+    DA: tl.constexpr,
+    DB: tl.constexpr,
+    DC: tl.constexpr,
+    WA: tl.constexpr,
+    WB: tl.constexpr,
+    WC: tl.constexpr,
+    HALF: tl.constexpr,
+    DIAGONAL: tl.constexpr,
+    REVERSE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add what queries read from a block of keys."""
+    keys = _tile(a, s, tl.arange(0, DA), end, a_time, WA, DA)
+    pattern = tl.dot(one, tl.trans(keys), input_precision=PRECISION)
+    if HALF:
+        # Both scores are one, and so is its product.
+        pattern *= pattern
+    else:
+        keys = _tile(b, s, tl.arange(0, DB), end, b_time, WB, DB)
+        pattern *= tl.dot(two, tl.trans(keys), input_precision=PRECISION)
+    if DIAGONAL:
+        seen = t[:, None] <= s[None] if REVERSE else t[:, None] >= s[None]
+        pattern = tl.where(seen, pattern, 0.0)
+    values = _tile(c, s, e, end, c_time, WC, DC)
+    return tl.dot(pattern.to(c.dtype.element_ty), values, total, input_precision=PRECISION)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def read_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     qa,
     qb,
     a,
@@ -155,9 +303,29 @@ def read_kernel(  # type: ignore[no-untyped-def]
     scale,
     time,
     length,
+    heads,
+    key_heads,
+    qa_batch,
+    qa_head,
+    qa_time,
+    qb_batch,
+    qb_head,
+    qb_time,
+    a_batch,
+    a_head,
+    a_time,
+    b_batch,
+    b_head,
+    b_time,
+    c_batch,
+    c_head,
+    c_time,
     DA: tl.constexpr,
     DB: tl.constexpr,
     DC: tl.constexpr,
+    WA: tl.constexpr,
+    WB: tl.constexpr,
+    WC: tl.constexpr,
     SA: tl.constexpr,
     SB: tl.constexpr,
     SC: tl.constexpr,
@@ -172,62 +340,88 @@ def read_kernel(  # type: ignore[no-untyped-def]
     RESUMED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """What queries read from their chunk and from its state.
+    """Outputs that queries read from their chunk and from its state.
 
     Args:
-        qa: (heads, time, DA), and so qb, a, b and c; y (heads, time, DC) is written.
+        qa: (batch, heads, time, WA), and so qb, a, b and c, with their strides.
         states: as `states_kernel` writes them, with strides SA, SB and SC for the axes of a, b, c;
             None for one chunk.
+        y: to be written, (batch, heads, time, WC) in a row.
         scale: of y.
         time: number of tokens.
         length: of a chunk, a multiple of BT.
-        REVERSE: queries are keys, which look at the queries behind them, of all heads that share
+        heads: of queries in a text, and so key_heads.
+        REVERSE: queries are keys, which attend to the queries after them, of all heads that share
             them.
         HALF: qa is qb, a is b, and the state symmetric: what is above its diagonal counts twice.
         RESUMED: whether there is a state before all tokens.
     """
-    # Programs of one head follow one another, and read the same states.
-    program, per_head = tl.program_id(0), tl.cdiv(time, BT) * (DC // BN)
-    head = (program // per_head).to(tl.int64)
-    begin = program % per_head // (DC // BN) * BT
-    t, e = begin + tl.arange(0, BT), program % (DC // BN) * BN + tl.arange(0, BN)
-    i, j = tl.arange(0, DA), tl.arange(0, DB)
-    qa, qb = qa + head * time * DA, qb + head * time * DB
+    program, rows = tl.program_id(0), tl.cdiv(time, BT)
+    columns: tl.constexpr = DC // BN
+    if states is None:
+        # The rows that read most begin first, of all heads: the short ones fill what is left.
+        every = tl.num_programs(0) // (rows * columns)
+        head, place = (program % every).to(tl.int64), program // every
+        row = place // columns if REVERSE else rows - 1 - place // columns
+    else:
+        # Programs of one head follow one another, and read the same states.
+        head, place = (program // (rows * columns)).to(tl.int64), program % (rows * columns)
+        row = place // columns
+    begin = row * BT
+    t, e = begin + tl.arange(0, BT), place % columns * BN + tl.arange(0, BN)
+    qa = _head(qa, head, heads, qa_batch, qa_head)
+    qb = _head(qb, head, heads, qb_batch, qb_head)
     chunks, chunk = tl.cdiv(time, length), begin // length
     if REVERSE:
-        first, heads, low, high = head * SHARING, SHARING, begin, min((chunk + 1) * length, time)
+        first, sharing = head * SHARING, SHARING
         keys, beyond = head, chunk + 1 < chunks
+        # Blocks up to the edge hold keys before some of the queries, those after it do not.
+        low, high = begin, min((chunk + 1) * length, time)
+        edge = begin + (BT + BS - 1) // BS * BS
     else:
-        first, heads, low, high = head // SHARING, 1, chunk * length, begin + BT
+        first, sharing = head // SHARING, 1
         keys, beyond = head // SHARING, chunk > 0
-    found = tl.zeros((BT, BN), tl.float32)
-    one, two = _tile(qa, t, i, time, DA), _tile(qb, t, j, time, DB)
-    for each in range(first, first + heads):
-        for past in range(low, high, BS):
+        low, high = chunk * length, min(begin + BT, time)
+        edge = low + (begin - low) // BS * BS
+    total = tl.zeros((BT, BN), tl.float32)
+    one = _tile(qa, t, tl.arange(0, DA), time, qa_time, WA, DA)
+    two = _tile(qb, t, tl.arange(0, DB), time, qb_time, WB, DB)
+    for each in range(first, first + sharing):
+        a_ = _head(a, each, key_heads, a_batch, a_head)
+        b_ = _head(b, each, key_heads, b_batch, b_head)
+        c_ = _head(c, each, key_heads, c_batch, c_head)
+        for past in range(edge if REVERSE else low, high if REVERSE else edge, BS):
             s = past + tl.arange(0, BS)
-            keys_a = _tile(a + each * time * DA, s, i, time, DA)
-            pattern = tl.dot(one, tl.trans(keys_a), input_precision=PRECISION)
-            keys_b = _tile(b + each * time * DB, s, j, time, DB)
-            pattern *= tl.dot(two, tl.trans(keys_b), input_precision=PRECISION)
-            seen = t[:, None] <= s[None] if REVERSE else t[:, None] >= s[None]
-            pattern = tl.where(seen, pattern, 0.0).to(c.dtype.element_ty)
-            values = _tile(c + each * time * DC, s, e, time, DC)
-            found = tl.dot(pattern, values, found, input_precision=PRECISION)
+            # fmt: off
+            total = _add_block(
+                total, one, two, a_, b_, c_, t, s, e, high, a_time, b_time, c_time,
+                DA, DB, DC, WA, WB, WC, HALF, False, REVERSE, PRECISION,
+            )
+            # fmt: on
+        for past in range(low if REVERSE else edge, min(edge, high) if REVERSE else high, BS):
+            s = past + tl.arange(0, BS)
+            # fmt: off
+            total = _add_block(
+                total, one, two, a_, b_, c_, t, s, e, high, a_time, b_time, c_time,
+                DA, DB, DC, WA, WB, WC, HALF, True, REVERSE, PRECISION,
+            )
+            # fmt: on
     if (states is not None) and (RESUMED or beyond):
         S = states + (keys * chunks + chunk) * DA * DB * DC + e[None] * SC
         tile = tl.arange(0, BI * BK)
         for left in range(0, DB, BK):
-            right = _tile(qb, t, left + tl.arange(0, BK), time, DB)
+            right = _tile(qb, t, left + tl.arange(0, BK), time, qb_time, WB, DB)
             for start in range(0, left + BK if HALF else DA, BI):
-                columns = start + tl.arange(0, BI)
-                factors = _tile(qa, t, columns, time, DA)
+                column = start + tl.arange(0, BI)
+                factors = _tile(qa, t, column, time, qa_time, WA, DA)
                 if HALF:
-                    factors = tl.where(columns[None] < left, 2 * factors, factors)
+                    factors = tl.where(column[None] < left, 2 * factors, factors)
                 both = tl.reshape(factors[:, :, None] * right[:, None, :], (BT, BI * BK))
-                rows = (start + tile // BK) * SA + (left + tile % BK) * SB
-                part = tl.load(S + rows[:, None])
-                found = tl.dot(both, part, found, input_precision=PRECISION)
-    at = t.to(tl.int64)[:, None] * DC + e[None]
-    tl.store(
-        y + head * time * DC + at, (found * scale).to(y.dtype.element_ty), mask=(t < time)[:, None]
-    )
+                at = (start + tile // BK) * SA + (left + tile % BK) * SB
+                part = tl.load(S + at[:, None])
+                total = tl.dot(both, part, total, input_precision=PRECISION)
+    out = t.to(tl.int64)[:, None] * WC + e[None]
+    inside = (t < time)[:, None]
+    if WC != DC:
+        inside = inside & (e < WC)[None]
+    tl.store(y + head * time * WC + out, (total * scale).to(y.dtype.element_ty), mask=inside)
