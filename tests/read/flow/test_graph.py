@@ -104,6 +104,21 @@ def test_the_same_prompt_twice_has_the_same_parts(view):
     assert first.direction.layer == first.layer
 
 
+def test_recurring_flows_between_texts_are_means(view):
+    first, second = random_text(seed=1), random_text(seed=2)
+    between = flow(view, first, DIRECTION, against=second, m=3, threshold=0)
+    both = flows(view, [first, second], DIRECTION, against=[second, first], m=3, threshold=0)
+    # Exchanging the texts turns every sign, and so all means cancel.
+    assert both.values == pytest.approx((between.value, -between.value))
+    assert all(abs(head.mean) < 1e-9 for head in both.heads)
+    once = flows(view, [first], DIRECTION, against=[second], m=3, threshold=0)
+    mine = [n.flow for n in between.nodes if (n.kind, n.layer, n.number) == ("head", 1, 2)]
+    (head,) = [h for h in once.heads if (h.layer, h.head) == (1, 2)]
+    assert head.mean == pytest.approx(sum(mine))
+    assert once.frame()["mean"].abs().is_monotonic_decreasing
+    assert dict(once.facts())["prompts"] == 1
+
+
 def test_what_does_not_tell_two_answers_apart_cancels(view):
     ids = random_text()
     opposite = TokenDirection("t7", ("t3",))
@@ -114,7 +129,9 @@ def test_what_does_not_tell_two_answers_apart_cancels(view):
 
 
 def test_prompts_and_directions_must_fit(view):
-    with pytest.raises(BilensError, match="prompts holds 1 texts and directions 2, expected"):
+    with pytest.raises(
+        BilensError, match="prompts holds 1 texts, directions 2 and against 1, expected"
+    ):
         flows(view, [random_text()], [DIRECTION, DIRECTION])
 
 

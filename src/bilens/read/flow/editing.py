@@ -1,4 +1,4 @@
-"""Weights edited so that an MLP no longer reads some directions, or heads no longer write."""
+"""Edits of weights: an MLP that does not read some directions, heads that do not write."""
 
 import copy
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ from bilens.settings import NotNegative
 def edit(
     model: ResidualModel, layer: int, vectors: Float[Tensor, "k n"], *, scale: NotNegative = 0.0
 ) -> ResidualModel:
-    """The model with some directions scaled, or gone, in all that one MLP reads.
+    """Return the model with some directions of one MLP's input scaled, or removed.
 
     With P the projector on the directions and z the normalised stream, the constant included,
     L and R become L (1 - (1 - scale) P) and R (1 - (1 - scale) P), at every position of every
-    text. Only the weights of that MLP differ, so that what comes out is an ordinary model of its
-    family: `bilens.convert.save_model` writes it. Costs O(k rank n).
+    text. Only the weights of that MLP differ. The result is an ordinary model of its family, and
+    `bilens.convert.save_model` writes it. Costs O(k rank n).
 
     The model stays as it is, and the edited one shares the memory of all other weights with it.
     Vectors are rows in the normalised stream, with the constant as last coordinate, as
-    `Flow.vector` gives them, or without; they need not be orthogonal. Scale 0 removes them.
+    in `Flow.vector`, or without. They need not be orthogonal. Scale 0 removes them.
 
     Raises:
-        BilensError: there is no such layer, its MLP has no gate or reads behind a norm with a gain
-            of 0, the vectors do not fit, are zero or not finite, the scale is negative, or only a
-            bias that the model has no place for could do it.
+        BilensError: the layer does not exist, its MLP has no gate or reads after a norm with a gain
+            of 0, the vectors do not fit, are zero or not finite, or the scale is negative. Or the
+            edit asks for a bias, and the model has none.
     """
     mlp = model.layer(layer).mlp
     if mlp.gate is None:
@@ -56,19 +56,19 @@ def edit(
 def edit_heads(
     model: ResidualModel, layer: int, heads: Sequence[int], *, scale: float = 0.0
 ) -> ResidualModel:
-    """The model with what some heads of a layer write scaled, or gone.
+    """Return the model with the output of some heads of a layer scaled, or removed.
 
-    O_h becomes scale O_h, at every position of every text; a bias of the output stays. Patterns
-    and all other weights are as they were, and what comes out is an ordinary model of its family.
+    O_h becomes scale O_h, at every position of every text. A bias of the output stays. Patterns
+    and all other weights are unchanged, and the result is an ordinary model of its family.
 
     Args:
         model: stays as it is; the edited one shares the memory of all other weights with it.
         layer: number of the layer.
         heads: numbers of the heads.
-        scale: by which what they write is multiplied; 0 removes it, -1 turns it round.
+        scale: factor of their output: 0 removes it, -1 reverses it.
 
     Raises:
-        BilensError: there is no such layer or head, or the scale is not finite.
+        BilensError: the layer or a head does not exist, or the scale is not finite.
     """
     out = model.layer(layer).heads.out
     check_finite(scale=torch.tensor(scale))
@@ -82,8 +82,8 @@ def edit_heads(
 
 
 def sharing_weights(model: ResidualModel) -> ResidualModel:
-    """The model again, whose parameters share their memory until they are set."""
-    # The weights were looked at when the model was opened, and are not again.
+    """Return a copy of the model whose parameters share their memory until they are set."""
+    # The weights were checked when the model was opened, and are not checked again.
     shared: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
     for p in model.model.parameters():
         shared[id(p)] = nn.Parameter(p.data, p.requires_grad)
@@ -91,7 +91,7 @@ def sharing_weights(model: ResidualModel) -> ResidualModel:
 
 
 def _orthonormal(vectors: Tensor, width: int) -> Tensor:
-    """An orthonormal basis of what the rows span, the constant as its last coordinate."""
+    """Return an orthonormal basis of the rows' span, the constant as its last coordinate."""
     if len(vectors) == 0 or vectors.shape[1] not in (width, width + 1):
         raise BilensError(
             f"vectors has shape {tuple(vectors.shape)}, expected rows of {width} numbers, or of "

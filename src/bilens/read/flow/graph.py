@@ -1,4 +1,4 @@
-"""The graph of a flow: nodes, what each reads and writes, and edges that conserve at every node."""
+"""The graph of a flow: nodes, the vectors they read and write, and edges that conserve."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,10 +92,10 @@ class Rows:
     Moments are those of `bilens.residual.Moment`.
 
     Attributes:
-        node: whose.
-        position: where.
-        moment: when.
-        vector: what.
+        node: the node of each row.
+        position: its position.
+        moment: its moment.
+        vector: the vector.
     """
 
     node: Int[Tensor, " rows"]
@@ -104,12 +104,12 @@ class Rows:
     vector: Float[Tensor, "rows d_model"]
 
     def of(self, nodes: Int[Tensor, " n"], n_nodes: int) -> "Rows":
-        """Those of some nodes, which are numbered anew from 0 in the order given."""
+        """Return the rows of some nodes, which are numbered anew from 0 in this order."""
         place = torch.full((n_nodes,), -1, device=self.node.device)
         place[nodes] = torch.arange(len(nodes), device=place.device)
-        kept = place[self.node] >= 0
+        among = place[self.node] >= 0
         return Rows(
-            place[self.node[kept]], self.position[kept], self.moment[kept], self.vector[kept]
+            place[self.node[among]], self.position[among], self.moment[among], self.vector[among]
         )
 
 
@@ -164,7 +164,7 @@ class Flow(Reading):
         ]
 
     def frame(self, tokens: Sequence[str] = ()) -> pd.DataFrame:
-        """A row for each part of the model, the largest |flow| first.
+        """Return a row for each part of the model, the largest |flow| first.
 
         Args:
             tokens: of the text, for names; numbers of their positions by default.
@@ -178,7 +178,7 @@ class Flow(Reading):
 
     @property
     def ids(self) -> Int[Tensor, " time"]:
-        """The text."""
+        """Token ids of the text."""
         return self.trace.ids
 
     @property
@@ -187,10 +187,10 @@ class Flow(Reading):
         return sum(abs(node.flow) for node in self.nodes[1:])
 
     def node(self, number: int) -> Node:
-        """One of the nodes.
+        """Return one of the nodes.
 
         Raises:
-            BilensError: there is no such node.
+            BilensError: the node does not exist.
         """
         return self.nodes[self._checked(number)]
 
@@ -207,7 +207,7 @@ class Flow(Reading):
         return self.vectors[before]
 
     def above(self, moment: int) -> Float[Tensor, "time d_model"]:
-        """What reads each position of the stream as it stands at a moment, all together."""
+        """Return the sum of the directions that read each position of a moment's stream."""
         check_index("moment", moment, self.mixing.shape[1])
         reads = self.reads
         shares = self.mixing[reads.moment, moment, None]
@@ -215,13 +215,13 @@ class Flow(Reading):
         return w.index_add(0, reads.position, shares * reads.vector)
 
     def edges(self, numbers: Sequence[int] | None = None) -> Float[Tensor, "n n"]:
-        """What flows between some nodes: row a, column b is what b sends up to a.
+        """Return the flow between some nodes: row a, column b is the flow from b up to a.
 
         Args:
             numbers: of the nodes; all by default, which takes n^2 numbers.
 
         Raises:
-            BilensError: there is no such node.
+            BilensError: the node does not exist.
         """
         chosen = range(len(self.nodes)) if numbers is None else numbers
         numbers = [self._checked(i) for i in chosen]
@@ -251,10 +251,10 @@ class Flow(Reading):
                 edges[row, column] += constants[row]
 
     def graph(self, numbers: Sequence[int]) -> "FlowGraph":
-        """Some of the nodes with the logit, and what flows between them.
+        """Return the graph of some of the nodes, with the logit.
 
         Raises:
-            BilensError: there is no such node.
+            BilensError: the node does not exist.
         """
         chosen = tuple(sorted({0, *(self._checked(i) for i in numbers)}))
         nodes = tuple(self.nodes[i] for i in chosen)
@@ -262,7 +262,7 @@ class Flow(Reading):
         return FlowGraph(self, chosen, nodes, self.edges(chosen), held / (self.absolute or 1.0))
 
     def top(self, k: int) -> "FlowGraph":
-        """The k parts of the model with the largest |flow|; remainders are not among them.
+        """Return the graph of the k parts with the largest |flow|, without remainders.
 
         Raises:
             BilensError: k is not positive.
@@ -271,7 +271,7 @@ class Flow(Reading):
         return self.graph(self._strongest()[:k])
 
     def covering(self, share: float) -> "FlowGraph":
-        """As few parts of the model as hold this share of the absolute flow.
+        """Return the graph of the fewest parts that hold this share of the absolute flow.
 
         Raises:
             BilensError: the share is not above 0 and at most 1, or more of the absolute flow than
@@ -302,11 +302,11 @@ class FlowGraph:
     """Some nodes of a flow.
 
     Attributes:
-        flow: of which.
-        numbers: of the nodes in the flow.
+        flow: the flow of all nodes.
+        numbers: numbers of the nodes in the flow.
         nodes: the logit first; above before below.
-        edges: row a, column b is what b sends up to a.
-        share_of_flow: how much of the absolute flow goes through them.
+        edges: row a, column b is the flow from b up to a.
+        share_of_flow: their share of the absolute flow.
     """
 
     flow: Flow
@@ -317,7 +317,7 @@ class FlowGraph:
 
     @property
     def share_of_logit(self) -> float:
-        """How much of the logit starts and stays in these nodes all the way up.
+        """Share of the logit that starts and stays in these nodes all the way up.
 
         The sum over all paths from tokens, positions and biases to the logit whose nodes are all
         here, over the logit. What a node sends up is shared out in proportion to what flows in. As
