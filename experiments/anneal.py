@@ -107,12 +107,12 @@ def _open(context: RecipeContext) -> tuple[Path, Corpus]:
         n_ctx=LENGTH,
         data_dir=context.data_dir,
     )
-    some = corpus.validation.select(range(min(VALIDATION, len(corpus.validation))))
-    return path, Corpus(corpus.name, corpus.tokenizer, corpus.train, some)
+    held_out = corpus.validation.select(range(min(VALIDATION, len(corpus.validation))))
+    return path, Corpus(corpus.name, corpus.tokenizer, corpus.train, held_out)
 
 
 def _fit(path: Path, corpus: Corpus) -> tuple[PreTrainedModel, float]:
-    """The model with linear gates, and its validation loss."""
+    """Return the model with linear gates, and its validation loss."""
     model = open_model(path)
     texts = corpus.train[:CALIBRATION]["input_ids"]
     linearise(model, texts, texts[:1], alone=False)
@@ -142,9 +142,9 @@ def _train(
 
 
 def _validation(history: list[dict[str, Any]]) -> tuple[float, float]:
-    """The losses in the middle and at the end."""
-    found = [record["eval_loss"] for record in history if "eval_loss" in record]
-    return found[0], found[-1]
+    """Return the losses in the middle and at the end."""
+    losses = [record["eval_loss"] for record in history if "eval_loss" in record]
+    return losses[0], losses[-1]
 
 
 def _curve(history: list[dict[str, Any]]) -> tuple[list[float], list[list[float]]]:

@@ -34,7 +34,7 @@ class Pair:
 
 
 def load_pairs(folder: Path, n: int) -> list[Pair]:
-    """The first n pairs of each paradigm.
+    """Return the first n pairs of each paradigm.
 
     Args:
         folder: holds PARADIGM.jsonl.gz for each of them.
@@ -69,16 +69,16 @@ def preferred(model: ResidualModel, pairs: Sequence[Pair], batch_size: int = 32)
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     scores = [0.0] * len(ids)
     for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        longest = max(len(ids[i]) for i in chosen)
+        batch = order[start : start + batch_size]
+        longest = max(len(ids[i]) for i in batch)
         # What is filled up stands behind a sentence, where nothing of it is seen.
-        filled = torch.tensor([ids[i] + [0] * (longest - len(ids[i])) for i in chosen])
-        for i, score in zip(chosen, _log_probabilities(model, filled), strict=True):
+        filled = torch.tensor([ids[i] + [0] * (longest - len(ids[i])) for i in batch])
+        for i, score in zip(batch, _log_probabilities(model, filled), strict=True):
             scores[i] = float(score[: len(ids[i]) - 1].sum())
     return [good > bad for good, bad in zip(scores[::2], scores[1::2], strict=True)]
 
 
 def _log_probabilities(model: ResidualModel, ids: Tensor) -> Tensor:
-    found = model.logits(ids)[:, :-1].log_softmax(-1)
-    following = ids[:, 1:, None].to(found.device)
-    return found.gather(-1, following)[..., 0]
+    log_probabilities = model.logits(ids)[:, :-1].log_softmax(-1)
+    following = ids[:, 1:, None].to(log_probabilities.device)
+    return log_probabilities.gather(-1, following)[..., 0]

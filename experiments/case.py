@@ -1,4 +1,4 @@
-"""What the recipes of the MNIST case study share: its model, and pictures of eigenvectors.
+"""Shared parts of the recipes of the MNIST case study: its model, and pictures of eigenvectors.
 
 Pearce & Dooms 2024 put one bilinear layer of d = 1000 units on the pixels, with weight decay 1 and
 a linear readout. Ours has an embedding before the layer, which folds into it: `layer_tensor` is
@@ -26,14 +26,14 @@ ENDS = 3
 
 
 def case_models(context: RecipeContext, seeds: int) -> list[ImageClassifier]:
-    """The case study's model from several initialisations: weight decay 1, no input noise."""
+    """Train the case study's model from several seeds: weight decay 1, no input noise."""
     training = ClassifierTraining(epochs=context.choose(10, 20), weight_decay=1.0, input_noise=0.0)
     d_model = context.choose(300, 1000)
     return context.classifiers(context.mnist, training, seeds, d_model=d_model)
 
 
 def layer_tensor(model: ImageClassifier) -> BilinearTensor:
-    """The only layer as a tensor, from the pixels to its outputs before the readout."""
+    """Return the only layer as a tensor, from the pixels to its outputs before the readout."""
     model.require_single_layer()
     tensor: BilinearTensor = model.layers[0].tensor()  # type: ignore[operator]
     return tensor.change_basis(inputs=model.embed.weight)
@@ -42,7 +42,7 @@ def layer_tensor(model: ImageClassifier) -> BilinearTensor:
 def direction_names(
     directions: Float[Tensor, "k d_model"], model: ImageClassifier, data: ImageData
 ) -> list[str]:
-    """Their numbers, with the digits that each raises and lowers most through the readout."""
+    """Return names of directions: the number, and the digits that each raises and lowers most."""
     logits = directions @ model.unembed.weight.T
     ends = zip(logits.argmax(-1).tolist(), logits.argmin(-1).tolist(), strict=True)
     return [
@@ -54,13 +54,13 @@ def direction_names(
 def eigenvector_figure(
     spectra: Spectrum, names: Sequence[str], data: ImageData, *, title: str
 ) -> go.Figure:
-    """A row of pictures for each form, its largest eigenvalues first, then its most negative ones.
+    """Draw a row of pictures for each form: its largest, then its most negative eigenvalues.
 
     Args:
         spectra: batched over the forms.
-        names: of the forms.
-        data: whose test images choose the signs.
-        title: above the figure.
+        names: names of the forms.
+        data: data set whose test images choose the signs.
+        title: title of the figure.
     """
     ends = spectra.outermost(ENDS).oriented(data.test_images)
     rows = {

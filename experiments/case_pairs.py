@@ -51,9 +51,9 @@ def run(context: RecipeContext) -> Outcome:
     r = sample(PAIRS, torch.Generator().manual_seed(UNSEEN))
     f = autoencoder.encode(r)
     report = sparsity(f, r, autoencoder.decode(f))
-    chosen = most_specific(f.mean(0), autoencoder, model)
-    names = direction_names(autoencoder.features.T[chosen], model, data)
-    values, vectors = torch.linalg.eigh(pair_activations(layer, autoencoder, chosen))
+    top = most_specific(f.mean(0), autoencoder, model)
+    names = direction_names(autoencoder.features.T[top], model, data)
+    values, vectors = torch.linalg.eigh(pair_activations(layer, autoencoder, top))
     spectra = Spectrum(values, vectors.mT, torch.zeros_like(values))
     title = "Pixel pairs that activate a feature: eigenvectors of its activations"
     return Outcome(
@@ -69,7 +69,7 @@ def run(context: RecipeContext) -> Outcome:
 def most_specific(
     mean_activation: Float[Tensor, " m"], autoencoder: SparseAutoencoder, model: ImageClassifier
 ) -> Int[Tensor, " shown"]:
-    """Of the features active most, those with the largest share of one digit in their logits."""
+    """Return the most active features with the largest share of one digit in their logits."""
     order = mean_activation.argsort(descending=True)[:CANDIDATES]
     logits = autoencoder.features.T[order] @ model.unembed.weight.T
     share = logits.pow(2).amax(-1) / logits.pow(2).sum(-1)
@@ -77,9 +77,9 @@ def most_specific(
 
 
 def pair_activations(
-    layer: BilinearTensor, autoencoder: SparseAutoencoder, chosen: Int[Tensor, " k"]
+    layer: BilinearTensor, autoencoder: SparseAutoencoder, top: Int[Tensor, " k"]
 ) -> Float[Tensor, "k n_in n_in"]:
     """Activations of some features for the vectors r_ij of all pairs, from the factors."""
-    encoder = autoencoder.encoder[chosen]
-    bias = autoencoder.encoder_bias[chosen] - encoder @ autoencoder.decoder_bias
+    encoder = autoencoder.encoder[top]
+    bias = autoencoder.encoder_bias[top] - encoder @ autoencoder.decoder_bias
     return torch.relu(layer.interaction(encoder).dense() + bias[:, None, None])

@@ -68,7 +68,7 @@ class Comparison:
     pseudo_recovered: float
 
     def numbers(self) -> dict[str, float]:
-        """What is measured of one model."""
+        """Return the measured numbers of one model."""
         on = self.relu != 0
         pair = torch.stack([self.relu[on], self.pseudo[on]]).double()
         silent = self.pseudo[~on].pow(2).mean() / self.pseudo[on].pow(2).mean()
@@ -85,7 +85,7 @@ class Comparison:
 def run(context: RecipeContext) -> Outcome:
     """Train autoencoders on the outputs of several models' layers; write each output twice."""
     data, models = context.mnist, case_models(context, SEEDS)
-    found = []
+    comparisons = []
     for seed, model in enumerate(models):
         layer = layer_tensor(model)
         autoencoder = context.autoencoder(
@@ -94,8 +94,8 @@ def run(context: RecipeContext) -> Outcome:
             row_sampler(layer(data.train_images)),
             replace(TRAINING, seed=seed),
         )
-        found.append(compare(model, autoencoder, data))
-    measured = [comparison.numbers() for comparison in found]
+        comparisons.append(compare(model, autoencoder, data))
+    measured = [comparison.numbers() for comparison in comparisons]
     numbers: dict[str, Any] = {
         name: interval([values[name] for values in measured]) for name in measured[0]
     }
@@ -108,10 +108,10 @@ def run(context: RecipeContext) -> Outcome:
         "relu_recovered": 0.871,
         "pseudoinverse_recovered": 0.981,
     }
-    first, model = found[0], models[0]
-    chosen = first.relu.mean(0).argsort(descending=True)[:SHOWN].tolist()
-    forms = first.dictionary.features_tensor(layer_tensor(model)).interaction(output=chosen)
-    names = direction_names(first.dictionary.features.T[chosen], model, data)
+    first, model = comparisons[0], models[0]
+    top = first.relu.mean(0).argsort(descending=True)[:SHOWN].tolist()
+    forms = first.dictionary.features_tensor(layer_tensor(model)).interaction(output=top)
+    names = direction_names(first.dictionary.features.T[top], model, data)
     title = "Features of largest mean activation, through the pseudoinverse"
     return Outcome(
         numbers,
@@ -139,24 +139,24 @@ def compare(model: ImageClassifier, autoencoder: SparseAutoencoder, data: ImageD
     return Comparison(dictionary, relu[:, active], pseudo, report, relu_recovered, pseudo_recovered)
 
 
-def scatter_figure(found: Comparison) -> go.Figure:
+def scatter_figure(comparison: Comparison) -> go.Figure:
     """Activations of least squares against the autoencoder's, of some images and features."""
     generator = torch.Generator().manual_seed(0)
-    relu, pseudo = found.relu.flatten(), found.pseudo.flatten()
+    relu, pseudo = comparison.relu.flatten(), comparison.pseudo.flatten()
     top = float(relu.max())
     figure = go.Figure()
-    for name, color, chosen in (
+    for name, color, mask in (
         ("not active in the autoencoder, spread to the left", GREY, relu == 0),
         ("active", BLUE, relu != 0),
     ):
-        places = chosen.nonzero()[:, 0]
-        some = places[torch.randperm(len(places), generator=generator)[:POINTS]]
-        x = relu[some]
+        places = mask.nonzero()[:, 0]
+        sample = places[torch.randperm(len(places), generator=generator)[:POINTS]]
+        x = relu[sample]
         # Points at exactly zero would hide each other.
-        spread = -0.08 * top * torch.rand(len(some), generator=generator)
+        spread = -0.08 * top * torch.rand(len(sample), generator=generator)
         figure.add_scatter(
             x=torch.where(x == 0, spread, x).tolist(),
-            y=pseudo[some].tolist(),
+            y=pseudo[sample].tolist(),
             name=name,
             mode="markers",
             marker={"color": color, "size": 4, "opacity": 0.5},

@@ -104,9 +104,10 @@ def reproducibility(
     places = torch.arange(len(svds[0]))
     matches, same = [], []
     for a in svds:
-        found = [form_cosines(a.components, b.components).abs().max(-1) for b in svds if b is not a]
-        matches.append(torch.stack([match.values for match in found]).mean(0))
-        same += [match.indices == places for match in found]
+        others = [b for b in svds if b is not a]
+        cosines = [form_cosines(a.components, b.components).abs().max(-1) for b in others]
+        matches.append(torch.stack([match.values for match in cosines]).mean(0))
+        same += [match.indices == places for match in cosines]
     return torch.stack(matches), torch.stack(same).double().mean(0)
 
 

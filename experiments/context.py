@@ -1,4 +1,4 @@
-"""What every recipe works with: data, trained models that are kept, and a scale."""
+"""The context of every recipe: data, cached trained models, and a scale."""
 
 import re
 from collections.abc import Sequence
@@ -43,12 +43,12 @@ Scale = Literal["small", "paper"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a recipe found.
+    """Results of a recipe.
 
     Attributes:
-        numbers: for JSON; the measured ones, with the source's beside them where it gives any.
-        figures: by the name of the file each is saved as.
-        parts: tables and texts that its page shows besides.
+        numbers: measured numbers for JSON, beside the source's if it has any.
+        figures: figures by the name of their file.
+        parts: further tables and texts of its page.
     """
 
     numbers: dict[str, Any]
@@ -58,11 +58,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RecipeContext:
-    """Where a recipe runs.
+    """Scale and folders of a recipe.
 
     Attributes:
         scale: small fits a laptop in minutes; paper is as large as the source.
-        models: folder of trained models, kept between recipes; a stopped training goes on there.
+        models: folder of trained models, which recipes share; a stopped training resumes there.
         data_dir: folder of the IDX files; see `bilens.data.load_images`.
     """
 
@@ -71,7 +71,7 @@ class RecipeContext:
     data_dir: Path | None = None
 
     def choose(self, small: Any, paper: Any) -> Any:
-        """One of two values, by the scale."""
+        """Return one of two values, by the scale."""
         return small if self.scale == "small" else paper
 
     @cached_property
@@ -91,13 +91,13 @@ class RecipeContext:
         sample: Sampler,
         training: AutoencoderTraining,
     ) -> SparseAutoencoder:
-        """A trained sparse autoencoder, from the folder of models where it is there already.
+        """Return a trained sparse autoencoder, from the folder of models if it exists.
 
         Args:
-            vectors: which vectors it is trained on, in a word or two; part of the folder's name.
-            config: its sizes.
-            sample: gives the vectors.
-            training: how to train it.
+            vectors: kind of its vectors, in a word or two; part of the folder's name.
+            config: sizes of the autoencoder.
+            sample: source of the vectors.
+            training: settings of its training.
         """
         name = f"{vectors}-{config.d_in}x{config.n_features}-{_changed(training, 'seed')}"
         run = self.models / name
@@ -115,16 +115,16 @@ class RecipeContext:
         layers: int = 1,
         affine: bool = False,
     ) -> list[ImageClassifier]:
-        """The same model from several initialisations, seeds counting up from the training's.
+        """Return the same model from several seeds, which count up from the training's.
 
-        Those that are in the folder of models already are taken from there.
+        Models that exist in the folder of models are loaded from there.
 
         Args:
-            data: what they learn.
-            training: how.
-            seeds: how many.
-            d_model: their width.
-            layers: how many.
+            data: data set of the training.
+            training: settings of the training.
+            seeds: number of seeds.
+            d_model: width of the models.
+            layers: number of layers.
             affine: with biases and residuals.
         """
         config = ClassifierConfig(
@@ -149,7 +149,7 @@ class RecipeContext:
     def language(
         self, name: str, training: LanguageTraining, model: LanguageSettings
     ) -> "ResidualModel":
-        """A trained language model, from the folder of models where it is there already."""
+        """Return a trained language model, from the folder of models if it exists."""
         config = models.LanguageConfig(**model.settings())
         sizes = f"{config.n_layers}x{config.d_model}x{config.d_hidden}x{config.n_ctx}"
         settings = _changed(training, "seed", "epochs")
@@ -160,14 +160,14 @@ class RecipeContext:
         return load(run)  # type: ignore[return-value]
 
     def corpus(self, name: str, n_ctx: int, vocab_size: int) -> Corpus:
-        """Texts in tokens; see `bilens.data.load_corpus`."""
+        """Load texts in tokens; see `bilens.data.load_corpus`."""
         return load_corpus(name, n_ctx=n_ctx, vocab_size=vocab_size, data_dir=self.data_dir)
 
 
 def _changed(
     training: ClassifierTraining | AutoencoderTraining | LanguageTraining, *always: str
 ) -> str:
-    """The settings that are not the default ones, and those that are named anyway."""
+    """Return the settings that differ from the defaults, and those in `always`."""
     default = type(training)()
     return "-".join(
         f"{name}={value}"
@@ -178,7 +178,7 @@ def _changed(
 
 @torch.no_grad()
 def validation_loss(model: Any, corpus: Corpus, batch_size: int = 16) -> float:
-    """Mean loss of a language model over the validation set's tokens, in nats."""
+    """Return the mean loss of a language model over the validation set's tokens, in nats."""
     losses = [
         model(ids, labels=ids).loss * len(ids)
         for start in range(0, len(corpus.validation), batch_size)
@@ -188,7 +188,7 @@ def validation_loss(model: Any, corpus: Corpus, batch_size: int = 16) -> float:
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> dict[str, float]:
-    """Mean, standard deviation and the confidence interval of the mean (Student's t)."""
+    """Return mean, standard deviation and the confidence interval of the mean (Student's t)."""
     sample = torch.tensor(values, dtype=torch.float64)
     mean = float(sample.mean())
     if len(sample) < 2:

@@ -21,7 +21,7 @@ NAME, STEP, LABEL = 1.3, 1.1, 0.3
 
 @dataclass(frozen=True)
 class Line:
-    """A mean over initialisations, with what its band reaches from and to."""
+    """A mean over initialisations, with the two ends of its band."""
 
     name: str
     x: Sequence[float]
@@ -31,14 +31,14 @@ class Line:
 
 
 def confidence_line(name: str, x: Sequence[float], samples: Sequence[Sequence[float]]) -> Line:
-    """A line with the 95 % interval of its mean; one sequence of samples per initialisation."""
+    """Return a line with the 95 % interval of its mean; samples holds one row for each seed."""
     points = [interval(values) for values in zip(*samples, strict=True)]
     low, middle, high = ([p.get(key, p["mean"]) for p in points] for key in ("low", "mean", "high"))
     return Line(name, x, middle, low, high)
 
 
 def spread_line(name: str, x: Sequence[float], samples: Sequence[Sequence[float]]) -> Line:
-    """A line with one standard deviation to either side; samples as in `confidence_line`."""
+    """Return a line with one standard deviation to either side; samples as in `confidence_line`."""
     points = [interval(values) for values in zip(*samples, strict=True)]
     low, high = ([p["mean"] + sign * p.get("std", 0.0) for p in points] for sign in (-1, 1))
     return Line(name, x, [p["mean"] for p in points], low, high)
@@ -47,14 +47,14 @@ def spread_line(name: str, x: Sequence[float], samples: Sequence[Sequence[float]
 def line_figure(
     lines: Sequence[Line], *, title: str, x_title: str, y_title: str, floor: float | None = None
 ) -> go.Figure:
-    """The lines with their bands.
+    """Draw lines with their bands.
 
     Args:
-        lines: dark to bright in this order.
-        title: above the figure.
-        x_title: of the horizontal axis.
-        y_title: of the vertical axis.
-        floor: makes the vertical axis logarithmic; what is below lies on its lower end.
+        lines: lines in the order of their colours, from dark to bright.
+        title: title of the figure.
+        x_title: title of the horizontal axis.
+        y_title: title of the vertical axis.
+        floor: lower end of a logarithmic vertical axis, which smaller values are moved to.
     """
 
     def shown(values: Sequence[float]) -> list[float]:
@@ -98,7 +98,7 @@ def picture_figure(
     *,
     title: str,
 ) -> go.Figure:
-    """Rows of vectors as pictures, each row with its name before it, each picture with its text."""
+    """Draw rows of vectors as pictures, each row with its name and each picture with its text."""
     aspect = shape[0] / shape[1]
     columns = max(len(pictures) for pictures in rows.values())
     width, height = NAME + STEP * columns, (aspect + LABEL) * len(rows)

@@ -61,17 +61,17 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def by_mean_activation(spectrum: Spectrum, data: ImageData) -> Spectrum:
-    """Those eigenvectors first that, on average, move the logit most, up or down."""
+    """Order eigenvectors by the magnitude of their mean activation, the largest first."""
     return spectrum.ordered_by(spectrum.activations(data.test_images).mean(0).abs())
 
 
 def eigenvalue_rank_of_most_active(spectrum: Spectrum, data: ImageData) -> int:
-    """The rank by eigenvalue, counted from 1, of the eigenvector that raises the logit most."""
+    """Return the rank by eigenvalue, from 1, of the eigenvector of largest mean activation."""
     most = spectrum.activations(data.test_images).mean(0).argmax()
     return 1 + int((spectrum.values > spectrum.values[most]).sum())
 
 
 def _panel(spectrum: Spectrum, data: ImageData, title: str) -> go.Figure:
-    """One class of panel A."""
+    """Draw one class of panel A."""
     ordered = by_mean_activation(spectrum, data).oriented(data.test_images)
     return eigenvector_figure(ordered, data.test_images, data.shape, title=title, k=SHOWN)

@@ -62,7 +62,7 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def needed_under(curve: TruncationCurve, drop: float, n_samples: int) -> int:
-    """The smallest k from which on the accuracy lost stays under `drop`, and not just at it.
+    """Return the smallest k from which on the accuracy lost stays strictly under `drop`.
 
     Accuracies are whole numbers of samples, so half of one decides without a rounding error.
     """
@@ -84,6 +84,6 @@ def _numbers(curves: Sequence[TruncationCurve], n_samples: int) -> dict[str, Any
 
 
 def _line(name: str, curves: Sequence[TruncationCurve]) -> Line:
-    """The drop in points for the first k."""
+    """Return the drop in points for the first k."""
     ks = range(1, min(SHOWN, len(curves[0].accuracy)) + 1)
     return spread_line(name, ks, [[100 * curve.drop(k) for k in ks] for curve in curves])

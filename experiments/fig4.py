@@ -42,7 +42,7 @@ from experiments.curves import confidence_line, line_figure, picture_figure
 __all__ = ["matches", "positive_vectors", "run", "similarity_curves"]
 
 Vectors = list[Float[Tensor, "k n_in"]]
-"""Of one model: the positive eigenvectors of each class, the largest eigenvalue first."""
+"""Positive eigenvectors of each class of a model, the largest eigenvalue first."""
 
 RANKS, TOP, THREE = 20, 5, 3
 SAME, LATENT, OTHER = "d = 300", "d = 300, latent noise", "d = 300, next digit"
@@ -62,9 +62,9 @@ def run(context: RecipeContext) -> Outcome:
         f"d = {d_model}": context.classifiers(data, ClassifierTraining(), count, d_model=d_model)
         for d_model, count in seeds.items()
     }
-    found = {name: [positive_vectors(model) for model in ms] for name, ms in models.items()}
-    references = found[SAME]
-    pairs = {name: (references, others) for name, others in found.items()}
+    by_model = {name: [positive_vectors(model) for model in ms] for name, ms in models.items()}
+    references = by_model[SAME]
+    pairs = {name: (references, others) for name, others in by_model.items()}
     alike = {SAME: models[SAME]}
     for name, training in KINDS.items():
         alike[name] = context.classifiers(data, training, seeds[300])
@@ -90,13 +90,14 @@ def run(context: RecipeContext) -> Outcome:
     mean = data.test_images[data.test_labels == THREE].mean(0)
     first = first * (first @ mean).sign()[:, None]
     rows = {f"{SAME}, seed 0": [(v, f"rank {i}") for i, v in enumerate(first, start=1)]}
-    rows |= {f"{name}, seed 1": matches(first, others[1][THREE]) for name, others in found.items()}
+    for name, others in by_model.items():
+        rows[f"{name}, seed 1"] = matches(first, others[1][THREE])
     pictures = picture_figure(rows, data.shape, title="Best matches, digit 3")
     return Outcome(numbers, {"similarity": figure, "digit-3": pictures})
 
 
 def positive_vectors(model: ImageClassifier, basis: Basis = "model") -> Vectors:
-    """The positive eigenvectors of each class in pixels, the largest eigenvalue first."""
+    """Return the positive eigenvectors of each class in pixels, the largest eigenvalue first."""
     spectrum = spectra(model, basis=basis)
     pairs = zip(spectrum.values, spectrum.vectors, strict=True)
     return [vectors[values > 0] for values, vectors in pairs]
@@ -105,7 +106,7 @@ def positive_vectors(model: ImageClassifier, basis: Basis = "model") -> Vectors:
 def similarity_curves(
     references: Sequence[Vectors], others: Sequence[Vectors], ranks: int = RANKS
 ) -> list[list[float]]:
-    """Best match by rank for each of the other models, a mean over classes and references.
+    """Return the best match by rank for each other model, a mean over classes and references.
 
     Models at the same place in both sequences share their seed and are no pair.
     """
@@ -127,9 +128,9 @@ def _top_mean(curves: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def matches(a: Float[Tensor, "k_a n"], b: Float[Tensor, "k_b n"]) -> list[tuple[Tensor, str]]:
-    """The row of b that resembles each row of a most, turned the same way, with its similarity."""
+    """Return the row of b nearest to each row of a, with the same sign, and its similarity."""
     cosines = unit_rows(a) @ unit_rows(b).T
     best = cosines.abs().argmax(-1)
-    chosen = cosines.gather(1, best[:, None])
-    turned = chosen.sign() * b[best]
-    return [(v, f"{abs(c):.2f}") for v, c in zip(turned, chosen[:, 0].tolist(), strict=True)]
+    matched = cosines.gather(1, best[:, None])
+    turned = matched.sign() * b[best]
+    return [(v, f"{abs(c):.2f}") for v, c in zip(turned, matched[:, 0].tolist(), strict=True)]

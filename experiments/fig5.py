@@ -1,4 +1,4 @@
-"""Figure 5: what input noise and weight decay do to the features.
+"""Figure 5: effects of input noise and weight decay on the features.
 
 Reproduces figure 5 and section 5.2 of Pearce et al. 2024: single-layer MNIST models of d = 300
 without regularisation, with input noise (1.0), with weight decay (0.5) and with both. Measured are
@@ -64,16 +64,16 @@ def run(context: RecipeContext) -> Outcome:
     seeds, epochs = context.choose((1, 10), (20, 20))
     lines: dict[str, list[Line]] = {key: [] for key in SWEPT}
     for name, decay in (("without weight decay", 0.0), ("with weight decay", DECAY)):
-        found = []
+        measured = []
         for noise in noises:
             training = ClassifierTraining(epochs=epochs, weight_decay=decay, input_noise=noise)
             models = context.classifiers(data, training, seeds)
-            found.append([measure(model, data) for model in models])
-        points = zip(noises, found, strict=True)
+            measured.append([measure(model, data) for model in models])
+        points = zip(noises, measured, strict=True)
         numbers[f"sweep, {name}"] = [{"noise": noise, **_summary(ms)} for noise, ms in points]
         for key in SWEPT:
             # One sequence for each initialisation, along the noise.
-            samples = [[m[key] for m in along] for along in zip(*found, strict=True)]
+            samples = [[m[key] for m in along] for along in zip(*measured, strict=True)]
             lines[key].append(confidence_line(name, noises, samples))
     for key, text in SWEPT.items():
         title = f"{text.capitalize()} against noise"
@@ -82,7 +82,7 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def measure(model: ImageClassifier, data: ImageData) -> dict[str, float]:
-    """Accuracy, effective rank and the weight of the periphery."""
+    """Return accuracy, effective rank and the weight of the periphery."""
     spectrum = spectra(model)
     return {
         "accuracy": model.accuracy(data.test_images, data.test_labels),
@@ -92,7 +92,7 @@ def measure(model: ImageClassifier, data: ImageData) -> dict[str, float]:
 
 
 def border_share(vectors: Tensor, shape: tuple[int, int]) -> float:
-    """Share of squared length in the outer seventh of the pixels of each side, a mean over rows."""
+    """Return the mean share of squared length in the outer seventh of the pixels of each side."""
     border = max(1, round(min(shape) / 7))
     energy = vectors.reshape(-1, *shape).square()
     inner = energy[:, border:-border, border:-border].sum((1, 2))
@@ -100,9 +100,9 @@ def border_share(vectors: Tensor, shape: tuple[int, int]) -> float:
 
 
 def _top_positive(spectrum: Spectrum) -> Tensor:
-    """The eigenvector of the largest eigenvalue of each class."""
+    """Return the eigenvector of the largest eigenvalue of each class."""
     return spectrum.ordered_by(spectrum.values).vectors[:, 0]
 
 
-def _summary(found: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
-    return {key: interval([m[key] for m in found]) for key in found[0]}
+def _summary(measured: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {key: interval([m[key] for m in measured]) for key in measured[0]}

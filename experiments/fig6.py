@@ -53,15 +53,15 @@ def run(context: RecipeContext) -> Outcome:
     figures: dict[str, go.Figure] = {}
     digits: dict[str, Any] = {}
     for label, name in enumerate(data.class_names):
-        found = branches(spectra[label], first, data.test_images)
+        parts = branches(spectra[label], first, data.test_images)
         digits[name] = {
             "prominence": prominence(spectra[label]),
-            "own_digit_share": own_shares(found, data, label),
+            "own_digit_share": own_shares(parts, data, label),
         }
         if label in DRAWN:
             title = f"The last layer's spectrum of {name}"
             figures[f"spectrum-{label}"] = spectrum_figure(spectra[label], title=title)
-            figures[f"branches-{label}"] = _drawing(found, data, name)
+            figures[f"branches-{label}"] = _drawing(parts, data, name)
     numbers = {
         "accuracy": model.accuracy(data.test_images, data.test_labels),
         "own_digit_share": _means([digit["own_digit_share"] for digit in digits.values()]),
@@ -74,64 +74,64 @@ def run(context: RecipeContext) -> Outcome:
 def branches(
     spectrum: Spectrum, first: BilinearTensor, x: Float[Tensor, "samples n_in"]
 ) -> Branches:
-    """The outermost eigenvalues of the last layer, each with what its eigenvector reads of x.
+    """Return the outermost eigenvalues of the last layer, each with its spectrum in the first.
 
     Args:
-        spectrum: of one direction in the last layer.
+        spectrum: spectrum of one direction in the last layer.
         first: the layer before.
         x: inputs, which choose all signs.
 
     Returns:
-        For P and for N, where there is one: its eigenvalue, and its spectrum in the first layer.
+        The eigenvalue of P and of N, if it exists, and its spectrum in the first layer.
     """
     turned = spectrum.oriented(first(x))
-    found = {}
+    parts = {}
     for name, part in (("P", turned.positive()), ("N", turned.negative())):
         if part.values[0] != 0:
             below = first.interaction(part.vectors[0]).eigh().oriented(x)
-            found[name] = (float(part.values[0]), below)
-    return found
+            parts[name] = (float(part.values[0]), below)
+    return parts
 
 
 def prominence(spectrum: Spectrum) -> dict[str, float]:
-    """By how much the outermost eigenvalue of either sign exceeds the next, as a ratio."""
-    found = {}
+    """Return the ratio of the outermost eigenvalue of either sign to the next."""
+    parts = {}
     for name, sign in (("P", 1), ("N", -1)):
         top = (sign * spectrum.values).sort(descending=True).values[:2].tolist()
         if top[-1] > 0:
-            found[name] = top[0] / top[-1]
-    return found
+            parts[name] = top[0] / top[-1]
+    return parts
 
 
-def own_shares(found: Branches, data: ImageData, label: int) -> dict[str, float]:
-    """How many of the images that P+, P-, N+ and N- react to most are of the class, as a share."""
+def own_shares(parts: Branches, data: ImageData, label: int) -> dict[str, float]:
+    """Return the share of the class among the top images of P+, P-, N+ and N-."""
     shares = {}
-    for branch, (_, below) in found.items():
+    for branch, (_, below) in parts.items():
         best = top_inputs(below, data.test_images)
         for sign, kind in ((1, "+"), (-1, "-")):
             order = (sign * below.values).argsort(descending=True)[:SHOWN]
-            chosen = best[[row for row in order.tolist() if sign * below.values[row] > 0]]
-            if len(chosen):
-                own = data.test_labels[chosen] == label
-                shares[branch + kind] = float(own.double().mean())
+            images = best[[row for row in order.tolist() if sign * below.values[row] > 0]]
+            if len(images):
+                is_label = data.test_labels[images] == label
+                shares[branch + kind] = float(is_label.double().mean())
     return shares
 
 
-def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Over the digits, each of which may lack some of the keys."""
-    keys = sorted({key for some in found for key in some})
-    return {key: fmean(some[key] for some in found if key in some) for key in keys}
+def _means(digits: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return means over digits, each of which may lack a key."""
+    keys = sorted({key for digit in digits for key in digit})
+    return {key: fmean(digit[key] for digit in digits if key in digit) for key in keys}
 
 
-def _drawing(found: Branches, data: ImageData, name: str) -> go.Figure:
-    """A tree with the logit on the left and a row of pictures for each of P+, P-, N+ and N-."""
+def _drawing(parts: Branches, data: ImageData, name: str) -> go.Figure:
+    """Draw a tree with the logit on the left and a row of pictures for P+, P-, N+ and N-."""
     aspect = data.shape[0] / data.shape[1]
     rise, left = aspect + LABEL, ROOT + 2 * STEP
-    height = 2 * rise * len(found) - 0.04
+    height = 2 * rise * len(parts) - 0.04
     canvas = Canvas(left + GAP * SHOWN, height, unit=92, title=f"From the logit of {name}")
     root = (ROOT, height / 2)
-    largest = max(abs(value) for value, _ in found.values())
-    for place, (branch, (value, below)) in enumerate(found.items()):
+    largest = max(abs(value) for value, _ in parts.values())
+    for place, (branch, (value, below)) in enumerate(parts.items()):
         node = (ROOT + STEP, (2 * place + 1) * rise - LABEL / 2)
         _edge(canvas, root, node, value, largest)
         for row, (sign, text) in enumerate(((1, "+"), (-1, "-"))):
@@ -158,7 +158,7 @@ def _edge(
     value: float,
     largest: float,
 ) -> None:
-    """A line that carries an eigenvalue, as thick as that is large."""
+    """Draw a line for an eigenvalue, with a thickness by its size."""
     color = BLUE if value > 0 else RED
     canvas.line(start, end, color=color, width=THICKEST * max(abs(value) / largest, 1 / 7))
     x, y = ((a + b) / 2 for a, b in zip(start, end, strict=True))

@@ -48,7 +48,7 @@ def run(context: RecipeContext) -> Outcome:
 def class_figures(
     spectrum: Spectrum, data: ImageData, label: int, *, k: int
 ) -> dict[str, go.Figure]:
-    """The eigenvalues of one class, and its k outermost eigenvectors of either sign."""
+    """Draw the eigenvalues of one class, and its k outermost eigenvectors of either sign."""
     name, x = data.class_names[label], data.test_images
     oriented = spectrum.oriented(x)
     return {
@@ -62,18 +62,18 @@ def class_figures(
 def describe_ends(
     spectrum: Spectrum, data: ImageData, k: int = 3
 ) -> dict[str, list[dict[str, Any]]]:
-    """The k largest eigenvalues of either sign, with the classes of their eigenvectors' top inputs.
+    """Return the k largest eigenvalues of either sign, with the classes of their top inputs.
 
     Args:
-        spectrum: of a single form.
-        data: whose test images are the inputs.
-        k: how many of either sign.
+        spectrum: spectrum of a single form.
+        data: data set whose test images are the inputs.
+        k: number of either sign.
     """
     ends = spectrum.outermost(k)
     labels = data.test_labels[top_inputs(ends, data.test_images)].tolist()
     described = [
-        {"eigenvalue": value, "top_inputs": [data.class_names[label] for label in some]}
-        for value, some in zip(ends.values.tolist(), labels, strict=True)
+        {"eigenvalue": value, "top_inputs": [data.class_names[label] for label in group]}
+        for value, group in zip(ends.values.tolist(), labels, strict=True)
     ]
     return {
         "positive": [end for end in described if end["eigenvalue"] > 0],

@@ -44,11 +44,11 @@ def run(context: RecipeContext) -> Outcome:
     preset, grammar = PRESETS["grammar"], Grammar()
     corpus = load_corpus("grammar", n_ctx=preset.model.n_ctx)
     ids = corpus.validation[:HELD_OUT]["input_ids"]
-    found: list[dict[str, float]] = []
+    results: list[dict[str, float]] = []
     for seed in range(context.choose(3, 10)):
         model = context.language("grammar", replace(preset.training, seed=seed), preset.model)
         model.model.unembed.weight -= model.W_U.mean(1)
-        found.append(
+        results.append(
             {
                 **divergences(model, grammar, ids),
                 "bigrams_found": found_bigrams(model, grammar),
@@ -56,7 +56,7 @@ def run(context: RecipeContext) -> Outcome:
                 **found_pairs(model, grammar),
             }
         )
-    numbers: dict[str, Any] = {key: interval([f[key] for f in found]) for key in found[0]}
+    numbers: dict[str, Any] = {key: interval([f[key] for f in results]) for key in results[0]}
     elsewhere = {"kl_bigram": 0.001, "kl_skip-trigram": 0.010}
     return Outcome({**numbers, "elsewhere": elsewhere})
 
@@ -65,8 +65,8 @@ def run(context: RecipeContext) -> Outcome:
 def divergences(model: ResidualModel, grammar: Grammar, ids: Tensor) -> dict[str, float]:
     """Mean KL of truth to model, in nats, by what decides the next token."""
     truth = grammar.next_distribution(ids)
-    said = model.logits(ids).double().log_softmax(-1)
-    kl = (torch.special.xlogy(truth, truth) - truth * said).sum(-1)
+    predicted = model.logits(ids).double().log_softmax(-1)
+    kl = (torch.special.xlogy(truth, truth) - truth * predicted).sum(-1)
     return {
         f"kl_{kind}": float(kl[grammar.is_kind(ids, kind)].mean())
         for kind in ("bigram", "skip-trigram", "filler")

@@ -49,18 +49,18 @@ def run(context: RecipeContext) -> Outcome:
     data = context.mnist
     count, images = context.choose((3, 1000), (10, 10_000))
     x, labels = data.test_images[:images], data.test_labels[:images]
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     lines: dict[str, list[Line]] = {measure: [] for measure in MEASURES}
     rows = {}
     for name, training in SETTINGS.items():
         models = context.classifiers(data, training, count)
         curves = [success(model, x, labels, seed) for seed, model in enumerate(models)]
         accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
-        found[name] = {"accuracy": interval(accuracies)}
+        by_name[name] = {"accuracy": interval(accuracies)}
         for kind, measure in curves[0]:
             samples = [curve[kind, measure] for curve in curves]
             shares = [interval(values) for values in zip(*samples, strict=True)]
-            found[name][f"{measure}, {kind}"] = dict(zip(map(str, NORMS), shares, strict=True))
+            by_name[name][f"{measure}, {kind}"] = dict(zip(map(str, NORMS), shares, strict=True))
             lines[measure].append(spread_line(f"{kind}, {name}", NORMS, samples))
         masks = _masks(models[0])
         pairs = list(zip(masks, data.class_names, strict=True))
@@ -68,7 +68,7 @@ def run(context: RecipeContext) -> Outcome:
             row = pairs[start : start + COLUMNS]
             rows[f"{name}, {row[0][1]}-{row[-1][1]}"] = row
         rows[f"{name}, used"] = _attacked(models[0], x, labels, masks[SHOWN_CLASS])
-    numbers = {"length_of_a_test_image": float(x.norm(dim=1).mean()), "models": found}
+    numbers = {"length_of_a_test_image": float(x.norm(dim=1).mean()), "models": by_name}
     figures = {
         measure: line_figure(
             lines[measure],
@@ -90,7 +90,7 @@ def success(
     labels: Int[Tensor, " samples"],
     seed: int,
 ) -> Curves:
-    """What masks from the weights and random ones do, by norm; a mean over classes and draws."""
+    """Measure masks from the weights and random ones, by norm; a mean over classes and draws."""
     masks = _masks(model)
     generator = torch.Generator().manual_seed(seed)
     n_classes, n_pixels = masks.shape
@@ -110,8 +110,8 @@ def success(
             ]
             for norm in NORMS
         ]
-        curves[kind, "targeted"] = [fmean(a.targeted for a in some) for some in attacks]
-        curves[kind, "fooled"] = [fmean(a.fooled for a in some) for some in attacks]
+        curves[kind, "targeted"] = [fmean(a.targeted for a in group) for group in attacks]
+        curves[kind, "fooled"] = [fmean(a.fooled for a in group) for group in attacks]
     return curves
 
 
@@ -126,7 +126,7 @@ def _attacked(
     labels: Int[Tensor, " samples"],
     mask: Float[Tensor, " n_pixels"],
 ) -> list[tuple[Float[Tensor, " n_pixels"], str]]:
-    """The first image of each of some other classes with the mask on it, and what it is read as."""
+    """Draw the first image of other classes with the mask, and the class that the model reads."""
     others = [label for label in sorted(set(labels.tolist())) if label != SHOWN_CLASS][-COLUMNS:]
     first = torch.stack([x[labels == label][0] for label in others])
     images = (first + SHOWN_NORM * mask).clamp(0, 1)

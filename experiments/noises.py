@@ -38,7 +38,7 @@ AXES = {
     "drop_at_10": ("points lost with ten eigenvectors", 100),
     "match": ("best match of eigenvectors (cosine)", 1),
 }
-"""What is drawn of each goal, and by what it is multiplied for that."""
+"""Title of the axis of each goal, and the factor on its values."""
 HEADER = ("noise", "accuracy", "lost with 10", "best match", "in pixels", "goals met")
 
 
@@ -49,17 +49,17 @@ def run(context: RecipeContext) -> Outcome:
     rows: list[tuple[str, ...]] = []
     lines: dict[str, list[Line]] = {key: [] for key in AXES}
     for kind, amounts in context.choose(SMALL, PAPER).items():
-        name, found = kind.replace("_", " "), []
+        name, runs = kind.replace("_", " "), []
         for amount in amounts:
             noise: dict[str, Any] = {"input_noise": 0.0, kind: amount}
             models = context.classifiers(data, ClassifierTraining(**noise), context.choose(5, 20))
-            found.append(_measure(models, data))
-            summary = {key: interval(values) for key, values in found[-1].items()}
+            runs.append(_measure(models, data))
+            summary = {key: interval(values) for key, values in runs[-1].items()}
             met = _met(summary)
             numbers[f"{kind}={amount}"] = {**summary, "goals_met": met}
             rows.append((f"{name} {amount}", *_cells(summary), f"{met} of {len(GOALS)}"))
         for key, (_, scale) in AXES.items():
-            samples = zip(*([scale * x for x in measured[key]] for measured in found), strict=True)
+            samples = zip(*([scale * x for x in measured[key]] for measured in runs), strict=True)
             lines[key].append(confidence_line(name, amounts, list(samples)))
     figures = {
         key: line_figure(
@@ -74,9 +74,9 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def _measure(models: list[ImageClassifier], data: ImageData) -> dict[str, list[float]]:
-    """One number of each kind for each model."""
+    """Return one number of each kind for each model."""
     curves = [truncation_curve(spectra(m), data.test_images, data.test_labels) for m in models]
-    found = {
+    runs = {
         "accuracy": [curve.full for curve in curves],
         "drop_at_10": [curve.drop(min(FEW, len(curve.accuracy))) for curve in curves],
     }
@@ -84,12 +84,12 @@ def _measure(models: list[ImageClassifier], data: ImageData) -> dict[str, list[f
     for name, basis in bases.items():
         vectors = [positive_vectors(model, basis) for model in models]
         alike = similarity_curves(vectors, vectors)
-        found[name] = [fmean(curve[:TOP]) for curve in alike]
-    return found
+        runs[name] = [fmean(curve[:TOP]) for curve in alike]
+    return runs
 
 
 def _met(summary: dict[str, dict[str, float]]) -> int:
-    """How many of the three goals the means reach; a match counts in its better basis."""
+    """Count the goals that the means reach; a match counts in its better basis."""
     mean = {key: value["mean"] for key, value in summary.items()}
     best = max(mean["match"], mean["match_in_pixels"])
     return sum(
@@ -103,8 +103,8 @@ def _met(summary: dict[str, dict[str, float]]) -> int:
 
 def _cells(summary: dict[str, dict[str, float]]) -> tuple[str, ...]:
     def text(key: str, scale: float, digits: int) -> str:
-        one = summary[key]
-        return f"{scale * one['mean']:.{digits}f} ± {scale * one.get('std', 0.0):.{digits}f}"
+        values = summary[key]
+        return f"{scale * values['mean']:.{digits}f} ± {scale * values.get('std', 0.0):.{digits}f}"
 
     return (
         text("accuracy", 100, 2) + " %",

@@ -82,7 +82,7 @@ def run(context: RecipeContext) -> Outcome:
     shallow = _trained(context, "softmax", 0, n_layers=1)
     numbers["one block, softmax"] = divergence(shallow, grammar, ids)
     for attention in ATTENTION:
-        found: list[dict[str, Any]] = []
+        results: list[dict[str, Any]] = []
         for seed in range(context.choose(3, 10)):
             model = _trained(context, attention, seed, n_layers=2)
             part = parts_of_rules(model, grammar, ids)
@@ -96,7 +96,7 @@ def run(context: RecipeContext) -> Outcome:
             counts = {kind: count(named[kind], part[kind]) for kind in named}
             repeated = circuits.repeated()
             kl = divergence(model, grammar, ids)
-            found.append({"kl": kl, "repeated": repeated, **counts})
+            results.append({"kl": kl, "repeated": repeated, **counts})
             pairs = " ".join(f"0.{first}-1.{second}" for first, second in sorted(induction))
             rows += [
                 (
@@ -107,9 +107,9 @@ def run(context: RecipeContext) -> Outcome:
                 for kind in named
             ]
         numbers[attention] = {
-            "kl": {kind: interval([f["kl"][kind] for f in found]) for kind in KINDS},
-            **{kind: [f[kind] for f in found] for kind in KINDS[:3]},
-            "repeated": [f["repeated"] for f in found],
+            "kl": {kind: interval([f["kl"][kind] for f in results]) for kind in KINDS},
+            **{kind: [f[kind] for f in results] for kind in KINDS[:3]},
+            "repeated": [f["repeated"] for f in results],
         }
     columns = ("attention", "seed", "rule", "KL", "named", "part of it", "pairs", "repeated")
     return Outcome(
@@ -118,46 +118,46 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def _trained(context: RecipeContext, attention: str, seed: int, n_layers: int) -> ResidualModel:
-    own = replace(context, models=context.models / attention)
+    separate = replace(context, models=context.models / attention)
     settings = LanguageSettings(**SIZES, **ATTENTION[attention], n_layers=n_layers)
     training = replace(TRAINING, seed=seed)
-    return own.language("deep-grammar", training, settings)
+    return separate.language("deep-grammar", training, settings)
 
 
 @torch.no_grad()
 def divergence(model: ResidualModel, grammar: DeepGrammar, ids: Tensor) -> dict[str, float]:
     """Mean KL of truth to model, in nats, by what decides the next token."""
     truth = grammar.next_distribution(ids)
-    said = model.logits(ids).double().log_softmax(-1)
-    kl = (torch.special.xlogy(truth, truth) - truth * said).sum(-1)
+    predicted = model.logits(ids).double().log_softmax(-1)
+    kl = (torch.special.xlogy(truth, truth) - truth * predicted).sum(-1)
     return {kind: float(kl[grammar.is_kind(ids, kind)].mean()) for kind in KINDS}
 
 
 @torch.no_grad()
 def parts_of_rules(model: ResidualModel, grammar: DeepGrammar, ids: Tensor) -> dict[str, set[int]]:
     """Heads of the second block without which a rule is missed by `LEAST` nats more."""
-    whole = divergence(model, grammar, ids)
-    found: dict[str, set[int]] = {kind: set() for kind in KINDS}
+    baseline = divergence(model, grammar, ids)
+    results: dict[str, set[int]] = {kind: set() for kind in KINDS}
     out: Any = model.layer(1).heads.out.module
     for head, columns in enumerate(out.weight.chunk(model.n_heads, dim=1)):
-        kept = columns.clone()
+        stored = columns.clone()
         columns.zero_()
         silent = divergence(model, grammar, ids)
-        columns.copy_(kept)
+        columns.copy_(stored)
         for kind in KINDS:
-            if silent[kind] - whole[kind] >= LEAST:
-                found[kind].add(head)
-    return found
+            if silent[kind] - baseline[kind] >= LEAST:
+                results[kind].add(head)
+    return results
 
 
 def count(named: set[int], part: set[int]) -> dict[str, int]:
-    """How many heads are found, false and missed."""
+    """Count the heads that are found, false and missed."""
     return {"found": len(named & part), "false": len(named - part), "missed": len(part - named)}
 
 
 @dataclass(frozen=True, eq=False)
 class Circuits:
-    """What two blocks do with tokens of the language, from the weights.
+    """Effects of two blocks on tokens of the language, from the weights.
 
     Attributes:
         model: of two blocks without norms.
@@ -216,7 +216,7 @@ class Circuits:
 
     @torch.no_grad()
     def repeated(self) -> dict[str, float]:
-        """How often all heads together say again what followed a cue, in texts "A' B ... A".
+        """Return the share in which all heads repeat the word after a cue, in texts "A' B ... A".
 
         The first block makes of A' B what it makes of a text of these two. Found is a share of
         all A, B and distances: where the second block's heads raise B, of all A' most behind A
@@ -226,26 +226,26 @@ class Circuits:
         cues, values = self._embedded(*CUES), self._embedded(*VALUES)
         places = torch.tensor([words.index(value) for value in VALUES])
         looks = self._scores(0, values, cues, 1)
-        own = self._scores(0, values, values, 0).diagonal(dim1=1, dim2=2)[..., None]
+        stay = self._scores(0, values, values, 0).diagonal(dim1=1, dim2=2)[..., None]
         if self._softmax:
-            looks, own = (looks - own).sigmoid(), (own - looks).sigmoid()
+            looks, stay = (looks - stay).sigmoid(), (stay - looks).sigmoid()
         before = torch.einsum("hba,ad,hde->abe", looks, cues, self._ov[0])
-        itself = torch.einsum("hba,bd,hde->abe", own.expand_as(looks), values, self._ov[0])
+        itself = torch.einsum("hba,bd,hde->abe", stay.expand_as(looks), values, self._ov[0])
         keys = self._after(values + before + itself)
-        said = torch.einsum("abd,hde,we->habw", keys, self._ov[1], self._unembedded(*words))
-        found, wrong = [], []
+        moved = torch.einsum("abd,hde,we->habw", keys, self._ov[1], self._unembedded(*words))
+        results, wrong = [], []
         for distance in DISTANCES:
             scores = self._scores(1, self._after(cues), keys.flatten(0, 1), distance)
             if self._softmax:
                 scores = scores.softmax(-1)
-            raised = torch.einsum("hqab,habw->qabw", scores.unflatten(-1, keys.shape[:2]), said)
+            raised = torch.einsum("hqab,habw->qabw", scores.unflatten(-1, keys.shape[:2]), moved)
             own_word = (raised[..., places].diagonal(dim1=2, dim2=3) - raised.mean(-1)).argmax(1)
             right = own_word == torch.arange(len(CUES))[:, None]
             most = raised.argmax(-1).diagonal(dim1=0, dim2=1).mT == places
-            found.append(right & most)
+            results.append(right & most)
             wrong.append(~right)
-        share = {"found": torch.stack(found), "false": torch.stack(wrong)}
-        return {name: float(some.double().mean()) for name, some in share.items()}
+        share = {"found": torch.stack(results), "false": torch.stack(wrong)}
+        return {name: float(values.double().mean()) for name, values in share.items()}
 
     def _ids(self, *words: str) -> Tensor:
         return torch.tensor([self.grammar.vocabulary.index(word) for word in words])
@@ -257,15 +257,15 @@ class Circuits:
         return self.model.W_U[:, self._ids(*words)].T
 
     def _after(self, x: Tensor) -> Tensor:
-        """The stream behind the first MLP, of streams before it."""
+        """Return the stream after the first MLP, from streams before it."""
         return x + self.model.mlp(0)(x)
 
     def _behind(self, before: Tensor, words: Tensor, head: int) -> Tensor:
-        """What words are behind the first block where a head has looked at one before them."""
+        """Return words after the first block, if a head attends to the word before them."""
         return self._after(words + (before @ self._ov[0][head])[:, None]).mean(1)
 
     def _scores(self, layer: int, now: Tensor, keys: Tensor, distance: int) -> Tensor:
-        """What a block's heads make of streams that look and of keys, (heads, now, keys)."""
+        """Return scores of a block's heads for streams of queries and keys, (heads, now, keys)."""
         maps = self.model.qk(layer, distance)
         return torch.stack([now @ qk.left @ qk.right @ keys.T for qk in maps]).prod(0)
 

@@ -83,7 +83,7 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def within(curve: Curve, full: float, drop: float) -> int | None:
-    """The smallest measured k from which on less than `drop` is lost; None if there is none."""
+    """Return the smallest measured k from which on less than `drop` is lost, or None."""
     enough = None
     for k, accuracy in reversed(curve):
         # Accuracies are shares of whole images; their difference is so only up to rounding.
@@ -94,34 +94,34 @@ def within(curve: Curve, full: float, drop: float) -> int | None:
 
 
 def exactness(data: ImageData) -> dict[str, dict[str, Any]]:
-    """Whole trees against forward passes, and the best paths against whole trees."""
+    """Compare trees with forward passes, and the best paths with those of the trees."""
     x = data.test_images[:IMAGES].double()
-    found = {}
+    checks = {}
     for bias, residual in ((False, False), (True, False), (False, True), (True, True)):
         tries = []
         for seed in range(SMALL_SEEDS):
             model = _small_model(data, bias, residual, seed)
             tensors, directions = model.tensors(), torch.eye(data.n_classes, dtype=x.dtype)
-            whole = decompile(tensors, directions)
+            tree = decompile(tensors, directions)
             search = top_paths(tensors, directions, FEW)
             with torch.no_grad():
                 logits = model(x)
-            best = whole.truncate(FEW)
+            best = tree.truncate(FEW)
             same = set(_names(best)) == set(_names(search.paths))
-            error = (whole(x) - logits).abs().max() / logits.abs().max()
-            tries.append((float(error), same, search.expanded, search.total, len(whole)))
+            error = (tree(x) - logits).abs().max() / logits.abs().max()
+            tries.append((float(error), same, search.expanded, search.total, len(tree)))
         errors, same_sets, expanded, totals, leaves = zip(*tries, strict=True)
         name = " and ".join(
             name for name, there in (("biases", bias), ("residuals", residual)) if there
         )
-        found[name or "plain"] = {
+        checks[name or "plain"] = {
             "leaves": leaves[0],
             "largest_relative_error": max(errors),
             f"best_{FEW}_as_in_whole_tree": all(same_sets),
             "nodes_expanded": list(expanded),
             "nodes_total": totals[0],
         }
-    return found
+    return checks
 
 
 def _small_model(data: ImageData, bias: bool, residual: bool, seed: int) -> ImageClassifier:
@@ -133,12 +133,12 @@ def _small_model(data: ImageData, bias: bool, residual: bool, seed: int) -> Imag
 
 
 def _names(paths: Any) -> list[tuple[int, ...]]:
-    """Which paths these are: the direction, then the number of each eigenvector."""
+    """Return the paths as tuples: the direction, then the number of each eigenvector."""
     return [tuple(n) for n in torch.cat([paths.roots[:, None], paths.indices], 1).tolist()]
 
 
 def _effort(model: ImageClassifier, n_classes: int) -> dict[str, Any]:
-    """What finding the best paths takes."""
+    """Measure the search for the best paths."""
     tensors, directions = model.tensors(), torch.eye(n_classes)
     start = time.perf_counter()
     search = top_paths(tensors, directions, _at_most(model, n_classes, BEST))
@@ -151,7 +151,7 @@ def _effort(model: ImageClassifier, n_classes: int) -> dict[str, Any]:
 
 
 def _curve(model: ImageClassifier, data: ImageData) -> Curve:
-    """Accuracy by the number of paths, at numbers that grow by a constant factor."""
+    """Return the accuracy by the number of paths, at numbers that grow by a constant factor."""
     most = _at_most(model, data.n_classes, MOST)
     search = top_paths(model.tensors(), torch.eye(data.n_classes), most)
     steps = range(1 + int(PER_DECADE * torch.tensor(float(most)).log10()))
@@ -164,7 +164,7 @@ def _at_most(model: ImageClassifier, n_classes: int, k: int) -> int:
 
 
 def _line(name: str, curves: Sequence[Curve], full: Sequence[float]) -> Line:
-    """The drop in points."""
+    """Return the drop in points."""
     drops = [
         [100 * (best - accuracy) for _, accuracy in curve]
         for curve, best in zip(curves, full, strict=True)

@@ -120,7 +120,7 @@ def exactness(
     model: ResidualModel, corpus: Corpus, reading: DirectionReading
 ) -> Mapping[str, Mapping[str, float]]:
     """Largest errors, relative to the largest value: paths to the logits, tokens to activations."""
-    found: dict[str, dict[str, float]] = {}
+    errors_by_dtype: dict[str, dict[str, float]] = {}
     for dtype in (torch.float32, torch.float64):
         exact = ResidualModel(deepcopy(model.model).to(dtype), model.tokenizer)
         ids = corpus.validation[0]["input_ids"]
@@ -128,14 +128,14 @@ def exactness(
         paths = (split_logits(exact, ids, 0).total() - logits).abs().max() / logits.abs().max()
         spectrum = exact.interaction(reading.direction.vector(exact), 0).eigh().outermost(1)
         errors = []
-        for context in (one.context for one in reading.contexts[0]):
+        for context in (example.context for example in reading.contexts[0]):
             read = exact.mlp_inputs(context.ids[None, : context.position + 1], 0)[0, -1]
-            whole = float(spectrum.activations(read)[0])
+            activation = float(spectrum.activations(read)[0])
             total = contribution(exact, spectrum, 0, context, layer=0).total()
-            errors.append(abs(total - whole) / abs(whole))
+            errors.append(abs(total - activation) / abs(activation))
         name = str(dtype).removeprefix("torch.")
-        found[name] = {"paths": float(paths), "contributions": max(errors)}
-    return found
+        errors_by_dtype[name] = {"paths": float(paths), "contributions": max(errors)}
+    return errors_by_dtype
 
 
 def _talk(model: ResidualModel, head: int, among: Sequence[int] | None = None) -> float:
@@ -144,8 +144,8 @@ def _talk(model: ResidualModel, head: int, among: Sequence[int] | None = None) -
 
 def _frequent(corpus: Corpus) -> list[int]:
     counts = torch.bincount(corpus.validation[:]["input_ids"].flatten())
-    found: list[int] = counts.argsort(descending=True)[:FREQUENT].tolist()
-    return found
+    frequent: list[int] = counts.argsort(descending=True)[:FREQUENT].tolist()
+    return frequent
 
 
 def _records(frame: pd.DataFrame) -> list[list[Any]]:
@@ -157,7 +157,7 @@ def _contexts(model: ResidualModel, reading: DirectionReading) -> Sequence[Conte
     return [
         ContextList(
             f"{reading.direction.token}: eigenvalue {signed(value)}",
-            [context_line(model, found) for found in some],
+            [context_line(model, context) for context in examples],
         )
-        for value, some in zip(reading.spectrum.values.tolist(), reading.contexts, strict=True)
+        for value, examples in zip(reading.spectrum.values.tolist(), reading.contexts, strict=True)
     ]
