@@ -70,7 +70,9 @@ def tree() -> go.Figure:
 def network() -> go.Figure:
     """Draw a model of three layers on few directions."""
     data = load_images("mnist")
-    return network_figure(read_bonds(_classifier("runs/mnist-deep"), data).kept, 3, data.shape)
+    return network_figure(
+        read_bonds(_classifier("runs/mnist-deep"), data).cut_reading, 3, data.shape
+    )
 
 
 def pattern() -> go.Figure:

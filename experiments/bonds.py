@@ -98,7 +98,7 @@ def run(context: RecipeContext) -> Outcome:
             x_title="directions at each bond",
             y_title="accuracy drop (points)",
         ),
-        "network": network_figure(read_bonds(three[0], data).kept, 3, data.shape),
+        "network": network_figure(read_bonds(three[0], data).cut_reading, 3, data.shape),
     }
     return Outcome(numbers, figures)
 

@@ -103,7 +103,7 @@ def run(context: RecipeContext) -> Outcome:
     contexts = [part for reading in directions for part in _contexts(model, reading)]
     figures = {
         f"spectrum-{reading.direction.token}": spectrum_figure(
-            reading.whole, title=f"Eigenvalues of {reading.direction}"
+            reading.all_eigenvectors, title=f"Eigenvalues of {reading.direction}"
         )
         for reading in directions
     }

@@ -24,7 +24,7 @@ def test_it_starts_with_the_directions_that_a_report_shows(view):
     assert found.cut.ranks == report.cut.ranks
     for bond, rank in enumerate(report.cut.ranks):
         for number in range(rank):
-            one, other = (r.direction(bond, number) for r in (found, report.kept))
+            one, other = (r.direction(bond, number) for r in (found, report.cut_reading))
             assert one.share == pytest.approx(other.share)
             assert one.ends[0].images == other.ends[0].images
     assert (

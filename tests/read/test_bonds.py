@@ -84,7 +84,7 @@ def test_directions_tell_what_they_do():
     found, data = reading(), digits()
     z = found.cut.coordinates(data.test_images)
     for bond, number in ((b, k) for b, rank in enumerate(found.cut.ranks) for k in range(rank)):
-        direction = found.kept.direction(bond, number)
+        direction = found.cut_reading.direction(bond, number)
         assert (direction.bond, direction.number) == (bond, number)
         own = z[direction.bond][:, direction.number]
         highest, lowest = direction.ends
@@ -92,7 +92,7 @@ def test_directions_tell_what_they_do():
         assert float(own[lowest.images[0]]) == float(own.min())
         assert len(highest.images) == 4
     # One end of a coordinate behind the first layer, by hand.
-    direction = found.kept.direction(1, 0)
+    direction = found.cut_reading.direction(1, 0)
     near = z[1][:, direction.number].argsort(descending=True)[: round(0.02 * len(z[1]))]
     without = z[1][near].clone()
     without[:, direction.number] = 0
@@ -103,7 +103,7 @@ def test_directions_tell_what_they_do():
 
 def test_pictures_are_the_strongest_ends_of_a_coordinate():
     """One picture for each sign, along the strongest eigenvectors of each layer below."""
-    kept = reading().kept
+    kept = reading().cut_reading
     core, write = kept.cut.cores[0], kept.cut.write
     assert torch.equal(kept.pixels(0, 2)[0], write[:, 2])
     high, low = (kept.cut.read @ x for x in kept.pixels(1, 1))

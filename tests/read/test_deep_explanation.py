@@ -24,7 +24,7 @@ def test_activations_and_rest_are_the_logits(shape, branches, k):
     best = logits.argsort(descending=True)[:2].tolist()
     assert [part.label for part in found.parts] == best
     for part in found.parts:
-        total = part.rest + sum(branch.activation for branch in part.branches)
+        total = part.remainder + sum(branch.activation for branch in part.branches)
         assert total == pytest.approx(float(logits[part.label]), rel=1e-9, abs=1e-9)
         strengths = [abs(branch.activation) for branch in part.branches]
         assert strengths == sorted(strengths, reverse=True)

@@ -78,7 +78,7 @@ def test_a_logit_by_eigenvectors_is_the_models(token, k, seed, **options):
     found = split_by_eigenvectors(terms, token, k=k)
     logits = view.logits(ids[None])[0, -1]
     assert abs(found.total() - float(logits[token])) < 1e-8 * float(logits.abs().max())
-    mlp = float(found.activations.sum()) + found.rest
+    mlp = float(found.activations.sum()) + found.remainder
     assert mlp == pytest.approx(float(terms.pairs.sum((0, 1))[token]), rel=1e-6, abs=1e-8)
     assert (found.activations.abs().diff() <= 1e-12).all()
 

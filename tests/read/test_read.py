@@ -74,7 +74,7 @@ def test_an_explanation_adds_up():
     for part in found.parts:
         activations = torch.tensor([branch.activation for branch in part.branches])
         vectors = torch.cat([branch.vectors for branch in part.branches])
-        assert math.isclose(float(activations.sum()) + part.rest, part.logit, abs_tol=1e-4)
+        assert math.isclose(float(activations.sum()) + part.remainder, part.logit, abs_tol=1e-4)
         assert (activations.abs().diff() <= 0).all()
         assert (vectors @ x >= 0).all()
         Q = model.tensor().interaction(output=part.label).dense()

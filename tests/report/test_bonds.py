@@ -30,7 +30,7 @@ def reading() -> BondReading:
     [
         (lambda read: matrices_figure(read, 2), "^layer=2, expected 0 to 1$"),
         (lambda read: directions_figure(read, 2, SHAPE), "^bond=2, expected 0 to 1$"),
-        (lambda read: network_figure(read.kept, 10, SHAPE), "^output=10, expected 0 to 9$"),
+        (lambda read: network_figure(read.cut_reading, 10, SHAPE), "^output=10, expected 0 to 9$"),
         (lambda read: network_figure(read, 1, SHAPE), "^reading is .*BondReading, expected CutRe"),
         (lambda read: directions_figure(read, 0, (8,)), r"^shape=\(8,\), expected 2 values"),
     ],
@@ -75,7 +75,7 @@ def test_a_network_has_the_largest_products():
     spare = next(k for k in range(reading().cut.ranks[1]) if (1, k) not in read)
     more = chosen_edges(products, 2, 6, (1, spare))
     assert {edge.target for edge in more} - {edge.target for edge in edges} == {(1, spare)}
-    figure = network_figure(reading().kept, 6, SHAPE)
+    figure = network_figure(reading().cut_reading, 6, SHAPE)
     shown = {note.text for note in figure.layout.annotations}
     assert {f"{bond}.{number + 1}" for bond, number in read} <= shown
     drawn = sum(len(set(edge.sources)) + 1 for edge in edges)

@@ -49,7 +49,7 @@ def test_an_explained_input_has_its_parts():
     texts = [note.text for note in figure.layout.annotations]
     part = found.parts[0]
     assert f"logit {part.logit:+.2f}" in texts
-    assert f"rest {part.rest:+.2f}" in texts
+    assert f"rest {part.remainder:+.2f}" in texts
     assert f"<b>{part.branches[0].activation:+.2f}</b>" in texts
     assert "<b>&lt;b&gt;</b>" in texts
 

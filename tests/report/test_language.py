@@ -87,7 +87,7 @@ def test_the_strongest_token_has_full_colour(page):
 def test_a_direction_shows_the_ends_of_its_spectrum(unchecked):
     model = ResidualModel(random_model(), toy_tokenizer())
     found = read_direction(model, corpus(toy_tokenizer()), "t3", layer=0, eigenvectors=2, k=1)
-    values = found.whole.values.sort(descending=True).values
+    values = found.all_eigenvectors.values.sort(descending=True).values
     assert found.spectrum.values.tolist() == [values[0], values[1], values[-1], values[-2]]
     for number, some in enumerate(found.contexts):
         assert some[0].contribution.total() == pytest.approx(some[0].context.activation)

@@ -31,7 +31,7 @@ def test_all_readings_show_the_same_eigenvalues(norm, tmp_path):
     shown = {
         "report, contexts": read_direction(
             model, corpus, DIRECTION.token, minus=DIRECTION.minus, layer=LAYER, k=1
-        ).whole.values,
+        ).all_eigenvectors.values,
         "explorer": LanguageView(model, corpus).spectrum(state).values,
         "spectra": read_spectra(tmp_path / "spectra")[1].values[0],
         "the model behind process": after.interaction(DIRECTION.vector(after), LAYER).eigh().values,

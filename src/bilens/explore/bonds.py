@@ -78,7 +78,7 @@ class BondView:
     @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
     def reading(self, k: int) -> CutReading:
         """The model cut to k directions at each bond."""
-        return CutReading.of(self.found.cut(k), self.data) if k else self.report.kept
+        return CutReading.of(self.found.cut(k), self.data) if k else self.report.cut_reading
 
     def nodes(self, k: int, walk: tuple[str, ...]) -> list[BondNode]:
         """A walk from a logit on, without what the cut leaves out."""

@@ -299,7 +299,7 @@ class LanguageView(PanelView):
                     zip(parts.eigenvalues.tolist(), parts.activations.tolist(), strict=True), 1
                 )
             ),
-            ("MLP, all others", parts.rest),
+            ("MLP, all others", parts.remainder),
         ]
         names, values = zip(*summands, strict=True)
         return (

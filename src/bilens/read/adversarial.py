@@ -77,8 +77,8 @@ def attack(
     length of the added mask before clipping.
 
     Raises:
-        BilensError: the mask does not fit, is zero or not finite, the norm is negative or not
-            finite, a label is not a class, or all images are of the mask's class.
+        BilensError: the mask does not fit, is zero or not finite, or the norm is negative. A label
+            is not a class, or all images are of the mask's class.
     """
     check_finite(mask=mask)
     if mask.shape != x.shape[1:] or not mask.any():

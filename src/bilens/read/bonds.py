@@ -78,12 +78,12 @@ SHOWN_IMAGES, END_SHARE = 4, 0.02
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """Effect of a direction at one end, where its coordinate is largest or smallest.
+    """Effect of a direction at one end: at its largest or smallest coordinates.
 
     Attributes:
         images: numbers of the test images at the very end.
-        effects: change of each logit, minus the mean change of all, when the coordinate is set to
-            zero: the loss, averaged over the 2 % of the test images nearest to the end.
+        effects: loss of each logit when the coordinate is set to zero, minus the mean loss of all
+            logits. It is averaged over the 2 % of the test images nearest to the end.
     """
 
     images: tuple[int, ...]
@@ -186,7 +186,7 @@ class BondReading(Reading):
         bonds: all directions of these, for logits minus their mean.
         accuracy: accuracy of the model on the test images.
         by_rank: (directions at each bond, test accuracy, error of the logits) of uniform cuts.
-        kept: the smallest cut that loses at most `drop`.
+        cut_reading: the smallest cut that loses at most `drop`.
         held_out: accuracy and error of this cut on the test images, with confidence.
         by_products: (number of products, test accuracy) in the basis of that cut.
     """
@@ -200,7 +200,7 @@ class BondReading(Reading):
     bonds: Bonds
     accuracy: float
     by_rank: tuple[tuple[int, float, float], ...]
-    kept: CutReading
+    cut_reading: CutReading
     held_out: HeldOut
     by_products: tuple[tuple[int, float], ...]
 
@@ -240,7 +240,7 @@ class BondReading(Reading):
     @property
     def cut(self) -> Cut:
         """The smallest cut."""
-        return self.kept.cut
+        return self.cut_reading.cut
 
     def cut_model(self) -> ImageClassifier:
         """Return the cut as an ordinary classifier."""
@@ -402,7 +402,7 @@ def read_bonds(
         bonds=bonds_of[kind],
         accuracy=accuracy(model, data.test_images, data.test_labels),
         by_rank=rank_accuracies(bonds_of[kind], data),
-        kept=cut_reading,
+        cut_reading=cut_reading,
         held_out=held_out(logits, cut_reading.coordinates[-1], data.test_labels),
         by_products=product_accuracies(cut_reading.cut, data),
     )

@@ -111,7 +111,7 @@ def accuracy(
     """Return the share of samples whose largest logit is that of their label.
 
     Raises:
-        BilensError: there are no samples, a label is not a class, or a logit is not finite.
+        BilensError: the samples are empty, a label is not a class, or a logit is not finite.
     """
     logits = predict(model, x)
     check_labels(labels, logits.shape[1])
@@ -155,7 +155,7 @@ def accuracy_frame(
     """Return a table of accuracies, with the percentage points that they are below `full`.
 
     Args:
-        unit: Name of the first column: what is counted.
+        unit: Name of the first column, the counted unit.
         rows: A count and an accuracy each.
         full: Accuracy of the model.
     """

@@ -84,7 +84,7 @@ def truncation_curve(
     Eigenvectors count in the order of the spectrum.
 
     Raises:
-        BilensError: the spectrum is not a batch over classes, there are no samples, or a label is
+        BilensError: the spectrum is not a batch over classes, the samples are empty, or a label is
             not a class.
 
     Source:
@@ -108,7 +108,7 @@ def bottleneck_curve(
     map from the layer's outputs to the logits.
 
     Raises:
-        BilensError: the readout does not fit the layer, there are no samples, or a label is not a
+        BilensError: the readout does not fit the layer, the samples are empty, or a label is not a
             class.
 
     Source:
@@ -155,7 +155,7 @@ def top_inputs(
     The strongest comes first. Samples pass in blocks, so any number of them fits in memory.
 
     Raises:
-        BilensError: there are fewer than k samples, or one is not finite.
+        BilensError: the samples are fewer than k, or one is not finite.
     """
     check_count("k", k, len(x), "the number of samples in x")
     check_finite(x=x)

@@ -43,13 +43,13 @@ class LogitExplanation:
         label: number of the class.
         logit: value of the logit.
         branches: the strongest eigenvectors for this input, by |activation|.
-        rest: sum of the activations of all other eigenvectors.
+        remainder: sum of the activations of all other eigenvectors.
     """
 
     label: int
     logit: float
     branches: tuple[BranchExplanation, ...]
-    rest: float
+    remainder: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +152,6 @@ def _explain(
         values = activations[label]
         strongest = values.abs().topk(min(k, len(values))).indices.tolist()
         branches = tuple(branch(label, i, float(values[i])) for i in strongest)
-        rest = float(logits[label] - values[strongest].sum())
-        parts.append(LogitExplanation(label, float(logits[label]), branches, rest))
+        remainder = float(logits[label] - values[strongest].sum())
+        parts.append(LogitExplanation(label, float(logits[label]), branches, remainder))
     return Explanation(x, logits, tuple(parts))

@@ -1,4 +1,4 @@
-"""Fourier waves by which a classifier adds two numbers modulo a third."""
+"""Fourier waves of a classifier that adds two numbers modulo a third."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from bilens.tensor import BilinearTensor, TensorChain
 
 @dataclass(frozen=True, eq=False)
 class FourierReading:
-    """Frequencies by which a classifier of pairs (a, b) computes the logit of c.
+    """Frequencies of a classifier of pairs (a, b) in its logit of c.
 
     The part of the logits that depends on a, b and c together is a sum of waves
     exp(2 pi i (j a + k b + l c) / p) with j, k and l all different from zero. Addition needs only

@@ -53,7 +53,7 @@ def held_out(
     """Compare the logits of a smaller model with those of the model, on held-out images.
 
     Raises:
-        BilensError: shapes do not fit, or there are fewer than 2 images.
+        BilensError: shapes do not fit, or the images are fewer than 2.
     """
     n_images = len(labels)
     if n_images < 2:

@@ -1,4 +1,4 @@
-"""What a feature dictionary keeps of a layer's outputs."""
+"""Sparsity and fidelity of a feature dictionary's reconstruction of a layer's outputs."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,13 @@ from bilens.errors import BilensError
 
 @dataclass(frozen=True)
 class SparsityReport:
-    """How sparse and how faithful a dictionary's activations are.
+    """Sparsity and relative error of a dictionary's activations.
 
     Attributes:
         l0: active features of an input, on average.
         relative_error: mean |y - y'|^2 over mean |y|^2, the case study's MSE/L2^2.
-        active: features that are active for at least one input; `dead` are the others.
+        active: number of features that are active for at least one input.
+        dead: number of all other features.
     """
 
     l0: float
@@ -35,10 +36,10 @@ def sparsity(
     y: Float[Tensor, "samples d"],
     rebuilt: Float[Tensor, "samples d"],
 ) -> SparsityReport:
-    """Count and measure, over one set of samples.
+    """Measure sparsity and relative error over one set of samples.
 
     Raises:
-        BilensError: there are no samples, all of y is zero, or an array is not finite.
+        BilensError: the samples are empty, all of y is zero, or an array is not finite.
 
     Source:
         Pearce & Dooms 2024, appendix "SAE training".
@@ -79,7 +80,7 @@ def loss_recovered(
     check_labels(labels, logits.shape[-1])
     guess = math.log(logits.shape[-1])
     model, rebuilt = (
-        float(functional.cross_entropy(some, labels.long())) for some in (logits, rebuilt_logits)
+        float(functional.cross_entropy(x, labels.long())) for x in (logits, rebuilt_logits)
     )
     if model >= guess:
         raise BilensError(

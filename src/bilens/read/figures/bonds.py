@@ -87,7 +87,7 @@ def bond_figures(reading: BondReading) -> dict[str, go.Figure]:
         "kept-directions": kept_directions_figure(reading.by_rank, reading.accuracy),
     }
     for label in range(reading.data.n_classes):
-        figures[f"network-{label}"] = network_figure(reading.kept, label, shape)
+        figures[f"network-{label}"] = network_figure(reading.cut_reading, label, shape)
     for number in range(len(reading.cut.cores)):
         figures[f"directions-{number}"] = directions_figure(reading, number, shape)
     for number in range(len(reading.cut.cores)):
@@ -101,7 +101,7 @@ def bond_sections(reading: BondReading) -> list[Section]:
     ranks = " + ".join(map(str, reading.cut.ranks))
     enough = (k for k, a in reading.by_products if a >= reading.accuracy - reading.drop)
     few = next(enough, None)
-    products = f"{len(reading.kept.products):,} products of two coordinates" + (
+    products = f"{len(reading.cut_reading.products):,} products of two coordinates" + (
         f"; the {few:,} of largest share keep the test accuracy within {reading.drop:.1%}"
         if few
         else ""

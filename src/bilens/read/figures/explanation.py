@@ -60,7 +60,9 @@ def explanation_figure(
         name, end = escape(class_names[part.label]), width - VERDICT / 2
         canvas.label(f"<b>{name}</b>", x=end, y=top, size=13)
         canvas.label(f"logit {signed(part.logit, '.2f')}", x=end, y=top + 0.34 * aspect)
-        canvas.label(f"rest {signed(part.rest, '.2f')}", x=end, y=top + 0.64 * aspect, color=GREY)
+        canvas.label(
+            f"rest {signed(part.remainder, '.2f')}", x=end, y=top + 0.64 * aspect, color=GREY
+        )
     return canvas.figure()
 
 

@@ -210,7 +210,7 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
 
     The bond of the input has the number 0.
     """
-    kept = reading.kept
+    kept = reading.cut_reading
     check_index("bond", bond, len(kept.cut.ranks))
     rows = [kept.direction(bond, number) for number in range(kept.cut.ranks[bond])]
     aspect = shape[0] / shape[1]

@@ -34,10 +34,10 @@ class Composition(Reading):
     """Scores of every writer to the residual stream with every later reader.
 
     Attributes:
-        writers: names such as `head 0.2`, layer and head, or `mlp 0`; all that have readers.
-        readers: names such as `head 1.2 Q`, `K` or `V`, with a number for each pair of queries and
-            keys if there are two; and `mlp 1 L` or `R`, the sides of a gated MLP, or `in`. Heads
-            of the first layer, which see only the embedding, are not among them.
+        writers: names such as `head 0.2`, layer and head, or `mlp 0`; the last MLP has no readers.
+        readers: names such as `head 1.2 Q`, `K` or `V`, and `mlp 1 L` or `R`, the sides of a gated
+            MLP, or `in`. Two pairs of queries and keys have numbers, as in `Q2`. Heads of the
+            first layer, which see only the embedding, are not among them.
         scores: 0 to 1; NaN if the reader is not after the writer.
         baseline: root mean square of the score over all rotations of one against the other.
     """
@@ -86,10 +86,10 @@ class Composition(Reading):
 def composition_scores(model: ResidualModel) -> Composition:
     """Compute |W R|_F / (|W|_F |R|_F) for every writer W and every later reader R.
 
-    Writers are W_V W_O of a head and D of an MLP. Readers are W_Q W_K' and its transpose (Q- and
-    K-composition) and W_V W_O of a head (V-composition), L and R of a gated MLP, and the inner map
-    of a plain one. If either is rotated at random against the other, the score's mean square is
-    exactly 1 / d_model, which is the baseline.
+    Writers are W_V W_O of a head and D of an MLP. Readers of a head are W_Q W_K' and its transpose
+    (Q- and K-composition) and W_V W_O (V-composition). Readers of an MLP are its L and R, or its
+    inner map if it has no gate. If either is rotated at random against the other, the score's mean
+    square is exactly 1 / d_model, which is the baseline.
 
     Gains and centring of norms are included. Their scale cancels in the ratio, as do the shares of
     `value_mix` and `embed_mix`. Rotary positions are those of a token that attends to itself.

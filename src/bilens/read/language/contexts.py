@@ -89,7 +89,7 @@ def top_contexts(
         batch_size: number of texts in a batch.
 
     Raises:
-        BilensError: there are no texts, the layer does not exist, the spectrum is a batch, or k is
+        BilensError: the texts are empty, the layer does not exist, the spectrum is a batch, or k is
             not positive.
 
     Source:
@@ -124,7 +124,7 @@ class ContextIndex:
         inputs: the MLP's normalised input at each position.
 
     Raises:
-        BilensError: there are no texts, or the layer does not exist.
+        BilensError: the texts are empty, or the layer does not exist.
     """
 
     ids: Int[Tensor, "texts time"]

@@ -1,4 +1,4 @@
-"""What heads do, from the weights: which tokens attend to which, and what they say of them."""
+"""Heads from the weights: the tokens that they attend to, and the outputs that they raise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,12 @@ else:  # plotly takes a second to import, and only pages use it.
 
 @dataclass(frozen=True, eq=False)
 class HeadPairs:
-    """The pairs of tokens with the largest values, and those with the smallest, ends first."""
+    """Pairs of tokens with the largest and with the smallest values, the extremes first.
+
+    Attributes:
+        highest: largest values.
+        lowest: smallest values.
+    """
 
     highest: pd.DataFrame
     lowest: pd.DataFrame
@@ -41,10 +46,10 @@ class HeadReading:
 
     Attributes:
         head: its number.
-        attends: from which token it looks at which; None where no number of two tokens alone orders
-            the pattern, as in differential attention.
-        outputs: which output it raises and lowers for the token that it looks at.
-        components: the strongest singular components of these outputs.
+        attends: pairs of query and key by score; None if the pattern is not ordered by one number
+            for two tokens, as in differential attention.
+        outputs: pairs of a key and the output that it raises or lowers.
+        components: strongest singular components of these outputs.
     """
 
     head: int
@@ -63,9 +68,13 @@ class HeadReading:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionReading(Reading):
-    """Heads of a layer, and how all heads and MLPs of the model work together.
+    """Heads of a layer, and the composition of all heads and MLPs of the model.
 
-    `distance` is how far back the tokens stand that are looked at.
+    Attributes:
+        heads: reading of each head.
+        layer: number of the layer.
+        distance: distance from a query back to its keys, in tokens.
+        composition: composition scores of the model.
     """
 
     heads: list[HeadReading]
@@ -164,15 +173,15 @@ def attention_pairs(
     """Find the pairs of query and key with the largest and smallest scores of each head.
 
     The value is the pattern before any normalisation. In bilinear attention it is the product of
-    both scores, which has a sign, in squared attention the square of the score, and under a
+    both scores, which has a sign. In squared attention it is the square of the score, and under a
     softmax the score itself, an exponent. See `attention_scores`.
 
     Returns:
         For each head frames with columns query, key, the scores if they are multiplied, and value.
 
     Raises:
-        BilensError: a head, layer, position or token does not exist, k is not positive, or the
-            pattern is not ordered by one number for two tokens, as in differential attention.
+        BilensError: a head, layer, position or token does not exist, or k is not positive. The
+            pattern of differential attention is not ordered by one number for two tokens.
     """
     product = ATTENTIONS[model.parts.attention].product
     if not product:

@@ -108,7 +108,7 @@ def token_range(model: ResidualModel, among: Sequence[int] | None) -> Int[Tensor
     """Return the numbers of given tokens, or of all tokens.
 
     Raises:
-        BilensError: there are none, or one is not in the vocabulary.
+        BilensError: the list is empty, or a token is not in the vocabulary.
     """
     if among is None:
         return torch.arange(model.vocab_size, device=model.device)

@@ -1,8 +1,8 @@
-"""N-grams from the weights: which tokens follow which, and which two make a third likely.
+"""N-grams from the weights: bigrams, and skip-trigrams of each head.
 
-The matrices behind them, and what `layer`, `position` and `among` mean, are those of
-`bilens.read.language.token_matrices`. What lacks a layer, position, token or part raises
-BilensError, as does a k that is not positive.
+The matrices, and the arguments `layer`, `position` and `among`, are those of
+`bilens.read.language.token_matrices`. Values outside the model raise BilensError, as does a k that
+is not positive.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,15 +48,15 @@ PAIRS_AT_ONCE = 1024
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NGramReading(Reading):
-    """The n-grams of a token, from the weights.
+    """N-grams of a token, from the weights.
 
     Attributes:
-        direction: whose neighbours and skip-trigrams these are.
-        layer: whose heads and MLP count.
+        direction: the token, and those that are subtracted.
+        layer: number of the layer whose heads and MLP count.
         preceding: tokens that make it likely.
         following: tokens that it makes likely.
-        heads: skip-trigrams of each head that end in it; empty where the MLP is not a tensor.
-        left_out: why there are no skip-trigrams; empty where there are.
+        heads: skip-trigrams of each head that end in it; empty if the MLP is not a tensor.
+        left_out: reason why skip-trigrams are missing, if they are.
     """
 
     direction: TokenDirection

@@ -1,4 +1,4 @@
-"""Everything a report says of a language model, and what one output is made of."""
+"""Reading of a language model for its report, and of one output with its contexts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -33,7 +33,7 @@ else:  # plotly takes a second to import, and only pages use it.
 
 @dataclass(frozen=True, eq=False)
 class FoundContext:
-    """A context of an eigenvector, with what each token contributes to it."""
+    """A context of an eigenvector, with the contribution of each token."""
 
     context: Context
     contribution: Contribution
@@ -41,20 +41,22 @@ class FoundContext:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DirectionReading(Reading):
-    """The eigenvectors of an output direction, the largest |eigenvalue| of either sign first.
+    """Eigenvectors of an output direction, the largest |eigenvalue| of either sign first.
 
     Attributes:
-        model: Their model.
-        whole: all eigenvectors.
-        spectrum: those with contexts, positive ones first.
-        contexts: of each of them.
-        data: Name of the texts.
+        model: the model.
+        direction: the output.
+        layer: number of the layer.
+        all_eigenvectors: all of them.
+        spectrum: eigenvectors with contexts, positive ones first.
+        contexts: contexts of each of them.
+        data: name of the texts.
     """
 
     model: ResidualModel
     direction: TokenDirection
     layer: int
-    whole: Spectrum
+    all_eigenvectors: Spectrum
     spectrum: Spectrum
     contexts: list[list[FoundContext]]
     data: str = ""
@@ -63,11 +65,15 @@ class DirectionReading(Reading):
 
     def facts(self) -> list[Fact]:
         """Return the direction, the layer and the eigenvectors."""
-        return [("token", str(self.direction)), ("layer", self.layer), *self.whole.facts()]
+        return [
+            ("token", str(self.direction)),
+            ("layer", self.layer),
+            *self.all_eigenvectors.facts(),
+        ]
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each eigenvector."""
-        return self.whole.frame()
+        return self.all_eigenvectors.frame()
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return all eigenvalues."""
@@ -76,7 +82,7 @@ class DirectionReading(Reading):
     def figures(self) -> "dict[str, go.Figure]":
         """Draw the eigenvalues."""
         title = f"Eigenvalues of {self.direction}"
-        return {"spectrum": spectra.spectrum_figure(self.whole, title=title)}
+        return {"spectrum": spectra.spectrum_figure(self.all_eigenvectors, title=title)}
 
     def texts(self) -> list[ContextList]:
         """Return the texts of each eigenvector."""
@@ -101,14 +107,16 @@ class DirectionReading(Reading):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LanguageReading(Reading):
-    """What a report says of a language model.
+    """Readings of a language model for its report.
 
     Attributes:
-        about: the model, a name and a value each.
+        model: the model.
+        about: names and values of its sizes.
         salient: the most salient bigrams, by part.
-        ngrams: of some outputs.
-        directions: eigenvectors of some outputs; empty where the MLP is not a tensor.
-        left_out: what could not be read, and why.
+        ngrams: n-grams of the outputs that are explained.
+        directions: eigenvectors of these outputs; empty if the MLP is not a tensor.
+        attention: heads of the layer.
+        left_out: reasons why parts are missing.
     """
 
     model: ResidualModel
@@ -176,8 +184,8 @@ def read_language(
         corpus: texts in the model's tokens.
         directions: outputs to explain; by default frequent words of the corpus.
         layer: number of the layer whose heads and MLP are read.
-        among: number of tokens, the first of the vocabulary, that heads and salient bigrams are
-            read for; all by default, which takes minutes for a large vocabulary.
+        among: number of tokens, the first of the vocabulary, for heads and salient bigrams. All by
+            default, which takes minutes for a large vocabulary.
 
     Raises:
         BilensError: a token or the layer does not exist.
@@ -251,7 +259,7 @@ def read_direction(
         model=model,
         direction=TokenDirection.of(model, token, minus),
         layer=layer,
-        whole=all_eigenvectors,
+        all_eigenvectors=all_eigenvectors,
         spectrum=spectrum,
         contexts=[
             [
@@ -266,7 +274,7 @@ def read_direction(
 
 @checked
 def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[tuple[str, str], ...]:
-    """A name and a value each."""
+    """Return names and values of a model's sizes."""
     return (
         ("data", corpus.name),
         ("parameters", f"{sum(p.numel() for p in model.model.parameters()):,}"),

@@ -100,8 +100,8 @@ def head_outputs_at(
 class LogitTerms(Reading):
     """Logits of the next token as a sum over paths through the last layer.
 
-    With the parts p_a of the stream (the stream before the layer, each head's output, biases), and
-    the scales M and N of the norms before the MLP and before the unembedding at this position,
+    Let p_a be the parts of the stream: the stream before the layer, each head's output, and biases.
+    M and N are the scales of the norms before the MLP and before the unembedding. Then
 
         logits = sum_a W_U N p_a + sum_ab W_U N B(M p_a, M p_b) + b_U
 
@@ -161,7 +161,7 @@ class LogitParts(Reading):
         residual: u . N p_a, the contribution of each part past the MLP.
         eigenvalues: lambda_i of the eigenvectors of largest |activation|.
         activations: N lambda_i (v_i . M y)^2 of these eigenvectors.
-        rest: sum of the activations of all other eigenvectors.
+        remainder: sum of the activations of all other eigenvectors.
     """
 
     token: str
@@ -169,13 +169,13 @@ class LogitParts(Reading):
     residual: Float[Tensor, " sources"]
     eigenvalues: Float[Tensor, " k"]
     activations: Float[Tensor, " k"]
-    rest: float
+    remainder: float
 
     axes: ClassVar[dict[str, str]] = {"x": "term", "y": "logit"}
 
     def total(self) -> float:
         """Return the model's logit."""
-        return float(self.residual.sum() + self.activations.sum()) + self.rest
+        return float(self.residual.sum() + self.activations.sum()) + self.remainder
 
     def facts(self) -> list[Fact]:
         """Return the token and its logit."""
@@ -187,7 +187,7 @@ class LogitParts(Reading):
         return pd.DataFrame(
             {
                 "term": [*self.sources, *eigenvectors, "other eigenvectors"],
-                "logit": [*self.residual.tolist(), *self.activations.tolist(), self.rest],
+                "logit": [*self.residual.tolist(), *self.activations.tolist(), self.remainder],
             }
         )
 
@@ -273,7 +273,7 @@ def split_by_eigenvectors(terms: LogitTerms, token: str | int, *, k: Count = 8) 
         residual=terms.residual[:, number],
         eigenvalues=spectrum.values[strongest],
         activations=activations[strongest],
-        rest=float(activations.sum() - activations[strongest].sum()),
+        remainder=float(activations.sum() - activations[strongest].sum()),
     )
     check_sum(
         "The logit, split by eigenvectors,",

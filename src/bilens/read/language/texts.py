@@ -1,4 +1,4 @@
-"""Texts in the tokens of a model: a corpus, a prompt, and how the model goes on with it."""
+"""Texts in the tokens of a model: its corpus, and texts that it generates."""
 
 from pathlib import Path
 from typing import Any
@@ -17,24 +17,24 @@ COLD = 1e-6
 """Temperatures below count as 0: logits divided by them would leave the range of numbers."""
 
 LONGEST = 256
-"""Tokens of a text of models that read longer ones too: contexts are looked up in as many."""
+"""Largest number of tokens of a text, in which contexts are looked up."""
 
 EXAMPLES = (
     TokenDirection("swim", ("run", "climb", "eat", "see", "smell", "walk", "fly", "sit", "sleep")),
     TokenDirection('"'),
     TokenDirection("girl"),
 )
-"""What Pearce et al. 2024 explain: figure 7, Table 7 and Table 1."""
+"""Outputs explained by Pearce et al. 2024 in figure 7, Table 7 and Table 1."""
 
 
 @full_precision
 def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = None) -> Corpus:
-    """Texts as the model has learned to read them: cleaned for bilens's own, or as they are.
+    """Load texts in the form of the model's training: cleaned for bilens's own models.
 
     `data` and `data_dir` are those of `bilens.data.load_corpus`.
 
     Raises:
-        DataError: there are no such texts.
+        DataError: the texts do not exist.
         BilensError: the model came without a tokenizer.
     """
     tokenizer: Any = require_tokenizer(model.tokenizer)
@@ -60,10 +60,10 @@ def generate_text(
     temperature: NotNegative = 0.7,
     seed: Seed = 0,
 ) -> str:
-    """Go on with a text until it ends or has so many tokens more.
+    """Continue a text until the model ends it, by at most `tokens` tokens.
 
-    Temperature 0 takes the most likely token each time; 1 draws from what the model says. The seed
-    leaves other random numbers of the process alone.
+    Temperature 0 takes the most likely token each time, and 1 samples from the model's
+    probabilities. The seed does not affect other random numbers of the process.
 
     Raises:
         BilensError: as in `ResidualModel.ids`, or a number is out of range.
@@ -83,11 +83,11 @@ def generate_text(
 
 @full_precision
 def example_directions(model: ResidualModel, corpus: Corpus) -> list[TokenDirection]:
-    """The papers' examples as far as the tokenizer knows them, or else the most frequent word."""
+    """Return the paper's examples with known tokens, or else the most frequent word."""
     known = corpus.tokenizer.get_vocab()
-    found = [d for d in EXAMPLES if all(name in known for name in (d.token, *d.minus))]
-    if found and trained_on_clean_text(model.tokenizer):
-        return found
+    examples = [d for d in EXAMPLES if all(name in known for name in (d.token, *d.minus))]
+    if examples and trained_on_clean_text(model.tokenizer):
+        return examples
     counts = torch.bincount(corpus.validation[:200]["input_ids"].flatten(), minlength=len(known))
     order = counts.argsort(descending=True).tolist()
     names = corpus.tokenizer.convert_ids_to_tokens(order)

@@ -2,17 +2,17 @@
 
 Let e be the embedding of a token, with the vector of its position if positions are learned, in a
 stream that holds nothing else. A norm maps a stream x to n(x) = s(x) x with the scale
-s(x) = sqrt(d) / |x|. W_U is the unembedding, m_l the MLP of layer l, e' = e + m_l(e) the token
-with the MLP's output, V_h O_h the value and output weights of a head, and Q(u) the interaction
-matrix of an output direction u. Then
+s(x) = sqrt(d) / |x|. W_U is the unembedding, and m_l is the MLP of layer l, so e' = e + m_l(e) is
+the token with the MLP's output. V_h O_h are the value and output weights of a head, and Q(u) is the
+interaction matrix of an output direction u. Then
 
     bigrams        value(A, C) = s(e_A') W_U_C . (e_A + m_l(e_A))
     attention      score(A, B) = q(n(e_A)) . k(n(e_B)), including positions and biases
     outputs        value(A, C) = W_U_C . O_h V_h n(e_A)
     skip-trigrams  value(A, B) = s(e_B') [u . w + 2 s(e_B) n(e_B)' Q(u) w],  w = O_h V_h n(e_A)
 
-For one layer without norms these are exact parts of the logits. In other models they leave out the
-effect of other layers on a token, and each norm divides by the size of the token and its MLP only.
+For one layer without norms these are exact parts of the logits. In other models the effect of other
+layers on a token is left out. Each norm divides by the size of the token and its MLP only.
 
 Arguments: `layer` is the number of the layer whose heads and MLP count. `position` is the position
 of the tokens, required by models with learned positions. `among` are the tokens of rows and
@@ -42,7 +42,7 @@ CHECKED_TOKENS = 32
 BigramPart = Literal["direct", "mlp", "both"]
 """Path through the residual stream, through the MLP of a layer, or the sum of both."""
 TrigramPart = Literal["ov", "mlp", "both"]
-"""Path past the MLP, the same for every B up to scales; through the MLP with B; or both."""
+"""Path past the MLP (the same for every B up to scales), through the MLP with B, or both."""
 
 
 @torch.no_grad()
@@ -227,7 +227,7 @@ def _query_position(model: ResidualModel, distance: int, position: int | None) -
         if n_positions is not None:
             raise BilensError(
                 "position=None, but the model has learned positions, so scores depend on more than "
-                "the distance of two tokens; give the position of the query"
+                "the distance of two tokens; name the position of the query"
             )
         return distance
     if position < distance or (n_positions is not None and position >= n_positions):
