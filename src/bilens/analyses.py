@@ -26,6 +26,11 @@ TOKEN_HELP = "Token that is predicted, as the tokenizer spells it or as text, su
 MINUS_HELP = "Tokens whose mean is subtracted from it, separated by commas."
 PLAIN_MODULES = ("builtins", "typing", "pathlib", "collections.abc")
 LAYER_HELP = "Number of the layer, from 0; models of one layer do not need it."
+PROMPT_HELP = "A text."
+AMONG_HELP = (
+    "Only this many tokens, the first of the vocabulary, which are often the frequent ones; all "
+    "pairs of 50,000 tokens take a minute a head."
+)
 DATA_HELP = "Name of the data; by default that of the training."
 DATA_DIR_HELP = "Folder of the data; by default the environment variable BILENS_DATA."
 
@@ -65,6 +70,10 @@ def options_of(analysis: Analysis) -> list[Option]:
             ]
         elif name == "minus":
             options.append(Option("minus", str, "", MINUS_HELP))
+        elif name == "text":
+            options.append(Option("prompt", str, default, PROMPT_HELP))
+        elif name == "among":
+            options.append(Option("among", int | None, None, AMONG_HELP))
         elif name == "layer" and default is REQUIRED:
             options.append(Option("layer", int | None, None, LAYER_HELP))
         elif _is(kind, Corpus) or _is(kind, ImageData):
@@ -115,10 +124,16 @@ def run_analysis(
             arguments[name] = minus_of(settings.get("minus", ""))
         elif name in settings:
             arguments[name] = settings[name]
+        elif name == "text" and "prompt" in settings:
+            arguments[name] = settings["prompt"]
+        if name == "among" and isinstance(arguments.get(name), int):
+            arguments[name] = range(min(arguments[name], model.vocab_size))
         if name == "layer" and arguments.get("layer") is None:
             arguments["layer"] = layer_of(model)
         if name not in arguments and parameter.default is REQUIRED:
-            raise BilensError(f"{name} is needed: {analysis.help.get(name, 'it has no default')}")
+            raise BilensError(
+                f"{analysis.name} needs {name}: {analysis.help.get(name, 'see its help')}"
+            )
     return analysis.read(model, **arguments)
 
 
