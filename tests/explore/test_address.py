@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.explore.address import LONGEST, read_address, write_address
+from bilens.explore.screen import LONGEST, read_address, write_address
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from bilens.cli import main
 from bilens.errors import BilensError, CheckpointError
 from bilens.explore import explorer
 from bilens.explore.app import Explorer
-from bilens.explore.thread_model import ThreadModel
+from bilens.explore.flows import ThreadModel
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.read.flow import Flow, flow
 from bilens.residual import ResidualModel

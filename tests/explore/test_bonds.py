@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bilens.explore.bonds import BondView
-from bilens.explore.state_checks import StateError
+from bilens.explore.screen import StateError
 from bilens.read import read_bonds
 from bilens.tensor import product_weight
 from tests.explore.browser import needs_chrome, visiting

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bilens.explore.deep import DeepState, DeepView
-from bilens.explore.state_checks import StateError
+from bilens.explore.screen import StateError
 from bilens.read import path_accuracies
 from bilens.report import Branch, branches_html
 from tests.explore.browser import needs_chrome, visiting

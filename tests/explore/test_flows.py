@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bilens.explore.flows import LARGEST, FlowOf, FlowView
-from bilens.explore.state_checks import StateError
+from bilens.explore.screen import StateError
 from bilens.read.flow import ablate, flow
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel

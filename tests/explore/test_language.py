@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from bilens.explore.language import LanguageState, LanguageView
-from bilens.explore.prompt_notice import prompt_notice
+from bilens.explore.layout import prompt_notice
 from bilens.explore.readings import sections_html
-from bilens.explore.state_checks import StateError
+from bilens.explore.screen import StateError
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, visiting
 from tests.language import random_model, small_corpus

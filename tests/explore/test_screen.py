@@ -6,9 +6,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from bilens.explore.address import LONGEST
-from bilens.explore.screen import Screen
-from bilens.explore.state_checks import StateError, check_ranges
+from bilens.explore.screen import LONGEST, Screen, StateError, check_ranges
 
 
 @dataclass(frozen=True)

@@ -36,17 +36,21 @@ COMMANDS = {
     "compare": ("compare", "Compare", "Train architectures to the same loss."),
     "decompose": ("decompose", "Decompose", "Take a classifier apart; how few parts does it need?"),
     "generate": ("language", "Generate", "Let a language model continue a text."),
-    "process": ("process", "Process", "Fold norms and biases of a model into its weights."),
-    "anneal": ("anneal", "Anneal", "Train a gated model until it is bilinear."),
-    "export": ("anneal", "Export", "Save an annealed model for plain transformers."),
-    "linearise": ("linearise", "Linearise", "Make the gates of a model linear, without training."),
-    "tensorise": ("tensorise", "Tensorise", "Turn a transformer into a tensor, gates and softmax."),
-    "spectra": ("spectra", "Spectra", "Top eigenpairs of a layer along the logit of every token."),
+    "process": ("pretrained", "Process", "Fold norms and biases of a model into its weights."),
+    "anneal": ("pretrained", "Anneal", "Train a gated model until it is bilinear."),
+    "export": ("pretrained", "Export", "Save an annealed model for plain transformers."),
+    "linearise": ("pretrained", "Linearise", "Make the gates of a model linear, without training."),
+    "tensorise": (
+        "pretrained",
+        "Tensorise",
+        "Turn a transformer into a tensor, gates and softmax.",
+    ),
+    "spectra": ("language", "Spectra", "Top eigenpairs of a layer along the logit of every token."),
     "report": ("decompose", "Report", "Write the report of a trained model as one HTML file."),
     "explore": ("explore", "Explore", "Look into a trained model in the browser."),
     "demo": ("demo", "Demo", "See it work: a deep model and a language model, trained and read."),
     "doctor": ("doctor", "Doctor", "What is installed, which devices there are, where files are."),
-    "reproduce": ("reproduce", "Reproduce", "Reproduce a figure or table of the papers."),
+    "reproduce": ("demo", "Reproduce", "Reproduce a figure or table of the papers."),
 }
 """By name: the module and the class of a command, and a line about it."""
 

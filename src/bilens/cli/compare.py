@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from bilens.cli.language_setup import LanguageSetup
 from bilens.cli.terminal import out, show_table
+from bilens.cli.train import LanguageSetup
 from bilens.files import write_json
 from bilens.lazy_imports import lazy_import, pd
 from bilens.nn import MlpName
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from bilens.train import compare
 else:  # transformers and plotly take seconds to import, and other commands do without them.
     report, compare = lazy_import("bilens.report"), lazy_import("bilens.train.compare")
-
-__all__ = ["Compare"]
 
 
 @dataclass

@@ -9,8 +9,6 @@ import tyro
 
 from bilens.errors import BilensError
 
-__all__ = ["DataDir", "Device", "ModelName", "RunDir", "choose_device"]
-
 DataDir = Path | None
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]

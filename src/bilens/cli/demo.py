@@ -1,20 +1,21 @@
-"""`bilens demo`: the whole way, on data that comes with it."""
+"""`bilens demo` and `reproduce`."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import tyro
+
+from bilens.cli.console import DataDir
 from bilens.cli.decompose import Decompose, Report
 from bilens.cli.readings import command_of
-from bilens.cli.terminal import out
-from bilens.cli.train_images import Architecture, TrainImages
-from bilens.cli.train_language import TrainLanguage
+from bilens.cli.terminal import out, show_table
+from bilens.cli.train import Architecture, TrainImages, TrainLanguage
 from bilens.nn.language_settings import LanguageSettings
 from bilens.registry import analysis
+from bilens.reproduce import recipes, reproduce
 from bilens.train import ClassifierTraining, is_begun
 from bilens.train.settings import LanguageTraining
-
-__all__ = ["Demo"]
 
 DEEP = Architecture(d_model=64, n_layers=3, norm="scalar")
 IMAGES = ClassifierTraining(epochs=40, batch_size=50, decay=0.95)
@@ -56,3 +57,42 @@ class Demo:
         ).run()
         Report(str(grammar), token=TOKEN, minus=MINUS).run()
         return found
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Reproduce a figure or table of the papers: its numbers as JSON, its figures as a page.
+
+    Trained models are kept below the output folder, so that a second recipe, or a second try, finds
+    them; ctrl-C loses nothing.
+
+        bilens reproduce
+        bilens reproduce bonds --scale small
+
+    Attributes:
+        recipe: which; without one, all are listed.
+        scale: small takes minutes on two cores; paper is as large as the source.
+        data_dir: where the IDX files are; see `bilens train images --help`.
+        output: folder for NAME.json, NAME.html and the models.
+    """
+
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None
+    scale: Literal["small", "paper"] = "small"
+    data_dir: DataDir = None
+    output: Path = Path("runs/reproduced")
+
+    def run(self) -> dict[str, Any]:
+        """Run the recipe and print its numbers, or list them all."""
+        if self.recipe is None:
+            show_table(("recipe", "what"), recipes().items(), words=2)
+            return {"recipes": recipes()}
+        record = reproduce(
+            self.recipe,
+            scale=self.scale,
+            output=self.output,
+            models=self.output / "models",
+            data_dir=self.data_dir,
+        )
+        out.print_json(data=record)
+        out.print(f"page: {self.output / self.recipe}.html")
+        return record

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 else:  # Gradio is optional, and takes seconds to import.
     explore = lazy_import("bilens.explore")
 
-__all__ = ["Explore"]
-
 
 @dataclass(frozen=True)
 class Explore:

@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.table import Table
 
-__all__ = ["errors", "out", "printable", "show_table"]
-
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )

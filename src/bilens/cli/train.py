@@ -1,15 +1,218 @@
 """`bilens train`: images or language."""
 
+import argparse
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from bilens.cli.train_images import TrainImages
-from bilens.cli.train_language import TrainLanguage
+from bilens.cli.console import DataDir, choose_device
+from bilens.cli.terminal import out
+from bilens.data import ImageData, load_images
+from bilens.lazy_imports import lazy_import
+from bilens.nn import ClassifierConfig
+from bilens.nn.language_settings import LanguageSettings
+from bilens.settings import Between, check_settings
+from bilens.train import ClassifierTraining, train_classifier, train_classifiers
+from bilens.train.settings import PRESETS, LanguageTraining, check_precision
 
-__all__ = ["Train"]
+if TYPE_CHECKING:
+    import accelerate
+
+    from bilens import data as texts
+    from bilens.nn import language
+    from bilens.train import language as language_training
+else:  # transformers takes seconds to import, and classifiers do without it.
+    accelerate = lazy_import("accelerate")
+    texts = lazy_import("bilens.data")
+    language = lazy_import("bilens.nn.language")
+    language_training = lazy_import("bilens.train.language")
+
+
+Hidden = Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress]
+
+
+@dataclass(frozen=True)
+class Architecture(ClassifierConfig):
+    """The model, but for what the data says. The defaults are Table 2 of Pearce et al. 2024."""
+
+    n_inputs: Hidden = 1
+    n_classes: Hidden = 1
+    image_shape: tyro.conf.Fixed[tyro.conf.Suppress[tuple[int, int] | None]] = None
+    class_names: tyro.conf.Fixed[tyro.conf.Suppress[tuple[str, ...]]] = ()
+
+    def config_for(self, data: ImageData) -> ClassifierConfig:
+        """The same model for the images of `data`."""
+        told = {
+            "n_inputs": data.n_inputs,
+            "n_classes": data.n_classes,
+            "image_shape": data.shape,
+            "class_names": data.class_names,
+        }
+        return ClassifierConfig(**{**asdict(self), **told})
+
+
+@dataclass(frozen=True)
+class TrainImages:
+    """Train an image classifier from scratch and save it.
+
+    The run directory holds the model (config.json and model.safetensors, which bilens.load and
+    from_pretrained read), training.json, one line of metrics for each epoch in metrics.jsonl, and
+    checkpoints, from the last whole one of which --resume goes on. Ctrl-C stops between two steps
+    and loses nothing.
+
+        bilens train images --data mnist
+        bilens train images --seeds 5 --n-layers 2 --output runs/five
+
+    Attributes:
+        data: digits (bundled, 8x8), mnist, fashion-mnist, hub:owner/name, or a folder: of class
+            folders with PNG or JPEG images, or of four IDX files.
+        data_dir: folder that holds the IDX files of mnist or fashion-mnist; by default the
+            environment variable BILENS_DATA, and without that the Hugging Face hub.
+        output: run directory; by default runs/NAME-OF-THE-DATA.
+        seeds: train this many models at once, from --seed on, each in a directory of its own below
+            output.
+        resume: go on from where an earlier training in output was stopped.
+        device: cpu, cuda, cuda:1, mps, ...; auto takes a GPU where there is one.
+    """
+
+    data: str = "digits"
+    data_dir: DataDir = None
+    output: Path | None = None
+    seeds: Annotated[int, Between(1, 1024)] = 1
+    resume: bool = False
+    device: str = "auto"
+    architecture: Architecture = field(default_factory=Architecture)
+    training: ClassifierTraining = field(default_factory=ClassifierTraining)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def run(self) -> dict[str, Any]:
+        """Train one model or several."""
+        data = load_images(self.data, self.data_dir).to(choose_device(self.device))
+        config, run = self.architecture.config_for(data), self.output or Path("runs") / data.name
+        if self.seeds == 1:
+            trained = [train_classifier(config, data, self.training, run, resume=self.resume)]
+            runs = [run]
+        else:
+            seeds = range(self.training.seed, self.training.seed + self.seeds)
+            trained = train_classifiers(config, data, self.training, seeds, run, resume=self.resume)
+            runs = [run / f"seed-{seed}" for seed in seeds]
+        accuracies = [history[-1]["test_accuracy"] for _, history in trained]
+        for folder, accuracy in zip(runs, accuracies, strict=True):
+            out.print(f"{folder}: test accuracy {accuracy:.2%}")
+        mean = statistics.mean(accuracies)
+        spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
+        if spread is not None:
+            out.print(
+                f"{len(accuracies)} seeds: {mean:.2%} on average, standard deviation {spread:.2%}"
+            )
+        by_run = dict(zip(map(str, runs), accuracies, strict=True))
+        return {"test_accuracy": mean, "standard_deviation": spread, "runs": by_run}
+
+
+@dataclass(frozen=True)
+class LanguageSetup:
+    """What is trained, on what and how.
+
+    Attributes:
+        data: grammar (a synthetic language made on the spot), tinystories, or a text, parquet or
+            jsonl file, or a folder of them.
+        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
+            and without that the Hugging Face hub.
+        preset: grammar, tiny (minutes on two cores), paper (a GPU) or 500m (several GPUs), which
+            the settings below begin with; by default grammar for the grammar and tiny for all else.
+        device: auto takes a GPU where there is one; cpu leaves it alone.
+        model: of the preset, but for what is given.
+        training: the same.
+    """
+
+    data: str = "grammar"
+    data_dir: DataDir = None
+    preset: Literal["grammar", "tiny", "paper", "500m"] | None = None
+    device: Literal["auto", "cpu"] = "auto"
+    model: LanguageSettings = field(default_factory=LanguageSettings)
+    training: LanguageTraining = field(default_factory=LanguageTraining)
+
+    @classmethod
+    def default_for(cls, args: Sequence[str]) -> "LanguageSetup":
+        """The settings of the preset that arguments of the command line ask for."""
+        known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        known.add_argument("--preset")
+        known.add_argument("--data", default="grammar")
+        given, _ = known.parse_known_args(args)
+        preset = PRESETS.get(given.preset or ("grammar" if given.data == "grammar" else "tiny"))
+        return cls() if preset is None else cls(model=preset.model, training=preset.training)
+
+    @property
+    def use_cpu(self) -> bool:
+        """Whether GPUs are left alone."""
+        return self.device == "cpu"
+
+    def prepare(self, **parts: str) -> "tuple[language.LanguageConfig, texts.Corpus]":
+        """The model's settings and the texts, which one process makes ready.
+
+        Args:
+            parts: settings of the model that the command takes itself.
+
+        Raises:
+            BilensError: the settings do not fit together; nothing is loaded then.
+        """
+        config = language.LanguageConfig(**{**self.model.settings(), **parts})
+        check_precision(config.attention, self.training.precision)
+        # One process fills the cache of token ids, and the others open it.
+        with accelerate.PartialState(cpu=self.use_cpu).main_process_first():
+            corpus = texts.load_corpus(
+                self.data,
+                n_ctx=config.n_ctx,
+                vocab_size=config.vocab_size,
+                data_dir=self.data_dir,
+            )
+        # A small corpus may have fewer tokens than were asked for.
+        config.vocab_size = len(corpus.tokenizer)
+        return config, corpus
+
+    def is_main_process(self) -> bool:
+        """Whether this is the process that speaks, of one or several."""
+        return bool(accelerate.PartialState().is_main_process)
+
+
+@dataclass(frozen=True)
+class TrainLanguage(LanguageSetup):
+    """Train a language model from scratch and save it with its tokenizer.
+
+    The run directory holds the model and the tokenizer as Hugging Face folders do, training.json,
+    metrics.jsonl and checkpoints, from the last whole one of which --resume goes on. For several
+    processes write `torchrun --nproc-per-node=N -m bilens` instead of `bilens`.
+
+        bilens train language --data grammar
+        bilens train language --data stories.txt --preset tiny --report-to tensorboard
+
+    Attributes:
+        output: run directory; by default runs/NAME-OF-THE-DATA.
+        resume: go on from where an earlier training in output was stopped.
+    """
+
+    output: Path | None = None
+    resume: bool = False
+
+    def run(self) -> dict[str, Any] | None:
+        """Train one model."""
+        config, corpus = self.prepare()
+        run = self.output or Path("runs") / Path(self.data).name
+        model, history = language_training.train_language(
+            config, corpus, self.training, run, resume=self.resume, use_cpu=self.use_cpu
+        )
+        if not self.is_main_process():
+            return None
+        loss = next(r["eval_loss"] for r in reversed(history) if "eval_loss" in r)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        out.print(f"{run}: {size:,} parameters, validation loss {loss:.4f} nats a token")
+        return {"run": run, "parameters": size, "validation_loss": loss}
 
 
 @dataclass(frozen=True)

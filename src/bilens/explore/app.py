@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 from bilens.checks import check_count
 from bilens.data import load_images
 from bilens.errors import BilensError
-from bilens.explore.deep import DeepView
-from bilens.explore.deep_screen import deep_screen
+from bilens.explore.deep import DeepView, deep_screen
 from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.gradio_import import middleware
-from bilens.explore.image_screen import image_screen
-from bilens.explore.images import ImageView
+from bilens.explore.images import ImageView, image_screen
 from bilens.explore.layout import html
 from bilens.explore.request_guard import RequestGuard, own_names
 from bilens.lazy_imports import lazy_import
@@ -34,8 +32,6 @@ else:  # transformers takes seconds to import, and classifiers do without it.
     language = lazy_import("bilens.explore.language")
     language_screen = lazy_import("bilens.explore.language_screen")
     texts = lazy_import("bilens.read.language.texts")
-
-__all__ = ["Explorer", "explorer"]
 
 FOLDER = Path(__file__).parent
 FONTS = ["Inter", "Helvetica Neue", "Arial", "sans-serif"]

@@ -7,7 +7,7 @@ from html import escape
 import plotly.graph_objects as go
 
 from bilens.data import ImageData
-from bilens.explore.state_checks import StateError
+from bilens.explore.screen import StateError
 from bilens.read import CutReading, rank_accuracies, read_bonds
 from bilens.read.figures.canvas import as_image, colour_bar_html, diverging, grey
 from bilens.read.figures.curves import ends_figure, mark_kept
@@ -22,8 +22,6 @@ from bilens.read.figures.network import (
 from bilens.reading import signed
 from bilens.report import heat_figure, kept_directions_figure
 from bilens.tensor import TensorChain
-
-__all__ = ["BondView"]
 
 MOST, PARTNERS, LEAST, LONGEST_WALK = 60, 6, 0.005, 30
 

@@ -23,8 +23,6 @@ from bilens.reading import Table, signed
 from bilens.report import table_html
 from bilens.residual import ResidualModel
 
-__all__ = ["MOST_PERCENT", "EditView", "edit_screen"]
-
 NEXT = 6
 MOST_PERCENT = 200
 

@@ -1,21 +1,39 @@
-"""What the explorer shows of a flow: its graph, its strongest ways down, and removals."""
+"""Flows and edited models in the explorer."""
 
 import json
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from typing import Any
 
 from bilens.explore.layout import note_html
-from bilens.explore.state_checks import StateError, check_tokens, said_of
-from bilens.explore.thread_model import ThreadModel
+from bilens.explore.screen import StateError, check_tokens, said_of
 from bilens.read.figures.flow import flow_data, flow_tree, shown_tokens
 from bilens.read.flow import Flow, ablate, flow
+from bilens.read.flow.editing import sharing_weights
 from bilens.read.language import TokenDirection, token_names
 from bilens.reading import signed
 from bilens.residual import ResidualModel
 
-__all__ = ["SHOWN", "FlowOf", "FlowView"]
+
+class ThreadModel(threading.local):
+    """A model for each thread: modules of its own, which share their weights.
+
+    Reading a run sets hooks on modules, and removing a part of it changes what they give, which
+    must not be seen by others who run them at that moment.
+
+    Args:
+        model: any.
+
+    Attributes:
+        own: the model, for the thread that asks.
+    """
+
+    # Python calls this anew in each thread that looks.
+    def __init__(self, model: ResidualModel) -> None:
+        self.own = sharing_weights(model)
+
 
 SHOWN = 150
 LARGEST, AT_ONCE = 2.5e11, 5e9

@@ -18,7 +18,7 @@ from bilens.explore.edits import MOST_PERCENT, EditView
 from bilens.explore.flows import FlowOf, FlowView
 from bilens.explore.layout import note_html
 from bilens.explore.readings import PanelView
-from bilens.explore.state_checks import StateError, check_ranges, check_tokens, said_of
+from bilens.explore.screen import StateError, check_ranges, check_tokens, said_of
 from bilens.read.figures.language import context_line
 from bilens.read.language import (
     Context,
@@ -44,8 +44,6 @@ from bilens.report import (
 )
 from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
-
-__all__ = ["LanguageState", "LanguageView"]
 
 PLACES = 40_000
 """Places of the validation texts that contexts are looked up in."""

@@ -6,12 +6,8 @@ from typing import Any
 from bilens.explore.edits import edit_screen
 from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.language import LanguageState, LanguageView
-from bilens.explore.layout import facts_html, heading, html
-from bilens.explore.plots import picture, plot_of
-from bilens.explore.prompt_notice import prompt_notice
+from bilens.explore.layout import facts_html, heading, html, picture, plot_of, prompt_notice
 from bilens.explore.screen import Screen
-
-__all__ = ["language_screen"]
 
 DRAW = """
 const place = element.querySelector(".flow");

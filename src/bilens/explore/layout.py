@@ -1,13 +1,18 @@
-"""Pieces of Gradio that every screen is laid out with."""
+"""Pieces of Gradio that every screen is laid out with: HTML, figures, notices."""
 
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from bilens.explore.gradio_import import gradio as gr
+import plotly.graph_objects as go
+from plotly.io.json import to_json_plotly
 
-__all__ = ["AddressBar", "facts_html", "heading", "html", "note_html"]
+from bilens.explore.gradio_import import gradio as gr
+from bilens.report.page import CONFIG
+from bilens.residual import ResidualModel
+from bilens.residual.texts import prepare_text
 
 BAR = """
 <button type="button">Copy the address of this view</button>
@@ -52,3 +57,60 @@ def facts_html(facts: Sequence[tuple[str, str]]) -> str:
     """Names and values for the head of a screen."""
     rows = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     return f'<dl class="bilens-facts">{"".join(rows)}</dl>'
+
+
+def picture(name: str, figure: go.Figure | None = None) -> gr.Plot:
+    """A place for a figure."""
+    return gr.Plot(
+        figure and plot_of(figure, name),
+        show_label=False,
+        container=False,
+        label=name,
+        elem_id=name,
+        elem_classes="bilens-plot",
+    )
+
+
+def plot_of(figure: go.Figure, name: str) -> Any:
+    """A figure for `gr.Plot`, with the page's own settings instead of plotly's.
+
+    Args:
+        figure: what is drawn.
+        name: what a saved picture is called.
+    """
+    shown: dict[str, Any] = figure.to_plotly_json()
+    saving = {**CONFIG["toImageButtonOptions"], "filename": re.sub(r"\W+", "-", name)}  # type: ignore[dict-item]
+    shown["config"] = {**CONFIG, "displayModeBar": True, "toImageButtonOptions": saving}
+    return gr.components.plot.PlotData(type="plotly", plot=to_json_plotly(shown))
+
+
+SHOWN = 8
+"""Words that are named."""
+
+
+def prompt_notice(model: ResidualModel, prompt: str) -> str:
+    """A sentence that names them, as HTML; empty where the model knows all words.
+
+    Args:
+        model: with its tokenizer.
+        prompt: the text.
+    """
+    text, tokenizer = prepare_text(prompt, model.tokenizer), model.tokenizer
+    if tokenizer is None or tokenizer.unk_token_id is None:
+        return ""
+    encoded: Any = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    unknown = list(
+        dict.fromkeys(
+            text[start:end]
+            for id_, (start, end) in zip(
+                encoded["input_ids"], encoded["offset_mapping"], strict=True
+            )
+            if id_ == tokenizer.unk_token_id
+        )
+    )
+    if not unknown:
+        return ""
+    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+    named = ", ".join(unknown[:SHOWN]) + more
+    sentence = f"Not in the vocabulary, and read as {tokenizer.unk_token}: {named}."
+    return f'<p class="bilens-notice">{escape(sentence)}</p>'

@@ -11,10 +11,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from bilens.analyses import REQUIRED, Option, options_of, run_analysis
 from bilens.errors import BilensError
 from bilens.explore.gradio_import import gradio as gr
-from bilens.explore.layout import heading, html, note_html
-from bilens.explore.plots import picture, plot_of
-from bilens.explore.screen import Screen
-from bilens.explore.state_checks import StateError
+from bilens.explore.layout import heading, html, note_html, picture, plot_of
+from bilens.explore.screen import Screen, StateError
 from bilens.read.figures.style import house_style
 from bilens.reading import ContextList, FlowDrawing, Picture, Reading, Section, Table, fact_text
 from bilens.registry import Analysis

@@ -1,24 +1,139 @@
-"""A screen: controls that hold its state, and parts of the page that show the state.
+"""A screen: controls that hold its state, parts of the page that show it, and its address."""
 
-One handler answers every change of every control. It takes all controls as they are when it is
-sent, and while it runs no second one is sent, but one more afterwards: so whatever a person did
-last is what the page ends up showing.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from html import escape
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
-from bilens.explore.address import read_address, write_address
+from bilens.errors import BilensError
 from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.layout import AddressBar
-from bilens.explore.state_checks import StateError
 
-__all__ = ["Control", "Screen", "View"]
+
+class StateError(BilensError):
+    """A field of a state holds what the model does not have.
+
+    Args:
+        field: name of the field.
+        reason: what came and what was expected.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field, self.reason = field, reason
+
+
+def check_ranges(state: Any, **ranges: tuple[int, int]) -> None:
+    """Raise if a number of a state lies outside of its lowest and highest.
+
+    Raises:
+        StateError: it does.
+    """
+    for name, (lowest, highest) in ranges.items():
+        value = getattr(state, name)
+        if not lowest <= value <= highest:
+            raise StateError(name, f"{value} is not a whole number from {lowest} to {highest}")
+
+
+def check_tokens(model: Any, **fields: Iterable[str]) -> None:
+    """Raise if a field of a state names what is not a token of the model.
+
+    Raises:
+        StateError: it does.
+    """
+    for field, names in fields.items():
+        for name in names:
+            with said_of(field, f"token={name!r}, "):
+                model.token(name)
+
+
+@contextmanager
+def said_of(field: str, prefix: str) -> Iterator[None]:
+    """Say an error beside the control of a field, which its text need not name then."""
+    try:
+        yield
+    except BilensError as error:
+        raise StateError(field, str(error).removeprefix(prefix)) from error
+
 
 State = TypeVar("State")
+
+LONGEST = 4000
+"""Letters of a query: browsers and servers refuse addresses that are much longer."""
+
+
+def write_address(state: Any, start: Any) -> tuple[str, list[str]]:
+    """The query of a state: what differs from the state that a screen starts with.
+
+    Args:
+        state: a dataclass of numbers, texts and tuples of texts.
+        start: of the same class.
+
+    Returns:
+        The query, and the names of the fields that are too long for it and were left out.
+    """
+    parts = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if value != getattr(start, field.name):
+            values = (value or ("",)) if isinstance(value, tuple) else (value,)
+            parts[field.name] = urlencode([(field.name, part) for part in values])
+    left_out = []
+    while len(query := "&".join(parts.values())) > LONGEST:
+        left_out.append(max(parts, key=lambda name: len(parts[name])))
+        del parts[left_out[-1]]
+    return query, left_out
+
+
+def read_address(start: State, query: Iterable[tuple[str, str]]) -> State:
+    """The state that a query stands for; what it does not name is as at the start.
+
+    Parts of other names are left alone: hosts add their own.
+
+    Raises:
+        StateError: a number is expected and something else came.
+    """
+    given: dict[str, list[str]] = {}
+    for name, value in query:
+        given.setdefault(name, []).append(value)
+    found: dict[str, Any] = {}
+    for field in fields(start):  # type: ignore[arg-type]
+        if field.name not in given:
+            continue
+        values, default = given[field.name], getattr(start, field.name)
+        if isinstance(default, tuple):
+            found[field.name] = tuple(value for value in values if value)
+        elif isinstance(default, bool):
+            found[field.name] = values[-1] == "True"
+        elif isinstance(default, float):
+            found[field.name] = _decimal(field.name, values[-1])
+        elif isinstance(default, int):
+            found[field.name] = _number(field.name, values[-1])
+        else:
+            found[field.name] = values[-1]
+    return replace(start, **found)  # type: ignore[type-var]
+
+
+def _decimal(name: str, text: str) -> float:
+    try:
+        number = float(text[:40])
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise StateError(name, f"{text[:40]!r} is not a number")
+    return number
+
+
+def _number(name: str, text: str) -> int:
+    # int() takes other digits and underscores too, and any length.
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise StateError(name, f"{text[:40]!r} is not a whole number")
+    return int(text)
+
+
 Updates = dict[Any, Any]
 
 EVENT: dict[str, Any] = {

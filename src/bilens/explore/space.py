@@ -11,8 +11,6 @@ from bilens.errors import BilensError
 from bilens.explore.gradio_import import gradio as gr
 from bilens.files import folder_written_whole
 
-__all__ = ["write_space"]
-
 LEFT_OUT = shutil.ignore_patterns("checkpoints", "cut", "figures", "*.html", ".*")
 """What a run has beside its model, and the explorer does without."""
 

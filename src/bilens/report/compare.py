@@ -16,8 +16,6 @@ from bilens.report.page import write_page
 if TYPE_CHECKING:  # pandas takes its time to import
     from bilens.train.compare import Comparison
 
-__all__ = ["Axis", "comparison_table", "loss_figure", "write_comparison_report"]
-
 Axis = Literal["steps", "tokens", "seconds"]
 """What validation losses are drawn against."""
 

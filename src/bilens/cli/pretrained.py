@@ -1,0 +1,350 @@
+"""`bilens process`, `anneal`, `export`, `linearise` and `tensorise`: pretrained models changed."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
+from bilens.cli.terminal import out, show_table
+from bilens.errors import BilensError
+from bilens.files import write_json
+from bilens.lazy_imports import lazy_import
+from bilens.reading import signed
+from bilens.settings import Count, check_settings
+from bilens.train.settings import AnnealTraining, TensoriseTraining
+
+if TYPE_CHECKING:
+    from bilens import convert
+else:  # transformers takes seconds to import, and `--help` does without it.
+    convert = lazy_import("bilens.convert")
+if TYPE_CHECKING:
+    import accelerate
+
+    from bilens import convert
+    from bilens import data as texts
+    from bilens.train import anneal
+else:  # transformers takes seconds to import, and `bilens anneal --help` does without it.
+    accelerate, convert = lazy_import("accelerate"), lazy_import("bilens.convert")
+    texts, anneal = lazy_import("bilens.data"), lazy_import("bilens.train.anneal")
+if TYPE_CHECKING:
+    from bilens import convert, data
+    from bilens.train import linearise
+else:  # transformers takes seconds to import, and `--help` does without it.
+    convert, data = lazy_import("bilens.convert"), lazy_import("bilens.data")
+    linearise = lazy_import("bilens.train.linearise")
+if TYPE_CHECKING:
+    import accelerate
+
+    from bilens import convert
+    from bilens import data as texts
+    from bilens.train import tensorise
+else:  # transformers takes seconds to import, and `bilens tensorise --help` does without it.
+    accelerate, convert = lazy_import("accelerate"), lazy_import("bilens.convert")
+    texts, tensorise = lazy_import("bilens.data"), lazy_import("bilens.train.tensorise")
+
+
+STEP_NAMES = ("fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed")
+
+
+@dataclass(frozen=True)
+class Process:
+    """Fold norms and biases into the weights and centre them, so that they are easier to read.
+
+    What the model computes stays the same; the largest change of a log-probability on random
+    tokens is measured and printed. For bilens transformers, GPT-2, GPT-NeoX (Pythia), Llama,
+    Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3, Granite, OLMo 2, Helium, GLM and Cohere 2.
+
+        bilens process runs/grammar
+        bilens process gpt2 --steps fold_norms --output gpt2-folded
+
+    Attributes:
+        model: folder of a Hugging Face or bilens model, the name of a repository, or a .bin file of
+            llama2.c.
+        steps: which to apply; by default all that leave what the model computes unchanged.
+        output: folder for the processed model and processing.json; by default
+            runs/processed-NAME.
+    """
+
+    model: ModelName
+    steps: tuple[Literal[STEP_NAMES], ...] = ()  # type: ignore[valid-type]
+    output: Path | None = None
+    device: Device = "auto"
+
+    def run(self) -> dict[str, Any]:
+        """Process and save."""
+        model: Any = convert.open_model(self.model).to(choose_device(self.device))  # type: ignore[arg-type]
+        tokenizer = convert.find_tokenizer(self.model, model)
+        model, report = convert.process(model, self.steps or None, in_place=True)
+        output = self.output or Path("runs") / f"processed-{Path(self.model).stem}"
+        convert.save_model(output, model, tokenizer)
+        write_json(output / "processing.json", report.record())
+        done = {step: f"{len(folded)} times" for step, folded in report.folded.items()}
+        refused = {step: f"no: {reason}" for step, reason in report.refused.items()}
+        show_table(("step", "applied"), {**done, **refused}.items(), words=2)
+        if report.untied:
+            out.print("embedding and unembedding were one matrix and are two now")
+        if not report.loads_in_transformers:
+            out.print(
+                f"{len(report.added_biases)} maps have a bias that plain transformers has no room "
+                "for; open the model with bilens.load, or choose other --steps",
+            )
+        out.print(
+            f"largest change of a log-probability: {report.change:.1e}",
+        )
+        out.print(f"model: {output}")
+        return {"model": output, **report.record()}
+
+
+@dataclass(frozen=True)
+class Anneal:
+    """Go on training a pretrained gated model while its activation becomes a straight line.
+
+    The activation becomes Swish, whose beta falls from what the model has (1 for SiLU, 1.702 for
+    GELU) to 0, where the model is bilinear. The run directory holds the model with its beta,
+    training.json, metrics.jsonl and checkpoints. For several processes write `torchrun
+    --nproc-per-node=N -m bilens` instead of `bilens`, or `accelerate launch` for FSDP.
+
+        bilens anneal HuggingFaceTB/SmolLM2-135M --data stories.txt --output runs/annealed
+
+    Attributes:
+        model: folder of a Hugging Face model, the name of a repository, or a .bin file of llama2.c.
+        data: tinystories, or a text, parquet or jsonl file, or a folder of them.
+        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
+            and without that the Hugging Face hub.
+        output: run directory; by default runs/annealed-NAME.
+        shortest: keep only texts of this many tokens up to length, each on its own (384 in the
+            paper); by default all are joined and cut.
+        resume: go on from where an earlier annealing in output was stopped.
+        device: auto takes a GPU where there is one; cpu ignores it.
+    """
+
+    model: ModelName
+    data: str
+    data_dir: DataDir = None
+    output: Path | None = None
+    shortest: Count | None = None
+    resume: bool = False
+    device: Literal["auto", "cpu"] = "auto"
+    training: AnnealTraining = field(default_factory=AnnealTraining)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def run(self) -> dict[str, Any] | None:
+        """Anneal one model."""
+        model = convert.open_model(self.model)
+        tokenizer = convert.open_tokenizer(self.model, model)
+        output = self.output or Path("runs") / f"annealed-{Path(self.model).stem}"
+        cpu = self.device == "cpu"
+        state = accelerate.PartialState(cpu=cpu)
+        # One process fills the cache of token ids, and the others open it.
+        with state.main_process_first():
+            corpus = texts.load_documents(
+                self.data,
+                tokenizer,  # type: ignore[arg-type]
+                n_ctx=self.training.length,
+                shortest=self.shortest,
+                data_dir=self.data_dir,
+            )
+        history = anneal.anneal(
+            model, corpus, self.training, output, resume=self.resume, use_cpu=cpu
+        )
+        if not state.is_main_process:
+            return None
+        last = next(record for record in reversed(history) if "eval_loss" in record)
+        beta, loss = last["beta"], last["eval_loss"]
+        out.print(f"{output}: beta {beta:.4g}, validation loss {loss:.4f} nats a token")
+        return {"run": output, "beta": beta, "validation_loss": loss}
+
+
+@dataclass(frozen=True)
+class Export:
+    """Save an annealed model as an ordinary Hugging Face checkpoint with hidden_act "linear".
+
+    Plain transformers loads and runs it, without bilens.
+
+        bilens export runs/annealed --output bilinear
+
+    Attributes:
+        run_dir: directory that `bilens anneal` wrote.
+        output: folder for the model; by default RUN/bilinear.
+    """
+
+    run_dir: RunDir
+    output: Path | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Fold the 1/2 of Swish into the gates and save."""
+        model = convert.open_model(self.run_dir)
+        tokenizer = convert.open_tokenizer(self.run_dir, model)
+        convert.make_bilinear(model)
+        output = self.output or self.run_dir / "bilinear"
+        convert.save_model(output, model, tokenizer)
+        out.print(f"model: {output}")
+        return {"model": output}
+
+
+WORST = 5
+
+
+@dataclass(frozen=True)
+class Linearise:
+    """Make the gates of a pretrained gated model linear, so that its layers are bilinear.
+
+    Each gate becomes the line nearest to it on a text, and each down map is fitted to what the
+    layer gave, in closed form, layer by layer. Prints the loss with each layer linear alone and
+    with all of them.
+
+        bilens linearise HuggingFaceTB/SmolLM2-135M --data stories.txt --budget 0.1
+
+    Attributes:
+        model: folder of a Hugging Face model, the name of a repository, or a .bin file of llama2.c.
+        data: tinystories, or a text, parquet or jsonl file, or a folder of them.
+        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
+            and without that the Hugging Face hub.
+        output: folder for the model; by default runs/linear-NAME.
+        layers: which layers, by their numbers; all by default.
+        budget: nats a token by which the loss may rise; layers that cost most are left gated.
+        steps: of Adam, by which each layer then learns, by itself, to give what it gave.
+        tokens: to fit on, as 8192, 32K or 1M.
+        held_out: tokens of other texts to measure losses on.
+        length: tokens of a text.
+    """
+
+    model: ModelName
+    data: str
+    data_dir: DataDir = None
+    output: Path | None = None
+    layers: tuple[int, ...] | None = None
+    budget: float | None = None
+    steps: int = 0
+    tokens: int = 8192
+    held_out: int = 8192
+    length: int = 256
+    device: Device = "auto"
+
+    def run(self) -> dict[str, Any]:
+        """Fit, save and print."""
+        how = linearise.Distillation(steps=self.steps)
+        model: Any = convert.open_model(self.model)
+        tokenizer = convert.open_tokenizer(self.model, model)
+        corpus = data.load_documents(
+            self.data,
+            tokenizer,  # type: ignore[arg-type]
+            n_ctx=self.length,
+            data_dir=self.data_dir,
+        )
+        found = linearise.linearise(
+            model.to(choose_device(self.device)),
+            self._rows("tokens", corpus.train),
+            self._rows("held_out", corpus.validation),
+            self.layers,
+            budget=self.budget,
+            distillation=how,
+        )
+        output = self.output or Path("runs") / f"linear-{Path(self.model).stem}"
+        convert.save_model(output, model, tokenizer)
+        rows = []
+        for layer, loss in found.alone.items():
+            fit = found.fits.get(layer)
+            distance = "" if fit is None else f"{fit.distance:.3f}"
+            rise = signed(loss - found.before, ".4f")
+            rows.append((str(layer), "yes" if fit else "no", f"{loss:.4f}", rise, distance))
+        header = ("layer", "linear", "loss alone", "rise", "distance of the MLP's output")
+        show_table(header, rows, words=2)
+        worst = sorted(found.alone, key=lambda layer: -found.alone[layer])[:WORST]
+        out.print(f"layers that suffer most: {', '.join(map(str, worst))}")
+        out.print(
+            f"{len(found.layers)} layers linear: {found.after:.4f} nats a token, "
+            f"{found.before:.4f} before\nmodel: {output}",
+        )
+        return {
+            "model": output,
+            "layers": found.layers,
+            "loss_before": found.before,
+            "loss": found.after,
+            "loss_alone": found.alone,
+            "distances": {layer: fit.distance for layer, fit in found.fits.items()},
+        }
+
+    def _rows(self, name: str, texts: Any) -> torch.Tensor:
+        """As many texts as hold the tokens that were asked for."""
+        asked = int(getattr(self, name))
+        if asked < self.length:
+            raise BilensError(f"--{name}={asked}, expected at least --length={self.length}")
+        rows: torch.Tensor = texts[: asked // self.length]["input_ids"]
+        return rows
+
+
+@dataclass(frozen=True)
+class Tensorise:
+    """Turn a pretrained Llama-like model into a tensor: linear gates, attention without softmax.
+
+    Gates become lines, attention becomes squared with rows divided by their sum, and then all
+    weights learn the next-token distribution of the original. The text is drawn from the model
+    itself. Each stage is saved in the folder stages of the run directory, and its loss is printed.
+
+        bilens tensorise HuggingFaceTB/SmolLM2-135M --data stories.txt --output runs/tensor
+
+    Attributes:
+        model: folder of a Hugging Face model, the name of a repository, or a .bin file of llama2.c.
+        data: texts to measure on, and to learn from besides own text: tinystories, or a text,
+            parquet or jsonl file, or a folder of them. Without any, held-out own text is measured.
+        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
+            and without that the Hugging Face hub.
+        output: run directory; by default runs/tensor-NAME.
+        held_out: tokens of each text to measure on.
+        resume: continue from the last finished stage or checkpoint in output.
+        device: auto takes a GPU if there is one; cpu ignores it.
+    """
+
+    model: ModelName
+    data: tuple[str, ...] = ()
+    data_dir: DataDir = None
+    output: Path | None = None
+    held_out: Count = 16_384
+    resume: bool = False
+    device: Literal["auto", "cpu"] = "auto"
+    training: TensoriseTraining = field(default_factory=TensoriseTraining)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def run(self) -> dict[str, Any] | None:
+        """Train, save and print."""
+        cpu = self.device == "cpu"
+        state = accelerate.PartialState(cpu=cpu)
+        model: Any = convert.open_model(self.model)
+        tokenizer: Any = convert.open_tokenizer(self.model, model)
+        output = self.output or Path("runs") / f"tensor-{Path(self.model).stem}"
+        length = self.training.length
+        with state.main_process_first():
+            corpora = [
+                texts.load_documents(name, tokenizer, n_ctx=length, data_dir=self.data_dir)
+                for name in self.data
+            ]
+        n_texts = max(1, self.held_out // length)
+        held_out = {c.name: c.validation[:n_texts]["input_ids"] for c in corpora}
+        learned = [c.train[:]["input_ids"] for c in corpora]
+        tensorised = tensorise.tensorise(
+            model.to(choose_device(self.device)),
+            tokenizer,
+            held_out,
+            self.training,
+            output,
+            texts=tensorise.interleaved(learned) if learned else None,
+            resume=self.resume,
+            use_cpu=cpu,
+        )
+        if not state.is_main_process:
+            return None
+        frame = tensorised.frame()
+        rows = [
+            (stage, text, f"{loss:.4f}", f"{rise:+.4f}", f"{kl:.4f}", f"{top1:.1%}")
+            for stage, text, loss, rise, kl, top1 in frame.itertuples(index=False)
+        ]
+        show_table(("stage", "text", "loss", "rise", "KL", "same top token"), rows, words=2)
+        out.print(f"model: {output}")
+        return {"model": output, "stages": frame}
