@@ -209,11 +209,11 @@ def check_untouched(case: FamilyCase) -> None:
     view.mlp_inputs(case.ids[None], 0)
     after = view.model.state_dict()
     if not all(torch.equal(value, after[name]) for name, value in before.items()):
-        raise BilensError("a weight has changed, expected reading to leave the model alone")
+        raise BilensError("a weight has changed, expected reading to change nothing")
     modules = list(view.model.modules())
     hooks = [hook for part in modules for hook in (part._forward_hooks, part._forward_pre_hooks)]
     if any(getattr(h, "__module__", "").startswith("bilens.") for d in hooks for h in d.values()):
-        raise BilensError("a hook is left, expected reading to leave the model alone")
+        raise BilensError("a hook is left, expected reading to change nothing")
 
 
 CHECKS: dict[str, Callable[[FamilyCase], None]] = {
@@ -226,7 +226,7 @@ CHECKS: dict[str, Callable[[FamilyCase], None]] = {
     "directions are differences of logits": check_directions,
     "flows add up": check_flow,
     "processing keeps the function": check_processing,
-    "reading leaves the model alone": check_untouched,
+    "reading changes nothing": check_untouched,
 }
 """All checks of `check_family`, by name."""
 
@@ -256,18 +256,18 @@ def sum_of_parts(view: ResidualModel, trace: Trace) -> Float[Tensor, "time vocab
     parts, ids = view.parts, trace.ids
     x = torch.stack(list(parts.embedding(ids).values())).sum(0)
     embedded, first_values = x, None
-    for number, (layer, found) in enumerate(zip(parts.layers, trace.layers, strict=True)):
+    for number, (layer, on_text) in enumerate(zip(parts.layers, trace.layers, strict=True)):
         if layer.residual_mix is not None:
             x = layer.residual_mix[0] * x + layer.residual_mix[1] * embedded
         heads, before = view.heads(number), x
-        n = _normalised(layer.heads.norm, x, found.attn_scale)
+        n = _normalised(layer.heads.norm, x, on_text.attn_scale)
         v = torch.einsum("td,hde->hte", n, heads.value) + heads.value_bias[:, None]
         if (share := layer.heads.v_first_share) is not None:
             first_values = v / (1 - share) if first_values is None else first_values
             v = v + share * first_values
-        written = torch.einsum("hts,hse,hed->td", found.pattern, v, heads.out) + heads.out_bias
-        x = x + written * found.attn_out_scale[:, None]
-        n = _normalised(layer.mlp.norm, before if parts.parallel else x, found.mlp_scale)
-        x = x + mlp_output(view, number, n, found.gate_ratio) * found.mlp_out_scale[:, None]
+        written = torch.einsum("hts,hse,hed->td", on_text.pattern, v, heads.out) + heads.out_bias
+        x = x + written * on_text.attn_out_scale[:, None]
+        n = _normalised(layer.mlp.norm, before if parts.parallel else x, on_text.mlp_scale)
+        x = x + mlp_output(view, number, n, on_text.gate_ratio) * on_text.mlp_out_scale[:, None]
     logits = _normalised(parts.norm, x, trace.scale) @ view.W_U + view.b_U
     return logits if parts.softcap is None else parts.softcap * torch.tanh(logits / parts.softcap)

@@ -70,7 +70,7 @@ def test_the_folded_gate_is_the_line(name):
     model = tiny(name)
     mlp = gated_mlps(model)[1]
     x = torch.randn(6, mlp.up.module.weight.shape[1], dtype=torch.float64)
-    up, gate = (part.chosen(part.module(x).T).T for part in (mlp.up, mlp.gate))
+    up, gate = (part.select(part.module(x).T).T for part in (mlp.up, mlp.gate))
     slope, offset = torch.randn(2, HIDDEN)
     wanted = mlp.down.module(up * (slope * gate + offset))
     set_line(mlp, Line(slope, offset, 0.0))

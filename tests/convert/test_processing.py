@@ -40,7 +40,7 @@ def difference(a, b):
 @cache
 def allowed(name):
     parts = parts_of(tiny(name))
-    with_mean = any(r.norm is None or not r.norm.centres for r in parts.readers())
+    with_mean = any(r.norm is None or not r.norm.centres for r in parts.fold_groups())
     refused = {
         "fold_norms": parts.hidden_positions is not None and parts.layers[0].heads.norm is not None,
         "fold_value_biases": parts.partial_values is not None,
@@ -92,14 +92,14 @@ def test_own_models_of_all_parts(parts, seed):
 @pytest.mark.parametrize("name", ALL)
 def test_norms_are_left_with_centring_and_scaling_alone(name):
     processed, _ = process(tiny(name))
-    norms = [reader.norm for reader in parts_of(processed).readers() if reader.norm]
+    norms = [reader.norm for reader in parts_of(processed).fold_groups() if reader.norm]
     assert all(norm.is_plain() for norm in norms)
 
 
 @pytest.mark.parametrize("name", WITH_LAYER_NORM)
 def test_all_is_centred_behind_layer_norms(name):
     found = parts_of(process(tiny(name))[0])
-    for reader in found.readers():
+    for reader in found.fold_groups():
         for part in reader.maps:
             assert part.weight().mean(1).abs().max() < 1e-12
     for table in found.tables:

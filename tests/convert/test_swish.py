@@ -56,7 +56,7 @@ def test_the_gated_mlps_are_found_in_their_parts(name):
     for number, mlp in enumerate(gated_mlps(tiny(name))):
         assert mlp.name == f"model.layers.{number}.mlp"
         x = torch.randn(3, 16, dtype=torch.float64)
-        assert torch.allclose(mlp.computes(x), mlp.module(x))
+        assert torch.allclose(mlp.output(x), mlp.module(x))
 
 
 def test_only_beta_zero_is_bilinear():

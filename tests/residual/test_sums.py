@@ -35,18 +35,18 @@ def made():
 
 
 def by_eigenvectors(view):
-    return split_by_eigenvectors(view, split_logits(view, IDS), 3)
+    return split_by_eigenvectors(split_logits(view, IDS), 3)
 
 
 def one_context(view):
     spectrum = view.interaction(view.direction(3), 1).eigh(2)
-    return contribution(view, spectrum, 0, Context(IDS, 4, 0.0), 1)
+    return contribution(view, spectrum, 0, Context(IDS, 4, 0.0), layer=1)
 
 
 def a_direction(view):
     corpus = small_corpus()
     view.tokenizer = corpus.tokenizer
-    return read_direction(view, corpus, TokenDirection("lily"), 1, k=1, eigenvectors=1)
+    return read_direction(view, corpus, "lily", layer=1, k=1, eigenvectors=1)
 
 
 READINGS = {
@@ -54,12 +54,12 @@ READINGS = {
     "flow of a vector": lambda view: flow(view, IDS, torch.ones(16).double(), m=2),
     "split_logits": lambda view: split_logits(view, IDS),
     "split_by_eigenvectors": by_eigenvectors,
-    "read_stream": lambda view: read_stream(view, IDS, 5, 1),
+    "read_stream": lambda view: read_stream(view, IDS, 5, layer=1),
     "contribution": one_context,
     "read_direction": a_direction,
     "following": lambda view: following(view, 3, layer=1, k=3),
     "skip_trigrams": lambda view: skip_trigrams(view, view.direction(3), 1, layer=1, k=3),
-    "head_outputs": lambda view: head_outputs(view, 1),
+    "head_outputs": lambda view: head_outputs(view, layer=1),
 }
 
 
@@ -137,7 +137,7 @@ def test_eigenvectors_of_another_tensor_are_noticed(monkeypatch):
     terms = split_logits(view, IDS)
     lost_hidden_unit(monkeypatch)
     with pytest.raises(BilensError, match="The logit, split by eigenvectors, adds up to"):
-        split_by_eigenvectors(view, terms, 3)
+        split_by_eigenvectors(terms, 3)
 
 
 def test_bonds_that_lost_a_direction_say_so(monkeypatch):

@@ -70,7 +70,7 @@ def test_the_down_map_minimises_its_objective(name):
     rows = some_rows(mlp)
     before, bias = mlp.down.weight().clone(), mlp.down.bias()
     fit = fit_mlp(mlp, rows, ridge, Distillation(steps=0))
-    up, gate = (part.chosen(part.module(rows.x).T).T for part in (mlp.up, mlp.gate))
+    up, gate = (part.select(part.module(rows.x).T).T for part in (mlp.up, mlp.gate))
     hidden, root = up * gate, rows.weight[:, None].sqrt()
     keep = (ridge * (rows.weight[:, None] * hidden.square()).sum(0)).sqrt()
     left = torch.cat([hidden * root, torch.diag(keep)])

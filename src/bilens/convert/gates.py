@@ -357,7 +357,7 @@ def mark_linear(model: PreTrainedModel, mlps: Sequence[MLP], layers: Sequence[in
         config.mlp_bias = True
         for part in (part for mlp in mlps for part in (*mlp.reads, mlp.down)):
             if part.module.bias is None:
-                part.whole.set_bias(part.whole.weight().new_zeros(part.whole.n_out))
+                part.fused.set_bias(part.fused.weight().new_zeros(part.fused.n_out))
     else:
         add_to_processing(config, [], [mlps[layer].reads[0].name for layer in layers])
     if has_biases and len(layers) == len(mlps):

@@ -143,7 +143,7 @@ def process(
 
 
 def _maps(parts: Parts) -> list[LinearMap]:
-    readers = (part for reader in parts.readers() for part in reader.maps)
+    readers = (part for reader in parts.fold_groups() for part in reader.maps)
     return list({part.name: part for part in (*readers, *parts.writes)}.values())
 
 
@@ -171,7 +171,7 @@ def _log_probabilities(model: PreTrainedModel) -> Float[Tensor, "texts time voca
 
 def _fold_norms(model: Parts) -> list[str]:
     done = []
-    for reader in model.readers():
+    for reader in model.fold_groups():
         norm = reader.norm
         if norm is None:
             continue
@@ -266,7 +266,7 @@ STEPS: dict[str, Step] = {
 
 def refusal(step: str, model: Parts) -> str | None:
     """Return the reason why a step would change the function of a model; None if it would not."""
-    readers = model.readers()
+    readers = model.fold_groups()
     match step:
         case "fold_norms":
             return next((r.obstacle for r in readers if r.norm is not None and r.obstacle), None)

@@ -15,8 +15,6 @@ from bilens.errors import BilensError
 from bilens.residual.layers import Heads
 from bilens.residual.parts import Norm
 
-__all__ = ["QueriesKeys", "StopForwardError", "attends_by", "queries_keys", "recording"]
-
 QueriesKeys = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries and keys (n, heads, d_head), whose inner products are the scores."""
 
@@ -29,15 +27,14 @@ _recorded: ContextVar[tuple[Tensor, Tensor, float] | None] = ContextVar("recorde
 
 
 class StopForwardError(Exception):
-    """Ends a forward pass where enough of it is known."""
+    """Signal that ends a forward pass once enough of it is recorded."""
 
 
 @contextmanager
 def recording() -> Iterator[Callable[[], bool]]:
     """Yield a test that is true in the forward passes of this block only.
 
-    Hooks see every run of their module, also those of another thread and of a trace inside of this
-    one, which they must leave alone.
+    Hooks see every run of their module, also runs in other threads and in traces within this one.
     """
     block = object()
     token = _active.set(block)
@@ -51,8 +48,8 @@ def recording() -> Iterator[Callable[[], bool]]:
 def attends_by(model: Any, kind: str) -> Iterator[None]:
     """Let a model of transformers attend by another of its functions as long as this runs.
 
-    The choice stands in the configuration, so that one thread at a time makes it. Attention of
-    bilens's own, and of models that were registered, has no such choice.
+    The choice is in the configuration, so one thread at a time makes it. Attention of bilens's own
+    models, and of models that were registered, has no such choice.
     """
     before = getattr(model.config, "_attn_implementation", None)
     if before is None or hasattr(model, "embed_text"):
@@ -70,23 +67,23 @@ def attends_by(model: Any, kind: str) -> Iterator[None]:
 def queries_keys(
     model: Any, heads: Heads, x: Float[Tensor, "n d_model"], position: int, *, linear: bool = False
 ) -> QueriesKeys:
-    """What the heads of a layer ask and answer for rows that all stand at one position.
+    """Return queries and keys of a layer for rows at one position.
 
     The rows go through the layer's own maps, norms and rotation. The scores' scale is in the
-    queries, and keys that heads share stand there for each of them. With `linear` norms of queries
-    and keys give their gain alone, so that rows may be added up.
+    queries. Keys that heads share are repeated for each of them. With `linear` norms of queries and
+    keys multiply by their gain only, so that the result is linear in the rows.
     """
     if len(x) > ROWS:
         parts = [
-            queries_keys(model, heads, some, position, linear=linear) for some in x.split(ROWS)
+            queries_keys(model, heads, rows, position, linear=linear) for rows in x.split(ROWS)
         ]
         return [
             (torch.cat([q for q, _ in pair]), torch.cat([k for _, k in pair]))
             for pair in zip(*parts, strict=True)
         ]
     if hasattr(heads.module, "queries_keys"):
-        return _own(model, heads, x, position, linear=linear)
-    with attends_by(model, RECORDING), _gains_alone(heads.inner if linear else ()):
+        return _of_own_model(model, heads, x, position, linear=linear)
+    with attends_by(model, RECORDING), _gains_only(heads.inner if linear else ()):
         arguments = _arguments(model, heads.module, position)
         rows = x[:, None].to(heads.out.module.weight.dtype)  # type: ignore[arg-type]
         _recorded.set(None)
@@ -96,47 +93,49 @@ def queries_keys(
     if recorded is None:
         raise BilensError(
             f"{type(heads.module).__name__} is not built on the attention interface of "
-            "transformers, which returns queries and keys; give queries_keys in the Family"
+            "transformers, which returns queries and keys; set queries_keys in its Family"
         )
     query, key, scale = recorded
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     return [(scale * query[:, :, 0].to(x), key[:, :, 0].to(x))]
 
 
-def _own(model: Any, heads: Heads, x: Tensor, position: int, *, linear: bool) -> QueriesKeys:
+def _of_own_model(
+    model: Any, heads: Heads, x: Tensor, position: int, *, linear: bool
+) -> QueriesKeys:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=x.device)
     _, pos_embed, rope = model.embed_text(ids, torch.full_like(ids, position))
-    found = heads.module.queries_keys(  # type: ignore[operator]
+    pairs = heads.module.queries_keys(  # type: ignore[operator]
         x[:, None].to(heads.out.module.weight.dtype),  # type: ignore[arg-type]
         None if pos_embed is None else pos_embed.expand(len(x), 1, -1),
         rope,
         normed=not linear,
     )
     scale: Any = heads.module.scale
-    return [(scale * q[:, :, 0].to(x), k[:, :, 0].to(x)) for q, k in found]
+    return [(scale * q[:, :, 0].to(x), k[:, :, 0].to(x)) for q, k in pairs]
 
 
 def _arguments(model: Any, module: nn.Module, position: int) -> dict[str, Any]:
-    """What a model hands to an attention besides what it reads, at a position."""
-    found: dict[str, Any] = {}
+    """Return the arguments of an attention module at a position, without its input."""
+    arguments: dict[str, Any] = {}
 
     def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_recorded():
-            found.update(kwargs)
+            arguments.update(kwargs)
             raise StopForwardError
 
     ids = torch.zeros(1, 1, dtype=torch.int64, device=next(module.parameters()).device)
     hook = module.register_forward_pre_hook(record, with_kwargs=True)
     with recording() as is_recorded, hook, suppress(StopForwardError):
         model(ids, position_ids=torch.full_like(ids, position), use_cache=False)
-    positions = {name: found[name] for name in ("position_embeddings",) if name in found}
+    positions = {name: arguments[name] for name in ("position_embeddings",) if name in arguments}
     return {**positions, "attention_mask": None}
 
 
 def _record(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """In the place of attention: keep queries and keys, and hand on what has the right shape."""
+    """Record queries and keys in place of attention, and return a tensor of the right shape."""
     scale = options.get("scaling")
     _recorded.set((query, key, query.shape[-1] ** -0.5 if scale is None else scale))
     shared = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
@@ -147,7 +146,7 @@ ALL_ATTENTION_FUNCTIONS.register(RECORDING, _record)
 
 
 @contextmanager
-def _gains_alone(norms: Sequence[Norm]) -> Iterator[None]:
+def _gains_only(norms: Sequence[Norm]) -> Iterator[None]:
     with ExitStack() as hooks:
         for norm in norms:
             gain = norm.gain()

@@ -1,4 +1,4 @@
-"""The architectures whose parts are known, each a table of names; users add theirs in one call."""
+"""Architectures, each a table of the names of its parts; users add theirs in one call."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,8 +18,6 @@ from bilens.nn.norm import ScalarNorm
 from bilens.residual.layers import MLP, Heads, Layer, Parts
 from bilens.residual.parts import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
 
-__all__ = ["Family", "evaluating", "known_families", "parts_of", "register_family"]
-
 NORM_ROUNDING = 1e-5
 """Norms of transformers compute in float32, also in a model of float64."""
 
@@ -29,47 +27,51 @@ Number = Callable[[Any], float | None]
 
 @dataclass(frozen=True)
 class Family:
-    """Where a model of some architecture has its parts; the defaults are Llama's.
+    """Names of the parts of an architecture; the defaults are Llama's.
 
-    Names are those of modules, below the model from `layers` to `hidden_positions`, below a layer
-    from `attn` to `numbers`; None for what the architecture does not have. Where one module holds
-    queries, keys and values, or gate and up, all have its name. The rest are functions of the
+    Names from `layers` to `hidden_positions` are those of modules of the model, names from `attn`
+    to `numbers` those of modules of a layer. None is for parts that the architecture does not have.
+    Maps that are fused into one module all have its name. Other attributes are functions of the
     model's configuration.
 
     Attributes:
         layers: the list of layers.
         embed: the embedding of tokens.
-        norm: before the unembedding.
+        norm: the norm before the unembedding.
         unembed: the map to the logits.
         positions: embedding of positions that is added to that of tokens.
-        hidden_positions: embedding of positions that queries and keys alone read.
+        hidden_positions: embedding of positions that only queries and keys read.
         attn: the attention.
-        query: the map of queries, as `key` and `value` are of those.
+        query: the map of queries.
+        key: the map of keys.
+        value: the map of values.
         pair: the maps of a second pair of queries and keys.
-        fused: how one map holds queries, keys and values: all queries, then all keys, then all
-            values; or so for each head.
+        fused: order of a map of queries, keys and values: all queries, then all keys, then all
+            values; or the three of each head.
         out: the map of the heads' values to the stream.
-        attn_norm: what the heads read through; `mlp_norm` likewise.
-        attn_out_norm: between what the heads write and the stream; `mlp_out_norm` likewise.
-        head_norms: norms of queries and keys, where the model has them.
+        attn_norm: the norm before the heads.
+        attn_out_norm: the norm between the heads' output and the stream.
+        head_norms: norms of queries and keys, if the model has them.
         mlp: the MLP.
         gate: the map under the activation; None for an MLP without a gate.
         up: the other factor.
         down: the map back to the stream.
         activation: the attribute of the MLP that is its activation.
-        residual_mix: numbers by which a layer mixes the embedding in.
-        v_first_share: the number by which the first layer's values are mixed in.
+        mlp_norm: the norm before the MLP.
+        mlp_out_norm: the norm between the MLP's output and the stream.
+        residual_mix: factors of the stream and of the embedding that a layer adds to it.
+        v_first_share: share of the first layer's values in those of each layer.
         numbers: other numbers of a layer that are known.
-        parallel: whether attention and MLP of a layer read the same stream.
-        embed_scale: what token embeddings are multiplied by.
-        residual_scale: what attention and MLPs write is multiplied by.
-        logit_scale: what logits are multiplied by.
-        softcap: c where logits are c tanh(z / c), or None.
-        partial_values: why biases of values do not arrive whole behind attention, or None.
+        parallel: True if attention and MLP of a layer read the same stream.
+        embed_scale: factor of token embeddings.
+        residual_scale: factor of the outputs of attention and MLPs.
+        logit_scale: factor of logits.
+        softcap: c if logits are c tanh(z / c), or None.
+        partial_values: the reason why attention changes the biases of values, or None.
         attention: one of `bilens.nn.ATTENTIONS`.
-        queries_keys: for attention that is not built on transformers' interface: a function of the
-            attention module, what it reads (n, d_model) and a position, that gives scaled queries
-            and keys, pairs of (n, heads, d_head).
+        queries_keys: function of an attention module, its inputs (n, d_model) and a position. It
+            returns scaled queries and keys, pairs of (n, heads, d_head). Only attention that is not
+            built on transformers' interface needs it.
     """
 
     layers: str = "model.layers"
@@ -189,7 +191,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def own_family(config: Any) -> Family:
-    """The parts of bilens's own `LanguageModel`, which its configuration chooses."""
+    """Return the family of bilens's own `LanguageModel`, by its configuration."""
     gated = config.mlp in ("bilinear", "swiglu", "geglu", "reglu")
     kind = ATTENTIONS[config.attention]
     numbers = (*kind.numbers, *(["score_constant"] if config.attention_constant else []))
@@ -233,7 +235,7 @@ def _own_partial_values(config: Any) -> str | None:
 def register_family(architecture: str, family: Family) -> None:
     """Let bilens read and process models of an architecture, the name of their class.
 
-    What the family says is held against the first model that is read.
+    The family is checked against the first model that is read.
 
     Raises:
         BilensError: the architecture is known already.
@@ -244,12 +246,12 @@ def register_family(architecture: str, family: Family) -> None:
 
 
 def known_families() -> list[str]:
-    """The names of the architectures that are known."""
+    """Return the names of the architectures that are known."""
     return [*FAMILIES, "LanguageModel"]
 
 
 def parts_of(model: nn.Module) -> Parts:
-    """The parts of a model of a known family.
+    """Return the parts of a model of a known family.
 
     Raises:
         BilensError: the family is unknown, or the model lacks parts that its family names, has
@@ -263,22 +265,22 @@ def parts_of(model: nn.Module) -> Parts:
         )
     family = own_family(model.config) if kind == "LanguageModel" else FAMILIES[kind]
     with evaluating(model):
-        found = _Finder(model, family).parts()
-        for layer in found.layers:
+        parts = _Finder(model, family).parts()
+        for layer in parts.layers:
             layer.mlp.check()
-    _check_unshared(found)
-    known = {id(parameter) for parameter in found.parameters()}
+    _check_unshared(parts)
+    known = {id(parameter) for parameter in parts.parameters()}
     strange = [name for name, part in model.named_parameters() if id(part) not in known]
     if strange:
         raise BilensError(
             f"This {kind} has weights that its family does not have, so what they do is not known: "
             f"{', '.join(strange[:5])}"
         )
-    return found
+    return parts
 
 
 class _Finder:
-    """Looks up what a family names, and sees that each part is of a kind that is understood."""
+    """Lookup of the parts that a family names, each of a kind that is understood."""
 
     def __init__(self, model: nn.Module, family: Family) -> None:
         self.model, self.family = model, family
@@ -310,23 +312,23 @@ class _Finder:
         )
 
     def _require_all(self) -> None:
-        """See that whatever the family names is there, and say all at once what is not."""
+        """Raise BilensError with all names of the family that the model does not have."""
         family = self.family
-        whole = [family.embed, family.norm, family.unembed]
-        whole += [name for name in (family.positions, family.hidden_positions) if name]
+        outer = [family.embed, family.norm, family.unembed]
+        outer += [name for name in (family.positions, family.hidden_positions) if name]
         inner = [family.attn, family.query, family.key, family.value, family.out, family.mlp]
         inner += [family.up, family.down, f"{family.mlp}.{family.activation}", *(family.pair or ())]
         optional = [family.gate, family.attn_norm, family.attn_out_norm, family.mlp_norm]
         optional += [family.mlp_out_norm, family.residual_mix, family.v_first_share]
         inner += [name for name in optional if name]
-        names = [*whole, *(f"{layer}.{name}" for layer in self.layers[:1] for name in inner)]
+        names = [*outer, *(f"{layer}.{name}" for layer in self.layers[:1] for name in inner)]
         missing = [name for name in names if self._get(name) is None]
         if not hasattr(self.config, "num_attention_heads"):
             missing.append("config.num_attention_heads")
         if missing:
             raise BilensError(
-                f"{type(self.model).__name__} has no {', '.join(missing)}; say in its Family where "
-                "these are, and give None for what the architecture does not have"
+                f"{type(self.model).__name__} has no {', '.join(missing)}; set their names in its "
+                "Family, or None for parts that the architecture does not have"
             )
 
     def _layer(self, name: str) -> Layer:
@@ -367,15 +369,15 @@ class _Finder:
         )
 
     def _fused(self, name: str, n_heads: int, n_kv_heads: int) -> list[LinearMap]:
-        whole = self._map(name)
-        rows = torch.arange(whole.n_out)
+        fused = self._map(name)
+        rows = torch.arange(fused.n_out)
         if self.family.fused == "by head":
             parts = [part.flatten() for part in rows.reshape(n_heads, 3, -1).unbind(1)]
         else:
-            d_head = whole.n_out // (n_heads + 2 * n_kv_heads)
+            d_head = fused.n_out // (n_heads + 2 * n_kv_heads)
             sizes = [n * d_head for n in (n_heads, n_kv_heads, n_kv_heads)]
             parts = list(rows.split(sizes))
-        return [replace(whole, rows=part) for part in parts]
+        return [replace(fused, rows=part) for part in parts]
 
     def _mlp(self, layer: str) -> MLP:
         family = self.family
@@ -423,16 +425,16 @@ class _Finder:
         return known_norm(name, module)
 
     def _module(self, name: str) -> nn.Module:
-        found = self._get(name)
-        if not isinstance(found, nn.Module):
+        module = self._get(name)
+        if not isinstance(module, nn.Module):
             raise BilensError(f"{type(self.model).__name__} has no module {name}")
-        return found
+        return module
 
     def _get(self, name: str) -> Any:
-        found: Any = self.model
+        part_of_model: Any = self.model
         for part in name.split("."):
-            found = getattr(found, part, None) if found is not None else None
-        return found
+            part_of_model = getattr(part_of_model, part, None)
+        return part_of_model
 
     def _unknown(self, name: str, expected: str) -> BilensError:
         kind = type(self._get(name)).__name__
@@ -442,17 +444,17 @@ class _Finder:
 def _check_unshared(parts: Parts) -> None:
     """Check that no module is used in two places of the model.
 
-    A forward pass would run it twice, so that a trace of it is ambiguous, and folding a norm into
-    it for one place would change the other.
+    A forward pass would run it twice, so that its trace is ambiguous. Folding a norm into it for
+    one place would change the other.
     """
-    readers = parts.readers()
+    groups = parts.fold_groups()
     modules = [
-        *((part.name, part.module) for reader in readers for part in reader.maps),
+        *((part.name, part.module) for group in groups for part in group.maps),
         *((part.name, part.module) for part in parts.writes),
-        *((reader.norm.name, reader.norm.module) for reader in readers if reader.norm is not None),
+        *((group.norm.name, group.norm.module) for group in groups if group.norm is not None),
     ]
     if not parts.parallel:
-        # Readers of one norm are grouped, which is right only where they read the same stream.
+        # Maps after one norm are grouped, which is right only if they read the same stream.
         pairs = [(layer.heads.norm, layer.mlp.norm) for layer in parts.layers]
         modules += [(a.name, a.module) for a, b in pairs if a and b and a.module is b.module]
     counts = Counter(id(module) for _, module in modules)
@@ -479,9 +481,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def known_norm(name: str, module: nn.Module) -> Norm:
     """Return a norm, recognised by its output: centred or not, gain `weight` or 1 + `weight`.
 
-    Of the four formulas the closest is taken. It must agree with the module at every coordinate
-    within `NORM_ROUNDING` of the gain, for inputs of ordinary size and for tiny ones, which tell a
-    wrong eps.
+    The closest of the four formulas is taken. It must agree with the module at every coordinate
+    within `NORM_ROUNDING` of the gain. Tiny inputs are among those compared: they tell a wrong eps.
 
     Raises:
         BilensError: the module computes something else.

@@ -1,4 +1,4 @@
-"""What a transformer is made of, layer by layer, whatever its family."""
+"""The parts of a transformer, layer by layer, of any family."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,49 +10,81 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bilens.errors import BilensError
-from bilens.residual.moments import Moment
 from bilens.residual.parts import Embedding, LinearMap, Norm, working_dtype
 
-__all__ = ["MLP", "Heads", "Layer", "Parts", "Readers"]
+
+class Moment(int):
+    """A state of the residual stream, numbered in the order of the forward pass.
+
+    A component that reads at a moment sees everything written up to it. A layer has three: it mixes
+    the embedding in (in a few architectures), its heads write, its MLP writes.
+    """
+
+    @classmethod
+    def embedding(cls) -> "Moment":
+        """Return the moment after the embedding."""
+        return cls(0)
+
+    @classmethod
+    def input(cls, layer: int) -> "Moment":
+        """Return the moment at which the heads of a layer read."""
+        return cls(3 * layer + 1)
+
+    @classmethod
+    def attention(cls, layer: int) -> "Moment":
+        """Return the moment after the heads of a layer have written."""
+        return cls(3 * layer + 2)
+
+    @classmethod
+    def mlp(cls, layer: int) -> "Moment":
+        """Return the moment after the MLP of a layer has written."""
+        return cls(3 * layer + 3)
+
+    @classmethod
+    def count(cls, n_layers: int) -> int:
+        """Return the number of moments of a model."""
+        return 3 * n_layers + 1
 
 
-class ReadsStream:
-    """What reads the stream through a norm, or as it is."""
+class NormedInput:
+    """A component that reads the stream, through a norm or directly."""
 
     module: nn.Module
     norm: Norm | None
 
     @property
     def norm_or_module(self) -> nn.Module:
-        """What the stream is handed to first."""
+        """First module that the stream goes into."""
         return self.module if self.norm is None else self.norm.module
 
     def centred(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """x, without its mean where the norm takes that away."""
+        """Return x, minus its mean if the norm subtracts it."""
         return x if self.norm is None else self.norm.centred(x)
 
     def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """What the norm multiplies by; 1 without one."""
+        """Return the scale of the norm; 1 without one."""
         return torch.ones_like(x[..., 0]) if self.norm is None else self.norm.scale(x)
 
     def normalised(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """n, what the norm makes of x before its gain."""
+        """Return n, the output of the norm before its gain."""
         return x if self.norm is None else self.norm.normalised(x)
 
 
 @dataclass(frozen=True, eq=False)
-class Heads(ReadsStream):
+class Heads(NormedInput):
     """The attention of a layer.
 
     Attributes:
-        norm: between the stream and what the heads read; None where there is none.
-        pairs: the maps of queries and keys, two pairs where two patterns are multiplied or
-            subtracted.
+        module: the attention.
+        norm: between the stream and the heads; None without one.
+        pairs: the maps of queries and keys, two pairs if two patterns are multiplied or subtracted.
+        value: the map of values.
         out: the map of the mixed values to the stream.
-        n_kv_heads: number of heads of keys and values, each shared by as many heads.
-        out_norm: between the output and the stream; None where there is none.
+        n_heads: number of heads of queries.
+        n_kv_heads: number of heads of keys and values, which consecutive heads share.
+        out_norm: between the output and the stream; None without one.
         inner: norms of queries and keys.
-        v_first_share: by which the first layer's values are mixed into these.
+        v_first_share: share of the first layer's values in these; None if they are not mixed.
     """
 
     module: nn.Module
@@ -73,7 +105,7 @@ class Heads(ReadsStream):
 
     @property
     def sharing(self) -> int:
-        """How many heads share keys and values."""
+        """Number of heads that share keys and values."""
         return self.n_heads // self.n_kv_heads
 
     @property
@@ -83,11 +115,11 @@ class Heads(ReadsStream):
 
 
 @dataclass(frozen=True, eq=False)
-class MLP(ReadsStream):
-    """D(up(x) * act(gate(x))), or D act(up(x)) where there is no gate.
+class MLP(NormedInput):
+    """An MLP D(up(x) * act(gate(x))), or D act(up(x)) without a gate.
 
-    `activation` is the attribute of the module. `norm` is between the stream and the maps and
-    `out_norm` between the output and the stream, each None where there is none.
+    `activation` is the attribute of the module. `norm` is between the stream and the maps,
+    `out_norm` between the output and the stream. Each is None for an MLP without it.
     """
 
     name: str
@@ -110,23 +142,23 @@ class MLP(ReadsStream):
 
     @torch.no_grad()
     def act_of_zero(self) -> Float[Tensor, " hidden"] | None:
-        """Return act(0) of each hidden unit; None where all are 0, as in most activations."""
+        """Return act(0) of each hidden unit; None if all are 0, as in most activations."""
         weight: Any = self.reads[0].module.weight
         values = self.act(weight.new_zeros(1, self.reads[0].n_out))[0]
         return values.to(working_dtype(values.dtype)) if values.any() else None
 
     def activation_function(self) -> Any:
-        """The function or module that the activation is."""
+        """Return the activation, a function or a module."""
         return getattr(self.module, self.activation)
 
-    def computes(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows d_model"]:
-        """What such an MLP makes of what it reads, out of its parts."""
-        acted, *other = (part.chosen(part.module(x).mT).mT for part in self.reads)
+    def output(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows d_model"]:
+        """Return the output of the MLP on its inputs, computed from its parts."""
+        acted, *other = (part.select(part.module(x).mT).mT for part in self.reads)
         return self.down.module(self.act(acted) * (other[0] if other else 1))
 
     @torch.no_grad()
     def check(self) -> None:
-        """See on random numbers that the module computes what its parts do.
+        """Compare the module with its parts on random numbers.
 
         Raises:
             BilensError: it computes something else.
@@ -137,8 +169,8 @@ class MLP(ReadsStream):
         x = torch.randn(4, width, generator=generator).to(weight)
         rounding = 100 * torch.finfo(weight.dtype).eps
         try:
-            whole, parts = self.module(x), self.computes(x)
-            same = torch.allclose(whole, parts, rtol=rounding, atol=rounding, equal_nan=True)
+            expected, output = self.module(x), self.output(x)
+            same = torch.allclose(expected, output, rtol=rounding, atol=rounding, equal_nan=True)
         except RuntimeError:  # the maps do not even fit together
             same = False
         if not same:
@@ -149,7 +181,7 @@ class MLP(ReadsStream):
             )
 
     def scale_gate(self, factor: float) -> None:
-        """Multiply the gate's weights, and its biases where it has some, by a factor."""
+        """Multiply the gate's weights and biases by a factor."""
         assert self.gate is not None
         bias = self.gate.bias()
         self.gate.set_weight(factor * self.gate.weight())
@@ -159,9 +191,9 @@ class MLP(ReadsStream):
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer: y = x + heads(x), then y + mlp(y); side by side, both read x.
+    """One layer: y = x + heads(x), then y + mlp(y). In parallel layers both read x.
 
-    `residual_mix` are a and b where it reads a x + b x_0 instead of x, and None where it reads x;
+    A layer with `residual_mix` a, b reads a x + b x_0 instead of x, x_0 being the embedding.
     `numbers` are parameters that are not weights of a map or norm.
     """
 
@@ -174,10 +206,10 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Readers:
-    """All linear maps, fused ones whole, that read the stream behind one norm, or behind none.
+class FoldGroup:
+    """All linear maps after the same norm, or without a norm. Fused maps are one map.
 
-    `obstacle` is why the norm cannot be folded into the maps; None where it can.
+    `obstacle` is why the norm cannot be folded into the maps; None if it can.
     """
 
     norm: Norm | None
@@ -186,8 +218,8 @@ class Readers:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts(ReadsStream):
-    """A transformer as what reads its residual stream and what writes to it.
+class Parts(NormedInput):
+    """A transformer as the modules that read its residual stream or write to it.
 
     The attributes are those of `Family`, looked up in a model.
     """
@@ -208,17 +240,17 @@ class Parts(ReadsStream):
 
     @property
     def module(self) -> nn.Module:  # type: ignore[override]
-        """The unembedding, which reads what the last layer leaves."""
+        """Unembedding, which reads the stream after the last layer."""
         return self.unembed.module
 
     @property
     def tables(self) -> list[Embedding]:
-        """The embeddings that add to the stream."""
+        """Embeddings that are added to the stream."""
         return [table for table in (self.embed, self.positions) if table is not None]
 
     @property
     def n_positions(self) -> int | None:
-        """Number of positions that have a vector; None where only distances count."""
+        """Number of positions that have a vector; None if only distances count."""
         table = self.positions or self.hidden_positions
         return None if table is None else table.module.num_embeddings
 
@@ -262,32 +294,32 @@ class Parts(ReadsStream):
 
     @property
     def writes(self) -> list[LinearMap]:
-        """The maps that add to the stream."""
+        """Maps whose outputs are added to the stream."""
         return [part for layer in self.layers for part in (layer.heads.out, layer.mlp.down)]
 
-    def readers(self) -> list[Readers]:
-        """All that reads the stream, in the order of the model, those behind one norm together."""
-        found: list[Readers] = []
+    def fold_groups(self) -> list[FoldGroup]:
+        """Return the maps that read the stream, in the order of the model, grouped by norm."""
+        groups: list[FoldGroup] = []
         hidden = None
         if self.hidden_positions is not None:
             hidden = "positions are added between the norm and queries and keys"
         for layer in self.layers:
             heads, mlp = layer.heads, layer.mlp
             if heads.norm and mlp.norm and heads.norm.module is mlp.norm.module:
-                found.append(Readers(heads.norm, _whole((*heads.reads, *mlp.reads)), hidden))
+                groups.append(FoldGroup(heads.norm, _fused((*heads.reads, *mlp.reads)), hidden))
             else:
-                found.append(Readers(heads.norm, _whole(heads.reads), hidden))
-                found.append(Readers(mlp.norm, _whole(mlp.reads)))
-        return [*found, Readers(self.norm, [self.unembed])]
+                groups.append(FoldGroup(heads.norm, _fused(heads.reads), hidden))
+                groups.append(FoldGroup(mlp.norm, _fused(mlp.reads)))
+        return [*groups, FoldGroup(self.norm, [self.unembed])]
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Every parameter whose part in the model is known."""
+        """Yield every parameter whose role in the model is known."""
         tables = [*self.tables, *([self.hidden_positions] if self.hidden_positions else [])]
-        readers = self.readers()
+        groups = self.fold_groups()
         parts = [part for layer in self.layers for part in (layer.heads, layer.mlp)]
         modules: list[nn.Module] = [
-            *(reader.norm.module for reader in readers if reader.norm is not None),
-            *(part.module for reader in readers for part in reader.maps),
+            *(group.norm.module for group in groups if group.norm is not None),
+            *(part.module for group in groups for part in group.maps),
             *(part.module for part in self.writes),
             *(table.module for table in tables),
             *(part.out_norm.module for part in parts if part.out_norm is not None),
@@ -300,6 +332,6 @@ class Parts(ReadsStream):
             yield from (part for part in (*mixes, *layer.numbers) if part is not None)
 
 
-def _whole(maps: Sequence[LinearMap]) -> list[LinearMap]:
-    """Each module once."""
-    return list({id(part.module): part.whole for part in maps}.values())
+def _fused(maps: Sequence[LinearMap]) -> list[LinearMap]:
+    """Return each module once, with all its outputs."""
+    return list({id(part.module): part.fused for part in maps}.values())

@@ -1,4 +1,4 @@
-"""One view of any transformer that adds to a residual stream, for everything that reads one."""
+"""One view of any transformer that adds to a residual stream, the start of all readings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,15 +23,18 @@ from bilens.residual.trace import Trace, mlp_inputs, trace
 from bilens.settings import Place
 from bilens.tensor import BilinearTensor, FactoredMatrix, QuadraticForm
 
-__all__ = ["HeadWeights", "ResidualModel"]
-
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
-    """The way of values through the heads of a layer, its norms and scales folded in.
+    """Value and output weights of a layer's heads, norms and scales folded in.
 
-    A row n that is looked at arrives as (n V + v_bias) O, times the weight that the pattern gives
-    it, of `value`, `value_bias` and `out`; `out_bias` belongs to no head and is added once.
+    A head that attends to a normalised row n adds its weight in the pattern times (n V + b) O.
+
+    Attributes:
+        value: V.
+        value_bias: b.
+        out: O.
+        out_bias: bias of the output, which belongs to no head and is added once.
     """
 
     value: Float[Tensor, "heads d_model d_head"]
@@ -60,27 +63,26 @@ class ValueSource(NamedTuple):
 
 @full_precision
 class ResidualModel:
-    """Embedding, unembedding and, for each layer, what reads the stream and what writes to it.
+    """Embedding, unembedding and, for each layer, the maps that read the stream or write to it.
 
-    Everything lives in one basis: what reads does so in the normalised stream
+    All inputs are in one basis, that of the normalised stream
 
-        n = x / |x| sqrt(d_model)      (after centring where the model has LayerNorms)
+        n = x / |x| sqrt(d_model)      (after centring in models with LayerNorms)
 
-    before the norm's gain, which is folded into the maps, as are all constants by which a model
-    multiplies. Without norms n = x. What writes does so into the stream x itself. Weights are given
-    in float32, or in float64 where they are stored so; the model is left alone. What takes the
-    number of a layer, or a text, raises BilensError where there is no such layer, or the text is
-    empty or holds a number that is not a token.
+    before the norm's gain. The gain is folded into the maps, and so are all constant factors
+    of the model. Without norms n = x. Outputs are in the stream x itself. Weights are returned
+    in float32, or in float64 if they are stored so. The model does not change. Methods that take a
+    layer or a text raise BilensError for a number that the model does not have.
 
     Args:
-        model: a causal language model of bilens, of a family that `bilens.residual.families` knows,
-            or of one that `bilens.register_family` has added.
+        model: a causal language model of bilens, or of a family in `bilens.residual.families`;
+            `bilens.register_family` adds families.
         tokenizer: for tokens by name.
 
     Attributes:
         model: the model itself.
         tokenizer: its tokenizer, or None.
-        parts: where in the model everything stands.
+        parts: the modules of the model, by their role.
 
     Raises:
         BilensError: the family is not known, or the model is not what its family says.
@@ -123,21 +125,21 @@ class ResidualModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the embedding is."""
+        """Device of the embedding."""
         return self.parts.embed.module.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What weights are given in."""
+        """Type of the weights that are returned: float64 if stored so, else float32."""
         return working_dtype(self.parts.embed.module.weight.dtype)
 
     @property
     def has_norms(self) -> bool:
-        """Whether a norm stands before the unembedding, whose scale a text decides."""
+        """True if the scale before the unembedding depends on the text."""
         return self.parts.norm is not None and not isinstance(self.parts.norm, ConstantNorm)
 
     def to(self, device: torch.device | str) -> "ResidualModel":
-        """The same view of the model on another device; the model itself moves."""
+        """Move the model to another device and return this view."""
         self.model.to(device)
         return self
 
@@ -145,7 +147,7 @@ class ResidualModel:
 
     @property
     def W_E(self) -> Float[Tensor, "vocab d_model"]:
-        """What each token adds to the stream, positions aside."""
+        """Embedding of each token, without positions, one row for each token."""
         return self.parts.embed.weight() * self.parts.embed.scale
 
     @property
@@ -155,7 +157,7 @@ class ResidualModel:
 
     @property
     def b_U(self) -> Float[Tensor, " vocab"]:
-        """What each logit has of no stream: biases of the last norm and of the unembedding."""
+        """Bias of each logit, from the final norm and the unembedding."""
         return self.unembed()[1]
 
     def unembed(
@@ -163,21 +165,19 @@ class ResidualModel:
     ) -> tuple[Float[Tensor, "d_model n"], Float[Tensor, " n"]]:
         """Return W_U and b_U, or only their columns of these tokens."""
         part, scale = self.parts.unembed, self.parts.logit_scale
-        some = (
-            part
-            if tokens is None
-            else replace(part, rows=torch.as_tensor(tokens, device=self.device).long())
-        )
-        weight, bias = self._read(some, self.parts.norm)
+        if tokens is not None:
+            # Folding the norm into all rows would cost more than the few that are asked for.
+            part = replace(part, rows=torch.as_tensor(tokens, device=self.device).long())
+        weight, bias = self._read(part, self.parts.norm)
         return scale * weight.T, weight.new_zeros(len(weight)) if bias is None else scale * bias
 
     def embedded(
         self, tokens: Int[Tensor, " n"], position: int | None = None
     ) -> Float[Tensor, "n d_model"]:
-        """The stream before the first layer of tokens at one position; learned ones ask for it.
+        """Return the stream before the first layer of tokens at one position, (n, d_model).
 
         Raises:
-            BilensError: the model has learned positions and none is given, or it is out of range.
+            BilensError: the model has learned positions and `position` is missing or out of range.
         """
         self._check_ids(tokens, "tokens")
         x = self.parts.embed.rows(tokens)
@@ -187,21 +187,21 @@ class ResidualModel:
         if position is None:
             raise BilensError(
                 "position=None, and the model has learned positions, which add a vector of their "
-                "own to every token; give a place in the text"
+                "own to every token; set position to a place in the text"
             )
         learned = "the positions that the model has learned"
         check_index("position", position, table.module.num_embeddings, learned)
         return x + table.rows(torch.tensor(position, device=self.device))
 
     def token(self, name: str) -> int:
-        """The number of a token by its name, which the vocabulary or the tokenizer knows as one.
+        """Return the number of a token by its name.
 
         Raises:
-            BilensError: there is no tokenizer, or the name is not a single token.
+            BilensError: the model has no tokenizer, or the name is not a single token.
         """
         if self.tokenizer is None:
             raise BilensError(
-                f"token={name!r}, but the model came without a tokenizer; give the number of the "
+                f"token={name!r}, but the model came without a tokenizer; pass the number of the "
                 "token, or ResidualModel(model, tokenizer)"
             )
         check_text("token", name)
@@ -209,7 +209,7 @@ class ResidualModel:
         if name in vocabulary:
             return int(vocabulary[name])
         pieces = self.tokenizer(name, add_special_tokens=False)["input_ids"]
-        # A tokenizer makes one piece of what it does not know, too.
+        # A tokenizer returns one piece for an unknown name, too.
         same = str(self.tokenizer.decode(pieces)).strip().casefold() == name.strip().casefold()
         if len(pieces) == 1 and same:
             return int(pieces[0])
@@ -248,17 +248,17 @@ class ResidualModel:
         return W_U[:, 0] - W_U[:, 1:].mean(1) if others else W_U[:, 0]
 
     def layer(self, layer: int) -> Layer:
-        """The parts of a layer."""
+        """Return the parts of a layer."""
         layer_parts = self.parts.layers[check_index("layer", layer, self.n_layers)]
         check_unhooked(layer_parts.module, layer_parts.name)
         return layer_parts
 
     @torch.no_grad()
     def mlp(self, layer: int) -> BilinearTensor:
-        """The MLP of a layer as a tensor, from the normalised stream to what it adds to the stream.
+        """Return the MLP of a layer as a tensor, from the normalised stream to the MLP's output.
 
-        Biases become the constant coordinate. Where a norm stands behind the MLP, its gain is
-        folded in and its scale, which a text decides, is left out.
+        Biases become the constant coordinate. The gain of a norm after the MLP is folded in. Its
+        scale depends on the text and is left out.
 
         Raises:
             NotBilinearError: the MLP has no gate, or an activation that is not linear.
@@ -284,14 +284,14 @@ class ResidualModel:
 
     @torch.no_grad()
     def mlp_factors(self, layer: int, slope: float = 1.0) -> BilinearTensor:
-        """D, up and gate of a layer as the tensor that they are where act(z) = slope z.
+        """Return the tensor of an MLP whose activation is replaced by act(z) = slope z.
 
         With the gate ratios of a `Trace` as weights of its hidden units the same factors are the
         MLP on a text, exactly. An MLP without a gate is D (up(x) * 1), with the constant
-        coordinate. Where act(0) is not 0, a second set of hidden units holds up(x) * 1.
+        coordinate. If act(0) is not 0, a second set of hidden units holds up(x) * 1.
 
         Raises:
-            BilensError: there is no such layer, or the slope is not finite.
+            BilensError: the layer does not exist, or the slope is not finite.
         """
         check_finite(slope=torch.tensor(slope))
         mlp = self.layer(layer).mlp
@@ -320,19 +320,19 @@ class ResidualModel:
 
     @torch.no_grad()
     def mlp_reads(self, layer: int) -> dict[str, Float[Tensor, "hidden d_model"]]:
-        """What the MLP of a layer reads with: L and R where it has a gate, or else in."""
+        """Return the input weights of an MLP by name: L and R with a gate, `in` without one."""
         mlp = self.layer(layer).mlp
         names = {"in": mlp.up} if mlp.gate is None else {"L": mlp.up, "R": mlp.gate}
         return {name: self._read(part, mlp.norm)[0] for name, part in names.items()}
 
     @torch.no_grad()
     def mlp_writes(self, layer: int) -> Float[Tensor, "d_model hidden"]:
-        """What the MLP of a layer writes with, D."""
+        """Return the output weights D of an MLP."""
         mlp = self.layer(layer).mlp
         return self._write(mlp.down, mlp.out_norm)[0]
 
     def interaction(self, direction: Float[Tensor, "*batch d_model"], layer: int) -> QuadraticForm:
-        """What the MLP of a layer adds along a direction, a quadratic form of what it reads.
+        """Return the output of an MLP along a direction, as a quadratic form of its input.
 
         Raises:
             NotBilinearError: the MLP is not a tensor.
@@ -342,9 +342,9 @@ class ResidualModel:
 
     @torch.no_grad()
     def heads(self, layer: int) -> HeadWeights:
-        """Values and outputs of the heads of a layer.
+        """Return the value and output weights of the heads of a layer.
 
-        With `value_mix` these are the layer's own values, by the share that they have.
+        With `value_mix` these are the layer's own values, times their share.
         """
         heads = self.layer(layer).heads
         value, value_bias = self._read(heads.value, heads.norm)
@@ -354,13 +354,13 @@ class ResidualModel:
             share = 1 - heads.v_first_share.detach().to(value)
             value, bias = share * value, share * bias
 
-        def each(values: Tensor) -> Tensor:
+        def by_head(values: Tensor) -> Tensor:
             split = values.unflatten(0, (heads.n_kv_heads, heads.d_head))
             return split.repeat_interleave(heads.sharing, 0)
 
         return HeadWeights(
-            value=each(value).mT,
-            value_bias=each(bias),
+            value=by_head(value).mT,
+            value_bias=by_head(bias),
             out=out.T.unflatten(0, (heads.n_heads, heads.d_head)),
             out_bias=out.new_zeros(len(out)) if out_bias is None else out_bias,
         )
@@ -381,7 +381,7 @@ class ResidualModel:
         return sources
 
     def ov(self, layer: int) -> FactoredMatrix:
-        """W_V W_O of every head: a row n that is looked at arrives as n OV; biases are left out.
+        """Return W_V W_O of every head, without biases: attending to a row n adds n OV.
 
         Source:
             Elhage et al. 2021, "Splitting attention heads into query-key and output-value
@@ -392,15 +392,15 @@ class ResidualModel:
 
     @torch.no_grad()
     def qk(self, layer: int, distance: Place = 0) -> tuple[FactoredMatrix, ...]:
-        """W_Q R W_K' of every head, one batch for each pair of queries and keys.
+        """Return W_Q R W_K' of every head, one batch for each pair of queries and keys.
 
-        The score of row n for a row m that stands `distance` places earlier is n QK m', where R
-        turns rotary queries by the distance. Norms of queries and keys give their gain, not their
-        scale; biases and positions that are vectors are left out.
+        The score of row n for a row m, `distance` positions earlier, is n QK m'. R rotates rotary
+        queries by the distance. Gains of norms of queries and keys are in it, their scales, biases
+        and positions that are vectors are not.
 
         Returns:
-            Two batches for bilinear and differential attention, or else one; their axis is the
-            heads.
+            Two batches for bilinear and differential attention, otherwise one. The batch axis is
+            the heads.
 
         Raises:
             BilensError: the distance is negative.
@@ -417,13 +417,13 @@ class ResidualModel:
 
     @torch.no_grad()
     def query_key_maps(self, layer: int, position: Place) -> QueriesKeys:
-        """The maps from normalised rows n at one position to queries and keys, as [n, 1] @ map.
+        """Return the maps from normalised rows n at a position to queries and keys, [n, 1] @ map.
 
-        Rotation and the scores' scale are in them, and of norms of queries and keys the gain.
+        They include rotation, the scores' scale and the gains of norms of queries and keys.
 
         Returns:
-            One or two pairs of (d_model + 1, heads, d_head); the last row is what biases, and
-            positions that are vectors, give alone.
+            One or two pairs of (d_model + 1, heads, d_head). The last row is the output of biases
+            and of positions that are vectors.
         """
         norm = self.layer(layer).heads.norm
         basis = torch.eye(self.d_model, dtype=self.dtype, device=self.device)
@@ -433,20 +433,20 @@ class ResidualModel:
             bias = norm.bias()
             none = none if bias is None else bias[None]
             basis = basis + none
-        found = self._queries_keys(layer, torch.cat([basis, none]), position, linear=True)
+        pairs = self._queries_keys(layer, torch.cat([basis, none]), position, linear=True)
 
-        def each(rows: Tensor) -> Tensor:
+        def without_bias(rows: Tensor) -> Tensor:
             return torch.cat([rows[:-1] - rows[-1:], rows[-1:]])
 
-        return [(each(q), each(k)) for q, k in found]
+        return [(without_bias(q), without_bias(k)) for q, k in pairs]
 
     @torch.no_grad()
     def queries_keys(
         self, layer: int, n: Float[Tensor, "rows d_model"], position: Place
     ) -> QueriesKeys:
-        """Queries and keys of normalised rows that all stand at one position.
+        """Return queries and keys of normalised rows at one position.
 
-        Biases, norms of queries and keys, rotation and the scores' scale are in them.
+        They include biases, norms of queries and keys, rotation and the scores' scale.
 
         Returns:
             One or two pairs of (rows, heads, d_head), whose inner products are the scores.
@@ -460,7 +460,7 @@ class ResidualModel:
     def mlp_output(
         self, layer: int, x: Float[Tensor, "*batch d_model"]
     ) -> Float[Tensor, "*batch d_model"]:
-        """What the MLP of a layer adds to streams x, whatever its activation."""
+        """Return the output of an MLP on streams x, by the modules of the model."""
         self._check_width(x, "x")
         mlp = self.layer(layer).mlp
         stored: Any = mlp.up.module.weight
@@ -497,17 +497,17 @@ class ResidualModel:
     def mlp_inputs(
         self, ids: Int[Tensor, "batch time"], layer: int
     ) -> Float[Tensor, "batch time d_model"]:
-        """What the MLP of a layer reads at every position of some texts: the normalised stream."""
+        """Return the normalised stream that an MLP reads, at every position of texts."""
         self._check_ids(ids)
         mlp = self.layer(layer).mlp
         return mlp.normalised(mlp_inputs(self.model, mlp, ids.to(self.device)))
 
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
-        """The model's logits, in float32 or float64."""
+        """Return the model's logits, in float32 or float64."""
         self._check_ids(ids)
-        found = self.model(ids.to(self.device), use_cache=False)
-        return getattr(found, "logits", found).to(self.dtype)
+        output = self.model(ids.to(self.device), use_cache=False)
+        return getattr(output, "logits", output).to(self.dtype)
 
     def _check_width(self, x: Tensor, name: str) -> None:
         if x.shape[-1] != self.d_model:
@@ -526,7 +526,7 @@ class ResidualModel:
                 "those of the model's tokens"
             )
 
-    # How norms and constants come into maps, here and nowhere else.
+    # Norms and constants are folded into maps here and nowhere else.
 
     def _read(self, part: Any, norm: Any) -> tuple[Tensor, Tensor | None]:
         weight, bias = part.weight(), part.bias()
@@ -535,8 +535,8 @@ class ResidualModel:
     def _write(self, part: Any, norm: Any) -> tuple[Tensor, Tensor | None]:
         scale, weight, bias = self.parts.residual_scale, part.weight(), part.bias()
         if norm is not None:
-            weight = norm.folded_behind(weight)
-            bias = None if bias is None else norm.folded_behind(bias)
+            weight = norm.folded_after(weight)
+            bias = None if bias is None else norm.folded_after(bias)
         return scale * weight, None if bias is None else scale * bias
 
     def _queries_keys(

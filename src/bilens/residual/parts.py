@@ -7,19 +7,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-__all__ = ["ConstantNorm", "Embedding", "LinearMap", "Norm", "working_dtype"]
-
 
 def working_dtype(stored: torch.dtype) -> torch.dtype:
-    """What weights of a storage dtype are computed in: float64 for itself, else float32."""
+    """Return the type in which weights are computed: float64 if stored so, else float32."""
     return torch.float64 if stored == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """A linear map x -> W x + b: an `nn.Linear`, GPT-2's Conv1D, or some rows of one.
+    """A linear map x -> W x + b: an `nn.Linear`, GPT-2's Conv1D, or a subset of its outputs.
 
-    `rows` are its outputs, where several maps are fused into one module; None for all.
+    Attributes:
+        name: of the module in the model.
+        module: that holds W and b.
+        rows: the map's outputs, if several maps are fused into one module; None for all.
     """
 
     name: str
@@ -27,7 +28,7 @@ class LinearMap:
     rows: Int[Tensor, " n_out"] | None = None
 
     @property
-    def whole(self) -> "LinearMap":
+    def fused(self) -> "LinearMap":
         """The map with all its outputs."""
         return replace(self, rows=None)
 
@@ -39,34 +40,34 @@ class LinearMap:
         return _weight(self.module).shape[1 if self._transposed else 0]
 
     def weight(self) -> Float[Tensor, "n_out n_in"]:
-        """W, for computing: in float32 or float64."""
+        """Return W in float32 or float64."""
         stored = _weight(self.module).detach()
         stored = stored.T if self._transposed else stored
-        return self.chosen(stored).to(working_dtype(stored.dtype))
+        return self.select(stored).to(working_dtype(stored.dtype))
 
     def bias(self) -> Float[Tensor, " n_out"] | None:
-        """The bias b, for computing; None where the module has none."""
+        """Return the bias b in float32 or float64; None without one."""
         stored = self.module.bias
         if stored is None:
             return None
         assert isinstance(stored, Tensor)
-        return self.chosen(stored.detach()).to(working_dtype(stored.dtype))
+        return self.select(stored.detach()).to(working_dtype(stored.dtype))
 
-    def chosen(self, outputs: Float[Tensor, "n_all *rest"]) -> Float[Tensor, "n_out *rest"]:
-        """These rows of what belongs to all outputs of the module."""
+    def select(self, outputs: Float[Tensor, "n_all *rest"]) -> Float[Tensor, "n_out *rest"]:
+        """Return the map's rows among those of all outputs of the module."""
         return outputs if self.rows is None else outputs[self.rows.to(outputs.device)]
 
     def set_weight(self, weight: Float[Tensor, "n_out n_in"]) -> None:
-        """Put a new W in place of the old, in the storage dtype."""
+        """Replace W, in the storage type."""
         if self.rows is not None:
-            weight = self.whole.weight().index_copy(0, self.rows.to(weight.device), weight)
+            weight = self.fused.weight().index_copy(0, self.rows.to(weight.device), weight)
         _put(_weight(self.module), weight.T.contiguous() if self._transposed else weight)
 
     def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
-        """Put a new b in place of the old, or where there was none."""
-        weight, old = _weight(self.module), self.whole.bias()
+        """Replace b, or add one to a module without a bias."""
+        weight, old = _weight(self.module), self.fused.bias()
         if self.rows is not None:
-            old_or_none = bias.new_zeros(self.whole.n_out) if old is None else old
+            old_or_none = bias.new_zeros(self.fused.n_out) if old is None else old
             bias = old_or_none.index_copy(0, self.rows.to(bias.device), bias)
         if old is None:
             self.module.bias = nn.Parameter(bias.to(weight.dtype), weight.requires_grad)
@@ -87,7 +88,7 @@ class Embedding:
     scale: float = 1.0
 
     def weight(self) -> Float[Tensor, "n_rows d_model"]:
-        """The rows as they are stored, for computing: in float32 or float64."""
+        """Return the stored rows in float32 or float64, without the scale."""
         stored = self.module.weight.detach()
         return stored.to(working_dtype(stored.dtype))
 
@@ -97,20 +98,23 @@ class Embedding:
         return self.scale * stored.to(working_dtype(stored.dtype))
 
     def set_weight(self, weight: Float[Tensor, "n_rows d_model"]) -> None:
-        """Put new rows in place of the old, in the storage dtype."""
+        """Replace the rows, in the storage type."""
         _put(_weight(self.module), weight)
 
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """g * n + b with n = c / sqrt(mean(c^2) + eps), and c = x, or x without its mean.
+    """A norm g * n + b with n = c / sqrt(mean(c^2) + eps), and c = x, or x minus its mean.
 
-    n is the normalised stream, in which all directions of bilens live; g and b belong to the maps
-    that read behind the norm.
+    n is the normalised stream, the basis of all directions. The gain g and the bias b are folded
+    into the maps after the norm.
 
     Attributes:
-        centres: whether the mean is taken away: LayerNorm does, RMSNorm does not.
-        offset: what the module adds to its weight to have the gain g; 1 in Gemma.
+        name: of the module in the model.
+        module: that holds the weights.
+        centres: the mean is subtracted, as in LayerNorm and not in RMSNorm.
+        offset: number that is added to the module's weight to give the gain g; 1 in Gemma.
+        eps: number that is added to the mean square.
     """
 
     name: str
@@ -120,39 +124,38 @@ class Norm:
     eps: float
 
     def gain(self) -> Float[Tensor, " d_model"]:
-        """The gain g; of one number where all are the same."""
+        """Return the gain g; a single number if all are the same."""
         stored = _weight(self.module).detach()
         return self.offset + stored.to(working_dtype(stored.dtype))
 
     def bias(self) -> Float[Tensor, " d_model"] | None:
-        """The bias b; None where the norm has none."""
+        """Return the bias b; None without one."""
         stored = getattr(self.module, "bias", None)
         return None if stored is None else stored.detach().to(working_dtype(stored.dtype))
 
     def centred(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """c: x, or x without its mean."""
+        """Return c: x, or x minus its mean."""
         return x - x.mean(-1, keepdim=True) if self.centres else x
 
     def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """1 / sqrt(mean(c^2) + eps), by which the norm multiplies c."""
+        """Return 1 / sqrt(mean(c^2) + eps), the factor of c."""
         return (self.centred(x).square().mean(-1) + self.eps).rsqrt()
 
     def normalised(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """n, what the norm makes of x before its gain."""
+        """Return n, the output of the norm before its gain."""
         return self.centred(x) * self.scale(x)[..., None]
 
     def applied(self, n: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """G n + b: what the norm hands on, of what it has normalised."""
+        """Return g n + b, the output of the norm, from the normalised n."""
         y, bias = self.centred(n) * self.gain(), self.bias()
         return y if bias is None else y + bias
 
     def folded(
         self, weight: Float[Tensor, "n_out d_model"], bias: Float[Tensor, " n_out"] | None
     ) -> tuple[Float[Tensor, "n_out d_model"], Float[Tensor, " n_out"] | None]:
-        """W and e of a map that reads behind the norm, as a map that reads n: W g and e + W b.
+        """Fold gain and bias into a map W, e after the norm: W g and e + W b, which read n.
 
-        n has no mean behind a LayerNorm, so that the mean of each row of W meets nothing, and is
-        taken away.
+        After centring n has no mean, so the mean of each row of W has no effect and is subtracted.
 
         Source:
             Elhage et al. 2021, "Handling Layer Normalization".
@@ -163,15 +166,15 @@ class Norm:
             bias = added if bias is None else bias + added
         return self.centred(weight * self.gain()), bias
 
-    def folded_behind(self, out: Float[Tensor, "d_model *n"]) -> Float[Tensor, "d_model *n"]:
-        """What writes before the norm, as what writes behind it, but for the norm's scale: g D.
+    def folded_after(self, out: Float[Tensor, "d_model *n"]) -> Float[Tensor, "d_model *n"]:
+        """Fold the gain into an output map D before the norm: g D; the scale is left out.
 
-        For norms between an output and the stream, as in Gemma 2; D may be a bias too.
+        Such norms are between an output and the stream, as in Gemma 2. D may be a bias.
         """
         return (self.centred(out.T) * self.gain()).T
 
     def is_plain(self) -> bool:
-        """Whether it centres and scales, and does nothing else."""
+        """Return True if gain and bias do nothing."""
         bias = self.bias()
         return bool((self.gain() == 1).all()) and (bias is None or not bias.any())
 
@@ -184,15 +187,15 @@ class Norm:
 
 
 class ConstantNorm(Norm):
-    """s x with a number s that training has found, as of a `bilens.nn.norm.ScalarNorm`: n = x."""
+    """The norm s x with a trained number s, as of a `bilens.nn.norm.ScalarNorm`: n = x."""
 
     def gain(self) -> Float[Tensor, " 1"]:
-        """S."""
-        found: Tensor = self.module.scale  # type: ignore[assignment]
-        return found.to(working_dtype(found.dtype))
+        """Return s."""
+        scale: Tensor = self.module.scale  # type: ignore[assignment]
+        return scale.to(working_dtype(scale.dtype))
 
     def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """1, whatever x is."""
+        """Return 1 for every x."""
         return torch.ones_like(x[..., 0])
 
     def make_plain(self) -> None:
@@ -207,5 +210,5 @@ def _weight(module: nn.Module) -> nn.Parameter:
 
 
 def _put(parameter: nn.Parameter, value: Tensor) -> None:
-    # A new tensor behind the same parameter: whoever shares the old one keeps it as it was.
+    # A new tensor in the same parameter: models that share the old tensor keep it unchanged.
     parameter.data = value.to(parameter.dtype)

@@ -1,7 +1,7 @@
-"""Checks that the weights of a view compute what the model's own modules compute.
+"""Checks of a view's weights against the modules of the model.
 
-Every exact reading calls one of them for the numbers that it accounts for: the same numbers come
-from the model's own forward pass, and anything but rounding between both is an error.
+Every exact reading compares its sums with numbers of the model's own forward pass. A difference
+beyond rounding is an error.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def check_alone(
     columns: Sequence[int],
     total: Float[Tensor, " n"],
 ) -> None:
-    """Check logits of a token alone, with the MLP of one layer, against a run of the model.
+    """Check logits of a single token, through one MLP only, against a run of the model.
 
     Everything else that writes to the stream is silenced in that run.
 
@@ -116,16 +116,16 @@ def check_heads(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) 
     stored: Any = heads.value.module.weight
     y = x.to(stored.dtype)
     y = y if heads.norm is None else heads.norm.module(y)
-    values = heads.value.chosen(heads.value.module(y)).unflatten(0, (heads.n_kv_heads, -1))
+    values = heads.value.select(heads.value.module(y)).unflatten(0, (heads.n_kv_heads, -1))
     out = heads.out.module(values.repeat_interleave(heads.sharing, 0).flatten())
     expected = model.parts.residual_scale * out.to(x)
     n = heads.normalised(x)
-    own = torch.einsum("d,hde->he", n, weights.value) + weights.value_bias
-    total = torch.einsum("he,hed->d", own, weights.out) + weights.out_bias
+    mixed = torch.einsum("d,hde->he", n, weights.value) + weights.value_bias
+    total = torch.einsum("he,hed->d", mixed, weights.out) + weights.out_bias
     if heads.out_norm is not None:
         expected = model.parts.residual_scale * heads.out_norm.module(out).to(x)
         total = total * heads.out_norm.scale(out.to(x))
-    size = float(torch.einsum("he,hed->d", own.abs(), weights.out.abs()).max())
+    size = float(torch.einsum("he,hed->d", mixed.abs(), weights.out.abs()).max())
     name = f"V O of the heads of {model.layer(layer).name}"
     check_sum(name, total, expected, size=size, dtype=_stored(model))
 
@@ -135,7 +135,7 @@ def _hidden(mlp: Any, x: Tensor) -> Tensor:
     stored: Any = mlp.up.module.weight
     y = x.to(stored.dtype)
     y = y if mlp.norm is None else mlp.norm.module(y)
-    acted, *other = (part.chosen(part.module(y)[..., None])[..., 0] for part in mlp.reads)
+    acted, *other = (part.select(part.module(y)[..., None])[..., 0] for part in mlp.reads)
     return mlp.act(acted) * (other[0] if other else 1)
 
 

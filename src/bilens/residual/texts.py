@@ -11,7 +11,7 @@ def require_tokenizer(tokenizer: Any) -> Any:
     """Return the tokenizer; raise BilensError if it is None."""
     if tokenizer is None:
         raise BilensError(
-            "The model came without a tokenizer, which texts need: give the numbers of tokens, or "
+            "The model came without a tokenizer, which texts need: pass the numbers of tokens, or "
             "ResidualModel(model, tokenizer)"
         )
     return tokenizer
@@ -36,7 +36,8 @@ def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
     """Return the token ids of a text, after the token that the model's texts begin with.
 
     Raises:
-        BilensError: there is no tokenizer, or the text is empty, too long or holds no known token.
+        BilensError: the model has no tokenizer, or the text is empty, too long or has no known
+            token.
     """
     tokenizer = require_tokenizer(tokenizer)
     check_text("text", text)

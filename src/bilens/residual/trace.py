@@ -1,4 +1,4 @@
-"""What a model does on a text: its streams, and what the text decides by division or softmax."""
+"""A model on a text: its streams, and the numbers that division and softmax make of the text."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -13,30 +13,27 @@ from bilens.residual.attention import StopForwardError, attends_by, recording
 from bilens.residual.layers import MLP, Layer, Parts
 from bilens.residual.parts import Norm
 
-__all__ = ["LayerTrace", "Trace", "mlp_inputs", "trace"]
-
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
     """One layer on a text.
 
-    With these numbers held fixed all that it does is linear, but a gated MLP, which is bilinear in
-    what it reads.
+    With these numbers held fixed attention is linear and a gated MLP bilinear in its input.
 
     Attributes:
         stream: before the layer.
-        attn_input: what attention reads before its norm; the stream, but where the layer mixes the
-            embedding into it.
+        attn_input: input of attention before its norm: the stream, with the embedding mixed in
+            in models that do so.
         attn_n: attention's input n, the normalised stream before the norm's gain.
-        attn_scale: of attention's norm; 1 without one.
-        pattern: how much each head looks from every position (rows) at every earlier one.
-        attn_out_scale: of the norm behind attention; 1 without one.
-        mlp_input: what the MLP reads before its norm.
+        attn_scale: scale of attention's norm; 1 without one.
+        pattern: weight of every earlier position (columns) at every position (rows), by head.
+        attn_out_scale: scale of the norm after attention; 1 without one.
+        mlp_input: input of the MLP before its norm.
         mlp_n: the MLP's input n, the normalised stream before the norm's gain.
-        mlp_scale: of the MLP's norm.
-        gate_ratio: (act(z) - act(0)) / z of each hidden unit, by which the MLP is bilinear on this
-            text. Where act(0) is not 0, it follows as the ratio of a second set of units.
-        mlp_out_scale: of the norm behind the MLP.
+        mlp_scale: scale of the MLP's norm.
+        gate_ratio: (act(z) - act(0)) / z of each hidden unit, which makes the MLP bilinear on
+            this text. If act(0) is not 0, it follows as the ratio of a second set of units.
+        mlp_out_scale: scale of the norm after the MLP; 1 without one.
     """
 
     stream: Float[Tensor, "time d_model"]
@@ -57,8 +54,11 @@ class Trace:
     """A model on a text.
 
     Attributes:
-        stream: behind the last layer.
-        scale: of the last norm; 1 without one.
+        ids: the text.
+        layers: the layers on the text.
+        stream: after the last layer.
+        scale: scale of the last norm; 1 without one.
+        logits: of the model itself.
     """
 
     ids: Int[Tensor, " time"]
@@ -70,7 +70,7 @@ class Trace:
 
 @torch.no_grad()
 def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
-    """Run a model on a text and keep what `Trace` says, in float32 or float64."""
+    """Run a model on a text and return its trace, in float32 or float64."""
     with attends_by(model, "eager"), recording() as is_recorded, ExitStack() as hooks:
         seen = _Recorder(is_recorded)
         for layer in parts.layers:
@@ -82,14 +82,14 @@ def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
             seen.pattern_of(heads.module, hooks)
         last = parts.norm_or_module
         seen.inputs_of(last, hooks)
-        found = model(ids[None], use_cache=False)
+        output = model(ids[None], use_cache=False)
     stream = seen.inputs[last]
     return Trace(
         ids=ids,
         layers=tuple(seen.layer(layer) for layer in parts.layers),
         stream=stream,
         scale=parts.scale(stream),
-        logits=_wide(getattr(found, "logits", found)[0]),
+        logits=_wide(getattr(output, "logits", output)[0]),
     )
 
 
@@ -97,22 +97,25 @@ def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
 def mlp_inputs(
     model: Any, mlp: MLP, ids: Int[Tensor, "batch time"]
 ) -> Float[Tensor, "batch time d_model"]:
-    """What an MLP reads at every position of some texts, before its norm; nothing above it runs."""
-    found: list[Tensor] = []
+    """Return the input of an MLP before its norm, at every position of texts.
+
+    The forward pass stops there.
+    """
+    inputs: list[Tensor] = []
 
     def record(_: nn.Module, args: tuple[Any, ...]) -> None:
         if is_recorded():
-            found.append(_wide(args[0]))
+            inputs.append(_wide(args[0]))
             raise StopForwardError
 
     hook = mlp.norm_or_module.register_forward_pre_hook(record)
     with recording() as is_recorded, hook, suppress(StopForwardError):
         model(ids, use_cache=False)
-    return found[0]
+    return inputs[0]
 
 
 class _Recorder:
-    """What modules were given and gave in one forward pass of one text."""
+    """Inputs and outputs of modules in one forward pass of one text."""
 
     def __init__(self, is_recorded: Callable[[], bool]) -> None:
         self.is_recorded = is_recorded
@@ -140,13 +143,13 @@ class _Recorder:
         def record(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
             if not self.is_recorded():
                 return
-            # Attention of transformers hands its pattern over beside its output.
+            # Attention of transformers returns its pattern after its output.
             if ask is None:
-                found = output[1]
+                pattern = output[1]
             else:
                 x, pos_embed, rope, _, _, v_first = args
-                found = ask(x, pos_embed, rope, v_first)
-            self.patterns[module] = _wide(found[0])
+                pattern = ask(x, pos_embed, rope, v_first)
+            self.patterns[module] = _wide(pattern[0])
 
         hooks.enter_context(module.register_forward_hook(record, with_kwargs=True))
 
@@ -155,7 +158,7 @@ class _Recorder:
         attn_input = self.inputs[heads.norm_or_module]
         mlp_input = self.inputs[mlp.norm_or_module]
         acted = mlp.reads[0]
-        z = acted.chosen(self.outputs[acted.module].mT).mT
+        z = acted.select(self.outputs[acted.module].mT).mT
         return LayerTrace(
             stream=self.inputs[layer.module],
             attn_input=attn_input,

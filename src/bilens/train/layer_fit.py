@@ -101,7 +101,7 @@ def _fit_gate(mlp: MLP, rows: FitRows) -> float:
     assert mlp.gate is not None
     sums = GateSums(mlp.gate.n_out, rows.x.device)
     for x, _, w in rows.chunks():
-        up, gate = (part.chosen(part.module(x).mT).mT for part in (mlp.up, mlp.gate))
+        up, gate = (part.select(part.module(x).mT).mT for part in (mlp.up, mlp.gate))
         sums.add(up * w[:, None].sqrt(), gate, mlp.act(gate))
     line = sums.line()
     set_line(mlp, line)
@@ -121,7 +121,7 @@ def _fit_down(mlp: MLP, rows: FitRows, ridge: float) -> None:
     gram = before.new_zeros(before.shape[1], before.shape[1])
     cross = torch.zeros_like(before)
     for x, y, w in rows.chunks():
-        up, gate = (part.chosen(part.module(x).mT).mT for part in mlp.reads[::-1])
+        up, gate = (part.select(part.module(x).mT).mT for part in mlp.reads[::-1])
         root = w[:, None].sqrt()
         h = (up * gate).to(root.dtype) * root
         gram += (h.mT @ h).double()
