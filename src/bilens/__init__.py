@@ -48,7 +48,7 @@ __all__ = [
     "spectra",
 ]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 """Version of the package."""
 _ROOMS = (
     *("convert", "data", "explore", "nn", "read", "report"),
