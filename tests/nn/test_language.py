@@ -217,7 +217,7 @@ def test_caches_of_the_other_kind_are_refused():
     with pytest.raises(BilensError, match="keeps a DynamicLayer for layer 0, expected a StateLay"):
         random_model(attention="squared")(random_text()[None], past_key_values=keys)
     mask = torch.ones(1, 1, 9, 9, dtype=torch.bool)
-    with pytest.raises(BilensError, match="squared attention can leave out tokens, not pairs"):
+    with pytest.raises(BilensError, match="squared attention can mask tokens, not pairs"):
         random_model(attention="squared")(random_text()[None], attention_mask=mask)
 
 

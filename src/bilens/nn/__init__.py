@@ -1,4 +1,4 @@
-"""Torch modules whose non-linearity is a product; each hands over its tensor."""
+"""Torch modules whose non-linearity is a product, with a method that returns their tensor."""
 
 from bilens.nn.attention import ATTENTIONS, AttentionKind, AttentionNorm
 from bilens.nn.autoencoder import AutoencoderConfig, SparseAutoencoder

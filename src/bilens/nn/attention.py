@@ -1,4 +1,4 @@
-"""The kinds of attention, and what the rest of bilens has to know of each."""
+"""The kinds of attention and their properties."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,14 +9,13 @@ from bilens.lazy_imports import lazy_import
 if TYPE_CHECKING:
     from bilens.nn.language import product, softmax
     from bilens.nn.language.attention import Attention
-else:  # transformers takes seconds to import, and classifiers do without it.
+else:  # transformers takes seconds to import, and classifiers do not need it.
     product = lazy_import("bilens.nn.language.product")
     softmax = lazy_import("bilens.nn.language.softmax")
 
-__all__ = ["ATTENTIONS", "AttentionKind", "AttentionNorm"]
-
 AttentionNorm = Literal["none", "sum", "rms"]
-"""Of attention without softmax: none; the pattern's rows by their sum; the output by its size."""
+"""Norms of attention without softmax: none, sum (rows of the pattern over their sum), or rms (the
+output over its root mean square)."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +23,17 @@ class AttentionKind:
     """A kind of attention.
 
     Attributes:
-        find: gives its class.
-        pairs: of queries and keys, one or two.
-        product: which scores are multiplied to the pattern before any normalisation, by the numbers
-            of their pairs; the one in the exponent under a softmax; none where no number of two
-            tokens alone orders the pattern.
-        sums_to_one: whether each row of the pattern does, so that biases of values arrive whole.
-        keeps_state: whether it decodes by a state of constant size instead of all keys, and so
-            leaves out tokens but no pairs of them.
-        norms: which of `AttentionNorm` it may have.
-        numbers: attributes that are parameters besides its maps.
+        find: function that returns its class.
+        pairs: number of pairs of queries and keys, one or two.
+        product: numbers of the pairs whose scores are multiplied to the pattern, before any
+            normalisation. For softmax it is the score in the exponent. It is empty if no number of
+            two tokens orders the pattern.
+        sums_to_one: True if each row of the pattern sums to 1, so that biases of values pass
+            unchanged.
+        keeps_state: True if it decodes with a state of constant size instead of all keys. Its mask
+            can then exclude tokens, but no pairs of tokens.
+        norms: its possible norms.
+        numbers: attributes that are parameters, apart from its maps.
     """
 
     find: Callable[[], "type[Attention]"]
@@ -64,5 +64,5 @@ ATTENTIONS: dict[str, AttentionKind] = {
         lambda: softmax.DifferentialAttention, pairs=2, numbers=("diff_lambda",)
     ),
 }
-"""softmax; squared, a score times itself; bilinear, the product of two scores; differential, the
-difference of two softmaxes."""
+"""Kinds by name. squared multiplies a score with itself, bilinear two scores, and differential is
+the difference of two softmaxes."""

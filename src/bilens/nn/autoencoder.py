@@ -1,4 +1,4 @@
-"""Sparse autoencoders as the MNIST case study trains them."""
+"""Sparse autoencoders of the MNIST case study."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,14 @@ from torch import Tensor, nn
 from bilens.nn.checkpoint import Checkpointed
 from bilens.settings import CheckedSettings, Size
 
-__all__ = ["AutoencoderConfig", "SparseAutoencoder"]
-
 
 @dataclass(frozen=True)
 class AutoencoderConfig(CheckedSettings):
     """The sizes of a sparse autoencoder.
 
     Attributes:
-        d_in: width of the vectors it reads.
-        n_features: how many features it has.
+        d_in: width of its input vectors.
+        n_features: number of features.
     """
 
     d_in: Size
@@ -29,7 +27,7 @@ class SparseAutoencoder(Checkpointed):
     """f = ReLU(E (y - b_D) + b_E),  y' = F f + b_D, with features F of unit length as columns.
 
     Args:
-        config: its sizes.
+        config: sizes of the autoencoder.
 
     Source: Pearce & Dooms 2024, appendix "SAE training".
     """
@@ -56,11 +54,11 @@ class SparseAutoencoder(Checkpointed):
         self.decoder_bias.zero_()
 
     def encode(self, y: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch n_features"]:
-        """The activations of the features, none negative."""
+        """Return the activations of the features, none negative."""
         return torch.relu((y - self.decoder_bias) @ self.encoder.T + self.encoder_bias)
 
     def decode(self, f: Float[Tensor, "*batch n_features"]) -> Float[Tensor, "*batch d_in"]:
-        """The vectors that activations stand for."""
+        """Return the vectors with these activations."""
         return f @ self.features.T + self.decoder_bias
 
     def forward(self, y: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_in"]:
@@ -69,5 +67,5 @@ class SparseAutoencoder(Checkpointed):
 
     @torch.no_grad()
     def normalise(self) -> None:
-        """Give every feature unit length."""
+        """Scale every feature to unit length."""
         self.features.div_(self.features.norm(dim=0).clamp_min(1e-12))

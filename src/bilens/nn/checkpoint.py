@@ -1,4 +1,4 @@
-"""Saving and loading modules: safetensors and JSON, whole or not at all, here or on the hub."""
+"""Saving and loading modules as safetensors and JSON, in directories or on the hub."""
 
 import os.path
 from dataclasses import asdict
@@ -20,8 +20,6 @@ from bilens.hub import HTTPError, hub_asked_once
 from bilens.model_card import CARD_NAME, model_card
 from bilens.settings import read_settings
 
-__all__ = ["CONFIG_NAME", "WEIGHTS_NAME", "Checkpointed", "fetch", "read_config"]
-
 CONFIG_NAME: str = constants.CONFIG_NAME
 WEIGHTS_NAME: str = constants.SAFETENSORS_SINGLE_FILE
 
@@ -33,9 +31,9 @@ class Checkpointed(nn.Module, ModelHubMixin):
     unknown or of another shape is an error, never skipped.
 
     Attributes:
-        model_type: what the configuration calls this kind of model.
-        config_class: the frozen dataclass that the constructor takes.
-        source: the directory that it was trained in or loaded from, for its model card.
+        model_type: name of this kind of model in the configuration.
+        config_class: frozen dataclass of the constructor's argument.
+        source: directory of its training or of its file, for the model card.
     """
 
     model_type: ClassVar[str]
@@ -43,7 +41,7 @@ class Checkpointed(nn.Module, ModelHubMixin):
     source: str | Path | None = None
 
     def save_files(self, directory: Path) -> None:
-        """Write the weights and the configuration, each file whole or not at all."""
+        """Write the weights and the configuration, each file completely or not at all."""
         write_safetensors(directory / WEIGHTS_NAME, self.state_dict())
         write_json(directory / CONFIG_NAME, self._settings())
 
@@ -51,14 +49,14 @@ class Checkpointed(nn.Module, ModelHubMixin):
         return {"model_type": self.model_type, **asdict(self._hub_mixin_config)}  # type: ignore[arg-type]
 
     def generate_model_card(self, **about: Any) -> ModelCard:
-        """What the hub shows: the model, how it was trained, its numbers, how to open it."""
+        """Return the card of the model: settings, training, metrics, and code to open it."""
         return model_card(self._settings(), self.source, **about)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         self.save_files(save_directory)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """As the hub does, with a model card where it has none."""
+        """Upload the model to the hub, with a model card if the hub has none."""
         options["model_card_kwargs"] = {"repo_id": repo_id}
         if file_exists(repo_id, CARD_NAME, token=options.get("token")):
             options.setdefault("ignore_patterns", CARD_NAME)
@@ -76,7 +74,7 @@ class Checkpointed(nn.Module, ModelHubMixin):
 
         Args:
             pretrained_model_name_or_path: the directory, or the repository's name.
-            device: where the weights go.
+            device: device of the weights.
             hub: passed to `huggingface_hub.hf_hub_download`: revision, token, cache_dir, ...
 
         Raises:
@@ -98,7 +96,7 @@ class Checkpointed(nn.Module, ModelHubMixin):
         path = fetch(pretrained_model_name_or_path, WEIGHTS_NAME, **hub)
         kinds = {name: weight.dtype for name, weight in model.state_dict().items()}
         try:
-            # Copied, as the memory of a mapped file is aligned otherwise, and the file may go.
+            # Copied: a mapped file has another alignment, and the file may be deleted later.
             state = {
                 name: weight.to(dtype=kinds.get(name), copy=True)
                 for name, weight in load_file(path, str(device)).items()
@@ -118,7 +116,7 @@ class Checkpointed(nn.Module, ModelHubMixin):
 
 
 def fetch(source: str | Path, name: str, **hub: Any) -> Path:
-    """One file of a saved model, from a directory or the hub; or CheckpointError."""
+    """Return the path of a file of a saved model, from a directory or the hub."""
     if os.path.isdir(source):  # noqa: PTH112  pathlib raises for names that are too long
         path = Path(source) / name
         if not path.is_file():
@@ -140,5 +138,5 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
 
 @checked
 def read_config(source: str | Path, **hub: Any) -> dict[str, Any]:
-    """The settings of a saved model with its `model_type`; CheckpointError if damaged."""
+    """Return the settings of a saved model with its `model_type`; CheckpointError if damaged."""
     return read_json_object(fetch(source, CONFIG_NAME, **hub))

@@ -17,12 +17,12 @@ from bilens.settings import CheckedSettings, Count, Depth, Size
 from bilens.tensor import BilinearTensor, Cut, affine
 from bilens.tensor.factors import fit_input
 
-__all__ = ["ClassifierConfig", "ImageClassifier"]
-
 
 @dataclass(frozen=True)
 class ClassifierConfig(CheckedSettings):
-    """What an image classifier is made of. The defaults are Table 2 of Pearce et al. 2024.
+    """Architecture and sizes of an image classifier.
+
+    The defaults are Table 2 of Pearce et al. 2024.
 
     Attributes:
         n_inputs: pixels of an image, height times width.
@@ -31,15 +31,14 @@ class ClassifierConfig(CheckedSettings):
         n_layers: number of layers.
         d_hidden: hidden units of each layer, projected back to d_model; None for d_model of them
             and no projection, as in the paper.
-        gate: what the gate of each layer applies; only identity, or swish at beta = 0, can be
-            read as a tensor.
-        beta: of the swish gate.
-        bias: biases everywhere.
+        gate: gate of each layer; only identity, or swish at beta = 0, makes a tensor.
+        beta: beta of the swish gate.
+        bias: add biases to all maps.
         residual: each layer adds to its input instead of replacing it.
-        norm: none; or a normalisation before each layer and before the unembedding: scalar, which
-            divides by a running mean and leaves the model a tensor; rms or layer, which do not.
+        norm: norm before each layer and before the unembedding. With none, or with scalar, which
+            divides by a running mean, the model is a tensor. With rms or layer it is not.
         image_shape: height and width, for pictures; None if the inputs are not images.
-        class_names: what the classes are called; empty for their numbers.
+        class_names: names of the classes; their numbers by default.
     """
 
     n_inputs: Size
@@ -75,7 +74,7 @@ class ImageClassifier(Checkpointed):
     """logits = U (g_n ( ... g_1(E x))): linear embedding, gated layers, linear unembedding.
 
     Args:
-        config: its sizes and parts.
+        config: architecture and sizes of the model.
 
     Source: Pearce et al. 2024, section 5 and appendix A.
     """
@@ -116,7 +115,7 @@ class ImageClassifier(Checkpointed):
                 module.reset_parameters()  # type: ignore[operator]
 
     def forward(self, x: Float[Tensor, "*batch n_inputs"]) -> Float[Tensor, "*batch n_classes"]:
-        """The logits of flattened images."""
+        """Return the logits of flattened images."""
         hidden: Tensor = self.embed(x)
         for norm, layer in zip(self.norms, self.layers, strict=False):
             hidden = layer(norm(hidden))
@@ -124,11 +123,11 @@ class ImageClassifier(Checkpointed):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.embed.weight.device
 
     def readable(self) -> "ImageClassifier":
-        """The model where it can be read: itself, or on the CPU if its device lacks float64."""
+        """Return the model itself, or a copy on the CPU if its device lacks float64."""
         try:
             torch.zeros((), dtype=torch.float64, device=self.device)
         except (TypeError, RuntimeError):
@@ -136,14 +135,14 @@ class ImageClassifier(Checkpointed):
         return self
 
     def layer_tensors(self) -> list[BilinearTensor]:
-        """One tensor for each layer, behind the embedding: the next reads what the last gives.
+        """Return one tensor for each layer after the embedding; each reads the outputs of the last.
 
         Scalar norms are folded in, and the unembedding into the last. With biases or residuals each
         has the constant coordinate. They are on the device of the model, or on the CPU if that has
         no float64.
 
         Raises:
-            NotBilinearError: a gate is not linear, or there is a norm other than a scalar one.
+            NotBilinearError: a gate is not linear, or the model has a norm other than a scalar one.
         """
         if self.config.norm not in ("none", "scalar"):
             raise NotBilinearError(
@@ -169,19 +168,19 @@ class ImageClassifier(Checkpointed):
         return chain
 
     def tensors(self) -> list[BilinearTensor]:
-        """As `layer_tensors`, from the pixels on: the embedding is folded into the first."""
+        """Return `layer_tensors` from the pixels on, with the embedding folded into the first."""
         model = self.readable()
         first, *others = model.layer_tensors()
         return [first.change_basis(inputs=model.embedding()), *others]
 
     def embedding(self) -> Float[Tensor, "d_model n_inputs"]:
-        """The map from pixels to what the first of `layer_tensors` reads, the constant included."""
+        """Return the map from pixels to the first of `layer_tensors`, the constant included."""
         if self.config.bias or self.config.residual:
             return affine(self.embed.weight, self.embed.bias)
         return self.embed.weight
 
     def tensor(self) -> BilinearTensor:
-        """The whole model as one tensor, from pixels to logits; exact for a single layer.
+        """Return the model as one tensor, from pixels to logits.
 
         Raises:
             NotBilinearError: the model is deeper, or as for `layer_tensors`.
@@ -195,17 +194,17 @@ class ImageClassifier(Checkpointed):
         if depth > 1:
             raise NotBilinearError(
                 f"The model has {depth} layers, so its logits are of degree {2**depth} in the "
-                "pixels, not one bilinear tensor. model.tensors() gives one for each layer."
+                "pixels, not one bilinear tensor. model.tensors() returns one for each layer."
             )
 
     @classmethod
     @torch.no_grad()
     def from_cut(cls, cut: Cut, config: ClassifierConfig) -> "ImageClassifier":
-        """A cut model as an ordinary classifier, as wide as its widest bond has directions.
+        """Return a cut model as an ordinary classifier, with the width of its widest bond.
 
-        Layers that need fewer are filled up with zeros. Biases and residuals of the model that was
-        cut are in the layers; only the embedding has a bias. Data and classes are those of its
-        `config`, whose inputs and outputs the cut must have.
+        Narrower layers are padded with zeros. Biases and residuals of the original model are in the
+        layers; only the embedding has a bias. Data and classes are those of `config`, whose inputs
+        and outputs the cut must have.
         """
         n_inputs, n_classes = cut.read.shape[1] - cut.constant, cut.cores[-1].n_out
         if (n_inputs, n_classes) != (config.n_inputs, config.n_classes):
@@ -246,17 +245,17 @@ class ImageClassifier(Checkpointed):
         labels: Int[Tensor, " samples"],
         batch_size: Count = 8192,
     ) -> float:
-        """Share of the samples, wherever they are, whose largest logit is their label's.
+        """Return the share of samples, on any device, whose largest logit is their label's.
 
         Raises:
-            BilensError: there are no samples, a label is not a class, or logits are not finite.
+            BilensError: x is empty, a label is not a class, or logits are not finite.
         """
         check_labels(labels, self.config.n_classes)
         right = 0
-        for some, wanted in zip(x.split(batch_size), labels.split(batch_size), strict=True):
-            logits = self(fit_input(some, self.embed.weight, constant=False))
+        for batch, targets in zip(x.split(batch_size), labels.split(batch_size), strict=True):
+            logits = self(fit_input(batch, self.embed.weight, constant=False))
             check_finite(logits=logits)
-            right += int((logits.argmax(-1) == wanted.to(self.device)).sum())
+            right += int((logits.argmax(-1) == targets.to(self.device)).sum())
         return right / len(labels)
 
 

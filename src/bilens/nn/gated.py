@@ -13,8 +13,6 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.settings import Size
 from bilens.tensor import BilinearTensor
 
-__all__ = ["ACTIVATIONS", "Bilinear", "Gate", "GateName", "GatedLayer"]
-
 GateName = Literal["identity", "relu", "gelu", "silu", "swish"]
 """Gates by their names; see `Gate`."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -24,18 +22,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "silu": functional.silu,
 }
-"""What gates and MLPs without a gate apply, elementwise."""
+"""Elementwise activations of gates, and of MLPs without a gate."""
 
 
 class Gate(nn.Module):
     """sigma of a gated layer (L x) * sigma(R x).
 
     `swish` is Swish_beta(z) = z sigmoid(beta z): SiLU at beta = 1, nearly GELU at 1.702, and the
-    straight line z / 2 at beta = 0, so lowering beta anneals a gated layer into a bilinear one.
+    straight line z / 2 at beta = 0. Lowering beta anneals a gated layer into a bilinear one.
 
     Args:
         name: identity, relu, gelu, silu or swish.
-        beta: of swish; the other gates have none.
+        beta: beta of swish; the other gates have none.
 
     Source: Pearce et al. 2024, section 3.1.
     """
@@ -65,18 +63,18 @@ class Gate(nn.Module):
 
 
 class GatedLayer(nn.Module):
-    """g(x) = D((L x + b_L) * sigma(R x + b_R)) + b_D, plus x where there is a residual.
+    """g(x) = D((L x + b_L) * sigma(R x + b_R)) + b_D, plus x with a residual.
 
     Args:
         d_in: width of the input.
         d_out: width of the output.
-        d_hidden: number of hidden units, D projecting them to the output; None leaves D out, and
-            the hidden units are the output.
+        d_hidden: number of hidden units, which D projects to the output. With None there is no D,
+            and the hidden units are the output.
         gate: sigma.
-        beta: of the swish gate.
-        bias: whether L, R and D have biases.
-        out_bias: whether D has one; None for bias.
-        residual: whether the input is added to the output.
+        beta: beta of the swish gate.
+        bias: add biases to L, R and D.
+        out_bias: add a bias to D; None for the value of bias.
+        residual: add the input to the output.
 
     Raises:
         BilensError: a residual between different widths, or an unknown gate.
@@ -118,27 +116,27 @@ class GatedLayer(nn.Module):
 
     @property
     def W_L(self) -> Float[Tensor, "hidden d_in"]:
-        """What the factor without the gate reads with, L."""
+        """Weights L of the factor without the gate."""
         return self.left.weight
 
     @property
     def W_R(self) -> Float[Tensor, "hidden d_in"]:
-        """What the gate reads with, R."""
+        """Weights R of the gate."""
         return self.right.weight
 
     @property
     def W_D(self) -> Float[Tensor, "d_out hidden"]:
-        """What the hidden units write with, D; the identity where there is no projection."""
+        """Output weights D of the hidden units; the identity without a projection."""
         if self.out is not None:
             return self.out.weight
         left = self.left.weight
         return torch.eye(left.shape[0], dtype=left.dtype, device=left.device)
 
     def tensor(self, name: str = "this layer") -> BilinearTensor:
-        """The layer as a tensor, biases and residual folded in; exact, and sharing its memory.
+        """Return the layer as a tensor that shares its memory, biases and residual folded in.
 
         Raises:
-            NotBilinearError: the gate is not a straight line; calls the layer by `name`.
+            NotBilinearError: the gate is not a straight line; the message has `name`.
 
         Source: Pearce et al. 2024, section 3.4.
         """
@@ -158,7 +156,7 @@ class GatedLayer(nn.Module):
 
 
 class Bilinear(GatedLayer):
-    """g(x) = D((L x + b_L) * (R x + b_R)) + b_D: the `GatedLayer` whose gate does nothing.
+    """g(x) = D((L x + b_L) * (R x + b_R)) + b_D: the `GatedLayer` with the identity as gate.
 
     Source: Pearce et al. 2024, section 3.2.
     """

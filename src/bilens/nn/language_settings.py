@@ -1,4 +1,4 @@
-"""The sizes and parts of a language model; quick to import, as transformers is not."""
+"""Architecture and sizes of a language model, without an import of transformers."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -10,45 +10,44 @@ from bilens.nn.norm import NormName
 from bilens.nn.position import PositionName
 from bilens.settings import Depth, NotNegative, Positive, Size, check_settings
 
-__all__ = ["LanguageSettings"]
-
 
 @dataclass
 class LanguageSettings:
-    """What a language model is made of. The defaults are Table 3 of Pearce et al. 2024.
+    """Architecture and sizes of a language model. The defaults are Table 3 of Pearce et al. 2024.
 
     Attributes:
         vocab_size: number of tokens; a tokenizer of at most this size is trained.
         d_model: width of the residual stream.
         n_layers: number of blocks, each attention and then an MLP.
         n_heads: attention heads of a block; d_model is a multiple of it.
-        n_kv_heads: heads of keys and values; none: as many as heads.
+        n_kv_heads: heads of keys and values; as many as heads by default.
         d_hidden: hidden units of each MLP.
         n_ctx: tokens of a text in training; learned and shortformer positions end there.
         mlp: bilinear, swiglu, geglu, reglu, relu, relu2 or gelu; only bilinear is a tensor.
-        norm: none, scalar, rms or layer: before attention, before the MLP and before the
-            unembedding; scalar divides by a running mean, which weights take in when it is read.
+        norm: none, scalar, rms or layer, before attention, MLP and unembedding. scalar divides by a
+            running mean, which readings fold into the weights.
         positions: rotary, learned, shortformer or none.
         attention: softmax, squared, bilinear or differential; squared and bilinear are tensors.
-        attention_scale: of each score; none: 1 / d_head where scores are multiplied, and
-            1 / sqrt(d_head) under a softmax.
-        attention_norm: none; of squared attention sum, rows of the pattern divided by their sum;
-            of squared and bilinear attention rms, the output of each head divided by its size.
+        attention_scale: factor of each score. By default it is 1 / d_head if scores are multiplied,
+            and 1 / sqrt(d_head) in a softmax.
+        attention_norm: none, sum or rms. With sum, rows of a squared pattern are divided by their
+            sum. With rms, outputs of heads of squared or bilinear attention are divided by their
+            size.
         attention_constant: squared and bilinear attention add a learned constant of each head to
             its scores. Rotary positions leave it unchanged.
         qk_norm: queries and keys divided by their root mean square, before rotary positions.
         bias: biases in attention and MLP.
-        mlp_bias: none, out (behind the last map alone) or all; by default all where bias is set.
-        norm_eps: what norms add to the mean square; none: what torch adds.
-        value_mix: every block mixes the first one's values into its own, v + share (v_1 - v), with
-            a share that is learned.
-        embed_mix: every block reads a x + b x_0, with x_0 what the first block reads, and a and b
-            learned.
-        logit_cap: logits are cap tanh(z / cap); none: z.
-        rope_base: of rotary positions.
+        mlp_bias: none, out (only the last map) or all; by default all if bias is set.
+        norm_eps: number that norms add to the mean square; torch's by default.
+        value_mix: every block mixes the first block's values into its own, v + share (v_1 - v),
+            with a learned share.
+        embed_mix: every block reads a x + b x_0, with x_0 the input of the first block, and learned
+            a and b.
+        logit_cap: logits are cap tanh(z / cap), or z by default.
+        rope_base: base of rotary positions.
         rope_bfloat16: cosines and sines of rotary positions are rounded to bfloat16.
-        initializer_range: standard deviation of the initial weights, as in GPT-2; what writes to
-            the residual stream has it divided by sqrt(2 n_layers).
+        initializer_range: standard deviation of the initial weights, as in GPT-2; divided by
+            sqrt(2 n_layers) for maps to the residual stream.
         tie_word_embeddings: embedding and unembedding are one matrix.
 
     Raises:
@@ -85,11 +84,11 @@ class LanguageSettings:
     tie_word_embeddings: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """All of them by name, as JSON may hold them."""
+        """Return all settings by name, as JSON values."""
         return {field.name: getattr(self, field.name) for field in fields(LanguageSettings)}
 
     def check(self) -> None:
-        """See that the settings are in range and fit together."""
+        """Raise BilensError unless the settings are in range and fit together."""
         check_settings(self, LanguageSettings)
         for name, divisor in (("d_model", "n_heads"), ("n_heads", "n_kv_heads")):
             size, part = getattr(self, name), getattr(self, divisor) or 1

@@ -1,4 +1,4 @@
-"""The MLP of a transformer by its name: gated ones, of which one is a tensor, and plain ones."""
+"""MLPs of a transformer by name: gated ones, one of them a tensor, and plain ones."""
 
 from typing import Literal
 
@@ -11,13 +11,11 @@ from bilens.nn.gated import ACTIVATIONS, GatedLayer, GateName
 from bilens.settings import Size
 from bilens.tensor import BilinearTensor
 
-__all__ = ["MlpBias", "MlpName", "PlainMLP", "make_mlp"]
-
 MlpName = Literal["bilinear", "swiglu", "geglu", "reglu", "relu", "relu2", "gelu"]
 """MLPs of a transformer by their names; only bilinear is a tensor."""
 
 MlpBias = Literal["none", "out", "all"]
-"""Which maps of an MLP have biases: none, the last alone, or all."""
+"""Maps of an MLP that have biases: none, only the last (out), or all."""
 
 _GATES: dict[str, GateName] = {
     "bilinear": "identity",
@@ -30,8 +28,8 @@ _GATES: dict[str, GateName] = {
 class PlainMLP(nn.Module):
     """g(x) = D sigma(W x + b) + b_D, for comparison: no product, so no tensor.
 
-    `activation` is sigma: relu, relu2 (its square) or gelu. `bias` is that of both maps, `out_bias`
-    that of D where it differs.
+    `activation` is sigma: relu, relu2 (its square) or gelu. `bias` adds biases to both maps;
+    `out_bias` overrides it for D.
     """
 
     @checked
@@ -54,11 +52,11 @@ class PlainMLP(nn.Module):
         return self.out(self.activate(self.inner(x)))
 
     def activate(self, z: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
-        """sigma(z)."""
+        """Return sigma(z)."""
         return ACTIVATIONS[self.activation](z)
 
     def tensor(self, name: str = "this layer") -> BilinearTensor:
-        """Raise NotBilinearError, as there is no tensor without a gate."""
+        """Raise NotBilinearError: an MLP without a gate is no tensor."""
         raise NotBilinearError(
             f"{name} is an MLP with {self.activation} and no gate, which is not a tensor; train "
             "with mlp='bilinear', or anneal a gated one."
@@ -69,7 +67,7 @@ class PlainMLP(nn.Module):
 def make_mlp(
     name: MlpName, d_model: int, d_hidden: int, *, bias: bool, out_bias: bool | None = None
 ) -> GatedLayer | PlainMLP:
-    """An MLP by its name; see `GatedLayer` and `PlainMLP`.
+    """Return an MLP by its name; see `GatedLayer` and `PlainMLP`.
 
     Source: Shazeer 2020 for the gated ones.
     """

@@ -7,10 +7,8 @@ from torch import Tensor, nn
 
 from bilens.checks import checked
 
-__all__ = ["NormName", "ScalarNorm", "make_norm"]
-
 NormName = Literal["none", "scalar", "rms", "layer"]
-"""Norms by their names; only with none, or a scalar one, a model is a polynomial of its input."""
+"""Norms by name; a model is a polynomial of its input only with none or scalar."""
 
 
 class ScalarNorm(nn.Module):
@@ -20,9 +18,9 @@ class ScalarNorm(nn.Module):
     polynomial stays one.
 
     Args:
-        eps: what it adds to the mean square; None for 1e-6.
+        eps: number that is added to the mean square; None for 1e-6.
 
-    Source: Chi-nets divide by a running root mean square; there it has no gradient.
+    Source: Chi-nets divide by a running root mean square, without a gradient.
     """
 
     def __init__(self, eps: float | None = None) -> None:
@@ -35,7 +33,7 @@ class ScalarNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Forget what was seen."""
+        """Reset the running mean."""
         self.mean_square.zero_()
         self.weight.zero_()
 
@@ -52,7 +50,7 @@ class ScalarNorm(nn.Module):
             return x * self.scale.to(x.dtype)
         now = x.to(torch.promote_types(x.dtype, torch.float32)).square().mean()
         with torch.no_grad():
-            # As in Adam, the mean over what was seen so far is right from the first step on.
+            # As in Adam, division by the weight makes the mean right from the first step on.
             self.mean_square.mul_(1 - MOMENTUM).add_(MOMENTUM * now)
             self.weight.mul_(1 - MOMENTUM).add_(MOMENTUM)
         return x * (now + self.eps).rsqrt().to(x.dtype)
@@ -63,9 +61,9 @@ MOMENTUM = 0.02
 
 @checked
 def make_norm(name: NormName, width: int, eps: float | None = None) -> nn.Module:
-    """A norm by its name: none, scalar (`ScalarNorm`), rms (with a gain), or layer (gain and bias).
+    """Return a norm by name: none, scalar (`ScalarNorm`), rms (with a gain), layer (gain and bias).
 
-    `eps` is what it adds to the mean square; None for what torch adds.
+    `eps` is added to the mean square; None for torch's value.
     """
     match name:
         case "none":

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 
-__all__ = ["PositionName", "rotate", "rotation"]
-
 PositionName = Literal["rotary", "learned", "shortformer", "none"]
-"""How a model knows positions: rotary turns queries and keys; learned adds a vector to the
-embedding; shortformer adds one where queries and keys are read and nowhere else, so that values
-and MLPs see tokens alone (Press et al. 2021)."""
+"""Kinds of positions by name.
+
+- rotary turns queries and keys.
+- learned adds a vector to the embedding.
+- shortformer adds a vector only to the inputs of queries and keys, so that values and MLPs do not
+  depend on positions (Press et al. 2021)."""
 
 
 def rotation(

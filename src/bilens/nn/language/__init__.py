@@ -1,4 +1,4 @@
-"""The causal transformer, a Hugging Face model; importing it takes as long as transformers does."""
+"""The causal transformer, a Hugging Face model. Its import includes that of transformers."""
 
 from bilens.nn.language.attention import Attention
 from bilens.nn.language.config import LanguageConfig

@@ -1,4 +1,4 @@
-"""Causal attention, whatever its pattern, with its weights under the names of the field."""
+"""Causal attention with any pattern, and its weights under the names of the field."""
 
 from abc import abstractmethod
 
@@ -12,8 +12,6 @@ from transformers import Cache
 from bilens.errors import BilensError
 from bilens.nn.position import rotate
 
-__all__ = ["Attention", "QueriesKeys", "Rope"]
-
 Rope = tuple[Tensor, Tensor]
 """Cosines and sines of `bilens.nn.position.rotation`."""
 QueriesKeys = list[tuple[Tensor, Tensor]]
@@ -21,17 +19,17 @@ QueriesKeys = list[tuple[Tensor, Tensor]]
 
 
 class Attention(nn.Module):
-    """y_t = sum_h O_h sum_s A^h_ts V_h x_s; what the pattern A is, a subclass says.
+    """y_t = sum_h O_h sum_s A^h_ts V_h x_s, with the pattern A of a subclass.
 
     Args:
         d_model: width of the input and of the output.
         n_heads: number of heads.
-        n_kv_heads: number of heads of keys and values, each shared by as many heads.
-        bias: whether the maps have biases.
+        n_kv_heads: number of heads of keys and values; consecutive groups of heads share one.
+        bias: add biases to the maps.
         layer: number of the block, which names its keys and values in a cache.
-        qk_norm: whether queries and keys are divided by their root mean square.
-        value_mix: whether the values of the first block are mixed into those of this one.
-        pairs: of queries and keys, one or two.
+        qk_norm: divide queries and keys by their root mean square.
+        value_mix: mix the values of the first block into those of this one.
+        pairs: number of pairs of queries and keys, one or two.
     """
 
     def __init__(
@@ -68,15 +66,15 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         v_first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     ) -> Float[Tensor, "batch time d_model"]:
-        """Attend to what came before.
+        """Return the output of attention to earlier tokens.
 
         Args:
-            x: what values are read from.
-            pos_embed: what shortformer positions add where queries and keys are read.
-            rope: what rotary positions turn queries and keys by.
-            mask: where it is True a token may be looked at; None for everything up to itself.
-            cache: what is kept of earlier tokens, which grows by the new ones.
-            v_first: the values of the first block, where they are mixed in.
+            x: input, from which values are computed.
+            pos_embed: shortformer positions, added to the input of queries and keys.
+            rope: cosines and sines of rotary positions.
+            mask: True for visible pairs of tokens; None for all earlier tokens.
+            cache: keys and values, or the state, of earlier tokens; it grows by the new ones.
+            v_first: values of the first block, for `value_mix`.
         """
         qk, v = self._queries_keys(x, pos_embed, rope), self.values(x, v_first)
         mixed = self.attend(qk, v, mask, cache)
@@ -89,7 +87,7 @@ class Attention(nn.Module):
         rope: Rope | None = None,
         v_first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     ) -> Float[Tensor, "batch heads time time"]:
-        """A: how much each head looks from every position at every earlier one."""
+        """Return the pattern A: the weight of each position for every later one, by head."""
         scores = [q @ k.mT for q, k in self.queries_keys(x, pos_embed, rope)]
         values = self.values(x, v_first).repeat_interleave(self.n_heads // self.n_kv_heads, 1)
         seen = torch.ones(scores[0].shape[-2:], dtype=torch.bool, device=x.device).tril()
@@ -103,42 +101,41 @@ class Attention(nn.Module):
         *,
         normed: bool = True,
     ) -> QueriesKeys:
-        """The queries and keys of each pair; keys that heads share stand there for each of them.
+        """Return the queries and keys of each pair; shared keys are repeated for each head.
 
-        Arguments are those of `forward`; `normed` says whether QK-norm acts, where the model has
-        it.
+        Arguments are those of `forward`; `normed=False` skips QK-norm.
         """
         sharing = self.n_heads // self.n_kv_heads
-        found = self._queries_keys(x, pos_embed, rope, normed=normed)
-        return [(q, k.repeat_interleave(sharing, 1)) for q, k in found]
+        pairs = self._queries_keys(x, pos_embed, rope, normed=normed)
+        return [(q, k.repeat_interleave(sharing, 1)) for q, k in pairs]
 
     def values(
         self,
         x: Float[Tensor, "batch time d_model"],
         v_first: Float[Tensor, "batch kv_heads time d_head"] | None = None,
     ) -> Float[Tensor, "batch kv_heads time d_head"]:
-        """What each token hands to those that look at it; arguments are those of `forward`."""
-        own = self.own_values(x)
+        """Return the value of each token; arguments are those of `forward`."""
+        v = self.own_values(x)
         if self.value_mix_share is None:
-            return own
+            return v
         if v_first is None:
             raise BilensError(
                 "v_first=None, but with value_mix the values of the first block are mixed in; pass "
                 "model.first_block_values(x0)"
             )
-        return (1 - self.value_mix_share) * own + self.value_mix_share * v_first
+        return (1 - self.value_mix_share) * v + self.value_mix_share * v_first
 
     def own_values(
         self, x: Float[Tensor, "batch time d_model"]
     ) -> Float[Tensor, "batch kv_heads time d_head"]:
-        """What this block reads as values, before those of the first are mixed in."""
+        """Return the values of this block, before those of the first are mixed in."""
         return self._heads(self.value(x))
 
     @abstractmethod
     def attend(
         self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
     ) -> Float[Tensor, "batch heads time d_head"]:
-        """The values that each head takes in, sum_s A_ts v_s."""
+        """Return the mixed values of each head, sum_s A_ts v_s."""
 
     @abstractmethod
     def pattern(
@@ -147,7 +144,7 @@ class Attention(nn.Module):
         seen: Bool[Tensor, "time seen"],
         values: Float[Tensor, "*batch seen d_head"],
     ) -> Float[Tensor, "*batch time seen"]:
-        """A from the scores q . k of each pair; `seen` may be looked at, `values` are mixed."""
+        """Return A from the scores q . k of each pair, the visible pairs `seen` and the values."""
 
     def _queries_keys(
         self, x: Tensor, pos_embed: Tensor | None, rope: Rope | None, *, normed: bool = True
@@ -155,10 +152,10 @@ class Attention(nn.Module):
         read = x if pos_embed is None else x + pos_embed
 
         def heads(linear: nn.Linear) -> Tensor:
-            found = self._heads(linear(read))
+            rows = self._heads(linear(read))
             if self.qk_norm and normed:
-                found = functional.rms_norm(found, found.shape[-1:])
-            return found if rope is None else rotate(found, rope)
+                rows = functional.rms_norm(rows, rows.shape[-1:])
+            return rows if rope is None else rotate(rows, rope)
 
         first = heads(self.query), heads(self.key)
         return [first, (heads(self.query2), heads(self.key2))] if self.pairs == 2 else [first]
@@ -168,32 +165,32 @@ class Attention(nn.Module):
 
     @property
     def W_Q(self) -> Float[Tensor, "heads d_model d_head"]:
-        """What each head reads its queries with: q = x W_Q."""
+        """Query weights of each head: q = x W_Q."""
         return self._reading(self.query)
 
     @property
     def W_K(self) -> Float[Tensor, "heads d_model d_head"]:
-        """What each head reads its keys with; heads that share keys have the same."""
+        """Key weights of each head; heads that share keys have the same."""
         return self._reading(self.key)
 
     @property
     def W_Q2(self) -> Float[Tensor, "heads d_model d_head"]:
-        """What each head reads its second queries with, where it has them."""
+        """Weights of the second queries of each head, with two pairs."""
         return self._reading(self.query2)
 
     @property
     def W_K2(self) -> Float[Tensor, "heads d_model d_head"]:
-        """What each head reads its second keys with, where it has them."""
+        """Weights of the second keys of each head, with two pairs."""
         return self._reading(self.key2)
 
     @property
     def W_V(self) -> Float[Tensor, "heads d_model d_head"]:
-        """What each head reads its values with; heads that share values have the same."""
+        """Value weights of each head; heads that share values have the same."""
         return self._reading(self.value)
 
     @property
     def W_O(self) -> Float[Tensor, "heads d_head d_model"]:
-        """What each head writes with."""
+        """Output weights of each head."""
         return rearrange(self.out.weight, "m (h d) -> h d m", d=self.d_head)
 
     def _reading(self, linear: nn.Linear) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a language model is made of, as a Hugging Face configuration."""
+"""The settings of a language model as a Hugging Face configuration."""
 
 from typing import Any, no_type_check
 
@@ -6,13 +6,11 @@ from transformers import PreTrainedConfig
 
 from bilens.nn.language_settings import LanguageSettings
 
-__all__ = ["LanguageConfig"]
-
 
 # transformers makes the constructor, which takes more settings than its signature says.
 @no_type_check
 class LanguageConfig(LanguageSettings, PreTrainedConfig):
-    """The `LanguageSettings` of a `LanguageModel`, and what transformers adds to them."""
+    """The `LanguageSettings` of a `LanguageModel`, with the settings of transformers."""
 
     model_type = "bilens-language"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
@@ -30,12 +28,12 @@ class LanguageConfig(LanguageSettings, PreTrainedConfig):
     eos_token_id: int | None = None
     pad_token_id: int | None = None
 
-    def __post_init__(self, **rest: Any) -> None:
-        for name in rest.keys() & self.attribute_map.keys():
-            setattr(self, name, rest.pop(name))
+    def __post_init__(self, **settings: Any) -> None:
+        for name in settings.keys() & self.attribute_map.keys():
+            setattr(self, name, settings.pop(name))
         self.check()
         if self.n_kv_heads is None:
             self.n_kv_heads = self.n_heads
         if self.mlp_bias is None:
             self.mlp_bias = "all" if self.bias else "none"
-        super().__post_init__(**rest)  # type: ignore[no-untyped-call]
+        super().__post_init__(**settings)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A language model in TransformerLens 4: its parts under the names that hooks have there."""
+"""A language model in TransformerLens 4, with its names of hooks."""
 
 from typing import Any
 
@@ -35,20 +35,20 @@ NORMS = {
 def to_transformer_lens(
     model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> TransformerBridge:
-    """Put a model under TransformerLens's hooks: `run_with_cache`, `run_with_hooks`, `W_Q`, ...
+    """Return a model in TransformerLens's bridge: `run_with_cache`, `run_with_hooks`, `W_Q`, ...
 
-    The logits stay as they are. `attn.q`, `k`, `v`, `o` and, where there are two patterns, `q2` and
-    `k2` have hooks, so do both factors of a gated layer, `mlp.in` (left) and `mlp.gate` (right).
-    `hook_pattern` never fires: the kernels do not form the pattern; `Attention.attention_pattern`
-    does.
+    The logits stay the same. `attn.q`, `k`, `v` and `o` have hooks, and with two patterns `q2` and
+    `k2`. So have both factors of a gated layer, `mlp.in` (left) and `mlp.gate` (right).
+    `hook_pattern` never fires, since the kernels do not compute the pattern;
+    `Attention.attention_pattern` does.
 
     Args:
-        model: any bilens language model. TransformerLens puts its hooks into it in place, so load
-            another one for anything else.
-        tokenizer: for prompts as text.
+        model: any bilens language model. TransformerLens adds its hooks in place, so load another
+            model for other uses.
+        tokenizer: tokenizer for prompts as text.
 
     Raises:
-        BilensError: TransformerLens is not installed; said when this module is imported.
+        BilensError: TransformerLens is not installed; raised by the import of this module.
     """
     ArchitectureAdapterFactory.register_adapter(ARCHITECTURE, _Adapter)
     config = model.config
@@ -67,7 +67,7 @@ def to_transformer_lens(
         gated_mlp=isinstance(model.mlp(0), GatedLayer),
         use_qk_norm=config.qk_norm,
     )
-    # What the adapter, which sees these settings alone, has to know besides.
+    # The adapter sees only these settings.
     attn: Attention = model.blocks[0].attn  # type: ignore[assignment]
     settings.n_pairs = attn.pairs
     settings.has_pos_embed = hasattr(model, "pos_embed")
@@ -77,7 +77,7 @@ def to_transformer_lens(
 
 
 class _Adapter(ArchitectureAdapter):
-    """Where in the model its parts are."""
+    """Names of the model's parts for TransformerLens."""
 
     def __init__(self, cfg: TransformerBridgeConfig) -> None:
         super().__init__(cfg)

@@ -33,13 +33,11 @@ from bilens.nn.mlp import PlainMLP, make_mlp
 from bilens.nn.norm import make_norm
 from bilens.nn.position import rotation
 
-__all__ = ["Block", "LanguageModel"]
-
 
 class Block(GradientCheckpointingLayer):
     """x + attention(norm(x)), and then y + mlp(norm(y)).
 
-    With `embed_mix` the x of both is a x + b x_0, where x_0 is what the first block reads.
+    With `embed_mix` the x of both is a x + b x_0, with x_0 the input of the first block.
     """
 
     def __init__(self, config: LanguageConfig, layer: int) -> None:
@@ -66,7 +64,7 @@ class Block(GradientCheckpointingLayer):
         v_first: Tensor | None = None,
         x0: Float[Tensor, "batch time d_model"] | None = None,
     ) -> Float[Tensor, "batch time d_model"]:
-        """The residual stream after the block; arguments as for `Attention`, and `x0` to mix in."""
+        """Return the stream after the block; arguments as for `Attention`, and `x0` to mix in."""
         x = self.mixed(x, x0)
         x = x + self.attn(self.attn_norm(x), pos_embed, rope, mask, cache, v_first)
         return x + self.mlp(self.mlp_norm(x))
@@ -76,13 +74,13 @@ class Block(GradientCheckpointingLayer):
         x: Float[Tensor, "batch time d_model"],
         x0: Float[Tensor, "batch time d_model"] | None,
     ) -> Float[Tensor, "batch time d_model"]:
-        """The stream that the block reads: a x + b x_0, or x where nothing is mixed in."""
+        """Return the input stream of the block: a x + b x_0, or x without `embed_mix`."""
         if self.residual_mix is None:
             return x
         if x0 is None:
             raise BilensError(
-                "x0=None, but with embed_mix a block reads a x + b x_0; pass what the first "
-                "block reads, as model.embed_text() gives it"
+                "x0=None, but with embed_mix a block reads a x + b x_0; pass the input of the "
+                "first block, as returned by model.embed_text()"
             )
         return self.residual_mix[0] * x + self.residual_mix[1] * x0
 
@@ -117,7 +115,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
     `blocks[i].mlp.W_L`, `W_R`, `W_D`.
 
     Args:
-        config: its sizes and parts.
+        config: architecture and sizes of the model.
 
     Source: Pearce et al. 2024, section 6 and appendix C.
     """
@@ -149,13 +147,13 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
             std = self.config.initializer_range / (2 * self.config.n_layers) ** 0.5
             initialization.normal_(module.weight, mean=0.0, std=std)
 
-    def save_pretrained(self, save_directory: Any, *rest: Any, **options: Any) -> None:
-        """As transformers does, with a model card."""
-        super().save_pretrained(save_directory, *rest, **options)
+    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+        """Save the model as transformers does, with a model card."""
+        super().save_pretrained(save_directory, *args, **options)
         write_card(Path(save_directory), self.config.to_diff_dict(), self.name_or_path)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> Any:  # type: ignore[override]
-        """As transformers does, with a model card where the hub has none."""
+        """Upload the model as transformers does, with a model card if the hub has none."""
         token = options.get("token")
         has_card = file_exists(repo_id, CARD_NAME, token=token)
         pushed = super().push_to_hub(repo_id, **options)  # type: ignore[arg-type]
@@ -165,7 +163,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         return pushed
 
     def get_output_embeddings(self) -> nn.Module:
-        """The unembedding, which `tie_word_embeddings` may share."""
+        """Return the unembedding, which `tie_word_embeddings` may share."""
         return self.unembed
 
     def forward(
@@ -179,22 +177,22 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **loss: Any,
     ) -> CausalLMOutputWithPast:
-        """The logits of the next token at every position.
+        """Return the logits of the next token at every position.
 
         Args:
             input_ids: tokens.
-            attention_mask: 0 where a token is padding, of those in the cache too.
-            position_ids: positions, counted from what the cache holds by default.
+            attention_mask: 0 for padding, also for tokens in the cache.
+            position_ids: positions, counted from the end of the cache by default.
             past_key_values: keys and values of earlier tokens.
-            labels: tokens again, -100 where the loss leaves one out; each position is compared with
+            labels: tokens again, or -100 to omit one from the loss; each position is compared with
                 the label of the next.
             use_cache: keep keys and values for the next call.
-            logits_to_keep: only the last so many positions; 0 for all.
-            loss: for the loss, such as `num_items_in_batch`.
+            logits_to_keep: number of last positions to return; 0 for all.
+            loss: options of the loss, such as `num_items_in_batch`.
 
         Raises:
-            BilensError: the text is longer than positions reach, or attention without softmax is
-                given a mask of pairs of tokens, or a cache of keys.
+            BilensError: the text is longer than the positions, or attention without softmax gets a
+                mask of pairs of tokens, or a cache of keys.
         """
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -212,15 +210,17 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         logits = self.unembed(self.norm(x[:, -logits_to_keep:]))
         if self.config.logit_cap is not None:
             logits = self.config.logit_cap * torch.tanh(logits / self.config.logit_cap)
-        found = None
+        mean_loss = None
         if labels is not None:
-            found = self.loss_function(
+            mean_loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss
             )
-        return CausalLMOutputWithPast(loss=found, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(
+            loss=mean_loss, logits=logits, past_key_values=past_key_values
+        )
 
     def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
-        # What `generate` asks before it makes a cache of keys; if not, `forward` makes its own.
+        # `generate` calls this before it makes a cache of keys; otherwise `forward` makes its own.
         return not self._keeps_state()
 
     def _keeps_state(self) -> bool:
@@ -233,14 +233,14 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         cache: Cache | None,
         position_ids: Tensor,
     ) -> Tensor | None:
-        """Which pairs of tokens see each other; without softmax, which tokens are seen at all."""
+        """Return the mask of visible pairs of tokens; without softmax, of visible tokens."""
         if self._keeps_state():
             if attention_mask is None:
                 return None
             if attention_mask.ndim != 2:
                 raise BilensError(
                     f"attention_mask has shape {tuple(attention_mask.shape)}, expected (batch, "
-                    f"time): {self.config.attention} attention can leave out tokens, not pairs"
+                    f"time): {self.config.attention} attention can mask tokens, not pairs"
                 )
             return attention_mask[:, None, None, -x.shape[1] :].bool()
         return create_causal_mask(  # type: ignore[return-value]
@@ -254,11 +254,11 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
     def embed_text(
         self, input_ids: Int[Tensor, "batch time"], position_ids: Int[Tensor, "_ time"]
     ) -> tuple[Float[Tensor, "batch time d_model"], Tensor | None, Rope | None]:
-        """What the first block reads, and what positions do in the blocks.
+        """Return the input of the first block, and the positions for all blocks.
 
         Returns:
-            The embedded tokens; what shortformer positions add to queries and keys; what rotary
-            positions turn them by.
+            The embedded tokens, the shortformer positions of queries and keys, and the cosines and
+            sines of rotary positions; None for positions of another kind.
         """
         x, config = self.embed(input_ids), self.config
         if config.positions == "rotary":
@@ -281,7 +281,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
     def first_block_values(
         self, x0: Float[Tensor, "batch time d_model"]
     ) -> Float[Tensor, "batch kv_heads time d_head"] | None:
-        """The values of the first block, which reads x0; None without `value_mix`."""
+        """Return the values of the first block at its input x0; None without `value_mix`."""
         if not self.config.value_mix:
             return None
         block: Block = self.blocks[0]  # type: ignore[assignment]
@@ -289,16 +289,16 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
 
     @property
     def W_E(self) -> Float[Tensor, "vocab d_model"]:
-        """The embedding of each token."""
+        """Embedding of each token."""
         return self.embed.weight
 
     @property
     def W_U(self) -> Float[Tensor, "d_model vocab"]:
-        """The unembedding of each token, one column each."""
+        """Unembedding of each token, one column each."""
         return self.unembed.weight.T
 
     def mlp(self, layer: int) -> GatedLayer | PlainMLP:
-        """The MLP of a block."""
+        """Return the MLP of a block."""
         return self.blocks[check_index("layer", layer, len(self.blocks))].mlp  # type: ignore[return-value]
 
 

@@ -1,16 +1,14 @@
-"""Without transformers' own bars."""
+"""A context without transformers' progress bars."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transformers.utils import logging
 
-__all__ = ["no_progress"]
-
 
 @contextmanager
 def no_progress() -> Iterator[None]:
-    """Leave out the bars that transformers shows for reading and writing a model's files."""
+    """Hide the bars of transformers for reading and writing a model's files."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -1,4 +1,4 @@
-"""Attention without softmax, a score squared or the product of two, and the state that it keeps."""
+"""Attention without softmax, with a squared score or a product of two, and its state."""
 
 from inspect import unwrap
 from typing import Any
@@ -14,18 +14,16 @@ from bilens.kernels import bilinear_attention, resume_attention
 from bilens.nn.attention import AttentionNorm
 from bilens.nn.language.attention import Attention, QueriesKeys
 
-__all__ = ["ProductAttention", "StateLayer"]
-
-# Without the checks of what callers give, which take a fifth of a step of decoding.
+# Without the checks of arguments, which take a fifth of a step of decoding.
 ATTEND, RESUME = unwrap(bilinear_attention), unwrap(resume_attention)
 EPS = 1e-20
-"""Keeps a division from zero, and no more: products of small scores are very small."""
+"""Lower bound of divisors: tiny, since products of small scores are very small."""
 
 
 class StateLayer(CacheLayerMixin):
-    """The state of one block, which never grows, and the number of tokens that it stands for.
+    """The state of one block, which never grows, and the number of tokens in it.
 
-    transformers wants it under the name `keys`: (batch, kv_heads, d_value, features), or None.
+    transformers requires the name `keys` for it: (batch, kv_heads, d_value, features), or None.
     """
 
     is_sliding = False
@@ -45,18 +43,18 @@ class StateLayer(CacheLayerMixin):
         )
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """The first state has the shape of all."""
+        """Do nothing: the first state has the shape of all."""
 
     def get_seq_length(self) -> int:
-        """Number of tokens so far."""
+        """Return the number of tokens so far."""
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """All tokens so far and the new ones, from the first."""
+        """Return the number of all tokens with the new ones, and the offset of the first, 0."""
         return self.seen + query_length, 0
 
     def get_max_length(self) -> int:
-        """-1, for no end."""
+        """Return -1: the length has no limit."""
         return -1
 
     def reset(self) -> None:
@@ -64,16 +62,16 @@ class StateLayer(CacheLayerMixin):
         self.keys, self.seen = None, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let every beam go on from the one it came from."""
+        """Let every beam continue from the beam that it came from."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every text so many times."""
+        """Repeat each batch row."""
         if self.keys is not None:
             self.keys = self.keys.repeat_interleave(repeats, 0)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Some of the texts."""
+        """Select batch rows."""
         if self.keys is not None:
             self.keys = self.keys[indices.to(self.keys.device)]
 
@@ -81,15 +79,15 @@ class StateLayer(CacheLayerMixin):
 class ProductAttention(Attention):
     """A = (scale q1_t . k1_s)(scale q2_t . k2_s), s <= t; squared attention has q2 = q1, k2 = k1.
 
-    The pattern is a polynomial of the input, so attention is a tensor, and its rows sum to
-    whatever they sum to. Time grows with the length, and decoding keeps a state of constant size.
+    The pattern is a polynomial of the input, so attention is a tensor. Its rows have any sum. Time
+    grows linearly with the length, and decoding keeps a state of constant size.
 
     Args:
-        scale: of each score; 1 / d_head by default.
+        scale: factor of each score; 1 / d_head by default.
         constant: add a learned number of each head to its scores: (scale q . k + c).
-        norm: none; sum, for rows of the pattern divided by their sum; rms, for the output of each
-            head divided by its root mean square. Either makes it no tensor.
-        sizes: those of `Attention`; squared attention has one pair, bilinear attention two.
+        norm: none, sum or rms. With sum, rows of the pattern are divided by their sum. With rms,
+            the output of each head is divided by its size. With either, attention is no tensor.
+        sizes: sizes of `Attention`; squared attention has one pair, bilinear attention two.
 
     Source: The post on tensor-transformer variants: `pattern = (q1 k1' / d)(q2 k2' / d)`.
     """
@@ -117,15 +115,15 @@ class ProductAttention(Attention):
     def attend(
         self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """By `bilens.kernels`; a mask has one row, which is False at padding."""
-        (q1, k1), rest = qk[0], [x for pair in qk[1:] for x in pair]
+        """Attend by `bilens.kernels`; a mask has one row, which is False for padding."""
+        (q1, k1), second = qk[0], [x for pair in qk[1:] for x in pair]
         if mask is not None:
-            # A token without a key weighs nothing in any pattern, nor in the state.
+            # A token with a key of zero has weight 0 in every pattern and in the state.
             k1 = k1 * mask.mT
         if self.norm == "sum":
             v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
         y: Tensor
-        inputs, scale = _in_one_precision(q1, k1, v, *rest), self.scale**2
+        inputs, scale = _in_one_precision(q1, k1, v, *second), self.scale**2
         if cache is None:
             y = ATTEND(*inputs, scale=scale)
         else:
@@ -134,7 +132,7 @@ class ProductAttention(Attention):
                 raise BilensError(
                     f"past_key_values keeps a {type(memory).__name__} for layer {self.layer}, "
                     "expected a StateLayer; pass use_cache=True without past_key_values first, "
-                    "and then what comes back"
+                    "and then the past_key_values of its result"
                 )
             y, memory.keys = RESUME(*inputs, state=memory.keys, scale=scale)
             memory.seen += q1.shape[2]
@@ -146,7 +144,7 @@ class ProductAttention(Attention):
         return y
 
     def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
-        """The product of the scores, normalised as `attend` does."""
+        """Return the product of the scores, normalised as in `attend`."""
         pattern = (scores[0] * scores[-1] * self.scale**2).masked_fill(~seen, 0)
         if self.norm == "sum":
             return pattern / pattern.sum(-1, keepdim=True).clamp_min(EPS)
@@ -157,7 +155,7 @@ class ProductAttention(Attention):
 
 
 def _in_one_precision(*inputs: Tensor) -> list[Tensor]:
-    """As torch's own attention takes them under autocast, where norms and positions promote."""
+    """Cast inputs under autocast, as for torch's attention: norms and positions promote them."""
     device = inputs[0].device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return list(inputs)

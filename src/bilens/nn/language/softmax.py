@@ -10,15 +10,13 @@ from transformers import Cache
 
 from bilens.nn.language.attention import Attention, QueriesKeys
 
-__all__ = ["DifferentialAttention", "SoftmaxAttention"]
-
 
 class SoftmaxAttention(Attention):
     """A = softmax(scale q_t . k_s), s <= t.
 
     Args:
-        scale: of the scores; 1 / sqrt(d_head) by default.
-        sizes: those of `Attention`.
+        scale: factor of the scores; 1 / sqrt(d_head) by default.
+        sizes: sizes of `Attention`.
     """
 
     def __init__(self, *, scale: float | None, **sizes: Any) -> None:
@@ -28,28 +26,28 @@ class SoftmaxAttention(Attention):
     def attend(
         self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """By torch's fused kernels."""
+        """Attend by torch's fused kernels."""
         q, k = qk[0]
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
         return _mixed(q, k, v, mask, self.scale)
 
     def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
-        """The softmax over what is seen."""
+        """Return the softmax over the visible tokens."""
         return _softmax(scores[0] * self.scale, seen)
 
 
 class DifferentialAttention(SoftmaxAttention):
     """A = softmax(scale q1_t . k1_s) - lambda softmax(scale q2_t . k2_s), s <= t.
 
-    lambda is a number of each layer that is learned. Two softmaxes share values of the width of one
-    head, and the outputs of heads are not normalised.
+    lambda is a learned number of each layer. Two softmaxes share values of the width of one head,
+    and the outputs of heads are not normalised.
 
     Args:
-        scale: of the scores; 1 / sqrt(d_head) by default.
-        sizes: those of `Attention`.
+        scale: factor of the scores; 1 / sqrt(d_head) by default.
+        sizes: sizes of `Attention`.
 
-    Source: Ye et al. 2024, "Differential Transformer", equation 1; where lambda starts: equation 3.
+    Source: Ye et al. 2024, "Differential Transformer", equation 1; initial lambda: equation 3.
     """
 
     def __init__(self, *, scale: float | None, **sizes: Any) -> None:
@@ -59,7 +57,7 @@ class DifferentialAttention(SoftmaxAttention):
     def attend(
         self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """By torch's fused kernels, one softmax after the other."""
+        """Attend by torch's fused kernels, one softmax after the other."""
         (q1, k1), (q2, k2) = qk
         if cache is not None:
             both, v = cache.update(torch.cat([k1, k2], -1), v, self.layer)
@@ -68,7 +66,7 @@ class DifferentialAttention(SoftmaxAttention):
         return first - self.diff_lambda * second
 
     def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
-        """The difference of the softmaxes over what is seen."""
+        """Return the difference of the softmaxes over the visible tokens."""
         first, second = (_softmax(score * self.scale, seen) for score in scores)
         return first - self.diff_lambda * second
 
@@ -79,7 +77,7 @@ def _mixed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
         k,
         v,
         attn_mask=mask,
-        # A single token may look at everything that the cache holds.
+        # A single token sees everything in the cache.
         is_causal=mask is None and q.shape[2] > 1,
         scale=scale,
         enable_gqa=k.shape[1] != q.shape[1],
