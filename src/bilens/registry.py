@@ -62,6 +62,10 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
             "bilens.read.bonds",
             "The few directions between the layers of a classifier.",
         ),
+        "fourier": (
+            "bilens.read.fourier",
+            "Frequencies by which a classifier adds two numbers modulo a third.",
+        ),
     }
 )
 """By name: the module of an analysis of bilens, and a line about it."""

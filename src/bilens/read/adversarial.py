@@ -9,12 +9,13 @@ from torch import Tensor
 from bilens.checks import check_finite, check_index, check_labels, full_precision
 from bilens.errors import BilensError
 from bilens.read.chain import predict
+from bilens.reading import Fact, Percent, Reading
 from bilens.settings import NotNegative
 from bilens.tensor import Spectrum, TensorChain
 
 
-@dataclass(frozen=True)
-class Attack:
+@dataclass(frozen=True, repr=False)
+class Attack(Reading):
     """Effect of a mask on the images of all other classes.
 
     Attributes:
@@ -24,6 +25,13 @@ class Attack:
 
     targeted: float
     fooled: float
+
+    def facts(self) -> list[Fact]:
+        """Return both shares."""
+        return [
+            ("taken for the class of the mask", Percent(self.targeted)),
+            ("taken for another class than their own", Percent(self.fooled)),
+        ]
 
 
 @full_precision

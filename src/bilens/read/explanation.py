@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bilens.checks import check_finite, full_precision
+from bilens.lazy_imports import pd
 from bilens.read.shared import check_classes
+from bilens.reading import Fact, Reading
 from bilens.settings import Count
 from bilens.tensor import LazyTree, Spectrum
 
@@ -52,8 +55,8 @@ class LogitExplanation:
     remainder: float
 
 
-@dataclass(frozen=True, eq=False)
-class Explanation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation(Reading):
     """One input with all its logits, and the highest logits split into activations.
 
     Attributes:
@@ -65,6 +68,28 @@ class Explanation:
     x: Float[Tensor, " n_in"]
     logits: Float[Tensor, " classes"]
     parts: tuple[LogitExplanation, ...]
+
+    axes: ClassVar[dict[str, str]] = {"x": "term", "y": "activation", "color": "class"}
+    explanation: ClassVar[str] = (
+        "Each logit is the sum of the activations of its eigenvectors, which are numbered from the "
+        "largest absolute eigenvalue."
+    )
+
+    def facts(self) -> list[Fact]:
+        """Return the logits that are split."""
+        return [(f"logit of class {part.label}", part.logit) for part in self.parts]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row for each eigenvector of each logit, and for the sum of all others."""
+        rows = [
+            (str(part.label), term, activation)
+            for part in self.parts
+            for term, activation in [
+                *((".".join(map(str, b.node)), b.activation) for b in part.branches),
+                ("all others", part.remainder),
+            ]
+        ]
+        return pd.DataFrame(rows, columns=["class", "term", "activation"])
 
 
 @full_precision

@@ -1,6 +1,7 @@
 """Fourier waves of a classifier that adds two numbers modulo a third."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Complex128, Float64
@@ -8,12 +9,15 @@ from torch import Tensor
 
 from bilens.checks import full_precision
 from bilens.errors import BilensError
+from bilens.lazy_imports import pd
 from bilens.read.chain import input_tensors, predict
+from bilens.reading import Fact, Percent, Reading
+from bilens.registry import reading
 from bilens.tensor import BilinearTensor, TensorChain
 
 
-@dataclass(frozen=True, eq=False)
-class FourierReading:
+@dataclass(frozen=True, eq=False, repr=False)
+class FourierReading(Reading):
     """Frequencies of a classifier of pairs (a, b) in its logit of c.
 
     The part of the logits that depends on a, b and c together is a sum of waves
@@ -38,7 +42,29 @@ class FourierReading:
     accuracy_removed: float
     unit_share: float
 
+    axes: ClassVar[dict[str, str]] = {"x": "frequency", "y": "share"}
+    explanation: ClassVar[str] = (
+        "The joint part of the logits of a, b and c is a sum of waves. Addition needs only "
+        "waves of a + b - c, and the table has the share of each of their frequencies."
+    )
 
+    def facts(self) -> list[Fact]:
+        """Return the frequencies and the accuracies with and without them."""
+        return [
+            ("frequencies", " + ".join(map(str, self.frequencies))),
+            ("accuracy", Percent(self.accuracy)),
+            ("accuracy with these frequencies only", Percent(self.accuracy_kept)),
+            ("accuracy without them", Percent(self.accuracy_removed)),
+            ("share of a unit's strongest frequency", Percent(self.unit_share)),
+        ]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row for each frequency, in ascending order."""
+        frequencies = range(1, len(self.power) + 1)
+        return pd.DataFrame({"frequency": frequencies, "share": self.power.tolist()})
+
+
+@reading("fourier")
 @torch.no_grad()
 @full_precision
 def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
@@ -48,6 +74,10 @@ def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
     completely. For one layer they are entries of its tensor, T[c, a, a] + T[c, p + b, p + b] +
     2 T[c, a, p + b], and the last term is the part that is decomposed. Frequencies of at least the
     share `least` are named. Costs O(p^3 log p) after p^2 forward passes.
+
+    Args:
+        model: classifier of pairs of numbers.
+        least: smallest share of a frequency that is named.
 
     Raises:
         BilensError: the model has other inputs.

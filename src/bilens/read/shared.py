@@ -1,6 +1,7 @@
 """Features shared by several classes: their eigenvectors that are equal up to sign."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from bilens.checks import check_finite, full_precision
 from bilens.errors import BilensError
+from bilens.lazy_imports import pd
+from bilens.reading import Fact, Percent, Reading
 from bilens.settings import Count
 from bilens.tensor import Paths, Spectrum, cluster
 
@@ -59,9 +62,13 @@ class SharedFeature:
         """Share of all weight that its uses have."""
         return sum(use.weight for use in self.uses)
 
+    def labels(self, *, raises: bool) -> str:
+        """Return the classes that it raises, or lowers, the heaviest use first."""
+        return ", ".join(dict.fromkeys(str(u.label) for u in self.uses if u.raises == raises))
 
-@dataclass(frozen=True, eq=False)
-class SharedFeatures:
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SharedFeatures(Reading):
     """Features used by several classes, those of largest weight first.
 
     Attributes:
@@ -74,10 +81,33 @@ class SharedFeatures:
     compared: int
     groups: int
 
+    axes: ClassVar[dict[str, str]] = {"x": "feature", "y": "weight"}
+
     @property
     def weight(self) -> float:
         """Share of all weight that shared features have."""
         return sum(feature.weight for feature in self.features)
+
+    def facts(self) -> list[Fact]:
+        """Return the number of features, their weight, and the size of the comparison."""
+        return [
+            ("shared features", len(self.features)),
+            ("share of all weight", Percent(self.weight)),
+            ("eigenvectors compared", self.compared),
+            ("groups", self.groups),
+        ]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row for each feature: its weight, agreement, and the classes of either sign."""
+        return pd.DataFrame(
+            {
+                "feature": range(len(self.features)),
+                "weight": [feature.weight for feature in self.features],
+                "agreement": [feature.agreement for feature in self.features],
+                "raises": [feature.labels(raises=True) for feature in self.features],
+                "lowers": [feature.labels(raises=False) for feature in self.features],
+            }
+        )
 
 
 def check_classes(spectrum: Spectrum) -> None:

@@ -1,0 +1,67 @@
+"""Small readings of classifiers show their numbers: a line, a table, JSON, a section."""
+
+import pytest
+import torch
+
+from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.read import (
+    attack,
+    class_mask,
+    explain,
+    explain_deep,
+    read_fourier,
+    shared_by_classes,
+    spectra,
+)
+from bilens.registry import analysis
+from bilens.tensor import LazyTree
+from tests.models import digit_model, digits
+
+
+def test_an_attack_has_two_shares():
+    data, of_classes = digits(), spectra(digit_model())
+    result = attack(
+        digit_model(),
+        data.test_images,
+        data.test_labels,
+        class_mask(of_classes)[3],
+        label=3,
+        norm=3.0,
+    )
+    assert list(result.record().values()) == [result.targeted, result.fooled]
+    assert f"{result.targeted:.2%}" in repr(result)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_of_an_explanation_add_up_to_its_logits(depth):
+    x, model = digits().test_images[0], digit_model(depth)
+    if depth == 1:
+        result = explain(spectra(model), x, k=3)
+    else:
+        result = explain_deep(LazyTree(model.tensors(), torch.eye(10)), x)
+    frame, logits = result.frame(), model(x).detach()
+    for part in result.parts:
+        rows = frame[frame["class"] == str(part.label)]
+        assert rows.activation.sum() == pytest.approx(logits[part.label].item(), abs=1e-3)
+    assert result.record()[f"logit of class {result.parts[0].label}"] == result.parts[0].logit
+    assert len(result.plot().data) == 3
+
+
+def test_shared_features_have_a_row_each():
+    shared = shared_by_classes(spectra(digit_model()))
+    frame = shared.frame()
+    assert frame.weight.sum() == pytest.approx(shared.weight)
+    for row, feature in zip(frame.itertuples(), shared.features, strict=True):
+        labels = {*row.raises.split(", "), *row.lowers.split(", ")} - {""}
+        assert labels == {str(use.label) for use in feature.uses}
+    assert shared.record()["shared features"] == len(shared.features)
+
+
+def test_frequencies_have_a_row_each():
+    model = ImageClassifier(ClassifierConfig(14, 7, 8)).requires_grad_(False)
+    result = read_fourier(model)
+    assert result.frame().share.tolist() == result.power.tolist()
+    assert result.record()["accuracy"] == result.accuracy
+    assert len(result.sections()) == 1
+    assert analysis("fourier").fits(model)
+    assert "least" in analysis("fourier").help
