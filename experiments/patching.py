@@ -35,6 +35,7 @@ from importlib.util import find_spec
 from itertools import combinations, permutations, product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
@@ -272,11 +273,6 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
     timed("EAP-IG inputs", lambda: gradients(*[(i + 1) / POINTS for i in range(POINTS)]))
     timed("integrated gradients", lambda: gradients(*[(i + 0.5) / POINTS for i in range(POINTS)]))
     timed("direct logit attribution", lambda: _direct(model, pair, direction, runs))
-    generator = torch.Generator().manual_seed(0)
-    found["random"] = (
-        torch.randn(model.n_layers, model.n_heads, generator=generator),
-        torch.randn(model.n_layers, generator=generator),
-    )
     return {
         "seconds": seconds,
         "heads": {name: heads.flatten().tolist() for name, (heads, _) in found.items()},
@@ -334,8 +330,9 @@ def _direct(
 def scores(row: dict[str, Any], kind: str) -> dict[str, dict[str, float]]:
     """Return the metrics of each attribution of the heads or MLPs of a pair."""
     effect = np.array(row[kind]["patching"])
+    generator = np.random.default_rng(crc32(row["text"].encode()))
     found = {}
-    for name, values in row[kind].items():
+    for name, values in {**row[kind], "random": generator.standard_normal(len(effect))}.items():
         if name == "patching":
             continue
         predicted = np.array(values)
