@@ -139,7 +139,7 @@ def test_what_is_not_a_whole_number(text):
             ["train", "images", "--epochs", "many"],
             "'many', expected a whole number such as 1000000",
         ),
-        (["train", "images", "--device", "abacus"], "--device=abacus cannot be used here"),
+        (["train", "images", "--device", "abacus"], "--device='abacus' cannot be used here"),
         (["train", "images", "--resume", "--output", "void"], "Nothing to resume"),
         (["decompose", "void"], "void is not a directory here"),
         (["report", "void"], "void is not a directory here"),

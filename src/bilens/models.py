@@ -27,23 +27,23 @@ FILES = (".bin", ".gguf")
 def load(
     source: str | Path, *, device: torch.device | str = "cpu", **hub: Any
 ) -> "ImageClassifier | SparseAutoencoder | residual.ResidualModel":
-    """Load a saved model for reading: in evaluation mode, its weights frozen.
+    """Return a saved model for reading: in evaluation mode, its weights frozen.
 
-    A transformer comes as a `ResidualModel`, with the tokenizer that stands beside it; its `model`
-    is the ordinary torch module, to train or to run. Thaw it with `requires_grad_()` for that.
+    A transformer becomes a `ResidualModel`, with the tokenizer in its folder. Its `model` is the
+    ordinary torch module, to train or to run; `requires_grad_()` thaws its weights.
 
     Args:
         source: a directory that a training wrote, or the name of a repository on the hub, of
             bilens, of a known family of transformers, or of another known layout; a .gguf file, or
             a .bin file of llama2.c.
-        device: where the weights go.
+        device: device of the weights.
         hub: passed to `from_pretrained`: revision, token, cache_dir, dtype, ...
 
     Raises:
         CheckpointError: there is no model, it is damaged, or a weight is NaN.
         BilensError: the structure of the model is not known, or there is no such device.
     """
-    _check_device(device)
+    check_device(device)
     settings = {} if Path(source).suffix in FILES else read_config(source, **_place(hub))
     kind = OWN.get(str(settings.get("model_type")))
     model: Any
@@ -60,9 +60,15 @@ def _place(hub: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in hub.items() if name != "dtype"}
 
 
-def _check_device(device: torch.device | str) -> None:
+def check_device(device: torch.device | str, name: str = "device") -> torch.device:
+    """Return a device; raise BilensError unless numbers can be stored there.
+
+    `name` is the argument's name in the message.
+    """
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, ValueError) as error:
+        # "meta" has shapes without numbers, and fails at item().
         reason = str(error).splitlines()[0]
-        raise BilensError(f"device={str(device)!r} cannot be used here: {reason}") from error
+        raise BilensError(f"{name}={str(device)!r} cannot be used here: {reason}") from error
+    return torch.device(device)

@@ -33,7 +33,7 @@ class Between:
         """Return True for a finite number within the limits."""
         over = value > self.least if self.above else value >= self.least
         under = value < self.most if self.below else value <= self.most
-        return math.isfinite(value) and over and under
+        return _is_finite(value) and over and under
 
     def __str__(self) -> str:
         """Return the limits as an error message words them."""
@@ -142,14 +142,19 @@ def fits(value: Any, hint: Any) -> bool:  # noqa: PLR0911
             return all(fits(item, parts[0]) for item in value)
         return len(value) == len(parts) and all(map(fits, value, parts))
     if hint is float:
-        return (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and (math.isfinite(value))
-        )
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and _is_finite(value)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, NoneType if hint is None else hint)
+
+
+def _is_finite(value: float) -> bool:
+    """Return True for a finite number that a float can hold, which not every int is."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def describe_type(hint: Any) -> str:  # noqa: PLR0911

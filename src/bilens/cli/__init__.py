@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from bilens import __version__
-from bilens.cli.terminal import errors, out
+from bilens.cli.terminal import errors, out, printable
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.registry import BUILT_IN, named_analyses
@@ -115,6 +115,11 @@ def parse(args: list[str]) -> Any:
         SystemExit: the arguments are not understood, or help or the version was asked for.
     """
     args = [word for word in args if word != JSON]
+    for word in args:
+        # Python keeps bytes that are no UTF-8 as halves of surrogate pairs; file names may have
+        # them, but no tokenizer accepts them.
+        if not word.isascii() and re.search("[\ud800-\udfff]", word) and not os.path.exists(word):  # noqa: PTH110
+            raise BilensError(f"{printable(word)!r} is not valid UTF-8, and no file here")
     tyro._experimental_options["ansi_codes"] = not os.environ.get("NO_COLOR")
     if "--version" in args:
         out.print(f"bilens {__version__}")
@@ -148,7 +153,8 @@ def parse(args: list[str]) -> Any:
             refused = refused.__context__
     if refused is not None:
         raise refused
-    return tyro.cli(command, **options)
+    # Once more, to print its message: with nothing in it that a terminal would obey.
+    return tyro.cli(command, **{**options, "args": [printable(word) for word in rest]})
 
 
 def _command(name: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 import tyro
 
-from bilens.errors import BilensError
+from bilens.models import check_device
 
 DataDir = Path | None
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -27,10 +27,4 @@ def choose_device(name: str) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda", local % torch.cuda.device_count())
         return torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise BilensError(f"--device={name} cannot be used here: {reason}") from error
-    return device
+    return check_device(name, "--device")

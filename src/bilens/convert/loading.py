@@ -68,6 +68,8 @@ LARGEST = {
 }
 """Largest sizes that are believed: larger ones in a damaged file would take hours or all memory."""
 MODEL = "language model, and none could be fetched from the hub by this name"
+UNKNOWN = "\U000f0000"
+"""A text that no vocabulary holds."""
 HARMLESS = {"trust_remote_code": False}
 """No file of Python that a model brings is ever run, and nobody is asked whether it may."""
 
@@ -213,6 +215,8 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 place, **HARMLESS, **gguf
             )
+            # A tokenizer that lacks its token for unknown words opens, and fails at the first one.
+            tokenizer(UNKNOWN)
     if len(tokenizer) > size:
         raise CheckpointError(
             f"The tokenizer in {source} has {len(tokenizer)} tokens, the model {size}; they do not "
