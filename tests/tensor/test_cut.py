@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -112,3 +114,14 @@ def test_bad_input_is_named() -> None:
         cut.keep_products(99)
     with pytest.raises(BilensError, match="steps=0, expected a whole number"):
         sparse_basis(cut, steps=0)
+
+
+def test_a_sparse_basis_of_weights_with_gradients() -> None:
+    """As of a model that is being trained: its cut has a graph, which the rotations leave alone."""
+    tensors = [
+        replace(tensor, left=tensor.left.clone().requires_grad_())
+        for tensor in random_chain(2, "plain", n_in=3, n_out=2)
+    ]
+    cut = bonds(tensors, torch.eye(2, dtype=torch.float64)).cut(2)
+    sparse = sparse_basis(cut, steps=5)
+    assert float(product_weight(sparse)) <= float(product_weight(cut)) + 1e-9

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bilens.checks import check_index
 from bilens.cli.console import Device, ModelName, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
@@ -156,6 +157,9 @@ class Spectra:
         chosen = self.tokens.split(",")
         known = model.tokenizer.get_vocab() if model.tokenizer is not None else {}
         return [
-            int(name) if name.isdecimal() and name not in known else model.token(name)
+            # Python refuses to read numbers of thousands of digits.
+            check_index("tokens", int(name[:20]), model.vocab_size, "the model's tokens")
+            if name.isdecimal() and name not in known
+            else model.token(name)
             for name in chosen
         ]

@@ -190,7 +190,8 @@ def sparse_basis(cut: Cut, *, steps: Count = 200) -> Cut:
     `write`. Costs O(r^4) a layer and step. The objective, sparse coding of the entries of the
     interaction matrices, is not from the literature.
     """
-    cores = [core.dense() for core in cut.cores]
+    # Gradients are those of the rotations only, also where the model's weights have some.
+    cores = [core.dense().detach() for core in cut.cores]
     angles = [torch.zeros(k, k).to(cut.read).requires_grad_() for k in cut.ranks]
     optimizer = torch.optim.Adam(angles, lr=LEARNING_RATE)
     least, best = math.inf, [A.detach() for A in angles]
@@ -218,7 +219,7 @@ def _rotations(angles: list[Tensor]) -> list[Float64[Tensor, "_ _"]]:
 def _weight(cores: list[Tensor], cut: Cut, rotations: list[Tensor]) -> Float64[Tensor, ""]:
     total = cores[0].new_zeros(())
     for i, (core, turn) in enumerate(zip(cores, rotations, strict=True)):
-        entries, U = turn.T @ core @ turn, cut.environments[i + 1]
+        entries, U = turn.T @ core @ turn, cut.environments[i + 1].detach()
         if i + 1 < len(cores):
             up = rotations[i + 1]
             entries = torch.einsum("op,oij->pij", up, entries)
