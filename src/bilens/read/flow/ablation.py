@@ -86,8 +86,8 @@ def ablate(
         batch_size: parts at once, each a text of its own.
 
     Raises:
-        BilensError: the flow is between two texts, a node or edge does not exist, or it is not one
-            part of the model (the logit, a remainder, a bias).
+        BilensError: the flow is between two texts, or a node or edge does not exist. Or it is the
+            logit, a remainder or a bias.
     """
     if flow.before is not None:
         raise BilensError("flow is a flow between two texts; ablate() expects one of one text")
@@ -245,7 +245,7 @@ class _Runner:
         if part.vector.shape not in ((width,), (width + 1,)) or mlp.right is None:
             raise BilensError(
                 f"direction has shape {tuple(part.vector.shape)} in layer {part.layer}; expected "
-                f"({width},) or ({width + 1},), of what a gated MLP reads"
+                f"({width},) or ({width + 1},), the input of a gated MLP"
             )
         v = functional.pad(part.vector, (0, width + 1 - len(part.vector))).to(mlp.z)
         if abs(float(v.norm()) - 1) > 1e-3:

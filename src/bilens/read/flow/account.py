@@ -59,7 +59,7 @@ def measure(
     """Run the model without each of some nodes.
 
     On one text this is `ablate`. Between two texts the node's change is subtracted from the stream
-    in the run of the first text and added in the run of the second. The effect is the mean of both.
+    of the first text, and added to that of the second. The effect is the mean of both.
     Everything after the node runs as the model does.
 
     Args:

@@ -35,7 +35,7 @@ class RowResponse:
         response: K.
         share: a; None for 1.
         spread: b, by which the row's other entries respond, since rows are divided by a sum; None
-            where they do not.
+            if they do not.
     """
 
     response: Float[Tensor, "heads time time"]
@@ -85,7 +85,7 @@ class Branch:
     """One of the ways through the heads of a layer.
 
     Attributes:
-        role: values, queries or keys; None where they are not told apart.
+        role: values, queries or keys; None if they are not told apart.
         flows: of each head and pair of positions.
         reads: the places where it reads the stream.
         mixes: its changes of mixed values, each a weight of the pattern times a row of values, or a
@@ -353,9 +353,9 @@ class SecantHeads(HeadsMap):
 
     def _check(self, patterns: list[Tensor], traces: tuple[Trace, Trace]) -> None:
         for pattern, trace in zip(patterns, traces, strict=True):
-            own = trace.layers[self.layer].pattern
-            gap = float((pattern - own).abs().max())
-            if not gap <= CLOSE[own.dtype] * max(1.0, float(own.abs().max())):
+            model_pattern = trace.layers[self.layer].pattern
+            gap = float((pattern - model_pattern).abs().max())
+            if not gap <= CLOSE[model_pattern.dtype] * max(1.0, float(model_pattern.abs().max())):
                 raise BilensError(
                     f"Attention of layer {self.layer} has a pattern that differs by {gap:.3g} from "
                     "the one that follows from its queries and keys; expected softmax attention, "

@@ -30,7 +30,7 @@ def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
     """
     if not isinstance(text, str):
         raise BilensError(
-            "replace needs the text as a string, got numbers of tokens; give the other text's "
+            "replace needs the text as a string, got numbers of tokens; pass the other text's "
             "numbers as against"
         )
     for word, other in replace.items():
@@ -68,7 +68,7 @@ class Other:
 
     Attributes:
         ids: the second text's numbers; the first text's where embeddings are given.
-        embeddings: given embeddings; None where the second run is a text.
+        embeddings: given embeddings; None if the second run is a text.
     """
 
     def __init__(self, model: ResidualModel, ids: Int[Tensor, " time"], against: Against) -> None:
@@ -83,8 +83,8 @@ class Other:
         else:
             if not against:
                 raise BilensError("against holds no texts, expected at least one")
-            each = [self._of_equal_length(ids, model.ids(text)) for text in against]
-            self.embeddings = torch.stack([model.parts.embed.rows(row) for row in each]).mean(0)
+            texts = [self._of_equal_length(ids, model.ids(text)) for text in against]
+            self.embeddings = torch.stack([model.parts.embed.rows(row) for row in texts]).mean(0)
 
     @property
     def tokens(self) -> Float[Tensor, "time d_model"]:
@@ -139,7 +139,7 @@ def embedded(
     """Let the model read given embeddings in place of its tokens' as long as this runs."""
     table = model.parts.embed
 
-    def give(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def replace_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         # Some families scale inside the embedding and some after it.
         stored = table.weight()[args[0]]
         wide = output.to(stored)
@@ -147,7 +147,7 @@ def embedded(
         factor = 1.0 if scaled else 1 / table.scale
         return (factor * embeddings).expand_as(output).to(output.dtype)
 
-    with table.module.register_forward_hook(give):
+    with table.module.register_forward_hook(replace_output):
         yield
 
 

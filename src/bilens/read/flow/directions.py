@@ -18,9 +18,9 @@ def ritz_pairs(
     """Return Ritz values and vectors of symmetric forms in Krylov spaces of m dimensions.
 
     The space of each form Q is spanned by the starts x, y, then Qx, Qy, Q^2 x and so on, m vectors
-    in all. The Ritz vectors are an orthonormal basis of it, so that whatever lies in the span of
-    the starts is the sum of its parts along them. For starts z and Qz this is m-point Gauss
-    quadrature of z'Qz. Where a space has fewer dimensions the remaining vectors are zero. Costs
+    in all. The Ritz vectors are an orthonormal basis of it. A vector in the span of the starts is
+    the sum of its parts along them. For starts z and Qz this is m-point Gauss
+    quadrature of z'Qz. If a space has fewer dimensions, the remaining vectors are zero. Costs
     m products with each form.
 
     Args:

@@ -32,13 +32,13 @@ def edit(
     in `Flow.vector`, or without. They need not be orthogonal. Scale 0 removes them.
 
     Raises:
-        BilensError: the layer does not exist, its MLP has no gate or reads after a norm with a gain
-            of 0, the vectors do not fit, are zero or not finite, or the scale is negative. Or the
-            edit asks for a bias, and the model has none.
+        BilensError: the layer does not exist, or its MLP has no gate or reads after a norm with a
+            gain of 0. The vectors do not fit, are zero or not finite, or the scale is negative. Or
+            the edit asks for a bias, and the model has none.
     """
     mlp = model.layer(layer).mlp
     if mlp.gate is None:
-        raise BilensError(f"{mlp.name} has no gate; edit() changes what gated MLPs read")
+        raise BilensError(f"{mlp.name} has no gate; edit() changes the input of gated MLPs")
     basis = _orthonormal(vectors.to(model.device, model.dtype), model.d_model)
     edited = sharing_weights(model)
     new = edited.layer(layer).mlp

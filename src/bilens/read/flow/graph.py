@@ -22,13 +22,13 @@ class Node:
     """A part of a model on a text, or between two texts.
 
     Attributes:
-        kind: output, the logit itself; token, an embedding; position, a position's vector; head,
-            from one position to one; direction, of an MLP's input at a position; mlp, all of an MLP
-            without a gate at a position; bias; or rest, a remainder that is not split further.
+        kind: output is the logit itself, token an embedding, position a position's vector. A head
+            is from one position to one. A direction is one of an MLP's input at a position, mlp all
+            of an MLP without a gate there. Then bias, and rest, which is not split further.
         flow: the part of the logit, or of its change, that goes through it.
         layer: its number.
         part: attention or mlp, inside a layer.
-        position: the position where it is, or writes.
+        position: its position, at which it writes.
         source: the position that a head attends to.
         number: of the head; of the direction, 1 for the strongest there.
         eigenvalue: of a direction: its Ritz value, an eigenvalue where all directions are split.
@@ -52,12 +52,12 @@ class Node:
 
     @property
     def is_part(self) -> bool:
-        """Whether it is a part of the model, rather than the logit or a remainder."""
+        """True for a part of the model, false for the logit and for remainders."""
         return self.kind not in ("output", "rest")
 
     @property
     def is_removable(self) -> bool:
-        """Whether `ablate` can remove it, from a flow of one text."""
+        """True if `ablate` can remove it from a flow of one text."""
         return self.is_part and self.kind != "bias" and self.role is None
 
     def name(self, tokens: Sequence[str]) -> str:
@@ -223,8 +223,8 @@ class Flow(Reading):
         Raises:
             BilensError: the node does not exist.
         """
-        chosen = range(len(self.nodes)) if numbers is None else numbers
-        numbers = [self._checked(i) for i in chosen]
+        picked = range(len(self.nodes)) if numbers is None else numbers
+        numbers = [self._checked(i) for i in picked]
         index = torch.tensor(numbers, dtype=torch.long, device=self.constants.device)
         n = len(index)
         reads, writes = (rows.of(index, len(self.nodes)) for rows in (self.reads, self.writes))
@@ -236,7 +236,7 @@ class Flow(Reading):
             cells = reads.node[r, None] * n + writes.node[None, w]
             edges.index_add_(0, cells.flatten(), flows.flatten())
         edges = edges.reshape(n, n)
-        self._add_biases(edges, [self.nodes[i] for i in chosen], self.constants[index])
+        self._add_biases(edges, [self.nodes[i] for i in picked], self.constants[index])
         return edges
 
     def _add_biases(self, edges: Tensor, nodes: Sequence[Node], constants: Tensor) -> None:
@@ -256,10 +256,10 @@ class Flow(Reading):
         Raises:
             BilensError: the node does not exist.
         """
-        chosen = tuple(sorted({0, *(self._checked(i) for i in numbers)}))
-        nodes = tuple(self.nodes[i] for i in chosen)
+        picked = tuple(sorted({0, *(self._checked(i) for i in numbers)}))
+        nodes = tuple(self.nodes[i] for i in picked)
         held = sum(abs(node.flow) for node in nodes[1:])
-        return FlowGraph(self, chosen, nodes, self.edges(chosen), held / (self.absolute or 1.0))
+        return FlowGraph(self, picked, nodes, self.edges(picked), held / (self.absolute or 1.0))
 
     def top(self, k: int) -> "FlowGraph":
         """Return the graph of the k parts with the largest |flow|, without remainders.
@@ -299,7 +299,7 @@ class Flow(Reading):
 
 @dataclass(frozen=True, eq=False)
 class FlowGraph:
-    """Some nodes of a flow.
+    """A graph of some nodes of a flow.
 
     Attributes:
         flow: the flow of all nodes.

@@ -26,7 +26,7 @@ class Directions(NamedTuple):
     Attributes:
         position: the position of each one.
         rank: its place among those of the position, 0 for the largest |flow|.
-        value: its Ritz value, an eigenvalue where all directions are asked for.
+        value: its Ritz value, an eigenvalue if all directions are asked for.
         vector: v, of unit length, the constant coordinate included.
         overlap: v . z, with z the input or its change.
         pull: v . p, with p the direction of z that later components read.
@@ -50,8 +50,8 @@ class LinearMLP:
     """The MLP of a layer as a linear map J of its normalised input z, at each position.
 
     It maps v to D (a * L v + b * R v). On one text z is the input, a = rho * R z / 2 and
-    b = rho * L z / 2 with rho = act(g) / g, so that J z is the output and each factor of the
-    product carries half. Between two texts z is the change of the input, a is the mean of act(R z)
+    b = rho * L z / 2 with rho = act(g) / g. So J z is the output, and each factor of the product
+    carries half. Between two texts z is the change of the input, a is the mean of act(R z)
     and b the mean of L z times the secant of act. Without a gate a is rho or the secant, and b is
     missing.
 

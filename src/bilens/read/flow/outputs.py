@@ -12,7 +12,7 @@ from bilens.residual.parts import LinearMap, Norm
 
 @dataclass(frozen=True, eq=False)
 class OutputMap:
-    """The linear map from hidden numbers to the stream: W, a norm where there is one, its gain.
+    """The linear map from hidden numbers to the stream: W, the norm after it, and its gain.
 
     Attributes:
         weight: W.

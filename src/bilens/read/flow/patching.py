@@ -75,8 +75,8 @@ def patch(
 ) -> Effects:
     """Measure the effect of every head and MLP by activation patching, in both directions.
 
-    One part at a time takes its output of the other text at all positions, once in the run of the
-    text and once in the run of the other. Its effect is the mean of the logit's fall in the first
+    One part at a time takes its output of the other text at all positions. This is done in the run
+    of the text and in that of the other. Its effect is the mean of the logit's fall in the first
     and rise in the second. All parts of a layer run in one batch that starts at that layer.
 
     Args:
@@ -230,8 +230,8 @@ def patched_effects(runs: tuple[StoredRun, StoredRun], number: Number) -> Effect
             def give_heads(_: Any, args: Any, mixed: Tensor = mixed, width: int = width) -> Any:
                 x = args[0].clone()
                 for head in range(n_heads):
-                    own = slice(head * width, (head + 1) * width)
-                    x[head, :, own] = mixed[:, own]
+                    columns = slice(head * width, (head + 1) * width)
+                    x[head, :, columns] = mixed[:, columns]
                 return (x, *args[1:])
 
             def give_mlp(_: Any, __: Any, y: Tensor, output: Tensor = output) -> Tensor:

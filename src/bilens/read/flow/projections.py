@@ -39,7 +39,7 @@ class Projection:
         inner: the norm of queries or keys, of each head or of all heads together; None without one.
         gain: of the inner norm.
         rotation: R at each position; None without rotary positions.
-        whole: whether the inner norm is over all heads together.
+        over_heads: whether the inner norm is over all heads together.
         change: the part of the projection that the flow splits: its change, or all of it.
         middle: the mean of both runs.
     """
@@ -53,7 +53,7 @@ class Projection:
     inner: NormMap | None = None
     gain: Float[Tensor, "kv_heads d_head"] | None = None
     rotation: Float[Tensor, "time d_head d_head"] | None = None
-    whole: bool = False
+    over_heads: bool = False
 
     def pull(
         self, rows: Float[Tensor, "m d_head"], head: Int[Tensor, " m"], at: Int[Tensor, " m"]
@@ -65,7 +65,7 @@ class Projection:
             rows = torch.cat([(r[:, None] @ self.rotation[t])[:, 0] for r, t in parts])
         if self.gain is not None:
             rows = rows * self.gain[shared]
-        if self.inner is not None and self.whole:
+        if self.inner is not None and self.over_heads:
             return self._pull_whole(rows, shared, at)
         if self.inner is not None:
             rows = self.inner[at, shared].pull(rows)
@@ -125,7 +125,7 @@ class Reads:
             return self.weights * (self.partner @ change.mT)
         return self.weights * (change @ self.partner.mT)
 
-    def each(
+    def of_pairs(
         self, head: Int[Tensor, " m"], position: Int[Tensor, " m"], source: Int[Tensor, " m"]
     ) -> tuple[Int[Tensor, " m"], Float[Tensor, "m d_model"], Float[Tensor, " m"]]:
         """Return positions, directions and constants that pairs of positions of heads read."""
@@ -219,8 +219,8 @@ class CallRecorder:
     def _called(self, heads: Heads, causal: Tensor) -> AttentionCall:
         """Return the options of attention of transformers, by a call of the module itself.
 
-        In the call queries and keys before their norms are unit vectors and norms do nothing, so
-        that the module returns the columns of its rotations, whatever its kind of rotary positions.
+        In the call queries and keys before their norms are unit vectors, and norms do nothing. So
+        the module returns the columns of its rotations, for every kind of rotary positions.
         """
         arguments, keywords = self.arguments[heads.module]
         (query, key), *_ = heads.pairs
@@ -386,15 +386,15 @@ class _Projector:
             place = hidden.weight()[: len(flat[0])] @ self.part.weight().T
             flat, biases = [y + place for y in flat], biases + place
         count = self._count(self.part)
-        gain, inner, whole = None, None, False
+        gain, inner, over_heads = None, None, False
         runs = [y.unflatten(1, (count, -1)) for y in flat]
         if norm is not None:
-            whole = len(norm.gain()) == flat[0].shape[1] and count > 1
-            given = flat if whole else runs
+            over_heads = len(norm.gain()) == flat[0].shape[1] and count > 1
+            given = flat if over_heads else runs
             inner = self._inner(norm, given)
             gain = (
                 norm.gain().expand(flat[0].shape[1])
-                if whole
+                if over_heads
                 else norm.gain().expand(runs[0][0].shape)
             )
             gain = gain.reshape(runs[0].shape[1:])
@@ -415,7 +415,7 @@ class _Projector:
             inner=inner,
             gain=gain,
             rotation=rotation,
-            whole=whole,
+            over_heads=over_heads,
         )
 
     def _folded(self, part: LinearMap) -> tuple[Tensor, Tensor]:
@@ -441,7 +441,7 @@ class _Projector:
     def _projection(
         self, weight: Tensor, runs: list[Tensor], *, bias: Tensor, **options: Any
     ) -> Projection:
-        """Return the projection of one run, which is split whole, or of the change between two."""
+        """Return the projection of one run, which is split itself, or of the change between two."""
         if len(runs) == 1:
             change, middle, biases = runs[0], runs[0], bias
         else:

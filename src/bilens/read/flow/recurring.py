@@ -124,8 +124,8 @@ def flows(
 ) -> RecurringFlows:
     """Return the heads and directions that recur in the flows of many prompts, by their mean.
 
-    For contrasting prompts use the right answer minus the wrong one, such as `are` minus `is`
-    after a plural and `is` minus `are` after a singular. Parts that raise one of them always have a
+    For contrasting prompts use the right answer minus the wrong one: `are` minus `is` after a
+    plural, `is` minus `are` after a singular. Parts that raise one of them always have a
     mean near 0. Parts that tell the two apart do not. Directions of one layer are one direction if
     their |cosine| reaches `similarity` (`bilens.tensor.cluster`).
 
@@ -144,7 +144,7 @@ def flows(
         progress: called with each flow, in the process that computes it.
 
     Raises:
-        BilensError: there are no prompts, there is not one direction or second run for each, or one
+        BilensError: prompts is empty, directions or against do not have one entry for each, or one
             of them cannot be split.
     """
     count = len(prompts)

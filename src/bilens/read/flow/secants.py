@@ -27,13 +27,13 @@ NOISE = 1e3
 class NormMap:
     """A norm as a linear map at each position: v -> scale c + slope (middle . c) middle.
 
-    c is v, without its mean where the norm centres.
+    c is v, without its mean if the norm centres.
 
     Attributes:
         scale: factor of c; the mean of both runs' scales, or the scale of the one run.
         centres: whether the norm subtracts the mean.
-        middle: mean of the norm's centred inputs in both runs; None where the scale is frozen.
-        slope: change of the scale for each unit of middle . c; None where the scale is frozen.
+        middle: mean of the norm's centred inputs in both runs; None if the scale is frozen.
+        slope: change of the scale for each unit of middle . c; None if the scale is frozen.
     """
 
     scale: Float[Tensor, "*batch"]
@@ -100,7 +100,7 @@ def mean_square_secant(
 def secant_slope(
     function: Callable[[Tensor], Tensor], x1: Float[Tensor, "*n"], x0: Float[Tensor, "*n"]
 ) -> Float[Tensor, "*n"]:
-    """Return [f(x1) - f(x0)] / (x1 - x0), and the slope at the mean where the change is noise."""
+    """Return [f(x1) - f(x0)] / (x1 - x0), and the slope at the mean if the change is noise."""
     y1, y0, change = function(x1), function(x0), x1 - x0
     size = torch.stack([x1.abs(), x0.abs(), y1.abs(), y0.abs()]).amax(0)
     tiny = change.abs() <= NOISE * torch.finfo(x1.dtype).eps * size
@@ -111,7 +111,7 @@ def secant_slope(
 
 
 def logarithmic_mean(log1: Float[Tensor, "*n"], log0: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """Return (a1 - a0) / (log a1 - log a0), given the logarithms; a1 where they are equal."""
+    """Return (a1 - a0) / (log a1 - log a0), given the logarithms; a1 if they are equal."""
     gap = (log1 - log0).abs()
     # (1 - exp(-gap)) / gap has no cancellation however small the gap is.
     ratio = torch.where(gap > 0, -torch.expm1(-gap) / gap, torch.ones_like(gap))

@@ -47,8 +47,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
     """Split the change of a logit between two texts, or a logit on one, over a model's parts.
 
     **Two texts** (`against` or `replace`): nothing is frozen. Let 1 and 0 be the runs, D the
-    difference of a quantity and a bar its mean. Every operation is replaced by its secant, the
-    linear map that takes the change of its input to the change of its output without an error:
+    difference of a quantity and a bar its mean. Every operation is replaced by its secant. That is
+    a linear map from the change of its input to the change of its output, without an error:
 
         product      D(ab) = a_ Db + b_ Da
         activation   D act(g) = [act(g1) - act(g0)] / (g1 - g0) Dg
@@ -77,8 +77,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
             stream. A vector has no bias.
         position: the position whose next token is predicted, counted from the end if negative.
         minus: tokens whose mean logit is subtracted.
-        against: the second run: a text of as many tokens, numbers of tokens, embeddings at each
-            position, one embedding for all positions, or texts whose mean embedding is taken.
+        against: the second run: a text of as many tokens, its numbers, embeddings at each position
+            or one for all positions, or texts. Of several texts the mean embedding is taken.
         replace: words of the text and the words that the second run has instead.
         target: the logit before a soft cap, the log-probability or the probability of the token.
         m: nodes of an MLP at each position, at least 2. More nodes cancel less, and with None
@@ -89,8 +89,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
             is a product of five factors then, and each one carries a fifth.
 
     Raises:
-        BilensError: the texts, the token or the position do not fit the model or each other, an
-            option does not fit the other options, or the flows do not add up to the model's logit.
+        BilensError: the texts, the token or the position do not fit the model or each other, or an
+            option does not fit the others. Or the flows do not add up to the model's logit.
 
     Source:
         Shrikumar et al. 2017 for secants; Golub and Meurant 2010 for Gauss quadrature; for one
@@ -255,8 +255,8 @@ class Split:
         ]
 
     def _leaf_flows(self, rows: dict[Moment, Tensor]) -> list[float]:
-        each = [(self.above[moment] * x).sum(-1) for moment, x in rows.items()]
-        return torch.stack(each).sum(0).tolist()
+        entries = [(self.above[moment] * x).sum(-1) for moment, x in rows.items()]
+        return torch.stack(entries).sum(0).tolist()
 
     def _down(self) -> dict[Moment, Tensor]:
         """Return the directions that later components read at each moment, from the top down."""
@@ -318,8 +318,8 @@ class Split:
             parts = mlp.directions(weights, m, least)
             at, along = parts.position, parts.overlap[:, None] * parts.vector
             columns = (parts.flow, at, parts.rank, parts.value)
-            each = zip(*(column.tolist() for column in columns), strict=True)
-            nodes = [Node("direction", f, layer, "mlp", p, p, i + 1, x) for f, p, i, x in each]
+            entries = zip(*(column.tolist() for column in columns), strict=True)
+            nodes = [Node("direction", f, layer, "mlp", p, p, i + 1, x) for f, p, i, x in entries]
             read = parts.pull[:, None] * parts.vector
             reads, constants = mlp.read(read, at)
             number = graph.add(nodes, constants, parts.vector)
@@ -358,8 +358,8 @@ class Split:
         seen: Moment,
     ) -> None:
         reads, constants = mlp.read(pulled[at], at)
-        each = zip(at.tolist(), flows[at].tolist(), strict=True)
-        nodes = [Node(kind, f, layer, "mlp", p, p) for p, f in each]
+        entries = zip(at.tolist(), flows[at].tolist(), strict=True)
+        nodes = [Node(kind, f, layer, "mlp", p, p) for p, f in entries]
         number = self.graph.add(nodes, constants)
         self.graph.read(number, at, seen, reads)
         self.graph.write(number, at, Moment.mlp(layer), mlp.write(z[at], at))
@@ -373,12 +373,12 @@ class Split:
         for branch in heads.branches(heads.back(w)):
             strong = branch.flows.abs() >= least
             index = head, position, source = strong.nonzero(as_tuple=True)
-            each = zip(*(x.tolist() for x in (branch.flows[index], *index)), strict=True)
+            entries = zip(*(x.tolist() for x in (branch.flows[index], *index)), strict=True)
             nodes = [
                 Node("head", f, layer, "attention", p, s, h, role=branch.role)
-                for f, h, p, s in each
+                for f, h, p, s in entries
             ]
-            parts = [reads.each(head, position, source) for reads in branch.reads]
+            parts = [reads.of_pairs(head, position, source) for reads in branch.reads]
             number = graph.add(nodes, torch.stack([added for _, _, added in parts]).sum(0))
             for reads, (at, rows, _) in zip(branch.reads, parts, strict=True):
                 graph.read(number, at, reads.moment, rows)
@@ -391,17 +391,17 @@ class Split:
             writes = writes + heads.written(branch, ~strong)
         if not writes.any() and not any(rows.any() for _, rows in left):
             return
-        rest = graph.add(
+        remainder = graph.add(
             [Node("rest", through, layer, "attention")], w.new_tensor([constant])
         ).expand(self.time)
         for moment, rows in left:
-            graph.read(rest, self.places, moment, rows)
-        graph.write(rest, self.places, written, writes)
+            graph.read(remainder, self.places, moment, rows)
+        graph.write(remainder, self.places, written, writes)
 
     def _add_leaves(self) -> None:
         for kind, rows in self.leaves():
-            each = enumerate(self._leaf_flows(rows))
-            nodes = [Node(kind, f, position=p) for p, f in each]
+            entries = enumerate(self._leaf_flows(rows))
+            nodes = [Node(kind, f, position=p) for p, f in entries]
             number = self.graph.add(nodes, self.root.new_zeros(len(nodes)))
             for moment, x in rows.items():
                 self.graph.write(number, self.places, moment, x)
