@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["by_turns", "machine", "seconds", "wait"]
-
 
 def seconds(call: Callable[[], object], repeats: int = 5, *, warm: bool = True) -> float:
     """Median wall time of a call, in seconds, a GPU waited for; `warm` calls it once before."""

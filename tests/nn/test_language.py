@@ -171,6 +171,21 @@ def test_decoding_with_a_cache_is_decoding_without(**options):
     torch.testing.assert_close(torch.cat(pieces, 1), whole)
 
 
+@pytest.mark.parametrize("options", [{"attention": "bilinear"}, NORMED[0]])
+def test_a_model_compiles_as_one_graph(options):
+    """`aot_eager` traces both passes, and generates no code, which would take a minute."""
+    model = random_model(**options).train().requires_grad_()
+    ids = torch.randint(0, model.config.vocab_size, (2, 7))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    gradients = []
+    for run in (model, compiled):
+        model.zero_grad()
+        run(ids).logits.square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_generate_gives_the_most_likely_token_each_time(attention):
     model, ids = random_model(attention=attention), random_text(4)[None]

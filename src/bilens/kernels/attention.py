@@ -68,13 +68,13 @@ def bilinear_attention(  # noqa: PLR0913
         constant: c of each head in scale (q1_t . k1_s + c)^2, of squared attention.
         normalised: divide each row of the pattern by its sum; of squared attention.
         kernel: reference (the whole pattern), chunked (time linear in the length), recurrent (one
-            token after another), triton (chunked, on a GPU, in float32 or bfloat16, for heads and
-            values of up to 128, with a version of Triton that was tested), or auto: triton wherever
-            it can be, else the reference for short texts and chunked.
+            token after another), triton or auto. Triton is chunked, on a GPU, in float32 or
+            bfloat16, for heads and values of up to 128, with a version of Triton that was tested.
+            Auto is triton wherever it can be, else the reference for short texts, else chunked.
 
     Raises:
-        BilensError: shapes, dtypes or devices do not fit, the kernel is unknown or cannot take
-            them, or two scores come with a constant or are to be normalised.
+        BilensError: shapes, dtypes or devices do not fit, or the kernel cannot take them, or two
+            scores come with a constant or normalised rows.
 
     Source: The post on tensor-transformer variants, "Replacing softmax attention".
     """
@@ -110,7 +110,7 @@ def resume_attention(
         v: values.
         q2: second queries.
         k2: second keys.
-        state: of the tokens before, from an earlier call; None if there are none.
+        state: of the tokens before, from an earlier call; None at the start of a text.
         scale: of the product of both scores; 1 / d_head^2 by default.
 
     Raises:

@@ -3,10 +3,10 @@
     y_t = scale (sum_{s<=t in the chunk} (q1_t . k1_s)(q2_t . k2_s) v_s + S' (q1_t ⊛ q2_t)),
 
 with S = sum over the tokens before the chunk of (k1_s ⊛ k2_s) v_s' and ⊛ the products of all pairs
-of coordinates; without q2 and k2 the symmetric half of it. About 2 d_head^2 d_value multiplications
-a token and head, and memory for the inputs and outputs alone: the backward pass makes the states
-again, in the order of time for queries and from the end for the rest. Arithmetic is at least in
-float32.
+of coordinates; without q2 and k2 the symmetric half of it. A token costs a head about
+2 d_head^2 d_value multiplications. Memory is that of the inputs and outputs. The backward pass
+makes the states again, in the order of time for queries and from the end for keys and values.
+Arithmetic is at least in float32.
 
 Source:
     (A B') * (C D') = (A ⊛ C)(B ⊛ D)': appendix B of the post on tensor-transformer variants;
@@ -22,16 +22,16 @@ from bilens.kernels.features import FeatureMap, row_length, weights
 from bilens.kernels.gradients import Inputs, Kernel
 
 CHUNK, FEATURES = 192, 2**19
-"""On a CPU: most tokens of a chunk, and numbers of a block of features, or of patterns, for each
-thread, which stay near its core. A token costs 3 CHUNK multiplications in the pattern of its chunk
-and 2 d_head^2 with the state, for each coordinate of the values."""
+"""Tokens of a chunk on a CPU, and numbers of a block of features or patterns for each thread, which
+stay near its core. For each coordinate of the values a token costs 3 CHUNK
+multiplications in the pattern of its chunk and 2 d_head^2 with the state."""
 GPU_CHUNK, GPU_FEATURES = 1024, 2**26
-"""On any other device, where few and large products count. Reckoned, not measured."""
+"""On any other device, which likes few and large products. Reckoned, not measured."""
 
 
 Chunks = Sequence[Tensor]
 """q1, k1, v and, of two scores, q2 and k2 in chunks of equal length (heads, chunks, tokens, width);
-tokens of heads that share keys stand in a row."""
+tokens of heads that share keys follow one another."""
 
 
 class Text:
@@ -42,8 +42,8 @@ class Text:
 
     Attributes:
         symmetric: whether one score is squared.
-        pieces: all whole chunks, and what is left as one that is shorter.
-        features: the products of coordinates that the state is made of.
+        pieces: all full chunks, and the remaining tokens as a shorter one.
+        features: products of coordinates, the rows of the state.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -76,35 +76,35 @@ class Text:
         self.pieces: list[Chunks] = list(zip(*cut, strict=True))
 
     def cut(self, x: Tensor) -> list[Tensor]:
-        """Some of (batch, heads, time, width) as it stands in each of the pieces."""
+        """Return the part of (batch, heads, time, width) in each of the pieces."""
         x = x.unflatten(1, (self._kv_heads, -1)).flatten(0, 1).to(self._dtype)
-        whole = x.shape[2] // self._length * self._length
-        spans = x[:, :, :whole], x[:, :, whole:]
+        full = x.shape[2] // self._length * self._length
+        spans = x[:, :, :full], x[:, :, full:]
         return [
             span.unflatten(2, (-1, min(self._length, span.shape[2]))).transpose(1, 2).flatten(2, 3)
             for span in spans
             if span.shape[2]
         ]
 
-    def join(self, found: Chunks, like: Tensor) -> Tensor:
-        """Back from `cut` to the shape of what was cut, but for its last width."""
+    def join(self, pieces: Chunks, like: Tensor) -> Tensor:
+        """Return pieces as one tensor in the shape of `like`, apart from the last axis."""
         sharing = like.shape[1] // self._kv_heads
-        spans = [x.unflatten(2, (sharing, -1)).transpose(1, 2).flatten(2, 3) for x in found]
+        spans = [x.unflatten(2, (sharing, -1)).transpose(1, 2).flatten(2, 3) for x in pieces]
         return torch.cat(spans, 2).view(*like.shape[:3], -1)
 
     def heads(self, piece: Chunks) -> Iterator[tuple[slice, list[Tensor]]]:
-        """Some heads after others, and their q1, k1, v, q2 and k2."""
+        """Yield slices of heads, with their q1, k1, v, q2 and k2."""
         for start in range(0, len(piece[0]), self._heads):
-            some = slice(start, start + self._heads)
-            yield some, _all(x[some] for x in piece)
+            heads = slice(start, start + self._heads)
+            yield heads, _five(x[heads] for x in piece)
 
     def patterns(self, piece: Chunks) -> Iterator[slice]:
-        """As many chunks at once as have their patterns in memory."""
+        """Yield slices of chunks whose patterns fit into memory together."""
         for start in range(0, piece[0].shape[1], self._patterns):
             yield slice(start, start + self._patterns)
 
     def chunks(self, piece: Chunks, *, carried: bool) -> list[tuple[int, bool, bool]]:
-        """Their numbers, and whether a state comes in from before and is read behind."""
+        """Return the number of each chunk, and whether a state comes in and is read afterwards."""
         first, last = piece is self.pieces[0], piece is self.pieces[-1]
         n = piece[0].shape[1]
         return [
@@ -112,7 +112,7 @@ class Text:
         ]
 
     def state(self, given: Tensor | None) -> Tensor:
-        """A copy of a state (batch * kv_heads, features, d_value), or zeros, to be added to."""
+        """Return a copy of a state (batch * kv_heads, features, d_value), or zeros."""
         if given is not None:
             return given.flatten(0, 1).clone()
         v = self.pieces[0][2]
@@ -120,7 +120,7 @@ class Text:
 
 
 def empty_state(k1: Tensor, v: Tensor, *, symmetric: bool) -> Tensor:
-    """The state before any token (batch, kv_heads, features, d_value): zeros, at least float32."""
+    """Return the state before any token, (batch, kv_heads, features, d_value) of zeros."""
     width = k1.shape[-1]
     size = width * row_length(width, symmetric=symmetric)
     dtype = torch.promote_types(v.dtype, torch.float32)
@@ -128,37 +128,37 @@ def empty_state(k1: Tensor, v: Tensor, *, symmetric: bool) -> Tensor:
 
 
 def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    text, found = Text(inputs), list[Tensor]()
+    text, outputs = Text(inputs), list[Tensor]()
     features, memory = text.features, text.state(state)
     for piece in text.pieces:
         y = piece[0].new_empty(*piece[0].shape[:3], piece[2].shape[-1])
-        found.append(y)
+        outputs.append(y)
         for heads, (q1, k1, v, q2, k2) in text.heads(piece):
-            for some in text.patterns(piece):
-                first = q1[:, some] @ k1[:, some].mT
-                second = first if text.symmetric else q2[:, some] @ k2[:, some].mT
-                y[heads, some] = _causal(first * second) @ v[:, some]
+            for few in text.patterns(piece):
+                first = q1[:, few] @ k1[:, few].mT
+                second = first if text.symmetric else q2[:, few] @ k2[:, few].mT
+                y[heads, few] = _causal(first * second) @ v[:, few]
             reading, writing = features.factors(q1, q2), features.factors(k1, k2)
-            for i, before, behind in text.chunks(piece, carried=state is not None):
+            for i, before, after in text.chunks(piece, carried=state is not None):
                 if before:
                     y[heads, i].add_(features.read(memory[heads], *_chunk(i, *reading)))
-                if behind:
+                if after:
                     features.write(memory[heads], *_chunk(i, *writing, v))
-    scaled = (text.join(found, inputs[0]) * scale).to(inputs[2].dtype)
+    scaled = (text.join(outputs, inputs[0]) * scale).to(inputs[2].dtype)
     return scaled, None if state is None else memory.view_as(state)
 
 
 def _gradients(
     inputs: Inputs, state: Tensor | None, dy: Tensor, dstate: Tensor | None
 ) -> list[Tensor | None]:
-    """Gradients of the inputs and of the state."""
+    """Return the gradients of the inputs and of the state."""
     text, carried = Text(inputs), state is not None
     features, before, after = text.features, text.state(state), text.state(dstate)
     if text.symmetric:
-        # As a state is, in which one of each pair stands for both.
+        # As a state, in which one of each pair counts for both.
         after /= weights(features.rows, after)
-    found = [[torch.empty_like(x) for x in piece] for piece in text.pieces]
-    pieces = [*zip(text.pieces, text.cut(dy), found, strict=True)]
+    gradients = [[torch.empty_like(x) for x in piece] for piece in text.pieces]
+    pieces = [*zip(text.pieces, text.cut(dy), gradients, strict=True)]
     for piece, above, sums in pieces:
         _pull_forward(text, piece, above, sums, before, carried=carried)
     for piece, above, sums in reversed(pieces):
@@ -166,7 +166,7 @@ def _gradients(
     given = [x for x in inputs if x is not None]
     joined: list[Tensor | None] = [
         text.join(spans, x).to(x.dtype)
-        for spans, x in zip(zip(*found, strict=True), given, strict=True)
+        for spans, x in zip(zip(*gradients, strict=True), given, strict=True)
     ]
     if text.symmetric:
         joined += [None, None]
@@ -177,15 +177,15 @@ def _gradients(
 def _pull_forward(
     text: Text, piece: Chunks, above: Tensor, sums: Chunks, memory: Tensor, *, carried: bool
 ) -> None:
-    """Gradients by way of the patterns, and those of queries by way of the state before them."""
+    """Write the gradients through the patterns, and those of queries through their state."""
     features = text.features
     for heads, (q1, k1, v, q2, k2) in text.heads(piece):
-        dy, (dq1, *_, dq2, _) = above[heads], (own := _all(x[heads] for x in sums))
-        for some in text.patterns(piece):
-            parts = (x[:, some] for x in (q1, k1, v, q2, k2, dy))
-            gradients = _pattern_gradients(*parts, symmetric=text.symmetric)
-            for whole, one in zip(own, gradients, strict=False):
-                whole[:, some] = one
+        dy, (dq1, *_, dq2, _) = above[heads], (parts := _five(x[heads] for x in sums))
+        for few in text.patterns(piece):
+            chunks = (x[:, few] for x in (q1, k1, v, q2, k2, dy))
+            gradients = _pattern_gradients(*chunks, symmetric=text.symmetric)
+            for part, gradient in zip(parts, gradients, strict=False):
+                part[:, few] = gradient
         reading, writing = features.factors(q1, q2), features.factors(k1, k2)
         for i, comes, goes in text.chunks(piece, carried=carried):
             if comes:
@@ -199,10 +199,10 @@ def _pull_forward(
 def _pull_back(
     text: Text, piece: Chunks, above: Tensor, sums: Chunks, memory: Tensor, *, carried: bool
 ) -> None:
-    """Gradients of keys and values by way of the gradient of the state behind them."""
+    """Add the gradients of keys and values through the gradient of the state after them."""
     features = text.features
     for heads, (q1, k1, v, q2, k2) in text.heads(piece):
-        dy, (_, dk1, dv, _, dk2) = above[heads], _all(x[heads] for x in sums)
+        dy, (_, dk1, dv, _, dk2) = above[heads], _five(x[heads] for x in sums)
         reading, writing = features.factors(k1, k2), features.factors(q1, q2)
         for i, comes, goes in reversed(text.chunks(piece, carried=carried)):
             if goes:
@@ -214,10 +214,10 @@ def _pull_back(
                 features.write(memory[heads], *_chunk(i, *writing, dy))
 
 
-def _all(parts: Iterable[Tensor]) -> list[Tensor]:
-    """Those of five, where a squared score has the same queries and keys in both places."""
-    found = list(parts)
-    return [*found, *found[:2]][:5]
+def _five(parts: Iterable[Tensor]) -> list[Tensor]:
+    """Return five parts; of a squared score the first two are the last two as well."""
+    first = list(parts)
+    return [*first, *first[:2]][:5]
 
 
 def _chunk(number: int, *parts: Tensor) -> Iterator[Tensor]:
@@ -227,7 +227,7 @@ def _chunk(number: int, *parts: Tensor) -> Iterator[Tensor]:
 def _pattern_gradients(
     q1: Tensor, k1: Tensor, v: Tensor, q2: Tensor, k2: Tensor, dy: Tensor, *, symmetric: bool
 ) -> tuple[Tensor, ...]:
-    """Gradients of q1, k1, v and, of two scores, q2 and k2 by way of the patterns of chunks."""
+    """Return the gradients of q1, k1, v and, of two scores, q2 and k2 through the patterns."""
     first, dpattern = q1 @ k1.mT, dy @ v.mT
     if symmetric:
         dv = _causal(first * first).mT @ dy
@@ -240,7 +240,7 @@ def _pattern_gradients(
 
 
 def _causal(patterns: Tensor) -> Tensor:
-    """In place, zero where a key stands behind a query, whatever was there: an overflow too."""
+    """Set to zero, in place, each entry of a key after its query, even where it overflowed."""
     tokens = patterns.shape[-1]
     patterns.unflatten(-2, (-1, tokens)).tril_()
     return patterns

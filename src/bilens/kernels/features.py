@@ -2,13 +2,13 @@
 
     (q1 . k1)(q2 . k2) = sum_ij (q1_i q2_j)(k1_i k2_j),
 
-so attention without softmax is linear in d_head^2 features, and what it remembers of a text is a
-state: the sum over its tokens of the features of their keys times their values.
+so attention without softmax is linear in d_head^2 features. Its memory of a text is a state: the
+sum over its tokens of the features of their keys times their values.
 
-Where both vectors are the same, the features ij and ji are too. Of each such pair one is kept: row
-i has the columns i, i + 1, ..., i + d/2, counted in a circle, so that all rows are equally long. A
-state holds them as they are, and each counts twice when it is read; but not for i = j, nor for
-i + d/2, which stands in two rows.
+If both vectors are the same, so are the features ij and ji. One of each such pair is stored: row i
+has the columns i, i + 1, ..., i + d/2, counted in a circle, so that all rows are equally long. A
+state holds them as they are, and each counts twice when it is read. Exceptions are i = j, and
+i + d/2, which is in two rows.
 """
 
 from collections.abc import Iterator
@@ -21,21 +21,21 @@ from torch import Tensor
 
 
 def row_length(width: int, *, symmetric: bool) -> int:
-    """How many features stand in a row, with second vectors of some width."""
+    """Return the number of features in a row, for second vectors of a width."""
     return width // 2 + 1 if symmetric else width
 
 
 def products(a: Tensor, b: Tensor, *, symmetric: bool) -> Tensor:
-    """All features (..., rows * columns) of vectors (..., width)."""
+    """Return all features (..., rows * columns) of vectors (..., width)."""
     return (a[..., None] * _second_factors(b, a.shape[-1], symmetric=symmetric)).flatten(-2)
 
 
 def weights(width: int, like: Tensor) -> Tensor:
-    """How often each feature (rows * columns, 1) counts, where both vectors are the same."""
+    """Return the weight of each feature (rows * columns, 1), if both vectors are the same."""
     return _weights(width, like.dtype, like.device)
 
 
-# Kept tensors are ordinary ones, whoever asks first.
+# Cached tensors must not be those of an inference mode that happened to ask first.
 @cache
 @torch.inference_mode(mode=False)
 def _weights(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -47,7 +47,7 @@ def _weights(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _second_factors(b: Tensor, rows: int, *, symmetric: bool) -> Tensor:
-    """What the first vectors' coordinates are multiplied with, (..., rows, columns), as a view."""
+    """Return the factors of the first vectors' coordinates, (..., rows, columns), as a view."""
     if not symmetric:
         return b[..., None, :].expand(*b.shape[:-1], rows, b.shape[-1])
     columns = row_length(rows, symmetric=True)
@@ -55,26 +55,26 @@ def _second_factors(b: Tensor, rows: int, *, symmetric: bool) -> Tensor:
 
 
 def both_orders(state: Tensor, width: int) -> Tensor:
-    """From a state (heads, features, d_value) of one of each pair to (heads, width^2, d_value)."""
+    """Return a state (heads, features, d_value) with both of each pair, (heads, width^2, ...)."""
     return state.index_select(1, _one_of_each(width, state.device)[0])
 
 
 def one_order(state: Tensor, width: int) -> Tensor:
-    """Back from `both_orders`."""
+    """Return the state that `both_orders` turned into this one."""
     return state.index_select(1, _one_of_each(width, state.device)[1])
 
 
 @cache
 @torch.inference_mode(mode=False)
 def _one_of_each(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where each ij stands among those kept, and where each of these does among all."""
+    """Return the index of each ij among the stored features, and of each of these among all."""
     columns = row_length(width, symmetric=True)
     j = torch.arange(width, device=device)
     i = j[:, None]
     away = (j - i) % width
-    kept = torch.where(away < columns, i * columns + away, j * columns + width - away)
-    whole = i * width + (i + j[:columns]) % width
-    return kept.flatten(), whole.flatten()
+    stored = torch.where(away < columns, i * columns + away, j * columns + width - away)
+    every = i * width + (i + j[:columns]) % width
+    return stored.flatten(), every.flatten()
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +101,11 @@ class FeatureMap:
 
     @property
     def size(self) -> int:
-        """How many features there are."""
+        """Number of features."""
         return self.rows * row_length(self.width, symmetric=self.symmetric)
 
     def factors(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Views of vectors (..., tokens, width) whose product are their features.
+        """Return views of vectors (..., tokens, width) whose product are their features.
 
         Each is (..., parts, tokens, rows of a part, columns), with one column of the first.
         """
@@ -114,7 +114,7 @@ class FeatureMap:
         return first.transpose(-4, -3), second.transpose(-4, -3)
 
     def read(self, state: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """sum_ij a_i b_j state_ij, (heads, tokens, d_value), of factors a and b."""
+        """Return sum_ij a_i b_j state_ij, (heads, tokens, d_value), of factors a and b."""
         if self.symmetric:
             state = state * weights(self.rows, state)
         y = a.new_zeros(len(a) * self.parts, a.shape[2], state.shape[-1])
@@ -130,7 +130,7 @@ class FeatureMap:
             part.baddbmm_(self._features(a, b, block).mT, v)
 
     def pull(self, state: Tensor, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of vectors a, of which a factor is given, and b from that of what they read."""
+        """Return the gradients of vectors a and b from dy, given a's factor."""
         if self.symmetric:
             state = both_orders(state, self.rows)
         left, right, dy = a[..., 0], self._shared(b), self._shared(dy)
@@ -153,19 +153,19 @@ class FeatureMap:
         return (slice(start, min(start + self.step, rows)) for start in range(0, rows, self.step))
 
     def _shared(self, x: Tensor) -> Tensor:
-        """From (heads, tokens, width) to (heads * parts, tokens, width), alike in all parts."""
+        """Return (heads, tokens, width) as (heads * parts, tokens, width), alike in all parts."""
         return x[:, None].expand(-1, self.parts, -1, -1).flatten(0, 1)
 
     def _state(self, state: Tensor, block: slice) -> Tensor:
-        """A view of some rows of each part, (heads * parts, rows, columns, d_value)."""
+        """Return a view of a block of each part, (heads * parts, rows, columns, d_value)."""
         split = state.view(state.shape[0], self.parts, self.rows // self.parts, -1, state.shape[-1])
         return split[:, :, block].flatten(0, 1)
 
     def _features(self, a: Tensor, b: Tensor, block: slice) -> Tensor:
         a, b = a[..., block, :], b[..., block, :]
-        found = self._room(*b.shape)
-        torch.mul(a, b, out=found)
-        return found.flatten(0, 1).flatten(2)
+        features = self._room(*b.shape)
+        torch.mul(a, b, out=features)
+        return features.flatten(0, 1).flatten(2)
 
     def _room(self, *shape: int) -> Tensor:
         return self.memory[: prod(shape)].view(shape)

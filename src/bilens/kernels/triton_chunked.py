@@ -7,9 +7,10 @@ chunk, whose pattern costs less than a state would. Inputs are read where they a
 nothing, as the host's time is all the time that short texts take.
 """
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -28,7 +29,7 @@ from bilens.kernels.triton_kernels import (
 )
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Whether Triton runs its kernels in Python, which has no products of bfloat16."""
+"""Triton runs its kernels in Python, without products of bfloat16."""
 WAVES = 4
 """Programs for each processor of a card, below which a text is summed in segments."""
 
@@ -78,7 +79,7 @@ def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor,
     y = text.read((q1, q2), keys, states, (0, 1, 2), scale).to(inputs[2].dtype)
     if state is None or states.last is None:
         return y, None
-    return y, text.kept(states.last).view_as(state)
+    return y, text.stored(states.last).view_as(state)
 
 
 def _gradients(
@@ -108,7 +109,7 @@ def _gradients(
     gradients += [None] * (5 - len(results))
     if state is None or after.last is None:
         return [*gradients, None]
-    first = text.kept(after.last).view_as(state)
+    first = text.stored(after.last).view_as(state)
     if text.squared:
         first = first * weights(inputs[1].shape[-1], first)
     return [*gradients, first]
@@ -165,7 +166,7 @@ class _Text:
         more = [padded(width) - width for width in (rows, columns, v.shape[-1])]
         return functional.pad(products, (0, more[2], 0, more[1], 0, more[0])).contiguous()
 
-    def kept(self, state: Tensor) -> Tensor:
+    def stored(self, state: Tensor) -> Tensor:
         """Return a state of `full` as (kv_heads, features, d_value)."""
         _, k1, v, _, k2 = self.parts
         rows, columns = k1.shape[-1], k2.shape[-1]
@@ -208,14 +209,13 @@ class _Text:
             )
 
         segments = segment_count(programs, chunks, a.device)
-        with torch.cuda.device_of(a):
-            if segments > 1:
-                sums = a.new_empty(heads, segments, *sides, dtype=torch.float32)
-                launch(None, sums, segments, totals=True)
-                # Before each segment is the first state and the sum of all segments before it.
-                first = torch.zeros_like(sums[:, :1]) if start is None else start[:, None]
-                start = torch.cat([first, sums[:, :-1]], 1).cumsum(1)
-            launch(start, last, segments, totals=False)
+        if segments > 1:
+            sums = a.new_empty(heads, segments, *sides, dtype=torch.float32)
+            launch(None, sums, segments, totals=True)
+            # Before each segment is the first state and the sum of all segments before it.
+            first = torch.zeros_like(sums[:, :1]) if start is None else start[:, None]
+            start = torch.cat([first, sums[:, :-1]], 1).cumsum(1)
+        launch(start, last, segments, totals=False)
         return _States(states, last)
 
     def read(
@@ -228,14 +228,14 @@ class _Text:
         *,
         reverse: bool = False,
     ) -> Tensor:
-        """Return what queries read (batch, heads, time, width) from chunks and from states.
+        """Return the outputs of queries, (batch, heads, time, width), from chunks and states.
 
         Args:
             queries: of two scores.
-            keys: of two scores, and what is read.
+            keys: of two scores, and values.
             states: of the same keys, perhaps in another order.
             axes: axes of the states that belong to the keys.
-            scale: of what is read.
+            scale: of the outputs.
             reverse: whether queries are keys, that attend to queries after them.
         """
         a, b, c = keys
@@ -249,18 +249,17 @@ class _Text:
         columns = constants["DC"] // constants["BN"]
         heads = qa.shape[0] * qa.shape[1]
         y = qa.new_empty(*qa.shape[:3], widths[2])
-        with torch.cuda.device_of(a):
-            read_kernel[heads * -(-self._time // constants["BT"]) * columns,](
-                *(qa, qb, a, b, c, states.before, y, scale, self._time, self._length),
-                *(qa.shape[1], a.shape[1], *qa.stride()[:3], *qb.stride()[:3]),
-                *(*a.stride()[:3], *b.stride()[:3], *c.stride()[:3]),
-                **constants,
-                SHARING=self._sharing,
-                REVERSE=reverse,
-                HALF=half,
-                RESUMED=states.last is not None,
-                PRECISION=self._precision,
-            )
+        read_kernel[heads * -(-self._time // constants["BT"]) * columns,](
+            *(qa, qb, a, b, c, states.before, y, scale, self._time, self._length),
+            *(qa.shape[1], a.shape[1], *qa.stride()[:3], *qb.stride()[:3]),
+            *(*a.stride()[:3], *b.stride()[:3], *c.stride()[:3]),
+            **constants,
+            SHARING=self._sharing,
+            REVERSE=reverse,
+            HALF=half,
+            RESUMED=states.last is not None,
+            PRECISION=self._precision,
+        )
         return y
 
 
@@ -290,4 +289,15 @@ def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
-triton_chunked = Kernel(_attend, _gradients)
+def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose launches go to the device of its inputs."""
+
+    @wraps(function)
+    def launching(inputs: Inputs, *others: Any) -> Any:
+        with torch.cuda.device_of(inputs[2]):
+            return function(inputs, *others)
+
+    return launching
+
+
+triton_chunked = Kernel(_on_its_device(_attend), _on_its_device(_gradients))

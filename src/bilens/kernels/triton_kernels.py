@@ -1,12 +1,12 @@
 """The two Triton kernels of bilinear attention, and the sizes of their tiles.
 
-One adds up states, S_ijk = sum_s a_si b_sj c_sk over the tokens before each chunk; the other reads
-from two of the axes of such a state,
+One adds up states, S_ijk = sum_s a_si b_sj c_sk, over the tokens before each chunk. The other reads
+from two axes of such a state,
 
     y_tk = sum_{s<=t in the chunk} (qa_t . a_s)(qb_t . b_s) c_sk + sum_ij qa_ti qb_tj S_ijk.
 
-The output and all gradients are reads of this form, from one state in the order of time and one
-from the end (`bilens.kernels.gradients`), so there is nothing else to compile. Products of
+The output and all gradients are reads of this form (`bilens.kernels.gradients`), from one state in
+the order of time and one from the end. Products of
 coordinates are made in registers, in the layout that the tensor cores take, and never written to
 memory. A state is read with any of its axes as the output's, by strides.
 
@@ -54,10 +54,10 @@ READ: dict[str, dict[tuple[int, int, str], Tiles]] = {
     },
 }
 """Tiles of `read_kernel` by card, and by bytes of a number, largest width, and whether the text is
-one chunk. Those of an H100 (sm_90) are the fastest that were timed on one with Triton 3.9, at 4,096
-to 65,536 tokens and 8 heads; all gave the same bits four times. Those of any other card were chosen
-without one: they fit into 99 kB of shared memory, the least of a card since 2020, and into
-registers. `python -m benchmarks.kernels_static` compiles all and says what they need."""
+one chunk. Those of an H100 (sm_90) are the fastest that were timed on one with Triton 3.9. Texts
+had 4,096 to 65,536 tokens and 8 heads, and all tiles gave the same bits four times. Those of any
+other card were chosen without one: they fit into its registers and 99 kB of shared memory, the
+least since 2020. `python -m benchmarks.kernels_static` compiles all."""
 STATES: dict[str, dict[tuple[int, int, str], Tiles]] = {
     OTHER: {
         (2, 32, "any"): {"BT": 64, "BI": 4, "BJ": 32, "num_warps": 4, "num_stages": 3},
@@ -80,7 +80,7 @@ STATES: dict[str, dict[tuple[int, int, str], Tiles]] = {
 LENGTHS = {16: 256, 32: 512, 64: 1024, 128: 4096}
 """Tokens of a chunk by width, the fastest of those timed on an H100; 16 was not timed."""
 HALF = 16
-"""Columns of a tile of a symmetric state, of which those above the diagonal are also the others."""
+"""Columns of a tile of a symmetric state; those above its diagonal are also those below it."""
 
 
 @cache
@@ -90,10 +90,10 @@ def read_sizes(
     """Return tiles of `read_kernel`: BT queries and BS keys, BI by BK products, BN columns.
 
     Args:
-        widths: of both factors and of what is read, powers of two from 16.
+        widths: of both factors and of the values, powers of two from 16.
         itemsize: bytes of a number.
         half: whether both factors are the same.
-        one_chunk: whether there is no state to read.
+        one_chunk: whether the text is a single chunk, without states.
         card: a key of `READ`.
     """
     tiles = _find(READ, card, itemsize, widths, "chunk" if one_chunk else "states")
@@ -133,13 +133,13 @@ def _find(
 
 @triton.jit
 def _head(x, head, heads, in_batch, in_head):  # type: ignore[no-untyped-def]
-    """Pointer to a head, counted over all texts, of which each has some heads."""
+    """Return a pointer to a head, counted over the heads of all texts."""
     return x + (head // heads) * in_batch + (head % heads) * in_head
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _tile(x, rows, columns, end, stride, W: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows and columns of a matrix (end, W), zero after both."""
+    """Return rows and columns of a matrix (end, W), zero after both."""
     at = rows.to(tl.int64)[:, None] * stride + columns[None]
     inside = (rows < end)[:, None]
     if W != D:
@@ -184,7 +184,7 @@ def states_kernel(  # type: ignore[no-untyped-def]
     TOTALS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """States before each chunk of some tokens.
+    """Write the states before each chunk of a text.
 
     Segments of the text are summed side by side: first their totals, then, from the sum of the
     totals before it, the states of each.
@@ -193,15 +193,15 @@ def states_kernel(  # type: ignore[no-untyped-def]
         a: (batch, heads, time, WA), and so b and c, with their strides.
         start: the state before each segment (kv_heads, segments, DA, DB, DC) in float32, or None.
         states: to be written (kv_heads, chunks, DA, DB, DC); the first is left out without a start.
-        last: to be written, the state after all tokens (kv_heads, DA, DB, DC), or that of each
-            segment (kv_heads, segments, DA, DB, DC); None if neither is needed.
+        last: to be written, the state after all tokens (kv_heads, DA, DB, DC); None if not needed.
+            With TOTALS the sum of each segment (kv_heads, segments, DA, DB, DC).
         time: number of tokens.
         length: of a chunk.
         segments: of the text, each of as many chunks, but for the last.
         heads: of a text.
         DA: the next power of two from WA, and so DB and DC.
         REVERSE: from the end, with the tokens of all heads that share keys.
-        HALF: a is b; what is below the diagonal is written from above it.
+        HALF: a is b; the state below its diagonal is written from above it.
         TOTALS: only the sum of each segment.
     """
     # Programs of one head follow one another, and read the same tokens.
@@ -231,15 +231,17 @@ def states_kernel(  # type: ignore[no-untyped-def]
                     tl.store(out + below, S.to(states.dtype.element_ty))
             # Nobody reads the state after the last chunk, unless the text is resumed from there.
             if last is not None or step + 1 < chunks:
-                for each in range(head * sharing, head * sharing + sharing):
-                    a_ = _head(a, each, heads, a_batch, a_head)
-                    b_ = _head(b, each, heads, b_batch, b_head)
-                    c_ = _head(c, each, heads, c_batch, c_head)
+                for shared in range(head * sharing, head * sharing + sharing):
+                    a_ = _head(a, shared, heads, a_batch, a_head)
+                    b_ = _head(b, shared, heads, b_batch, b_head)
+                    c_ = _head(c, shared, heads, c_batch, c_head)
                     for begin in range(chunk * length, min(chunk * length + length, time), BT):
                         t = begin + tl.arange(0, BT)
-                        one = _tile(a_, t, first + tl.arange(0, BI), time, a_time, WA, DA)
-                        two = _tile(b_, t, left + tl.arange(0, BJ), time, b_time, WB, DB)
-                        both = tl.reshape(one[:, :, None] * two[:, None, :], (BT, BI * BJ))
+                        factors_a = _tile(a_, t, first + tl.arange(0, BI), time, a_time, WA, DA)
+                        factors_b = _tile(b_, t, left + tl.arange(0, BJ), time, b_time, WB, DB)
+                        both = tl.reshape(
+                            factors_a[:, :, None] * factors_b[:, None, :], (BT, BI * BJ)
+                        )
                         values = _tile(c_, t, e, time, c_time, WC, DC)
                         S = tl.dot(tl.trans(both), values, S, input_precision=PRECISION)
         if (last is not None) and (TOTALS or segment == segments - 1):
@@ -252,8 +254,8 @@ def states_kernel(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_block(  # type: ignore[no-untyped-def]
     total,
-    one,
-    two,
+    query_a,
+    query_b,
     a,
     b,
     c,
@@ -275,15 +277,15 @@ def _add_block(  # type: ignore[no-untyped-def]
     REVERSE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Add what queries read from a block of keys."""
+    """Return the outputs of queries with those of a block of keys added."""
     keys = _tile(a, s, tl.arange(0, DA), end, a_time, WA, DA)
-    pattern = tl.dot(one, tl.trans(keys), input_precision=PRECISION)
+    pattern = tl.dot(query_a, tl.trans(keys), input_precision=PRECISION)
     if HALF:
         # Both scores are one, and so is its product.
         pattern *= pattern
     else:
         keys = _tile(b, s, tl.arange(0, DB), end, b_time, WB, DB)
-        pattern *= tl.dot(two, tl.trans(keys), input_precision=PRECISION)
+        pattern *= tl.dot(query_b, tl.trans(keys), input_precision=PRECISION)
     if DIAGONAL:
         seen = t[:, None] <= s[None] if REVERSE else t[:, None] >= s[None]
         pattern = tl.where(seen, pattern, 0.0)
@@ -340,7 +342,7 @@ def read_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     RESUMED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Outputs that queries read from their chunk and from its state.
+    """Write the outputs of queries from their chunk and from its state.
 
     Args:
         qa: (batch, heads, time, WA), and so qb, a, b and c, with their strides.
@@ -353,8 +355,8 @@ def read_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         heads: of queries in a text, and so key_heads.
         REVERSE: queries are keys, which attend to the queries after them, of all heads that share
             them.
-        HALF: qa is qb, a is b, and the state symmetric: what is above its diagonal counts twice.
-        RESUMED: whether there is a state before all tokens.
+        HALF: qa is qb, a is b, and the state symmetric: entries above its diagonal count twice.
+        RESUMED: whether a state precedes all tokens.
     """
     program, rows = tl.program_id(0), tl.cdiv(time, BT)
     columns: tl.constexpr = DC // BN
@@ -384,17 +386,17 @@ def read_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         low, high = chunk * length, min(begin + BT, time)
         edge = low + (begin - low) // BS * BS
     total = tl.zeros((BT, BN), tl.float32)
-    one = _tile(qa, t, tl.arange(0, DA), time, qa_time, WA, DA)
-    two = _tile(qb, t, tl.arange(0, DB), time, qb_time, WB, DB)
-    for each in range(first, first + sharing):
-        a_ = _head(a, each, key_heads, a_batch, a_head)
-        b_ = _head(b, each, key_heads, b_batch, b_head)
-        c_ = _head(c, each, key_heads, c_batch, c_head)
+    query_a = _tile(qa, t, tl.arange(0, DA), time, qa_time, WA, DA)
+    query_b = _tile(qb, t, tl.arange(0, DB), time, qb_time, WB, DB)
+    for shared in range(first, first + sharing):
+        a_ = _head(a, shared, key_heads, a_batch, a_head)
+        b_ = _head(b, shared, key_heads, b_batch, b_head)
+        c_ = _head(c, shared, key_heads, c_batch, c_head)
         for past in range(edge if REVERSE else low, high if REVERSE else edge, BS):
             s = past + tl.arange(0, BS)
             # fmt: off
             total = _add_block(
-                total, one, two, a_, b_, c_, t, s, e, high, a_time, b_time, c_time,
+                total, query_a, query_b, a_, b_, c_, t, s, e, high, a_time, b_time, c_time,
                 DA, DB, DC, WA, WB, WC, HALF, False, REVERSE, PRECISION,
             )
             # fmt: on
@@ -402,7 +404,7 @@ def read_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
             s = past + tl.arange(0, BS)
             # fmt: off
             total = _add_block(
-                total, one, two, a_, b_, c_, t, s, e, high, a_time, b_time, c_time,
+                total, query_a, query_b, a_, b_, c_, t, s, e, high, a_time, b_time, c_time,
                 DA, DB, DC, WA, WB, WC, HALF, True, REVERSE, PRECISION,
             )
             # fmt: on

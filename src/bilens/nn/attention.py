@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from bilens.lazy_imports import lazy_import
+from bilens.nn.norm import AttentionNorm
 
 if TYPE_CHECKING:
     from bilens.nn.language import product, softmax
@@ -12,10 +13,6 @@ if TYPE_CHECKING:
 else:  # transformers takes seconds to import, and classifiers do not need it.
     product = lazy_import("bilens.nn.language.product")
     softmax = lazy_import("bilens.nn.language.softmax")
-
-AttentionNorm = Literal["none", "sum", "rms"]
-"""Norms of attention without softmax: none, sum (rows of the pattern over their sum), or rms (the
-output over its root mean square)."""
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from bilens.errors import BilensError
-from bilens.nn.attention import ATTENTIONS, AttentionNorm
+from bilens.nn.attention import ATTENTIONS
 from bilens.nn.mlp import MlpBias, MlpName
-from bilens.nn.norm import NormName
+from bilens.nn.norm import AttentionNorm, NormName
 from bilens.nn.position import PositionName
 from bilens.settings import Depth, NotNegative, Positive, Size, check_settings
 

@@ -10,6 +10,10 @@ from bilens.checks import checked
 NormName = Literal["none", "scalar", "rms", "layer"]
 """Norms by name; a model is a polynomial of its input only with none or scalar."""
 
+AttentionNorm = Literal["none", "sum", "rms"]
+"""Norms of attention without softmax: none, sum (rows of the pattern over their sum), or rms (the
+output over its root mean square)."""
+
 
 class ScalarNorm(nn.Module):
     """x / s: in training s^2 is the mean square of the batch, and then a running mean of those.

@@ -22,8 +22,6 @@ except ImportError as error:
         "bilens.nn.language.lens needs TransformerLens: pip install 'transformer-lens>=4'"
     ) from error
 
-__all__ = ["to_transformer_lens"]
-
 ARCHITECTURE = "BilensLanguageModel"
 NORMS = {
     None: GeneralizedComponent,

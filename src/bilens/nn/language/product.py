@@ -1,6 +1,5 @@
 """Attention without softmax, with a squared score or a product of two, and its state."""
 
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -11,11 +10,9 @@ from transformers.cache_utils import CacheLayerMixin
 
 from bilens.errors import BilensError
 from bilens.kernels import bilinear_attention, resume_attention
-from bilens.nn.attention import AttentionNorm
 from bilens.nn.language.attention import Attention, QueriesKeys
+from bilens.nn.norm import AttentionNorm
 
-# Without the checks of arguments, which take a fifth of a step of decoding.
-ATTEND, RESUME = unwrap(bilinear_attention), unwrap(resume_attention)
 EPS = 1e-20
 """Lower bound of divisors: tiny, since products of small scores are very small."""
 
@@ -120,13 +117,14 @@ class ProductAttention(Attention):
         if mask is not None:
             # A token with a key of zero has weight 0 in every pattern and in the state.
             k1 = k1 * mask.mT
-        if self.norm == "sum":
-            v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-        y: Tensor
-        inputs, scale = _in_one_precision(q1, k1, v, *second), self.scale**2
+        q1, k1, v, *second = _in_one_precision(q1, k1, v, *second)
+        scale, by_sum = self.scale**2, self.norm == "sum"
         if cache is None:
-            y = ATTEND(*inputs, scale=scale)
+            y = bilinear_attention(q1, k1, v, *second, scale=scale, normalised=by_sum)
         else:
+            if by_sum:
+                # The sums of rows are the outputs of a value that is always 1.
+                v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
             memory = cache.layers[self.layer]
             if not isinstance(memory, StateLayer):
                 raise BilensError(
@@ -134,14 +132,11 @@ class ProductAttention(Attention):
                     "expected a StateLayer; pass use_cache=True without past_key_values first, "
                     "and then the past_key_values of its result"
                 )
-            y, memory.keys = RESUME(*inputs, state=memory.keys, scale=scale)
+            y, memory.keys = resume_attention(q1, k1, v, *second, state=memory.keys, scale=scale)
             memory.seen += q1.shape[2]
-        match self.norm:
-            case "sum":
-                return y[..., :-1] / y[..., -1:].clamp_min(EPS)
-            case "rms":
-                return functional.rms_norm(y, y.shape[-1:], eps=EPS)
-        return y
+            if by_sum:
+                y = y[..., :-1] / y[..., -1:].clamp_min(EPS)
+        return functional.rms_norm(y, y.shape[-1:], eps=EPS) if self.norm == "rms" else y
 
     def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
         """Return the product of the scores, normalised as in `attend`."""
