@@ -33,7 +33,16 @@ SMALLER = {
     "search": {"SMALL_WIDTH": 3, "SMALL_SEEDS": 1, "BEST": 5},
     "bonds": {
         **dict.fromkeys(("ALIKE", "WIDE", "INSIDE"), 3),
-        **{"MOST": 4, "SAMPLES": 20_000, "BATCH": 5000, "NETS": 10, "TIMED": 4, "TRIES": 1},
+        **{
+            "MOST": 4,
+            "CUTS": 2,
+            "FEWEST": 1,
+            "SAMPLES": 20_000,
+            "BATCH": 5000,
+            "NETS": 10,
+            "TIMED": 4,
+            "TRIES": 1,
+        },
     },
 }
 
@@ -62,8 +71,12 @@ class TinyContext(RecipeContext):
     def mnist(self):
         return digits()
 
+    @cached_property
+    def fashion(self):
+        return digits()
+
     def classifiers(self, data, training, seeds, *, d_model=300, layers=1, affine=False):
-        width = {300: 5, 100: 3}[d_model]
+        width = {300: 5, 128: 4, 100: 3}[d_model]
         several = [replace(training, seed=seed) for seed in range(min(seeds, 2))]
         return [tiny_model(width, layers, one, affine) for one in several]
 
@@ -169,14 +182,13 @@ def test_small_trees_are_exact(monkeypatch):
 def test_bonds_measures_the_models():
     numbers = ran("bonds", "small").numbers
     three = numbers["three layers"]
-    assert all(1 <= k <= 4 for k in three["uniform_images"] if k)
-    for ranks, total in zip(three["greedy_weights"], three["greedy_total_weights"], strict=True):
-        assert len(ranks) == 3
-        assert sum(ranks) == total
-    for error, bound in zip(
-        three["greedy_error_images"], three["greedy_certificate_images"], strict=True
-    ):
-        assert error <= bound + 1e-7
+    for needed in three["uniform"].values():
+        assert all(1 <= k <= 4 for k in needed if k)
+    for cut in three["cut"].values():
+        for ranks, total in zip(cut["ranks"], cut["total"], strict=True):
+            assert len(ranks) == 3
+            assert sum(ranks) == total
+    assert numbers["bounds of errors"]["least"] > 0.5
     inside = numbers["inside a cut"][0]
     assert inside["products"] == 3 * 6 + 3 * 6 + 10 * 6
     assert inside["paths"]["all"] == 10 * 3**3

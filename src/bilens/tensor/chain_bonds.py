@@ -20,7 +20,7 @@ from math import factorial
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bilens.checks import check_count, check_finite, full_precision
@@ -32,6 +32,9 @@ from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
 from bilens.tensor.cut import Cut, fewest_hidden
 from bilens.tensor.factors import checked_positive, hidden_product, square_root
+
+SLACK = 4
+"""Directions at each bond, above those of a uniform cut, where a greedy search starts."""
 
 
 @full_precision
@@ -125,36 +128,32 @@ class Bonds(Reading):
     def ranks_within(self, error: NotNegative) -> tuple[int, ...]:
         """Return the fewest directions over all bonds with `costs` of at most error^2 in all."""
         costs = self.costs()
-        return self._ranks_without(int((_sorted_costs(costs)[0].cumsum(0) <= error**2).sum()))
-
-    def _ranks_without(self, n_dropped: int) -> tuple[int, ...]:
-        """Return the ranks without the cheapest directions over all bonds, at least 1 each."""
-        _, numbers = _sorted_costs(self.costs())
-        counts = torch.bincount(numbers[:n_dropped], minlength=len(self.bonds)).tolist()
+        numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
+        ordered, order = torch.cat(costs).sort()
+        dropped = torch.cat(numbers)[order][ordered.cumsum(0) <= error**2]
+        counts = torch.bincount(dropped, minlength=len(costs)).tolist()
         return tuple(max(1, b.k - count) for b, count in zip(self.bonds, counts, strict=True))
 
     def ranks_scoring(self, score: Callable[[Cut], float], least: float) -> tuple[int, ...]:
         """Return few directions over all bonds for which a cut still scores `least`.
 
-        Drops the cheapest directions by `costs`, as many as a bisection allows. From 2 directions
-        more at each bond it then drops one at a time, the one that costs the score least. It stops
-        after 2 misses in a row for each bond, and returns the smallest cut that scored enough.
-        Raises if the model itself does not reach `least`.
+        Finds the smallest uniform cut that does, by bisection. From `SLACK` directions more at each
+        bond it drops one direction at a time, the one that costs the score least. It stops after 2
+        misses in a row for each bond, and returns the smallest cut that scored enough. Raises if
+        the model itself does not reach `least`.
         """
         full = tuple(bond.k for bond in self.bonds)
         reached = score(self.cut(full))
         if not reached >= least:
             raise BilensError(f"least={least}, but with all directions the model scores {reached}")
-        enough, too_many, best = 0, sum(full), full
-        while too_many - enough > 1:
-            middle = (enough + too_many) // 2
-            ranks = self._ranks_without(middle)
-            if score(self.cut(ranks)) >= least:
-                enough, best = middle, ranks
+        too_few, enough = 0, max(full)
+        while enough - too_few > 1:
+            k = (too_few + enough) // 2
+            if score(self.cut(k)) >= least:
+                enough = k
             else:
-                too_many = middle
-        # Costs are a model of the score. A little above the bisection's result, the score decides.
-        ranks = tuple(min(rank + 2, k) for rank, k in zip(best, full, strict=True))
+                too_few = k
+        best, ranks = self._checked_ranks(enough), self._checked_ranks(enough + SLACK)
         missed = 0
         while missed < 2 * len(ranks) and any(rank > 1 for rank in ranks):
             fewer = [
@@ -338,15 +337,6 @@ def bonds(
             "or the metric"
         )
     return TreeBonds(tuple(result), cores, W, norm, tensors[0].constant)
-
-
-def _sorted_costs(
-    costs: Sequence[Float64[Tensor, " k"]],
-) -> tuple[Float64[Tensor, " total"], Int64[Tensor, " total"]]:
-    """Return the costs of all bonds in ascending order, and the bond of each."""
-    numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
-    ordered, order = torch.cat(list(costs)).sort()
-    return ordered, torch.cat(numbers)[order]
 
 
 def _gram_with(
