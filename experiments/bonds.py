@@ -68,7 +68,7 @@ from bilens.tensor import (
     with_constant,
 )
 from bilens.tensor.chain import joined
-from bilens.tensor.function_bonds import Moments, balanced_bonds
+from bilens.tensor.jacobian_bonds import Moments, balanced_bonds
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import Line, line_figure, spread_line
 from experiments.search import MODELS as SEARCHED

@@ -13,8 +13,12 @@ from bilens.errors import BilensError
 
 CONFIDENCE = 0.95
 """Confidence of the interval of the accuracy."""
-DEVIATIONS = 3.09
-"""Standard errors between an estimate and its upper bound, at 99.9 % for a normal distribution."""
+DEVIATIONS = 5
+"""Standard errors between an estimate and its upper bound.
+
+By Cantelli's inequality the mean exceeds the bound with a chance of at most 1 / 26, for any
+distribution of this variance.
+"""
 BISECTIONS = 60
 
 
@@ -28,8 +32,8 @@ class HeldOut:
         interval: Clopper-Pearson interval of the accuracy, at a confidence of 95 %.
         changed: share of images with another prediction than the model's.
         error: RMS change of the logits over their RMS, both after subtraction of their mean.
-        error_bound: upper bound on the error for images of the same kind, at 99.9 %, by the normal
-            approximation of its mean square.
+        error_bound: upper bound on the error for images of the same kind, 5 standard errors above
+            its mean square.
     """
 
     n_images: int

@@ -9,7 +9,7 @@ from bilens.tensor.dictionary import Dictionary, Reexpression, reexpress
 from bilens.tensor.extrema import Extrema, local_extrema
 from bilens.tensor.factored import FactoredMatrix, FactoredSVD, TopEntries, top_entries
 from bilens.tensor.factors import affine, with_constant
-from bilens.tensor.function_bonds import FunctionBonds, function_bonds, gaussian_samples
+from bilens.tensor.jacobian_bonds import FunctionBonds, function_bonds, gaussian_samples
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.search import TopPaths, top_paths
 from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, form_cosines

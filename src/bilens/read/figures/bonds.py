@@ -123,7 +123,7 @@ def bond_sections(reading: BondReading) -> list[Section]:
             "(diamonds) was chosen on training images. Its test accuracy is "
             f"{reading.cut_accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}). On these images "
             f"it changes the logits by {reading.held_out.error:.2g} of their size (RMS, each minus "
-            f"the mean over classes; at most {reading.held_out.error_bound:.2g} at 99.9 %).",
+            f"the mean over classes; upper bound {reading.held_out.error_bound:.2g}).",
             [
                 [Picture(name, figures[name]) for name in ("bonds", "kept-directions")],
                 [Table(frame[shown], "", reading.formats, 0)],

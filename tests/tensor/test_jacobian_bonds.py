@@ -9,7 +9,7 @@ from torch.autograd.functional import hessian, jacobian
 
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, affine, function_bonds, gaussian_samples, with_constant
-from bilens.tensor.function_bonds import Measure
+from bilens.tensor.jacobian_bonds import Measure
 from tests.tensor.deep import chains, dense_chain, forward, random_chain
 from tests.tensor.factors import close, normal
 
