@@ -16,7 +16,7 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import read_bonds, read_classifier, read_deep
 from bilens.read.flow import flow
 from bilens.read.language import TokenDirection, read_language, read_ngrams
-from bilens.reading import Percent, Reading, Table, signed
+from bilens.reading import Percent, Reading, Table, fact_text, signed
 from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum, bonds, top_paths
 from tests.language import random_model, random_text, small_corpus, toy_tokenizer
@@ -239,3 +239,16 @@ def test_bars_are_drawn_in_notebooks(found, monkeypatch):
     monkeypatch.setattr(progress, "Console", lambda **_: Console(force_jupyter=True))
     monkeypatch.setattr(progress, "find_spec", lambda name: found or None)
     assert progress.progress_bar().disable == (not found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("layer", 1, "layer 1"),
+        ("layer", 0, "layer 0"),
+        ("heads", 1, "1 head"),
+        ("heads", 4, "4 heads"),
+    ],
+)
+def test_numbers_and_counts_are_told_apart(name, value, text):
+    assert fact_text(name, value) == text

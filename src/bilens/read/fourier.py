@@ -48,6 +48,11 @@ class FourierReading(Reading):
         "waves of a + b - c, and the table has the share of each of their frequencies."
     )
 
+    @property
+    def title(self) -> str:
+        """Heading on a page."""
+        return "Fourier waves of the logits"
+
     def facts(self) -> list[Fact]:
         """Return the frequencies and the accuracies with and without them."""
         return [

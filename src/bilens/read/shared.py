@@ -88,6 +88,11 @@ class SharedFeatures(Reading):
         """Share of all weight that shared features have."""
         return sum(feature.weight for feature in self.features)
 
+    @property
+    def title(self) -> str:
+        """Heading on a page."""
+        return "Features shared by classes"
+
     def facts(self) -> list[Fact]:
         """Return the number of features, their weight, and the size of the comparison."""
         return [

@@ -53,6 +53,11 @@ class Composition(Reading):
         "maps have the baseline as their root mean square."
     )
 
+    @property
+    def title(self) -> str:
+        """Heading on a page."""
+        return "Composition of heads and MLPs"
+
     def facts(self) -> list[Fact]:
         """Return the numbers of writers and readers, and the baseline."""
         return [

@@ -133,6 +133,11 @@ class LogitTerms(Reading):
         """Return the model's logits, before a soft-cap if it has one."""
         return self.residual.sum(0) + self.pairs.sum((0, 1))
 
+    @property
+    def title(self) -> str:
+        """Heading on a page."""
+        return "Logits by path through the last layer"
+
     def facts(self) -> list[Fact]:
         """Return the position and the most likely token."""
         best = self.total().argmax()[None]
@@ -176,6 +181,11 @@ class LogitParts(Reading):
     def total(self) -> float:
         """Return the model's logit."""
         return float(self.residual.sum() + self.activations.sum()) + self.remainder
+
+    @property
+    def title(self) -> str:
+        """Heading on a page."""
+        return "A logit by eigenvectors of the last MLP"
 
     def facts(self) -> list[Fact]:
         """Return the token and its logit."""
