@@ -54,6 +54,15 @@ def test_every_family_adds_up_in_float32(name):
     assert leaves == pytest.approx(found.value, abs=1e-5 * found.absolute)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3"])
+def test_models_of_half_precision_add_up_as_far_as_they_compute(name):
+    view = ResidualModel(tiny(name, dtype=torch.bfloat16), toy_tokenizer())
+    first, second = some_text()[:2]
+    found = flow(view, first, DIRECTION, against=second)
+    leaves = sum(node.flow for node in found.nodes if node.kind == "token")
+    assert leaves == pytest.approx(found.value, abs=0.02 * found.absolute)
+
+
 @given(
     st.fixed_dictionaries({**parts, "attention_norm": st.sampled_from(["none", "sum", "rms"])}),
     st.sampled_from(["bilinear", "swiglu", "reglu", "relu2", "gelu"]),

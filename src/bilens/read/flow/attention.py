@@ -24,7 +24,9 @@ Role = Literal["values", "queries", "keys"]
 INPUTS = 5
 """Factors of a head without softmax: two queries, two keys and a value, each linear in a stream."""
 CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Largest difference between a pattern's entries and the model's own, which may compute in less."""
+"""Largest difference between a pattern's entries and the model's own, by the model's dtype."""
+COARSE = 0.1
+"""The same for models of half precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,10 +354,12 @@ class SecantHeads(HeadsMap):
         return patterns, RowResponse(means * slopes, spread=means / total[..., None])
 
     def _check(self, patterns: list[Tensor], traces: tuple[Trace, Trace]) -> None:
+        stored: Any = self.model.layer(self.layer).heads.out.module.weight
+        close = CLOSE.get(stored.dtype, COARSE)
         for pattern, trace in zip(patterns, traces, strict=True):
             model_pattern = trace.layers[self.layer].pattern
             gap = float((pattern - model_pattern).abs().max())
-            if not gap <= CLOSE[model_pattern.dtype] * max(1.0, float(model_pattern.abs().max())):
+            if not gap <= close * max(1.0, float(model_pattern.abs().max())):
                 raise BilensError(
                     f"Attention of layer {self.layer} has a pattern that differs by {gap:.3g} from "
                     "the one that follows from its queries and keys; expected softmax attention, "
