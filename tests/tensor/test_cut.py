@@ -11,6 +11,7 @@ from bilens.tensor import Bonds, Cut, bonds, product_weight, sparse_basis
 from tests.tensor.deep import chains, forward, random_chain
 from tests.tensor.factors import close, normal
 
+FACTORS = ("left", "right", "out")
 cuts = st.fixed_dictionaries({"chain": chains, "ranks": st.integers(1, 4)})
 
 
@@ -119,7 +120,10 @@ def test_bad_input_is_named() -> None:
 def test_a_sparse_basis_of_weights_with_gradients() -> None:
     """As of a model that is being trained: its cut has a graph, which the rotations leave alone."""
     tensors = [
-        replace(tensor, left=tensor.left.clone().requires_grad_())
+        replace(
+            tensor,
+            **{name: getattr(tensor, name).clone().requires_grad_() for name in FACTORS},
+        )
         for tensor in random_chain(2, "plain", n_in=3, n_out=2)
     ]
     cut = bonds(tensors, torch.eye(2, dtype=torch.float64)).cut(2)
