@@ -236,3 +236,15 @@ def test_misuse_is_explained():
         others = {"d_in": 3, "n_features": 4} if kind is AutoencoderConfig else {}
         with pytest.raises(BilensError, match=f"{name}={value}, expected"):
             kind(**{**others, name: value})
+
+
+def test_rows_of_another_precision_are_those_of_the_weights():
+    rows = torch.randn(50, 8)
+    training = AutoencoderTraining(steps=3, batch_size=4)
+    models = [
+        train_autoencoder(AutoencoderConfig(8, 16), row_sampler(x), training)
+        for x in (rows, rows.double())
+    ]
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b)
+    assert models[0](rows.double()).dtype == torch.float32

@@ -121,6 +121,8 @@ def ink_of(picture: Image.Image) -> Float[np.ndarray, "height width"]:
     Pictures may be dark on light or light on dark: the border is taken as paper. Transparent pixels
     are paper. A picture with a side above 1024 pixels is reduced first.
     """
+    if 0 in picture.size:
+        raise BilensError(f"picture has size {picture.size}, expected at least one pixel")
     picture = picture.convert("RGBA")
     picture.thumbnail((LARGEST, LARGEST))
     solid = Image.new("RGBA", picture.size, "white")

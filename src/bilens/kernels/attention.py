@@ -84,8 +84,8 @@ def bilinear_attention(  # noqa: PLR0913
     if kernel not in KERNELS:
         raise BilensError(f"kernel={kernel!r}, expected one of {', '.join(KERNELS)}")
     scale = _checked_scale(scale, q1)
-    if constant is not None or normalised:
-        _require_squared(inputs, constant)
+    if constant is not None or normalised is not False:
+        _check_squared(inputs, constant, normalised)
         return _normalised(inputs, scale, constant, normalised=normalised, kernel=kernel)
     return _attend(kernel, inputs, scale, None)[0]
 
@@ -233,7 +233,9 @@ def _are_valid(inputs: Inputs) -> bool:
     q1, k1, v, q2, k2 = inputs
     if (q2 is None) != (k2 is None):
         return False
-    tensors = (q1, k1, v) if q2 is None or k2 is None else (q1, k1, v, q2, k2)
+    if not isinstance(v, Tensor):
+        return False
+    tensors = (v, q1, k1) if q2 is None or k2 is None else (v, q1, k1, q2, k2)
     for x in tensors:
         if not isinstance(x, Tensor) or x.ndim != 4 or x.layout is not torch.strided:
             return False
@@ -300,15 +302,23 @@ def _checked_scale(scale: float | None, q1: Tensor) -> float:
         raise BilensError(f"scale={scale!r:.200}, expected a number") from None
 
 
-def _require_squared(inputs: Inputs, constant: Tensor | None) -> None:
+def _check_squared(inputs: Inputs, constant: Tensor | None, normalised: bool) -> None:
     q1, _, _, q2, _ = inputs
+    if not isinstance(normalised, bool):
+        raise BilensError(f"normalised is {type(normalised).__name__}, expected true or false")
     if q2 is not None:
         raise BilensError("constant and normalised are for squared attention, without q2 and k2")
     if constant is not None and (
-        not isinstance(constant, Tensor) or constant.shape != (q1.shape[1],)
+        not isinstance(constant, Tensor)
+        or constant.shape != (q1.shape[1],)
+        or constant.layout is not torch.strided
+        or constant.device != q1.device
+        or not constant.is_floating_point()
     ):
         shape = tuple(constant.shape) if isinstance(constant, Tensor) else type(constant).__name__
-        raise BilensError(f"constant is {shape}, expected ({q1.shape[1]},), one for each head")
+        raise BilensError(
+            f"constant is {shape}, expected ({q1.shape[1]},), one for each head, on {q1.device}"
+        )
 
 
 def _import_triton() -> Kernel:

@@ -55,6 +55,7 @@ class SparseAutoencoder(Checkpointed):
 
     def encode(self, y: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch n_features"]:
         """Return the activations of the features, none negative."""
+        y = y.to(self.encoder.dtype)
         return torch.relu((y - self.decoder_bias) @ self.encoder.T + self.encoder_bias)
 
     def decode(self, f: Float[Tensor, "*batch n_features"]) -> Float[Tensor, "*batch d_in"]:

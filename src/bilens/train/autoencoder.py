@@ -222,7 +222,8 @@ class _Session:
 
     def take_step(self) -> None:
         training, model, generator = self.training, self.model, self.generator
-        y = self.sample(training.batch_size, generator) / self.scale
+        # In the dtype of the weights: rows may be in float64.
+        y = self.sample(training.batch_size, generator).to(self.model.encoder.dtype) / self.scale
         f = model.encode(y)
         error = (model.decode(f) - y).pow(2).sum(-1).mean()
         n_features = model.config.n_features

@@ -115,6 +115,7 @@ def save_figure(
         ) from error
 
 
+@checked
 def save_figures(figures: Mapping[str, go.Figure], folder: Path, kind: str) -> None:
     """Save each figure under its name in `folder` as png, svg or pdf."""
     for name, figure in figures.items():
