@@ -173,7 +173,7 @@ LEARNING_RATE = 0.03
 @full_precision
 def product_weight(cut: Cut) -> float:
     """Return the sum of sqrt(share) over all products of a cut model; `sparse_basis` lowers it."""
-    return float(cut.products().share.sqrt().sum())
+    return float(cut.products().share.detach().sqrt().sum())
 
 
 @full_precision
