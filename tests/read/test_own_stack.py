@@ -78,7 +78,9 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(NotBilinearError, match="2 layers, so its logits are of degree 4"):
         spectra(Stack(2, False, embedded=True))
     for read in (read_bonds, read_deep):
-        with pytest.raises(BilensError, match=r"model\(x\) and its layer_tensors\(\) differ by"):
+        with pytest.raises(
+            BilensError, match=r"model\(x\) and its layer_tensors\(\) differ, expected the same"
+        ):
             read(Stack(2, False, embedded=True, wrong=1.0), data)
     stack = Stack(2, False, embedded=True)
     stack.embedding = lambda: torch.eye(23, 64)
