@@ -237,7 +237,7 @@ def test_help_is_for_readers_of_the_paper(capsys):
     ("args", "said"),
     [
         (["report", "nowhere"], "stopped"),
-        (["train", "images", "--output", "new"], "stopped; --resume goes on from here"),
+        (["train", "images", "--output", "new"], "stopped; --resume continues from here"),
     ],
 )
 def test_ctrl_c_names_resume_where_there_is_one(args, said, monkeypatch, capsys):

@@ -59,7 +59,7 @@ def test_another_page_in_the_same_browser_is_refused(image_site, origin):
         ("config", "GET"),
     ):
         status, text = ask(image_site, path, method, Origin=origin)
-        assert (status, text) == (403, "The explorer answers to its own page alone.")
+        assert (status, text) == (403, "The explorer answers to its own page only.")
 
 
 def test_its_own_page_is_answered(image_site):

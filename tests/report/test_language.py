@@ -105,7 +105,7 @@ def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
     body = " ".join((tmp_path / "report.html").read_text().split())
     assert "is not a tensor. `bilens linearise` fits lines, `bilens anneal` trains" in body
     assert (
-        "norms divide by the size of the token and its MLP alone and the effect of other layers"
+        "norms divide by the size of the token and its MLP only and the effect of other layers"
         in body
     )
     assert body.count("<h2>Head 1.") == 4

@@ -49,7 +49,7 @@ COMMANDS = {
     "report": ("decompose", "Report", "Write the report of a trained model as one HTML file."),
     "explore": ("explore", "Explore", "Look into a trained model in the browser."),
     "demo": ("demo", "Demo", "See it work: a deep model and a language model, trained and read."),
-    "doctor": ("doctor", "Doctor", "What is installed, which devices there are, where files are."),
+    "doctor": ("doctor", "Doctor", "Versions, devices, and places of files."),
     "reproduce": ("demo", "Reproduce", "Reproduce a figure or table of the papers."),
 }
 """By name: the module and the class of a command, and a line about it."""
@@ -80,17 +80,17 @@ def main(args: list[str] | None = None) -> None:
         ):
             check_outputs(command)
             record = command.run()
-        # Of several processes the first alone has one.
+        # Of several processes only the first has one.
         if as_json and record is not None:
             sys.stdout.write(json.dumps(record, default=_plain) + "\n")
-            # What libraries print as they end, such as trackio, must not follow the object.
+            # Libraries such as trackio print at exit, and that must not follow the object.
             atexit.register(setattr, sys, "stdout", sys.__stderr__)
     except BilensError as error:
         errors.print(f"error: {error}", style="red")
         sys.exit(1)
     except KeyboardInterrupt:
         resumes = hasattr(getattr(command, "what", command), "resume")
-        errors.print("stopped" + "; --resume goes on from here" * resumes)
+        errors.print("stopped" + "; --resume continues from here" * resumes)
         sys.exit(130)
 
 
@@ -103,12 +103,12 @@ def check_outputs(command: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Tables of pandas as lists of rows, all else as text."""
+    """Return tables of pandas as lists of rows, and everything else as text."""
     return json.loads(value.to_json(orient="records")) if hasattr(value, "to_json") else str(value)
 
 
 def parse(args: list[str]) -> Any:
-    """The command that was asked for, with its settings; only its own module is imported.
+    """Return the command with its settings; only the module of this command is imported.
 
     Raises:
         BilensError: a setting is out of range.
@@ -126,7 +126,7 @@ def parse(args: list[str]) -> Any:
         sys.exit(0)
     if not args or args[0].startswith("-"):
         return _overview(args)
-    name, *rest = args
+    name, *words = args
     if name not in LINES and not name.endswith(".py"):
         near = get_close_matches(name, LINES)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
@@ -137,12 +137,12 @@ def parse(args: list[str]) -> Any:
     command = _command(name)
     options: dict[str, Any] = {
         "prog": f"bilens {name}",
-        "args": rest,
+        "args": words,
         "config": (tyro.conf.OmitArgPrefixes,),
         "registry": NUMBERS,
     }
     if hasattr(command, "default_for"):
-        options["default"] = command.default_for(rest)
+        options["default"] = command.default_for(words)
     try:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             return tyro.cli(command, **options)
@@ -199,15 +199,15 @@ def _whole_number(
 
 
 def whole_number(text: str) -> int:
-    """A number such as 1000000, 500K, 1M or 0.5B.
+    """Return the number of a text such as 1000000, 500K, 1M or 0.5B.
 
     Raises:
         ValueError: it is not one.
     """
-    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
-    value = float(found[1]) * UNITS[found[2]] if found else 0.5
-    if found and not found[2] and "." not in text:
-        return int(found[1])
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
+    value = float(match[1]) * UNITS[match[2]] if match else 0.5
+    if match and not match[2] and "." not in text:
+        return int(match[1])
     if value % 1:
         raise ValueError(f"{text!r}, expected a whole number such as 1000000, 500K, 1M or 0.5B")
     return int(value)

@@ -25,7 +25,7 @@ else:  # transformers and plotly take seconds to import, and other commands do w
 
 @dataclass
 class SharedModel(LanguageSettings):
-    """What the models have in common."""
+    """Settings that all models share."""
 
     mlp: tyro.conf.Fixed[tyro.conf.Suppress[MlpName]] = "bilinear"
     attention: tyro.conf.Fixed[tyro.conf.Suppress[str]] = "softmax"
@@ -33,7 +33,7 @@ class SharedModel(LanguageSettings):
 
 @dataclass(frozen=True)
 class SharedTraining(LanguageTraining):
-    """What their trainings have in common."""
+    """Settings that all trainings share."""
 
     seed: tyro.conf.Fixed[tyro.conf.Suppress[int]] = 0
 
@@ -43,9 +43,9 @@ class Compare(LanguageSetup):
     """Train architectures on the same texts in the same order to the same validation loss.
 
     Prints parameters, and the steps, tokens and seconds that each needed; the first architecture is
-    what ratios refer to. The output holds comparison.json, comparison.html with the loss curves,
-    and a run directory for each model and seed. After ctrl-C the same command goes on. For several
-    processes write `torchrun --nproc-per-node=N -m bilens` instead of `bilens`.
+    the reference of all ratios. The output holds comparison.json, comparison.html with the loss
+    curves, and a run directory for each model and seed. After ctrl-C the same command resumes. For
+    several processes write `torchrun --nproc-per-node=N -m bilens` instead of `bilens`.
 
         bilens compare --mlp swiglu bilinear --equal-parameters
         bilens compare --data stories.txt --preset tiny --seeds 0 1 2
@@ -68,7 +68,7 @@ class Compare(LanguageSetup):
 
     @classmethod
     def default_for(cls, args: Sequence[str]) -> "Compare":
-        """The settings of a preset, with validations as often as a crossing needs."""
+        """Return the settings of a preset, with validations as often as a crossing needs."""
         preset = LanguageSetup.default_for(args)
         often = replace(preset.training, evaluate_every=50, evaluate_texts=256)
         return cls(
@@ -84,7 +84,7 @@ class Compare(LanguageSetup):
         configs = compare.variants(config, mlps, attentions)
         names = [field.name for field in fields(LanguageTraining)]
         training = LanguageTraining(**{name: getattr(self.training, name) for name in names})
-        found = compare.compare_architectures(
+        comparison = compare.compare_architectures(
             compare.of_equal_size(configs) if self.equal_parameters else configs,
             corpus,
             training,
@@ -95,16 +95,19 @@ class Compare(LanguageSetup):
         )
         if not self.is_main_process():
             return None
-        record: dict[str, Any] = {"data": found.data, "target": found.target}
-        for name, rows in (("validations", found.validations), ("summary", found.summary())):
+        record: dict[str, Any] = {"data": comparison.data, "target": comparison.target}
+        for name, rows in (
+            ("validations", comparison.validations),
+            ("summary", comparison.summary()),
+        ):
             record[name] = json.loads(rows.to_json(orient="records"))
         write_json(self.output / "comparison.json", record)
         settings = {**asdict(training), "seed": list(self.seeds)}
         page = self.output / "comparison.html"
         facts = [(name, str(value)) for name, value in settings.items()]
-        report.write_comparison_report(page, found, facts)
-        whole = report.comparison_table(found)
-        show_table(whole.header, whole.rows, whole.caption, words=whole.n_words)
+        report.write_comparison_report(page, comparison, facts)
+        table = report.comparison_table(comparison)
+        show_table(table.header, table.rows, table.caption, words=table.n_words)
         out.print(f"page: {page}")
         return record
 

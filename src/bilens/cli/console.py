@@ -1,4 +1,4 @@
-"""What several commands share: their arguments, and the device."""
+"""Arguments that several commands share, and the device."""
 
 import os
 from pathlib import Path
@@ -12,14 +12,16 @@ from bilens.models import check_device
 DataDir = Path | None
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-Device = Annotated[str, tyro.conf.arg(help="auto takes a GPU where there is one; cpu, cuda:1, ...")]
+Device = Annotated[
+    str, tyro.conf.arg(help="auto takes a GPU if the machine has one; cpu, cuda:1, ...")
+]
 
 
 def choose_device(name: str) -> torch.device:
-    """A device by its name; auto takes a GPU where there is one.
+    """Return a device by its name; auto takes a GPU if the machine has one.
 
     Raises:
-        BilensError: there is no such device here.
+        BilensError: this machine has no such device.
     """
     if name == "auto":
         # Under torchrun each process has a device of its own.

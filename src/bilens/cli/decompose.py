@@ -44,7 +44,7 @@ class Decompose:
     Attributes:
         run_dir: directory that `bilens train images` wrote.
         data_dir: where the IDX files are; see `bilens train images --help`.
-        basis: eigenvectors orthonormal behind the embedding, as in the paper, or in pixels; for
+        basis: eigenvectors orthonormal after the embedding, as in the paper, or in pixels; for
             models of one layer.
         paths: how many of the strongest paths to find in a model of several layers.
         bonds: find the few directions between the layers instead.
@@ -102,7 +102,7 @@ class Report:
         paths: (images) number of the strongest paths to find in a model of several layers.
         drop: (images) accuracy that the cut to few directions may lose, as a share of the images;
             for models of several layers.
-        metric: (images) directions for the training images, or from weights alone; likewise.
+        metric: (images) directions for the training images, or from weights only; likewise.
         order: (images) eigenvectors by eigenvalue, or by mean activation over the test set.
         token: (language) the output to explain; by default an example of the paper, or else
             the most frequent word.

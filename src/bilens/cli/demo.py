@@ -46,17 +46,17 @@ class Demo:
         deep, grammar = self.output / "deep", self.output / "grammar"
         out.print("A deep model on few directions", style="bold")
         TrainImages(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES).run()
-        found = {"decompose": Decompose(deep, bonds=True, metric="weights").run()}
+        records = {"decompose": Decompose(deep, bonds=True, metric="weights").run()}
         Report(str(deep), metric="weights").run()
         out.print(f"\n“{PROMPT}”: why {TOKEN}, and not {MINUS}?", style="bold")
         TrainLanguage(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS).run()
         flow: Any = command_of(analysis("flow"))
         page = grammar / "flow.html"
-        found["flow"] = flow(
+        records["flow"] = flow(
             model=str(grammar), prompt=PROMPT, token=TOKEN, minus=MINUS, output=page
         ).run()
         Report(str(grammar), token=TOKEN, minus=MINUS).run()
-        return found
+        return records
 
 
 @dataclass(frozen=True)

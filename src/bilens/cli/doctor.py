@@ -1,4 +1,4 @@
-"""`bilens doctor`: what is here, and what is missing for what."""
+"""`bilens doctor`: versions, devices, and optional packages that are missing."""
 
 import os
 import platform
@@ -29,7 +29,7 @@ BROWSERS = ("google-chrome", "chrome", "chromium", "chromium-browser")
 
 @dataclass(frozen=True)
 class Doctor:
-    """Print versions and devices, where data and caches are, and what is missing for what.
+    """Print versions, devices, places of data and caches, and optional packages that are missing.
 
     bilens doctor --json
     """
@@ -42,7 +42,7 @@ class Doctor:
         optional["Chrome"] = next((path for name in BROWSERS if (path := which(name))), None)
         uses = {**OPTIONAL, "Chrome": "bilens report --figures"}
         data = os.environ.get("BILENS_DATA")
-        found: dict[str, Any] = {
+        checks: dict[str, Any] = {
             "versions": {
                 "bilens": __version__,
                 "python": platform.python_version(),
@@ -64,7 +64,7 @@ class Doctor:
             },
             "optional": optional,
         }
-        for title, rows in found.items():
+        for title, rows in checks.items():
             cells = {name: str(value or "missing") for name, value in rows.items()}
             if title == "optional":
                 show_table(
@@ -72,7 +72,7 @@ class Doctor:
                 )
             else:
                 show_table(("", ""), cells.items(), title, words=2)
-        return found
+        return checks
 
 
 def _version(name: str) -> str | None:

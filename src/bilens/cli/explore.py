@@ -18,7 +18,7 @@ else:  # Gradio is optional, and takes seconds to import.
 class Explore:
     """Look into a trained model in the browser: directions, eigenvectors, your own inputs.
 
-    Serves a page to this machine alone, from which nothing is sent elsewhere. Each view has an
+    Serves a page to this machine only, and sends nothing elsewhere. Each view has an
     address of its own; each picture and table can be saved.
 
         bilens explore runs/mnist --open-browser
@@ -26,11 +26,11 @@ class Explore:
 
     Attributes:
         model: run directory, or folder or name of a model of a known family.
-        data: name of the data; by default what the model was trained on.
+        data: name of the data; by default that of the training.
         data_dir: where the data is; see `bilens train images --help` and `train language --help`.
         host: where to listen; 0.0.0.0 lets other machines in.
         port: by default the first free one from 7860.
-        share: also give it a public address, through a server of Gradio's, for a week.
+        share: also open a public address, through a server of Gradio's, for a week.
         open_browser: open the page in the default browser.
         save_to: (language models) folder where the page's visitors may save models that they edit,
             each under a name of its own; by default nothing is written.

@@ -38,7 +38,7 @@ class Generate:
         model: run directory, folder or name of a model of a known family, .gguf or llama2.c file.
         prompt: how the text begins.
         tokens: at most how many to add.
-        temperature: 0 takes the most likely token each time; 1 draws from what the model says.
+        temperature: 0 takes the most likely token; 1 draws from the model's probabilities.
         seed: of the sampling.
     """
 
@@ -63,11 +63,11 @@ class Generate:
 
 
 def load_language(source: str, device: str) -> "ResidualModel":
-    """A language model and its tokenizer.
+    """Load a language model with its tokenizer.
 
     Raises:
         CheckpointError: one of them is missing or damaged.
-        BilensError: the model is of another kind, or there is no such device.
+        BilensError: the model is of another kind, or this machine has no such device.
     """
     model: Any = load(source, device=choose_device(device))
     if not hasattr(model, "parts"):
@@ -146,20 +146,20 @@ class Spectra:
             words=2,
         )
         out.print(f"{len(names):,} tokens: {output}")
-        found = zip(names, tokens, values, residuals, strict=True)
+        rows = zip(names, tokens, values, residuals, strict=True)
         keys = ("number", "token", "eigenvalues", "largest_residual")
-        return {"output": output, "tokens": [dict(zip(keys, row, strict=True)) for row in found]}
+        return {"output": output, "tokens": [dict(zip(keys, row, strict=True)) for row in rows]}
 
     def _numbers(self, model: "ResidualModel") -> list[int]:
-        """The tokens' numbers: all, or each by its name or as a number."""
+        """Return the tokens' numbers: all, or those of names or numbers."""
         if self.tokens == "all":
             return list(range(model.parts.unembed.n_out))
-        chosen = self.tokens.split(",")
+        words = self.tokens.split(",")
         known = model.tokenizer.get_vocab() if model.tokenizer is not None else {}
         return [
             # Python refuses to read numbers of thousands of digits.
             check_index("tokens", int(name[:20]), model.vocab_size, "the model's tokens")
             if name.isdecimal() and name not in known
             else model.token(name)
-            for name in chosen
+            for name in words
         ]

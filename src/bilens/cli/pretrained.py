@@ -52,7 +52,7 @@ STEP_NAMES = ("fold_norms", "fold_value_biases", "center_writing_weights", "cent
 class Process:
     """Fold norms and biases into the weights and centre them, so that they are easier to read.
 
-    What the model computes stays the same; the largest change of a log-probability on random
+    The model's function stays the same; the largest change of a log-probability on random
     tokens is measured and printed. For bilens transformers, GPT-2, GPT-NeoX (Pythia), Llama,
     Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3, Granite, OLMo 2, Helium, GLM and Cohere 2.
 
@@ -62,7 +62,7 @@ class Process:
     Attributes:
         model: folder of a Hugging Face or bilens model, the name of a repository, or a .bin file of
             llama2.c.
-        steps: which to apply; by default all that leave what the model computes unchanged.
+        steps: which to apply; by default all that leave the model's function unchanged.
         output: folder for the processed model and processing.json; by default
             runs/processed-NAME.
     """
@@ -99,9 +99,9 @@ class Process:
 
 @dataclass(frozen=True)
 class Anneal:
-    """Go on training a pretrained gated model while its activation becomes a straight line.
+    """Train a pretrained gated model further while its activation becomes a straight line.
 
-    The activation becomes Swish, whose beta falls from what the model has (1 for SiLU, 1.702 for
+    The activation becomes Swish, whose beta falls from the model's (1 for SiLU, 1.702 for
     GELU) to 0, where the model is bilinear. The run directory holds the model with its beta,
     training.json, metrics.jsonl and checkpoints. For several processes write `torchrun
     --nproc-per-node=N -m bilens` instead of `bilens`, or `accelerate launch` for FSDP.
@@ -116,8 +116,8 @@ class Anneal:
         output: run directory; by default runs/annealed-NAME.
         shortest: keep only texts of this many tokens up to length, each on its own (384 in the
             paper); by default all are joined and cut.
-        resume: go on from where an earlier annealing in output was stopped.
-        device: auto takes a GPU where there is one; cpu ignores it.
+        resume: continue an earlier annealing in output.
+        device: auto takes a GPU if the machine has one; cpu ignores it.
     """
 
     model: ModelName
@@ -193,9 +193,9 @@ WORST = 5
 class Linearise:
     """Make the gates of a pretrained gated model linear, so that its layers are bilinear.
 
-    Each gate becomes the line nearest to it on a text, and each down map is fitted to what the
-    layer gave, in closed form, layer by layer. Prints the loss with each layer linear alone and
-    with all of them.
+    Each gate becomes the line nearest to it on a text, and each down map is fitted to the
+    layer's output. This is done in closed form, layer by layer. Prints the loss with only one layer
+    linear at a time and with all of them.
 
         bilens linearise HuggingFaceTB/SmolLM2-135M --data stories.txt --budget 0.1
 
@@ -207,7 +207,7 @@ class Linearise:
         output: folder for the model; by default runs/linear-NAME.
         layers: which layers, by their numbers; all by default.
         budget: nats a token by which the loss may rise; layers that cost most are left gated.
-        steps: of Adam, by which each layer then learns, by itself, to give what it gave.
+        steps: of Adam, by which each layer then learns, by itself, to return its former output.
         tokens: to fit on, as 8192, 32K or 1M.
         held_out: tokens of other texts to measure losses on.
         length: tokens of a text.
@@ -270,7 +270,7 @@ class Linearise:
         }
 
     def _rows(self, name: str, texts: Any) -> torch.Tensor:
-        """As many texts as hold the tokens that were asked for."""
+        """Return texts that hold the number of tokens asked for."""
         asked = int(getattr(self, name))
         if asked < self.length:
             raise BilensError(f"--{name}={asked}, expected at least --length={self.length}")
@@ -297,7 +297,7 @@ class Tensorise:
         output: run directory; by default runs/tensor-NAME.
         held_out: tokens of each text to measure on.
         resume: continue from the last finished stage or checkpoint in output.
-        device: auto takes a GPU if there is one; cpu ignores it.
+        device: auto takes a GPU if the machine has one; cpu ignores it.
     """
 
     model: ModelName

@@ -15,7 +15,7 @@ from rich.table import Table
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""What moves the cursor, starts an escape sequence or turns text around, and halves of pairs.
+"""Characters that move the cursor, start an escape sequence or reverse text, and halves of pairs.
 
 Tabs and line ends stay.
 """
@@ -24,7 +24,7 @@ WIDEST = 100_000
 
 
 def printable(text: str) -> str:
-    r"""A text with what a terminal would obey written out: `\x1b[2J` instead of an empty screen."""
+    r"""Return a text with control characters written out: `\x1b[2J` instead of an empty screen."""
     return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -37,7 +37,7 @@ class PlainConsole(Console):
             self.width = WIDEST
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
-        """The parts of what is printed; Rich's own colours are kept apart from their text."""
+        """Return the printed segments; Rich's own colours are separate from their text."""
         for part in super().render(*args, **kwargs):
             yield part if part.control else part._replace(text=printable(part.text))
 
@@ -48,7 +48,7 @@ out, errors = PlainConsole(), PlainConsole(stderr=True)
 def show_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", *, words: int = 1
 ) -> None:
-    """Print cells under a header: in a frame, or as plain columns where there is no terminal.
+    """Print cells under a header: in a frame, or as plain columns without a terminal.
 
     Args:
         header: one name for each column.

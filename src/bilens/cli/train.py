@@ -37,7 +37,7 @@ Hidden = Annotated[int, tyro.conf.Fixed, tyro.conf.Suppress]
 
 @dataclass(frozen=True)
 class Architecture(ClassifierConfig):
-    """The model, but for what the data says. The defaults are Table 2 of Pearce et al. 2024."""
+    """The model, without the sizes of the data. Defaults are Table 2 of Pearce et al. 2024."""
 
     n_inputs: Hidden = 1
     n_classes: Hidden = 1
@@ -45,7 +45,7 @@ class Architecture(ClassifierConfig):
     class_names: tyro.conf.Fixed[tyro.conf.Suppress[tuple[str, ...]]] = ()
 
     def config_for(self, data: ImageData) -> ClassifierConfig:
-        """The same model for the images of `data`."""
+        """Return the configuration of the same model for the images of `data`."""
         told = {
             "n_inputs": data.n_inputs,
             "n_classes": data.n_classes,
@@ -61,7 +61,7 @@ class TrainImages:
 
     The run directory holds the model (config.json and model.safetensors, which bilens.load and
     from_pretrained read), training.json, one line of metrics for each epoch in metrics.jsonl, and
-    checkpoints, from the last whole one of which --resume goes on. Ctrl-C stops between two steps
+    checkpoints. --resume continues from the last intact one. Ctrl-C stops between two steps
     and loses nothing.
 
         bilens train images --data mnist
@@ -75,8 +75,8 @@ class TrainImages:
         output: run directory; by default runs/NAME-OF-THE-DATA.
         seeds: train this many models at once, from --seed on, each in a directory of its own below
             output.
-        resume: go on from where an earlier training in output was stopped.
-        device: cpu, cuda, cuda:1, mps, ...; auto takes a GPU where there is one.
+        resume: continue an earlier training in output.
+        device: cpu, cuda, cuda:1, mps, ...; auto takes a GPU if the machine has one.
     """
 
     data: str = "digits"
@@ -117,17 +117,17 @@ class TrainImages:
 
 @dataclass(frozen=True)
 class LanguageSetup:
-    """What is trained, on what and how.
+    """Settings of a language model, its texts and its training.
 
     Attributes:
         data: grammar (a synthetic language made on the spot), tinystories, or a text, parquet or
             jsonl file, or a folder of them.
         data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
             and without that the Hugging Face hub.
-        preset: grammar, tiny (minutes on two cores), paper (a GPU) or 500m (several GPUs), which
-            the settings below begin with; by default grammar for the grammar and tiny for all else.
-        device: auto takes a GPU where there is one; cpu leaves it alone.
-        model: of the preset, but for what is given.
+        preset: grammar, tiny (minutes on two cores), paper (a GPU) or 500m (several GPUs): values
+            of the settings below. By default grammar for the grammar and tiny for other data.
+        device: auto takes a GPU if the machine has one; cpu does not use it.
+        model: of the preset, with the settings that are given.
         training: the same.
     """
 
@@ -140,7 +140,7 @@ class LanguageSetup:
 
     @classmethod
     def default_for(cls, args: Sequence[str]) -> "LanguageSetup":
-        """The settings of the preset that arguments of the command line ask for."""
+        """Return the settings of the preset in the arguments of the command line."""
         known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         known.add_argument("--preset")
         known.add_argument("--data", default="grammar")
@@ -150,11 +150,11 @@ class LanguageSetup:
 
     @property
     def use_cpu(self) -> bool:
-        """Whether GPUs are left alone."""
+        """True if GPUs are not used."""
         return self.device == "cpu"
 
     def prepare(self, **parts: str) -> "tuple[language.LanguageConfig, texts.Corpus]":
-        """The model's settings and the texts, which one process makes ready.
+        """Return the model's settings and the texts, which a single process prepares.
 
         Args:
             parts: settings of the model that the command takes itself.
@@ -177,7 +177,7 @@ class LanguageSetup:
         return config, corpus
 
     def is_main_process(self) -> bool:
-        """Whether this is the process that speaks, of one or several."""
+        """Return True for the process that prints."""
         return bool(accelerate.PartialState().is_main_process)
 
 
@@ -186,7 +186,7 @@ class TrainLanguage(LanguageSetup):
     """Train a language model from scratch and save it with its tokenizer.
 
     The run directory holds the model and the tokenizer as Hugging Face folders do, training.json,
-    metrics.jsonl and checkpoints, from the last whole one of which --resume goes on. For several
+    metrics.jsonl and checkpoints. --resume continues from the last intact one. For several
     processes write `torchrun --nproc-per-node=N -m bilens` instead of `bilens`.
 
         bilens train language --data grammar
@@ -194,7 +194,7 @@ class TrainLanguage(LanguageSetup):
 
     Attributes:
         output: run directory; by default runs/NAME-OF-THE-DATA.
-        resume: go on from where an earlier training in output was stopped.
+        resume: continue an earlier training in output.
     """
 
     output: Path | None = None
@@ -235,12 +235,12 @@ class Train:
 
     @staticmethod
     def default_for(args: Sequence[str]) -> Any:
-        """The settings of a preset for language models."""
+        """Return the settings of a preset for language models."""
         if args[:1] != ["language"]:
             return tyro.MISSING
         default: Any = TrainLanguage.default_for(args)
         return Train(default)
 
     def run(self) -> dict[str, Any] | None:
-        """Train what was asked for."""
+        """Train the model."""
         return self.what.run()

@@ -57,12 +57,12 @@ class Explorer:
         open_browser: bool = False,
         wait: bool = True,
     ) -> str:
-        """Serve the app: for this machine alone, unless something else is asked for.
+        """Serve the app: for this machine only, by default.
 
         Args:
             host: where to listen; by default 127.0.0.1, or what a Space asks for.
             port: by default the first free one from 7860.
-            share: also give it a public address, through a server of Gradio's, for a week.
+            share: also open a public address, through a server of Gradio's, for a week.
             open_browser: open it in the default browser.
             wait: until ctrl-C; otherwise serve in the background, until `close`.
 
@@ -119,13 +119,13 @@ def explorer(
     save_to: str | Path | None = None,
     add: Sequence[str] = (),
 ) -> Explorer:
-    """An app to look into a model: its directions, eigenvectors, and what they make of an input.
+    """Build an app that shows a model: directions, eigenvectors, and their effect on inputs.
 
     What is heavy is read here, once; a click is then answered at once.
 
     Args:
         source: a run directory, or the name of a repository on the hub.
-        data: name of the data; by default what the model was trained on.
+        data: name of the data; by default that of the training.
         data_dir: where the data is; see `bilens.data.load_images`.
         device: where the model runs.
         save_to: folder where visitors may save the language models that they edit, each under a
@@ -133,7 +133,7 @@ def explorer(
         add: names of further readings, such as heads, and files with readings of your own.
 
     Raises:
-        BilensError: Gradio is not installed, there is no explorer for this kind of model, or it is
+        BilensError: Gradio is not installed, this kind of model has no explorer, or it is
             one that is not edited.
         NotBilinearError: the model is not a tensor.
         CheckpointError: the model is missing or damaged, or does not say what its data is.

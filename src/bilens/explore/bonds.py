@@ -1,4 +1,4 @@
-"""What the explorer shows of the few directions between the layers of a deep classifier."""
+"""Views of the few directions between the layers of a deep classifier."""
 
 import math
 from functools import lru_cache
@@ -30,7 +30,7 @@ class BondView:
     """The bonds of a classifier, and what each walk through them shows.
 
     A direction is called by its bond and its number there, from 1; those of the last bond are the
-    logits. Of k directions kept at each bond, k = 0 stands for the cut of `read_bonds`, which
+    logits. Of k directions at each bond, k = 0 is the cut of `read_bonds`, which
     reports show.
 
     Args:
@@ -39,7 +39,7 @@ class BondView:
         shape: height and width of an input as an image.
 
     Raises:
-        NotBilinearError: a gate is not linear, or there is a norm.
+        NotBilinearError: a gate is not linear, or the model has a norm.
     """
 
     def __init__(self, model: TensorChain, data: ImageData, shape: tuple[int, int]) -> None:
@@ -75,18 +75,18 @@ class BondView:
 
     @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
     def reading(self, k: int) -> CutReading:
-        """The model cut to k directions at each bond."""
+        """Cut the model to k directions at each bond."""
         return CutReading.of(self.found.cut(k), self.data) if k else self.report.cut_reading
 
     def nodes(self, k: int, walk: tuple[str, ...]) -> list[BondNode]:
-        """A walk from a logit on, without what the cut leaves out."""
+        """Return a walk that starts at a logit, without directions that the cut leaves out."""
         found = [node for node in map(self._node, walk) if node is not None]
         sizes = (*self.reading(k).cut.ranks, self.data.n_classes)
         kept = [node for node in found if node[1] < sizes[node[0]]]
         return kept if kept and kept[0][0] == self.depth else [(self.depth, 0), *kept]
 
     def text(self, k: int) -> str:
-        """What keeping that many does, in a sentence."""
+        """Return a sentence on the accuracy with this number of directions."""
         _, accuracy, error = self._measured(k)
         ranks = " + ".join(map(str, self.report.cut.ranks))
         kept = f"{k} directions at each bond" if k else f"{ranks} directions, as in a report,"
@@ -111,11 +111,11 @@ class BondView:
         return rank_accuracies(self.found, self.data, [k])[0]
 
     def name(self, node: BondNode) -> str:
-        """What a direction is called; a logit by its class. Not yet safe for HTML."""
+        """Return the name of a direction; a logit has that of its class. Not escaped."""
         return self.data.class_names[node[1]] if node[0] == self.depth else node_name(node)
 
     def ends(self, k: int, walk: tuple[str, ...]) -> go.Figure | None:
-        """What the last direction adds to each logit; None for a logit itself."""
+        """Draw the effect of the last direction on each logit; None for a logit itself."""
         node = self.nodes(k, walk)[-1]
         if node[0] == self.depth:
             return None
@@ -124,7 +124,7 @@ class BondView:
         return ends_figure(found, self.data.class_names, title=title)
 
     def made(self, k: int, walk: tuple[str, ...]) -> go.Figure | None:
-        """The interaction matrix that makes the last direction; None for one of the pixels."""
+        """Draw the interaction matrix of the last direction; None for a direction of the pixels."""
         bond, number = node = self.nodes(k, walk)[-1]
         if bond == 0:
             return None
@@ -134,7 +134,7 @@ class BondView:
         return heat_figure(core.interaction(output=number).dense(), names, names, title=title)
 
     def used(self, k: int, walk: tuple[str, ...]) -> go.Figure | None:
-        """What the last direction goes into, with which others; None for a logit."""
+        """Draw the products that the last direction is part of; None for a logit."""
         bond, number = node = self.nodes(k, walk)[-1]
         if bond == self.depth:
             return None
@@ -145,7 +145,7 @@ class BondView:
         return heat_figure(core.dense()[:, number], targets, others, title=title)
 
     def page(self, k: int, walk: tuple[str, ...]) -> str:
-        """The drawn network and the last direction of the walk, as HTML.
+        """Return the drawn network and the last direction of the walk, as HTML.
 
         Whatever can be walked to is a button with its name in `data-node`.
         """
@@ -200,7 +200,7 @@ class BondView:
         return f"<figure><div>{images}</div><figcaption>{caption}</figcaption></figure>"
 
     def _products(self, reading: CutReading, title: str, node: BondNode, edges: list[Edge]) -> str:
-        """The strongest products that make a direction, or that it is part of."""
+        """Return the strongest products that make a direction, or that it is part of."""
         edges = [edge for edge in edges if edge.part >= LEAST]
         if not edges:
             return ""

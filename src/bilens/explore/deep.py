@@ -41,7 +41,7 @@ MOST_OPEN = 40
 
 @dataclass(frozen=True)
 class DeepState:
-    """What the screen shows.
+    """State of the screen.
 
     Attributes:
         output: number of the class.
@@ -70,7 +70,7 @@ class DeepView(PanelView):
         saved: a file of `save_paths`, which saves the search if it is of this model.
 
     Raises:
-        NotBilinearError: a gate is not linear, or there is a norm.
+        NotBilinearError: a gate is not linear, or the model has a norm.
         BilensError: its inputs have no image shape, or the data does not fit it.
     """
 
@@ -95,7 +95,7 @@ class DeepView(PanelView):
         ]
 
     def checked(self, state: DeepState) -> DeepState:
-        """The state, if the model has it.
+        """Return the state, if it fits the model.
 
         Raises:
             StateError: it has no such class, node, direction, input, or number of them.
@@ -118,30 +118,32 @@ class DeepView(PanelView):
         return state
 
     def tree_html(self, state: DeepState) -> str:
-        """The tree of the class with the opened nodes, each with its strongest branches."""
+        """Return the tree of the class with its opened nodes and their strongest branches."""
         root = self._branch((state.output,), (), set(state.opened))
         return branches_html(root, f"The logit of {self.names[state.output]}")
 
     def tree_picture(self, state: DeepState) -> go.Figure | None:
-        """The strongest paths of the class, drawn; None where none is among those found."""
+        """Draw the strongest paths of the class; None if the search found no path of it."""
         paths = self.reading.search.paths.of(state.output)
         if not len(paths):
             return None
         name = self.names[state.output]
         x = self.data.test_images[:SEEN]
-        some = class_paths(self.tree, paths.truncate(min(DRAWN, len(paths))), x)
+        paths_of_class = class_paths(self.tree, paths.truncate(min(DRAWN, len(paths))), x)
         title = f"Strongest paths of {name}"
-        return tree_figure(some.paths, self.shape, title=title, root=name, inputs=some.inputs)
+        return tree_figure(
+            paths_of_class.paths, self.shape, title=title, root=name, inputs=paths_of_class.inputs
+        )
 
     def paths_picture(self) -> go.Figure:
         """Accuracy of the model cut to its strongest paths."""
         return path_figure(self.reading.by_paths, self.reading.accuracy)
 
     def explanation_figure(self, state: DeepState) -> go.Figure:
-        """The input, and the eigenvectors that make its highest logits."""
-        found = explain_deep(self.tree, unpack_input(state.input, self.data))
+        """Draw the input, and the eigenvectors of its highest logits."""
+        explanation = explain_deep(self.tree, unpack_input(state.input, self.data))
         title = "What makes the highest logits"
-        return explanation_figure(found, self.shape, self.names, title=title)
+        return explanation_figure(explanation, self.shape, self.names, title=title)
 
     def input_figure(self, state: DeepState) -> go.Figure:
         """Logits of the input: the model's, and those of the paths kept."""
@@ -167,7 +169,7 @@ class DeepView(PanelView):
         return tuple(int(part) for part in parts)
 
     def _branch(self, node: tuple[int, ...], above: tuple[float, ...], opened: set[str]) -> Branch:
-        """A node with what it branches into, where it is open; the root always is."""
+        """Return a node, with its branches if it is open; the root always is."""
         name = ".".join(map(str, node[1:]))
         value = above[-1] if above else 1.0
         if name and name not in opened:
@@ -283,7 +285,7 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
         "that make up most of these, down to the pixels: blue adds and red takes away, a "
         "percentage is the share of what it adds to, and one line instead of two is a square. "
         "Pixels of a direction are blue where they go with it and red where they go against it; "
-        "one behind the first layer shows the test images where it is largest (+) and smallest "
+        "one after the first layer shows the test images where it is largest (+) and smallest "
         "(−). Press a direction to look at it, and walk on from there.",
     )
     with gr.Row():
@@ -316,10 +318,10 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
                 plots.append(picture(name))
 
     def figures(state: DeepState) -> list[Any]:
-        found = [show(state.directions, state.walk) for show in names.values()]
+        explanation = [show(state.directions, state.walk) for show in names.values()]
         return [
             gr.update(value=figure and plot_of(figure, name), visible=figure is not None)
-            for name, figure in zip(names, found, strict=True)
+            for name, figure in zip(names, explanation, strict=True)
         ]
 
     screen.part("directions walk", plots, figures)
@@ -339,7 +341,7 @@ def _tree(view: DeepView, screen: Screen[DeepState]) -> None:
         "Every eigenvector of a layer is a direction in the layer below, with eigenvectors of its "
         "own, down to the pixels. Press one to see what it branches into. λ is its eigenvalue: "
         "blue is positive, red negative, for pixels as well. Effective is the eigenvalue of the "
-        "whole path, which says how much it can weigh. On the right stand the strongest paths, "
+        "whole path, which says how much it can weigh. On the right are the strongest paths, "
         "with the test images that each eigenvector reacts to most.",
     )
     screen.choice("output", view.names, label="Class")

@@ -1,4 +1,4 @@
-"""An edit of the weights by nodes of a flow: what the model then predicts, and the screen of it."""
+"""Edits of the weights by nodes of a flow, their predictions, and their screen."""
 
 import hashlib
 from collections import defaultdict
@@ -39,27 +39,27 @@ class EditView:
         self.flows, self.save_to = flows, save_to
 
     def nodes(self, of: FlowOf) -> dict[str, int]:
-        """The strongest heads and directions by name: their numbers among the flow's nodes."""
+        """Return the numbers of the strongest heads and directions among all nodes, by name."""
         if not of.prompt:
             return {}
         split, _ = self.flows.found(of)
         tokens = shown_tokens(self.flows.model, split.ids)
-        found: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for number in sorted(range(len(split.nodes)), key=lambda i: -abs(split.nodes[i].flow)):
             node = split.nodes[number]
             if node.kind == "direction":
-                found.setdefault(node.name(tokens), number)
+                numbers.setdefault(node.name(tokens), number)
             elif node.kind == "head":
-                found.setdefault(f"head {node.layer}.{node.number}", number)
-        return dict(list(found.items())[:SHOWN])
+                numbers.setdefault(f"head {node.layer}.{node.number}", number)
+        return dict(list(numbers.items())[:SHOWN])
 
     def _chosen(self, of: FlowOf, names: tuple[str, ...]) -> dict[str, int]:
-        """Those of some names that are nodes of this flow, and their numbers."""
+        """Return the names that are nodes of this flow, and their numbers."""
         places = self.nodes(of)
         return {name: places[name] for name in names if name in places}
 
     def edited(self, of: FlowOf, names: tuple[str, ...], percent: int) -> ResidualModel:
-        """The model with some nodes scaled; names that are not of this flow are left out.
+        """Return the model with nodes scaled; names that are not of this flow are left out.
 
         Raises:
             BilensError: only a bias that the model has no place for could do it.
@@ -83,7 +83,7 @@ class EditView:
         return model
 
     def page(self, of: FlowOf, names: tuple[str, ...], percent: int, other: str) -> str:
-        """What is predicted behind the flow's text and another one, before and after, as HTML."""
+        """Return the predictions for the flow's text and another, before and after the edit."""
         if not self._chosen(of, names):
             return note_html("Choose heads or directions of the flow above.") if of.prompt else ""
         try:
@@ -101,8 +101,8 @@ class EditView:
         token, minus = model.token(direction.token), [model.token(n) for n in direction.minus]
 
         def value(logits: Tensor) -> str:
-            one = logits[token] - logits[minus].mean() if minus else logits[token]
-            return signed(one.item(), "#.3g")
+            difference = logits[token] - logits[minus].mean() if minus else logits[token]
+            return signed(difference.item(), "#.3g")
 
         likely = torch.cat([x.topk(min(NEXT, len(x))).indices for x in (before, after)]).unique()
         likely = likely[after[likely].argsort(descending=True)]
@@ -119,7 +119,7 @@ class EditView:
         """Write the edited model as a folder of its own, and say where, as HTML."""
         names = tuple(self._chosen(of, names))
         if self.save_to is None or not names:
-            return note_html("Nothing is chosen, so that there is nothing to save.")
+            return note_html("Nothing is selected, so nothing is saved.")
         record = {
             "prompt": of.prompt,
             "direction": str(self.flows.direction(of)),
@@ -141,9 +141,9 @@ def edit_screen(view: EditView, screen: Screen[Any]) -> None:
     """Lay the controls out; the state has `flow`, `edited`, `edit_percent` and `edit_prompt`."""
     heading(
         "The weights, edited",
-        "Heads and directions of the flow above, scaled in the weights: a head writes so much of "
-        "what it wrote, and the MLP reads so much along a direction, at every position of every "
-        "text. What comes out is an ordinary model. Below is what it predicts.",
+        "Heads and directions of the flow above, scaled in the weights: the output of a head, and "
+        "the input of the MLP along a direction, at every position of every text. The result is "
+        "an ordinary model. Below are its predictions.",
     )
     with gr.Row():
         chosen = gr.Dropdown(
@@ -177,8 +177,8 @@ def edit_screen(view: EditView, screen: Screen[Any]) -> None:
 
     def choices(state: Any) -> list[Any]:
         names = view.nodes(state.flow)
-        kept = [name for name in state.edited if name in names]
-        return [gr.update(choices=list(names), value=kept)]
+        remaining = [name for name in state.edited if name in names]
+        return [gr.update(choices=list(names), value=remaining)]
 
     of_flow = "flow_prompt flow_token flow_minus"
     screen.part(of_flow, [chosen], choices)

@@ -20,7 +20,7 @@ from bilens.residual import ResidualModel
 class ThreadModel(threading.local):
     """A model for each thread: modules of its own, which share their weights.
 
-    Reading a run sets hooks on modules, and removing a part of it changes what they give, which
+    Reading a run sets hooks on modules, and removing a part of it changes their output, which
     must not be seen by others who run them at that moment.
 
     Args:
@@ -42,12 +42,12 @@ LARGEST, AT_ONCE = 2.5e11, 5e9
 
 @dataclass(frozen=True)
 class FlowOf:
-    """What is split.
+    """A text and the logit that is split.
 
     Attributes:
         prompt: the text; nothing is split where it is empty.
         token: its next token; empty for the most likely one, minus the next likely one.
-        minus: tokens whose mean is taken away.
+        minus: tokens whose mean is subtracted.
     """
 
     prompt: str
@@ -94,7 +94,7 @@ class FlowView:
 
     @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
     def direction(self, of: FlowOf) -> TokenDirection:
-        """The tokens, found where they are not given."""
+        """Return the tokens, the most likely ones if none are given."""
         if of.token:
             return TokenDirection(of.token, of.minus)
         ids = self.model.ids(of.prompt)
@@ -104,14 +104,14 @@ class FlowView:
 
     @lru_cache(maxsize=8)  # noqa: B019
     def found(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:
-        """The flow, and what is drawn of it."""
+        """Return the flow, and the data of its drawing."""
         direction = self.direction(of)
         split = flow(self.model, self.model.ids(of.prompt), direction)
         tokens = shown_tokens(self.model, split.ids)
         return split, flow_data(split, tokens, direction=str(direction), k=SHOWN)
 
     def page(self, of: FlowOf) -> tuple[str, str, str]:
-        """A sentence on the flow and the tree of its strongest nodes, as HTML; and its graph."""
+        """Return a sentence on the flow and the tree of its strongest nodes, and its graph."""
         if not of.prompt:
             return note_html("Write a text, and press Enter."), "", ""
         _, data = self.found(of)
@@ -121,7 +121,7 @@ class FlowView:
         return note_html(text), _branches(flow_tree(data)), json.dumps(data)
 
     def removed(self, of: FlowOf, name: str) -> str:
-        """What becomes of the logit when a node is removed from the running model."""
+        """Return a sentence on the logit after a node was removed from the running model."""
         if not (of.prompt and name):
             return ""
         split, data = self.found(of)
@@ -132,8 +132,8 @@ class FlowView:
         (result,) = ablate(self.model, split, [number])
         actual, predicted = (signed(x, "#.3g") for x in (result.actual, result.predicted))
         return note_html(
-            f"Without {name} the running model changes by {actual}; its flow, with all else held "
-            f"fixed, predicts {predicted}."
+            f"Without {name} the running model changes by {actual}; its flow, with everything else "
+            f"held fixed, predicts {predicted}."
         )
 
 

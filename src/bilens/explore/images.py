@@ -28,19 +28,19 @@ from bilens.report import (
 from bilens.tensor import Spectrum, TensorChain
 
 BY = ("class", "difference", "component")
-"""How a direction is chosen: a class, one minus another, or a component of the SVD."""
+"""Kinds of directions: a class, one minus another, or a component of the SVD."""
 
 SHOWN = 4
 
 
 @dataclass(frozen=True)
 class ImageState:
-    """What the screen shows.
+    """State of the screen.
 
     Attributes:
         by: how the direction is chosen.
         output: number of the class.
-        minus: number of the class that is taken away from it.
+        minus: number of the class that is subtracted.
         component: number of the singular component, from 0.
         kept: eigenvectors kept of each class.
         input: the image that is explained.
@@ -84,7 +84,7 @@ class ImageView(PanelView):
         ]
 
     def checked(self, state: ImageState) -> ImageState:
-        """The state, if the model has it.
+        """Return the state, if it fits the model.
 
         Raises:
             StateError: it has no such class, component, number of eigenvectors or input.
@@ -103,7 +103,7 @@ class ImageView(PanelView):
         return state
 
     def direction(self, state: ImageState) -> tuple[Float[Tensor, " classes"], str]:
-        """The chosen direction in the logits, and what to call it."""
+        """Return the direction in the logits, and its name."""
         unit = torch.eye(len(self.names))
         if state.by == "component":
             return self.svd.outputs[state.component], f"component {state.component + 1}"
@@ -113,12 +113,12 @@ class ImageView(PanelView):
         return unit[state.output], name
 
     def spectrum(self, state: ImageState) -> tuple[Spectrum, str]:
-        """All eigenvectors of the direction, and what to call it."""
+        """Return all eigenvectors of the direction, and its name."""
         direction, title = self.direction(state)
         return spectra(self.model, direction), title
 
     def direction_figures(self, state: ImageState) -> tuple[go.Figure, go.Figure]:
-        """The spectrum, and the outermost eigenvectors with their top inputs."""
+        """Draw the spectrum, and the outermost eigenvectors with their top inputs."""
         spectrum, title = self.spectrum(state)
         x = self.data.test_images
         outermost = spectrum.outermost(SHOWN).oriented(x)
@@ -128,7 +128,7 @@ class ImageView(PanelView):
         )
 
     def weights_figure(self, state: ImageState) -> go.Figure | None:
-        """How much of each logit the direction has; None where its name says it."""
+        """Draw the weight of each logit in the direction; None if its name says it."""
         if state.by != "component":
             return None
         return direction_figure(self.direction(state)[0], self.names, title="Weights of the logits")
@@ -138,7 +138,7 @@ class ImageView(PanelView):
         return kept_figure(self.reading.curve, state.kept)
 
     def accuracy_text(self, state: ImageState) -> str:
-        """What keeping that many does to the accuracy, in a sentence."""
+        """Return a sentence on the accuracy with this number of eigenvectors."""
         curve = self.reading.curve
         return (
             f"With {state.kept} of {len(curve.accuracy)} eigenvectors for each class the model "
@@ -198,7 +198,7 @@ def _direction(view: ImageView, screen: Screen[ImageState]) -> None:
         "exactly a sum of activations λ (v·x)², one for each eigenvector v. P1, P2, ... have a "
         "positive eigenvalue λ and only ever raise it; N1, N2, ... have a negative one and only "
         "ever lower it. Blue pixels of an eigenvector are positive, red ones negative, each "
-        "picture on its own scale; beside it stand the three test images that it reacts to most.",
+        "picture on its own scale; beside it are the three test images that it reacts to most.",
     )
     with gr.Row():
         by = gr.Radio(

@@ -1,4 +1,4 @@
-"""What the explorer shows of a language model: functions from a state to figures and tables."""
+"""Views of a language model: functions from a state to figures and tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -60,11 +60,11 @@ NEXT_CAPTION = "The most likely next tokens, by path"
 
 @dataclass(frozen=True)
 class LanguageState:
-    """What the screen shows.
+    """State of the screen.
 
     Attributes:
         token: what is predicted.
-        minus: tokens whose mean is taken away.
+        minus: tokens whose mean is subtracted.
         layer: number of the block.
         number: which of the outermost eigenvectors' contexts are shown.
         head: number of the head whose attention in the text is shown.
@@ -72,7 +72,7 @@ class LanguageState:
         chosen: the next token whose logit is split; empty for the most likely one.
         flow_prompt: the text whose flow is shown.
         flow_token: its next token; empty for the most likely one, minus the next likely one.
-        flow_minus: tokens whose mean is taken away.
+        flow_minus: tokens whose mean is subtracted.
         removed: name of the node of the flow that is removed from the running model.
         edited: names of heads and eigenvectors of the flow that are scaled in the weights.
         edit_percent: how much of them is kept.
@@ -96,7 +96,7 @@ class LanguageState:
 
     @property
     def flow(self) -> FlowOf:
-        """What is split."""
+        """The text and the logit whose flow is shown."""
         return FlowOf(self.flow_prompt, self.flow_token, self.flow_minus)
 
 
@@ -145,7 +145,7 @@ class LanguageView(PanelView):
         return model_facts(self.model, self.corpus)
 
     def checked(self, state: LanguageState) -> LanguageState:
-        """The state, if the model has it.
+        """Return the state, if it fits the model.
 
         Raises:
             StateError: it has no such token, layer or eigenvector, or cannot read the prompt.
@@ -207,25 +207,25 @@ class LanguageView(PanelView):
         return self.model.interaction(direction, layer).eigh()
 
     def _outermost(self, state: LanguageState) -> tuple[Spectrum | None, str]:
-        """The eigenvectors that have names, or why there are none, as HTML."""
+        """Return the eigenvectors that have names, or the reason for their absence, as HTML."""
         try:
             return self.spectrum(state).outermost(OUTERMOST), ""
         except NotBilinearError as error:
             return None, note_html(str(error))
 
     def title(self, state: LanguageState) -> str:
-        """What the direction is called."""
+        """Return the name of the direction."""
         return str(TokenDirection(state.token, state.minus))
 
     def spectrum_picture(self, state: LanguageState) -> go.Figure | None:
-        """The eigenvalues of the direction; None where the MLP is not a tensor."""
+        """Draw the eigenvalues of the direction; None if the MLP is not a tensor."""
         try:
             return spectrum_figure(self.spectrum(state), title=f"Spectrum of {self.title(state)}")
         except NotBilinearError:
             return None
 
     def eigenvectors(self, state: LanguageState) -> list[str]:
-        """What the outermost eigenvectors are called; none where the MLP is not a tensor."""
+        """Return the names of the outermost eigenvectors; empty if the MLP is not a tensor."""
         outermost, _ = self._outermost(state)
         values = [] if outermost is None else outermost.values.tolist()
         signs = ["P" if value > 0 else "N" for value in values]
@@ -235,13 +235,13 @@ class LanguageView(PanelView):
         ]
 
     def contexts_page(self, state: LanguageState) -> str:
-        """The texts in which the chosen eigenvector is most active, coloured by contribution."""
+        """Return the texts in which the eigenvector is most active, coloured by contribution."""
         spectrum, note = self._outermost(state)
         if spectrum is None:
             return note
-        one = spectrum.select([state.number])
-        (found,) = self.index(state.layer).top_contexts(one, CONTEXTS)
-        lines = [self._line(one, 0, context, state.layer) for context in found]
+        selected = spectrum.select([state.number])
+        (found,) = self.index(state.layer).top_contexts(selected, CONTEXTS)
+        lines = [self._line(selected, 0, context, state.layer) for context in found]
         return contexts_html(ContextList(self.eigenvectors(state)[state.number], lines))
 
     def attention_figure(self, state: LanguageState) -> go.Figure:
@@ -260,7 +260,7 @@ class LanguageView(PanelView):
         )
 
     def fed_page(self, state: LanguageState) -> str:
-        """The text, coloured by what feeds each eigenvector of the direction at its end."""
+        """Return the text, coloured by its contributions to each eigenvector at its end."""
         spectrum, note = self._outermost(state)
         if spectrum is None:
             return note
@@ -277,7 +277,7 @@ class LanguageView(PanelView):
         return context_line(self.model, FoundContext(context, parts))
 
     def prediction(self, state: LanguageState) -> tuple[str, list[str], go.Figure | None]:
-        """The most likely next tokens by path, their names, and one of them by eigenvectors."""
+        """Return the most likely next tokens by path, their names, and a token by eigenvectors."""
         ids = self.model.ids(state.prompt)
         try:
             terms = split_logits(self.model, ids)

@@ -45,7 +45,7 @@ def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:
         "A direction and its eigenvectors",
         "What the MLP adds to the logit of a token, or to its difference from others, is a sum of "
         "squares, one for each eigenvector. P1, P2, ... have a positive eigenvalue λ and only ever "
-        "raise it; N1, N2, ... only ever lower it. Below the list stand the texts in which the "
+        "raise it; N1, N2, ... only ever lower it. Below the list are the texts in which the "
         "chosen one is most active, and how much; the next token is predicted at the one in "
         "brackets. Tokens in blue make the number larger, those in red smaller.",
     )
@@ -140,8 +140,8 @@ def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
     heading(
         "The flow of a logit",
         "A logit, or the difference of two, followed down through every layer: what flows into a "
-        "node flows out of it, and nothing is left over. Squares are heads, circles all else; area "
-        "is how much flows through, blue raises the logit and red lowers it. Rest is what is not "
+        "node flows out of it, and nothing is left over. Squares are heads, circles all others; "
+        "area is |flow|, blue raises the logit and red lowers it. Rest is what is not "
         "split further. Norms, patterns of attention and gates are held fixed at what they are on "
         "this text; to see what the model does without a node, choose it and remove it. Press "
         "Enter when a box is filled. Tokens may be written as text, with the space before them, "
@@ -195,5 +195,5 @@ def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
 
 
 def _shared(name: str) -> str:
-    """A file that pages have too."""
+    """Return the text of a file that pages have too."""
     return (Path(__file__).parent.parent / "report" / name).read_text(encoding="utf-8")

@@ -33,34 +33,34 @@ class AddressBar:
         )
 
     def update(self, query: str, left_out: Sequence[str]) -> Any:
-        """An update of the component for a query, which some fields may be too long for."""
+        """Return an update of the component for a query, and a note on fields that are too long."""
         note = f"Too long for an address, and left out of it: {', '.join(left_out)}."
         return gr.update(value=query, note=escape(note) if left_out else "")
 
 
 def html(name: str, content: str = "", **settings: Any) -> gr.HTML:
-    """A place for HTML, which whoever fills it has made safe."""
+    """Lay out a place for HTML, which the caller escapes."""
     return gr.HTML(content, elem_id=name, apply_default_css=False, **settings)
 
 
 def heading(text: str, note: str = "") -> None:
-    """The title of a part of the screen, and a few sentences that explain it."""
+    """Lay out the title of a part of the screen, and a few sentences that explain it."""
     html("", f"<h2>{escape(text)}</h2>" + (note_html(note) if note else ""))
 
 
 def note_html(text: str) -> str:
-    """A sentence of small print."""
+    """Return a sentence in small print."""
     return f'<p class="bilens-note">{escape(text)}</p>'
 
 
 def facts_html(facts: Sequence[tuple[str, str]]) -> str:
-    """Names and values for the head of a screen."""
+    """Return names and values for the head of a screen."""
     rows = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     return f'<dl class="bilens-facts">{"".join(rows)}</dl>'
 
 
 def picture(name: str, figure: go.Figure | None = None) -> gr.Plot:
-    """A place for a figure."""
+    """Lay out a place for a figure."""
     return gr.Plot(
         figure and plot_of(figure, name),
         show_label=False,
@@ -72,7 +72,7 @@ def picture(name: str, figure: go.Figure | None = None) -> gr.Plot:
 
 
 def plot_of(figure: go.Figure, name: str) -> Any:
-    """A figure for `gr.Plot`, with the page's own settings instead of plotly's.
+    """Return a figure for `gr.Plot`, with the page's own settings instead of plotly's.
 
     Args:
         figure: what is drawn.
@@ -89,7 +89,7 @@ SHOWN = 8
 
 
 def prompt_notice(model: ResidualModel, prompt: str) -> str:
-    """A sentence that names them, as HTML; empty where the model knows all words.
+    """Return a sentence that names the unknown words, as HTML; empty if there are none.
 
     Args:
         model: with its tokenizer.

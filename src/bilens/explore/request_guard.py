@@ -1,4 +1,4 @@
-"""Which requests the explorer answers: those to its own name, from its own page, without files.
+"""Requests that the explorer answers: to its own name, from its own page, without files.
 
 A page of somebody else's that is open in the same browser can send requests here. It is refused by
 its origin; and where it has made its own name point to this machine (DNS rebinding), by that name.
@@ -39,11 +39,11 @@ def own_names(host: str | None, *, share: bool) -> frozenset[str]:
 
 
 def is_own_name(host: str, names: frozenset[str]) -> bool:
-    """Whether a Host header names this explorer: by a name of its own, or by an address.
+    """Return True if a Host header has a name of this explorer, or an address.
 
     Args:
         host: the header, with or without a port.
-        names: of this explorer; one with a dot in front stands for all that end in it.
+        names: of this explorer; one that begins with a dot matches all names that end in it.
     """
     try:
         name = (urlsplit(f"//{host}").hostname or "").lower()
@@ -85,16 +85,16 @@ class RequestGuard:
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
         if not is_own_name(host, self.names):
-            return "The explorer answers to its own name alone; for another, start it with --host."
+            return "The explorer answers to its own name only; for another, start it with --host."
         if origin is not None and urlsplit(origin).netloc != host:
-            return "The explorer answers to its own page alone."
+            return "The explorer answers to its own page only."
         if scope["method"] not in ("GET", "HEAD") and not scope["path"].endswith(SENT):
             return NOTHING_ELSE
         return ""
 
 
 async def _body(receive: Receive) -> bytes:
-    """What a request sends, as far as it may go and one piece further."""
+    """Return the body of a request, up to its limit and one piece more."""
     body, more = b"", True
     while more and len(body) <= LARGEST:
         message = await receive()
@@ -114,7 +114,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 def _is_plain(body: bytes) -> bool:
-    """Whether all values are numbers and texts, or lists of them.
+    """Return True if all values are numbers and texts, or lists of them.
 
     What Gradio takes for a file, an object, it would fetch from whatever address that names.
     """

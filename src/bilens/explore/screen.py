@@ -14,11 +14,11 @@ from bilens.explore.layout import AddressBar
 
 
 class StateError(BilensError):
-    """A field of a state holds what the model does not have.
+    """A field of a state that does not fit the model.
 
     Args:
         field: name of the field.
-        reason: what came and what was expected.
+        reason: the value, and the expected values.
     """
 
     def __init__(self, field: str, reason: str) -> None:
@@ -39,7 +39,7 @@ def check_ranges(state: Any, **ranges: tuple[int, int]) -> None:
 
 
 def check_tokens(model: Any, **fields: Iterable[str]) -> None:
-    """Raise if a field of a state names what is not a token of the model.
+    """Raise if a field of a state names an unknown token.
 
     Raises:
         StateError: it does.
@@ -66,7 +66,7 @@ LONGEST = 4000
 
 
 def write_address(state: Any, start: Any) -> tuple[str, list[str]]:
-    """The query of a state: what differs from the state that a screen starts with.
+    """Return the query of a state: its differences from the state that a screen starts with.
 
     Args:
         state: a dataclass of numbers, texts and tuples of texts.
@@ -89,9 +89,9 @@ def write_address(state: Any, start: Any) -> tuple[str, list[str]]:
 
 
 def read_address(start: State, query: Iterable[tuple[str, str]]) -> State:
-    """The state that a query stands for; what it does not name is as at the start.
+    """Return the state of a query; fields that it does not name are as at the start.
 
-    Parts of other names are left alone: hosts add their own.
+    Parts of other names are ignored: hosts add their own.
 
     Raises:
         StateError: a number is expected and something else came.
@@ -140,7 +140,7 @@ EVENT: dict[str, Any] = {
     "show_progress": "hidden",
     "trigger_mode": "always_last",
     "api_visibility": "private",
-    # A control's own errors leave the box as it is, and hold back what was done meanwhile.
+    # A control's own errors leave the box as it is, and hold back later input.
     "preprocess": False,
 }
 
@@ -150,12 +150,12 @@ AT_ONCE = 4
 
 @runtime_checkable
 class View(Protocol[State]):
-    """What a screen shows: a state to start with, and a check of any other."""
+    """A view of a model: a state to start with, and a check of any other."""
 
     start: State
 
     def checked(self, state: State) -> State:
-        """The state, if the model has it.
+        """Return the state, if it fits the model.
 
         Raises:
             StateError: it does not.
@@ -185,7 +185,7 @@ class Screen(Generic[State]):
     """Put inside a `gr.Blocks`: lay out components, name them here, then `connect`.
 
     Args:
-        view: gives the first state, and says which states there are.
+        view: has the first state, and checks others.
     """
 
     def __init__(self, view: View[State]) -> None:
@@ -200,7 +200,7 @@ class Screen(Generic[State]):
         self.controls[field] = Control(component, **how)
 
     def choice(self, field: str, choices: Sequence[Any], **settings: Any) -> Any:
-        """Lay out a list to choose a field from; what is typed and not in it is refused.
+        """Lay out a list to choose a field from; other input is refused.
 
         Args:
             field: of the state.
@@ -223,7 +223,7 @@ class Screen(Generic[State]):
         component = gr.Dropdown(
             pairs,
             value=start,
-            # Otherwise what is not in the list is dropped without a word.
+            # Otherwise input that is not in the list is dropped without a word.
             allow_custom_value=True,
             min_width=120,
             **settings,
@@ -282,7 +282,7 @@ class Screen(Generic[State]):
         return updates
 
     def _asked(self, seen: State, given: dict[str, Any]) -> tuple[State, dict[str, str]]:
-        """The state that controls ask for, and why some of them are left as they were."""
+        """Return the state of the controls, and the reasons why controls were refused."""
         refused: dict[str, str] = {}
         state = seen
         for field, control in self.controls.items():
@@ -327,7 +327,7 @@ class Screen(Generic[State]):
         return updates
 
     def _shown(self, state: State, changed: set[str]) -> Updates:
-        """Updates of all that depends on what has changed."""
+        """Return updates of all parts that depend on the changed fields."""
         if not changed:
             return {}
         updates: Updates = {self.seen: state}

@@ -27,13 +27,13 @@ LARGEST = 1024
 
 
 def pack_drawing(x: Float[Tensor, " pixels"]) -> str:
-    """A drawing in 255 levels of grey, compressed."""
+    """Return a drawing in 255 levels of grey, compressed."""
     levels = (255 * x.clamp(0, 1)).round().byte().cpu().numpy()
     return DRAWN + base64.urlsafe_b64encode(zlib.compress(levels.tobytes(), 9)).decode().rstrip("=")
 
 
 def read_sketch(text: str, data: ImageData) -> str:
-    """An input from what the sketchpad hands over: a drawing as a picture, or a text as here.
+    """Return the input of a sketchpad: a drawing as a picture, or a text as here.
 
     A drawing is framed as the images of the data set are; an empty sheet is an empty image.
 
@@ -47,15 +47,15 @@ def read_sketch(text: str, data: ImageData) -> str:
 
 
 def is_test_image(text: str) -> bool:
-    """Whether a text that stands for an image stands for one of the test set."""
+    """Return True if a text names an image of the test set."""
     return text.startswith(TEST)
 
 
 def unpack_input(text: str, data: ImageData) -> Float[Tensor, " pixels"]:
-    """The image that a text stands for.
+    """Return the image of a text.
 
     Raises:
-        StateError: it does not stand for any of this data set.
+        StateError: it names no image of this data set.
     """
     if text.startswith(TEST):
         digits = text.removeprefix(TEST)
@@ -83,7 +83,7 @@ def unpack_input(text: str, data: ImageData) -> Float[Tensor, " pixels"]:
 def _read_picture(packed: str) -> Image.Image:
     try:
         picture = Image.open(io.BytesIO(base64.b64decode(packed)), formats=["PNG"])
-        # The size stands in the file's head: what is too large is never unpacked.
+        # The size is in the file's head: a file that is too large is never unpacked.
         if max(picture.size) > LARGEST:
             raise ValueError("too large")
         picture.load()
@@ -133,7 +133,7 @@ input[type=range] { width: 100%; max-width: 280px; accent-color: var(--color-acc
 def sketchpad(screen: Screen[Any], data: ImageData) -> None:
     """Lay out a control of the field `input`.
 
-    Its component hands over what is on the sheet, as a data address, whenever that has changed, or
+    Its component sends the sheet as a data address, whenever it has changed, or
     the text of a test image.
 
     Args:

@@ -12,7 +12,7 @@ from bilens.explore.gradio_import import gradio as gr
 from bilens.files import folder_written_whole
 
 LEFT_OUT = shutil.ignore_patterns("checkpoints", "cut", "figures", "*.html", ".*")
-"""What a run has beside its model, and the explorer does without."""
+"""Files of a run that the explorer does not need."""
 
 
 def write_space(folder: str | Path, source: str | Path, *, data: str | None = None) -> None:

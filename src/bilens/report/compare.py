@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # pandas takes its time to import
     from bilens.train.compare import Comparison
 
 Axis = Literal["steps", "tokens", "seconds"]
-"""What validation losses are drawn against."""
+"""Axes of validation losses."""
 
 NBSP = "\N{NO-BREAK SPACE}"
 COLORS = (BLUE, RED, "#1b7837", "#b35806")
@@ -27,7 +27,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def comparison_table(comparison: "Comparison") -> Table:
-    """What each architecture needed for the target; ratios are to the first one."""
+    """Return the cost of the target for each architecture; ratios are to the first."""
     header = "MLP attention params steps ratio tokens s/step seconds ratio best"
     rows = [_row(row) for row in comparison.summary().itertuples()]
     return Table(
@@ -38,7 +38,7 @@ def comparison_table(comparison: "Comparison") -> Table:
 
 
 def loss_figure(comparison: "Comparison", axis: Axis) -> go.Figure:
-    """Validation losses: a thin line for each seed, a thick one for their mean."""
+    """Draw validation losses: a thin line for each seed, a thick line for their mean."""
     figure = go.Figure()
     several = comparison.validations["seed"].nunique() > 1
     mlps, attentions = (list(comparison.validations[n].unique()) for n in ("mlp", "attention"))
@@ -79,7 +79,7 @@ def loss_figure(comparison: "Comparison", axis: Axis) -> go.Figure:
 def write_comparison_report(
     path: Path, comparison: "Comparison", facts: Sequence[tuple[str, str]]
 ) -> dict[str, go.Figure]:
-    """Write the page of a comparison and give back its figures, by what they are drawn against."""
+    """Write the page of a comparison and return its figures by their axes."""
     figures = {axis: loss_figure(comparison, axis) for axis in get_args(Axis)}
     sections = [
         Section(
@@ -106,7 +106,7 @@ def write_comparison_report(
 
 
 def _row(row: Any) -> tuple[str, ...]:
-    """What the table says of a row of the summary."""
+    """Return the table's cells for a row of the summary."""
     about = (row.mlp, row.attention, f"{row.parameters / 1e6:.3g}M")
     pace, best = f"{row.seconds_per_step:.3g}", f"{row.best:.3f}"
     if row.reached < row.seeds:

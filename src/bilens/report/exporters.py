@@ -26,12 +26,12 @@ UNUSED = ("neuron_alignment", "correlated_neurons", "correlated_features")
 def feature_batch(
     model: ResidualModel, reading: DirectionReading, *, name: str, data: str, k: int = 10
 ) -> dict[str, Any]:
-    """The eigenvectors of a reading as features: the content of a file batch-0.json.
+    """Return the eigenvectors of a reading as features: the content of a file batch-0.json.
 
         activation (v . z)^2,   logits W_U B(v, v)
 
     so that activation times logits is what the layer adds to the logits along v, exactly but for
-    the last norm. Eigenvectors are active everywhere: `frac_nonzero` is 1, and there is no
+    the last norm. Eigenvectors are active everywhere: `frac_nonzero` is 1, without a
     histogram of frequencies. The converter asks for the names of the source set and of its author.
 
     Args:
@@ -47,7 +47,7 @@ def feature_batch(
     """
     tensor, W_U = model.mlp(reading.layer), model.W_U
     features = []
-    for number, (v, found) in enumerate(
+    for number, (v, statistics) in enumerate(
         zip(reading.spectrum.vectors, reading.contexts, strict=True)
     ):
         written = tensor.out @ ((tensor.left @ v) * (tensor.right @ v))
@@ -55,7 +55,7 @@ def feature_batch(
         most = min(k, model.vocab_size)
         high, low = logits.topk(most), logits.topk(most, largest=False)
         counts, edges = torch.histogram(logits.float().cpu(), HISTOGRAM)
-        texts = torch.stack([some.context.ids for some in found])
+        texts = torch.stack([ids.context.ids for ids in statistics])
         read = model.mlp_inputs(texts, reading.layer)
         width = read.shape[-1]
         active = (read @ v[:width] + v[width:].sum()).square()
@@ -83,14 +83,14 @@ def feature_batch(
                 "vector": written.tolist(),
                 "activations": [
                     {
-                        "tokens": _words(model, some.context.ids),
+                        "tokens": _words(model, ids.context.ids),
                         "values": values.tolist(),
-                        "qualifying_token_index": some.context.position,
+                        "qualifying_token_index": ids.context.position,
                         "bin_min": -1.0,
                         "bin_max": float(active.max()),
                         "bin_contains": -1.0,
                     }
-                    for some, values in zip(found, active, strict=True)
+                    for ids, values in zip(statistics, active, strict=True)
                 ],
             }
         )

@@ -40,7 +40,7 @@ CONFIG = {
 
 @cache
 def page_templates() -> Environment:
-    """The templates of pages and of their parts, which escape all text."""
+    """Return the templates of pages and of their parts, which escape all text."""
     environment = Environment(
         loader=PackageLoader("bilens", "report"), autoescape=True, undefined=StrictUndefined
     )
@@ -57,7 +57,7 @@ def page_templates() -> Environment:
 def render_page(
     title: str, summary: str, facts: Sequence[Fact], sections: Sequence[Section]
 ) -> str:
-    """The page as text. Everything but the figures is escaped; figures escape their own text."""
+    """Return the page as text. Everything but the figures is escaped; figures escape their text."""
     return (
         page_templates()
         .get_template("page.html")
@@ -146,6 +146,6 @@ def table_html(table: Table, name: str) -> str:
 
 @checked
 def contexts_html(contexts: ContextList) -> str:
-    """Texts whose tokens are coloured by what they contribute; escaped here."""
+    """Return texts whose tokens are coloured by their contributions, escaped."""
     shown = page_templates().get_template("parts.html").module
     return str(shown.contexts(contexts))  # type: ignore[attr-defined]

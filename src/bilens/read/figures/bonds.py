@@ -25,9 +25,9 @@ FLOOR = 1e-8
 
 @checked
 def bond_figure(reading: BondReading) -> go.Figure:
-    """The squared singular values of each bond, with a mark where the cut ends."""
+    """Draw the squared singular values of each bond, with a mark where the cut ends."""
     figure = go.Figure()
-    for number, (bond, kept) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
+    for number, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
         color, name = COLORS[number % len(COLORS)], bond_name(number)
         shares = [share for share in bond.shares.tolist() if share > FLOOR]
         figure.add_scatter(
@@ -39,11 +39,11 @@ def bond_figure(reading: BondReading) -> go.Figure:
             hovertemplate=f"{name}, direction %{{x}}: %{{y:.2%}}<extra></extra>",
         )
         figure.add_scatter(
-            x=[kept],
-            y=[max(float(bond.shares[kept - 1]), FLOOR)],
+            x=[rank],
+            y=[max(float(bond.shares[rank - 1]), FLOOR)],
             mode="markers",
             marker={"color": color, "size": 11, "symbol": "diamond"},
-            hovertemplate=f"{name}: {kept} kept<extra></extra>",
+            hovertemplate=f"{name}: {rank} kept<extra></extra>",
             showlegend=False,
         )
     figure.update_xaxes(title="direction", type="log", dtick=1, fixedrange=True)
@@ -56,7 +56,7 @@ def bond_figure(reading: BondReading) -> go.Figure:
 
 @checked
 def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: float) -> go.Figure:
-    """Test accuracy of uniform cuts against the directions that each bond keeps.
+    """Plot the test accuracy of uniform cuts against the number of directions of each bond.
 
     Args:
         by_rank: result of `rank_accuracies`.
@@ -64,8 +64,8 @@ def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: fl
     """
     if not by_rank:
         raise BilensError("by_rank is empty, expected at least one point")
-    kept, accuracies, errors = zip(*by_rank, strict=True)
-    figure = accuracy_curve(kept, accuracies, full, whole="the model", beside="bottom right")
+    rank, accuracies, errors = zip(*by_rank, strict=True)
+    figure = accuracy_curve(rank, accuracies, full, whole="the model", beside="bottom right")
     figure.update_traces(
         customdata=errors,
         hovertemplate="%{x} directions: %{y:.2f} %, error %{customdata:.2g}<extra></extra>",

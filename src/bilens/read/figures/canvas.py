@@ -47,7 +47,7 @@ def as_image(vector: Float[Tensor, " n"], shape: tuple[int, int]) -> Float[np.nd
 
 
 def diverging(image: Float[np.ndarray, "h w"], limit: float | None = None) -> str:
-    """A red-blue picture as a data address; `limit`, by default the largest, is full colour."""
+    """Return a red-blue picture as a data address; `limit` is full colour."""
     limit = float(np.abs(image).max()) if limit is None else limit
     scaled = np.clip(image / limit, -1, 1) if limit > 0 else np.zeros_like(image)
     return _png(PALETTE[np.rint(127 * scaled).astype(int) + 127].astype(np.uint8))
@@ -55,17 +55,17 @@ def diverging(image: Float[np.ndarray, "h w"], limit: float | None = None) -> st
 
 @cache
 def colour_bar() -> str:
-    """The colours of `diverging` from negative to positive, as a data address."""
+    """Return the colours of `diverging` from negative to positive, as a data address."""
     return _png(PALETTE.round().astype(np.uint8)[None].repeat(ENLARGED, 0))
 
 
 def colour_bar_html() -> str:
-    """A line of HTML that says what the colours of `diverging` mean."""
+    """Return a line of HTML that explains the colours of `diverging`."""
     return f'<p class="scale">negative <img src="{colour_bar()}" alt=""> positive</p>'
 
 
 def grey(image: Float[np.ndarray, "h w"]) -> str:
-    """An input as a picture, ink on paper, as a data address."""
+    """Return an input as a picture, ink on paper, as a data address."""
     return _png(np.rint(255 * (1 - np.clip(image, 0, 1))).astype(np.uint8))
 
 
@@ -78,7 +78,7 @@ def _png(pixels: np.ndarray) -> str:
 
 
 BAR, STRIP = 1.2, 0.3
-"""Width of the colour bar, and height of the strip below the figure that it stands in."""
+"""Width of the colour bar, and height of the strip below the figure of it."""
 THUMB = 0.32
 """Width of a small input beside a picture."""
 
@@ -90,7 +90,7 @@ class Canvas:
     once here.
 
     x grows to the right, y downwards, and squares stay square; at full size a unit is `unit` pixels
-    high. The title is made safe for HTML here. A colour bar of eigenvectors stands below all else.
+    high. The title is made safe for HTML here. A colour bar of eigenvectors is at the bottom.
     """
 
     def __init__(

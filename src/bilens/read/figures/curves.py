@@ -20,7 +20,7 @@ TICKS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 def accuracy_curve(
     kept: Sequence[int], accuracies: Sequence[float], full: float, *, whole: str, beside: str
 ) -> go.Figure:
-    """A line through the accuracies, and a dotted one for that of the `whole`, with its name."""
+    """Draw a line through the accuracies, and a dotted line for the accuracy of the full model."""
     figure = go.Figure()
     figure.add_scatter(
         x=list(kept),
@@ -52,10 +52,10 @@ def mark_kept(figure: go.Figure, k: int, lost: float, accuracy: float) -> go.Fig
 
 @checked
 def truncation_figure(curve: TruncationCurve) -> go.Figure:
-    """Test accuracy of the model cut to the first k eigenvectors of each class."""
-    kept = range(1, len(curve.accuracy) + 1)
+    """Plot the test accuracy of the model cut to the first k eigenvectors of each class."""
+    counts = range(1, len(curve.accuracy) + 1)
     figure = accuracy_curve(
-        kept, curve.accuracy, curve.full, whole="all of them", beside="bottom right"
+        counts, curve.accuracy, curve.full, whole="all of them", beside="bottom right"
     )
     figure.update_traces(
         marker={"size": 4}, hovertemplate="%{x} eigenvectors: %{y:.2f} %<extra></extra>"
@@ -72,7 +72,7 @@ def truncation_figure(curve: TruncationCurve) -> go.Figure:
 
 @checked
 def kept_figure(curve: TruncationCurve, k: int) -> go.Figure:
-    """The curve of `truncation_figure` with a mark where k eigenvectors of each class are kept.
+    """Draw the curve of `truncation_figure` with a mark at k eigenvectors of each class.
 
     Raises:
         BilensError: the curve has no such k.
@@ -82,11 +82,11 @@ def kept_figure(curve: TruncationCurve, k: int) -> go.Figure:
 
 @checked
 def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure:
-    """Test accuracy of the tree pruned to its best k paths, against k."""
+    """Plot the test accuracy of the tree pruned to its best k paths, against k."""
     if not by_paths:
         raise BilensError("by_paths is empty, expected at least one point")
-    kept, accuracies = zip(*by_paths, strict=True)
-    figure = accuracy_curve(kept, accuracies, full, whole="the model", beside="top left")
+    counts, accuracies = zip(*by_paths, strict=True)
+    figure = accuracy_curve(counts, accuracies, full, whole="the model", beside="top left")
     figure.update_traces(hovertemplate="%{x} paths: %{y:.2f} %<extra></extra>")
     figure.update_xaxes(title="paths kept over all classes", type="log", dtick=1)
     alt = "Test accuracy against the paths kept over all classes"
@@ -101,14 +101,14 @@ def logits_figure(
     *,
     title: str,
 ) -> go.Figure:
-    """A pair of bars for each class: the whole model's logit, and that of what is kept of it."""
+    """Draw a pair of bars for each class: the logit of the full and of the truncated model."""
     bars = {"kept": (BLUE, kept), "all": (GREY, whole)}
     return _pairs(bars, class_names, "logit", title)
 
 
 @checked
 def ends_figure(direction: BondDirection, class_names: Sequence[str], *, title: str) -> go.Figure:
-    """A pair of bars for each class: what a coordinate adds to its logit at either end."""
+    """Draw a pair of bars for each class: the effect of a coordinate on its logit at either end."""
     high, low = (torch.tensor(end.effects) for end in direction.ends)
     bars = {"at its largest": (BLUE, high), "at its smallest": (RED, low)}
     return _pairs(bars, class_names, "added to the logit", title)
@@ -136,7 +136,7 @@ def _pairs(
 def direction_figure(
     direction: Float[Tensor, " classes"], class_names: Sequence[str], *, title: str
 ) -> go.Figure:
-    """A bar for each class: how much of its logit a direction has."""
+    """Draw a bar for each class: the weight of its logit in a direction."""
     figure = go.Figure()
     values = direction.tolist()
     figure.add_bar(
@@ -150,7 +150,7 @@ def direction_figure(
 
 @checked
 def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str) -> go.Figure:
-    """A bar for each summand from the top down, and below them their sum; names do not repeat."""
+    """Draw a bar for each summand from the top down, and below them their sum."""
     figure = go.Figure()
     labels = [*(escape(name) for name in names), "<b>sum</b>"]
     numbers = [*values, sum(values)]
@@ -167,7 +167,7 @@ def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str
     )
     figure.update_yaxes(type="category", autorange="reversed")
     lowest, highest = min(0.0, *numbers), max(0.0, *numbers)
-    # Numbers stand outside of their bars, and need room there on a phone, too.
+    # Numbers are outside of their bars, and need room there on a phone, too.
     room = 0.3 * (highest - lowest)
     ends = [lowest - (room if lowest < 0 else 0), highest + room]
     figure.update_xaxes(title="logit", zeroline=True, range=ends)

@@ -23,11 +23,11 @@ GAP, BETWEEN, VERDICT, LABEL = 0.06, 0.12, 1.6, 0.34
 def explanation_figure(
     explanation: Explanation, shape: tuple[int, int], class_names: Sequence[str], *, title: str
 ) -> go.Figure:
-    """A row for each of the highest logits: the last layer's eigenvectors for this input.
+    """Draw a row for each of the highest logits: the last layer's eigenvectors for this input.
 
-    Under each stands what it adds to the logit; the last column gives what all others add, so that
-    a row sums to its logit. In a deep model several pictures stand for one eigenvector, each with
-    its share in what that eigenvector finds in the input.
+    Below each is its contribution to the logit; the last column has that of all others, so that
+    a row sums to its logit. In a deep model an eigenvector has several pictures, each with
+    its share of the eigenvector's input.
     """
     shown = [branch for part in explanation.parts for branch in part.branches]
     deep = any((branch.shares != 1).any() for branch in shown)
@@ -71,13 +71,13 @@ def explanation_figures(
     explained: Callable[[Tensor], Explanation],
     shape: tuple[int, int],
 ) -> dict[str, go.Figure]:
-    """A clear case, a close call and a mistake, where there is one, each explained."""
+    """Draw the explanations of a clear case, a close call and a mistake, if the model makes any."""
     figures, names, data = {}, reading.data.class_names, reading.data
     for kind, number in _telling_examples(reading.model, data).items():
         label = names[int(data.test_labels[number])]
         title = f"{kind.capitalize()}: test image {number}, labelled {label}"
-        found = explained(data.test_images[number])
-        figures[f"explanation-{kind}"] = explanation_figure(found, shape, names, title=title)
+        explanation = explained(data.test_images[number])
+        figures[f"explanation-{kind}"] = explanation_figure(explanation, shape, names, title=title)
     return figures
 
 
@@ -98,14 +98,14 @@ def _telling_examples(model: TensorChain, data: ImageData) -> dict[str, int]:
 COLUMNS, STEP, LINE = 4, 1.42, 0.18
 SHOWN = 12
 LETTERS, LINES = 15, 2
-"""What fits under a picture: letters of a line, and lines of each sign."""
+"""Room below a picture: letters of a line, and lines of each sign."""
 
 
 @checked
 def shared_figure(
     shared: SharedFeatures, shape: tuple[int, int], class_names: Sequence[str]
 ) -> go.Figure:
-    """The first few shared features; the arrows under each name the classes that it moves."""
+    """Draw the first few shared features; arrows below name the classes that a feature moves."""
     features = shared.features[:SHOWN]
     aspect = shape[0] / shape[1]
     below = [_below(feature, class_names) for feature in features]
@@ -152,13 +152,13 @@ def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str
         # Each class once, by its heaviest use.
         classes = dict.fromkeys(use.label for use in feature.uses if use.raises == raises)
         names = [escape(class_names[label]) for label in classes]
-        whole = f"{'raises' if raises else 'lowers'} {', '.join(names)}"
-        lines += [(f"{sign} {line}", color, whole) for line in _wrapped(names)]
+        text = f"{'raises' if raises else 'lowers'} {', '.join(names)}"
+        lines += [(f"{sign} {line}", color, text) for line in _wrapped(names)]
     return lines
 
 
 def _wrapped(names: Sequence[str]) -> list[str]:
-    """Names in as many lines as there is room for; the last one says how many there are besides."""
+    """Return names in the lines that fit; the last line has the number of the others."""
     lines = [""]
     for number, name in enumerate(names):
         longer = f"{lines[-1]}, {name}" if lines[-1] else name

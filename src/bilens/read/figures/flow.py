@@ -26,13 +26,13 @@ AT_FIRST, FEWEST = 0.5, 12
 
 
 def shown_tokens(model: ResidualModel, ids: Int[Tensor, " time"]) -> list[str]:
-    """Names of tokens, with spaces where the tokenizer has its own marks for them."""
+    """Return names of tokens, with spaces for the tokenizer's own marks of them."""
     return [name.replace("Ġ", " ").replace("▁", " ") for name in token_names(model, ids)]
 
 
 @checked
 def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> dict[str, Any]:
-    """The k strongest nodes of a flow, the edges between them, and what they hold, for JSON.
+    """Return the k strongest nodes of a flow, their edges, and their share of it, for JSON.
 
     Nodes are ordered by |flow|, the logit first, so that the first n are the graph of the n - 1
     strongest. `shares` has a count of nodes, their share of the absolute flow, and the share of
@@ -55,14 +55,14 @@ def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> 
     large = graph.edges.abs() >= SMALL * float(graph.edges.abs().max())
     large &= graph.edges != 0
     edges = [(place[a], place[b], float(graph.edges[a, b])) for a, b in large.nonzero().tolist()]
-    chosen = [graph.nodes[i] for i in [0, *order]]
+    numbers = [graph.nodes[i] for i in [0, *order]]
     nodes = [
         {
             **asdict(node),
             "name": node.name(tokens),
             "removable": node.is_removable and found.before is None,
         }
-        for node in chosen
+        for node in numbers
     ]
     shares = [(n, *_shares(found, graph, order[:n])) for n in _counts(len(order))]
     return {
@@ -93,7 +93,7 @@ def _shares(found: Flow, graph: FlowGraph, chosen: Sequence[int]) -> tuple[float
 
 
 def _counts(most: int) -> list[int]:
-    """About 1.3 times as many at each step, and all of them at the end."""
+    """Return counts that grow by 1.3 at each step, up to all."""
     counts = [1]
     while counts[-1] < most:
         counts.append(min(most, max(counts[-1] + 1, round(1.3 * counts[-1]))))
@@ -101,9 +101,9 @@ def _counts(most: int) -> list[int]:
 
 
 def flow_tree(data: dict[str, Any], *, depth: int = 3, width: int = 4) -> Tree:
-    """The strongest ways down from the logit, to print.
+    """Return the strongest branches below the logit, to print.
 
-    Under each node stand those that send most to it, with what they send.
+    Below each node are the nodes that send most to it, with the edges.
 
     Args:
         data: see `flow_data`.
@@ -129,18 +129,18 @@ def flow_tree(data: dict[str, Any], *, depth: int = 3, width: int = 4) -> Tree:
 
 @checked
 def ablation_figure(pairs: Sequence[tuple[str, str, Ablation]]) -> go.Figure:
-    """Predicted against actual change of the logit, for nodes that were removed.
+    """Plot predicted against actual change of the logit, for nodes that were removed.
 
     Args:
         pairs: kind and name of each node, and what became of the logit.
     """
     figure = dress(go.Figure(), height=420, title="One node removed")
     for kind in dict.fromkeys(kind for kind, _, _ in pairs):
-        mine = [(name, result) for of, name, result in pairs if of == kind]
+        results = [(name, result) for of, name, result in pairs if of == kind]
         figure.add_scatter(
-            x=[result.predicted for _, result in mine],
-            y=[result.actual for _, result in mine],
-            text=[name.replace("<", "&lt;") for name, _ in mine],
+            x=[result.predicted for _, result in results],
+            y=[result.actual for _, result in results],
+            text=[name.replace("<", "&lt;") for name, _ in results],
             mode="markers",
             name=kind,
             hovertemplate="%{text}<br>predicted %{x:.3f}, actual %{y:.3f}<extra></extra>",

@@ -35,7 +35,7 @@ def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
 def salient_section(salient: Mapping[BigramPart, pd.DataFrame], model: ResidualModel) -> Section:
     """Return the section on the most salient bigrams of the whole vocabulary."""
     later = model.n_layers > 1
-    parts = ["norms divide by the size of the token and its MLP alone"] if model.has_norms else []
+    parts = ["norms divide by the size of the token and its MLP only"] if model.has_norms else []
     parts += ["the effect of other layers is left out"] if later else []
     note = f" In this model {' and '.join(parts)}." if parts else ""
     return Section(
@@ -116,7 +116,7 @@ def attention_sections(reading: AttentionReading) -> list[Section]:
         "Most and least: pairs of a token (query) and one that it attends to (key), "
         f"{reading.distance} earlier, by the head's pattern before any normalisation; under "
         "a softmax by its exponent. Raises and lowers: the head's contribution to an output, past "
-        "the MLP, when it attends to a token alone, in logits."
+        "the MLP, when it attends to a single token, in logits."
     )
     sections = []
     for head in reading.heads:

@@ -26,7 +26,7 @@ class Edge:
     """A product of two coordinates that adds to a third, or to an output.
 
     Attributes:
-        target: number of the bond behind the layer, and of the coordinate there.
+        target: number of the bond after the layer, and of the coordinate there.
         sources: the two coordinates of the bond before; twice the same for a square.
         coefficient: of the product.
         part: its share of the squared norm of the target.
@@ -41,7 +41,7 @@ class Edge:
 def chosen_edges(
     products: Products, depth: int, output: int, chosen: BondNode | None = None
 ) -> list[Edge]:
-    """The products that make up most of an output, those that make up most of these, and so on.
+    """Return the products that make up most of an output, then most of their factors, and so on.
 
     Args:
         products: of a cut model.
@@ -66,13 +66,13 @@ def chosen_edges(
 
 
 def edges_into(products: Products, target: BondNode, k: int) -> list[Edge]:
-    """The k products of two coordinates that make up most of a third, or of an output."""
+    """Return the k products of two coordinates that make up most of a third, or of an output."""
     is_own = (products.layer == target[0] - 1) & (products.output == target[1])
     return _edges(products, is_own, k)
 
 
 def edges_from(products: Products, source: BondNode, k: int) -> list[Edge]:
-    """The k products of largest share that a coordinate takes part in."""
+    """Return the k products of largest share that a coordinate takes part in."""
     is_own = (products.first == source[1]) | (products.second == source[1])
     return _edges(products, (products.layer == source[0]) & is_own, k)
 
@@ -96,7 +96,7 @@ def _edges(products: Products, chosen: Bool[Tensor, " terms"], k: int) -> list[E
 
 @checked
 def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> go.Figure:
-    """Draw the strongest products behind an output, from pixels on the left to it on the right.
+    """Draw the strongest products below an output, from pixels on the left to it on the right.
 
     Args:
         reading: of a cut classifier.
@@ -110,7 +110,7 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
 def draw_network(
     reading: CutReading, output: int, shape: tuple[int, int], chosen: BondNode | None = None
 ) -> Canvas:
-    """The drawing of `network_figure`, with a link at each node; a chosen one is always there."""
+    """Draw `network_figure` with a link at each node; a selected node is always there."""
     depth, aspect = len(reading.cut.cores), shape[0] / shape[1]
     edges = chosen_edges(reading.products, depth, output, chosen)
     columns = _ordered(edges, (depth, output), chosen)
@@ -140,18 +140,18 @@ def draw_network(
 
 
 def node_name(node: BondNode) -> str:
-    """What a coordinate is called wherever it is shown: its bond, and its number from 1."""
+    """Return the name of a coordinate: its bond, and its number from 1."""
     return f"{node[0]}.{node[1] + 1}"
 
 
 def _ordered(
     edges: Sequence[Edge], root: BondNode, chosen: BondNode | None
 ) -> list[list[BondNode]]:
-    """The nodes of each bond, the input's first, each as near as can be to what it feeds."""
+    """Return the nodes of each bond, the input's first, close to the nodes that they feed."""
     columns: list[list[BondNode]] = [[root]]
     for layer in reversed(range(root[0])):
         above = {node: place for place, node in enumerate(columns[0])}
-        # What is chosen may feed nothing that is drawn, and stands at the end then.
+        # What is chosen may feed nothing that is drawn, and is at the end then.
         fed: dict[BondNode, list[float]] = {}
         for edge in edges:
             if edge.target[0] == layer + 1:
@@ -184,7 +184,7 @@ def _draw_node(
     corner: tuple[float, float],
     shape: tuple[int, int],
 ) -> None:
-    """A picture of what it stands for, or the images at its two ends; its number below."""
+    """Draw the picture of a coordinate, or the images at its two ends, and its number below."""
     (x, y), aspect = corner, shape[0] / shape[1]
     if node[0] == 0:
         canvas.eigenvector(reading.cut.write[:, node[1]], shape, x=x, y=y)
@@ -201,12 +201,12 @@ def _draw_node(
 ROW_GAP, NAMES, NAMED = 0.16, 1.7, 3
 TILE, COLUMNS = 1.3, 7
 LEAST = 0.25
-"""Of the largest effect of a direction: smaller ones are not named."""
+"""Share of the largest effect of a direction; smaller effects are not named."""
 
 
 @checked
 def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -> go.Figure:
-    """The coordinates of a bond, one row each: what it stands for, and both of its ends.
+    """Draw the coordinates of a bond in rows: the picture of each, and both of its ends.
 
     The bond of the input has the number 0.
     """
@@ -243,7 +243,7 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
 
 @checked
 def matrices_figure(reading: BondReading, layer: int) -> go.Figure:
-    """The interaction matrices of a layer of the cut model, one for each coordinate it makes."""
+    """Draw the interaction matrices of a layer of the cut model, one for each output coordinate."""
     check_index("layer", layer, len(reading.cut.cores))
     core = reading.cut.cores[layer]
     matrices = core.dense()
@@ -268,7 +268,7 @@ def matrices_figure(reading: BondReading, layer: int) -> go.Figure:
 
 
 def _moved(end: End, names: Sequence[str]) -> str:
-    """The classes that an end raises and lowers most; safe for HTML."""
+    """Return the classes that an end raises and lowers most; safe for HTML."""
     largest = max(abs(effect) for effect in end.effects)
     lines = []
     for mark, sign, color in (("▲", 1, BLUE), ("▼", -1, RED)):

@@ -22,16 +22,16 @@ CELL, LABEL = 1.42, 0.3
 
 @checked
 def spectrum_figure(spectrum: Spectrum, *, title: str) -> go.Figure:
-    """The eigenvalues of one form from the outside in, up to 20 of either sign."""
+    """Draw the eigenvalues of a form from the outside in, up to 20 of either sign."""
     figure = go.Figure()
     values = spectrum.values.detach().cpu().double()
-    for name, color, chosen in (
+    for name, color, indices in (
         ("positive", BLUE, values[values > 0].sort(descending=True).values[:SHOWN]),
         ("negative", RED, values[values < 0].sort().values[:SHOWN]),
     ):
         figure.add_scatter(
-            x=list(range(1, len(chosen) + 1)),
-            y=chosen.tolist(),
+            x=list(range(1, len(indices) + 1)),
+            y=indices.tolist(),
             name=name,
             mode="lines+markers",
             line={"color": color, "width": 1.5},
@@ -54,9 +54,9 @@ def eigenvector_figure(
     title: str,
     k: Count = 4,
 ) -> go.Figure:
-    """The first k eigenvectors of either sign of one form, each with its top inputs beside it.
+    """Draw the first k eigenvectors of either sign of a form, with the top inputs of each.
 
-    Positive ones stand in the upper row, in the spectrum's order; order it by eigenvalue or by
+    Positive ones are in the upper row, in the spectrum's order; order it by eigenvalue or by
     mean activation before.
 
     Raises:

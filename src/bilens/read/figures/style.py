@@ -21,9 +21,9 @@ DARK = {
     PAPER: "#16181d",
     LINE: "#3d434b",
 }
-"""What each colour becomes on a dark page."""
+"""Colours on a dark page."""
 
-# In capitals where they stand above, since scales stay as they are on a dark page.
+# In capitals if they are above, since scales stay as they are on a dark page.
 DIVERGING = ("#67001f", RED.upper(), "#f4a582", "#f7f7f7", "#92c5de", BLUE.upper(), "#053061")
 """Negative is red, zero is white, positive is blue, as in Pearce et al. 2024, figure 2."""
 
@@ -31,7 +31,7 @@ FONT = "Inter, 'Helvetica Neue', Arial, sans-serif"
 
 
 def dress(figure: go.Figure, *, height: int, title: str = "", alt: str = "") -> go.Figure:
-    """Give a figure, in place, the common look, or that of plotly's default template.
+    """Set the common look of a figure in place, or that of plotly's default template.
 
     The title is safe for HTML; `alt`, by default the title, is for those who do not see the figure.
     """
@@ -70,14 +70,14 @@ def house_style(figure: go.Figure, alt: str) -> go.Figure:
 
 @cache
 def _template() -> go.layout.Template:
-    """The axes of plotly's simple_white. All of that template takes longer to set than a figure."""
-    whole = plotly.io.templates["simple_white"].layout.to_plotly_json()
+    """Return the axes of plotly's simple_white; the full template takes long to set."""
+    layout = plotly.io.templates["simple_white"].layout.to_plotly_json()
     colours = {"linecolor": INK, "tickcolor": INK, "zerolinecolor": INK}
-    axes = {name: {**whole[name], **colours} for name in ("xaxis", "yaxis")}
+    axes = {name: {**layout[name], **colours} for name in ("xaxis", "yaxis")}
     return go.layout.Template(
         layout={
             **axes,
-            "hovermode": whole["hovermode"],
+            "hovermode": layout["hovermode"],
             "font": {"family": FONT, "size": 12, "color": INK},
             "paper_bgcolor": PAPER,
             "plot_bgcolor": PAPER,

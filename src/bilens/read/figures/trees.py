@@ -32,7 +32,7 @@ def tree_figure(
     """Draw paths from the direction on the left to first-layer eigenvectors on the right.
 
     An edge is as thick as its |eigenvalue| is large among those of its layer, blue where it is
-    positive and red where it is negative. Under a leaf stands its effective eigenvalue.
+    positive and red where it is negative. Below a leaf is its effective eigenvalue.
 
     `root` is what the direction is called, `inputs` up to three images to show beside each
     eigenvector, as `class_paths` finds them.
@@ -68,7 +68,7 @@ def tree_figure(
     middle = {name: sum(ys) / len(ys) for name, ys in heights.items()}
     for name, value in eigenvalue.items():
         color, x = BLUE if value > 0 else RED, ROOT + STEP * (len(name) - 1)
-        # Images stand between the edge that comes in and those that go out.
+        # Images are between the edge that comes in and those that go out.
         begin = x + (thumb if len(name) > 1 else 0)
         start, end = (begin, middle[name[:-1]]), (x + STEP, middle[name])
         canvas.line(start, end, color=color, width=_thickness(name, eigenvalue))
@@ -94,7 +94,7 @@ class Branch:
     Attributes:
         name: what is handed over when it is clicked.
         value: its eigenvalue.
-        text: what stands beside the eigenvalue.
+        text: words beside the eigenvalue.
         picture: data address of a leaf's picture; None for a node that can be opened.
         opened: whether what it branches into is shown.
         branches: what it branches into, as far as shown.
@@ -112,7 +112,7 @@ class Branch:
 
 @checked
 def branches_html(root: Branch, title: str) -> str:
-    """The list under a direction, safe for HTML.
+    """Return the list below a direction, safe for HTML.
 
     A node that can be opened is a button with its name in `data-node`.
     """
@@ -123,9 +123,9 @@ def branches_html(root: Branch, title: str) -> str:
 
 def _list(node: Branch) -> str:
     items = "".join(f"<li>{_item(branch)}</li>" for branch in node.branches)
-    rest = f'<li class="more">and {node.more} weaker ones</li>' if node.more else ""
+    others = f'<li class="more">and {node.more} weaker ones</li>' if node.more else ""
     kind = ' class="leaves"' if any(branch.picture for branch in node.branches) else ""
-    return f"<ul{kind}>{items}{rest}</ul>"
+    return f"<ul{kind}>{items}{others}</ul>"
 
 
 def _item(branch: Branch) -> str:
