@@ -378,6 +378,12 @@ def read_bonds(
     directions. These are chosen on training images, on which they may lose accuracy up to `drop`,
     and are measured on test images. Bonds are computed in float64 on the CPU.
 
+    Args:
+        model: the classifier.
+        data: its images.
+        drop: accuracy that the cut may lose, as a share of the images.
+        metric: second moment of inputs, that of the training images or the identity.
+
     Raises:
         NotBilinearError: a gate is not linear, or a norm divides by the input's length.
         BilensError: drop is negative, the metric is unknown, or the model differs from its tensors.

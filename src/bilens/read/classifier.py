@@ -289,6 +289,12 @@ def read_classifier(
     The data is moved to the device of the model, or to the CPU if that device has no float64. The
     basis is that of `spectra`.
 
+    Args:
+        model: the classifier.
+        data: its images.
+        basis: space in which eigenvectors are orthonormal: after the embedding, or pixels.
+        order: order of the eigenvectors on a page.
+
     Raises:
         NotBilinearError: the model is not one tensor.
         BilensError: the data does not fit the model, or the model differs from its tensor.

@@ -144,6 +144,12 @@ def read_deep(
     model with fewer paths is read completely. If `saved` is a file of `save_paths` of this model
     with at least k paths, it replaces the search.
 
+    Args:
+        model: the classifier.
+        data: its images.
+        k: number of paths.
+        saved: file of `save_paths`.
+
     Raises:
         NotBilinearError: a gate is not linear, or a norm divides by the input's length.
         BilensError: k is not positive, or the model differs from its tensors.
