@@ -85,8 +85,8 @@ def test_both_texts_are_shown_before_and_after(view):
 def test_without_a_choice_it_asks_for_one(view):
     assert "Choose heads or directions" in view.page(OF, ("head 9.9",), 0, "")
     assert view.page(FlowOf(""), (), 0, OTHER) == ""
-    assert "nothing to save" in view.save(OF, ("head 9.9",), 0)
-    assert "nothing to save" in view_of().save(OF, ("head 0.0",), 0)
+    assert "nothing is saved" in view.save(OF, ("head 9.9",), 0)
+    assert "nothing is saved" in view_of().save(OF, ("head 0.0",), 0)
 
 
 def test_what_no_weights_can_do_is_said():

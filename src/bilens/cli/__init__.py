@@ -154,7 +154,7 @@ def parse(args: list[str]) -> Any:
     if refused is not None:
         raise refused
     # Once more, to print its message: with nothing in it that a terminal would obey.
-    return tyro.cli(command, **{**options, "args": [printable(word) for word in rest]})
+    return tyro.cli(command, **{**options, "args": [printable(word) for word in words]})
 
 
 def _command(name: str) -> Any:
