@@ -85,6 +85,7 @@ OWN = {
     "own-rms": {"norm": "rms", "bias": True, "mlp": "gelu"},
     "own-none": {"norm": "none", "positions": "shortformer", "tie_word_embeddings": True},
     "own-mixed": {"norm": "rms", "attention": "bilinear", "value_mix": True, "embed_mix": True},
+    "own-constant": {"norm": "rms", "attention": "squared", "attention_constant": True},
 }
 ALL = [*FAMILIES, *OWN]
 

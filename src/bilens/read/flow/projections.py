@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ class Projection:
         gain: of the inner norm.
         rotation: R at each position; None without rotary positions.
         over_heads: whether the inner norm is over all heads together.
+        constant: last coordinate of each head, which no input changes; None without one.
         change: the part of the projection that the flow splits: its change, or all of it.
         middle: the mean of both runs.
     """
@@ -54,11 +55,17 @@ class Projection:
     gain: Float[Tensor, "kv_heads d_head"] | None = None
     rotation: Float[Tensor, "time d_head d_head"] | None = None
     over_heads: bool = False
+    constant: Float[Tensor, " heads"] | None = None
 
     def pull(
         self, rows: Float[Tensor, "m d_head"], head: Int[Tensor, " m"], at: Int[Tensor, " m"]
     ) -> tuple[Float[Tensor, "m d_model"], Float[Tensor, " m"]]:
         """Return the directions of the stream that rows of heads read, and the biases' share."""
+        if self.constant is not None:
+            without = replace(self, constant=None)
+            x, added = without.pull(rows[:, :-1], head, at)
+            # Between two texts a constant does not change, and biases are None.
+            return x, added if self.bias is None else added + rows[:, -1] * self.constant[head]
         shared = head // (len(self.change) // len(self.weight))
         if self.rotation is not None:
             parts = zip(rows.split(ROWS), at.split(ROWS), strict=True)
@@ -329,12 +336,22 @@ def projections(
             _Projector(model, traces, layer, pair[side]).queries_or_keys(
                 heads.inner[side] if heads.inner else None,
                 None if rotations is None else rotations[side],
+                _score_constant(heads, number, side),
             )
             for side in sides
         ]
-        for pair in heads.pairs
+        for number, pair in enumerate(heads.pairs)
     ]
     return [(query, key) for query, key in pairs]
+
+
+def _score_constant(heads: Heads, pair: int, side: int) -> Float[Tensor, " heads"] | None:
+    """Return c / scale of each head for queries, and 1 for keys; None without constants."""
+    constants = getattr(heads.module, "score_constant", None)
+    if constants is None:
+        return None
+    queries = constants[pair].detach() / heads.module.scale
+    return torch.ones_like(queries) if side else queries
 
 
 def values(
@@ -374,8 +391,13 @@ class _Projector:
         runs = [n @ matrix + bias[:, None] for n in self.n]
         return self._projection(matrix.mT, runs, bias=bias[None])
 
-    def queries_or_keys(self, norm: Norm | None, rotation: Tensor | None) -> Projection:
-        """Return queries or keys of every head: after W and its bias, the norm and the rotation."""
+    def queries_or_keys(
+        self, norm: Norm | None, rotation: Tensor | None, constant: Tensor | None
+    ) -> Projection:
+        """Return queries or keys of every head: after W and its bias, the norm and the rotation.
+
+        The constant of each head is one more coordinate.
+        """
         assert self.part is not None
         weight, bias = self._folded(self.part)
         hidden = self.model.parts.hidden_positions
@@ -408,9 +430,14 @@ class _Projector:
         if rotation is not None:
             runs = [torch.einsum("the,tde->thd", y, rotation) for y in runs]
         runs = [y.transpose(0, 1).repeat_interleave(self.model.n_heads // count, 0) for y in runs]
+        if constant is not None:
+            constant = constant.to(runs[0])
+            last = constant[:, None, None].expand(*runs[0].shape[:2], 1)
+            runs = [torch.cat([y, last], -1) for y in runs]
         return self._projection(
             weight.unflatten(0, (count, -1)),
             runs,
+            constant=constant,
             bias=biases.unflatten(1, (count, -1)),
             inner=inner,
             gain=gain,
