@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from huggingface_hub import constants, get_session
-from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its http client
+from huggingface_hub import constants, errors, get_session
 
-__all__ = ["HTTPError", "hub_asked_once"]
+HTTPError = errors.HTTPError  # type: ignore[attr-defined]  # of its http client
 
 PATIENCE = 3.0
 """Seconds until a hub that does not answer counts as out of reach."""

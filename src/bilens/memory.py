@@ -28,10 +28,10 @@ class MemoryLimitError(BilensError):
 
 
 def available_memory(device: torch.device | str = "cpu") -> int | None:
-    """Return the bytes that this process may still allocate; None where the system does not say.
+    """Return the bytes that this process may still allocate; None if the system does not say.
 
-    On a CPU it is the smallest of the machine's free memory, the rest of the container's limit and
-    the rest of the limit on the address space (`ulimit -v`).
+    On a CPU they are the least of three numbers. These are the machine's free memory, and the rest
+    of the limits on the container and on the address space (`ulimit -v`).
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -45,7 +45,7 @@ def check_memory(n_bytes: int, purpose: str, device: torch.device | str = "cpu")
     Args:
         n_bytes: size of the allocation.
         purpose: subject of the error's sentence, as in "The eigenvectors of 30,000 inputs".
-        device: where the memory is.
+        device: device of the memory.
 
     Raises:
         MemoryLimitError: less memory is available.

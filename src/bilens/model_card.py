@@ -1,4 +1,4 @@
-"""The model card of a saved model: what it is, how it was trained, its numbers, how to open it."""
+"""The model card of a saved model: its kind, its training, its numbers, and how to open it."""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +10,6 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from bilens.errors import CheckpointError
 from bilens.files import read_json_object, write_text
-
-__all__ = ["CARD_NAME", "model_card", "write_card"]
 
 CARD_NAME = "README.md"
 
@@ -57,11 +55,11 @@ model = AutoModelForCausalLM.from_pretrained("{0}")
 def model_card(
     settings: Mapping[str, Any], source: str | Path | None = None, repo_id: str = ""
 ) -> ModelCard:
-    """The card of a model.
+    """Return the card of a model.
 
     Args:
         settings: of config.json.
-        source: directory of the training that it comes from; if it is none, nothing is said of it.
+        source: directory of the training that it comes from; None leaves it out.
         repo_id: where it will be, if that is known.
     """
     title, repo_id = repo_id.rpartition("/")[2] or Path(source or "").name, repo_id or "OWNER/NAME"
@@ -87,7 +85,7 @@ def model_card(
 def write_card(
     directory: Path, settings: Mapping[str, Any], source: str | Path | None = None
 ) -> None:
-    """Write the card of a model that is in `directory`, unless there is one."""
+    """Write the card of a model that is in `directory`, unless it has one."""
     path = directory / CARD_NAME
     if not path.exists():
         write_text(path, str(model_card(settings, source)))
@@ -99,21 +97,21 @@ def _biases(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _training(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings and last numbers of a training; empty if there are none, or none that are whole."""
+    """Return settings and last numbers of a training, each empty without its file."""
     trained: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
     with suppress(CheckpointError):
         trained = read_json_object(run / "training.json")
-    with suppress(OSError, ValueError, TypeError):  # what comes before a damaged line counts
+    with suppress(OSError, ValueError, TypeError):  # lines before a damaged one count
         for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
             metrics.update(json.loads(line))
     if "data" in trained:
-        trained["data"] = Path(str(trained["data"])).name  # not where it lies on this machine
+        trained["data"] = Path(str(trained["data"])).name  # without its folder on this machine
     return trained, metrics
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:
-    """Numbers and words; what is nested is left out."""
+    """Return a table of the numbers and words; nested values are left out."""
     rows = [
         f"| {name} | {f'{value:.5g}' if isinstance(value, float) else value} |".replace("\n", " ")
         for name, value in values.items()

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 else:  # transformers takes seconds to import, and classifiers do without it.
     residual, loading = lazy_import("bilens.residual"), lazy_import("bilens.convert.loading")
 
-__all__ = ["load"]
-
 OWN: dict[str, type[ImageClassifier] | type[SparseAutoencoder]] = {
     kind.model_type: kind for kind in (ImageClassifier, SparseAutoencoder)
 }
@@ -33,15 +31,15 @@ def load(
     ordinary torch module, to train or to run; `requires_grad_()` thaws its weights.
 
     Args:
-        source: a directory that a training wrote, or the name of a repository on the hub, of
-            bilens, of a known family of transformers, or of another known layout; a .gguf file, or
-            a .bin file of llama2.c.
+        source: a directory that a training wrote, or the name of a repository on the hub. It may be
+            of bilens, of a known family of transformers, or of another known layout. A .gguf file
+            and a .bin file of llama2.c are models too.
         device: device of the weights.
         hub: passed to `from_pretrained`: revision, token, cache_dir, dtype, ...
 
     Raises:
-        CheckpointError: there is no model, it is damaged, or a weight is NaN.
-        BilensError: the structure of the model is not known, or there is no such device.
+        CheckpointError: the model is missing or damaged, or a weight is NaN.
+        BilensError: the structure of the model or the device is not known.
     """
     check_device(device)
     settings = {} if Path(source).suffix in FILES else read_config(source, **_place(hub))

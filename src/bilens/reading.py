@@ -114,7 +114,7 @@ def _common_format(values: Iterable[float]) -> str:
 class Picture:
     """A figure with the name of the file that it is saved as.
 
-    Its title or `layout.meta["alt"]` is what a reader hears who does not see it.
+    Its title or `layout.meta["alt"]` is read to those who do not see it.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Reading:
     Attributes:
         axes: Columns of the frame that `plot` draws: y over x, and color for several.
         formats: Formats of columns of its tables; see `Table`.
-        explanation: A paragraph for pages: what the numbers mean.
+        explanation: A paragraph for pages: the meaning of the numbers.
     """
 
     axes: ClassVar[dict[str, str]] = {}

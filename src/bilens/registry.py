@@ -157,7 +157,7 @@ def analysis(name: str) -> Analysis:
     """Return the analysis with a name, of bilens or of an imported module.
 
     Raises:
-        BilensError: there is none.
+        BilensError: no analysis has that name.
     """
     if name not in _REGISTERED and name in BUILT_IN:
         import_module(BUILT_IN[name][0])
@@ -171,7 +171,7 @@ def named_analyses(name: str) -> list[Analysis]:
     """Return the analysis with a name, or those of a Python file if the name ends in .py.
 
     Raises:
-        BilensError: there is none.
+        BilensError: no analysis has that name.
     """
     return load_file(name) if name.endswith(".py") else [analysis(name)]
 
@@ -180,7 +180,7 @@ def load_file(path: str | Path) -> list[Analysis]:
     """Import a Python file, and return the analyses that it registers.
 
     Raises:
-        BilensError: there is no such file, or it registers none.
+        BilensError: the file does not exist, or registers none.
     """
     path = Path(path).resolve()
     spec = util.spec_from_file_location(f"bilens_file_{path.stem}", path)

@@ -22,8 +22,6 @@ from bilens.residual import ResidualModel, Trace
 from bilens.residual.parts import Norm
 from bilens.tensor.factors import with_constant
 
-__all__ = ["CHECKS", "FamilyCase", "check_family"]
-
 LENGTH = 8
 """Tokens of the text that is made up."""
 SOFTMAX_ROUNDING = 1e-6

@@ -31,19 +31,19 @@ CUT_NAME = "cut"
 class Decompose:
     """Take a trained classifier apart and print how few eigenvectors, paths or directions it needs.
 
-    For a model of one layer, writes spectra.safetensors (values, vectors and residuals, batched
-    over the classes); for a deeper one, paths.safetensors (roots, indices, eigenvalues,
-    effective eigenvalues and vectors of the strongest paths), which `bilens report` uses. Both
-    come with decomposition.json. With --bonds, writes bonds.safetensors (shares, read and write of
-    each bond), bonds.json, and the smallest cut that keeps the accuracy as an ordinary run, in the
-    folder cut.
+    For a model of one layer, writes spectra.safetensors: values, vectors and residuals, batched
+    over the classes. For a deeper one, writes paths.safetensors, which `bilens report` uses: roots,
+    indices, eigenvalues, effective eigenvalues and vectors of the strongest paths. Both come with
+    decomposition.json. With --bonds, writes bonds.safetensors (shares, read and write of each bond)
+    and bonds.json. The smallest cut that keeps the accuracy is then an ordinary run, in the folder
+    cut.
 
         bilens decompose runs/mnist
         bilens decompose runs/two --bonds --json
 
     Attributes:
         run_dir: directory that `bilens train images` wrote.
-        data_dir: where the IDX files are; see `bilens train images --help`.
+        data_dir: folder of the IDX files; see `bilens train images --help`.
         basis: eigenvectors orthonormal after the embedding, as in the paper, or in pixels; for
             models of one layer.
         paths: how many of the strongest paths to find in a model of several layers.
@@ -92,7 +92,7 @@ class Report:
     Attributes:
         model: run directory, or folder or name of a model of a known family.
         data: name of the data; by default that of the training.
-        data_dir: where the data is; see `bilens train images --help` and `train language --help`.
+        data_dir: folder of the data; see `bilens train images --help` and `train language --help`.
         output: the page; by default report.html in the run directory, or runs/report-NAME.html.
         figures: also save every figure in this format into the folder figures beside the page;
             needs Chrome or Chromium.

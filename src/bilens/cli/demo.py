@@ -30,8 +30,8 @@ class Demo:
     """See it work: a deep model on few directions, and a logit of a language model accounted for.
 
     Trains three layers on the bundled digits and a language model on a small grammar, which takes
-    a minute or two, prints how few directions the first needs and where a logit of the second
-    comes from, and writes a page on each.
+    a minute or two. Prints how few directions the first needs and the sources of a logit of the
+    second, and writes a page on each.
 
         bilens demo
 
@@ -72,7 +72,7 @@ class Reproduce:
     Attributes:
         recipe: which; without one, all are listed.
         scale: small takes minutes on two cores; paper is as large as the source.
-        data_dir: where the IDX files are; see `bilens train images --help`.
+        data_dir: folder of the IDX files; see `bilens train images --help`.
         output: folder for NAME.json, NAME.html and the models.
     """
 

@@ -27,8 +27,8 @@ class Explore:
     Attributes:
         model: run directory, or folder or name of a model of a known family.
         data: name of the data; by default that of the training.
-        data_dir: where the data is; see `bilens train images --help` and `train language --help`.
-        host: where to listen; 0.0.0.0 lets other machines in.
+        data_dir: folder of the data; see `bilens train images --help` and `train language --help`.
+        host: address to listen at; 0.0.0.0 lets other machines in.
         port: by default the first free one from 7860.
         share: also open a public address, through a server of Gradio's, for a week.
         open_browser: open the page in the default browser.

@@ -62,7 +62,7 @@ class Process:
     Attributes:
         model: folder of a Hugging Face or bilens model, the name of a repository, or a .bin file of
             llama2.c.
-        steps: which to apply; by default all that leave the model's function unchanged.
+        steps: which to apply; by default every step that leaves the model's function unchanged.
         output: folder for the processed model and processing.json; by default
             runs/processed-NAME.
     """
@@ -102,7 +102,7 @@ class Anneal:
     """Train a pretrained gated model further while its activation becomes a straight line.
 
     The activation becomes Swish, whose beta falls from the model's (1 for SiLU, 1.702 for
-    GELU) to 0, where the model is bilinear. The run directory holds the model with its beta,
+    GELU) to 0; the model is then bilinear. The run directory holds the model with its beta,
     training.json, metrics.jsonl and checkpoints. For several processes write `torchrun
     --nproc-per-node=N -m bilens` instead of `bilens`, or `accelerate launch` for FSDP.
 
@@ -206,7 +206,7 @@ class Linearise:
             and without that the Hugging Face hub.
         output: folder for the model; by default runs/linear-NAME.
         layers: which layers, by their numbers; all by default.
-        budget: nats a token by which the loss may rise; layers that cost most are left gated.
+        budget: most nats a token that the loss may rise; layers that cost most are left gated.
         steps: of Adam, by which each layer then learns, by itself, to return its former output.
         tokens: to fit on, as 8192, 32K or 1M.
         held_out: tokens of other texts to measure losses on.
@@ -236,7 +236,7 @@ class Linearise:
             n_ctx=self.length,
             data_dir=self.data_dir,
         )
-        found = linearise.linearise(
+        linearised = linearise.linearise(
             model.to(choose_device(self.device)),
             self._rows("tokens", corpus.train),
             self._rows("held_out", corpus.validation),
@@ -247,26 +247,26 @@ class Linearise:
         output = self.output or Path("runs") / f"linear-{Path(self.model).stem}"
         convert.save_model(output, model, tokenizer)
         rows = []
-        for layer, loss in found.alone.items():
-            fit = found.fits.get(layer)
+        for layer, loss in linearised.alone.items():
+            fit = linearised.fits.get(layer)
             distance = "" if fit is None else f"{fit.distance:.3f}"
-            rise = signed(loss - found.before, ".4f")
+            rise = signed(loss - linearised.before, ".4f")
             rows.append((str(layer), "yes" if fit else "no", f"{loss:.4f}", rise, distance))
         header = ("layer", "linear", "loss alone", "rise", "distance of the MLP's output")
         show_table(header, rows, words=2)
-        worst = sorted(found.alone, key=lambda layer: -found.alone[layer])[:WORST]
+        worst = sorted(linearised.alone, key=lambda layer: -linearised.alone[layer])[:WORST]
         out.print(f"layers that suffer most: {', '.join(map(str, worst))}")
         out.print(
-            f"{len(found.layers)} layers linear: {found.after:.4f} nats a token, "
-            f"{found.before:.4f} before\nmodel: {output}",
+            f"{len(linearised.layers)} layers linear: {linearised.after:.4f} nats a token, "
+            f"{linearised.before:.4f} before\nmodel: {output}",
         )
         return {
             "model": output,
-            "layers": found.layers,
-            "loss_before": found.before,
-            "loss": found.after,
-            "loss_alone": found.alone,
-            "distances": {layer: fit.distance for layer, fit in found.fits.items()},
+            "layers": linearised.layers,
+            "loss_before": linearised.before,
+            "loss": linearised.after,
+            "loss_alone": linearised.alone,
+            "distances": {layer: fit.distance for layer, fit in linearised.fits.items()},
         }
 
     def _rows(self, name: str, texts: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Where commands print: text from a model's files is shown and never obeyed by the terminal.
+"""The console of the commands: the terminal shows text from a model's files and never obeys it.
 
 Colours and frames are for terminals; NO_COLOR takes the colours away.
 """
@@ -20,12 +20,12 @@ UNPRINTABLE = re.compile(
 Tabs and line ends stay.
 """
 WIDEST = 100_000
-"""Columns of text without a terminal, where no line is folded."""
+"""Columns of text without a terminal, so that no line is folded."""
 
 
 def printable(text: str) -> str:
     r"""Return a text with control characters written out: `\x1b[2J` instead of an empty screen."""
-    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class PlainConsole(Console):

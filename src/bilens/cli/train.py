@@ -59,8 +59,8 @@ class Architecture(ClassifierConfig):
 class TrainImages:
     """Train an image classifier from scratch and save it.
 
-    The run directory holds the model (config.json and model.safetensors, which bilens.load and
-    from_pretrained read), training.json, one line of metrics for each epoch in metrics.jsonl, and
+    The run directory holds config.json and model.safetensors, which bilens.load and
+    from_pretrained read. Besides, it has training.json, a line of metrics.jsonl for each epoch, and
     checkpoints. --resume continues from the last intact one. Ctrl-C stops between two steps
     and loses nothing.
 
@@ -185,9 +185,9 @@ class LanguageSetup:
 class TrainLanguage(LanguageSetup):
     """Train a language model from scratch and save it with its tokenizer.
 
-    The run directory holds the model and the tokenizer as Hugging Face folders do, training.json,
-    metrics.jsonl and checkpoints. --resume continues from the last intact one. For several
-    processes write `torchrun --nproc-per-node=N -m bilens` instead of `bilens`.
+    The run directory holds the model and the tokenizer as Hugging Face folders do. Besides, it has
+    training.json, metrics.jsonl and checkpoints. --resume continues from the last intact one. For
+    several processes write `torchrun --nproc-per-node=N -m bilens` instead of `bilens`.
 
         bilens train language --data grammar
         bilens train language --data stories.txt --preset tiny --report-to tensorboard

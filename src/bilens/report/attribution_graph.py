@@ -33,8 +33,8 @@ def attribution_graph(
 ) -> dict[str, Any]:
     """Return a flow as an attribution graph: its nodes and links, for JSON.
 
-    A node's influence is the share of the absolute flow that it and all stronger nodes hold, so
-    that a viewer's threshold prunes as `Flow.covering` does. Layers are numbered from 1. Queries
+    A node's influence is the share of the absolute flow that it and all stronger nodes hold. A
+    viewer's threshold thus prunes as `Flow.covering` does. Layers are numbered from 1. Queries
     and keys of heads between two texts have the nodes that they read as `qk_tracing_results`.
 
     Args:

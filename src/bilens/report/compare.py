@@ -1,4 +1,4 @@
-"""The report of a comparison of architectures: what the target cost, and loss curves."""
+"""The report of a comparison of architectures: the cost of the target, and loss curves."""
 
 from collections.abc import Sequence
 from html import escape

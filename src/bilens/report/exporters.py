@@ -30,7 +30,7 @@ def feature_batch(
 
         activation (v . z)^2,   logits W_U B(v, v)
 
-    so that activation times logits is what the layer adds to the logits along v, exactly but for
+    so that activation times logits is the layer's summand of the logits along v, exactly but for
     the last norm. Eigenvectors are active everywhere: `frac_nonzero` is 1, without a
     histogram of frequencies. The converter asks for the names of the source set and of its author.
 
