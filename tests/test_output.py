@@ -22,11 +22,11 @@ WRITERS = {
         *["--d-hidden", "8", "--n-ctx", "8", "--epochs", "1", "--device", "cpu", "--output"],
     ],
     "compare": ["compare", "--output"],
-    "ngrams": ["ngrams", "model", "--token", "t3", "--k", "2", "--output"],
-    "heads": ["heads", "model", "--k", "2", "--output"],
+    "ngrams": ["ngrams", "model", "--token", "t3", "--layer", "0", "--k", "2", "--output"],
+    "heads": ["heads", "model", "--layer", "0", "--k", "2", "--output"],
     "contexts": [
-        *["contexts", "bilinear", "--token", "t3", "--data", "texts.txt", "--k", "1"],
-        *["--eigenvectors", "1", "--neuronpedia"],
+        *["contexts", "bilinear", "--token", "t3", "--layer", "0", "--data", "texts.txt"],
+        *["--k", "1", "--eigenvectors", "1", "--neuronpedia"],
     ],
     "flow": ["flow", "model", "--prompt", "t3 t4", "--token", "t5", "--output"],
     "flow viewer": [
@@ -37,6 +37,11 @@ WRITERS = {
     "anneal": ["anneal", "model", *TRAINED, "--batch-size", "4", "--tokens", "64", "--output"],
     "export": ["export", "annealed", "--output"],
     "linearise": ["linearise", "model", *TRAINED, "--held-out", "16", "--tokens", "99", "--output"],
+    "tensorise": [
+        *["tensorise", "model", "--data", "texts.txt", "--length", "8", "--device", "cpu"],
+        *["--tokens", "0", "--calibration-tokens", "64", "--pattern-steps", "1"],
+        *["--layer-steps", "1", "--held-out", "16", "--output"],
+    ],
     "spectra": ["spectra", "bilinear", "--tokens", "t3", "--top", "2", "--output"],
     "report": ["report", "images", "--output"],
     "explore": ["explore", "images", "--space"],
@@ -48,8 +53,10 @@ LONG = ("compare", "demo", "reproduce")
 """Commands of minutes, whose writers are those of the others."""
 SILENT = ("decompose", "generate", "doctor")
 """Commands without such an option; `decompose` writes into the run that it reads."""
-FILES = ("flow", "report")
-"""Commands that write a file; all others write a folder."""
+READINGS = ("ngrams", "heads", "contexts", "flow")
+"""Commands of analyses whose output has a form of its own; the others share their writers."""
+FILES = ("flow", "report", "ngrams", "heads")
+"""Commands that write a file with the ending .html; all others write a folder."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +88,7 @@ def here(sources, tmp_path, monkeypatch):
 
 
 def test_every_command_that_writes_is_here():
-    assert {name.split()[0] for name in WRITERS} | {*SILENT} == COMMANDS.keys()
+    assert {name.split()[0] for name in WRITERS} | {*SILENT} == {*COMMANDS, *READINGS}
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device"])

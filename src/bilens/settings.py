@@ -6,7 +6,17 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    SupportsIndex,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from bilens.errors import BilensError, CheckpointError
 
@@ -181,5 +191,5 @@ def describe_type(hint: Any) -> str:  # noqa: PLR0911
         bool: "true or false",
         str: "text",
     }
-    names |= {None: "none", NoneType: "none", Path: "a path"}
+    names |= {None: "none", NoneType: "none", Path: "a path", SupportsIndex: "a whole number"}
     return names.get(hint) or str(getattr(hint, "__name__", hint))

@@ -11,16 +11,27 @@ from bilens.errors import BilensError
 from bilens.read.language import (
     attention_pairs,
     attention_scores,
+    bigram_matrix,
     composition_scores,
     head_outputs,
     output_pairs,
     read_attention,
+    skip_trigram_matrix,
     token_components,
 )
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
 from tests.families import ALL, exact_norms, some_text, tiny
-from tests.language import TOKENS, VOCAB, numbers, parts, place, random_text, view_of
+from tests.language import (
+    TOKENS,
+    VOCAB,
+    numbers,
+    parts,
+    place,
+    random_model,
+    random_text,
+    view_of,
+)
 
 plain = {name: part for name, part in parts.items() if name != "norm"}
 
@@ -311,3 +322,16 @@ REFUSALS = [
 def test_what_cannot_be_read_is_refused_by_name(read, message):
     with pytest.raises(BilensError, match=message):
         read()
+
+
+def test_later_layers_multiply_the_outputs_of_earlier_ones():
+    def matrices(factor):
+        model = random_model(embed_mix=True, n_layers=2)
+        model.blocks[1].residual_mix[0] = factor
+        view = ResidualModel(model, TOKENS)
+        outputs = head_outputs(view, layer=0).dense()
+        mlp = bigram_matrix(view, layer=0, part="mlp").dense()
+        return outputs, mlp, skip_trigram_matrix(view, "t3", 1, layer=0, part="both").dense()
+
+    for doubled, single in zip(matrices(2.0), matrices(1.0), strict=True):
+        torch.testing.assert_close(doubled, 2 * single)

@@ -250,7 +250,10 @@ MISFITS = [
     (lambda t: t - t.with_bias(), r"inputs \(constant: True\); expected 3 and 4 \(constant: False"),
     (lambda t: t.interaction(3), r"direction is int, expected Float\[Tensor, '\*batch n_out'\]"),
     (lambda t: t.interaction(output="3"), "output='3', expected 0 to 2, the number of an output"),
-    (lambda t: t.interaction(output=[0.5]), r"output=0.5, expected 0 to 2"),
+    (
+        lambda t: t.interaction(output=[0.5]),
+        r"output=\[0.5\], expected text or a whole number or a list",
+    ),
     (
         lambda t: t.interaction(output=0).eigh(tolerance=0),
         "tolerance=0, expected a finite number, above 0",

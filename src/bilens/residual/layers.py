@@ -288,6 +288,10 @@ class Parts(NormedInput):
         row = self.mixing()[moment].tolist()
         return sum(row[written] * factor for written, factor in self.embedding_factors().items())
 
+    def final_share(self, moment: Moment) -> float:
+        """Return the factor of a vector written at a moment in the stream after the last layer."""
+        return float(self.mixing()[-1, moment])
+
     def mlp_moment(self, layer: int) -> Moment:
         """Return the moment at which the MLP of a layer reads the stream."""
         return Moment.input(layer) if self.parallel else Moment.attention(layer)

@@ -133,7 +133,7 @@ def head_outputs(
     tokens = token_range(model, among)
     e = model.embedded(tokens, position)
     check_heads(model, layer, _token_stream(model, e[0], layer))
-    values = _values(model, layer, e)
+    values = model.parts.final_share(Moment.attention(layer)) * _values(model, layer, e)
     return FactoredMatrix(values, model.heads(layer).out @ model.unembed(tokens.tolist())[0])
 
 
@@ -162,10 +162,13 @@ def skip_trigram_matrix(
     e = model.embedded(token_range(model, among), position)
     written = _head_output(model, layer, head, e)
     last = _final_stream(model, e, layer)[2]
-    ov = FactoredMatrix((written @ u)[:, None], last.T)
+    # Later layers may multiply the stream, and what it holds of this one with it.
+    share = model.parts.final_share(Moment.attention(layer))
+    ov = FactoredMatrix((share * written @ u)[:, None], last.T)
     if part == "ov":
         return ov
-    form, mlp_input = model.interaction(u, layer), model.layer(layer).mlp
+    share = model.parts.final_share(Moment.mlp(layer))
+    form, mlp_input = model.interaction(share * u, layer), model.layer(layer).mlp
     x = _token_stream(model, e, layer)
     check_heads(model, layer, x[0])
     check_mlp(model, layer, x[0])
@@ -217,7 +220,8 @@ def _final_stream(
 ) -> tuple[Float[Tensor, "n d_model"], Float[Tensor, "n d_model"], Float[Tensor, "n 1"]]:
     """Return a token's stream after the last layer, an MLP's output, and the final norm's scale."""
     parts, x = model.parts, _token_stream(model, e, model.n_layers)
-    mlp = model.mlp_output(layer, _token_stream(model, e, layer))
+    share = parts.final_share(Moment.mlp(layer))
+    mlp = share * model.mlp_output(layer, _token_stream(model, e, layer))
     return parts.centred(x), parts.centred(mlp), parts.scale(x + mlp)[:, None]
 
 
