@@ -1,6 +1,6 @@
 """Gated MLPs with another activation: Swish with a shared beta, or the line nearest to their own.
 
-A gated MLP computes D (u * act(g)) with u = up(x) and g = gate(x), and is bilinear where act is
+A gated MLP computes D (u * act(g)) with u = up(x) and g = gate(x), and is bilinear if act is
 linear. Two ways lead there.
 
 Swish_beta(z) = z sigmoid(beta z) is SiLU at beta = 1, nearly GELU at 1.702, and z/2 at 0. Training
@@ -17,9 +17,9 @@ over a text. It follows from five sums. With S_f = E[u^2 f],
 
 Then a goes into the gate's weights and b into its bias, and the MLP is D (u * (a g + b)).
 
-Both leave a record in the model's configuration, and an activation there whose name tells plain
-transformers, which fails at it, that bilens opens the model. Otherwise plain transformers would
-compute another function.
+Both leave a record in the model's configuration, and the name of an activation that transformers
+does not know. Plain transformers therefore fails to open the model, and its error names bilens.
+Otherwise it would compute another function.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ START = {"silu": 1.0, "swish": 1.0, "linear": 0.0} | dict.fromkeys(
 )
 """Beta at which Swish is an activation, or nearly."""
 RIDGE = 1e-9
-"""Added to S_gg, relative to it: keeps the equations solvable where g hardly varies."""
+"""Added to S_gg, relative to it: keeps the equations solvable if g hardly varies."""
 TINY = 1e-100
 """Added to both: units that are never active get the line 0."""
 
@@ -86,7 +86,7 @@ Record = TypeVar("Record", ProcessingRecord, SwishRecord, LinearRecord)
 
 
 def read_record(config: Any, kind: type[Record]) -> Record | None:
-    """Return a record of bilens in a model's configuration; None if there is none.
+    """Return a record of bilens in a model's configuration; None without one.
 
     Raises:
         CheckpointError: the record is damaged.
@@ -296,7 +296,7 @@ class GateSums:
         gate: Float[Tensor, "rows hidden"],
         acted: Float[Tensor, "rows hidden"],
     ) -> None:
-        """Add rows of u, g and act(g); multiply u by a number to give a row more weight."""
+        """Add rows of u, g and act(g); multiply u by a number to weigh a row more."""
         weight = up.double().square()
         g, act = gate.double(), acted.double()
         parts = (torch.ones_like(g), g, g * g, act, act * g, act * act)

@@ -2,7 +2,7 @@
 
 transformers fills a tensor that is missing with random numbers, skips one that it does not know,
 and ignores settings that the model computes with. Here the header is read first. A file is refused
-unless each of its tensors and settings has a place in the model, and each weight of the model is
+unless each of its tensors and settings has a place in the model. Each weight of the model must be
 in the file. Names of tensors and their layouts are those of transformers.
 """
 
@@ -94,8 +94,8 @@ def gguf_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
     """Open the model of a GGUF file in evaluation mode, its weights dequantised.
 
     Raises:
-        CheckpointError: the file is not there, damaged or incomplete; it holds a tensor or a
-            setting that the model has no place for; or its architecture is not known.
+        CheckpointError: the file is missing, damaged or incomplete, or its architecture is not
+            known. A tensor or setting without a place in the model is refused too.
         MemoryLimitError: the weights do not fit into memory.
     """
     header = read_header(path)
@@ -148,7 +148,7 @@ def _config(header: Header) -> Any:
             f"{path} is of architecture {name!r}, expected one of {', '.join(ARCHITECTURES)}. Open "
             "the model's folder in the format of transformers instead."
         )
-    architecture, given = ARCHITECTURES[name], header.own()
+    architecture, given = ARCHITECTURES[name], header.architecture_settings()
     missing = sorted(architecture.settings.keys() - given.keys())
     if missing:
         raise CheckpointError(
@@ -336,7 +336,7 @@ def _dequantised(
 
 
 def _check_values(path: Path, name: str, values: np.ndarray) -> None:
-    """Raise where a tensor holds no weights: NaN, or the zeros of a file that is still empty."""
+    """Raise if a tensor holds no weights: NaN, or the zeros of a file that is still empty."""
     if not np.isfinite(values).all():
         raise CheckpointError(f"{path}: {name} holds NaN or infinite values; fetch it again")
     if name.endswith("weight") and not values.any():

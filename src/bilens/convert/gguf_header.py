@@ -1,7 +1,7 @@
 """The header of a GGUF file: its settings and its table of tensors, read within its bounds.
 
-Every count, length and offset is compared with the size of the file before it is used, so that a
-damaged file can neither loop nor take memory.
+Every count, length and offset is compared with the size of the file before it is used. A damaged
+file can thus neither loop nor take memory.
 
 Source: the specification of GGUF (ggml, docs/gguf.md), versions 2 and 3.
 """
@@ -53,7 +53,7 @@ class Header:
         """Name of the architecture, which all its settings begin with."""
         return str(self.settings.get("general.architecture"))
 
-    def own(self) -> dict[str, Any]:
+    def architecture_settings(self) -> dict[str, Any]:
         """Return the settings of the architecture, without its name."""
         prefix = f"{self.architecture}."
         return {
@@ -80,7 +80,7 @@ def read_header(path: Path) -> Header:
 
 
 class _Cursor:
-    """A place in a GGUF file, from which values are read one after the other."""
+    """A place in a GGUF file; each value is read from it and moves it on."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path, self.content, self.place = path, content, 0
@@ -172,7 +172,7 @@ class _Cursor:
         return self.take(self.count(1)).decode("utf-8", errors="replace")
 
     def count(self, size: int) -> int:
-        """Read the number of entries that follow, each of which takes at least `size` bytes."""
+        """Read the number of entries that follow, at least `size` bytes each."""
         number = self.number("Q")
         if number * size > len(self.content) - self.place:
             raise self.damaged(

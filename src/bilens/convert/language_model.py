@@ -66,7 +66,7 @@ def without_softmax(model: LanguageModel) -> LanguageModel:
 
 
 def _config(config: Any, parts: Parts) -> LanguageConfig:
-    """Return the settings of the copy; raise where the model has a part that it lacks."""
+    """Return the settings of the copy; raise if the model has a part that it lacks."""
     first = parts.layers[0]
     heads, mlp = first.heads, first.mlp
     width = parts.embed.module.embedding_dim

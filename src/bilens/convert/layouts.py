@@ -1,9 +1,9 @@
 """Checkpoints in the layouts of others: recognised by config.json, renamed by a table of weights.
 
 Three layouts are known. The repository of the paper saves language models with softmax attention
-and rotary positions, whose attention output is divided by sqrt(2 n_layer), and an RMS norm without
-gain, epsilon 1e-8. Left and right factor are one matrix, with the gate on the left one. It saves
-image classifiers too.
+and rotary positions. Their attention output is divided by sqrt(2 n_layer), and their RMS norms have
+no gain and epsilon 1e-8. Left and right factor are one matrix, with the gate on the left one. It
+saves image classifiers too.
 
 The code of the post on tensor-transformer variants has RMS norms without gain of the embedding, and
 before attention, MLP and unembedding. Queries and keys are divided by their size and rotated in the
@@ -373,7 +373,7 @@ def read_weights(source: str | Path, **place: Any) -> dict[str, Tensor]:
     Files that torch wrote are read with `weights_only=True`: tensors, and nothing that runs.
 
     Raises:
-        CheckpointError: there are none, or a file is missing or damaged, or holds something else.
+        CheckpointError: a file is missing or damaged, or holds something else.
     """
     path = _weights_file(source, **place)
     if path is None:
@@ -422,7 +422,7 @@ def _described(value: Any) -> str:
 def stored_numbers(source: str | Path, **place: Any) -> int | None:
     """Return how many numbers the safetensors files of a model hold, by their headers.
 
-    None if the model has no such files, of which its opening tells.
+    None if the model has no such files; opening it then raises.
     """
     path = _weights_file(source, **place)
     if path is None or not path.name.startswith("model.safetensors"):
@@ -479,7 +479,7 @@ def _read(path: Path) -> Any:
 def fill(
     model: nn.Module, weights: Mapping[str, Tensor], rows: Iterable[Row], source: str | Path
 ) -> None:
-    """Give a model on the meta device the weights of a checkpoint, all of them and nothing else.
+    """Fill a model on the meta device with the weights of a checkpoint, all and only these.
 
     Weights that the layout lacks have no effect here: gains of norms are 1, biases 0. All are in
     the widest dtype among them.

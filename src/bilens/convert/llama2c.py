@@ -19,25 +19,23 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bilens.errors import CheckpointError
 
-__all__ = ["is_llama2c", "llama2c_model", "llama2c_tokenizer"]
-
 HEADER = 7
 SPECIAL = ("<unk>", "<s>", "</s>")
 SPACE = "▁"
 
 
 def is_llama2c(source: str | Path) -> bool:
-    """Whether this is a file of llama2.c, going by its name."""
+    """Return True for a file of llama2.c, by its name."""
     return Path(source).suffix == ".bin" and Path(source).is_file()
 
 
 def llama2c_model(path: Path) -> LlamaForCausalLM:
     """Read a model of llama2.c from its .bin file.
 
-    The file is seven int32 (widths, layers, heads, vocabulary, negative where the unembedding is a
-    matrix of its own, length) and the weights in float32, layer after layer for each kind. llama2.c
-    turns neighbouring coordinates by rotary positions and transformers those half a head apart, so
-    the rows of queries and keys change places.
+    The file is seven int32 (widths, layers, heads, vocabulary, length) and the weights in float32,
+    layer after layer for each kind. A negative vocabulary means an untied unembedding. Rotary
+    positions turn neighbouring coordinates in llama2.c, and coordinates half a head apart in
+    transformers. The rows of queries and keys are permuted accordingly.
 
     Raises:
         CheckpointError: it is no such file, or cut.
@@ -53,7 +51,7 @@ def llama2c_model(path: Path) -> LlamaForCausalLM:
 
 
 def llama2c_tokenizer(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
-    """Read a tokenizer of llama2.c: pieces with scores, of which the best pair is merged first.
+    """Read a tokenizer of llama2.c: pieces with scores; the best pair is merged first.
 
     The file is the longest piece's length, then score, length and bytes of each.
 
@@ -117,7 +115,7 @@ def _read_config(path: Path) -> LlamaConfig:
 
 
 def _layout(config: Any) -> list[tuple[str, tuple[int, ...]]]:
-    """What stands in the file one after the other, and its shapes; {} is the number of a layer."""
+    """Return the weights in the order of the file, with shapes; {} is the number of a layer."""
     d, h, n = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     d_head = d // config.num_attention_heads
     kv, half, vocab = config.num_key_value_heads * d_head, d_head // 2, config.vocab_size
@@ -157,7 +155,7 @@ def _read_weights(path: Path, config: Any) -> Iterator[tuple[str, Tensor]]:
 def _half_split(
     weight: Float[Tensor, "n_out d_model"], d_head: int
 ) -> Float[Tensor, "n_out d_model"]:
-    """Rows of neighbouring pairs in the order of pairs half a head apart."""
+    """Return rows of neighbouring pairs in the order of pairs half a head apart."""
     return rearrange(weight, "(h i two) d -> (h two i) d", i=d_head // 2, two=2).contiguous()
 
 
@@ -185,11 +183,11 @@ def _read_pieces(path: Path, vocab_size: int) -> Iterator[tuple[float, str]]:
 
 
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes a piece, the best score first."""
-    found = []
+    """Return every pair of pieces that makes a piece, the best score first."""
+    merges = []
     for piece in sorted(scores, key=lambda piece: -scores[piece]):
         if piece in SPECIAL or (piece.startswith("<0x") and len(piece) == 6):
             continue
         pairs = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
-        found += [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
-    return found
+        merges += [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
+    return merges

@@ -50,15 +50,13 @@ from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 from bilens.nn.language import LanguageConfig
 from bilens.nn.language.no_progress import no_progress
 
-__all__ = ["find_tokenizer", "open_any", "open_model", "open_tokenizer", "save_model"]
-
 OWN = LanguageConfig.model_type  # importing it has made transformers know it
 PLACE = ("revision", "token", "cache_dir", "local_files_only")
 ERRORS = (
     *(SafetensorError, StrictDataclassError, OSError, RuntimeError, ArithmeticError, ImportError),
     *(ValueError, LookupError, TypeError, AttributeError, AssertionError, struct.error),
 )
-"""What transformers lets through where a file is damaged."""
+"""Errors that transformers lets through if a file is damaged."""
 LARGEST = {
     "num_hidden_layers": 1024,
     "num_attention_heads": 2**20,
@@ -100,12 +98,12 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
 
     Args:
         source: a folder or the name of a repository, of transformers, bilens or a layout of
-            `bilens.convert.layouts`; a .gguf file, whose weights become float32; or a .bin file of
-            llama2.c.
+            `bilens.convert.layouts`, or a file. A .gguf file's weights become float32; a .bin file
+            is of llama2.c.
         hub: passed to `from_pretrained`: revision, token, dtype, ...
 
     Raises:
-        CheckpointError: there is no model, a file is missing or damaged, weights and configuration
+        CheckpointError: the model or a file is missing or damaged, weights and configuration
             do not fit together, or the model is quantised.
     """
     if is_llama2c(source):
@@ -198,7 +196,9 @@ def _check_first_token(source: str | Path, config: Any) -> None:
 
 @checked
 def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
-    """The tokenizer that was saved with a model; tokN.bin beside a model of llama2.c with N tokens.
+    """Return the tokenizer that was saved with a model.
+
+    Beside a model of llama2.c with N tokens it is the file tokN.bin.
 
     Checkpoints of a known layout may name a tokenizer of the hub instead of having one.
 
@@ -227,7 +227,7 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
 
 @checked
 def find_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model; None where none was saved with it.
+    """Return the tokenizer of a model; None if none was saved with it.
 
     Raises:
         CheckpointError: it is damaged, or has more tokens than the model.
@@ -250,7 +250,7 @@ def save_model(
 ) -> None:
     """Write a model and its tokenizer, each file whole or not at all.
 
-    `state` are its weights, where several processes held parts of them.
+    `state` are its weights, if several processes held parts of them.
 
     Raises:
         CheckpointError: the disk is full, or refuses.
@@ -274,7 +274,7 @@ def _complete(source: str | Path, what: str = MODEL) -> Iterator[None]:
         with no_progress(), _hub_for(source):
             yield
     except Exception as error:
-        # What tokenizers itself finds wrong is an Exception of no class of its own.
+        # Errors of tokenizers itself are plain Exceptions.
         damage = type(error) is Exception or isinstance(error, ERRORS)
         named = isinstance(error, (CheckpointError, MemoryLimitError))
         if named or not damage or out_of_memory(error):
@@ -296,9 +296,9 @@ def _open_gguf(path: Path, dtype: Any = None, **_: Any) -> nn.Module:
 
 
 def _named_tokenizer(source: str | Path) -> str | None:
-    """The tokenizer on the hub of a checkpoint that has none of its own, by its layout."""
-    own = "tokenizer_config.json"
-    if cached_file(str(source), own, _raise_exceptions_for_missing_entries=False):
+    """Return the tokenizer on the hub of a checkpoint without a tokenizer, by its layout."""
+    name = "tokenizer_config.json"
+    if cached_file(str(source), name, _raise_exceptions_for_missing_entries=False):
         return None
     settings = read_config(source)
     layout = find_layout(settings)
@@ -315,7 +315,7 @@ def _class_of(config: Any) -> type[PreTrainedModel]:
 
 
 def _check_shards(source: str | Path, **place: Any) -> None:
-    """See that an index names files beside itself, and none elsewhere."""
+    """Raise if an index names files in another folder."""
     for name in (name for name in WEIGHT_FILES if name.endswith(".index.json")):
         index = cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **place)
         if index is not None:
@@ -323,7 +323,7 @@ def _check_shards(source: str | Path, **place: Any) -> None:
 
 
 def _with_biases(kind: type[PreTrainedModel], names: Sequence[str]) -> Any:
-    """The class, but that it makes biases where processing gave some to a model."""
+    """Return the class with the biases that processing added to the named modules."""
 
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)

@@ -8,7 +8,7 @@ then has mean 0, so the mean of each row of W has no effect and is subtracted to
 same without mean and b.
 
 fold_value_biases: a row of an attention pattern sums to 1, so a bias b_V passes unchanged through
-the pattern, and W_O b_V belongs to the bias of the output.
+the pattern. W_O b_V thus belongs to the bias of the output.
 
 center_writing_weights: a stream that is read through LayerNorms only is read without its mean.
 Nothing has to write a mean, and every column of the weights that write is centred.
@@ -43,7 +43,7 @@ StepName = Literal["fold_norms", "fold_value_biases", "center_writing_weights", 
 """Names of the steps."""
 
 Step = Callable[[Parts], list[str]]
-"""A rewriting of a model's weights; returns what was folded where, in words."""
+"""A rewriting of a model's weights; returns the folded parts and their new places, in words."""
 
 TEXTS, LENGTH = 2, 16
 ROUNDING = {torch.float64: 1e-4, torch.float32: 2e-3}
@@ -57,7 +57,7 @@ class Processing:
     """Report of `process`.
 
     Attributes:
-        folded: for each step that was applied, what was folded where.
+        folded: for each step that was applied, the folded parts and their new places.
         refused: for each step that was left out, the reason.
         untied: True if embedding and unembedding were one matrix and are two now.
         added_biases: maps that had no bias and have one now. Plain transformers has no room for
@@ -91,11 +91,11 @@ def process(
     The steps are fold_norms, fold_value_biases, center_writing_weights and center_unembed, in this
     order; `bilens.convert.processing` derives them. Each weight is computed in float32, or in
     float64 if it is stored so, and put back in the dtype of its storage. A second time changes
-    nothing. The model's config lists in `bilens_processing` what was applied.
+    nothing. The model's config lists the applied steps in `bilens_processing`.
 
     Args:
         model: of a family that `bilens.residual.families` knows, or one that was registered.
-        steps: the steps to apply; by default all that leave the function of this model unchanged.
+        steps: the steps to apply; by default every step that leaves the function unchanged.
         in_place: change the model itself. Otherwise the result is another model, which shares the
             memory of unchanged weights with it.
 

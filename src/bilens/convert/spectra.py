@@ -16,8 +16,6 @@ from bilens.progress import progress_bar
 from bilens.settings import Count, Tolerance
 from bilens.tensor import BilinearTensor, Spectrum
 
-__all__ = ["SPECTRA_NAME", "read_spectra", "write_spectra"]
-
 SPECTRA_NAME = "spectra.json"
 
 
@@ -34,16 +32,16 @@ def write_spectra(
 ) -> None:
     """Find the top k eigenpairs along every direction and write them, some directions a file.
 
-    The folder holds spectra.json, with the settings and the names of the directions, and files
-    spectra-NNNNN.safetensors, each a `Spectrum` as its `save` writes it. A file is there whole or
-    not at all, and one that is there is not made again: stopped work goes on. Under `torchrun` each
-    process makes its share of the files. Memory holds the factors and what one batch needs.
+    The folder holds spectra.json, with the settings and the names of the directions. Each file
+    spectra-NNNNN.safetensors is a `Spectrum` as its `save` writes it. A file is there whole or not
+    at all, and one that is there is not made again: stopped work continues. Under `torchrun` each
+    process makes its share of the files. Memory holds the factors and the arrays of one batch.
 
     Args:
         tensor: of the layer, on the device that is to do the work.
         directions: one a row.
-        folder: where the files go.
-        names: what each direction is called in the files; by default its number.
+        folder: for the files.
+        names: number of each direction in the files; by default its row.
         k: how many eigenpairs of each.
         batch_size: directions in a file.
         tolerance: largest residual of a pair; see `QuadraticForm.eigh`.
@@ -77,17 +75,17 @@ def write_spectra(
         for start in starts:
             path = folder / f"spectra-{start // batch_size:05}.safetensors"
             if not path.is_file():
-                some = directions[start : start + batch_size]
-                tensor.interaction(some).eigh(k, tolerance=tolerance).save(path)
+                batch = directions[start : start + batch_size]
+                tensor.interaction(batch).eigh(k, tolerance=tolerance).save(path)
             bar.advance(task)
 
 
 @checked
 def read_spectra(folder: Path) -> tuple[Tensor, Spectrum]:
-    """What `write_spectra` wrote: the names of the directions, and their eigenpairs.
+    """Return the names of the directions and their eigenpairs from files of `write_spectra`.
 
     Raises:
-        CheckpointError: there are no spectra, or some are still to be made.
+        CheckpointError: spectra are missing, or still to be made.
     """
     settings = _settings(folder)
     if settings is None:
@@ -98,7 +96,7 @@ def read_spectra(folder: Path) -> tuple[Tensor, Spectrum]:
     if missing:
         raise CheckpointError(
             f"{folder} is not whole, {len(missing)} of {files} files are missing, the first "
-            f"{missing[0]}; run the same `bilens spectra` again, and it goes on"
+            f"{missing[0]}; run the same `bilens spectra` again to continue"
         )
     names = torch.tensor(settings["names"])
     parts = [Spectrum.load(path) for path in paths]
@@ -116,10 +114,10 @@ def _check_folder(folder: Path, settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         same = before.get(name) == value
         if isinstance(value, (float, list)):
-            found = torch.tensor(before.get(name, 0.0), dtype=torch.float64)
+            written = torch.tensor(before.get(name, 0.0), dtype=torch.float64)
             expected = torch.tensor(value, dtype=torch.float64)
             # Sums on another device round otherwise.
-            same = found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-6)
+            same = written.shape == expected.shape and torch.allclose(written, expected, rtol=1e-6)
         if not same:
             what = "other names" if name == "names" else f"{name}={before.get(name)}, not {value}"
             raise CheckpointError(
