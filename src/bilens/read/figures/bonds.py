@@ -25,7 +25,7 @@ FLOOR = 1e-8
 
 @checked
 def bond_figure(reading: BondReading) -> go.Figure:
-    """Draw the squared singular values of each bond, with a mark where the cut ends."""
+    """Draw the squared singular values of each bond, with a mark at the end of the cut."""
     figure = go.Figure()
     for number, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
         color, name = COLORS[number % len(COLORS)], bond_name(number)
@@ -65,7 +65,7 @@ def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: fl
     if not by_rank:
         raise BilensError("by_rank is empty, expected at least one point")
     rank, accuracies, errors = zip(*by_rank, strict=True)
-    figure = accuracy_curve(rank, accuracies, full, whole="the model", beside="bottom right")
+    figure = accuracy_curve(rank, accuracies, full, label="the model", beside="bottom right")
     figure.update_traces(
         customdata=errors,
         hovertemplate="%{x} directions: %{y:.2f} %, error %{customdata:.2g}<extra></extra>",

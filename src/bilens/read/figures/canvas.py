@@ -18,7 +18,7 @@ from bilens.errors import BilensError
 from bilens.read.figures.style import DIVERGING, LINE, PAPER, dress
 
 ENLARGED = 112
-"""Pixels of a picture's shorter side, at least: browsers blur what they enlarge themselves."""
+"""Pixels of a picture's shorter side, at least: browsers blur pictures that they enlarge."""
 
 
 def _palette() -> Float[np.ndarray, "255 3"]:
@@ -178,7 +178,7 @@ class Canvas:
     def link(
         self, name: str, corner: tuple[float, float], size: tuple[float, float], *, is_chosen: bool
     ) -> None:
-        """Make a place, from its upper left corner, a button where the drawing is an SVG."""
+        """Make a place, from its upper left corner, a button if the drawing is an SVG."""
         (x, y), (width, height), u = corner, size, self.unit
         self._links.append(
             f'<g role="button" tabindex="0" data-node="{name}" aria-label="{name}" '

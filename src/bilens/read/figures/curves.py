@@ -18,12 +18,12 @@ TICKS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def accuracy_curve(
-    kept: Sequence[int], accuracies: Sequence[float], full: float, *, whole: str, beside: str
+    counts: Sequence[int], accuracies: Sequence[float], full: float, *, label: str, beside: str
 ) -> go.Figure:
     """Draw a line through the accuracies, and a dotted line for the accuracy of the full model."""
     figure = go.Figure()
     figure.add_scatter(
-        x=list(kept),
+        x=list(counts),
         y=[100 * accuracy for accuracy in accuracies],
         mode="lines+markers",
         line={"color": BLUE, "width": 2},
@@ -32,7 +32,7 @@ def accuracy_curve(
         y=100 * full,
         line={"dash": "dot", "color": GREY, "width": 1.5},
         opacity=1,
-        annotation_text=f"{whole}: {full:.2%}",
+        annotation_text=f"{label}: {full:.2%}",
         annotation_position=beside,
     )
     figure.update_yaxes(title="test accuracy (%)")
@@ -40,7 +40,7 @@ def accuracy_curve(
 
 
 def mark_kept(figure: go.Figure, k: int, lost: float, accuracy: float) -> go.Figure:
-    """Put a mark on such a curve where k are kept."""
+    """Put a mark on such a curve at k."""
     return figure.add_scatter(
         x=[k],
         y=[100 * accuracy],
@@ -55,7 +55,7 @@ def truncation_figure(curve: TruncationCurve) -> go.Figure:
     """Plot the test accuracy of the model cut to the first k eigenvectors of each class."""
     counts = range(1, len(curve.accuracy) + 1)
     figure = accuracy_curve(
-        counts, curve.accuracy, curve.full, whole="all of them", beside="bottom right"
+        counts, curve.accuracy, curve.full, label="all of them", beside="bottom right"
     )
     figure.update_traces(
         marker={"size": 4}, hovertemplate="%{x} eigenvectors: %{y:.2f} %<extra></extra>"
@@ -86,7 +86,7 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure
     if not by_paths:
         raise BilensError("by_paths is empty, expected at least one point")
     counts, accuracies = zip(*by_paths, strict=True)
-    figure = accuracy_curve(counts, accuracies, full, whole="the model", beside="top left")
+    figure = accuracy_curve(counts, accuracies, full, label="the model", beside="top left")
     figure.update_traces(hovertemplate="%{x} paths: %{y:.2f} %<extra></extra>")
     figure.update_xaxes(title="paths kept over all classes", type="log", dtick=1)
     alt = "Test accuracy against the paths kept over all classes"
@@ -95,14 +95,14 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure
 
 @checked
 def logits_figure(
-    whole: Float[Tensor, " classes"],
-    kept: Float[Tensor, " classes"],
+    logits: Float[Tensor, " classes"],
+    truncated: Float[Tensor, " classes"],
     class_names: Sequence[str],
     *,
     title: str,
 ) -> go.Figure:
     """Draw a pair of bars for each class: the logit of the full and of the truncated model."""
-    bars = {"kept": (BLUE, kept), "all": (GREY, whole)}
+    bars = {"kept": (BLUE, truncated), "all": (GREY, logits)}
     return _pairs(bars, class_names, "logit", title)
 
 

@@ -117,9 +117,9 @@ def shared_figure(
         row, column = divmod(place, COLUMNS)
         left, top = STEP * column, rise * row
         canvas.eigenvector(feature.vector, shape, x=left + (STEP - 1) / 2, y=top)
-        for number, (text, color, whole) in enumerate(lines):
+        for number, (text, color, full) in enumerate(lines):
             y = top + aspect + 0.01 + LINE * number
-            canvas.label(text, x=left + STEP / 2, y=y, color=color, hover=whole)
+            canvas.label(text, x=left + STEP / 2, y=y, color=color, hover=full)
     return canvas.figure()
 
 

@@ -31,7 +31,7 @@ def shown_tokens(model: ResidualModel, ids: Int[Tensor, " time"]) -> list[str]:
 
 
 @checked
-def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> dict[str, Any]:
+def flow_data(flow: Flow, tokens: Sequence[str], *, direction: str, k: int) -> dict[str, Any]:
     """Return the k strongest nodes of a flow, their edges, and their share of it, for JSON.
 
     Nodes are ordered by |flow|, the logit first, so that the first n are the graph of the n - 1
@@ -39,17 +39,17 @@ def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> 
     the logit that starts and stays in them.
 
     Args:
-        found: the flow.
+        flow: the flow.
         tokens: of its text, as they are shown.
-        direction: what the logit is called.
+        direction: name of the logit.
         k: how many nodes.
 
     Raises:
-        BilensError: k is not positive, or there are not as many tokens as the text has.
+        BilensError: k is not positive, or the names are not as many as the tokens.
     """
-    if len(tokens) != len(found.ids):
-        raise BilensError(f"tokens holds {len(tokens)} names, and the text {len(found.ids)}")
-    graph = found.top(k)
+    if len(tokens) != len(flow.ids):
+        raise BilensError(f"tokens holds {len(tokens)} names, and the text {len(flow.ids)}")
+    graph = flow.top(k)
     order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
     place = {number: rank for rank, number in enumerate([0, *order])}
     large = graph.edges.abs() >= SMALL * float(graph.edges.abs().max())
@@ -60,20 +60,20 @@ def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> 
         {
             **asdict(node),
             "name": node.name(tokens),
-            "removable": node.is_removable and found.before is None,
+            "removable": node.is_removable and flow.before is None,
         }
         for node in numbers
     ]
-    shares = [(n, *_shares(found, graph, order[:n])) for n in _counts(len(order))]
+    shares = [(n, *_shares(flow, graph, order[:n])) for n in _counts(len(order))]
     return {
         "direction": direction,
         "tokens": list(tokens),
-        "value": found.value,
-        "values": list(found.values),
-        "absolute": found.absolute,
-        "frozen": list(found.frozen),
-        "layers": len(found.trace.layers),
-        "n_nodes": sum(node.is_part for node in found.nodes),
+        "value": flow.value,
+        "values": list(flow.values),
+        "absolute": flow.absolute,
+        "frozen": list(flow.frozen),
+        "layers": len(flow.trace.layers),
+        "n_nodes": sum(node.is_part for node in flow.nodes),
         "nodes": nodes,
         "edges": sorted(edges, key=lambda edge: -abs(edge[2])),
         "shares": shares,
@@ -84,12 +84,12 @@ def flow_data(found: Flow, tokens: Sequence[str], *, direction: str, k: int) -> 
     }
 
 
-def _shares(found: Flow, graph: FlowGraph, chosen: Sequence[int]) -> tuple[float, float]:
-    index = sorted([0, *chosen])
+def _shares(flow: Flow, graph: FlowGraph, nodes_shown: Sequence[int]) -> tuple[float, float]:
+    index = sorted([0, *nodes_shown])
     nodes = tuple(graph.nodes[i] for i in index)
-    held = sum(abs(node.flow) for node in nodes[1:]) / (found.absolute or 1.0)
-    some = FlowGraph(found, (), nodes, graph.edges[index][:, index], held)
-    return held, some.share_of_logit
+    held = sum(abs(node.flow) for node in nodes[1:]) / (flow.absolute or 1.0)
+    subgraph = FlowGraph(flow, (), nodes, graph.edges[index][:, index], held)
+    return held, subgraph.share_of_logit
 
 
 def _counts(most: int) -> list[int]:
@@ -132,7 +132,7 @@ def ablation_figure(pairs: Sequence[tuple[str, str, Ablation]]) -> go.Figure:
     """Plot predicted against actual change of the logit, for nodes that were removed.
 
     Args:
-        pairs: kind and name of each node, and what became of the logit.
+        pairs: kind and name of each node, and its ablation.
     """
     figure = dress(go.Figure(), height=420, title="One node removed")
     for kind in dict.fromkeys(kind for kind, _, _ in pairs):
@@ -193,7 +193,7 @@ def flow_sections(
 
 
 def node_frame(nodes: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return name, flow and effects of nodes; measured effects only where there is one."""
+    """Return name, flow and effects of nodes; measured effects only if a node has one."""
     columns = {"node": "name", "flow": "flow"}
     for name, key in (("estimated effect", "estimated"), ("measured effect", "measured")):
         if any(node.get(key) is not None for node in nodes):

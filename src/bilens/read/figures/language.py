@@ -146,12 +146,12 @@ def language_sections(reading: LanguageReading) -> list[Section]:
     return sections
 
 
-def context_line(model: ResidualModel, found: FoundContext) -> ContextLine:
+def context_line(model: ResidualModel, explained: FoundContext) -> ContextLine:
     """Return the text around a context's focal token, with the contribution of each token."""
-    context = found.context
+    context = explained.context
     start = max(0, context.position - BEFORE)
     ids = context.ids[start : context.position + 1 + AFTER]
-    shares = found.contribution.tokens()[start:].tolist()
+    shares = explained.contribution.tokens()[start:].tolist()
     names = token_names(model, ids)
     shares += [0.0] * (len(names) - len(shares))
     return ContextLine(

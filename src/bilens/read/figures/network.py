@@ -39,7 +39,7 @@ class Edge:
 
 
 def chosen_edges(
-    products: Products, depth: int, output: int, chosen: BondNode | None = None
+    products: Products, depth: int, output: int, selected: BondNode | None = None
 ) -> list[Edge]:
     """Return the products that make up most of an output, then most of their factors, and so on.
 
@@ -47,20 +47,20 @@ def chosen_edges(
         products: of a cut model.
         depth: its number of layers.
         output: number of the output.
-        chosen: bond and number of a coordinate that is explained too.
+        selected: bond and number of a coordinate that is explained too.
     """
     edges: list[Edge] = []
     wanted = {output}
     for layer in reversed(range(depth)):
-        if chosen is not None and chosen[0] == layer + 1:
-            wanted.add(chosen[1])
+        if selected is not None and selected[0] == layer + 1:
+            wanted.add(selected[1])
         sources: set[int] = set()
         for target in sorted(wanted):
-            found = edges_into(
+            into = edges_into(
                 products, (layer + 1, target), OF_OUTPUT if layer == depth - 1 else OF_NODE
             )
-            edges += found
-            sources |= {number for edge in found for _, number in edge.sources}
+            edges += into
+            sources |= {number for edge in into for _, number in edge.sources}
         wanted = sources
     return edges
 
@@ -77,13 +77,13 @@ def edges_from(products: Products, source: BondNode, k: int) -> list[Edge]:
     return _edges(products, (products.layer == source[0]) & is_own, k)
 
 
-def _edges(products: Products, chosen: Bool[Tensor, " terms"], k: int) -> list[Edge]:
-    found = []
-    for row in torch.nonzero(chosen).flatten()[:k].tolist():
+def _edges(products: Products, selected: Bool[Tensor, " terms"], k: int) -> list[Edge]:
+    edges = []
+    for row in torch.nonzero(selected).flatten()[:k].tolist():
         layer, output = int(products.layer[row]), int(products.output[row])
         alike = (products.layer == layer) & (products.output == output)
         total = float(products.share[alike].sum()) or 1.0
-        found.append(
+        edges.append(
             Edge(
                 (layer + 1, output),
                 ((layer, int(products.first[row])), (layer, int(products.second[row]))),
@@ -91,7 +91,7 @@ def _edges(products: Products, chosen: Bool[Tensor, " terms"], k: int) -> list[E
                 float(products.share[row]) / total,
             )
         )
-    return found
+    return edges
 
 
 @checked
@@ -108,12 +108,12 @@ def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> 
 
 
 def draw_network(
-    reading: CutReading, output: int, shape: tuple[int, int], chosen: BondNode | None = None
+    reading: CutReading, output: int, shape: tuple[int, int], selected: BondNode | None = None
 ) -> Canvas:
     """Draw `network_figure` with a link at each node; a selected node is always there."""
     depth, aspect = len(reading.cut.cores), shape[0] / shape[1]
-    edges = chosen_edges(reading.products, depth, output, chosen)
-    columns = _ordered(edges, (depth, output), chosen)
+    edges = chosen_edges(reading.products, depth, output, selected)
+    columns = _ordered(edges, (depth, output), selected)
     rise = aspect + GAP
     height = rise * max(len(column) for column in columns)
     tall = {
@@ -135,7 +135,7 @@ def draw_network(
         side = 0.7 if node[0] == depth else 1
         corner = (x, y - (0.25 if node[0] == depth else aspect / 2))
         size = (side, 0.5 if node[0] == depth else rise - 0.05)
-        canvas.link(node_name(node), corner, size, is_chosen=node == (chosen or (depth, output)))
+        canvas.link(node_name(node), corner, size, is_chosen=node == (selected or (depth, output)))
     return canvas
 
 
@@ -145,20 +145,20 @@ def node_name(node: BondNode) -> str:
 
 
 def _ordered(
-    edges: Sequence[Edge], root: BondNode, chosen: BondNode | None
+    edges: Sequence[Edge], root: BondNode, selected: BondNode | None
 ) -> list[list[BondNode]]:
     """Return the nodes of each bond, the input's first, close to the nodes that they feed."""
     columns: list[list[BondNode]] = [[root]]
     for layer in reversed(range(root[0])):
         above = {node: place for place, node in enumerate(columns[0])}
-        # What is chosen may feed nothing that is drawn, and is at the end then.
+        # The selected node may feed nothing that is drawn, and is at the end then.
         fed: dict[BondNode, list[float]] = {}
         for edge in edges:
             if edge.target[0] == layer + 1:
                 for source in edge.sources:
                     fed.setdefault(source, []).append(above[edge.target])
-        if chosen is not None and chosen[0] == layer:
-            fed.setdefault(chosen, [len(above)])
+        if selected is not None and selected[0] == layer:
+            fed.setdefault(selected, [len(above)])
         columns.insert(0, sorted(fed, key=lambda node: (sum(fed[node]) / len(fed[node]), node)))
     return columns
 
@@ -210,9 +210,9 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
 
     The bond of the input has the number 0.
     """
-    kept = reading.cut_reading
-    check_index("bond", bond, len(kept.cut.ranks))
-    rows = [kept.direction(bond, number) for number in range(kept.cut.ranks[bond])]
+    cut_reading = reading.cut_reading
+    check_index("bond", bond, len(cut_reading.cut.ranks))
+    rows = [cut_reading.direction(bond, number) for number in range(cut_reading.cut.ranks[bond])]
     aspect = shape[0] / shape[1]
     rise = aspect + ROW_GAP
     shown = 1 + (bond > 0)
@@ -230,7 +230,7 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
         middle = y + aspect / 2
         name = f"<b>{bond}.{direction.number + 1}</b><br>{direction.share:.1%}"
         canvas.label(name, x=0.5, y=middle, color=GREY, on_line=True)
-        for number, vector in enumerate(kept.pixels(bond, direction.number)):
+        for number, vector in enumerate(cut_reading.pixels(bond, direction.number)):
             canvas.eigenvector(vector, shape, x=1.05 + 1.08 * number, y=y)
         for number, end in enumerate(direction.ends):
             left = start + side * number

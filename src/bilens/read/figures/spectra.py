@@ -80,7 +80,7 @@ def eigenvector_figure(
 
 
 ROW_HEIGHT, NARROW = 22, 10
-"""Pixels of height of a row: where each has its name, and where there are too many for that."""
+"""Pixels of height of a row: with a name, and with too many rows for names."""
 NAMED = 40
 
 
@@ -95,13 +95,13 @@ def heat_figure(
     down: str = "",
     shares: bool = False,
 ) -> go.Figure:
-    """Positive numbers in blue, negative ones in red, NaN left blank; the first row on top.
+    """Draw positive numbers in blue, negative ones in red, NaN left blank; the first row on top.
 
-    `across` and `down` say what columns and rows are. Where all are shares, none below 0, the
+    `across` and `down` are titles of the columns and rows. If all are shares, none below 0, the
     scale is from 0 to 1 instead of as far to either side of 0 as the largest |number|.
 
     Raises:
-        BilensError: there is not one name for each row and column.
+        BilensError: the names are not as many as the rows and columns.
     """
     if values.shape != (len(rows), len(columns)):
         raise BilensError(
@@ -126,12 +126,12 @@ def heat_figure(
             colorbar={"thickness": 10, "outlinewidth": 0, "len": 1},
         )
     )
-    for axis, names, what in (("xaxis", columns, across), ("yaxis", rows, down)):
+    for axis, names, heading in (("xaxis", columns, across), ("yaxis", rows, down)):
         shown = len(names) <= NAMED
         figure.update_layout(
             {
                 axis: {
-                    "title": escape(what),
+                    "title": escape(heading),
                     "tickvals": list(range(len(names))) if shown else [],
                     "ticktext": [escape(name) for name in names] if shown else [],
                     "ticks": "",

@@ -95,11 +95,11 @@ def save_figure(
 ) -> None:
     """Write a figure as PNG, SVG or PDF, by the name's ending.
 
-    The width is in CSS pixels, by default what the figure's proportions ask for; the height is the
+    The width is in CSS pixels, by default by the figure's proportions; the height is the
     figure's own. `scale` is device pixels for each of these, for PNG.
 
     Raises:
-        BilensError: another ending, or there is no Chrome or Chromium to draw it with.
+        BilensError: another ending, or Chrome or Chromium is missing.
     """
     kind = path.suffix.removeprefix(".")
     if kind not in FIGURE_FORMATS:

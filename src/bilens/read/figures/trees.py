@@ -31,10 +31,10 @@ def tree_figure(
 ) -> go.Figure:
     """Draw paths from the direction on the left to first-layer eigenvectors on the right.
 
-    An edge is as thick as its |eigenvalue| is large among those of its layer, blue where it is
-    positive and red where it is negative. Below a leaf is its effective eigenvalue.
+    An edge is as thick as its |eigenvalue| is large among those of its layer. Positive ones are
+    blue, negative ones red. Below a leaf is its effective eigenvalue.
 
-    `root` is what the direction is called, `inputs` up to three images to show beside each
+    `root` is the name of the direction, `inputs` up to three images to show beside each
     eigenvector, as `class_paths` finds them.
 
     Raises:
@@ -92,12 +92,12 @@ class Branch:
     """An eigenvector in the list.
 
     Attributes:
-        name: what is handed over when it is clicked.
+        name: sent when it is clicked.
         value: its eigenvalue.
         text: words beside the eigenvalue.
         picture: data address of a leaf's picture; None for a node that can be opened.
-        opened: whether what it branches into is shown.
-        branches: what it branches into, as far as shown.
+        opened: True if its branches are shown.
+        branches: its branches, as far as shown.
         more: how many weaker branches are not shown.
     """
 
