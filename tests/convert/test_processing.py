@@ -183,7 +183,7 @@ def test_what_changes_the_function_is_refused_and_the_model_stays(monkeypatch):
         return output if len(calls) <= 2 else -2 * output
 
     monkeypatch.setattr(type(model.model.layers[0]), "forward", meddle)
-    with pytest.raises(BilensError, match=r"changed a log-probability by .* It is as it was"):
+    with pytest.raises(BilensError, match=r"changed a log-probability by .* it is as it was"):
         process(model)
     assert torch.equal(model.model.layers[0].mlp.up_proj.weight, weight)
 

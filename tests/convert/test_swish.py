@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from bilens.convert import find_swish, give_swish, make_bilinear, open_model, save_model
 from bilens.convert.gates import gated_mlps
 from bilens.errors import BilensError
+from bilens.residual.layers import MLP
 from tests.families import GATED, log_probabilities, some_text, tiny
 from tests.language import check_same_model
 
@@ -93,3 +94,12 @@ def test_a_model_is_saved_and_opened_in_the_middle_of_annealing(tmp_path):
     opened = open_model(tmp_path)
     assert give_swish(opened).beta == 0.5
     check_same_model(opened, model)
+
+
+def test_folded_gates_are_compared_with_the_model_before(monkeypatch):
+    model = tiny("llama")
+    give_swish(model).beta = 0.0
+    scale = MLP.scale_gate
+    monkeypatch.setattr(MLP, "scale_gate", lambda mlp, factor: scale(mlp, 1.1 * factor))
+    with pytest.raises(BilensError, match="Folding the gates changed a log-probability by"):
+        make_bilinear(model)

@@ -37,6 +37,7 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.nn import Gate, GatedLayer
 from bilens.residual.layers import MLP
 from bilens.residual.parts import LinearMap
+from bilens.residual.sums import check_unchanged, log_probabilities
 from bilens.settings import Between, CheckedSettings, read_settings
 
 SWISH_NAME = "swish on its way to a line: bilens.load opens this model"
@@ -263,11 +264,13 @@ def make_bilinear(model: PreTrainedModel) -> None:
             f"The model is not bilinear yet: beta={beta:.4g}, expected 0. Anneal it to the end "
             "with `bilens anneal --resume`."
         )
+    before = log_probabilities(model)
     for mlp in gated_mlps(model):
         mlp.scale_gate(0.5)
         setattr(mlp.module, mlp.activation, ACT2FN["linear"])
     setattr(model.config, key, "linear")
     delattr(model.config, SwishRecord.key)
+    check_unchanged(model, before, "Folding the gates", "it has been changed: open it again")
 
 
 @dataclass(frozen=True, eq=False)

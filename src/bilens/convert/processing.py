@@ -27,29 +27,23 @@ from typing import Any, Literal
 
 import torch
 from einops import repeat
-from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bilens.checks import check_weights, checked
 from bilens.convert.gates import add_to_processing
 from bilens.errors import BilensError
-from bilens.residual.families import evaluating, parts_of
+from bilens.residual.families import parts_of
 from bilens.residual.layers import Parts
 from bilens.residual.model import check_unhooked
 from bilens.residual.parts import Embedding, LinearMap
+from bilens.residual.sums import check_unchanged, log_probabilities
 
 StepName = Literal["fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed"]
 """Names of the steps."""
 
 Step = Callable[[Parts], list[str]]
 """A rewriting of a model's weights; returns the folded parts and their new places, in words."""
-
-TEXTS, LENGTH = 2, 16
-ROUNDING = {torch.float64: 1e-4, torch.float32: 2e-3}
-"""Changes of a log-probability that rounding explains; models round inside, whatever they store."""
-COARSE = 1.0
-"""The same for weights of 16 bits and fewer."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,7 @@ def process(
         step, reason = next(iter(reasons.items()))
         raise BilensError(f"{step} would change the function of this model: {reason}")
     check_weights(model)
-    before = _log_probabilities(model)
+    before = log_probabilities(model)
     if not in_place:
         # Another model with parameters of its own, whose values are not copied.
         shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
@@ -131,14 +125,8 @@ def process(
     folded = {step: STEPS[step](parts) for step in selected if step not in reasons}
     added = tuple(part.name for part in bare if part.module.bias is not None)
     add_to_processing(model.config, list(folded), added)
-    change = float((_log_probabilities(model) - before).abs().max())
-    allowed = ROUNDING.get(parts.embed.module.weight.dtype, COARSE)
-    if not change <= allowed:
-        raise BilensError(
-            f"Processing changed a log-probability by {change:.2g} nats, where rounding explains "
-            f"{allowed:g}; the model does something that its modules do not show"
-            + (", and has been changed: open it again." if in_place else ". It is as it was.")
-        )
+    remedy = "it has been changed: open it again" if in_place else "it is as it was"
+    change = check_unchanged(model, before, "Processing", remedy)
     return model, Processing(folded, reasons, untied, added, change)
 
 
@@ -157,16 +145,6 @@ def _untie(model: PreTrainedModel, parts: Parts) -> bool:
     # transformers has its own list of weights that it leaves out of a checkpoint.
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=False)
     return True
-
-
-def _log_probabilities(model: PreTrainedModel) -> Float[Tensor, "texts time vocab"]:
-    generator = torch.Generator().manual_seed(0)
-    length = min(LENGTH, int(getattr(model.config, "max_position_embeddings", LENGTH)))
-    ids = torch.randint(model.config.vocab_size, (TEXTS, length), generator=generator)
-    with evaluating(model):
-        logits: Tensor = model(ids.to(model.device), use_cache=False).logits
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return wide.log_softmax(-1)
 
 
 def _fold_norms(model: Parts) -> list[str]:

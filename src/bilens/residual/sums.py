@@ -11,12 +11,56 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from bilens.checks import check_sum
+from bilens.errors import BilensError
 from bilens.residual.attention import recording
+from bilens.residual.families import evaluating
 from bilens.residual.model import ResidualModel
 from bilens.residual.trace import Trace
 from bilens.tensor.factors import with_constant
+
+TEXTS, LENGTH = 2, 16
+"""Number and length of the random texts on which two versions of a model are compared."""
+ROUNDING = {torch.float64: 1e-4, torch.float32: 2e-3}
+"""Changes of a log-probability that rounding explains; models round inside, whatever they store."""
+COARSE = 1.0
+"""The same for weights of 16 bits and fewer."""
+
+
+@torch.no_grad()
+def log_probabilities(model: PreTrainedModel) -> Float[Tensor, "texts time vocab"]:
+    """Return the log-probabilities of the next token on fixed random texts."""
+    generator = torch.Generator().manual_seed(0)
+    length = min(LENGTH, int(getattr(model.config, "max_position_embeddings", LENGTH)))
+    ids = torch.randint(model.config.vocab_size, (TEXTS, length), generator=generator)
+    with evaluating(model):
+        logits: Tensor = model(ids.to(model.device), use_cache=False).logits
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return wide.log_softmax(-1)
+
+
+def check_unchanged(
+    model: PreTrainedModel,
+    before: Float[Tensor, "texts time vocab"],
+    action: str,
+    state: str,
+) -> float:
+    """Return the largest change of a log-probability since `before`, if rounding explains it.
+
+    Raises:
+        BilensError: it does not; names the action, and the state of the model.
+    """
+    after = log_probabilities(model)
+    change = float((after - before).abs().max())
+    allowed = ROUNDING.get(next(model.parameters()).dtype, COARSE)
+    if not change <= allowed:
+        raise BilensError(
+            f"{action} changed a log-probability by {change:.2g} nats, where rounding explains "
+            f"{allowed:g}; the model does something that its modules do not show, and {state}."
+        )
+    return change
 
 
 def check_logits(model: ResidualModel, trace: Trace, tokens: Sequence[int]) -> None:

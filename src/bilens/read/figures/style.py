@@ -59,7 +59,8 @@ def house_style(figure: go.Figure, alt: str) -> go.Figure:
     """
     if figure.layout.meta and "alt" in figure.layout.meta:
         return figure
-    figure = dress(go.Figure(figure), height=340, alt=alt)
+    title = figure.layout.title.text or ""
+    figure = dress(go.Figure(figure), height=340, title=title, alt=title or alt)
     # Names of heads such as 0.10 are no numbers.
     figure.update_layout(autotypenumbers="strict")
     if len(figure.data) == 1:
