@@ -123,8 +123,8 @@ def test_each_thread_runs_modules_of_its_own_with_the_same_weights():
     model = ResidualModel(random_model())
     mine = ThreadModel(model)
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(lambda: mine.own).result()
-    assert mine.own is mine.own
-    assert not {*theirs.model.modules()} & {*mine.own.model.modules(), *model.model.modules()}
+        theirs = pool.submit(lambda: mine.model).result()
+    assert mine.model is mine.model
+    assert not {*theirs.model.modules()} & {*mine.model.model.modules(), *model.model.modules()}
     weights = zip(theirs.model.parameters(), model.model.parameters(), strict=True)
     assert all(one.data_ptr() == other.data_ptr() for one, other in weights)

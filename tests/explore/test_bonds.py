@@ -41,15 +41,15 @@ def test_it_starts_with_the_directions_that_a_report_shows(view):
 
 
 def test_however_many_are_kept_few_products_are_large(view):
-    assert product_weight(view.reading(7).cut) < 0.95 * product_weight(view.found.cut(7))
+    assert product_weight(view.reading(7).cut) < 0.95 * product_weight(view.bonds.cut(7))
 
 
 def test_accuracy_and_error_are_beside_the_slider(view):
-    bond_cut = view.found.cut(7)
+    bond_cut = view.bonds.cut(7)
     right = bond_cut(digits().test_images).argmax(-1) == digits().test_labels
     text = view.text(7)
     assert f"gets {float(right.double().mean()):.2%} of the test" in text
-    logits = view.found.cut(100)(digits().test_images)
+    logits = view.bonds.cut(100)(digits().test_images)
     error = float((bond_cut(digits().test_images) - logits).norm() / logits.norm())
     assert f"change by {error:.2g} of their size" in text
     assert list(view.curve(7).data[-1].x) == [7]

@@ -33,7 +33,7 @@ def view(tmp_path):
 
 def chosen(view):
     """Two heads of one layer and two directions of the other layer's MLP, and what they are."""
-    split, _ = view.flows.found(OF)
+    split, _ = view.flows.split(OF)
     nodes = [(name, split.nodes[i], i) for name, i in view.nodes(OF).items()]
     heads = [(name, node) for name, node, _ in nodes if node.kind == "head" and node.layer == 0]
     mlp = [(name, i) for name, node, i in nodes if node.kind == "direction" and node.layer == 1]
@@ -42,7 +42,7 @@ def chosen(view):
 
 
 def test_a_head_stands_once_and_nodes_come_by_what_flows_through_them(view):
-    split, _ = view.flows.found(OF)
+    split, _ = view.flows.split(OF)
     places = view.nodes(OF)
     flows = [abs(split.nodes[i].flow) for i in places.values()]
     assert flows == sorted(flows, reverse=True)

@@ -69,7 +69,7 @@ def removable(graph: str) -> list[str]:
 
 
 def expected_removal(view: LanguageView, of: FlowOf, name: str) -> str:
-    split, data = view.flows.found(of)
+    split, data = view.flows.split(of)
     (number,) = (i for i, n in enumerate(split.nodes) if n.name(data["tokens"]) == name)
     (result,) = ablate(view.model, split, [number])
     return f"Without {name} the running model changes by {result.actual:+#.3g};"
@@ -154,7 +154,7 @@ def test_four_visitors_at_once_see_each_their_own(screen):
 
     assert len(TEXTS) == AT_ONCE
     alone = [clicks(text, lambda: None) for text in TEXTS]
-    for cache in (type(screen.view.flows).direction, type(screen.view.flows).found):
+    for cache in (type(screen.view.flows).direction, type(screen.view.flows).split):
         cache.cache_clear()
     meet = threading.Barrier(AT_ONCE, timeout=60).wait
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -48,7 +48,7 @@ def test_without_tokens_it_is_the_likeliest_minus_the_next(view):
 
 
 def test_a_node_is_removed_from_the_running_model(view):
-    split, data = view.found(FlowOf(TEXT, "lily"))
+    split, data = view.split(FlowOf(TEXT, "lily"))
     name = next(node["name"] for node in data["nodes"] if node["removable"])
     number = next(i for i, n in enumerate(split.nodes) if n.name(data["tokens"]) == name)
     (result,) = ablate(view.model, split, [number])
@@ -61,7 +61,7 @@ def test_a_node_is_removed_from_the_running_model(view):
 
 
 def test_tokens_that_come_twice_are_told_apart(view):
-    _, data = view.found(FlowOf("lily ate lily ate", "kite"))
+    _, data = view.split(FlowOf("lily ate lily ate", "kite"))
     names = [node["name"] for node in data["nodes"]]
     assert len({*names}) == len(names)
     assert {name for name in names if name.startswith("token ")} == {

@@ -60,7 +60,7 @@ class Explorer:
         """Serve the app: for this machine only, by default.
 
         Args:
-            host: where to listen; by default 127.0.0.1, or what a Space asks for.
+            host: address to listen at; by default 127.0.0.1, or the one of a Space.
             port: by default the first free one from 7860.
             share: also open a public address, through a server of Gradio's, for a week.
             open_browser: open it in the default browser.
@@ -121,13 +121,13 @@ def explorer(
 ) -> Explorer:
     """Build an app that shows a model: directions, eigenvectors, and their effect on inputs.
 
-    What is heavy is read here, once; a click is then answered at once.
+    Heavy parts are read here, once; a click is then answered at once.
 
     Args:
         source: a run directory, or the name of a repository on the hub.
         data: name of the data; by default that of the training.
-        data_dir: where the data is; see `bilens.data.load_images`.
-        device: where the model runs.
+        data_dir: folder of the data; see `bilens.data.load_images`.
+        device: device of the model.
         save_to: folder where visitors may save the language models that they edit, each under a
             name of its own; by default nothing is written.
         add: names of further readings, such as heads, and files with readings of your own.
@@ -136,7 +136,7 @@ def explorer(
         BilensError: Gradio is not installed, this kind of model has no explorer, or it is
             one that is not edited.
         NotBilinearError: the model is not a tensor.
-        CheckpointError: the model is missing or damaged, or does not say what its data is.
+        CheckpointError: the model is missing or damaged, or does not name its data.
     """
     model = load(source, device=device)
     if isinstance(model, SparseAutoencoder):

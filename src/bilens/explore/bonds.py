@@ -27,7 +27,7 @@ MOST, PARTNERS, LEAST, LONGEST_WALK = 60, 6, 0.005, 30
 
 
 class BondView:
-    """The bonds of a classifier, and what each walk through them shows.
+    """The bonds of a classifier, and the pages of walks through them.
 
     A direction is called by its bond and its number there, from 1; those of the last bond are the
     logits. Of k directions at each bond, k = 0 is the cut of `read_bonds`, which
@@ -35,7 +35,7 @@ class BondView:
 
     Args:
         model: of several layers; read in float64 on the CPU.
-        data: what it is measured on.
+        data: images to measure it on.
         shape: height and width of an input as an image.
 
     Raises:
@@ -45,8 +45,8 @@ class BondView:
     def __init__(self, model: TensorChain, data: ImageData, shape: tuple[int, int]) -> None:
         self.report = read_bonds(model, data)
         self.model, self.data, self.shape = self.report.model, self.report.data, shape
-        self.found = self.report.bonds
-        self.sizes = [*(bond.k for bond in self.found.bonds), data.n_classes]
+        self.bonds = self.report.bonds
+        self.sizes = [*(bond.k for bond in self.bonds.bonds), data.n_classes]
         self.depth = len(self.sizes) - 1
         self.most = min(MOST, max(self.sizes[:-1]))
 
@@ -76,28 +76,28 @@ class BondView:
     @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
     def reading(self, k: int) -> CutReading:
         """Cut the model to k directions at each bond."""
-        return CutReading.of(self.found.cut(k), self.data) if k else self.report.cut_reading
+        return CutReading.of(self.bonds.cut(k), self.data) if k else self.report.cut_reading
 
     def nodes(self, k: int, walk: tuple[str, ...]) -> list[BondNode]:
         """Return a walk that starts at a logit, without directions that the cut leaves out."""
-        found = [node for node in map(self._node, walk) if node is not None]
+        steps = [node for node in map(self._node, walk) if node is not None]
         sizes = (*self.reading(k).cut.ranks, self.data.n_classes)
-        kept = [node for node in found if node[1] < sizes[node[0]]]
-        return kept if kept and kept[0][0] == self.depth else [(self.depth, 0), *kept]
+        steps = [node for node in steps if node[1] < sizes[node[0]]]
+        return steps if steps and steps[0][0] == self.depth else [(self.depth, 0), *steps]
 
     def text(self, k: int) -> str:
         """Return a sentence on the accuracy with this number of directions."""
         _, accuracy, error = self._measured(k)
         ranks = " + ".join(map(str, self.report.cut.ranks))
-        kept = f"{k} directions at each bond" if k else f"{ranks} directions, as in a report,"
+        size = f"{k} directions at each bond" if k else f"{ranks} directions, as in a report,"
         return (
-            f"With {kept} the model gets {accuracy:.2%} of the test images right, with all of them "
+            f"With {size} the model gets {accuracy:.2%} of the test images right, with all of them "
             f"{self.report.accuracy:.2%}. On these images the logits change by "
             f"{error:.2g} of their size (RMS, each minus the mean over classes)."
         )
 
     def curve(self, k: int) -> go.Figure:
-        """Accuracy against the directions kept, with a mark at k."""
+        """Plot accuracy against the directions kept, with a mark at k."""
         most, accuracy, _ = self._measured(k)
         full = self.report.accuracy
         figure = kept_directions_figure(self.report.by_rank, full)
@@ -108,7 +108,7 @@ class BondView:
         if not k:
             cut = self.report.cut
             return max(cut.ranks), self.report.cut_accuracy, self.report.held_out.error
-        return rank_accuracies(self.found, self.data, [k])[0]
+        return rank_accuracies(self.bonds, self.data, [k])[0]
 
     def name(self, node: BondNode) -> str:
         """Return the name of a direction; a logit has that of its class. Not escaped."""
@@ -119,9 +119,9 @@ class BondView:
         node = self.nodes(k, walk)[-1]
         if node[0] == self.depth:
             return None
-        found = self.reading(k).direction(*node)
+        direction = self.reading(k).direction(*node)
         title = f"What {self.name(node)} adds to the logits"
-        return ends_figure(found, self.data.class_names, title=title)
+        return ends_figure(direction, self.data.class_names, title=title)
 
     def made(self, k: int, walk: tuple[str, ...]) -> go.Figure | None:
         """Draw the interaction matrix of the last direction; None for a direction of the pixels."""
@@ -147,24 +147,24 @@ class BondView:
     def page(self, k: int, walk: tuple[str, ...]) -> str:
         """Return the drawn network and the last direction of the walk, as HTML.
 
-        Whatever can be walked to is a button with its name in `data-node`.
+        Each possible next step is a button with its name in `data-node`.
         """
         nodes, reading = self.nodes(k, walk), self.reading(k)
         last = nodes[-1]
         trail = " › ".join(
             self._button(node, escape(self.name(node)), is_chosen=node == last) for node in nodes
         )
-        chosen = None if last[0] == self.depth else last
-        drawing = draw_network(reading, nodes[0][1], self.shape, chosen)
+        selected = None if last[0] == self.depth else last
+        drawing = draw_network(reading, nodes[0][1], self.shape, selected)
         return (
             f'{self._logits(nodes[0][1])}<div class="steps">Walk {trail}</div>'
             f'<div class="bonds"><div class="network scroll">{drawing.svg()}</div>'
             f"{self._card(reading, last)}</div>"
         )
 
-    def _logits(self, chosen: int) -> str:
+    def _logits(self, number: int) -> str:
         buttons = (
-            self._button((self.depth, i), escape(name), is_chosen=i == chosen)
+            self._button((self.depth, i), escape(name), is_chosen=i == number)
             for i, name in enumerate(self.data.class_names)
         )
         return f'<div class="steps" role="group" aria-label="logit">Logit {"".join(buttons)}</div>'
@@ -174,15 +174,15 @@ class BondView:
         if bond == self.depth:
             head, ends = f"The logit of {escape(self.name(node))}", ""
         else:
-            found = reading.direction(bond, number)
+            direction = reading.direction(bond, number)
             place = "of the pixels" if bond == 0 else f"between layers {bond} and {bond + 1}"
-            head = f"{self.name(node)}, {place}, {found.share:.1%} of the squared norm"
+            head = f"{self.name(node)}, {place}, {direction.share:.1%} of the squared norm"
             ends = "".join(
                 self._pictures(
                     caption,
                     [grey(as_image(self.data.test_images[i], self.shape)) for i in end.images],
                 )
-                for caption, end in zip(("largest on", "smallest on"), found.ends, strict=True)
+                for caption, end in zip(("largest on", "smallest on"), direction.ends, strict=True)
             )
         pictures = [diverging(as_image(x, self.shape)) for x in reading.pixels(bond, number)]
         captions = ("in pixels",) if bond == 0 else ("makes it large", "makes it small")

@@ -49,7 +49,7 @@ class DeepState:
         kept: paths kept over all classes.
         input: the image that is explained.
         directions: how many are kept at each bond; 0 for as few as a report keeps.
-        walk: directions that were walked through, such as 3.1, the logit of the first class of a
+        walk: directions on the way, such as 3.1, the logit of the first class of a
             model of three layers, and 2.4, the fourth between its layers 2 and 3.
     """
 
@@ -62,11 +62,11 @@ class DeepState:
 
 
 class DeepView(PanelView):
-    """A classifier of several layers read once, and what each state shows of it.
+    """A classifier of several layers read once, and the views of each state.
 
     Args:
         model: its inputs are images.
-        data: what it is measured on.
+        data: images to measure it on.
         saved: a file of `save_paths`, which saves the search if it is of this model.
 
     Raises:
@@ -79,9 +79,9 @@ class DeepView(PanelView):
         self.names = data.class_names
         self.reading = read_deep(model, data, PATHS, saved)
         self.tree = self.reading.tree
-        self.found = len(self.reading.search.paths)
+        self.n_paths = len(self.reading.search.paths)
         self.bonds = BondView(model, data, self.shape)
-        self.start = DeepState(kept=min(100, self.found))
+        self.start = DeepState(kept=min(100, self.n_paths))
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -103,7 +103,7 @@ class DeepView(PanelView):
         check_ranges(
             state,
             output=(0, len(self.names) - 1),
-            kept=(1, self.found),
+            kept=(1, self.n_paths),
             directions=(0, self.bonds.most),
         )
         self.bonds.check(state.walk)
@@ -149,10 +149,10 @@ class DeepView(PanelView):
         """Logits of the input: the model's, and those of the paths kept."""
         x = unpack_input(state.input, self.data)
         with torch.no_grad():
-            whole = self.model(x)
-        kept = self.reading.search.paths.truncate(state.kept)(x)
+            logits = self.model(x)
+        truncated = self.reading.search.paths.truncate(state.kept)(x)
         title = f"Logits: {state.kept} paths, and all"
-        return logits_figure(whole, kept, self.names, title=title)
+        return logits_figure(logits, truncated, self.names, title=title)
 
     def _numbers(self, node: str) -> tuple[int, ...]:
         parts = node.split(".")
@@ -290,7 +290,7 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
     )
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
-            kept = gr.Slider(
+            per_bond = gr.Slider(
                 0,
                 bonds.most,
                 value=view.start.directions,
@@ -301,7 +301,7 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
             text = html("directions-text")
         with gr.Column(scale=3, min_width=320):
             curve = picture("directions-curve")
-    screen.control("directions", kept)
+    screen.control("directions", per_bond)
     _nodes(
         screen,
         "walk",
@@ -372,15 +372,15 @@ def _input(view: DeepView, screen: Screen[DeepState]) -> None:
         with gr.Column(scale=5, min_width=320):
             explanation = picture("explanation")
     heading("How many paths it takes")
-    kept = gr.Slider(
+    n_paths = gr.Slider(
         1,
-        view.found,
+        view.n_paths,
         value=view.start.kept,
         step=1,
         label="Strongest paths kept, over all classes",
         elem_id="kept",
     )
-    screen.control("kept", kept)
+    screen.control("kept", n_paths)
     with gr.Row():
         with gr.Column(min_width=320):
             logits = picture("logits")

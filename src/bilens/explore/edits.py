@@ -32,7 +32,7 @@ class EditView:
 
     Args:
         flows: of the model.
-        save_to: folder where edited models are saved; None for nowhere.
+        save_to: folder for edited models; None for none.
     """
 
     def __init__(self, flows: FlowView, save_to: Path | None) -> None:
@@ -42,7 +42,7 @@ class EditView:
         """Return the numbers of the strongest heads and directions among all nodes, by name."""
         if not of.prompt:
             return {}
-        split, _ = self.flows.found(of)
+        split, _ = self.flows.split(of)
         tokens = shown_tokens(self.flows.model, split.ids)
         numbers: dict[str, int] = {}
         for number in sorted(range(len(split.nodes)), key=lambda i: -abs(split.nodes[i].flow)):
@@ -53,7 +53,7 @@ class EditView:
                 numbers.setdefault(f"head {node.layer}.{node.number}", number)
         return dict(list(numbers.items())[:SHOWN])
 
-    def _chosen(self, of: FlowOf, names: tuple[str, ...]) -> dict[str, int]:
+    def _numbers(self, of: FlowOf, names: tuple[str, ...]) -> dict[str, int]:
         """Return the names that are nodes of this flow, and their numbers."""
         places = self.nodes(of)
         return {name: places[name] for name in names if name in places}
@@ -65,10 +65,10 @@ class EditView:
             BilensError: only a bias that the model has no place for could do it.
         """
         model, scale = self.flows.model, percent / 100
-        split, _ = self.flows.found(of)
+        split, _ = self.flows.split(of)
         heads: dict[int, list[int]] = defaultdict(list)
         vectors: dict[int, list[Tensor]] = defaultdict(list)
-        for number in self._chosen(of, names).values():
+        for number in self._numbers(of, names).values():
             node = split.nodes[number]
             assert node.layer is not None
             if node.kind == "head":
@@ -84,7 +84,7 @@ class EditView:
 
     def page(self, of: FlowOf, names: tuple[str, ...], percent: int, other: str) -> str:
         """Return the predictions for the flow's text and another, before and after the edit."""
-        if not self._chosen(of, names):
+        if not self._numbers(of, names):
             return note_html("Choose heads or directions of the flow above.") if of.prompt else ""
         try:
             edited = self.edited(of, names, percent)
@@ -116,8 +116,8 @@ class EditView:
         return table_html(table, f"edited-{number + 1}")
 
     def save(self, of: FlowOf, names: tuple[str, ...], percent: int) -> str:
-        """Write the edited model as a folder of its own, and say where, as HTML."""
-        names = tuple(self._chosen(of, names))
+        """Write the edited model as a new folder, and return a note with its name, as HTML."""
+        names = tuple(self._numbers(of, names))
         if self.save_to is None or not names:
             return note_html("Nothing is selected, so nothing is saved.")
         record = {
@@ -146,7 +146,7 @@ def edit_screen(view: EditView, screen: Screen[Any]) -> None:
         "an ordinary model. Below are its predictions.",
     )
     with gr.Row():
-        chosen = gr.Dropdown(
+        names = gr.Dropdown(
             [],
             multiselect=True,
             label="Heads and directions, the strongest first",
@@ -168,20 +168,20 @@ def edit_screen(view: EditView, screen: Screen[Any]) -> None:
         )
     screen.control(
         "edited",
-        chosen,
-        read=lambda names: tuple(names or ()),
-        write=lambda names: {"value": list(names)},
+        names,
+        read=lambda values: tuple(values or ()),
+        write=lambda values: {"value": list(values)},
     )
     screen.control("edit_percent", percent)
     screen.control("edit_prompt", prompt, event="submit")
 
     def choices(state: Any) -> list[Any]:
-        names = view.nodes(state.flow)
-        remaining = [name for name in state.edited if name in names]
-        return [gr.update(choices=list(names), value=remaining)]
+        nodes = view.nodes(state.flow)
+        remaining = [name for name in state.edited if name in nodes]
+        return [gr.update(choices=list(nodes), value=remaining)]
 
     of_flow = "flow_prompt flow_token flow_minus"
-    screen.part(of_flow, [chosen], choices)
+    screen.part(of_flow, [names], choices)
     screen.part(
         f"{of_flow} edited edit_percent edit_prompt",
         [html("edit-page")],

@@ -20,19 +20,19 @@ from bilens.residual import ResidualModel
 class ThreadModel(threading.local):
     """A model for each thread: modules of its own, which share their weights.
 
-    Reading a run sets hooks on modules, and removing a part of it changes their output, which
-    must not be seen by others who run them at that moment.
+    Reading a run sets hooks on modules, and removing a part of it changes their output. Others who
+    run them at that moment must not see this.
 
     Args:
         model: any.
 
     Attributes:
-        own: the model, for the thread that asks.
+        model: the model, for the thread that asks.
     """
 
     # Python calls this anew in each thread that looks.
     def __init__(self, model: ResidualModel) -> None:
-        self.own = sharing_weights(model)
+        self.model = sharing_weights(model)
 
 
 SHOWN = 150
@@ -45,7 +45,7 @@ class FlowOf:
     """A text and the logit that is split.
 
     Attributes:
-        prompt: the text; nothing is split where it is empty.
+        prompt: the text; nothing is split if it is empty.
         token: its next token; empty for the most likely one, minus the next likely one.
         minus: tokens whose mean is subtracted.
     """
@@ -71,7 +71,7 @@ class FlowView:
     @property
     def model(self) -> ResidualModel:
         """The model, for this thread."""
-        return self._models.own
+        return self._models.model
 
     def check(self, of: FlowOf) -> None:
         """Raise if the text, or a token, is not one for this model.
@@ -103,7 +103,7 @@ class FlowView:
         return TokenDirection(token, of.minus or (second,))
 
     @lru_cache(maxsize=8)  # noqa: B019
-    def found(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:
+    def split(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:
         """Return the flow, and the data of its drawing."""
         direction = self.direction(of)
         split = flow(self.model, self.model.ids(of.prompt), direction)
@@ -114,7 +114,7 @@ class FlowView:
         """Return a sentence on the flow and the tree of its strongest nodes, and its graph."""
         if not of.prompt:
             return note_html("Write a text, and press Enter."), "", ""
-        _, data = self.found(of)
+        _, data = self.split(of)
         frozen = ", ".join(data["frozen"]) or "nothing"
         value = signed(data["value"], "#.3g")
         text = f"{data['direction']}: {value}. Held fixed on this text: {frozen}."
@@ -124,7 +124,7 @@ class FlowView:
         """Return a sentence on the logit after a node was removed from the running model."""
         if not (of.prompt and name):
             return ""
-        split, data = self.found(of)
+        split, data = self.split(of)
         tokens = data["tokens"]
         number = next((i for i, node in enumerate(split.nodes) if node.name(tokens) == name), 0)
         if not number or not split.nodes[number].is_removable:

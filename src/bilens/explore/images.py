@@ -55,11 +55,11 @@ class ImageState:
 
 
 class ImageView(PanelView):
-    """A classifier read once, and what each state shows of it.
+    """A classifier read once, and the views of each state.
 
     Args:
         model: of one layer, whose inputs are images.
-        data: what it is measured on, and what its top inputs come from.
+        data: images to measure it on, the source of its top inputs.
 
     Raises:
         NotBilinearError: the model is not one tensor.
@@ -149,13 +149,13 @@ class ImageView(PanelView):
     def input_figures(self, state: ImageState) -> tuple[go.Figure, go.Figure]:
         """Logits of the input, and the eigenvectors that make the highest of them."""
         x = unpack_input(state.input, self.data)
-        kept = self.reading.spectrum.truncate(state.kept)
+        truncated = self.reading.spectrum.truncate(state.kept)
         with torch.no_grad():
-            whole = self.model(x)
+            logits = self.model(x)
         title = f"Logits: {state.kept} kept, and all"
-        explanation = explain(kept, x)
+        explanation = explain(truncated, x)
         return (
-            logits_figure(whole, explanation.logits, self.names, title=title),
+            logits_figure(logits, explanation.logits, self.names, title=title),
             explanation_figure(
                 explanation, self.shape, self.names, title="What makes the highest logits"
             ),
@@ -178,7 +178,7 @@ def image_screen(view: ImageView) -> Screen[ImageState]:
     screen = Screen(view)
     html("facts", facts_html(view.facts))
     _direction(view, screen)
-    _kept(view, screen)
+    _truncation(view, screen)
     _input(view, screen)
     for panel in view.panels:
         panel.lay_out(screen)
@@ -237,9 +237,9 @@ def _direction(view: ImageView, screen: Screen[ImageState]) -> None:
     screen.part("by output minus component", [spectrum, vectors, weights], figures)
 
 
-def _kept(view: ImageView, screen: Screen[ImageState]) -> None:
+def _truncation(view: ImageView, screen: Screen[ImageState]) -> None:
     heading("How many eigenvectors it takes")
-    kept = gr.Slider(
+    count = gr.Slider(
         1,
         view.reading.spectrum.k,
         value=view.start.kept,
@@ -248,7 +248,7 @@ def _kept(view: ImageView, screen: Screen[ImageState]) -> None:
         elem_id="kept",
     )
     text, curve = html("accuracy-text"), picture("accuracy")
-    screen.control("kept", kept)
+    screen.control("kept", count)
     screen.part(
         "kept",
         [text, curve],

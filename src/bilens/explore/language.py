@@ -63,7 +63,7 @@ class LanguageState:
     """State of the screen.
 
     Attributes:
-        token: what is predicted.
+        token: the predicted one.
         minus: tokens whose mean is subtracted.
         layer: number of the block.
         number: which of the outermost eigenvectors' contexts are shown.
@@ -101,12 +101,12 @@ class LanguageState:
 
 
 class LanguageView(PanelView):
-    """A language model read once, and what each state shows of it.
+    """A language model read once, and the views of each state.
 
     Args:
         model: any; eigenvectors and logits by path take bilinear MLPs.
         corpus: texts in its tokens.
-        save_to: folder where edited models are saved; None for nowhere.
+        save_to: folder for edited models; None for none.
         added: further analyses, each with a panel.
     """
 
@@ -150,8 +150,8 @@ class LanguageView(PanelView):
         Raises:
             StateError: it has no such token, layer or eigenvector, or cannot read the prompt.
         """
-        chosen = filter(None, [state.chosen])
-        check_tokens(self.model, token=[state.token], minus=state.minus, chosen=chosen)
+        split = filter(None, [state.chosen])
+        check_tokens(self.model, token=[state.token], minus=state.minus, chosen=split)
         eigenvectors = min(2 * OUTERMOST, self.model.d_model)
         check_ranges(
             state,
@@ -174,7 +174,7 @@ class LanguageView(PanelView):
         return state
 
     def index(self, layer: int) -> ContextIndex:
-        """Texts with what the layer's MLP reads, run once."""
+        """Texts with the inputs of the layer's MLP, run once."""
         if layer not in self._index_of:
             rows = (row["input_ids"] for row in self.corpus.validation)
             length = len(self.corpus.validation[0]["input_ids"])
@@ -240,12 +240,12 @@ class LanguageView(PanelView):
         if spectrum is None:
             return note
         selected = spectrum.select([state.number])
-        (found,) = self.index(state.layer).top_contexts(selected, CONTEXTS)
-        lines = [self._line(selected, 0, context, state.layer) for context in found]
+        (contexts,) = self.index(state.layer).top_contexts(selected, CONTEXTS)
+        lines = [self._line(selected, 0, context, state.layer) for context in contexts]
         return contexts_html(ContextList(self.eigenvectors(state)[state.number], lines))
 
     def attention_figure(self, state: LanguageState) -> go.Figure:
-        """Where the head looks in the text: from each token, a row, to itself and those before."""
+        """Draw the head's pattern: from each token, a row, to itself and the earlier ones."""
         ids = self.model.ids(state.prompt)
         pattern = self.model.trace(ids).layers[state.layer].pattern[state.head]
         names = token_names(self.model, ids)
@@ -287,8 +287,8 @@ class LanguageView(PanelView):
         best = logits.topk(min(NEXT, len(logits))).indices
         frame = self._by_path(terms, logits, best)
         likely = token_names(self.model, best)
-        chosen = state.chosen or likely[0]
-        parts = split_by_eigenvectors(terms, chosen, k=NAMED)
+        token = state.chosen or likely[0]
+        parts = split_by_eigenvectors(terms, token, k=NAMED)
         summands = [
             *zip(parts.sources, parts.residual.tolist(), strict=True),
             *(
@@ -303,7 +303,7 @@ class LanguageView(PanelView):
         return (
             table_html(Table(frame, NEXT_CAPTION, {"probability": ".1%"}), "next-token"),
             likely,
-            summands_figure(names, values, title=f"The logit of {chosen}"),
+            summands_figure(names, values, title=f"The logit of {token}"),
         )
 
     def _by_path(self, terms: LogitTerms, logits: Tensor, best: Int[Tensor, " n"]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The screen of a language model: its controls, its figures, and what changes what."""
+"""The screen of a language model: its controls, its figures, and the effects of the controls."""
 
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
             table = html("next")
         with gr.Column(scale=4, min_width=320):
             likely = [("the most likely one", ""), *((name, name) for name in view.names)]
-            chosen = screen.choice("chosen", likely, label="Next token whose logit is split")
+            next_token = screen.choice("chosen", likely, label="Next token whose logit is split")
             parts = picture("parts")
 
     heading(
@@ -133,7 +133,7 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
 
     # `input` leaves out what is pasted.
     screen.control("prompt", prompt, event="change")
-    screen.part("prompt chosen", [notice, table, chosen, parts], prediction)
+    screen.part("prompt chosen", [notice, table, next_token, parts], prediction)
 
 
 def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
@@ -171,9 +171,9 @@ def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
     removed, tree = html("flow-removed"), html("flow-tree")
 
     def flow(state: LanguageState) -> list[Any]:
-        said, branches, graph = view.flows.page(state.flow)
+        summary, branches, graph = view.flows.page(state.flow)
         shown = f'<h3>Strongest ways down</h3><ul class="ways">{branches}</ul>' if branches else ""
-        return [said, gr.update(graph=graph), shown]
+        return [summary, gr.update(graph=graph), shown]
 
     # Each change takes a pass through the model and more: only a finished text is split.
     screen.control("flow_prompt", prompt, event="submit")

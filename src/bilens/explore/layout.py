@@ -22,7 +22,7 @@ BAR = """
 
 
 class AddressBar:
-    """The address of what is shown, kept in the browser, and a button that copies it."""
+    """The address of the view, kept in the browser, and a button that copies it."""
 
     def __init__(self) -> None:
         self.component = html(
@@ -75,8 +75,8 @@ def plot_of(figure: go.Figure, name: str) -> Any:
     """Return a figure for `gr.Plot`, with the page's own settings instead of plotly's.
 
     Args:
-        figure: what is drawn.
-        name: what a saved picture is called.
+        figure: the drawing.
+        name: of a saved picture.
     """
     shown: dict[str, Any] = figure.to_plotly_json()
     saving = {**CONFIG["toImageButtonOptions"], "filename": re.sub(r"\W+", "-", name)}  # type: ignore[dict-item]

@@ -1,7 +1,7 @@
 """Requests that the explorer answers: to its own name, from its own page, without files.
 
 A page of somebody else's that is open in the same browser can send requests here. It is refused by
-its origin; and where it has made its own name point to this machine (DNS rebinding), by that name.
+its origin; and if its own name points to this machine (DNS rebinding), by that name.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 SENT = "/queue/join"
-"""Where the page sends what a person does; Gradio takes more elsewhere, such as uploads."""
+"""Address of the events of the page; Gradio takes uploads and more at others."""
 
 LARGEST = 2**21
 """Bytes of a request: a drawing has a few thousand."""
@@ -27,10 +27,10 @@ NOTHING_ELSE = "The explorer takes what its page sends and nothing else."
 
 
 def own_names(host: str | None, *, share: bool) -> frozenset[str]:
-    """Names that this explorer is reached by, besides IP addresses.
+    """Return the names that this explorer is reached by, besides IP addresses.
 
     Args:
-        host: where it listens.
+        host: address that it listens at.
         share: it also has a public address of Gradio's.
     """
     names = {"localhost", socket.gethostname(), host, os.environ.get("SPACE_HOST")}
@@ -49,7 +49,7 @@ def is_own_name(host: str, names: frozenset[str]) -> bool:
         name = (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return False
-    ends = tuple(own for own in names if own.startswith("."))
+    ends = tuple(name for name in names if name.startswith("."))
     return name in names or name.endswith(ends) or _is_address(name)
 
 
@@ -57,7 +57,7 @@ class RequestGuard:
     """A layer around the app that refuses all other requests, uploads of files among them.
 
     Args:
-        app: what is guarded.
+        app: the guarded app.
         names: of this explorer.
     """
 
@@ -104,7 +104,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """Hand a body over that has been read, and then what else comes."""
+    """Return a body that has been read, and then the remaining messages."""
     parts = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def call() -> Message:
@@ -116,7 +116,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
 def _is_plain(body: bytes) -> bool:
     """Return True if all values are numbers and texts, or lists of them.
 
-    What Gradio takes for a file, an object, it would fetch from whatever address that names.
+    Gradio takes an object for a file, and would fetch it from any address that it names.
     """
     try:
         values = json.loads(body)["data"] if len(body) <= LARGEST else None

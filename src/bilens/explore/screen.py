@@ -99,22 +99,22 @@ def read_address(start: State, query: Iterable[tuple[str, str]]) -> State:
     given: dict[str, list[str]] = {}
     for name, value in query:
         given.setdefault(name, []).append(value)
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for field in fields(start):  # type: ignore[arg-type]
         if field.name not in given:
             continue
         values, default = given[field.name], getattr(start, field.name)
         if isinstance(default, tuple):
-            found[field.name] = tuple(value for value in values if value)
+            changes[field.name] = tuple(value for value in values if value)
         elif isinstance(default, bool):
-            found[field.name] = values[-1] == "True"
+            changes[field.name] = values[-1] == "True"
         elif isinstance(default, float):
-            found[field.name] = _decimal(field.name, values[-1])
+            changes[field.name] = _decimal(field.name, values[-1])
         elif isinstance(default, int):
-            found[field.name] = _number(field.name, values[-1])
+            changes[field.name] = _number(field.name, values[-1])
         else:
-            found[field.name] = values[-1]
-    return replace(start, **found)  # type: ignore[type-var]
+            changes[field.name] = values[-1]
+    return replace(start, **changes)  # type: ignore[type-var]
 
 
 def _decimal(name: str, text: str) -> float:
@@ -164,7 +164,7 @@ class View(Protocol[State]):
 
 @dataclass(frozen=True)
 class Control:
-    """Where a person sets a field of the state.
+    """A control of a field of the state.
 
     Attributes:
         component: of Gradio.
@@ -251,7 +251,7 @@ class Screen(Generic[State]):
         )
 
     def action(self, event: Any, output: Any, act: Callable[[State], str]) -> None:
-        """On an event, do something with the state, and show what it says."""
+        """On an event, act on the state, and show the message."""
         self.actions.append((event, output, act))
 
     def connect(self) -> None:
@@ -270,7 +270,7 @@ class Screen(Generic[State]):
             gr.on([event], act, [self.seen], [output], **how)
 
     def on_change(self, seen: State, *values: Any) -> Updates:
-        """Show what the controls ask for; a control that asks for what is not there goes back."""
+        """Show the state of the controls; a control with a value that is not there goes back."""
         given = dict(zip(self.controls, values, strict=True))
         state, refused = self._asked(seen, given)
         updates = self._shown(state, _differences(seen, state))
@@ -305,11 +305,11 @@ class Screen(Generic[State]):
                 state = replace(state, **{error.field: getattr(seen, error.field)})  # type: ignore[type-var]
 
     def on_address(self, query: str) -> Updates:
-        """Show what an address asks for, as when a person goes back."""
+        """Show the view of an address, as when a person goes back."""
         return self._restored(parse_qsl(query, keep_blank_values=True))
 
     def on_load(self, request: gr.Request) -> Updates:
-        """Show what the page's address asks for."""
+        """Show the view of the page's address."""
         return self._restored(request.query_params.multi_items())
 
     def _restored(self, query: Iterable[tuple[str, str]]) -> Updates:
@@ -343,6 +343,6 @@ class Screen(Generic[State]):
         return updates
 
 
-def _differences(one: Any, other: Any) -> set[str]:
-    names = (field.name for field in fields(one))
-    return {name for name in names if getattr(one, name) != getattr(other, name)}
+def _differences(state: Any, other: Any) -> set[str]:
+    names = (field.name for field in fields(state))
+    return {name for name in names if getattr(state, name) != getattr(other, name)}

@@ -24,8 +24,8 @@ def write_space(folder: str | Path, source: str | Path, *, data: str | None = No
         folder: where to; made here.
         source: run directory or file of a model, which is copied; or the name of a repository on
             the hub, which the Space will fetch.
-        data: name of the data, or texts, which are copied; by default what the model was trained
-            on.
+        data: name of the data, or texts, which are copied; by default the data of
+            the training.
 
     Raises:
         BilensError: the folder is there already, or Gradio is not installed.
@@ -55,7 +55,7 @@ def write_space(folder: str | Path, source: str | Path, *, data: str | None = No
 
 
 def _copied(path: Path, folder: Path, kind: str) -> str:
-    """Where it is in the folder; a name on the hub, or of data that bilens knows, stays."""
+    """Return its place in the folder; a name on the hub, or of data that bilens knows, stays."""
     if not path.exists():
         return str(path)
     (folder / kind).mkdir()
