@@ -378,3 +378,10 @@ def test_the_doctor_names_a_triton_that_was_not_tested(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "triton_problem", lambda: problem)
     shown = in_json(capsys, "doctor")["optional"]["triton"]
     assert shown == f"{problem}; the chunked kernel is used"
+
+
+def test_a_reader_that_closes_early_is_no_error():
+    command = f"{sys.executable} -m bilens spectra --help | head -1"
+    shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("usage: bilens spectra")
+    assert shown.stderr == ""

@@ -1,5 +1,6 @@
 """Entry point of the command `bilens`, and of `python -m bilens`, which torchrun needs."""
 
+import os
 import sys
 
 
@@ -9,7 +10,13 @@ def main() -> None:
         from bilens.cli import main as run  # noqa: PLC0415
     except KeyboardInterrupt:
         sys.exit(130)
-    run()
+    try:
+        run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as `head`, has enough: nothing is left to flush when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
 
 
 if __name__ == "__main__":
