@@ -133,7 +133,8 @@ def head_outputs(
     tokens = token_range(model, among)
     e = model.embedded(tokens, position)
     check_heads(model, layer, _token_stream(model, e[0], layer))
-    values = model.parts.final_share(Moment.attention(layer)) * _values(model, layer, e)
+    values = _values(model, layer, e)
+    values = model.parts.final_share(Moment.attention(layer)) * values
     return FactoredMatrix(values, model.heads(layer).out @ model.unembed(tokens.tolist())[0])
 
 
@@ -220,8 +221,8 @@ def _final_stream(
 ) -> tuple[Float[Tensor, "n d_model"], Float[Tensor, "n d_model"], Float[Tensor, "n 1"]]:
     """Return a token's stream after the last layer, an MLP's output, and the final norm's scale."""
     parts, x = model.parts, _token_stream(model, e, model.n_layers)
-    share = parts.final_share(Moment.mlp(layer))
-    mlp = share * model.mlp_output(layer, _token_stream(model, e, layer))
+    mlp = model.mlp_output(layer, _token_stream(model, e, layer))
+    mlp = parts.final_share(Moment.mlp(layer)) * mlp
     return parts.centred(x), parts.centred(mlp), parts.scale(x + mlp)[:, None]
 
 
