@@ -77,11 +77,11 @@ def test_what_does_not_fit_is_named():
     data = digits()
     with pytest.raises(NotBilinearError, match="2 layers, so its logits are of degree 4"):
         spectra(Stack(2, False, embedded=True))
-    for read in (read_bonds, read_deep):
+    for read, n_layers in ((read_bonds, 2), (read_deep, 2), (read_classifier, 1)):
         with pytest.raises(
             BilensError, match=r"model\(x\) and its layer_tensors\(\) differ, expected the same"
         ):
-            read(Stack(2, False, embedded=True, wrong=1.0), data)
+            read(Stack(n_layers, False, embedded=True, wrong=1.0), data)
     stack = Stack(2, False, embedded=True)
     stack.embedding = lambda: torch.eye(23, 64)
     with pytest.raises(BilensError, match=r"embedding\(\) has shape \(23, 64\), expected 24 rows"):

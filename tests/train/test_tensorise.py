@@ -180,8 +180,11 @@ def test_own_text_is_drawn_from_the_model():
         model.unembed.weight.zero_()
         model.norm.weight.zero_()
         model.embed.weight.zero_()
-    drawn = own_text(model, 400, replace(SMALL, length=3))
+    drawn = own_text(model, 400, replace(SMALL, length=3), 0)
     assert drawn.shape == (400, 3)
+    again, other = (own_text(model, 400, replace(SMALL, length=3), stage) for stage in (0, 1))
+    assert torch.equal(again, drawn)
+    assert not torch.equal(other, drawn)
     counts = torch.bincount(drawn[:, 1:].flatten(), minlength=VOCAB).double()
     assert counts.min() > 0, "all tokens are equally likely in a model without weights"
     assert interleaved([drawn[:4], drawn[4:6]]).tolist() == drawn[[0, 4, 1, 5]].tolist()

@@ -129,8 +129,8 @@ def tensorise(
 
     student = original
     with alone_with_seed(training.seed):
-        held_out = held_out or {"own text": own_text(original, VALIDATION_TEXTS, training)}
-        pool = own_text(original, training.calibration_tokens // training.length, training)
+        held_out = held_out or {"own text": own_text(original, VALIDATION_TEXTS, training, 0)}
+        pool = own_text(original, training.calibration_tokens // training.length, training, 1)
         if texts is not None:
             pool = torch.cat([pool, texts[: len(pool)].to(pool)])
         if training.mlp == "bilinear":
@@ -158,14 +158,18 @@ def interleaved(texts: list[Int[Tensor, "_ time"]]) -> Int[Tensor, "n_texts time
 
 @torch.no_grad()
 def own_text(
-    model: LanguageModel, n_texts: int, training: TensoriseTraining
+    model: LanguageModel, n_texts: int, training: TensoriseTraining, stage: int
 ) -> Int[Tensor, "n_texts time"]:
     """Return texts drawn from a model at temperature 1, each from one random first token.
 
-    Every other text begins with the beginning-of-text token if the model has one.
+    Every other text begins with the beginning-of-text token if the model has one. The texts follow
+    from the seed of the training and the number of the stage, from 0 to 2.
     """
     device = model.embed.weight.device
-    first = torch.randint(model.config.vocab_size, (n_texts, 1), device=device)
+    # A generator of its own: a resumed run, which skips stages, draws the same texts.
+    generator = torch.Generator(device).manual_seed(3 * training.seed + stage)
+    size = (n_texts, 1)
+    first = torch.randint(model.config.vocab_size, size, device=device, generator=generator)
     if model.config.bos_token_id is not None:
         first[::2] = model.config.bos_token_id
     batches = first.split(training.sample_batch)
@@ -177,7 +181,8 @@ def own_text(
             for _ in range(training.length - 1):
                 output = model(rows[-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
                 cache = output.past_key_values
-                rows.append(output.logits[:, -1].float().softmax(-1).multinomial(1))
+                probabilities = output.logits[:, -1].float().softmax(-1)
+                rows.append(probabilities.multinomial(1, generator=generator))
             drawn.append(torch.cat(rows, 1))
             bar.advance(task)
     return torch.cat(drawn)
@@ -282,7 +287,7 @@ def _distil(
     arguments.eval_steps = training.evaluate_every or training.steps
     n_texts = training.steps * training.batch_size
     n_given = 0 if texts is None else min(len(texts), math.floor(n_texts * training.data_share))
-    drawn = own_text(original, n_texts - n_given + VALIDATION_TEXTS, training).cpu()
+    drawn = own_text(original, n_texts - n_given + VALIDATION_TEXTS, training, 2).cpu()
     rows = drawn[VALIDATION_TEXTS:]
     if texts is not None and n_given:
         rows = torch.cat([rows, texts[:n_given].cpu()])
