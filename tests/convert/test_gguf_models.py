@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import bilens
 from bilens.convert.gguf import gguf_model
@@ -32,6 +32,15 @@ def test_the_weights_are_those_that_transformers_reads(smollm2):
     opened = gguf_model(smollm2).state_dict()
     assert opened.keys() == expected.keys()
     assert all(torch.equal(weight, expected[name]) for name, weight in opened.items())
+
+
+def test_the_tokenizer_is_that_which_transformers_reads(smollm2):
+    """It is opened without a second pass through the file."""
+    expected = AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
+    opened = bilens.load(str(smollm2)).tokenizer
+    assert type(opened) is type(expected)
+    assert opened.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+    assert opened.special_tokens_map == expected.special_tokens_map
 
 
 def test_the_header_says_where_the_tensors_are(smollm2):

@@ -105,7 +105,7 @@ def gguf_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
         empty = kind(config)
     kind_of_layout: Any = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)
     processor = kind_of_layout(config=config.to_dict())
-    names: dict[str, str] = get_gguf_hf_weights_map(empty, processor)
+    names = _tensor_names(empty, processor)
     _check_tensors(header, names, empty)
     n_weights = sum(prod(tensor.shape) for tensor in header.tensors.values())
     check_memory(4 * n_weights, f"{path}: its {n_weights:,} weights")
@@ -138,6 +138,28 @@ def gguf_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
     # transformers writes None here, the folder that it was given.
     model.config.name_or_path = model.name_or_path = str(path)
     return cast(nn.Module, model.eval())
+
+
+class _Named:
+    """A module as transformers' map of tensor names reads it, with at most one level below it."""
+
+    def __init__(self, module: nn.Module, *, has_children: bool = True) -> None:
+        # The map asks every module for its names, and each time makes a table of all names of
+        # tensors anew, for seconds. The model and its stack of layers hold all names.
+        self.config: Any = module.config
+        self.state_dict = module.state_dict
+        self.named_children = list if not has_children else lambda: self._children(module)
+
+    def _children(self, module: nn.Module) -> Iterator[tuple[str, "_Named"]]:
+        for name, child in module.named_children():
+            if hasattr(child, "config"):
+                yield name, _Named(child, has_children=False)
+
+
+def _tensor_names(model: nn.Module, processor: TensorProcessor) -> dict[str, str]:
+    """Return the parameter of each name of a tensor in a file."""
+    names: dict[str, str] = get_gguf_hf_weights_map(_Named(model), processor)
+    return names
 
 
 def _config(header: Header) -> Any:

@@ -20,7 +20,9 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils.hub import cached_file
 
 from bilens.checks import check_count, check_weights, checked
@@ -208,12 +210,13 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
     size = model.config.vocab_size
     if is_llama2c(source):
         return llama2c_tokenizer(Path(source).with_name(f"tok{size}.bin"), size)
-    gguf = {"gguf_file": Path(source).name} if Path(source).suffix == ".gguf" else {}
+    is_gguf = Path(source).suffix == ".gguf"
+    opener, options = _gguf_tokenizer(Path(source), model) if is_gguf else (AutoTokenizer, {})
     with _complete(source, "tokenizer"):
-        place = Path(source).parent if gguf else _named_tokenizer(source) or source
+        place = Path(source).parent if is_gguf else _named_tokenizer(source) or source
         with _hub_for(place):
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                place, **HARMLESS, **gguf
+            tokenizer: PreTrainedTokenizerBase = opener.from_pretrained(
+                place, **HARMLESS, **options
             )
             # A tokenizer that lacks its token for unknown words opens, and fails at the first one.
             tokenizer(UNKNOWN)
@@ -293,6 +296,17 @@ def _open_gguf(path: Path, dtype: Any = None, **_: Any) -> nn.Module:
         )
     with _complete(path):
         return gguf_model(path, dtype if isinstance(dtype, torch.dtype) else None)
+
+
+def _gguf_tokenizer(path: Path, model: PreTrainedModel) -> tuple[Any, dict[str, str]]:
+    """Return the class of a GGUF file's tokenizer and its options.
+
+    Without the type of the model, AutoTokenizer reads the whole file to find it, for seconds.
+    """
+    options, kind = {"gguf_file": path.name}, model.config.model_type
+    if TOKENIZER_MAPPING_NAMES.get(kind):
+        return AutoTokenizer, {**options, "tokenizer_type": kind}
+    return PreTrainedTokenizerFast, options
 
 
 def _named_tokenizer(source: str | Path) -> str | None:
