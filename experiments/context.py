@@ -1,7 +1,7 @@
 """The context of every recipe: data, cached trained models, and a scale."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 
 from bilens.data import Corpus, ImageData, load_corpus, load_images
+from bilens.files import read_json_object, write_json
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import AutoencoderConfig, ClassifierConfig, ImageClassifier, SparseAutoencoder
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 else:  # transformers takes seconds to import, and most recipes do without it.
     models = lazy_import("bilens.nn.language")
     training_language = lazy_import("bilens.train.language")
-
-__all__ = ["Outcome", "RecipeContext", "Scale", "interval", "validation_loss"]
 
 Scale = Literal["small", "paper"]
 
@@ -83,6 +82,21 @@ class RecipeContext:
     def fashion(self) -> ImageData:
         """The Fashion-MNIST clothes."""
         return load_images("fashion-mnist", self.data_dir)
+
+    def measured(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return numbers from the folder of models, or measure them and save them there.
+
+        So a stopped recipe resumes with the next model. Remove the file to measure again.
+
+        Args:
+            name: name of the file, without its suffix.
+            measure: returns the numbers.
+        """
+        path = self.models / "measured" / f"{name}.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, measure())
+        return read_json_object(path)
 
     def autoencoder(
         self,
