@@ -14,7 +14,8 @@ import torch
 
 from benchmarks.clock import machine
 from bilens.convert import open_model, open_tokenizer
-from bilens.train.linearise import Distillation, linearise
+from bilens.train.linearise import linearise
+from bilens.train.settings import Distillation
 
 LENGTH, MEASURED = 256, 1024
 

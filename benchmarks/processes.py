@@ -47,7 +47,7 @@ def jobs(folder: Path) -> dict[str, Callable[[], Any]]:
     """What each process calls; together they do it once."""
     model = named_model()
     texts = torch.randint(VOCAB, (TEXTS, LENGTH), generator=torch.Generator().manual_seed(1))
-    spectrum = model.interaction(model.direction(3), LAYERS - 1).eigh(2)
+    spectrum = model.mlp(LAYERS - 1).interaction(model.direction(3)).eigh(2)
 
     def spectra() -> None:
         for layer in range(LAYERS):

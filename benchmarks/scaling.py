@@ -99,7 +99,7 @@ def flow_of(tokens: int, depth: int, width: int = 128) -> Callable[[], object]:
 def contexts(texts: int, width: int = 128) -> Callable[[], object]:
     """Where in a corpus eigenvectors of the second of two layers are most active."""
     model = random_model(**language(width, 2))
-    spectrum = model.interaction(model.direction(3), 1).eigh(4)
+    spectrum = model.mlp(1).interaction(model.direction(3)).eigh(4)
     ids = torch.randint(VOCAB, (texts, LENGTH), generator=torch.Generator().manual_seed(1))
     return partial(top_contexts, model, spectrum, ids, layer=1)
 

@@ -18,7 +18,7 @@ def run(way: str) -> None:
 
     def whole() -> torch.Tensor:
         past = model.W_E @ model.ov(0)[0].dense()
-        Q = model.interaction(direction, 0).dense()
+        Q = model.mlp(0).interaction(direction).dense()
         scores: torch.Tensor = 2 * past @ Q @ model.W_E.T
         return scores.flatten().topk(K).values
 

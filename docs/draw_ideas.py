@@ -18,8 +18,8 @@ from bilens.read.figures.style import BLUE, DIVERGING, GREY, RED, dress
 from bilens.read.language import TokenDirection, bigram_matrix, contribution, top_contexts
 from bilens.report import save_figure
 from bilens.residual import ResidualModel
-from bilens.train import ClassifierTraining, train_classifier
-from bilens.train.language import LanguageTraining, train_language
+from bilens.train import ClassifierTraining, LanguageTraining, train_classifier
+from bilens.train.language import train_language
 
 FOLDER = Path(__file__).parent / "pictures"
 COLORS = [[place / 6, color] for place, color in enumerate(DIVERGING)]
@@ -147,7 +147,7 @@ def bigram_figure(model: ResidualModel) -> go.Figure:
 
 def context_figure(model: ResidualModel) -> go.Figure:
     """Draw the contexts of two eigenvectors of rice, with the contribution of each token."""
-    spectrum = model.interaction(RICE.vector(model), 0).eigh(k=2)
+    spectrum = model.mlp(0).interaction(RICE.vector(model)).eigh(k=2)
     texts = GRAMMAR.sample(500, 9, seed=2)
     by_eigenvector = top_contexts(model, spectrum, texts, layer=0, k=3)
     contexts_of_both = [context for contexts in by_eigenvector for context in contexts]

@@ -126,10 +126,10 @@ def exactness(
         ids = corpus.validation[0]["input_ids"]
         logits = exact.logits(ids[None])[0, 0]
         paths = (split_logits(exact, ids, 0).total() - logits).abs().max() / logits.abs().max()
-        spectrum = exact.interaction(reading.direction.vector(exact), 0).eigh().outermost(1)
+        spectrum = exact.mlp(0).interaction(reading.direction.vector(exact)).eigh().outermost(1)
         errors = []
         for context in (example.context for example in reading.contexts[0]):
-            read = exact.mlp_inputs(context.ids[None, : context.position + 1], 0)[0, -1]
+            read = exact.mlp_inputs(0, context.ids[None, : context.position + 1])[0, -1]
             activation = float(spectrum.activations(read)[0])
             total = contribution(exact, spectrum, 0, context, layer=0).total()
             errors.append(abs(total - activation) / abs(activation))

@@ -115,7 +115,7 @@ def test_anneal_export_spectra(model, texts, tmp_path, capsys):
     assert found[2]["eigenvalues"] == spectrum.values[2].tolist()
     assert names.tolist() == list(range(30))
     view = ResidualModel(annealed)
-    whole = view.interaction(annealed.lm_head.weight * annealed.model.norm.weight, 1)
+    whole = view.mlp(1).interaction(annealed.lm_head.weight * annealed.model.norm.weight)
     assert torch.allclose(spectrum.values, whole.eigh(3).values, rtol=1e-3, atol=1e-4)
 
 
@@ -190,7 +190,7 @@ def test_commands_on_a_released_model(released, tmp_path, capsys):
     assert "30 tokens" in capsys.readouterr().out
     names, spectrum = read_spectra(tmp_path / "s")
     model = open_model(released)
-    whole = ResidualModel(model).interaction(model.W_U.T[names], 2).eigh(8)
+    whole = ResidualModel(model).mlp(2).interaction(model.W_U.T[names]).eigh(8)
     assert torch.allclose(spectrum.values, whole.values, rtol=1e-3, atol=1e-3)
     main(["generate", str(released), "--prompt", "t3", "--tokens", "3"])
     assert "t" in capsys.readouterr().out

@@ -11,8 +11,7 @@ import bilens
 
 ROOMS = (
     *("convert", "data", "explore", "kernels", "nn", "nn.language", "read", "read.flow"),
-    *("read.language", "report", "residual", "tensor", "train", "train.anneal"),
-    *("train.compare", "train.language", "train.linearise"),
+    *("read.language", "report", "residual", "tensor", "train"),
 )
 
 

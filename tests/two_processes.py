@@ -12,7 +12,8 @@ from bilens.read.flow import flows
 from bilens.read.language import TokenDirection, top_contexts
 from bilens.residual import ResidualModel
 from bilens.train.anneal import anneal
-from bilens.train.language import LanguageTraining, train_language
+from bilens.train.language import train_language
+from bilens.train.settings import LanguageTraining
 from tests.language import random_model, random_text, small_config, small_corpus, toy_tokenizer
 from tests.train import test_anneal as annealing
 
@@ -21,7 +22,7 @@ TRAINING = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2)
 
 def contexts() -> list[list[list[float]]]:
     model = ResidualModel(random_model())
-    spectrum = model.interaction(model.direction(3), 0).eigh(2)
+    spectrum = model.mlp(0).interaction(model.direction(3)).eigh(2)
     texts = [random_text(seed=seed) for seed in range(9)]
     found = top_contexts(model, spectrum, texts, layer=0, k=4, batch_size=2)
     return [[[c.position, c.activation, *c.ids.tolist()] for c in some] for some in found]

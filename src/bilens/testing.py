@@ -160,7 +160,7 @@ def check_mlps(case: FamilyCase) -> None:
         scale = layer.mlp_out_scale[:, None]
         total = scale * mlp_output(view, number, layer.mlp_n, layer.gate_ratio)
         case.compare(total, view.mlp_output(number, layer.mlp_input))
-        case.compare(view.mlp_inputs(case.ids[None], number)[0], layer.mlp_n, RUNS_ROUNDING)
+        case.compare(view.mlp_inputs(number, case.ids[None])[0], layer.mlp_n, RUNS_ROUNDING)
 
 
 def check_streams(case: FamilyCase) -> None:
@@ -204,7 +204,7 @@ def check_untouched(case: FamilyCase) -> None:
     before = {name: value.clone() for name, value in view.model.state_dict().items()}
     view.trace(case.ids)
     view.qk(0, 1)
-    view.mlp_inputs(case.ids[None], 0)
+    view.mlp_inputs(0, case.ids[None])
     after = view.model.state_dict()
     if not all(torch.equal(value, after[name]) for name, value in before.items()):
         raise BilensError("a weight has changed, expected reading to change nothing")

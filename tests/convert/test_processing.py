@@ -259,7 +259,7 @@ def test_a_processed_model_is_read_as_before():
     processed, _ = process(model)
     before, after = ResidualModel(model), ResidualModel(processed)
     stream = read_stream(after, random_text(), 5, layer=1)
-    n = before.mlp_inputs(random_text()[None], 1)[0, 5]
+    n = before.mlp_inputs(1, random_text()[None])[0, 5]
     assert torch.allclose(stream.total(), n, atol=1e-9)
     expected = before.mlp(1)(n)
     assert torch.allclose(after.mlp(1)(n), expected - expected.mean())

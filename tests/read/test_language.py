@@ -44,7 +44,7 @@ part_of_trigram = st.sampled_from(["ov", "mlp", "both"])
 def test_the_parts_of_a_stream_add_up_to_it(layer, position, **options):
     view, ids = view_of(n_layers=2, **options), random_text()
     stream = read_stream(view, ids, position, layer=layer)
-    torch.testing.assert_close(stream.total(), view.mlp_inputs(ids[None], layer)[0, position])
+    torch.testing.assert_close(stream.total(), view.mlp_inputs(layer, ids[None])[0, position])
     if not options["bias"] and options["norm"] != "layer":
         assert not stream.constant.any()
 
@@ -54,7 +54,7 @@ def test_streams_of_every_family_add_up(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name)), some_text()[0]
         stream = read_stream(view, ids, 5, layer=1)
-        expected = view.mlp_inputs(ids[None], 1)[0, 5]
+        expected = view.mlp_inputs(1, ids[None])[0, 5]
     torch.testing.assert_close(stream.total(), expected, rtol=1e-5, atol=1e-5)
     assert stream.heads.shape == (4, 6, view.d_model)
     assert bool(stream.heads.any()) != view.parts.parallel
@@ -258,8 +258,8 @@ def test_n_grams_of_every_family(name):
 @given(**parts, layer=st.integers(0, 1), number=st.integers(0, 3))
 def test_contributions_add_up_to_the_activation(layer, number, **options):
     view, ids = view_of(n_layers=2, **options), random_text()
-    spectrum = view.interaction(view.direction(3), layer).eigh(4)
-    activation = spectrum.activations(view.mlp_inputs(ids[None], layer))[0, 6, number]
+    spectrum = view.mlp(layer).interaction(view.direction(3)).eigh(4)
+    activation = spectrum.activations(view.mlp_inputs(layer, ids[None]))[0, 6, number]
     found = contribution(view, spectrum, number, Context(ids, 6, float(activation)), layer=layer)
     assert found.heads.shape == (4, 7)
     assert found.total() == pytest.approx(float(activation), rel=1e-8, abs=1e-12)
@@ -272,9 +272,9 @@ def test_contributions_add_up_to_the_activation(layer, number, **options):
 def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options):
     view = view_of(**options)
     texts = [random_text(seed=seed) for seed in (*range(8), 3, 5)]
-    spectrum = view.interaction(view.direction(3), 0).eigh(3)
+    spectrum = view.mlp(0).interaction(view.direction(3)).eigh(3)
     found = top_contexts(view, spectrum, iter(texts), layer=0, k=k, batch_size=batch_size)
-    active = spectrum.activations(view.mlp_inputs(torch.stack(texts), 0))
+    active = spectrum.activations(view.mlp_inputs(0, torch.stack(texts)))
     for number, contexts in enumerate(found):
         best = active[..., number].abs().max(1)
         order, seen = [], set()
@@ -337,12 +337,12 @@ def test_directions_by_name():
 def test_bad_input_is_named(unchecked, read, message):
     view = view_of()
     with pytest.raises(BilensError, match=message):
-        read(view, view.interaction(view.direction(3), 0).eigh(2))
+        read(view, view.mlp(0).interaction(view.direction(3)).eigh(2))
 
 
 def test_a_batch_of_spectra_has_no_contexts():
     view = view_of()
-    batch = view.interaction(view.W_U.T[:2], 0).eigh(2)
+    batch = view.mlp(0).interaction(view.W_U.T[:2]).eigh(2)
     index = ContextIndex(view, [random_text()], layer=0)
     for read in (
         lambda: top_contexts(view, batch, [random_text()], layer=0),
@@ -367,14 +367,14 @@ def test_what_needs_a_tensor_says_so():
 def test_texts_of_any_length_have_contexts():
     view = view_of(n_layers=2)
     texts = ["t3 t4 t5 t6 t9 t8", "t7 t3", torch.tensor([5, 6, 7, 3])]
-    spectrum = view.interaction(view.direction(3), 1).eigh(3)
+    spectrum = view.mlp(1).interaction(view.direction(3)).eigh(3)
     found = top_contexts(view, spectrum, texts, layer=1, k=3, batch_size=2)
     again = ContextIndex(view, texts, layer=1, batch_size=3).top_contexts(spectrum, 3)
     for number, contexts in enumerate(found):
         expected = []
         for text in texts:
             ids = view.ids(text)
-            active = spectrum.activations(view.mlp_inputs(ids[None], 1))[0, :, number]
+            active = spectrum.activations(view.mlp_inputs(1, ids[None]))[0, :, number]
             best = int(active.abs().argmax())
             expected.append((ids.tolist(), best, float(active[best])))
         expected.sort(key=lambda row: -abs(row[2]))

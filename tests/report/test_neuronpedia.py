@@ -52,7 +52,7 @@ def test_activations_times_logits_are_what_the_layer_adds(bias, unchecked):
             assert int(values.argmax()) == active["qualifying_token_index"]
             if active["tokens"] == [f"t{i}" for i in rows[0]["input_ids"]]:
                 total += value * values
-    z = model.mlp_inputs(rows[0]["input_ids"][None], 1)[0]
-    expected = model.interaction(model.direction("t3", minus="t4"), 1)(z)
+    z = model.mlp_inputs(1, rows[0]["input_ids"][None])[0]
+    expected = model.mlp(1).interaction(model.direction("t3", minus="t4"))(z)
     # Lists of numbers become tensors of single precision.
     assert (total.double() - expected).abs().max() < 1e-5 * expected.abs().max()

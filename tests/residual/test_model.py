@@ -58,7 +58,7 @@ def test_the_mlp_is_a_tensor_once_its_gate_is_linear(name):
     give_swish(model).beta = 0.0
     view = ResidualModel(model)
     with exact_norms():
-        n, norm = view.mlp_inputs(some_text(), 1), view.layer(1).mlp.norm
+        n, norm = view.mlp_inputs(1, some_text()), view.layer(1).mlp.norm
         tensor, mlp = view.mlp(1), view.layer(1).mlp.module
         expected = view.parts.residual_scale * mlp(n if norm is None else norm.applied(n))
     if view.layer(1).mlp.out_norm is not None:
@@ -66,7 +66,7 @@ def test_the_mlp_is_a_tensor_once_its_gate_is_linear(name):
     torch.testing.assert_close(tensor(n), expected)
     u = view.direction(3, [7, 8])
     z = with_constant(n) if tensor.constant else n
-    torch.testing.assert_close(view.interaction(u, 1)(z), tensor(n) @ u)
+    torch.testing.assert_close(view.mlp(1).interaction(u)(z), tensor(n) @ u)
 
 
 def test_learned_positions_are_embedded():
@@ -89,7 +89,7 @@ def test_small_weights_are_read_in_float32(dtype):
     view = ResidualModel(model)
     assert view.mlp(0).out.dtype == view.W_U.dtype == view.qk(0)[0].left.dtype == torch.float32
     assert view.trace(some_text()[0]).layers[0].pattern.dtype == torch.float32
-    assert view.interaction(view.direction(3), 0).eigh(3).values.isfinite().all()
+    assert view.mlp(0).interaction(view.direction(3)).eigh(3).values.isfinite().all()
 
 
 def test_reading_leaves_the_model_alone():
@@ -98,7 +98,7 @@ def test_reading_leaves_the_model_alone():
     before = {name: value.clone() for name, value in view.model.state_dict().items()}
     view.trace(some_text()[0])
     view.qk(0, 2)
-    view.mlp_inputs(some_text(), 1)
+    view.mlp_inputs(1, some_text())
     after = view.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert view.config._attn_implementation == attends

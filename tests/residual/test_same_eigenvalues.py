@@ -34,7 +34,10 @@ def test_all_readings_show_the_same_eigenvalues(norm, tmp_path):
         ).all_eigenvectors.values,
         "explorer": LanguageView(model, corpus).spectrum(state).values,
         "spectra": read_spectra(tmp_path / "spectra")[1].values[0],
-        "the model behind process": after.interaction(DIRECTION.vector(after), LAYER).eigh().values,
+        "the model behind process": after.mlp(LAYER)
+        .interaction(DIRECTION.vector(after))
+        .eigh()
+        .values,
     }
     for name, values in shown.items():
         found = values.double().sort().values

@@ -39,7 +39,7 @@ def by_eigenvectors(view):
 
 
 def one_context(view):
-    spectrum = view.interaction(view.direction(3), 1).eigh(2)
+    spectrum = view.mlp(1).interaction(view.direction(3)).eigh(2)
     return contribution(view, spectrum, 0, Context(IDS, 4, 0.0), layer=1)
 
 

@@ -21,8 +21,7 @@ from bilens.train.compare import (
     of_equal_size,
     variants,
 )
-from bilens.train.language import LanguageTraining
-from bilens.train.settings import PRESETS
+from bilens.train.settings import PRESETS, LanguageTraining
 from tests.language import small_config, small_corpus
 
 TRAINING = LanguageTraining(

@@ -27,7 +27,8 @@ from bilens.train import (
     train_classifier,
     train_classifiers,
 )
-from bilens.train.language import LanguageTraining, train_language
+from bilens.train.language import train_language
+from bilens.train.settings import LanguageTraining
 from tests.language import small_config, small_corpus
 from tests.models import digits
 from tests.train.test_classifier import CONFIG

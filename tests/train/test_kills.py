@@ -19,8 +19,9 @@ from bilens.errors import CheckpointError
 from bilens.files import only_process_in
 from bilens.train import ClassifierTraining, is_finished, stacked, train_classifier
 from bilens.train import language as language_module
-from bilens.train.language import LanguageTraining, train_language
+from bilens.train.language import train_language
 from bilens.train.run_directory import RunDirectory
+from bilens.train.settings import LanguageTraining
 from tests.language import small_config, small_corpus
 from tests.models import digits
 from tests.train.test_classifier import CONFIG

@@ -14,8 +14,9 @@ from bilens.convert import save_model
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn.language import LanguageModel
 from bilens.train import language
-from bilens.train.language import LanguageTraining, train_language
+from bilens.train.language import train_language
 from bilens.train.run_directory import is_finished, read_metrics
+from bilens.train.settings import LanguageTraining
 from tests.language import (
     check_same_model,
     random_model,

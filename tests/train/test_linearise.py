@@ -12,8 +12,9 @@ from bilens.convert import find_swish, give_swish, make_bilinear, open_model, sa
 from bilens.convert.gates import gated_mlps
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import linearise as module
-from bilens.train.layer_fit import Distillation, FitRows, LayerRuns, fit_mlp
+from bilens.train.layer_fit import FitRows, LayerRuns, fit_mlp
 from bilens.train.linearise import linearise, next_token_loss
+from bilens.train.settings import Distillation
 from tests.families import GATED, VOCAB, log_probabilities, tiny
 
 TIME, HIDDEN = 12, 20

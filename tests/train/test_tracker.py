@@ -13,8 +13,9 @@ from accelerate import tracking
 from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig
 from bilens.train import ClassifierTraining, train_classifier, train_classifiers
-from bilens.train.language import LanguageTraining, train_language
+from bilens.train.language import train_language
 from bilens.train.run_directory import read_metrics
+from bilens.train.settings import LanguageTraining
 from tests.language import small_config, small_corpus
 from tests.models import digits
 

@@ -13,7 +13,7 @@ from bilens.files import write_json
 from bilens.lazy_imports import lazy_import
 from bilens.reading import signed
 from bilens.settings import Count, check_settings
-from bilens.train.settings import AnnealTraining, TensoriseTraining
+from bilens.train.settings import AnnealTraining, Distillation, TensoriseTraining
 
 if TYPE_CHECKING:
     from bilens import convert
@@ -227,7 +227,7 @@ class Linearise:
 
     def run(self) -> dict[str, Any]:
         """Fit, save and print."""
-        how = linearise.Distillation(steps=self.steps)
+        how = Distillation(steps=self.steps)
         model: Any = convert.open_model(self.model)
         tokenizer = convert.open_tokenizer(self.model, model)
         corpus = data.load_documents(

@@ -204,7 +204,7 @@ class LanguageView(PanelView):
     @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
     def _spectrum(self, token: str, minus: tuple[str, ...], layer: int) -> Spectrum:
         direction = TokenDirection(token, minus).vector(self.model)
-        return self.model.interaction(direction, layer).eigh()
+        return self.model.mlp(layer).interaction(direction).eigh()
 
     def _outermost(self, state: LanguageState) -> tuple[Spectrum | None, str]:
         """Return the eigenvectors that have names, or the reason for their absence, as HTML."""

@@ -56,7 +56,7 @@ def feature_batch(
         high, low = logits.topk(most), logits.topk(most, largest=False)
         counts, edges = torch.histogram(logits.float().cpu(), HISTOGRAM)
         texts = torch.stack([ids.context.ids for ids in statistics])
-        read = model.mlp_inputs(texts, reading.layer)
+        read = model.mlp_inputs(reading.layer, texts)
         width = read.shape[-1]
         active = (read @ v[:width] + v[width:].sum()).square()
         features.append(

@@ -21,7 +21,7 @@ from bilens.residual.parts import ConstantNorm, working_dtype
 from bilens.residual.texts import text_ids
 from bilens.residual.trace import Trace, mlp_inputs, trace
 from bilens.settings import Place
-from bilens.tensor import BilinearTensor, FactoredMatrix, QuadraticForm
+from bilens.tensor import BilinearTensor, FactoredMatrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,15 +331,6 @@ class ResidualModel:
         mlp = self.layer(layer).mlp
         return self._write(mlp.down, mlp.out_norm)[0]
 
-    def interaction(self, direction: Float[Tensor, "*batch d_model"], layer: int) -> QuadraticForm:
-        """Return the output of an MLP along a direction, as a quadratic form of its input.
-
-        Raises:
-            NotBilinearError: the MLP is not a tensor.
-            BilensError: the direction does not fit.
-        """
-        return self.mlp(layer).interaction(direction)
-
     @torch.no_grad()
     def heads(self, layer: int) -> HeadWeights:
         """Return the value and output weights of the heads of a layer.
@@ -495,7 +486,7 @@ class ResidualModel:
         return trace(self.model, self.parts, ids)
 
     def mlp_inputs(
-        self, ids: Int[Tensor, "batch time"], layer: int
+        self, layer: int, ids: Int[Tensor, "batch time"]
     ) -> Float[Tensor, "batch time d_model"]:
         """Return the normalised stream that an MLP reads, at every position of texts."""
         self._check_ids(ids)

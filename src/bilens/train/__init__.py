@@ -17,13 +17,21 @@ from bilens.train.run_directory import (
     read_metrics,
     read_training,
 )
-from bilens.train.settings import ClassifierTraining
+from bilens.train.settings import (
+    AnnealTraining,
+    ClassifierTraining,
+    Distillation,
+    LanguageTraining,
+)
 
 __all__ = [
     "METRICS_NAME",
     "TRAINING_NAME",
+    "AnnealTraining",
     "AutoencoderTraining",
     "ClassifierTraining",
+    "Distillation",
+    "LanguageTraining",
     "Sampler",
     "is_begun",
     "is_finished",

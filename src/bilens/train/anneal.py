@@ -20,8 +20,6 @@ from bilens.train.trainer import (
     trainer_arguments,
 )
 
-__all__ = ["AnnealTraining", "anneal"]
-
 DECAYS = {"none": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 

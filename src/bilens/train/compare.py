@@ -16,16 +16,6 @@ from bilens.train.language import train_language
 from bilens.train.run_directory import CHECKPOINTS, is_begun
 from bilens.train.settings import LanguageTraining
 
-__all__ = [
-    "ARCHITECTURE",
-    "COST",
-    "Comparison",
-    "compare_architectures",
-    "count_parameters",
-    "of_equal_size",
-    "variants",
-]
-
 ARCHITECTURE = ["mlp", "attention", "d_hidden", "parameters"]
 """Columns that identify an architecture."""
 COST = ["steps", "tokens", "seconds"]

@@ -22,8 +22,6 @@ from bilens.train.trainer import (
     trainer_arguments,
 )
 
-__all__ = ["LanguageTraining", "train_language"]
-
 MUON = "muon"
 
 

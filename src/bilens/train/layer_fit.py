@@ -9,7 +9,7 @@ their stream large they count like any token; in later layers they do not outwei
 from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -21,28 +21,11 @@ from bilens.errors import BilensError
 from bilens.residual.attention import StopForwardError
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
-from bilens.settings import Between, CheckedSettings, Count
+from bilens.train.settings import Distillation
 
 CHUNK = 4096
 """Rows whose hidden units are in memory at once."""
 TINY = 1e-30
-
-
-@dataclass(frozen=True)
-class Distillation(CheckedSettings):
-    """Settings of the training of a bilinear MLP towards the gated MLP's outputs.
-
-    Attributes:
-        steps: steps of Adam for each layer; 0 for none.
-        batch_size: tokens in a step.
-        learning_rate: at the start; it falls to zero.
-        seed: seed of the order of the tokens.
-    """
-
-    steps: Annotated[int, Between(0)] = 200
-    batch_size: Count = 512
-    learning_rate: Annotated[float, Between(0, above=True)] = 3e-3
-    seed: Annotated[int, Between(0, 2**63)] = 0
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,8 @@ from bilens.progress import progress_bar
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
 from bilens.settings import NotNegative
-from bilens.train.layer_fit import BATCH, Distillation, Fit, FitRows, LayerRuns, fit_mlp
-
-__all__ = ["Distillation", "Fit", "Linearised", "linearise", "next_token_loss"]
+from bilens.train.layer_fit import BATCH, Fit, FitRows, LayerRuns, fit_mlp
+from bilens.train.settings import Distillation
 
 RIDGE = 2.0
 """Ridge towards the original down map, for one hidden unit per calibration token.

@@ -22,10 +22,9 @@ from bilens.lazy_imports import datasets, pd
 from bilens.nn.language import LanguageModel
 from bilens.progress import progress_bar
 from bilens.reading import Fact, Reading
-from bilens.train.layer_fit import Distillation
 from bilens.train.linearise import linearise
 from bilens.train.patterns import PatternTraining, teach_patterns
-from bilens.train.settings import TensoriseTraining
+from bilens.train.settings import Distillation, TensoriseTraining
 from bilens.train.trainer import alone_with_seed, collate, run_trainer, trainer_arguments
 
 BATCH = 16

@@ -149,7 +149,7 @@ def test_an_edit_removes_what_an_ablation_removes(name):
     with exact_norms():
         found = flow(view, ids, DIRECTION, m=3, threshold=0.1)
         bias = view.layer(1).mlp.up.module.bias is not None
-        z = view.mlp_inputs(ids[None], 1)[0, -1]
+        z = view.mlp_inputs(1, ids[None])[0, -1]
         v = functional.normalize(torch.cat([z, z.new_tensor([float(bias)])]), dim=0)
         edited = edit(view, 1, v[None], scale=0.25)
         changed = flow(edited, ids, DIRECTION, m=3, threshold=0.1).value - found.value

@@ -271,5 +271,5 @@ def _run_texts(
             lengths = torch.tensor([len(row) for row in rows], device=model.device)
             # Attention is causal: padding at the end changes no position before it.
             ids = pad_sequence(rows, batch_first=True)
-            yield ids, lengths, model.mlp_inputs(ids, layer)
+            yield ids, lengths, model.mlp_inputs(layer, ids)
             bar.advance(task, len(batch) * processes)

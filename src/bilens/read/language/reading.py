@@ -249,7 +249,7 @@ def read_direction(
     Source:
         Pearce et al. 2024, section 6.2 and appendix G.
     """
-    all_eigenvectors = model.interaction(model.direction(token, minus), layer).eigh()
+    all_eigenvectors = model.mlp(layer).interaction(model.direction(token, minus)).eigh()
     # Eigenvectors of a tensor that is not the model's MLP would be active in the same contexts.
     check_mlp(model, layer, model.parts.embed.rows(corpus.validation[0]["input_ids"][:1])[0])
     spectrum = all_eigenvectors.outermost(eigenvectors)

@@ -274,7 +274,7 @@ def split_by_eigenvectors(terms: LogitTerms, token: str | int, *, k: Count = 8) 
         Pearce et al. 2024, sections 4.1 and 6.1.
     """
     model, number = terms.model, token_number(terms.model, token)
-    spectrum = model.interaction(model.direction(number), model.n_layers - 1).eigh()
+    spectrum = model.mlp(model.n_layers - 1).interaction(model.direction(number)).eigh()
     activations = terms.scale * spectrum.activations(terms.inputs.sum(0))
     strongest = activations.abs().topk(min(k, spectrum.k)).indices
     parts = LogitParts(

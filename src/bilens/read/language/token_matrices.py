@@ -169,7 +169,7 @@ def skip_trigram_matrix(
     if part == "ov":
         return ov
     share = model.parts.final_share(Moment.mlp(layer))
-    form, mlp_input = model.interaction(share * u, layer), model.layer(layer).mlp
+    form, mlp_input = model.mlp(layer).interaction(share * u), model.layer(layer).mlp
     x = _token_stream(model, e, layer)
     check_heads(model, layer, x[0])
     check_mlp(model, layer, x[0])
