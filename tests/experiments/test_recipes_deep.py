@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from tempfile import mkdtemp
 from statistics import fmean
+from tempfile import mkdtemp
 
 import pytest
 import torch
