@@ -36,7 +36,6 @@ import torch
 from torch import Tensor
 
 from bilens.models import load
-from bilens.read.figures.flow import ablation_figure
 from bilens.read.flow import (
     Ablation,
     Flow,
@@ -48,6 +47,7 @@ from bilens.read.flow import (
     flow,
     flows,
 )
+from bilens.read.flow.figures import ablation_figure
 from bilens.read.flow.mlp import LinearMLP
 from bilens.read.language import TokenDirection
 from bilens.reading import Table, signed

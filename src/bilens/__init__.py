@@ -10,6 +10,8 @@ Example:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bilens.version import __version__
+
 if TYPE_CHECKING:
     from bilens import convert as convert
     from bilens import data as data
@@ -48,8 +50,6 @@ __all__ = [
     "spectra",
 ]
 
-__version__ = "0.3.0"
-"""Version of the package."""
 _ROOMS = (
     *("convert", "data", "explore", "nn", "read", "report"),
     *("residual", "tensor", "train"),

@@ -13,6 +13,7 @@ __all__ = [
     "lazy_import",
     "networkx",
     "pd",
+    "pio",
     "px",
     "safetensors",
     "tokenizers",
@@ -65,10 +66,12 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.express as px
     import plotly.graph_objects as go
+    import plotly.io as pio
     import safetensors
     import tokenizers
     import transformers
 else:  # They take seconds to import; the mathematics, and whoever reads images, do without.
     datasets, networkx, safetensors = map(lazy_import, ("datasets", "networkx", "safetensors"))
     pd, px, go = map(lazy_import, ("pandas", "plotly.express", "plotly.graph_objects"))
+    pio = lazy_import("plotly.io")
     tokenizers, transformers = map(lazy_import, ("tokenizers", "transformers"))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.figures.flow import ablation_figure, flow_data, flow_sections, flow_tree
 from bilens.read.flow import Ablation, flow
+from bilens.read.flow.figures import ablation_figure, flow_data, flow_sections, flow_tree
 from bilens.report import write_page
 from bilens.residual import ResidualModel
 from tests.language import random_model, random_text

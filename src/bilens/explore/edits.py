@@ -16,8 +16,8 @@ from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.layout import heading, html, note_html
 from bilens.explore.screen import Screen
 from bilens.files import write_json
-from bilens.read.figures.flow import shown_tokens
 from bilens.read.flow import edit, edit_heads
+from bilens.read.flow.figures import shown_tokens
 from bilens.read.language import token_names
 from bilens.reading import Table, signed
 from bilens.report import table_html

@@ -9,9 +9,9 @@ from typing import Any
 
 from bilens.explore.layout import note_html
 from bilens.explore.screen import StateError, check_tokens, said_of
-from bilens.read.figures.flow import flow_data, flow_tree, shown_tokens
 from bilens.read.flow import Flow, ablate, flow
 from bilens.read.flow.editing import sharing_weights
+from bilens.read.flow.figures import flow_data, flow_tree, shown_tokens
 from bilens.read.language import TokenDirection, token_names
 from bilens.reading import signed
 from bilens.residual import ResidualModel

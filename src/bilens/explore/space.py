@@ -6,10 +6,10 @@ from pathlib import Path
 
 from huggingface_hub import SpaceCardData
 
-from bilens import __version__
 from bilens.errors import BilensError
 from bilens.explore.gradio_import import gradio as gr
 from bilens.files import folder_written_whole
+from bilens.version import __version__
 
 LEFT_OUT = shutil.ignore_patterns("checkpoints", "cut", "figures", "*.html", ".*")
 """Files of a run that the explorer does not need."""

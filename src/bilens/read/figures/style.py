@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-import plotly.graph_objects as go
-import plotly.io
-
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.files import written_whole
+from bilens.lazy_imports import go, pio
 
 BLUE, RED, GREY = "#2166ac", "#b2182b", "#6e747c"
 INK, PAPER, LINE = "#1f2328", "#ffffff", "#d0d4da"
@@ -30,12 +28,12 @@ DIVERGING = ("#67001f", RED.upper(), "#f4a582", "#f7f7f7", "#92c5de", BLUE.upper
 FONT = "Inter, 'Helvetica Neue', Arial, sans-serif"
 
 
-def dress(figure: go.Figure, *, height: int, title: str = "", alt: str = "") -> go.Figure:
+def dress(figure: "go.Figure", *, height: int, title: str = "", alt: str = "") -> "go.Figure":
     """Set the common look of a figure in place, or that of plotly's default template.
 
     The title is safe for HTML; `alt`, by default the title, is for those who do not see the figure.
     """
-    default = plotly.io.templates.default
+    default = pio.templates.default
     figure.update_layout(
         template=_template() if default in (None, "plotly") else default,
         title={"text": title, "font": {"size": 15}, "x": 0, "xref": "paper"},
@@ -50,7 +48,7 @@ def dress(figure: go.Figure, *, height: int, title: str = "", alt: str = "") -> 
     return figure
 
 
-def house_style(figure: go.Figure, alt: str) -> go.Figure:
+def house_style(figure: "go.Figure", alt: str) -> "go.Figure":
     """Return a figure in the common look, unless it has been dressed already.
 
     Args:
@@ -70,9 +68,9 @@ def house_style(figure: go.Figure, alt: str) -> go.Figure:
 
 
 @cache
-def _template() -> go.layout.Template:
+def _template() -> "go.layout.Template":
     """Return the axes of plotly's simple_white; the full template takes long to set."""
-    layout = plotly.io.templates["simple_white"].layout.to_plotly_json()
+    layout = pio.templates["simple_white"].layout.to_plotly_json()
     colours = {"linecolor": INK, "tickcolor": INK, "zerolinecolor": INK}
     axes = {name: {**layout[name], **colours} for name in ("xaxis", "yaxis")}
     return go.layout.Template(
@@ -92,7 +90,7 @@ DEFAULT_WIDTH = 900
 
 @checked
 def save_figure(
-    figure: go.Figure, path: Path, *, width: int | None = None, scale: float = 2
+    figure: "go.Figure", path: Path, *, width: int | None = None, scale: float = 2
 ) -> None:
     """Write a figure as PNG, SVG or PDF, by the name's ending.
 
@@ -117,13 +115,13 @@ def save_figure(
 
 
 @checked
-def save_figures(figures: Mapping[str, go.Figure], folder: Path, kind: str) -> None:
+def save_figures(figures: "Mapping[str, go.Figure]", folder: Path, kind: str) -> None:
     """Save each figure under its name in `folder` as png, svg or pdf."""
     for name, figure in figures.items():
         save_figure(figure, folder / f"{name}.{kind}")
 
 
-def _natural_width(figure: go.Figure) -> int:
+def _natural_width(figure: "go.Figure") -> int:
     layout = figure.layout
     if not (layout.meta and "aspect" in layout.meta):
         return DEFAULT_WIDTH

@@ -1,12 +1,13 @@
 """The flow of a logit on a text as a reading: its strongest nodes, and some of them removed."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 
 from bilens.checks import full_precision
-from bilens.lazy_imports import go, lazy_import
+from bilens.lazy_imports import go
+from bilens.read.flow import figures
 from bilens.read.flow.ablation import Ablation
 from bilens.read.flow.account import account
 from bilens.read.flow.contrast import Target
@@ -18,11 +19,6 @@ from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.settings import Between, Count
 
-if TYPE_CHECKING:
-    from bilens.read.figures import flow as pages
-else:  # plotly takes a second to import, and only pages use it.
-    pages = lazy_import("bilens.read.figures.flow")
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlowReading(Reading):
@@ -32,7 +28,7 @@ class FlowReading(Reading):
         flow: The flow.
         prompt: The text.
         direction: The token whose logit is split, and those that are subtracted.
-        data: Its strongest nodes and the edges between them; see `bilens.read.figures.flow_data`.
+        data: Its strongest nodes and the edges between them; see `flow_data`.
         probability: Of the token after the text.
         ablated: Kind, name and effect of each node that was removed from the running model.
     """
@@ -76,22 +72,22 @@ class FlowReading(Reading):
 
     def frame(self) -> pd.DataFrame:
         """Return the strongest nodes and their flow, the strongest first."""
-        return pages.node_frame(self.data["nodes"][1:])
+        return figures.node_frame(self.data["nodes"][1:])
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the strongest nodes, and the nodes that were removed."""
         tables = {"nodes": self.frame()}
         if self.ablated:
-            tables["one node removed"] = pages.ablation_frame(self.ablated)
+            tables["one node removed"] = figures.ablation_frame(self.ablated)
         return tables
 
     def figures(self) -> "dict[str, go.Figure]":
         """Draw predicted against actual effects, if nodes were removed."""
-        return {"interventions": pages.ablation_figure(self.ablated)} if self.ablated else {}
+        return {"interventions": figures.ablation_figure(self.ablated)} if self.ablated else {}
 
     def sections(self) -> list[Section]:
         """Return the graph, the strongest nodes, and the nodes that were removed."""
-        return pages.flow_sections(self.data, self.ablated)
+        return figures.flow_sections(self.data, self.ablated)
 
     def record(self) -> dict[str, Any]:
         """Return the graph for JSON, with the nodes that were removed."""
@@ -158,13 +154,13 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
         through_patterns=through_patterns,
     )
     split = account(model, split, measured=ablate)
-    tokens = pages.shown_tokens(model, split.ids)
+    tokens = figures.shown_tokens(model, split.ids)
     strongest = sorted(split.nodes, key=lambda node: -abs(node.flow))
     ablated = [
         (node.kind, node.name(tokens), Ablation(-node.flow, -node.measured))
         for node in strongest
         if node.measured is not None
     ]
-    data = pages.flow_data(split, tokens, direction=str(direction), k=shown)
+    data = figures.flow_data(split, tokens, direction=str(direction), k=shown)
     probability = float(split.trace.logits[-1].softmax(-1)[model.token(direction.token)])
     return FlowReading(split, prompt, direction, data, probability, tuple(ablated))

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 from jaxtyping import Int
 from rich.text import Text
 from rich.tree import Tree
@@ -13,9 +12,11 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.lazy_imports import go
 from bilens.read.figures.style import BLUE, GREY, dress
-from bilens.read.flow import Ablation, Flow, FlowGraph
-from bilens.read.language import token_names
+from bilens.read.flow.ablation import Ablation
+from bilens.read.flow.graph import Flow, FlowGraph
+from bilens.read.language.names import token_names
 from bilens.reading import FlowDrawing, Picture, Section, Table, signed
 from bilens.residual import ResidualModel
 
@@ -128,7 +129,7 @@ def flow_tree(data: dict[str, Any], *, depth: int = 3, width: int = 4) -> Tree:
 
 
 @checked
-def ablation_figure(pairs: Sequence[tuple[str, str, Ablation]]) -> go.Figure:
+def ablation_figure(pairs: Sequence[tuple[str, str, Ablation]]) -> "go.Figure":
     """Plot predicted against actual change of the logit, for nodes that were removed.
 
     Args:
