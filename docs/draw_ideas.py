@@ -178,7 +178,7 @@ def parts_figure(model: ResidualModel) -> go.Figure:
         "MLP": trace.stream - layer.mlp_input,
         "sum: the logit": trace.stream,
     }
-    reads = model.unembed([*map(model.token, words)])[0].T
+    reads = model.parts.logit_weights([*map(model.token, words)])[0].T
     figure = _map(torch.stack([part[-1] @ reads.T for part in written.values()]), words, [*written])
     figure.update_traces(texttemplate="%{z:.1f}", showscale=False)
     figure.update_yaxes(autorange="reversed")

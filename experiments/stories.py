@@ -63,7 +63,7 @@ def run(context: RecipeContext) -> Outcome:
     """Train on stories and read the weights."""
     preset = PRESETS[context.choose("tiny", "paper")]
     model = context.language("tinystories", preset.training, preset.model)
-    config = model.config
+    config = model.model.config
     corpus = context.corpus("tinystories", config.n_ctx, config.vocab_size)
     girl, quote = (read_ngrams(model, direction.token, layer=0) for direction in (GIRL, QUOTE))
     direct, mlp = bigrams(model, layer=0, part="direct"), bigrams(model, layer=0, part="mlp")

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from bilens.convert import process
 from bilens.errors import BilensError
 from bilens.read.flow import flow
-from bilens.residual import ResidualModel, Trace
+from bilens.residual import ResidualModel, Trace, queries_keys
 from bilens.residual.parts import Norm
 from bilens.tensor.factors import with_constant
 
@@ -108,14 +108,14 @@ def check_logits(case: FamilyCase) -> None:
 def check_patterns(case: FamilyCase) -> None:
     """Compare patterns of softmax attention with the scores of queries and keys."""
     view, time = case.view, len(case.ids)
-    config = getattr(view.config, "text_config", view.config)
+    config = getattr(view.model.config, "text_config", view.model.config)
     if view.parts.attention != "softmax" or getattr(config, "sliding_window", None):
         return
     cap = getattr(config, "attn_logit_softcapping", None)
     unseen = torch.ones(time, time, dtype=torch.bool, device=view.device).triu(1)
     for number in case.layers:
         n = case.trace.layers[number].attn_n
-        rows = [view.queries_keys(number, n[[t]], t)[0] for t in range(time)]
+        rows = [queries_keys(view, number, n[[t]], t)[0] for t in range(time)]
         q, k = (torch.cat([row[side] for row in rows]) for side in (0, 1))
         score = torch.einsum("thd,shd->hts", q, k)
         score = cap * torch.tanh(score / cap) if cap else score
@@ -134,7 +134,7 @@ def check_scores(case: FamilyCase) -> None:
 
         def scored(x: Tensor, at: int, layer: int = number) -> list[tuple[Tensor, Tensor]]:
             # The score of biases and positions is no part of QK.
-            with_x, without = (view.queries_keys(layer, y, at) for y in (x, 0 * x))
+            with_x, without = (queries_keys(view, layer, y, at) for y in (x, 0 * x))
             return [(q - q0, k - k0) for (q, k), (q0, k0) in zip(with_x, without, strict=True)]
 
         pairs = zip(view.qk(number, distance), scored(a, distance), scored(b, 0), strict=True)
@@ -147,7 +147,7 @@ def check_scores(case: FamilyCase) -> None:
 def check_values(case: FamilyCase) -> None:
     """Compare OV of every head with its values and output weights."""
     for number in case.layers:
-        n, weights = case.trace.layers[number].attn_n, case.view.heads(number)
+        n, weights = case.trace.layers[number].attn_n, case.view.layer(number).heads.weights()
         expected = torch.einsum("td,hde,hef->htf", n, weights.value, weights.out)
         case.compare(n @ case.view.ov(number).dense(), expected)
 
@@ -159,7 +159,7 @@ def check_mlps(case: FamilyCase) -> None:
         layer = trace.layers[number]
         scale = layer.mlp_out_scale[:, None]
         total = scale * mlp_output(view, number, layer.mlp_n, layer.gate_ratio)
-        case.compare(total, view.mlp_output(number, layer.mlp_input))
+        case.compare(total, view.layer(number).mlp.stream_output(layer.mlp_input))
         case.compare(view.mlp_inputs(number, case.ids[None])[0], layer.mlp_n, RUNS_ROUNDING)
 
 
@@ -167,7 +167,7 @@ def check_streams(case: FamilyCase) -> None:
     """Compare the stream after the last MLP with the stream before it and the MLP's output."""
     view, last = case.view, case.trace.layers[-1]
     if not view.parts.parallel:
-        added = view.mlp_output(view.n_layers - 1, last.mlp_input)
+        added = view.layer(view.n_layers - 1).mlp.stream_output(last.mlp_input)
         case.compare(last.mlp_input + added, case.trace.stream)
 
 
@@ -178,7 +178,7 @@ def check_directions(case: FamilyCase) -> None:
         logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
     first, second = 1, 2
     n = view.parts.normalised(case.trace.stream[-1])
-    _, b = view.unembed([first, second])
+    _, b = view.parts.logit_weights([first, second])
     total = n @ view.direction(first, [second]) + b[0] - b[1]
     size = logits.abs().max()
     case.compare(total[None] / size + 1, (logits[first] - logits[second])[None] / size + 1)
@@ -236,7 +236,7 @@ def mlp_output(
     ratio: Float[Tensor, "time units"],
 ) -> Float[Tensor, "time d_model"]:
     """Return the output of an MLP by its factors, before the scale of a norm after it."""
-    tensor = view.mlp_factors(layer)
+    tensor = view.layer(layer).mlp.factors()
     z = with_constant(n) if tensor.constant else n
     # A bias after the MLP is one hidden unit more, with the ratio 1.
     ones = torch.ones(len(ratio), tensor.rank - ratio.shape[1]).to(ratio)
@@ -257,7 +257,7 @@ def sum_of_parts(view: ResidualModel, trace: Trace) -> Float[Tensor, "time vocab
     for number, (layer, on_text) in enumerate(zip(parts.layers, trace.layers, strict=True)):
         if layer.residual_mix is not None:
             x = layer.residual_mix[0] * x + layer.residual_mix[1] * embedded
-        heads, before = view.heads(number), x
+        heads, before = view.layer(number).heads.weights(), x
         n = _normalised(layer.heads.norm, x, on_text.attn_scale)
         v = torch.einsum("td,hde->hte", n, heads.value) + heads.value_bias[:, None]
         if (share := layer.heads.v_first_share) is not None:

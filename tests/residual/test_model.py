@@ -60,7 +60,7 @@ def test_the_mlp_is_a_tensor_once_its_gate_is_linear(name):
     with exact_norms():
         n, norm = view.mlp_inputs(1, some_text()), view.layer(1).mlp.norm
         tensor, mlp = view.mlp(1), view.layer(1).mlp.module
-        expected = view.parts.residual_scale * mlp(n if norm is None else norm.applied(n))
+        expected = view.layer(1).mlp.residual_scale * mlp(n if norm is None else norm.applied(n))
     if view.layer(1).mlp.out_norm is not None:
         expected = expected * view.layer(1).mlp.out_norm.gain()
     torch.testing.assert_close(tensor(n), expected)
@@ -73,13 +73,13 @@ def test_learned_positions_are_embedded():
     view = ResidualModel(tiny("gpt2"))
     model = view.model.transformer
     expected = model.wte.weight[[3, 4]] + model.wpe.weight[5]
-    torch.testing.assert_close(view.embedded(torch.tensor([3, 4]), 5), expected)
+    torch.testing.assert_close(view.parts.embedded(torch.tensor([3, 4]), 5), expected)
     with pytest.raises(BilensError, match="position=None, and the model has learned positions"):
-        view.embedded(torch.tensor([3]))
+        view.parts.embedded(torch.tensor([3]))
     with pytest.raises(BilensError, match="position=12, expected 0 to 11"):
-        view.embedded(torch.tensor([3]), 12)
+        view.parts.embedded(torch.tensor([3]), 12)
     with pytest.raises(BilensError, match="tokens holds the number -1, expected 0 to"):
-        view.embedded(torch.tensor([3, -1]), 5)
+        view.parts.embedded(torch.tensor([3, -1]), 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -94,14 +94,14 @@ def test_small_weights_are_read_in_float32(dtype):
 
 def test_reading_leaves_the_model_alone():
     view = ResidualModel(tiny("qwen3"))
-    attends = view.config._attn_implementation
+    attends = view.model.config._attn_implementation
     before = {name: value.clone() for name, value in view.model.state_dict().items()}
     view.trace(some_text()[0])
     view.qk(0, 2)
     view.mlp_inputs(1, some_text())
     after = view.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-    assert view.config._attn_implementation == attends
+    assert view.model.config._attn_implementation == attends
     assert not any(module._forward_hooks for module in view.model.modules())
 
 
@@ -118,9 +118,9 @@ def test_tokens_by_name():
     ("read", "message"),
     [
         (lambda v: v.mlp(2), "layer=2, expected 0 to 1"),
-        (lambda v: v.mlp_factors(0, float("nan")), "slope=nan, expected a finite number"),
+        (lambda v: v.layer(0).mlp.factors(float("nan")), "slope=nan, expected a finite number"),
         (lambda v: v.qk(-1), "layer=-1, expected 0 to 1"),
-        (lambda v: v.heads(True), "layer=True, expected a whole number"),
+        (lambda v: v.layer(True).heads.weights(), "layer=True, expected a whole number"),
         (lambda v: v.qk(0, -1), "distance=-1, expected a whole number, at least 0"),
         (lambda v: v.direction(30), "token=30, expected 0 to 29"),
         (lambda v: v.direction(3, [2, -1]), "minus=-1, expected 0 to 29"),
@@ -175,7 +175,7 @@ def test_forward_hooks_are_refused_by_name():
     def double(module, args, output):
         return 2 * output
 
-    readings = [lambda: view.trace(ids), lambda: view.mlp_factors(1), lambda: view.ov(1)]
+    readings = [lambda: view.trace(ids), lambda: view.layer(1), lambda: view.ov(1)]
     for hook in (mlp.register_forward_hook(double), mlp.register_forward_pre_hook(double)):
         for read in (*readings, lambda: ResidualModel(view.model)):
             with pytest.raises(BilensError, match=r"layers\.1\.mlp has a forward hook, .*double"):

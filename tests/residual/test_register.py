@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bilens.errors import BilensError
-from bilens.residual import Family, ResidualModel, register_family
+from bilens.residual import Family, ResidualModel, queries_keys, register_family
 from bilens.residual.families import FAMILIES
 from bilens.testing import check_family
 from tests.families import tiny
@@ -152,15 +152,15 @@ def test_weights_that_a_family_has_not_are_named():
 
 
 def test_queries_and_keys_of_ones_own(made):
-    def queries_keys(attn, x, position):
+    def scored_rows(attn, x, position):
         split = [part(x).unflatten(-1, (2, 4)) for part in (attn.q, attn.k)]
         return [tuple(split)]
 
-    register_family("MadeUp", replace(FAMILY, queries_keys=queries_keys))
+    register_family("MadeUp", replace(FAMILY, queries_keys=scored_rows))
     check_family(made, torch.tensor([3, 1, 4, 1, 5]), rounding=1e-12)
     view, ids = ResidualModel(made), torch.tensor([3, 1, 4])
     found = view.trace(ids).layers[0]
     n = view.layer(0).heads.norm.normalised(found.attn_input)
-    [(q, k)] = view.queries_keys(0, n, 0)
+    [(q, k)] = queries_keys(view, 0, n, 0)
     scores = torch.einsum("thd,shd->hts", q, k).masked_fill(torch.ones(3, 3).triu(1).bool(), -1e9)
     torch.testing.assert_close(scores.softmax(-1), found.pattern)

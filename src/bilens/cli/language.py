@@ -118,7 +118,7 @@ class Spectra:
         output = self.output or Path("runs") / f"spectra-{Path(self.model).stem}-{self.layer}"
         convert.write_spectra(
             model.mlp(self.layer),
-            model.unembed(numbers)[0].T,
+            model.parts.logit_weights(numbers)[0].T,
             output,
             names=numbers,
             k=self.top,

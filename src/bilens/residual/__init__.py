@@ -3,9 +3,10 @@
 Importing it takes as long as transformers does.
 """
 
+from bilens.residual.attention import queries_keys
 from bilens.residual.families import Family, known_families, register_family
-from bilens.residual.layers import Moment, Parts
-from bilens.residual.model import HeadWeights, ResidualModel, ValueSource
+from bilens.residual.layers import HeadWeights, Moment, Parts, ValueSource
+from bilens.residual.model import ResidualModel
 from bilens.residual.trace import LayerTrace, Trace
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "Trace",
     "ValueSource",
     "known_families",
+    "queries_keys",
     "register_family",
 ]

@@ -11,9 +11,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from bilens.checks import full_precision
 from bilens.errors import BilensError
 from bilens.residual.layers import Heads
 from bilens.residual.parts import Norm
+from bilens.settings import Place
 
 QueriesKeys = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries and keys (n, heads, d_head), whose inner products are the scores."""
@@ -64,7 +66,78 @@ def attends_by(model: Any, kind: str) -> Iterator[None]:
 
 
 @torch.no_grad()
+@full_precision
+def query_key_maps(view: Any, layer: int, position: Place) -> QueriesKeys:
+    """Return the maps from normalised rows n at a position to queries and keys, [n, 1] @ map.
+
+    They include rotation, the scores' scale and the gains of norms of queries and keys.
+
+    Args:
+        view: a `ResidualModel`.
+        layer: number of the layer.
+        position: of the rows.
+
+    Returns:
+        One or two pairs of (d_model + 1, heads, d_head). The last row is the output of biases
+        and of positions that are vectors.
+    """
+    norm = view.layer(layer).heads.norm
+    basis = torch.eye(view.d_model, dtype=view.dtype, device=view.device)
+    zero = torch.zeros_like(basis[:1])
+    if norm is not None:
+        basis = norm.folded(basis, None)[0].T
+        bias = norm.bias()
+        zero = zero if bias is None else bias[None]
+        basis = basis + zero
+    # The maps are run, not read: only the modules know their rotation. They are affine in the rows
+    # as long as norms of queries and keys only multiply by their gain, so row 0 is the constant.
+    pairs = _from_stream(view, layer, torch.cat([basis, zero]), position, linear=True)
+
+    def without_bias(rows: Tensor) -> Tensor:
+        return torch.cat([rows[:-1] - rows[-1:], rows[-1:]])
+
+    return [(without_bias(q), without_bias(k)) for q, k in pairs]
+
+
+@torch.no_grad()
+@full_precision
 def queries_keys(
+    view: Any, layer: int, n: Float[Tensor, "rows d_model"], position: Place
+) -> QueriesKeys:
+    """Return queries and keys of normalised rows at one position.
+
+    They include biases, norms of queries and keys, rotation and the scores' scale.
+
+    Args:
+        view: a `ResidualModel`.
+        layer: number of the layer.
+        n: the rows.
+        position: of the rows.
+
+    Returns:
+        One or two pairs of (rows, heads, d_head), whose inner products are the scores.
+
+    Raises:
+        BilensError: the rows do not have the width of the stream.
+    """
+    if n.shape[-1] != view.d_model:
+        raise BilensError(
+            f"n has shape {tuple(n.shape)}, expected a last axis of {view.d_model}, the width of "
+            "the stream"
+        )
+    norm = view.layer(layer).heads.norm
+    x = n if norm is None else norm.applied(n)
+    return _from_stream(view, layer, x, position, linear=False)
+
+
+def _from_stream(view: Any, layer: int, x: Tensor, position: int, *, linear: bool) -> QueriesKeys:
+    heads = view.parts.layers[layer].heads
+    if view.parts.queries_keys is not None:
+        return view.parts.queries_keys(heads.module, x, position)
+    return _by_modules(view.model, heads, x, position, linear=linear)
+
+
+def _by_modules(
     model: Any, heads: Heads, x: Float[Tensor, "n d_model"], position: int, *, linear: bool = False
 ) -> QueriesKeys:
     """Return queries and keys of a layer for rows at one position.
@@ -74,9 +147,7 @@ def queries_keys(
     keys multiply by their gain only, so that the result is linear in the rows.
     """
     if len(x) > ROWS:
-        parts = [
-            queries_keys(model, heads, rows, position, linear=linear) for rows in x.split(ROWS)
-        ]
+        parts = [_by_modules(model, heads, rows, position, linear=linear) for rows in x.split(ROWS)]
         return [
             (torch.cat([q for q, _ in pair]), torch.cat([k for _, k in pair]))
             for pair in zip(*parts, strict=True)

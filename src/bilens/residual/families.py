@@ -285,6 +285,7 @@ class _Finder:
     def __init__(self, model: nn.Module, family: Family) -> None:
         self.model, self.family = model, family
         self.config: Any = model.config
+        self.residual_scale = float(family.residual_scale(self.config) or 1)
         self.layers = [
             f"{family.layers}.{number}"
             for number in range(len(self._module(family.layers)))  # type: ignore[arg-type]
@@ -303,7 +304,6 @@ class _Finder:
             norm=self._norm(family.norm),
             unembed=self._map(family.unembed),
             parallel=bool(family.parallel(config)),
-            residual_scale=float(family.residual_scale(config) or 1),
             logit_scale=float(family.logit_scale(config) or 1),
             softcap=family.softcap(config),
             partial_values=family.partial_values(config),
@@ -366,6 +366,7 @@ class _Finder:
                 if (module := self._get(layer + name)) is not None
             ),
             v_first_share=self._number(layer, family.v_first_share),
+            residual_scale=self.residual_scale,
         )
 
     def _fused(self, name: str, n_heads: int, n_kv_heads: int) -> list[LinearMap]:
@@ -394,6 +395,7 @@ class _Finder:
             activation=family.activation,
             norm=self._norm(family.mlp_norm, layer),
             out_norm=self._norm(family.mlp_out_norm, layer),
+            residual_scale=self.residual_scale,
         )
 
     def _map(self, name: str) -> LinearMap:

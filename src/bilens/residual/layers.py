@@ -1,16 +1,36 @@
 """The parts of a transformer, layer by layer, of any family."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from bilens.checks import check_finite, check_index, full_precision
 from bilens.errors import BilensError
-from bilens.residual.parts import Embedding, LinearMap, Norm, working_dtype
+from bilens.residual.parts import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
+from bilens.tensor import BilinearTensor
+
+
+def folded_input(part: LinearMap, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a map that reads n, with the norm before it folded in."""
+    weight, bias = part.weight(), part.bias()
+    return (weight, bias) if norm is None else norm.folded(weight, bias)
+
+
+def folded_output(part: LinearMap, norm: Norm | None, scale: float) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a map to the stream, with the gain after it and a factor folded in.
+
+    The norm's own scale depends on the text and is left out.
+    """
+    weight, bias = part.weight(), part.bias()
+    if norm is not None:
+        weight = norm.folded_after(weight)
+        bias = None if bias is None else norm.folded_after(bias)
+    return scale * weight, None if bias is None else scale * bias
 
 
 class Moment(int):
@@ -71,6 +91,43 @@ class NormedInput:
 
 
 @dataclass(frozen=True, eq=False)
+class HeadWeights:
+    """Value and output weights of a layer's heads, norms and scales folded in.
+
+    A head that attends to a normalised row n adds its weight in the pattern times (n V + b) O.
+
+    Attributes:
+        value: V.
+        value_bias: b.
+        out: O.
+        out_bias: bias of the output, which belongs to no head and is added once.
+    """
+
+    value: Float[Tensor, "heads d_model d_head"]
+    value_bias: Float[Tensor, "heads d_head"]
+    out: Float[Tensor, "heads d_head d_model"]
+    out_bias: Float[Tensor, " d_model"]
+
+
+class ValueSource(NamedTuple):
+    """Weights of the heads' values that read one normalised stream.
+
+    Attributes:
+        layer: number of the layer whose stream is read.
+        value: V.
+        bias: the values' bias.
+    """
+
+    layer: int
+    value: Float[Tensor, "heads d_model d_head"]
+    bias: Float[Tensor, "heads d_head"]
+
+    def values(self, n: Float[Tensor, "rows d_model"]) -> Float[Tensor, "heads rows d_head"]:
+        """Return the values of normalised rows, n V + bias."""
+        return n @ self.value + self.bias[:, None]
+
+
+@dataclass(frozen=True, eq=False)
 class Heads(NormedInput):
     """The attention of a layer.
 
@@ -85,6 +142,7 @@ class Heads(NormedInput):
         out_norm: between the output and the stream; None without one.
         inner: norms of queries and keys.
         v_first_share: share of the first layer's values in these; None if they are not mixed.
+        residual_scale: factor of the output.
     """
 
     module: nn.Module
@@ -97,6 +155,7 @@ class Heads(NormedInput):
     out_norm: Norm | None = None
     inner: tuple[Norm, ...] = ()
     v_first_share: nn.Parameter | None = None
+    residual_scale: float = 1.0
 
     @property
     def d_head(self) -> int:
@@ -113,6 +172,31 @@ class Heads(NormedInput):
         """All maps that read the stream."""
         return (*(part for pair in self.pairs for part in pair), self.value)
 
+    @torch.no_grad()
+    @full_precision
+    def weights(self) -> HeadWeights:
+        """Return the value and output weights of the heads.
+
+        With `value_mix` these are the layer's own values, times their share.
+        """
+        value, bias = folded_input(self.value, self.norm)
+        out, out_bias = folded_output(self.out, self.out_norm, self.residual_scale)
+        bias = value.new_zeros(len(value)) if bias is None else bias
+        if self.v_first_share is not None:
+            share = 1 - self.v_first_share.detach().to(value)
+            value, bias = share * value, share * bias
+
+        def by_head(values: Tensor) -> Tensor:
+            split = values.unflatten(0, (self.n_kv_heads, self.d_head))
+            return split.repeat_interleave(self.sharing, 0)
+
+        return HeadWeights(
+            value=by_head(value).mT,
+            value_bias=by_head(bias),
+            out=out.T.unflatten(0, (self.n_heads, self.d_head)),
+            out_bias=out.new_zeros(len(out)) if out_bias is None else out_bias,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class MLP(NormedInput):
@@ -120,6 +204,7 @@ class MLP(NormedInput):
 
     `activation` is the attribute of the module. `norm` is between the stream and the maps,
     `out_norm` between the output and the stream. Each is None for an MLP without it.
+    `residual_scale` is a factor of the output.
     """
 
     name: str
@@ -130,6 +215,7 @@ class MLP(NormedInput):
     activation: str
     norm: Norm | None = None
     out_norm: Norm | None = None
+    residual_scale: float = 1.0
 
     @property
     def reads(self) -> tuple[LinearMap, ...]:
@@ -150,6 +236,63 @@ class MLP(NormedInput):
     def activation_function(self) -> Any:
         """Return the activation, a function or a module."""
         return getattr(self.module, self.activation)
+
+    @torch.no_grad()
+    @full_precision
+    def factors(self, slope: float = 1.0) -> BilinearTensor:
+        """Return the tensor of the MLP with its activation replaced by act(z) = slope z.
+
+        With the gate ratios of a `Trace` as weights of its hidden units the same factors are the
+        MLP on a text, exactly. An MLP without a gate is D (up(x) * 1), with the constant
+        coordinate. If act(0) is not 0, a second set of hidden units holds up(x) * 1.
+
+        Raises:
+            BilensError: the slope is not finite.
+        """
+        check_finite(slope=torch.tensor(slope))
+        left, left_bias = folded_input(self.up, self.norm)
+        right: Tensor = torch.zeros_like(left)
+        right_bias: Tensor | None = left.new_ones(len(left))
+        if self.gate is not None:
+            right, right_bias = folded_input(self.gate, self.norm)
+        right = slope * right
+        right_bias = None if right_bias is None else slope * right_bias
+        out, out_bias = folded_output(self.down, self.out_norm, self.residual_scale)
+        if self.act_of_zero() is not None:
+            # The factor that is not under the activation, times 1: of an MLP without a gate 1 * 1.
+            zero, ones = torch.zeros_like(left), left.new_ones(len(left))
+            plain = self.gate is None
+            left_bias = left.new_zeros(len(left)) if left_bias is None else left_bias
+            right_bias = right.new_zeros(len(left)) if right_bias is None else right_bias
+            left_bias = torch.cat([left_bias, ones if plain else left_bias])
+            left = torch.cat([left, zero if plain else left])
+            right, right_bias = torch.cat([right, zero]), torch.cat([right_bias, ones])
+            out = torch.cat([out, out], 1)
+        tensor = BilinearTensor(left, right, out)
+        if left_bias is None and right_bias is None and out_bias is None:
+            return tensor
+        return tensor.with_bias(left_bias, right_bias, out_bias)
+
+    @torch.no_grad()
+    def input_weights(self) -> dict[str, Float[Tensor, "hidden d_model"]]:
+        """Return the input weights by name: L and R with a gate, `in` without one."""
+        names = {"in": self.up} if self.gate is None else {"L": self.up, "R": self.gate}
+        return {name: folded_input(part, self.norm)[0] for name, part in names.items()}
+
+    @torch.no_grad()
+    def output_weights(self) -> Float[Tensor, "d_model hidden"]:
+        """Return the output weights D."""
+        return folded_output(self.down, self.out_norm, self.residual_scale)[0]
+
+    @torch.no_grad()
+    @full_precision
+    def stream_output(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Return the MLP's addition to streams x, by the modules of the model."""
+        stored: Any = self.up.module.weight
+        y = x.to(stored.dtype)
+        y = self.module(y if self.norm is None else self.norm.module(y))
+        y = y if self.out_norm is None else self.out_norm.module(y)
+        return self.residual_scale * y.to(x.dtype)
 
     def output(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows d_model"]:
         """Return the output of the MLP on its inputs, computed from its parts."""
@@ -231,7 +374,6 @@ class Parts(NormedInput):
     norm: Norm | None
     unembed: LinearMap
     parallel: bool = False
-    residual_scale: float = 1.0
     logit_scale: float = 1.0
     softcap: float | None = None
     partial_values: str | None = None
@@ -249,6 +391,11 @@ class Parts(NormedInput):
         return [table for table in (self.embed, self.positions) if table is not None]
 
     @property
+    def has_norms(self) -> bool:
+        """True if the scale before the unembedding depends on the text."""
+        return self.norm is not None and not isinstance(self.norm, ConstantNorm)
+
+    @property
     def n_positions(self) -> int | None:
         """Number of positions that have a vector; None if only distances count."""
         table = self.positions or self.hidden_positions
@@ -261,6 +408,71 @@ class Parts(NormedInput):
             places = torch.arange(len(ids), device=ids.device)
             vectors["position"] = self.positions.rows(places)
         return vectors
+
+    @full_precision
+    def embedded(
+        self, tokens: Int[Tensor, " n"], position: int | None = None
+    ) -> Float[Tensor, "n d_model"]:
+        """Return the stream before the first layer of tokens at one position, (n, d_model).
+
+        Raises:
+            BilensError: the model has learned positions and `position` is missing or out of range.
+        """
+        self.check_ids(tokens, "tokens")
+        x, table = self.embed.rows(tokens), self.positions
+        if table is None:
+            return x
+        if position is None:
+            raise BilensError(
+                "position=None, and the model has learned positions, which add a vector of their "
+                "own to every token; set position to a place in the text"
+            )
+        learned = "the positions that the model has learned"
+        check_index("position", position, table.module.num_embeddings, learned)
+        return x + table.rows(torch.tensor(position, device=x.device))
+
+    def check_ids(self, ids: Tensor, name: str = "ids") -> None:
+        """Raise unless every id is the number of a token, and there is at least one."""
+        if ids.numel() == 0:
+            raise BilensError(f"{name} has shape {tuple(ids.shape)}, expected at least one token")
+        size = self.embed.module.num_embeddings
+        wrong = ids[(ids < 0) | (ids >= size)]
+        if len(wrong):
+            raise BilensError(
+                f"{name} holds the number {int(wrong[0])}, expected 0 to {size - 1}, those of the "
+                "model's tokens"
+            )
+
+    @full_precision
+    def logit_weights(
+        self, tokens: Sequence[int] | None = None
+    ) -> tuple[Float[Tensor, "d_model n"], Float[Tensor, " n"]]:
+        """Return W_U and b_U, or only their columns of these tokens."""
+        part = self.unembed
+        if tokens is not None:
+            # Folding the norm into all rows would cost more than the few that are asked for.
+            part = replace(
+                part, rows=torch.as_tensor(tokens, device=self.embed.module.weight.device).long()
+            )
+        weight, bias = folded_input(part, self.norm)
+        bias = weight.new_zeros(len(weight)) if bias is None else self.logit_scale * bias
+        return self.logit_scale * weight.T, bias
+
+    @full_precision
+    def value_sources(self, layer: int) -> list[ValueSource]:
+        """Return the weights of the heads' values, whose outputs are to be added up.
+
+        The heads read n of their own layer and, with `value_mix`, that of the first one too.
+        """
+        weights, share = self.layers[layer].heads.weights(), self.layers[layer].heads.v_first_share
+        sources = [ValueSource(layer, weights.value, weights.value_bias)]
+        if share is not None:
+            first, of_first = self.layers[0].heads.weights(), self.layers[0].heads.v_first_share
+            assert of_first is not None
+            # `weights` has multiplied the first layer's values by 1 - its share; undo that.
+            mixed = (share / (1 - of_first)).detach().to(first.value)
+            sources.append(ValueSource(0, mixed * first.value, mixed * first.value_bias))
+        return sources
 
     def embedding_factors(self) -> dict[Moment, float]:
         """Return the factor of the embedding at each moment that writes it to the stream."""

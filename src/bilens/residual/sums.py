@@ -70,7 +70,7 @@ def check_logits(model: ResidualModel, trace: Trace, tokens: Sequence[int]) -> N
         BilensError: they differ by more than rounding.
     """
     n = model.parts.normalised(trace.stream[-1])
-    W_U, b_U = model.unembed(tokens)
+    W_U, b_U = model.parts.logit_weights(tokens)
     size = float(n.norm() * W_U.norm(dim=0).max())
     check_split(model, n @ W_U + b_U, trace.logits[-1, list(tokens)], "W_U n + b_U", size=size)
 
@@ -122,7 +122,7 @@ def check_alone(
             hooks.enter_context(part.module.register_forward_hook(silence))
         logits = model.logits(ids)[0, -1, list(columns)]
     size = float(total.abs().max()) + model.d_model**0.5 * float(
-        model.unembed(columns)[0].norm(dim=0).max()
+        model.parts.logit_weights(columns)[0].norm(dim=0).max()
     )
     check_split(model, total, logits, "The logit of a token alone", size=size)
 
@@ -143,7 +143,7 @@ def check_mlp(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) ->
     z = with_constant(n) if tensor.constant else n
     hidden = (z @ tensor.left.T) * (z @ tensor.right.T)
     size = float((tensor.out.abs() @ hidden.abs()).max()) + float(total.abs().max())
-    expected = model.mlp_output(layer, x)
+    expected = model.layer(layer).mlp.stream_output(x)
     check_sum(f"The tensor of {mlp.name}", total, expected, size=size, dtype=_stored(model))
 
 
@@ -154,7 +154,8 @@ def check_heads(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) 
     Raises:
         BilensError: they differ from the modules of the model by more than rounding.
     """
-    heads, weights = model.layer(layer).heads, model.heads(layer)
+    heads = model.layer(layer).heads
+    weights = heads.weights()
     if heads.v_first_share is not None:
         return  # values of two layers are mixed: split_logits and flow check these on a text
     stored: Any = heads.value.module.weight
@@ -162,12 +163,12 @@ def check_heads(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) 
     y = y if heads.norm is None else heads.norm.module(y)
     values = heads.value.select(heads.value.module(y)).unflatten(0, (heads.n_kv_heads, -1))
     out = heads.out.module(values.repeat_interleave(heads.sharing, 0).flatten())
-    expected = model.parts.residual_scale * out.to(x)
+    expected = heads.residual_scale * out.to(x)
     n = heads.normalised(x)
     mixed = torch.einsum("d,hde->he", n, weights.value) + weights.value_bias
     total = torch.einsum("he,hed->d", mixed, weights.out) + weights.out_bias
     if heads.out_norm is not None:
-        expected = model.parts.residual_scale * heads.out_norm.module(out).to(x)
+        expected = heads.residual_scale * heads.out_norm.module(out).to(x)
         total = total * heads.out_norm.scale(out.to(x))
     size = float(torch.einsum("he,hed->d", mixed.abs(), weights.out.abs()).max())
     name = f"V O of the heads of {model.layer(layer).name}"

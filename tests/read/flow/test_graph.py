@@ -161,7 +161,7 @@ def test_an_edit_removes_what_an_ablation_removes(name):
 
 def test_an_edited_mlp_does_not_see_the_directions(view):
     v = some_vectors(view, constant=1.0)
-    edited = edit(view, 1, v).mlp_factors(1)
+    edited = edit(view, 1, v).layer(1).mlp.factors()
     assert float((edited.left[:-1] @ v.T).abs().max()) < 1e-12
     assert float((edited.right[:-1] @ v.T).abs().max()) < 1e-12
 

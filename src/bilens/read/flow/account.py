@@ -143,7 +143,7 @@ def _slopes(
     result[Moment.embedding()] = slopes[0]
     for (moment, _), slope in zip(outputs, slopes[1:], strict=True):
         # The stream receives the module's output times the factor of all writes.
-        result[moment] = slope[0] / model.parts.residual_scale
+        result[moment] = slope[0] / model.parts.layers[0].mlp.residual_scale
     return result
 
 
@@ -204,7 +204,7 @@ class _Patcher:
         self, run: StoredRun, sign: int, batch: Sequence[int], layer: int, part: str
     ) -> Tensor:
         of_layer = self.model.parts.layers[layer]
-        rows = sign * self._rows(batch, start_only=False) / self.model.parts.residual_scale
+        rows = sign * self._rows(batch, start_only=False) / of_layer.mlp.residual_scale
 
         def add(_: Any, __: Any, y: Tensor) -> Tensor:
             return y + rows.to(y)

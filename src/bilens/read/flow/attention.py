@@ -183,7 +183,7 @@ class FrozenHeads(HeadsMap):
         heads, of_layer = model.layer(layer).heads, trace.layers[layer]
         self.pattern = of_layer.pattern
         self.out = OutputMap.frozen(
-            heads.out, heads.out_norm, of_layer.attn_out_scale, model.parts.residual_scale
+            heads.out, heads.out_norm, of_layer.attn_out_scale, heads.residual_scale
         )
         self.sources = values(model, (trace, None), layer)
         self.values = torch.stack([part.change for part in self.sources]).sum(0)
@@ -271,7 +271,7 @@ class SecantHeads(HeadsMap):
         self._check(patterns, traces)
         hidden = [y.transpose(0, 1).flatten(1) for y in mixed]
         self.out = OutputMap.between(
-            heads.out, heads.out_norm, (hidden[0], hidden[1]), model.parts.residual_scale
+            heads.out, heads.out_norm, (hidden[0], hidden[1]), heads.residual_scale
         )
 
     def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[Branch]:

@@ -192,7 +192,7 @@ class Measured:
         shares = shares.to(model.device, model.dtype)
         n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
         if target == "logit":
-            W, b = model.unembed(tokens)
+            W, b = model.parts.logit_weights(tokens)
             self.u, self.bias = W @ shares, float(shares @ b)
             self.values = tuple(float(self.u @ x) + self.bias for x in n)
             return
@@ -218,7 +218,7 @@ class Measured:
 
     def _of_probability(self, n: list[Tensor], tokens: list[int], shares: Tensor) -> None:
         """Take probabilities by the secants of the soft cap and of the softmax."""
-        W, b = self.model.unembed()
+        W, b = self.model.parts.logit_weights()
         z = [x @ W + b for x in n]
         slope = torch.ones_like(z[0])
         if (cap := self.model.parts.softcap) is not None:

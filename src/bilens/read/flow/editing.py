@@ -43,7 +43,7 @@ def edit(
     edited = sharing_weights(model)
     new = edited.layer(layer).mlp
     assert new.gate is not None
-    tensor = model.mlp_factors(layer)
+    tensor = mlp.factors()
     units = new.up.n_out
     for part, factor in ((new.up, tensor.left[:units]), (new.gate, tensor.right[:units])):
         along = (1 - scale) * factor @ basis[:, : factor.shape[1]].T

@@ -83,20 +83,15 @@ class LinearMLP:
     @classmethod
     def frozen(cls, model: ResidualModel, trace: Trace, layer: int) -> "LinearMLP":
         """Return the MLP of a layer on one text, its norms and gate ratios held fixed."""
-        mlp, of_layer, tensor = (
-            model.layer(layer).mlp,
-            trace.layers[layer],
-            model.mlp_factors(layer),
-        )
+        mlp, of_layer = model.layer(layer).mlp, trace.layers[layer]
+        tensor = mlp.factors()
         n = of_layer.mlp_n
         ratio = of_layer.gate_ratio
         # A bias after the MLP is one hidden unit more in the tensor; it is no product of inputs.
         left, right = tensor.left[: ratio.shape[1]], tensor.right[: ratio.shape[1]]
         z = with_constant(n) if tensor.constant else n
         gated = mlp.gate is not None
-        out = OutputMap.frozen(
-            mlp.down, mlp.out_norm, of_layer.mlp_out_scale, model.parts.residual_scale
-        )
+        out = OutputMap.frozen(mlp.down, mlp.out_norm, of_layer.mlp_out_scale, mlp.residual_scale)
         # Where act(0) is not 0, a second set of units holds it, with the same output weights.
         n_sets = ratio.shape[1] // out.weight.shape[1]
         return cls(
@@ -115,7 +110,8 @@ class LinearMLP:
     @classmethod
     def between(cls, model: ResidualModel, traces: tuple[Trace, Trace], layer: int) -> "LinearMLP":
         """Return the MLP of a layer between two texts, with nothing held fixed."""
-        mlp, tensor = model.layer(layer).mlp, model.mlp_factors(layer)
+        mlp = model.layer(layer).mlp
+        tensor = mlp.factors()
         x1, x0 = (trace.layers[layer].mlp_input for trace in traces)
         n1, n0 = (trace.layers[layer].mlp_n for trace in traces)
         units = mlp.up.n_out
@@ -136,7 +132,7 @@ class LinearMLP:
             left=left[:, :width],
             right=None if mlp.gate is None else right[:, :width],
             out=OutputMap.between(
-                mlp.down, mlp.out_norm, (hidden[0], hidden[1]), model.parts.residual_scale
+                mlp.down, mlp.out_norm, (hidden[0], hidden[1]), mlp.residual_scale
             ),
             z=n1 - n0,
             through_left=a,

@@ -359,7 +359,7 @@ def values(
 ) -> list[Projection]:
     """Return the values of a layer, and with `value_mix` the first layer's share of them."""
     sources = []
-    for source in model.value_sources(layer):
+    for source in model.parts.value_sources(layer):
         projector = _Projector(model, traces, source.layer, None)
         sources.append(projector.values(source.value, source.bias))
     return sources
@@ -421,7 +421,7 @@ class _Projector:
             )
             gain = gain.reshape(runs[0].shape[1:])
             runs = [norm.normalised(y).reshape(runs[0].shape) * gain for y in given]
-        elif getattr(self.model.config, "qk_norm", False) and hasattr(
+        elif getattr(self.model.model.config, "qk_norm", False) and hasattr(
             self.heads.module, "queries_keys"
         ):
             eps = torch.finfo(runs[0].dtype).eps

@@ -410,13 +410,13 @@ class Split:
     def _frozen(self) -> tuple[str, ...]:
         if self.before is not None:
             return ()
-        layers, config = self.model.parts.layers, self.model.config
+        layers, config = self.model.parts.layers, self.model.model.config
         normed = any(part.norm is not None for layer in layers for part in (layer.heads, layer.mlp))
         inside = getattr(config, "qk_norm", False) or layers[0].heads.inner
         inside = inside or getattr(config, "attention_norm", "none") != "none"
         ratios = [of_layer.gate_ratio for of_layer in self.trace.layers]
         held = {
-            "scales of norms": normed or self.model.has_norms,
+            "scales of norms": normed or self.model.parts.has_norms,
             "patterns of attention": not self.through_patterns,
             "norms inside patterns of attention": self.through_patterns and inside,
             "ratios of activations": any((ratio != ratio[0, 0]).any() for ratio in ratios),

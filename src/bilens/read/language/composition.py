@@ -126,7 +126,7 @@ def composition_scores(model: ResidualModel) -> Composition:
 def _writers(model: ResidualModel) -> list[Group]:
     groups: list[Group] = []
     for layer in range(model.n_layers):
-        OV, D = model.ov(layer), model.mlp_writes(layer)
+        OV, D = model.ov(layer), model.layer(layer).mlp.output_weights()
         W = _core(OV.left) @ OV.right.double()
         groups.append(Group(Moment.attention(layer), _head_names(model, layer), W))
         groups.append(Group(Moment.mlp(layer), [f"mlp {layer}"], _core(D.T)[None]))
@@ -145,7 +145,7 @@ def _readers(model: ResidualModel) -> list[Group]:
             R = matrices.left.double() @ _core(matrices.right.mT).mT
             names = [f"{head} {side}" for head in _head_names(model, layer)]
             groups.append(Group(Moment.input(layer), names, R))
-        for side, weight in model.mlp_reads(layer).items():
+        for side, weight in model.layer(layer).mlp.input_weights().items():
             moment, names = model.parts.mlp_moment(layer), [f"mlp {layer} {side}"]
             groups.append(Group(moment, names, _core(weight).T[None]))
     return groups

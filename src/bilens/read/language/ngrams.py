@@ -311,7 +311,7 @@ def _next_token(
 ) -> Float[Tensor, "n vocab"]:
     """Return the probabilities of the token after each text of two tokens."""
     texts = torch.stack([firsts, second.expand_as(firsts)], 1)
-    begin = getattr(model.config, "bos_token_id", None)
+    begin = getattr(model.model.config, "bos_token_id", None)
     if begin is not None:
         texts = torch.cat([torch.full_like(texts[:, :1], begin), texts], 1)
     return model.logits(texts)[:, -1].softmax(-1)

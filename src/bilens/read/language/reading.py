@@ -281,6 +281,6 @@ def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[tuple[str, str], 
         ("layers", str(model.n_layers)),
         ("width", str(model.d_model)),
         ("heads", str(model.n_heads)),
-        ("hidden units", f"{model.mlp_writes(0).shape[1]:,}"),
+        ("hidden units", f"{model.layer(0).mlp.up.n_out:,}"),
         ("vocabulary", f"{model.vocab_size:,}"),
     )

@@ -85,8 +85,8 @@ def head_outputs_at(
     model: ResidualModel, trace: Trace, layer: int, position: int
 ) -> tuple[Float[Tensor, "heads time d_model"], Float[Tensor, " d_model"]]:
     """Return the output of each head at a position from each token, and attention's biases."""
-    layer_trace, weights = trace.layers[layer], model.heads(layer)
-    sources = model.value_sources(layer)
+    layer_trace, weights = trace.layers[layer], model.layer(layer).heads.weights()
+    sources = model.parts.value_sources(layer)
     values = torch.stack([trace.layers[s.layer].attn_n @ s.value for s in sources]).sum(0)
     bias = torch.stack([source.bias for source in sources]).sum(0)
     pattern, scale = layer_trace.pattern[:, position], layer_trace.attn_out_scale[position]
@@ -248,7 +248,7 @@ def split_logits(
     scale = final_scale * float(layer_trace.mlp_out_scale[position])
     left, right = inputs @ tensor.left.T, inputs @ tensor.right.T
     hidden = (left[:, None] * right[None] + left[None] * right[:, None]) / 2
-    W_U, b_U = model.unembed()
+    W_U, b_U = model.W_U, model.b_U
     residual = final_scale * sources @ W_U
     residual[-1] += b_U
     names = ("direct", *(f"head {h}" for h in range(model.n_heads)), "biases")

@@ -41,13 +41,13 @@ def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = No
     if trained_on_clean_text(model.tokenizer):
         return load_corpus(
             data,
-            n_ctx=model.config.n_ctx,
+            n_ctx=model.model.config.n_ctx,
             vocab_size=model.vocab_size,
             tokenizer=tokenizer,
             data_dir=data_dir,
         )
     return load_documents(
-        data, tokenizer, n_ctx=min(LONGEST, max_tokens(model.config)), data_dir=data_dir
+        data, tokenizer, n_ctx=min(LONGEST, max_tokens(model.model.config)), data_dir=data_dir
     )
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from bilens.checks import check_index, checked, full_precision
 from bilens.errors import BilensError
 from bilens.read.language.names import direction_vector, token_range
-from bilens.residual import Moment, ResidualModel
+from bilens.residual import Moment, ResidualModel, queries_keys
 from bilens.residual.sums import check_alone, check_heads, check_mlp
 from bilens.settings import Place
 from bilens.tensor import FactoredMatrix
@@ -61,14 +61,14 @@ def bigram_matrix(
         BilensError: see the module; or an unknown part.
     """
     tokens = token_range(model, among)
-    e = model.embedded(tokens, position)
+    e = model.parts.embedded(tokens, position)
     x, mlp, scale = _final_stream(model, e, layer)
     token, checked_tokens = int(tokens[0]), tokens[:CHECKED_TOKENS].tolist()
-    W_U, b_U = model.unembed(checked_tokens)
+    W_U, b_U = model.parts.logit_weights(checked_tokens)
     row = scale[0] * (x + mlp)[0] @ W_U + b_U
     check_alone(model, layer, token, position, checked_tokens, row)
     written = {"direct": x, "mlp": mlp, "both": x + mlp}[part]
-    return FactoredMatrix(scale * written, model.unembed(tokens.tolist())[0])
+    return FactoredMatrix(scale * written, model.parts.logit_weights(tokens.tolist())[0])
 
 
 @torch.no_grad()
@@ -104,11 +104,11 @@ def attention_scores(
     position = _query_position(model, distance, position)
     tokens = token_range(model, among)
 
-    def queries_keys(at: int) -> list[tuple[Tensor, Tensor]]:
-        n = _attention_input(model, layer, model.embedded(tokens, at))
-        return model.queries_keys(layer, n, at)
+    def rows_at(at: int) -> list[tuple[Tensor, Tensor]]:
+        n = _attention_input(model, layer, model.parts.embedded(tokens, at))
+        return queries_keys(model, layer, n, at)
 
-    pairs = zip(queries_keys(position), queries_keys(position - distance), strict=True)
+    pairs = zip(rows_at(position), rows_at(position - distance), strict=True)
     # Rows of (tokens, heads, d_head) become a batch of heads.
     return tuple(FactoredMatrix(q.transpose(0, 1), k.permute(1, 2, 0)) for (q, _), (_, k) in pairs)
 
@@ -131,11 +131,12 @@ def head_outputs(
         BilensError: see the module.
     """
     tokens = token_range(model, among)
-    e = model.embedded(tokens, position)
+    e = model.parts.embedded(tokens, position)
     check_heads(model, layer, _token_stream(model, e[0], layer))
     values = _values(model, layer, e)
     values = model.parts.final_share(Moment.attention(layer)) * values
-    return FactoredMatrix(values, model.heads(layer).out @ model.unembed(tokens.tolist())[0])
+    out = model.layer(layer).heads.weights().out
+    return FactoredMatrix(values, out @ model.parts.logit_weights(tokens.tolist())[0])
 
 
 @torch.no_grad()
@@ -160,7 +161,7 @@ def skip_trigram_matrix(
         BilensError: see the module; or the head does not exist, or an unknown part.
     """
     u = direction_vector(model, token, minus)
-    e = model.embedded(token_range(model, among), position)
+    e = model.parts.embedded(token_range(model, among), position)
     written = _head_output(model, layer, head, e)
     last = _final_stream(model, e, layer)[2]
     # Later layers may multiply the stream, and what it holds of this one with it.
@@ -187,14 +188,14 @@ def _head_output(
 ) -> Float[Tensor, "n d_model"]:
     """Return the output of a head that attends only to a token with embedding e."""
     check_index("head", head, model.n_heads)
-    return _values(model, layer, e)[head] @ model.heads(layer).out[head]
+    return _values(model, layer, e)[head] @ model.layer(layer).heads.weights().out[head]
 
 
 def _values(
     model: ResidualModel, layer: int, e: Float[Tensor, "n d_model"]
 ) -> Float[Tensor, "heads n d_head"]:
     """Return the values of tokens, including those of the first layer if the model mixes them."""
-    sources = model.value_sources(layer)
+    sources = model.parts.value_sources(layer)
     return torch.stack([s.values(_attention_input(model, s.layer, e)) for s in sources]).sum(0)
 
 
@@ -221,7 +222,7 @@ def _final_stream(
 ) -> tuple[Float[Tensor, "n d_model"], Float[Tensor, "n d_model"], Float[Tensor, "n 1"]]:
     """Return a token's stream after the last layer, an MLP's output, and the final norm's scale."""
     parts, x = model.parts, _token_stream(model, e, model.n_layers)
-    mlp = model.mlp_output(layer, _token_stream(model, e, layer))
+    mlp = model.layer(layer).mlp.stream_output(_token_stream(model, e, layer))
     mlp = parts.final_share(Moment.mlp(layer)) * mlp
     return parts.centred(x), parts.centred(mlp), parts.scale(x + mlp)[:, None]
 
