@@ -157,7 +157,8 @@ def test_surroundings_change_nothing(name, around, model):
 
 WITHOUT_COMPUTATION = {
     *("affine", "with_constant", "top_entries", "tree_to_networkx"),
-    *("Steering", "Features", "Extrema", "FactoredSVD", "TensorChain", "TopPaths", "TopEntries"),
+    *("Steering", "Features", "Extrema", "FactoredSVD", "TensorChain", "TopPaths"),
+    *("TopEntries", "TensorStack"),
 }
 
 

@@ -1,13 +1,16 @@
 """Open a saved model without knowing its kind."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
+from bilens.tensor import TensorChain, TensorStack
 
 if TYPE_CHECKING:
     from bilens import residual
@@ -23,9 +26,13 @@ FILES = (".bin", ".gguf")
 
 
 def load(
-    source: str | Path, *, device: torch.device | str = "cpu", **hub: Any
-) -> "ImageClassifier | SparseAutoencoder | residual.ResidualModel":
-    """Return a saved model for reading: in evaluation mode, its weights frozen.
+    source: str | Path | nn.Module,
+    *,
+    device: torch.device | str = "cpu",
+    input_shape: Sequence[int] | None = None,
+    **hub: Any,
+) -> "ImageClassifier | SparseAutoencoder | residual.ResidualModel | TensorStack":
+    """Return a model for reading: in evaluation mode, and if it was saved with its weights frozen.
 
     A transformer becomes a `ResidualModel`, with the tokenizer in its folder. Its `model` is the
     ordinary torch module, to train or to run; `requires_grad_()` thaws its weights.
@@ -33,15 +40,21 @@ def load(
     Args:
         source: a directory that a training wrote, or the name of a repository on the hub. It may be
             of bilens, of a known family of transformers, or of another known layout. A .gguf file
-            and a .bin file of llama2.c are models too.
+            and a .bin file of llama2.c are models too. A torch module of your own is a
+            transformer of a known family, or a stack of bilinear layers. The tensors of a stack are
+            found and compared with it (`bilens.tensor.TensorStack`).
         device: device of the weights.
+        input_shape: shape of a single input of your own module, if it is not a vector.
         hub: passed to `from_pretrained`: revision, token, cache_dir, dtype, ...
 
     Raises:
         CheckpointError: the model is missing or damaged, or a weight is NaN.
+        NotBilinearError: your own module is neither.
         BilensError: the structure of the model or the device is not known.
     """
     check_device(device)
+    if isinstance(source, nn.Module):
+        return _open_module(source.to(device).eval(), input_shape)
     settings = {} if Path(source).suffix in FILES else read_config(source, **_place(hub))
     kind = OWN.get(str(settings.get("model_type")))
     model: Any
@@ -52,6 +65,14 @@ def load(
     if isinstance(model, ImageClassifier):
         return model
     return residual.ResidualModel(model, loading.find_tokenizer(source, model))
+
+
+def _open_module(module: nn.Module, input_shape: Sequence[int] | None) -> Any:
+    if isinstance(module, SparseAutoencoder | TensorChain):
+        return module
+    if type(module).__name__ in residual.families.known_families():
+        return residual.ResidualModel(module)
+    return TensorStack(module, input_shape)
 
 
 def _place(hub: dict[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from bilens.checks import check_count
-from bilens.data import load_images
+from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
 from bilens.explore.deep import DeepView, deep_screen
 from bilens.explore.gradio_import import gradio as gr
@@ -19,10 +21,11 @@ from bilens.explore.layout import html
 from bilens.explore.request_guard import RequestGuard, own_names
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
-from bilens.nn import ImageClassifier, SparseAutoencoder
+from bilens.nn import SparseAutoencoder
 from bilens.read.deep import PATHS_NAME
 from bilens.read.figures.style import DARK
 from bilens.registry import named_analyses
+from bilens.tensor import TensorChain
 from bilens.train import read_training
 
 if TYPE_CHECKING:
@@ -111,9 +114,9 @@ class Explorer:
 
 
 def explorer(
-    source: str | Path,
+    source: Any,
     *,
-    data: str | None = None,
+    data: str | ImageData | None = None,
     data_dir: str | Path | None = None,
     device: str = "cpu",
     save_to: str | Path | None = None,
@@ -124,8 +127,9 @@ def explorer(
     Heavy parts are read here, once; a click is then answered at once.
 
     Args:
-        source: a run directory, or the name of a repository on the hub.
-        data: name of the data; by default that of the training.
+        source: a run directory, the name of a repository on the hub, or a model of your own, such
+            as `bilens.load(module)`.
+        data: name of the data, by default that of the training, or images of your own.
         data_dir: folder of the data; see `bilens.data.load_images`.
         device: device of the model.
         save_to: folder where visitors may save the language models that they edit, each under a
@@ -138,23 +142,29 @@ def explorer(
         NotBilinearError: the model is not a tensor.
         CheckpointError: the model is missing or damaged, or does not name its data.
     """
-    model = load(source, device=device)
+    model: Any = source
+    if isinstance(source, str | Path | nn.Module):
+        model = load(source, device=device)
+    of = source if isinstance(source, str | Path) else type(model).__name__
     if isinstance(model, SparseAutoencoder):
-        raise BilensError(f"{source} holds a sparse autoencoder, which has no explorer")
-    if save_to is not None and isinstance(model, ImageClassifier):
-        raise BilensError(f"save_to={save_to}, but {source} is a classifier, which is not edited")
+        raise BilensError(f"{of} holds a sparse autoencoder, which has no explorer")
+    if save_to is not None and isinstance(model, TensorChain):
+        raise BilensError(f"save_to={save_to}, but {of} is a classifier, which is not edited")
+    if data is None and not isinstance(source, str | Path):
+        raise BilensError(f"data=None, expected the name of data for {of}, such as 'mnist'")
     added = [entry for reading in add for entry in named_analyses(reading)]
     for entry in added:
         if not entry.fits(model):
             raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
-    name = data or str(read_training(source)["data"])
-    title = f"{Path(source).name}, read from its weights"
+    name = str(data or read_training(str(source))["data"])
+    title = f"{Path(of).name}, read from its weights"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         html("title", f"<h1>{escape(title)}</h1>")
-        if isinstance(model, ImageClassifier):
-            images = load_images(name, data_dir).to(device)
-            if len(model.layers) > 1:
-                deep_view = DeepView(model, images, Path(source) / PATHS_NAME)
+        if isinstance(model, TensorChain):
+            images = data if isinstance(data, ImageData) else load_images(name, data_dir)
+            images = images.to(device)
+            if len(model.layer_tensors()) > 1:
+                deep_view = DeepView(model, images, Path(of) / PATHS_NAME)
                 deep_view.add_panels(added, [images])
                 deep_screen(deep_view)
             else:

@@ -88,7 +88,7 @@ def write_page(
 
 @checked
 def write_report(
-    path: Path, readings: Sequence[Reading], *, title: str, summary: str = ""
+    path: str | Path, readings: Sequence[Reading], *, title: str, summary: str = ""
 ) -> dict[str, go.Figure]:
     """Write the sections of readings as one page, and return its figures by name.
 
@@ -101,7 +101,7 @@ def write_report(
     sections = page_sections(readings)
     facts = [fact for reading in readings[:1] for fact in reading.facts()]
     summary = summary or " ".join(reading.explanation for reading in readings[:1])
-    write_page(path, title, summary, facts, sections)
+    write_page(Path(path), title, summary, facts, sections)
     figures: dict[str, go.Figure] = {}
     for part in (part for section in sections for part in section.parts):
         if isinstance(part, Picture):

@@ -15,6 +15,7 @@ from bilens.tensor.search import TopPaths, top_paths
 from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, form_cosines
 from bilens.tensor.spectrum import Spectrum
 from bilens.tensor.steering import Steering, steer
+from bilens.tensor.tracing import TensorStack
 from bilens.tensor.tree import LazyTree, Paths, decompile, tree_to_networkx
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Steering",
     "TensorChain",
     "TensorSVD",
+    "TensorStack",
     "TopEntries",
     "TopPaths",
     "TreeBonds",

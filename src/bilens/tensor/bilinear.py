@@ -1,13 +1,13 @@
 """A bilinear layer as a symmetric third-order tensor that is never built, and its SVD."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, SupportsIndex
 
 import torch
 from einops import einsum
 from jaxtyping import Float, Float64
-from torch import Tensor
+from torch import Tensor, nn
 
 from bilens.checks import check_count, check_finite, check_index, full_precision
 from bilens.errors import BilensError
@@ -164,6 +164,26 @@ class BilinearTensor(Reading):
                 f"The tensor is empty: left {tuple(self.left.shape)}, out {tuple(self.out.shape)}. "
                 "Expected an input, an output and a hidden unit."
             )
+
+    @classmethod
+    def of(cls, module: nn.Module, input_shape: Sequence[int] | None = None) -> "BilinearTensor":
+        """Return a torch module of one bilinear layer as a tensor, in the module's own coordinates.
+
+        The factors are found by running the module on probes. Products may be written in any way.
+        Biases, linear maps, residual connections and norms with running statistics are folded in.
+        The tensor is compared with the module on random inputs, in float64.
+
+        Args:
+            module: the module; it does not change.
+            input_shape: shape of a single input, such as (1, 28, 28), which is read flat. By
+                default the length of a vector that the module accepts.
+
+        Raises:
+            NotBilinearError: the module is not bilinear, or has several layers.
+        """
+        from bilens.tensor.tracing import module_tensor  # noqa: PLC0415  it builds these tensors
+
+        return module_tensor(module, input_shape)
 
     @property
     def n_in(self) -> int:

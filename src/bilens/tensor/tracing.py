@@ -1,0 +1,430 @@
+"""Bilinear factors of any torch module, found by running it on probes, and verified."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bilens.checks import check_finite, full_precision
+from bilens.errors import BilensError, NotBilinearError
+from bilens.tensor.bilinear import BilinearTensor
+
+PRODUCTS = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
+POWERS = {"pow", "pow_", "__pow__", "square", "square_"}
+CONTRACTIONS = {"einsum", "matmul", "__matmul__", "mm", "bmm", "linear", "inner", "outer"}
+TOLERANCE, ROUNDING = 1e-8, 1e-12
+SAMPLES = 16
+REMEDY = (
+    "Give a part without it, such as one layer. Norms with running statistics, as BatchNorm1d in "
+    "evaluation mode, are folded in; norms that divide by the length of their input cannot be."
+)
+
+
+class TensorStack(nn.Module):
+    """A module of your own as a chain of tensors; a `TensorChain`, which every reading accepts.
+
+    Each product of two parts of the input is a layer. Everything between products has to be linear:
+    biases, residual connections, convolutions, means, norms with running statistics. A layer's
+    inputs are an orthonormal basis of the directions that it and later layers read.
+
+    Args:
+        module: the module, of flat inputs or of inputs with `input_shape`. It does not change.
+        input_shape: shape of a single input, such as (1, 28, 28); by default the module is called
+            on vectors, whose length is found.
+
+    Raises:
+        NotBilinearError: the module is no such chain, or its outputs differ from the tensors'.
+
+    Attributes:
+        module: the module.
+        input_shape: shape of a single input of the module.
+    """
+
+    def __init__(self, module: nn.Module, input_shape: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.eval()
+        probe = _probed(module, input_shape)
+        self.input_shape = probe.shape
+        tensors, embedding = _minimal_chain(probe)
+        first = tensors[0] if embedding is None else tensors[0].change_basis(inputs=embedding)
+        _check(module, probe, [first, *tensors[1:]])
+        kind = _dtype(module)
+        self._tensors = [tensor.to(kind) for tensor in tensors]
+        self._embedding = None if embedding is None else embedding.to(kind)
+
+    def layer_tensors(self) -> list[BilinearTensor]:
+        """Return one tensor for each layer; each reads the outputs of the one before."""
+        return self._tensors
+
+    def embedding(self) -> Float[Tensor, "n_read n_in"] | None:
+        """Return orthonormal rows that span the part of the input that is read; None for all."""
+        return self._embedding
+
+    def forward(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
+        """Return the module's outputs for flat inputs."""
+        outputs = self.module(x.reshape(-1, *self.input_shape))
+        return outputs.reshape(*x.shape[:-1], -1)
+
+
+def module_tensor(module: nn.Module, input_shape: Sequence[int] | None = None) -> BilinearTensor:
+    """Return a module of one bilinear layer as a tensor; see `BilinearTensor.of`."""
+    probe = _probed(module, input_shape)
+    if probe.depth != 1:
+        raise NotBilinearError(
+            f"{type(module).__name__} has {probe.depth} layers of products, so its outputs are of "
+            f"degree {2**probe.depth} in its inputs, not one bilinear tensor. "
+            "bilens.load(module).layer_tensors() has a tensor for each layer."
+        )
+    # Coordinates stay the module's own: no basis is changed.
+    n_in = prod(probe.shape)
+    maps = [_joined([p.factors[side].up_to(n_in) for p in probe.products]) for side in (0, 1)]
+    linear, out = probe.out.matrix[:, :n_in], probe.out.matrix[:, n_in:]
+    tensor = _layer(maps[0], maps[1], out, linear, probe.out.bias)
+    _check(module, probe, [tensor])
+    return tensor.to(_dtype(module))
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """A linear map from all variables, the inputs and then the hidden units, and a bias."""
+
+    matrix: Float[Tensor, "n_rows variables"]
+    bias: Float[Tensor, " n_rows"]
+
+    def up_to(self, n: int) -> "_Affine":
+        return _Affine(self.matrix[:, :n], self.bias)
+
+
+@dataclass
+class _Product:
+    """A product of two parts of the input: the hidden units that it makes, and their factors."""
+
+    columns: slice
+    factors: tuple[_Affine, _Affine]
+    level: int = 0
+
+
+@dataclass
+class _Probe:
+    """All products of a module, and its output, as maps of the variables."""
+
+    shape: tuple[int, ...]
+    products: list[_Product]
+    out: _Affine
+
+    @property
+    def depth(self) -> int:
+        return max(product.level for product in self.products)
+
+
+class _Products(TorchFunctionMode):
+    """Replace each product of two dependent tensors by new variables, while a module runs.
+
+    A tensor depends on the input if autograd says so, since parameters require no gradient here.
+
+    Args:
+        replace: return the variables that take the place of a product, from its two factors.
+    """
+
+    def __init__(self, replace: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.replace = replace
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        dependent = [arg for arg in _flat((args, kwargs)) if _depends(arg)]
+        if name in PRODUCTS and len(dependent) == 2:
+            return self.replace(*torch.broadcast_tensors(*dependent))
+        if name in POWERS and dependent:
+            exponent = 2 if "square" in name else args[1] if len(args) > 1 else kwargs["exponent"]
+            if exponent in (2, 3, 4):
+                result = dependent[0]
+                for _ in range(int(exponent) - 1):
+                    result = self.replace(dependent[0], result)
+                return result
+        if name == "bilinear" and len(dependent) == 2:
+            # As in torch: W holds a matrix for each output.
+            first, second, weight, *bias = args
+            pairs = self.replace(
+                *torch.broadcast_tensors(first[..., :, None], second[..., None, :])
+            )
+            out = torch.einsum("...ij,oij->...o", pairs, weight)
+            return out if not bias or bias[0] is None else out + bias[0]
+        if name in CONTRACTIONS and len(dependent) > 1:
+            raise NotBilinearError(
+                f"{name} contracts two tensors that both depend on the input; expected a product "
+                "by *, whose hidden units are the layer's. Attention is read by ResidualModel."
+            )
+        return func(*args, **kwargs)
+
+
+class _Nonlinear(_Products):
+    """Also note the first function that is not affine, and the module that calls it."""
+
+    def __init__(self, replace: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(replace)
+        self.modules: list[str] = []
+        self.first = ""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        is_product = name in PRODUCTS | POWERS | CONTRACTIONS | {"bilinear"}
+        depends = any(_depends(arg) for arg in _flat((args, kwargs or {})))
+        if depends and not self.first and not is_product and not name.endswith("_"):
+            by = [_scaled(func, args, kwargs or {}, factor) for factor in (-1.0, 0.0, 1.0, 2.0)]
+            if all(isinstance(y, Tensor) and y.is_floating_point() for y in by):
+                # Odd functions pass the first test, homogeneous ones such as relu the second.
+                curved = [by[0] + by[2] - 2 * by[1], by[3] - 2 * by[2] + by[1]]
+                limit = TOLERANCE * float(by[2].detach().abs().max() + 1)
+                if not all(float(c.detach().abs().max()) <= limit for c in curved if c.numel()):
+                    where = f" in {self.modules[-1]}" if self.modules and self.modules[-1] else ""
+                    self.first = f"{name}{where}"
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _scaled(func: Any, args: Any, kwargs: Any, factor: float) -> Any:
+    """Return a function's result with all dependent arguments multiplied by a number."""
+
+    def change(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(change(entry) for entry in value)
+        return value * factor if _depends(value) else value
+
+    return func(*change(args), **{name: change(value) for name, value in kwargs.items()})
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return (
+        [e for entry in value for e in _flat(entry)] if isinstance(value, tuple | list) else [value]
+    )
+
+
+def _depends(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+@full_precision
+def _probed(module: nn.Module, input_shape: Sequence[int] | None) -> _Probe:
+    """Run a module on zero and on each unit vector of each variable, which determine its maps.
+
+    The first run, of one input, counts the products. In the second each product is replaced by
+    variables of its own, so that every value is affine in the inputs and in earlier products.
+    """
+    check_finite(**{name: p for name, p in module.named_parameters() if p.is_floating_point()})
+    copied = deepcopy(module).to("cpu", torch.float64).eval().requires_grad_(False)
+    shape = _input_shape(copied, input_shape)
+    sizes: list[int] = []
+
+    def count(first: Tensor, second: Tensor) -> Tensor:
+        sizes.append(first[0].numel())
+        return (first * second).detach().requires_grad_()
+
+    with torch.enable_grad():
+        with _Products(count):
+            copied(_random(1, shape).requires_grad_())
+        if not sizes:
+            culprit = _culprit(copied, shape)
+            raise NotBilinearError(
+                f"{type(module).__name__} multiplies no two parts of its input, expected a product "
+                f"such as (L x) * (R x){culprit}"
+            )
+        n_in = prod(shape)
+        n_rows = 1 + n_in + sum(sizes)
+        x = torch.zeros(n_rows, n_in, dtype=torch.float64)
+        x[1 : 1 + n_in] = torch.eye(n_in, dtype=torch.float64)
+        products: list[_Product] = []
+
+        def replace(first: Tensor, second: Tensor) -> Tensor:
+            if len(first) != n_rows:
+                raise NotBilinearError(
+                    f"a product has shape {tuple(first.shape)} for {n_rows} inputs, expected the "
+                    "batch as its first axis"
+                )
+            start = n_in + sum(sizes[: len(products)])
+            columns = slice(start, start + sizes[len(products)])
+            products.append(_Product(columns, (_affine(first), _affine(second))))
+            hidden = first.new_zeros(n_rows, sizes[len(products) - 1])
+            hidden[columns.start + 1 : columns.stop + 1].fill_diagonal_(1)
+            return hidden.reshape(first.shape).requires_grad_()
+
+        with _Products(replace):
+            out = _affine(copied(x.reshape(-1, *shape).requires_grad_()))
+    for product in products:
+        # One more than the deepest product that a factor depends on.
+        rows = torch.cat([factor.matrix for factor in product.factors])
+        limit = ROUNDING * rows.abs().max()
+        below = [p.level for p in products if float(rows[:, p.columns].abs().max()) > limit]
+        product.level = 1 + max(below, default=0)
+    return _Probe(shape, products, out)
+
+
+def _affine(values: Tensor) -> _Affine:
+    """Return the affine map with these values at zero and at each unit vector."""
+    bias, *_ = rows = values.detach().flatten(1)
+    return _Affine((rows[1:] - bias).T.contiguous(), bias)
+
+
+def _random(n: int, shape: Sequence[int]) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, *shape, generator=generator, dtype=torch.float64)
+
+
+def _input_shape(module: nn.Module, input_shape: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the given shape, or the first length of a vector that the module accepts."""
+    linear = [layer.in_features for layer in module.modules() if isinstance(layer, nn.Linear)]
+    others = [size for p in module.parameters() for size in reversed(p.shape)]
+    candidates = [tuple(input_shape)] if input_shape else [(n,) for n in [*linear, *others]]
+    for shape in dict.fromkeys(candidates):
+        try:
+            module(_random(2, shape))
+        except (RuntimeError, ValueError, TypeError) as error:
+            if input_shape:
+                raise BilensError(f"input_shape={shape} does not fit the module: {error}") from None
+        else:
+            return shape
+    raise BilensError(
+        f"{type(module).__name__} accepts no vector of the lengths that its parameters have; give "
+        "input_shape=, the shape of a single input, such as (1, 28, 28)"
+    )
+
+
+@full_precision
+def _minimal_chain(
+    probe: _Probe,
+) -> tuple[list[BilinearTensor], Float[Tensor, "n_read n_in"] | None]:
+    """Return a tensor for each level, and the map from inputs to the first one's inputs.
+
+    The state between two levels is the smallest from which everything later follows. It is the row
+    space of all later factors and of the output, over the variables so far. So it contains
+    residual connections of any kind, and a stack of width d has states of d numbers.
+    """
+    n_in, depth = prod(probe.shape), probe.depth
+    order = [p for level in range(1, depth + 1) for p in probe.products if p.level == level]
+    # Variables in the order of the levels, so that those of a state come first.
+    columns = torch.cat([torch.arange(n_in), *(_indices(p.columns) for p in order)])
+    sizes = [
+        sum(p.columns.stop - p.columns.start for p in probe.products if p.level <= level)
+        for level in range(depth + 1)
+    ]
+    maps = [
+        tuple(
+            _ordered(_joined([p.factors[side] for p in order if p.level == level]), columns)
+            for side in (0, 1)
+        )
+        for level in range(1, depth + 1)
+    ]
+    out = _ordered(probe.out, columns)
+    bases = [
+        _row_space([*(m for pair in maps[level:] for m in pair), out], n_in + sizes[level])
+        for level in range(depth)
+    ]
+    tensors = []
+    for level, (left, right) in enumerate(maps):
+        basis, end = bases[level], n_in + sizes[level]
+        # The next state is linear in this one and in the new hidden units.
+        above = out if level + 1 == depth else _Affine(bases[level + 1], out.bias.new_zeros(1))
+        bias = out.bias if level + 1 == depth else above.matrix.new_zeros(len(above.matrix))
+        old, new = above.matrix[:, :end], above.matrix[:, end : n_in + sizes[level + 1]]
+        first, second = (_Affine(m.up_to(end).matrix @ basis.T, m.bias) for m in (left, right))
+        tensors.append(_layer(first, second, new, old @ basis.T, bias))
+    if any(tensor.constant for tensor in tensors):
+        tensors = [tensor if tensor.constant else tensor.with_bias() for tensor in tensors]
+    return tensors, None if len(bases[0]) == n_in else bases[0]
+
+
+def _row_space(maps: Sequence[_Affine], n: int) -> Float[Tensor, "k n"]:
+    """Return orthonormal rows that span the rows of maps, restricted to the first n variables."""
+    parts = [m.matrix[:, :n] for m in maps]
+    # Each map at its own scale: a small one counts as much as a large one.
+    rows = torch.cat([part / (part.norm() or 1) for part in parts])
+    rows = rows[rows.abs().amax(1) > ROUNDING]
+    # Variables that nobody reads are left out exactly.
+    used = rows.abs().amax(0) > ROUNDING if len(rows) else torch.zeros(n, dtype=torch.bool)
+    values, vectors = torch.linalg.svd(rows[:, used], full_matrices=False)[1:]
+    k = int((values > ROUNDING * values[:1]).sum())
+    basis = rows.new_zeros(k, n)
+    # The module's own coordinates are kept where they span everything.
+    basis[:, used] = vectors[:k] if k < int(used.sum()) else torch.eye(k, dtype=rows.dtype)
+    return basis
+
+
+def _layer(
+    left: _Affine, right: _Affine, out: Tensor, linear: Tensor, bias: Tensor
+) -> BilinearTensor:
+    """Return the tensor of s -> out ((left s) * (right s)) + linear s + bias."""
+    tensor = BilinearTensor(left.matrix, right.matrix, out)
+    biases = [left.bias, right.bias, bias]
+    tiny = ROUNDING * max(float(out.norm()), 1)
+    is_linear = float(linear.norm()) > tiny
+    if not is_linear and all(float(b.abs().max()) <= tiny for b in biases):
+        return tensor
+    tensor = tensor.with_bias(left.bias, right.bias, bias if float(bias.abs().max()) else None)
+    if not is_linear:
+        return tensor
+    # A linear map of rank k is k products with the constant coordinate.
+    U, values, V = torch.linalg.svd(linear, full_matrices=False)
+    k = int((values > ROUNDING * values[0]).sum())
+    reads = torch.cat([V[:k], V.new_zeros(k, 1)], 1)
+    constant = torch.zeros_like(reads)
+    constant[:, -1] = 1
+    return tensor + BilinearTensor(reads, constant, U[:, :k] * values[:k], constant=True)
+
+
+def _joined(maps: Sequence[_Affine]) -> _Affine:
+    return _Affine(torch.cat([m.matrix for m in maps]), torch.cat([m.bias for m in maps]))
+
+
+def _ordered(m: _Affine, columns: Tensor) -> _Affine:
+    return _Affine(m.matrix[:, columns], m.bias)
+
+
+def _indices(columns: slice) -> Tensor:
+    return torch.arange(columns.start, columns.stop)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    kinds = [p.dtype for p in module.parameters() if p.is_floating_point()]
+    return max(kinds, key=lambda kind: torch.finfo(kind).bits, default=torch.get_default_dtype())
+
+
+def _culprit(module: nn.Module, shape: Sequence[int]) -> str:
+    """Return a clause that names the first function that is neither affine nor a product."""
+    mode = _Nonlinear(lambda first, second: (first * second).detach().requires_grad_())
+    for name, part in module.named_modules():
+        part.register_forward_pre_hook(lambda *_, name=name: mode.modules.append(name))
+        part.register_forward_hook(lambda *_: mode.modules.pop() and None)
+    with torch.enable_grad(), mode:
+        module(_random(2, shape).requires_grad_())
+    return f"; {mode.first} is neither linear nor a product" if mode.first else ""
+
+
+@full_precision
+@torch.no_grad()
+def _check(module: nn.Module, probe: _Probe, tensors: Sequence[BilinearTensor]) -> None:
+    """Raise unless a chain of tensors, of the flat inputs, equals its module on random inputs."""
+    copied = deepcopy(module).to("cpu", torch.float64).eval().requires_grad_(False)
+    x = _random(SAMPLES, probe.shape)
+    expected, outputs = copied(x).flatten(1), x.flatten(1)
+    for tensor in tensors:
+        outputs = tensor(outputs)
+    error = (outputs - expected).abs()
+    if not bool((error <= TOLERANCE * (1 + expected.abs().max())).all()):
+        worst = error.nan_to_num(torch.inf).argmax()
+        raise NotBilinearError(
+            f"{type(module).__name__} is {float(expected.flatten()[worst]):.6g} at a random input, "
+            f"and its tensor {float(outputs.flatten()[worst]):.6g}; expected the same "
+            f"number{_culprit(copied, probe.shape)}. {REMEDY}"
+        )
