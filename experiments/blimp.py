@@ -13,8 +13,6 @@ from torch import Tensor
 from bilens.errors import DataError
 from bilens.residual import ResidualModel
 
-__all__ = ["Pair", "load_pairs", "preferred"]
-
 
 @dataclass(frozen=True)
 class Pair:

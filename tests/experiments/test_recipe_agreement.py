@@ -69,7 +69,7 @@ def test_the_recipe_finds_edits_and_measures(folder):
 
 
 def test_a_sentence_is_scored_as_if_it_stood_alone(folder):
-    model = recipe._open(folder)
+    model = recipe.open_model(folder)
     pairs = load_pairs(folder / "blimp", 1)
     for pair, first in zip(pairs, preferred(model, pairs), strict=True):
         losses = []
@@ -81,12 +81,12 @@ def test_a_sentence_is_scored_as_if_it_stood_alone(folder):
 
 
 def test_other_heads_are_as_many_of_the_same_layers(folder):
-    model = recipe._open(folder)
+    model = recipe.open_model(folder)
     assert recipe._other_heads(model, [(1, 0), (0, 1)]) == [(0, 0), (1, 1)]
 
 
 def test_prefixes_are_half_plural_and_name_the_right_form(folder):
-    model = recipe._open(folder)
+    model = recipe.open_model(folder)
     plural = dict(word.split() for word in recipe.VERBS)
     for number, (ids, direction) in enumerate(recipe._prefixes(model, 8)):
         subject = model.tokenizer.decode(ids).split()[1]

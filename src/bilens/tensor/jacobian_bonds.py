@@ -154,7 +154,7 @@ def function_bonds(
             "on x; choose other directions or inputs, or scale its weights"
         )
     result = balanced_bonds(chain, W, moments, E)
-    errors = _standard_errors(_principal_bonds(moments), batches)
+    errors = _standard_errors(principal_bonds(moments), batches)
     return replace(result, errors=errors, constant=constant)
 
 
@@ -173,7 +173,7 @@ def balanced_bonds(
         moments: P and U of each bond.
         E: the embedding.
     """
-    bonds = _principal_bonds(moments)
+    bonds = principal_bonds(moments)
     cores = tuple(
         tensor.change_basis(bond.write, above)
         for tensor, bond, above in zip(
@@ -297,7 +297,7 @@ def _mean(parts: Sequence[Moments]) -> Moments:
     )
 
 
-def _principal_bonds(moments: Moments) -> list[Bond]:
+def principal_bonds(moments: Moments) -> list[Bond]:
     """Return the principal directions of K' U K at each bond, in coordinates of the vectors."""
     bonds = []
     for i, (P, U) in enumerate(zip(moments.vectors, moments.gradients, strict=True)):
