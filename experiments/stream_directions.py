@@ -30,6 +30,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from bilens.residual import ResidualModel
+from bilens.tensor import Bond
 from bilens.tensor.jacobian_bonds import Moments, principal_bonds
 from experiments.agreement import BETWEEN, NOUNS, open_model
 from experiments.context import Outcome, RecipeContext
@@ -141,28 +143,24 @@ def measure(
     model: ResidualModel, layers: Sequence[int], chosen_on: Texts, tested_on: Texts
 ) -> dict[str, Any]:
     """Return the needed number of directions of each method before each layer, None if too few."""
-    found = moments(model, layers, chosen_on)
+    methods = moments(model, layers, chosen_on)
     whole = differences(model, tested_on)
     spread = float(whole.std())
     accuracy = float((whole > 0).double().mean())
-    streams = {layer: stream_before(model, layer, tested_on.ids) for layer in layers}
-    needed: dict[str, list[int | None]] = {name: [] for name in found}
-    errors: dict[str, list[list[float]]] = {name: [] for name in found}
+    needed: dict[str, list[int | None]] = {name: [] for name in methods}
+    errors: dict[str, list[list[float]]] = {name: [] for name in methods}
     for i, layer in enumerate(layers):
-        x = streams[layer]
-        # The mean is that of the texts that chose the directions, at each position.
-        mean = found["function"].means[i]
-        for name, moment in found.items():
-            bond = principal_bonds(moment.moments)[i]
-
-            def change(k: int, bond: Any = bond, x: Tensor = x, mean: Tensor = mean) -> Tensor:
-                coordinates = (x - mean) @ bond.read[:k].T.to(x)
-                return differences(
-                    model, tested_on, layer, mean + coordinates @ bond.write[:, :k].T.to(x)
-                )
-
-            ranks = [k for k in RANKS if k <= bond.k]
-            k, measured = fewest(change, ranks, whole, spread, accuracy)
+        x = stream_before(model, layer, tested_on.ids)
+        for name, method in methods.items():
+            bond = principal_bonds(method.moments)[i]
+            # The mean is that of the texts that chose the directions, at each position.
+            projected = partial(_projected, x, method.means[i], bond)
+            k, measured = fewest(
+                lambda k: differences(model, tested_on, layer, projected(k)),  # noqa: B023
+                [k for k in RANKS if k <= bond.k],
+                whole,
+                accuracy,
+            )
             needed[name].append(k)
             errors[name].append(measured)
     return {
@@ -174,15 +172,21 @@ def measure(
     }
 
 
+def _projected(x: Tensor, mean: Tensor, bond: Bond, k: int) -> Tensor:
+    """Return a stream on the first k directions, its complement at the mean."""
+    coordinates = (x - mean) @ bond.read[:k].T.to(x)
+    return mean + coordinates @ bond.write[:, :k].T.to(x)
+
+
 def fewest(
     change: Callable[[int], Tensor],
     ranks: Sequence[int],
     whole: Tensor,
-    spread: float,
     accuracy: float,
 ) -> tuple[int | None, list[float]]:
     """Return the smallest number that suffices, by bisection, with its error and accuracy."""
-    low, high, best = 0, len(ranks), [float("nan")] * 2
+    spread = float(whole.std())
+    low, high, best = 0, len(ranks), [0.0, accuracy]
     while low < high:
         middle = (low + high) // 2
         smaller = change(ranks[middle])
@@ -192,7 +196,7 @@ def fewest(
             high, best = middle, [error, share]
         else:
             low = middle + 1
-    return (ranks[high], best) if high < len(ranks) else (None, [0.0, accuracy])
+    return (ranks[high], best) if high < len(ranks) else (None, best)
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,12 +304,12 @@ def _skipped(model: ResidualModel, layer: int) -> Iterator[None]:
     modules = [model.layer(number).module for number in range(layer)]
     forwards = [module.forward for module in modules]
     for module in modules:
-        module.forward = lambda x, *_, **__: x  # type: ignore[method-assign]
+        module.forward = lambda x, *_, **__: x
     try:
         yield
     finally:
         for module, forward in zip(modules, forwards, strict=True):
-            module.forward = forward  # type: ignore[method-assign]
+            module.forward = forward
 
 
 def _last_logits(model: ResidualModel, ids: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from bilens.convert import open_model, save_model
 from bilens.errors import BilensError
-from bilens.read.flow import StreamDirection, ablate, edit, edit_heads, flow, flows
+from bilens.read.flow import StreamDirection, ablate, edit, edit_head_along, edit_heads, flow, flows
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.families import GATED, exact_norms, some_text, tiny
@@ -183,6 +183,74 @@ def test_heads_that_cannot_be_edited_are_refused():
         edit_heads(view, 0, [9])
     with pytest.raises(BilensError, match="scale"):
         edit_heads(view, 0, [0], scale=float("nan"))
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def head_moment(view):
+    """A second moment of a head's mixed values."""
+    z = torch.randn(50, view.layer(1).heads.weights().value.shape[-1], generator=seeded(3)).double()
+    return z.T @ z / len(z)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_directions_of_a_head_are_scaled_and_others_change_least(name):
+    view = ResidualModel(tiny(name), toy_tokenizer())
+    M = head_moment(view)
+    V = torch.randn(2, len(M), generator=seeded(4)).double()
+    edited = edit_head_along(view, V, layer=1, head=1, scale=-2.0, moment=M)
+    old, new = (some.layer(1).heads.weights().out.double() for some in (view, edited))
+    assert torch.equal(old[0], new[0])
+    torch.testing.assert_close(V @ new[1], -2 * V @ old[1])
+    # z that is uncorrelated with V in the metric of the inverse moment is left as it is.
+    other = torch.linalg.svd(V @ torch.linalg.inv(M))[2][2:]
+    torch.testing.assert_close(other @ new[1], other @ old[1])
+    assert float((V @ old[1]).norm()) > 0
+
+
+def test_no_other_map_that_reverses_a_direction_changes_a_head_less():
+    view = ResidualModel(tiny("llama"))
+    M = head_moment(view)
+    v = torch.randn(1, len(M), generator=seeded(5)).double()
+    old = view.layer(1).heads.weights().out[0].double()
+
+    def change(moment):
+        new = (
+            edit_head_along(view, v, layer=1, head=0, moment=moment)
+            .layer(1)
+            .heads.weights()
+            .out[0]
+            .double()
+        )
+        return float(((new - old).T @ M @ (new - old)).trace())
+
+    least = change(M)
+    generator = seeded(6)
+    for _ in range(20):
+        other = (
+            M
+            + 0.1
+            * float(M.trace())
+            * torch.randn(len(M), generator=generator).double().diag().abs()
+        )
+        assert change(other) > least
+    assert change(None) > least
+
+
+def test_misuse_of_an_edit_along_a_head_is_explained():
+    view = ResidualModel(tiny("llama"))
+    d_head = view.layer(0).heads.weights().value.shape[-1]
+    V = torch.ones(1, d_head).double()
+    with pytest.raises(BilensError, match=f"head=9, expected 0 to {view.n_heads - 1}"):
+        edit_head_along(view, V, layer=0, head=9)
+    with pytest.raises(BilensError, match=f"have shapes .* expected \\(k, {d_head}\\)"):
+        edit_head_along(view, V[:, 1:], layer=0, head=0)
+    with pytest.raises(BilensError, match="linearly dependent"):
+        edit_head_along(view, torch.cat([V, V]), layer=0, head=0)
+    with pytest.raises(BilensError, match="moment is singular"):
+        edit_head_along(view, V, layer=0, head=0, moment=torch.zeros(d_head, d_head))
 
 
 def test_an_edited_model_is_saved_and_opened(tmp_path):

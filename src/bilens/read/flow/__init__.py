@@ -2,7 +2,7 @@
 
 from bilens.read.flow.ablation import Ablation, StreamDirection, ablate
 from bilens.read.flow.account import account, measure
-from bilens.read.flow.editing import edit, edit_heads
+from bilens.read.flow.editing import edit, edit_head_along, edit_heads
 from bilens.read.flow.graph import Flow, FlowGraph, Node, Rows
 from bilens.read.flow.patching import Effects, patch
 from bilens.read.flow.reading import FlowReading, read_flow
@@ -29,6 +29,7 @@ __all__ = [
     "ablate",
     "account",
     "edit",
+    "edit_head_along",
     "edit_heads",
     "flow",
     "flows",
