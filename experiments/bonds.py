@@ -53,7 +53,7 @@ from bilens.read import (
     read_bonds,
 )
 from bilens.read.bonds import sample_inputs
-from bilens.read.held_out import held_out
+from bilens.read.ranks import held_out
 from bilens.report import network_figure
 from bilens.tensor import (
     BilinearTensor,

@@ -25,7 +25,6 @@ import pandas as pd
 import torch
 
 from bilens.data import Corpus
-from bilens.read.figures.language import context_line, ngram_table
 from bilens.read.language import (
     DirectionReading,
     TokenDirection,
@@ -37,6 +36,8 @@ from bilens.read.language import (
     skip_trigrams,
     split_logits,
 )
+from bilens.read.language.ngrams import ngram_table
+from bilens.read.language.reading import context_line
 from bilens.reading import ContextList, signed
 from bilens.report import spectrum_figure
 from bilens.residual import ResidualModel

@@ -1,9 +1,12 @@
 """The public names: what is promised, and nothing by accident."""
 
+import ast
+import graphlib
 import importlib
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +92,26 @@ def test_the_mathematics_needs_torch_einops_and_jaxtyping_alone():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     packages = {name.partition(".")[0] for name in shown.stdout.split()}
     assert packages - set(sys.stdlib_module_names) == {"bilens"}
+
+
+def test_no_module_imports_itself_through_others():
+    # Lazy imports count too: a circle that is hidden by them is still one.
+    root = Path(bilens.__file__).parent
+    files = {
+        ".".join(p.relative_to(root.parent).with_suffix("").parts): p for p in root.rglob("*.py")
+    }
+    modules = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= inner & modules.keys() or {node.module}
+            elif isinstance(node, ast.Constant) and "bilens." in str(node.value):
+                names.add(node.value)
+        # `bilens` itself gives its rooms by name, and the registry its modules.
+        graph[name] = set() if name == "bilens.registry" else names & modules.keys() - {name}
+    # `BilinearTensor.of` builds its own class from a module, which takes the class.
+    graph["bilens.tensor.bilinear"].discard("bilens.tensor.tracing")
+    graphlib.TopologicalSorter(graph).prepare()

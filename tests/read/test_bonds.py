@@ -15,7 +15,7 @@ from bilens.read import (
     rank_accuracies,
     read_bonds,
 )
-from bilens.read.held_out import clopper_pearson, held_out
+from bilens.read.ranks import clopper_pearson, held_out
 from bilens.tensor import affine, bonds, with_constant
 from tests.models import digit_model, digits
 

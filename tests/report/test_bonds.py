@@ -6,8 +6,8 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.read import BondReading, read_bonds
-from bilens.read.figures.bonds import bond_sections
-from bilens.read.figures.network import chosen_edges
+from bilens.read.bonds import bond_sections
+from bilens.read.cuts import chosen_edges
 from bilens.report import (
     bond_figure,
     directions_figure,
@@ -28,11 +28,14 @@ def reading() -> BondReading:
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda read: matrices_figure(read, 2), "^layer=2, expected 0 to 1$"),
-        (lambda read: directions_figure(read, 2, SHAPE), "^bond=2, expected 0 to 1$"),
+        (lambda read: matrices_figure(read.cut_reading, 2), "^layer=2, expected 0 to 1$"),
+        (lambda read: directions_figure(read.cut_reading, 2, SHAPE), "^bond=2, expected 0 to 1$"),
         (lambda read: network_figure(read.cut_reading, 10, SHAPE), "^output=10, expected 0 to 9$"),
         (lambda read: network_figure(read, 1, SHAPE), "^reading is .*BondReading, expected CutRe"),
-        (lambda read: directions_figure(read, 0, (8,)), r"^shape=\(8,\), expected 2 values"),
+        (
+            lambda read: directions_figure(read.cut_reading, 0, (8,)),
+            r"^shape=\(8,\), expected 2 values",
+        ),
     ],
 )
 def test_what_a_figure_cannot_show_is_named(draw, message):
@@ -85,12 +88,12 @@ def test_a_network_has_the_largest_products():
 def test_each_direction_has_a_row_and_each_layer_its_matrices():
     ranks = reading().cut.ranks
     for bond, pictures in enumerate((1 + 8, 2 + 8)):
-        figure = directions_figure(reading(), bond, SHAPE)
+        figure = directions_figure(reading().cut_reading, bond, SHAPE)
         assert len(figure.layout.images) == ranks[bond] * pictures + 1  # the colours
         arrows = [note.text for note in figure.layout.annotations if "▲" in note.text]
         assert len(arrows) >= ranks[bond]
-    assert len(matrices_figure(reading(), 0).layout.images) == ranks[1] + 1
-    assert len(matrices_figure(reading(), 1).layout.images) == 10 + 1
+    assert len(matrices_figure(reading().cut_reading, 0).layout.images) == ranks[1] + 1
+    assert len(matrices_figure(reading().cut_reading, 1).layout.images) == 10 + 1
 
 
 def test_a_page_says_which_numbers_directions_have():

@@ -7,7 +7,6 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus
-from bilens.read.figures.language import ngram_table
 from bilens.read.language import (
     LanguageReading,
     TokenDirection,
@@ -18,6 +17,7 @@ from bilens.read.language import (
     read_language,
     read_ngrams,
 )
+from bilens.read.language.ngrams import ngram_table
 from bilens.report import write_report
 from bilens.residual import ResidualModel
 from tests.families import tiny

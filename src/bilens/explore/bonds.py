@@ -9,16 +9,17 @@ import plotly.graph_objects as go
 from bilens.data import ImageData
 from bilens.explore.screen import StateError
 from bilens.read import CutReading, rank_accuracies, read_bonds
-from bilens.read.figures.canvas import as_image, colour_bar_html, diverging, grey
-from bilens.read.figures.curves import ends_figure, mark_kept
-from bilens.read.figures.network import (
+from bilens.read.cuts import (
     BondNode,
     Edge,
     draw_network,
     edges_from,
     edges_into,
+    ends_figure,
     node_name,
 )
+from bilens.read.figures.canvas import as_image, colour_bar_html, diverging, grey
+from bilens.read.figures.plots import mark_kept
 from bilens.reading import signed
 from bilens.report import heat_figure, kept_directions_figure
 from bilens.tensor import TensorChain

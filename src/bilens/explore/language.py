@@ -19,7 +19,6 @@ from bilens.explore.flows import FlowOf, FlowView
 from bilens.explore.layout import note_html
 from bilens.explore.readings import PanelView
 from bilens.explore.screen import StateError, check_ranges, check_tokens, said_of
-from bilens.read.figures.language import context_line
 from bilens.read.language import (
     Context,
     ContextIndex,
@@ -33,6 +32,7 @@ from bilens.read.language import (
     split_logits,
     token_names,
 )
+from bilens.read.language.reading import context_line
 from bilens.reading import ContextLine, ContextList, Table, signed
 from bilens.registry import Analysis, analysis
 from bilens.report import (

@@ -2,29 +2,21 @@
 
 from bilens.read.adversarial import Attack, attack, class_mask
 from bilens.read.bonds import (
-    BondDirection,
     BondReading,
-    CutReading,
-    End,
     Metric,
-    accurate_ranks,
     classifier_bonds,
     classifier_function_bonds,
-    product_accuracies,
-    rank_accuracies,
     read_bonds,
 )
 from bilens.read.classifier import (
     Basis,
     ClassifierReading,
     Order,
-    TruncationCurve,
-    bottleneck_curve,
     read_classifier,
     spectra,
     top_inputs,
-    truncation_curve,
 )
+from bilens.read.cuts import BondDirection, CutReading, End
 from bilens.read.deep import (
     ClassPaths,
     DeepReading,
@@ -42,6 +34,7 @@ from bilens.read.explanation import (
     explain_deep,
 )
 from bilens.read.fourier import FourierReading, read_fourier
+from bilens.read.ranks import accurate_ranks, product_accuracies, rank_accuracies
 from bilens.read.recovery import SparsityReport, loss_recovered, sparsity
 from bilens.read.shared import (
     SharedFeature,
@@ -50,6 +43,7 @@ from bilens.read.shared import (
     shared_by_classes,
     shared_by_paths,
 )
+from bilens.read.truncation import TruncationCurve, bottleneck_curve, truncation_curve
 
 __all__ = [
     "Attack",

@@ -1,20 +1,18 @@
 """The few directions between the layers of a deep classifier, and the effect of each of them."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_sum, full_precision
+from bilens.checks import check_sum, checked, full_precision
 from bilens.data import ImageData
-from bilens.lazy_imports import go, lazy_import, pd
+from bilens.errors import BilensError
+from bilens.lazy_imports import go, pd
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.progress import progress_bar
 from bilens.read.chain import (
     ACCURACY_FORMATS,
     COMPARED,
@@ -26,8 +24,18 @@ from bilens.read.chain import (
     open_chain,
     predict,
 )
-from bilens.read.held_out import HeldOut, held_out
-from bilens.reading import Fact, Percent, Reading, Section
+from bilens.read.cuts import CutReading, directions_figure, matrices_figure, network_figure
+from bilens.read.figures.plots import accuracy_curve
+from bilens.read.figures.style import BLUE, RED, dress
+from bilens.read.ranks import (
+    HeldOut,
+    accurate_ranks,
+    full_cut,
+    held_out,
+    product_accuracies,
+    rank_accuracies,
+)
+from bilens.reading import Fact, Percent, Picture, Reading, Section, Table
 from bilens.registry import reading
 from bilens.settings import Share
 from bilens.tensor import (
@@ -35,21 +43,24 @@ from bilens.tensor import (
     Bonds,
     Cut,
     FunctionBonds,
-    Products,
     TensorChain,
     TreeBonds,
     bonds,
     function_bonds,
     gaussian_samples,
-    sparse_basis,
     with_constant,
 )
 from bilens.tensor.jacobian_bonds import Measure
 
-if TYPE_CHECKING:
-    from bilens.read.figures import bonds as pages
-else:  # plotly takes a second to import, and only pages use it.
-    pages = lazy_import("bilens.read.figures.bonds")
+COLORS = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
+INPUTS = {
+    "images": "the training images",
+    "gaussian": "a Gaussian of the images' mean and covariance",
+    "weights": "standard normal inputs",
+}
+"""Names of the inputs that a metric uses."""
+FLOOR = 1e-8
+"""Shares below are rounding, or soon will be."""
 
 Metric = Literal["images", "gaussian", "weights"]
 """Inputs: training images, a Gaussian of their mean and covariance, or standard normal inputs.
@@ -63,113 +74,6 @@ Kind = Literal["tree", "function"]
 
 SAMPLES = 4096
 """Inputs of the bonds of the function."""
-DEVIATIONS = 3.09
-"""Standard errors by which the loss of a cut has to stay below its limit."""
-
-RANKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 35, 40, 50, 60, 80, 100)
-"""Ranks of the uniform cuts whose accuracy is measured."""
-TRAINING_IMAGES = 30_000
-"""Number of training images for the choice of ranks, a third for the search, others for a check."""
-PER_DECADE = 10
-"""Numbers of products, per factor of 10, at which accuracy is measured."""
-SHOWN_IMAGES, END_SHARE = 4, 0.02
-"""Images shown at the end of a direction, and the share of images that its effect averages."""
-
-
-@dataclass(frozen=True, eq=False)
-class End:
-    """Effect of a direction at one end: at its largest or smallest coordinates.
-
-    Attributes:
-        images: numbers of the test images at the very end.
-        effects: loss of each logit when the coordinate is set to zero, minus the mean loss of all
-            logits. It is averaged over the 2 % of the test images nearest to the end.
-    """
-
-    images: tuple[int, ...]
-    effects: tuple[float, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class BondDirection:
-    """One coordinate of a cut model.
-
-    Attributes:
-        bond: number of the bond; the input's is 0.
-        number: number of the coordinate at this bond.
-        share: U_kk, the share of the model's squared norm lost if one use of it is removed.
-        ends: effects where it is largest, and where it is smallest.
-    """
-
-    bond: int
-    number: int
-    share: float
-    ends: tuple[End, End]
-
-
-@dataclass(frozen=True, eq=False)
-class CutReading:
-    """A cut model, and the effect of each coordinate on test images.
-
-    Attributes:
-        cut: the model, in a sparse basis.
-        data: the data that it is tested on.
-        coordinates: coordinates of the test images at each bond, the input's first, and then the
-            logits.
-    """
-
-    cut: Cut
-    data: ImageData
-    coordinates: tuple[Float64[Tensor, "images _"], ...]
-
-    @classmethod
-    def of(cls, cut: Cut, data: ImageData) -> "CutReading":
-        """Run test images through a cut, in the coordinates of its sparse basis."""
-        cut = sparse_basis(cut)
-        return cls(cut, data, tuple(cut.coordinates(data.test_images)))
-
-    @cached_property
-    def products(self) -> Products:
-        """Products of two coordinates that the layers sum, the largest share first."""
-        return self.cut.products()
-
-    @torch.no_grad()
-    def direction(self, bond: int, number: int) -> BondDirection:
-        """Return one coordinate with its effects at both ends."""
-        z = self.coordinates[bond]
-        near = max(1, round(END_SHARE * len(z)))
-        order = z[:, number].argsort(descending=True)
-        ends = [
-            End(
-                images=tuple(images[:SHOWN_IMAGES].tolist()),
-                effects=tuple(_effects(self.cut, bond, z[images[:near]], number).tolist()),
-            )
-            for images in (order, order.flip(0))
-        ]
-        share = float(self.cut.environments[bond][number, number])
-        return BondDirection(bond, number, share, (ends[0], ends[1]))
-
-    def pixels(self, bond: int, number: int) -> list[Float64[Tensor, " n_in"]]:
-        """Return a coordinate, or a logit, pulled back to the input as one or two pictures.
-
-        An input coordinate is one picture. Any other is a quadratic form of the coordinates below
-        it. The pictures are those of its strongest eigenvector of either sign, the positive one
-        first, each followed down to the input along the strongest eigenvectors.
-        """
-        cut = self.cut
-        if bond == 0:
-            return [cut.write[:, number]]
-        _, vectors = torch.linalg.eigh(cut.cores[bond - 1].interaction(output=number).dense())
-        pictures = []
-        for end in (-1, 0):
-            v = vectors[:, end]
-            for core in reversed(cut.cores[: bond - 1]):
-                values, below = torch.linalg.eigh(core.interaction(v).dense())
-                v = below[:, values.abs().argmax()]
-            picture = cut.write @ v
-            # The sign of an eigenvector is arbitrary, since the form squares it.
-            pictures.append(picture if picture.sum() >= 0 else -picture)
-        return pictures
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -263,11 +167,11 @@ class BondReading(Reading):
 
     def figures(self) -> "dict[str, go.Figure]":
         """Draw every figure of its sections."""
-        return pages.bond_figures(self)
+        return bond_figures(self)
 
     def sections(self) -> list[Section]:
         """Return the sections of a report."""
-        return pages.bond_sections(self)
+        return bond_sections(self)
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -397,7 +301,7 @@ def read_bonds(
     ranks = {kind: accurate_ranks(bonds_of[kind], data, drop) for kind in bonds_of}
     kind = min(bonds_of, key=lambda name: sum(ranks[name]))
     cut_reading = CutReading.of(bonds_of[kind].cut(ranks[kind]), data)
-    logits = _full_cut(bonds_of["tree"])(data.test_images)
+    logits = full_cut(bonds_of["tree"])(data.test_images)
     return BondReading(
         model=model,
         data=data,
@@ -414,109 +318,142 @@ def read_bonds(
     )
 
 
-@full_precision
-def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> tuple[int, ...]:
-    """Find few directions that lose at most `drop` of the model's accuracy.
-
-    They are searched on 10,000 training images and checked on 20,000 others. There the loss, image
-    by image, has to be 3.09 standard errors below `drop`. Otherwise every bond gets one direction
-    more. So the loss is within `drop` on images of the same kind with a confidence of 99.9 %.
-
-    Raises:
-        BilensError: drop is negative.
-    """
-    full = tuple(bond.k for bond in model_bonds.bonds)
-    # Evenly spaced, since images may be sorted by class.
-    spaced = slice(None, None, max(1, len(data.train_images) // TRAINING_IMAGES))
-    x, labels = data.train_images[spaced], data.train_labels[spaced]
-    # The input coordinates of every cut are the first of these, so they are computed once. Single
-    # precision decides the same images within rounding, in half the time.
-    z = model_bonds.cut(full).coordinates(x)[0].float()
-    searched = torch.arange(len(z)) % 3 == 0
-    checks = int((~searched).sum())
-
-    def is_right(cut: Cut, images: Bool[Tensor, " images"]) -> Float64[Tensor, " _"]:
-        outputs = z[images, : cut.ranks[0]]
-        for core in cut.cores:
-            outputs = core.to(torch.float32)(outputs)
-        return (outputs.argmax(-1) == labels[images]).double()
-
-    def loss_bound(cut: Cut, images: Bool[Tensor, " images"]) -> float:
-        lost = reference[images] - is_right(cut, images)
-        return float(lost.mean() + DEVIATIONS * lost.std() / checks**0.5)
-
-    with progress_bar() as bar:
-        task = bar.add_task("choosing directions", total=None, note="")
-        reference = is_right(model_bonds.cut(full), torch.ones_like(searched))
-
-        def score(cut: Cut) -> float:
-            bound = loss_bound(cut, searched)
-            bar.update(task, advance=1, note=f"{_sum(cut.ranks)} directions: {bound:.2%} lost")
-            return -bound
-
-        ranks = model_bonds.ranks_scoring(score, -drop)
-        # The search has seen its images many times, and may have been lucky on them.
-        while ranks != full and loss_bound(model_bonds.cut(ranks), ~searched) > drop:
-            ranks = tuple(min(rank + 1, k) for rank, k in zip(ranks, full, strict=True))
-        return ranks
-
-
-@full_precision
-def rank_accuracies(
-    model_bonds: Bonds, data: ImageData, ranks: Sequence[int] = ()
-) -> tuple[tuple[int, float, float], ...]:
-    """Return (k, test accuracy, error of the logits) of the cut to k directions at each bond.
-
-    The error is the RMS change of the centred logits on the test images, over their RMS. By default
-    k runs from 1 to all directions in growing steps.
-    """
-    most = max(bond.k for bond in model_bonds.bonds)
-    logits = _full_cut(model_bonds)(data.test_images)
-    rows = []
-    for k in ranks or [*(rank for rank in RANKS if rank < most), most]:
-        outputs = model_bonds.cut(k)(data.test_images)
-        error = float((outputs - logits).norm() / logits.norm())
-        rows.append((k, _accuracy(outputs, data.test_labels), error))
-    return tuple(rows)
-
-
-def _full_cut(model_bonds: Bonds) -> Cut:
-    """Return the model on all directions."""
-    return model_bonds.cut(max(bond.k for bond in model_bonds.bonds))
-
-
-@full_precision
-def product_accuracies(cut: Cut, data: ImageData) -> tuple[tuple[int, float], ...]:
-    """Return (k, test accuracy) with only the k products of largest share, for growing k."""
-    most = len(cut.products())
-    steps = range(PER_DECADE, 1 + int(PER_DECADE * math.log10(most)))
-    counts = sorted({round(10 ** (step / PER_DECADE)) for step in steps} | {most})
-    x = data.test_images.to(cut.read)
-    rows = []
-    for k in counts:
-        z = x
-        for tensor in cut.keep_products(k):
-            z = tensor(z)
-        rows.append((k, _accuracy(z, data.test_labels)))
-    return tuple(rows)
-
-
 def _sum(ranks: Sequence[int]) -> str:
     return " + ".join(map(str, ranks))
 
 
-def _accuracy(logits: Float[Tensor, "images classes"], labels: Tensor) -> float:
-    return int((logits.argmax(-1) == labels.to(logits.device)).sum()) / len(labels)
+@checked
+def bond_figure(reading: BondReading) -> "go.Figure":
+    """Draw the squared singular values of each bond, with a mark at the end of the cut."""
+    figure = go.Figure()
+    for number, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
+        color, name = COLORS[number % len(COLORS)], bond_name(number)
+        shares = [share for share in bond.shares.tolist() if share > FLOOR]
+        figure.add_scatter(
+            x=list(range(1, len(shares) + 1)),
+            y=shares,
+            mode="lines",
+            name=name,
+            line={"color": color, "width": 2},
+            hovertemplate=f"{name}, direction %{{x}}: %{{y:.2%}}<extra></extra>",
+        )
+        figure.add_scatter(
+            x=[rank],
+            y=[max(float(bond.shares[rank - 1]), FLOOR)],
+            mode="markers",
+            marker={"color": color, "size": 11, "symbol": "diamond"},
+            hovertemplate=f"{name}: {rank} kept<extra></extra>",
+            showlegend=False,
+        )
+    figure.update_xaxes(title="direction", type="log", dtick=1, fixedrange=True)
+    figure.update_yaxes(title="share", type="log", tickformat=".0e", fixedrange=True)
+    alt = "Share of each direction of each bond, the largest first"
+    return dress(figure, height=340, alt=alt).update_layout(
+        legend={"x": 0.02, "y": 0.02, "xanchor": "left", "yanchor": "bottom"}
+    )
 
 
-def _effects(
-    cut: Cut, bond: int, z: Float64[Tensor, "images k"], number: int
-) -> Float64[Tensor, " n_out"]:
-    """Return the mean loss of each logit when a coordinate is set to zero."""
-    without = z.clone()
-    without[:, number] = 0
-    both = torch.cat([z, without])
-    for core in cut.cores[bond:]:
-        both = core(both)
-    complete, ablated = both.chunk(2)
-    return (complete - ablated).mean(0)
+@checked
+def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: float) -> "go.Figure":
+    """Plot the test accuracy of uniform cuts against the number of directions of each bond.
+
+    Args:
+        by_rank: result of `rank_accuracies`.
+        full: accuracy of the model.
+    """
+    if not by_rank:
+        raise BilensError("by_rank is empty, expected at least one point")
+    rank, accuracies, errors = zip(*by_rank, strict=True)
+    figure = accuracy_curve(rank, accuracies, full, label="the model", beside="bottom right")
+    figure.update_traces(
+        customdata=errors,
+        hovertemplate="%{x} directions: %{y:.2f} %, error %{customdata:.2g}<extra></extra>",
+    )
+    figure.update_xaxes(title="directions kept at each bond", type="log", dtick=1, fixedrange=True)
+    return dress(figure, height=340, alt="Test accuracy against the directions kept at each bond")
+
+
+def bond_name(number: int) -> str:
+    """Return the name of a bond."""
+    return "pixels to layer 1" if number == 0 else f"layer {number} to {number + 1}"
+
+
+def bond_figures(reading: BondReading) -> "dict[str, go.Figure]":
+    """Draw every figure of these sections, by the name of the file that it is saved as."""
+    shape = reading.data.shape
+    figures = {
+        "bonds": bond_figure(reading),
+        "kept-directions": kept_directions_figure(reading.by_rank, reading.accuracy),
+    }
+    for label in range(reading.data.n_classes):
+        figures[f"network-{label}"] = network_figure(reading.cut_reading, label, shape)
+    for number in range(len(reading.cut.cores)):
+        figures[f"directions-{number}"] = directions_figure(reading.cut_reading, number, shape)
+    for number in range(len(reading.cut.cores)):
+        figures[f"matrices-{number}"] = matrices_figure(reading.cut_reading, number)
+    return figures
+
+
+def bond_sections(reading: BondReading) -> list[Section]:
+    """Return the sections on a model with few directions between its layers."""
+    figures, n = reading.figures(), len(reading.cut.cores)
+    ranks = " + ".join(map(str, reading.cut.ranks))
+    enough = (k for k, a in reading.by_products if a >= reading.accuracy - reading.drop)
+    few = next(enough, None)
+    products = f"{len(reading.cut_reading.products):,} products of two coordinates" + (
+        f"; the {few:,} of largest share keep the test accuracy within {reading.drop:.1%}"
+        if few
+        else ""
+    )
+    over = INPUTS[reading.metric]
+    low, high = reading.held_out.interval
+    ranks_of = {kind: " + ".join(map(str, sizes)) for kind, sizes in reading.ranks.items()}
+    order = f"; numbers go by share over {over}"
+    order += "" if reading.metric == "images" else ", in the explorer over the training images"
+    (frame,) = reading.tables().values()
+    shown = [k % 4 == 0 for k, _, _ in reading.by_rank[:-1]] + [True, True]
+    return [
+        Section(
+            "How few directions are enough",
+            "Each layer's output reaches the next layer through a bond, and the model uses "
+            f"few directions of it. Their shares (over {over}) fall fast. Two kinds of bonds were "
+            f"computed: the tree's need {ranks_of['tree']} directions, the function's "
+            f"{ranks_of['function']}; the page shows the {reading.kind}'s. The cut to {ranks} "
+            "(diamonds) was chosen on training images. Its test accuracy is "
+            f"{reading.cut_accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}). On these images "
+            f"it changes the logits by {reading.held_out.error:.2g} of their size (RMS, each minus "
+            f"the mean over classes; upper bound {reading.held_out.error_bound:.2g}).",
+            [
+                [Picture(name, figures[name]) for name in ("bonds", "kept-directions")],
+                [Table(frame[shown], "", reading.formats, 0)],
+            ],
+        ),
+        Section(
+            "The network that is left",
+            "For each class, from its logit on the right to the pixels: the products of two "
+            "coordinates that make up most of it, those that make up most of these, and so on. A "
+            "percentage belongs to a product, blue where it adds and red where it subtracts: its "
+            "share of the sum that it is part of. One line into it is a square. The same number is "
+            f"the same coordinate in every drawing{order}. Coordinates after the first layer show "
+            "the test images where they are largest and smallest.",
+            [
+                [Picture(f"network-{k}", figures[f"network-{k}"])]
+                for k in range(reading.data.n_classes)
+            ],
+        ),
+        Section(
+            "Every direction",
+            "The pixels of a coordinate of the input (blue where they go with it, red against "
+            "it); for any other, the strongest positive and negative eigenvector of its "
+            "interaction matrix, followed down to the pixels along the strongest ones below. Then "
+            "the test images at both ends of it and the logits that it raises and lowers there: "
+            "their change when the coordinate is set to zero.",
+            [[Picture(f"directions-{k}", figures[f"directions-{k}"])] for k in range(n)],
+        ),
+        Section(
+            "The layers, whole",
+            f"All {products}. One matrix for each coordinate that a layer makes, over the "
+            "coordinates that it reads; a colour goes by the square root of an entry.",
+            [[Picture(f"matrices-{k}", figures[f"matrices-{k}"])] for k in range(n)],
+        ),
+    ]

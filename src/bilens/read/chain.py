@@ -1,6 +1,6 @@
 """Models of bilinear layers, opened for reading: their tensors, their embedding, their accuracy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from bilens.checks import check_finite, check_labels, check_sum
 from bilens.errors import BilensError, NotBilinearError
-from bilens.lazy_imports import pd
-from bilens.reading import Fact
+from bilens.lazy_imports import go, pd
+from bilens.reading import Fact, Picture, Reading, Table
 from bilens.tensor import BilinearTensor, TensorChain
 from bilens.tensor.factors import affine, fit_input
 
@@ -162,3 +162,13 @@ def accuracy_frame(
     counts, accuracies = zip(*rows, strict=True)
     drops = [100 * (full - share) for share in accuracies]
     return pd.DataFrame({unit: counts, "accuracy": accuracies, "drop (points)": drops})
+
+
+def accuracy_tables(reading: Reading) -> list[Table]:
+    """Return the tables of a reading for a page."""
+    return [Table(frame, "", reading.formats, 0) for frame in reading.tables().values()]
+
+
+def picture_rows(figures: Mapping[str, "go.Figure"], start: str) -> list[list[Picture]]:
+    """Return the figures whose name has a given start, one in a row."""
+    return [[Picture(name, figures[name])] for name in figures if name.startswith(start)]

@@ -1,149 +1,49 @@
 """Eigenvectors of a single-layer classifier's logits, and the accuracy that few of them reach."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite, check_labels, full_precision
+from bilens.checks import check_count, check_finite, checked, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.lazy_imports import go, lazy_import, pd
-from bilens.progress import progress_bar
+from bilens.lazy_imports import go, pd
 from bilens.read.chain import (
     ACCURACY_FORMATS,
     accuracy,
-    accuracy_frame,
+    accuracy_tables,
     check_reproduces,
     input_tensors,
     open_layer,
+    picture_rows,
     size_facts,
 )
-from bilens.read.shared import SharedFeatures, check_classes, shared_by_classes
-from bilens.reading import Fact, Percent, Reading, Section
+from bilens.read.explanation import explain, explanation_figures
+from bilens.read.figures.canvas import Canvas
+from bilens.read.figures.plots import spectrum_figure
+from bilens.read.figures.style import BLUE, RED
+from bilens.read.shared import SharedFeatures, shared_by_classes, shared_figure, shared_section
+from bilens.read.truncation import BLOCK, TruncationCurve, truncation_curve, truncation_figure
+from bilens.reading import Fact, Percent, Picture, Reading, Section, signed
 from bilens.registry import reading
-from bilens.tensor import Spectrum, TensorChain, TensorSVD
+from bilens.settings import Count
+from bilens.tensor import Spectrum, TensorChain
 
-if TYPE_CHECKING:
-    from bilens.read.figures import classifier as pages
-else:  # plotly takes a second to import, and only pages use it.
-    pages = lazy_import("bilens.read.figures.classifier")
+TOP_INPUTS = 3
+CELL, LABEL = 1.42, 0.3
+"""Width of a picture with its inputs, and height of the line below it, in widths of a picture."""
+
+ORDER_TEXT = {"eigenvalue": "eigenvalue", "activation": "mean activation over the test images"}
 
 Basis = Literal["model", "pixels"]
 """Space in which eigenvectors are orthonormal: see `spectra`."""
 
 Order = Literal["eigenvalue", "activation"]
 """Order of eigenvectors on a page: by eigenvalue, or by mean activation over the test images."""
-
-STEPS = (1, 2, 3, 5, 10, 20, 50, 100)
-"""Numbers of eigenvectors in tables."""
-
-BLOCK = 512
-"""Samples in memory together, each with a number for every class and rank."""
-
-
-@dataclass(frozen=True)
-class TruncationCurve:
-    """Accuracy with the first k eigenvectors of each class, or components of a layer, for every k.
-
-    Attributes:
-        accuracy: from 0 to 1, for k = 1, 2, ...
-        full: accuracy with all of them, which is the model's.
-    """
-
-    accuracy: tuple[float, ...]
-    full: float
-
-    def frame(self) -> "pd.DataFrame":
-        """Return a row for some k up to all of them; see `accuracy_frame`."""
-        total = len(self.accuracy)
-        steps = [k for k in STEPS if k < total] + [total]
-        rows = [(k, self.accuracy[k - 1]) for k in steps]
-        return accuracy_frame("eigenvectors per class", rows, self.full)
-
-    def drop(self, k: int) -> float:
-        """Return the accuracy lost by truncating to the first k."""
-        check_count("k", k, len(self.accuracy))
-        return self.full - self.accuracy[k - 1]
-
-    def needed(self, drop: float) -> int:
-        """Return the smallest k from which on the loss is at most `drop`."""
-        insufficient = [k for k in range(1, len(self.accuracy) + 1) if self.drop(k) > drop]
-        return insufficient[-1] + 1 if insufficient else 1
-
-
-@full_precision
-def truncation_curve(
-    spectrum: Spectrum, x: Float[Tensor, "samples n_in"], labels: Int[Tensor, " samples"]
-) -> TruncationCurve:
-    """Compute the accuracy with the first 1, 2, ... eigenvectors of each class.
-
-    Eigenvectors count in the order of the spectrum.
-
-    Raises:
-        BilensError: the spectrum is not a batch over classes, the samples are empty, or a label is
-            not a class.
-
-    Source:
-        Pearce et al. 2024, figure 3.
-    """
-    check_classes(spectrum)
-    return _curve(lambda rows: spectrum.activations(rows).cumsum(-1).mT, x, labels)
-
-
-@full_precision
-def bottleneck_curve(
-    svd: TensorSVD,
-    readout: Float[Tensor, "classes n_out"],
-    x: Float[Tensor, "samples n_in"],
-    labels: Int[Tensor, " samples"],
-) -> TruncationCurve:
-    """Compute the accuracy with the first 1, 2, ... components of a layer, in one pass.
-
-    For each k this is the accuracy of readout(svd.truncate(k)(x)), which as a tensor is
-    `layer.change_basis(outputs=readout @ svd.truncate(k).projector())`. The readout is the linear
-    map from the layer's outputs to the logits.
-
-    Raises:
-        BilensError: the readout does not fit the layer, the samples are empty, or a label is not a
-            class.
-
-    Source:
-        Pearce & Dooms 2024, "SVD on the bilinear tensor".
-    """
-    if readout.shape[1] != svd.outputs.shape[1]:
-        raise BilensError(
-            f"readout has shape {tuple(readout.shape)}; expected (classes, "
-            f"{svd.outputs.shape[1]}), the outputs of the layer"
-        )
-    component_logits = svd.values[:, None] * (svd.outputs @ readout.to(svd.outputs).T)
-
-    def logits(rows: Tensor) -> Tensor:
-        return (svd.components(rows)[..., None] * component_logits).cumsum(1)
-
-    return _curve(logits, x, labels)
-
-
-def _curve(
-    logits_by_rank: Callable[[Tensor], Float[Tensor, "block ranks classes"]],
-    x: Float[Tensor, "samples n_in"],
-    labels: Int[Tensor, " samples"],
-) -> TruncationCurve:
-    """Compute the accuracy at each rank, block by block."""
-    counts = []
-    with progress_bar() as bar:
-        task = bar.add_task("accuracy by rank", total=len(x), note="")
-        for rows, row_labels in zip(x.split(BLOCK), labels.split(BLOCK), strict=True):
-            logits = logits_by_rank(rows)
-            check_finite(logits=logits)
-            check_labels(row_labels, logits.shape[-1])
-            counts.append((logits.argmax(-1) == row_labels.to(logits.device)[:, None]).sum(0))
-            bar.advance(task, len(rows))
-    shares = (torch.stack(counts).sum(0).double() / len(x)).tolist()
-    return TruncationCurve(tuple(shares), shares[-1])
 
 
 @full_precision
@@ -258,11 +158,11 @@ class ClassifierReading(Reading):
 
     def figures(self) -> "dict[str, go.Figure]":
         """Draw every figure of its sections."""
-        return pages.classifier_figures(self)
+        return classifier_figures(self)
 
     def sections(self) -> list[Section]:
         """Return the sections of a report."""
-        return pages.classifier_sections(self)
+        return classifier_sections(self)
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -311,3 +211,106 @@ def read_classifier(
         shared=shared_by_classes(spectrum),
         order=order,
     )
+
+
+@checked
+def eigenvector_figure(
+    spectrum: Spectrum,
+    x: Float[Tensor, "samples n_in"],
+    shape: tuple[int, int],
+    *,
+    title: str,
+    k: Count = 4,
+) -> "go.Figure":
+    """Draw the first k eigenvectors of either sign of a form, with the top inputs of each.
+
+    Positive ones are in the upper row, in the spectrum's order; order it by eigenvalue or by
+    mean activation before.
+
+    Raises:
+        BilensError: the spectrum is a batch, or its vectors are not images of that shape.
+    """
+    if spectrum.batch_shape:
+        raise BilensError("eigenvector_figure() shows a single form: index the spectrum's batch")
+    best = top_inputs(spectrum, x, min(TOP_INPUTS, len(x)))
+    aspect = shape[0] / shape[1]
+    canvas = Canvas(CELL * k, 2 * (aspect + LABEL), unit=120, title=title)
+    for row, (sign, color) in enumerate(((1, BLUE), (-1, RED))):
+        members = [item for item in enumerate(spectrum.values.tolist()) if sign * item[1] > 0]
+        top = row * (aspect + LABEL)
+        for column, (i, value) in enumerate(members[:k]):
+            left = column * CELL
+            canvas.eigenvector(spectrum.vectors[i], shape, x=left, y=top)
+            canvas.thumbnails(x[best[i]], shape, x=left + 1.03, y=top)
+            text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {signed(value)}"
+            canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
+    return canvas.figure()
+
+
+@checked
+def classifier_figures(reading: ClassifierReading) -> "dict[str, go.Figure]":
+    """Draw every figure of the page, by the name of the file that it is saved as."""
+    shape = reading.data.shape
+    names, x = reading.data.class_names, reading.data.test_images
+    figures = {"truncation": truncation_figure(reading.curve)}
+    for label, name in enumerate(names):
+        spectrum = _ordered(reading, label)
+        figures[f"spectrum-{label}"] = spectrum_figure(spectrum, title=f"Spectrum of {name}")
+        figures[f"eigenvectors-{label}"] = eigenvector_figure(
+            spectrum, x, shape, title=f"Eigenvectors of {name}"
+        )
+    if reading.shared.features:
+        figures["shared"] = shared_figure(reading.shared, shape, names)
+    return figures | explanation_figures(
+        reading.model, reading.data, partial(explain, reading.spectrum)
+    )
+
+
+def classifier_sections(reading: ClassifierReading) -> list[Section]:
+    """Return the sections on a classifier of one layer."""
+    figures = reading.figures()
+    return [
+        Section(
+            "How few eigenvectors are enough",
+            "Each logit is a sum of activations λ (v·x)², one for each eigenvector v: λ is its "
+            "eigenvalue and v·x its overlap with the image x. Keeping only those of largest |λ| "
+            "shows how many of them do the work. The effective rank, (Σ|λ|)² / Σλ², is the number "
+            "of equally strong eigenvectors that would weigh as much as all of a class's together.",
+            [[*accuracy_tables(reading), Picture("truncation", figures["truncation"])]],
+        ),
+        Section(
+            "Why these logits",
+            "One row for each of the three highest logits of an image. The pictures are the "
+            "eigenvectors that move the logit most for this image, with blue pixels where they are "
+            "positive and red ones where they are negative, each on its own scale. The number "
+            "below is the activation: blue raises the logit, red lowers it. Rest is the sum over "
+            "all other eigenvectors, so that a row adds up to its logit.",
+            picture_rows(figures, "explanation"),
+        ),
+        shared_section(reading.shared, figures.get("shared"), "eigenvectors"),
+        Section(
+            "The eigenvectors of each class",
+            "Read from the weights; no data chose them. P1, P2, ... are the eigenvectors of "
+            "positive eigenvalue λ, which only ever raise the logit; N1, N2, ... are those of "
+            "negative λ, which only ever lower it. An eigenvector reacts to its blue part or to "
+            "its red part, but not to both at once: overlaps cancel before they are squared. "
+            "Beside each are the three test images that it reacts to most. Ordered by "
+            f"{ORDER_TEXT[reading.order]}.",
+            [
+                [
+                    Picture(name, figures[name])
+                    for name in (f"spectrum-{label}", f"eigenvectors-{label}")
+                ]
+                for label in range(reading.data.n_classes)
+            ],
+        ),
+    ]
+
+
+def _ordered(reading: ClassifierReading, label: int) -> Spectrum:
+    spectrum = reading.spectrum[label]
+    scores = spectrum.values
+    if reading.order == "activation":
+        scores = spectrum.activations(reading.data.test_images).mean(0)
+    # From the outside in: the most positive and the most negative come first in their rows.
+    return spectrum.ordered_by(torch.as_tensor(scores).abs())

@@ -1,19 +1,27 @@
 """Logits of one input, split by the eigenvectors of the last layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import check_finite, full_precision
-from bilens.lazy_imports import pd
+from bilens.checks import check_finite, checked, full_precision
+from bilens.data import ImageData
+from bilens.lazy_imports import go, pd
+from bilens.read.chain import predict
+from bilens.read.figures.canvas import Canvas
+from bilens.read.figures.style import BLUE, GREY, RED
 from bilens.read.shared import check_classes
-from bilens.reading import Fact, Reading
+from bilens.reading import Fact, Reading, signed
 from bilens.settings import Count
-from bilens.tensor import LazyTree, Spectrum
+from bilens.tensor import LazyTree, Spectrum, TensorChain
+
+GAP, BETWEEN, VERDICT, LABEL = 0.06, 0.12, 1.6, 0.34
+"""Room between pictures and rows of a drawing, in widths of a picture."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,3 +188,77 @@ def _explain(
         remainder = float(logits[label] - values[strongest].sum())
         parts.append(LogitExplanation(label, float(logits[label]), branches, remainder))
     return Explanation(x, logits, tuple(parts))
+
+
+@checked
+def explanation_figure(
+    explanation: Explanation, shape: tuple[int, int], class_names: Sequence[str], *, title: str
+) -> "go.Figure":
+    """Draw a row for each of the highest logits: the last layer's eigenvectors for this input.
+
+    Below each is its contribution to the logit; the last column has that of all others, so that
+    a row sums to its logit. In a deep model an eigenvector has several pictures, each with
+    its share of the eigenvector's input.
+    """
+    shown = [branch for part in explanation.parts for branch in part.branches]
+    deep = any((branch.shares != 1).any() for branch in shown)
+    n_branches = max(len(part.branches) for part in explanation.parts)
+    k = max(len(branch.shares) for branch in shown)
+    aspect, block = shape[0] / shape[1], k * (1 + GAP) - GAP
+    step = block + (3 if deep else 1) * BETWEEN
+    rise = aspect + (2.4 if deep else 1) * LABEL
+    width = 1 + BETWEEN + n_branches * step + VERDICT
+    canvas = Canvas(width, rise * len(explanation.parts), unit=90, title=title)
+    middle = rise * (len(explanation.parts) - 1) / 2
+    canvas.image(explanation.x, shape, x=0, y=middle)
+    canvas.label("input", x=0.5, y=middle + aspect + 0.02, color=GREY)
+    for row, part in enumerate(explanation.parts):
+        top = row * rise
+        for number, branch in enumerate(part.branches):
+            left = 1 + 2 * BETWEEN + number * step
+            for place, vector in enumerate(branch.vectors):
+                x = left + place * (1 + GAP)
+                canvas.eigenvector(vector, shape, x=x, y=top)
+                if deep:
+                    share = signed(branch.shares[place].item(), ".0%")
+                    canvas.label(share, x=x + 0.5, y=top + aspect + 0.01, color=GREY)
+            color = BLUE if branch.activation > 0 else RED
+            text = signed(branch.activation, ".2f")
+            under = top + aspect + 0.01 + (LABEL if deep else 0)
+            canvas.label(
+                f"<b>{text}</b>" if deep else text, x=left + block / 2, y=under, color=color
+            )
+        name, end = escape(class_names[part.label]), width - VERDICT / 2
+        canvas.label(f"<b>{name}</b>", x=end, y=top, size=13)
+        canvas.label(f"logit {signed(part.logit, '.2f')}", x=end, y=top + 0.34 * aspect)
+        canvas.label(
+            f"rest {signed(part.remainder, '.2f')}", x=end, y=top + 0.64 * aspect, color=GREY
+        )
+    return canvas.figure()
+
+
+def explanation_figures(
+    model: TensorChain, data: ImageData, explained: Callable[[Tensor], Explanation]
+) -> "dict[str, go.Figure]":
+    """Draw the explanations of a clear case, a close call and a mistake, if the model makes any."""
+    figures, names, shape = {}, data.class_names, data.shape
+    for kind, number in _telling_examples(model, data).items():
+        label = names[int(data.test_labels[number])]
+        title = f"{kind.capitalize()}: test image {number}, labelled {label}"
+        explanation = explained(data.test_images[number])
+        figures[f"explanation-{kind}"] = explanation_figure(explanation, shape, names, title=title)
+    return figures
+
+
+@torch.no_grad()
+def _telling_examples(model: TensorChain, data: ImageData) -> dict[str, int]:
+    logits = predict(model, data.test_images).to(data.test_labels.device)
+    best = logits.topk(2, dim=-1)
+    margin = best.values[:, 0] - best.values[:, 1]
+    right = best.indices[:, 0] == data.test_labels
+    examples = {"clear": int(torch.where(right, margin, -torch.inf).argmax())}
+    if right.any():
+        examples["close"] = int(torch.where(right, margin, torch.inf).argmin())
+    if (~right).any():
+        examples["mistaken"] = int(torch.where(right, -torch.inf, margin).argmax())
+    return examples

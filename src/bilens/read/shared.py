@@ -1,16 +1,20 @@
 """Features shared by several classes: their eigenvectors that are equal up to sign."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bilens.checks import check_finite, full_precision
+from bilens.checks import check_finite, checked, full_precision
 from bilens.errors import BilensError
-from bilens.lazy_imports import pd
-from bilens.reading import Fact, Percent, Reading
+from bilens.lazy_imports import go, pd
+from bilens.read.figures.canvas import Canvas
+from bilens.read.figures.style import BLUE, GREY, RED
+from bilens.reading import Fact, Percent, Picture, Reading, Section
 from bilens.settings import Count
 from bilens.tensor import Paths, Spectrum, cluster
 
@@ -23,6 +27,11 @@ are in groups whose pictures have little in common.
 
 MAX_PATHS = 1000
 """Number of paths compared; time grows with its square."""
+
+COLUMNS, STEP, LINE = 4, 1.42, 0.18
+SHOWN = 12
+LETTERS, LINES = 15, 2
+"""Room below a picture: letters of a line, and lines of each sign."""
 
 
 @dataclass(frozen=True)
@@ -194,3 +203,74 @@ def _shared(
         if len({use.label for use in uses}) > 1:
             features.append(SharedFeature(vector, tuple(uses), agreement))
     return SharedFeatures(tuple(features), compared=len(heavy), groups=len(clusters))
+
+
+@checked
+def shared_figure(
+    shared: SharedFeatures, shape: tuple[int, int], class_names: Sequence[str]
+) -> "go.Figure":
+    """Draw the first few shared features; arrows below name the classes that a feature moves."""
+    features = shared.features[:SHOWN]
+    aspect = shape[0] / shape[1]
+    below = [_below(feature, class_names) for feature in features]
+    rise = aspect + LINE * (max(map(len, below)) + 0.5)
+    n_rows = -(-len(features) // COLUMNS)
+    alt = f"{len(features)} pictures of features, each with the classes that it moves"
+    canvas = Canvas(STEP * COLUMNS, rise * n_rows, unit=120, title="", alt=alt)
+    for place, (feature, lines) in enumerate(zip(features, below, strict=True)):
+        row, column = divmod(place, COLUMNS)
+        left, top = STEP * column, rise * row
+        canvas.eigenvector(feature.vector, shape, x=left + (STEP - 1) / 2, y=top)
+        for number, (text, color, full) in enumerate(lines):
+            y = top + aspect + 0.01 + LINE * number
+            canvas.label(text, x=left + STEP / 2, y=y, color=color, hover=full)
+    return canvas.figure()
+
+
+def shared_section(shared: SharedFeatures, figure: "go.Figure | None", what: str) -> Section:
+    """Return the section of `shared_figure`, which may be None.
+
+    Args:
+        shared: The features.
+        figure: See `shared_figure`.
+        what: Name of the vectors that were compared.
+    """
+    if figure is None:
+        text = f"None: no two of the {shared.compared:,} {what} compared are alike."
+        return Section("Features shared between classes", text)
+    shown = min(SHOWN, len(shared.features))
+    text = (
+        f"The {shared.compared:,} strongest {what} of all classes, grouped where they are alike up "
+        f"to sign, make {shared.groups:,} features. {len(shared.features):,} of them serve more "
+        f"than one class and hold {shared.weight:.0%} of the weight. "
+        f"{'These are' if shown == len(shared.features) else f'The first {shown} are'} shown, each "
+        "with its share of the weight and the classes it takes part in raising (▲) or lowering (▼)."
+    )
+    return Section("Features shared between classes", text, [[Picture("shared", figure)]])
+
+
+def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Lines under a picture: their text, safe for HTML, their colour, and all of it."""
+    lines = [(f"{feature.weight:.1%}", GREY, "share of the weight")]
+    for raises, sign, color in ((True, "▲", BLUE), (False, "▼", RED)):
+        # Each class once, by its heaviest use.
+        classes = dict.fromkeys(use.label for use in feature.uses if use.raises == raises)
+        names = [escape(class_names[label]) for label in classes]
+        text = f"{'raises' if raises else 'lowers'} {', '.join(names)}"
+        lines += [(f"{sign} {line}", color, text) for line in _wrapped(names)]
+    return lines
+
+
+def _wrapped(names: Sequence[str]) -> list[str]:
+    """Return names in the lines that fit; the last line has the number of the others."""
+    lines = [""]
+    for number, name in enumerate(names):
+        longer = f"{lines[-1]}, {name}" if lines[-1] else name
+        if len(longer) <= LETTERS or not lines[-1]:
+            lines[-1] = longer
+        elif len(lines) < LINES:
+            lines.append(name)
+        else:
+            lines[-1] += f" +{len(names) - number}"
+            break
+    return lines if names else []

@@ -1,20 +1,22 @@
 """From readings to pictures and pages."""
 
-from bilens.read.figures.bonds import bond_figure, kept_directions_figure
-from bilens.read.figures.classifier import classifier_figures, deep_figures
-from bilens.read.figures.curves import (
+from bilens.read.bonds import bond_figure, kept_directions_figure
+from bilens.read.classifier import classifier_figures, eigenvector_figure
+from bilens.read.cuts import directions_figure, matrices_figure, network_figure
+from bilens.read.deep import deep_figures
+from bilens.read.explanation import explanation_figure
+from bilens.read.figures.plots import (
     direction_figure,
-    kept_figure,
+    heat_figure,
     logits_figure,
     path_figure,
+    spectrum_figure,
     summands_figure,
-    truncation_figure,
 )
-from bilens.read.figures.explanation import explanation_figure, shared_figure
-from bilens.read.figures.network import directions_figure, matrices_figure, network_figure
-from bilens.read.figures.spectra import eigenvector_figure, heat_figure, spectrum_figure
 from bilens.read.figures.style import save_figure, save_figures
 from bilens.read.figures.trees import Branch, branches_html, tree_figure
+from bilens.read.shared import shared_figure
+from bilens.read.truncation import kept_figure, truncation_figure
 from bilens.report.compare import Axis, comparison_table, loss_figure, write_comparison_report
 from bilens.report.page import contexts_html, render_page, table_html, write_page, write_report
 

@@ -9,12 +9,12 @@ from html import escape
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 from jaxtyping import Float
 from PIL import Image, ImageOps
 from torch import Tensor
 
 from bilens.errors import BilensError
+from bilens.lazy_imports import go
 from bilens.read.figures.style import DIVERGING, LINE, PAPER, dress
 
 ENLARGED = 112
@@ -193,7 +193,7 @@ class Canvas:
         for name, x in (("negative", left - 0.6), ("positive", left + BAR + 0.6)):
             self.label(name, x=x, y=middle, on_line=True)
 
-    def figure(self) -> go.Figure:
+    def figure(self) -> "go.Figure":
         """Everything collected, as a figure."""
         figure = go.Figure(self._traces)
         hidden = {"visible": False, "constrain": "domain"}

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-import plotly.graph_objects as go
 from jaxtyping import Float
 from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
+from bilens.lazy_imports import go
 from bilens.read.figures.canvas import THUMB, Canvas, colour_bar_html
 from bilens.read.figures.style import BLUE, GREY, RED
 from bilens.reading import signed
@@ -28,7 +28,7 @@ def tree_figure(
     title: str,
     root: str = "",
     inputs: Mapping[Name, Float[Tensor, "k n_in"]] | None = None,
-) -> go.Figure:
+) -> "go.Figure":
     """Draw paths from the direction on the left to first-layer eigenvectors on the right.
 
     An edge is as thick as its |eigenvalue| is large among those of its layer. Positive ones are

@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bilens.checks import full_precision
+from bilens.checks import checked, full_precision
+from bilens.lazy_imports import go
+from bilens.read.figures.plots import heat_figure
 from bilens.reading import Fact, Reading
 from bilens.registry import reading
 from bilens.residual import Moment, ResidualModel
@@ -166,3 +168,16 @@ def _scores(
     norms = torch.linalg.matrix_norm(W[:, None] @ R)
     sizes = torch.linalg.matrix_norm(W)[:, None] * torch.linalg.matrix_norm(R)
     return torch.where(sizes > 0, norms / sizes, 0.0)
+
+
+@checked
+def composition_figure(composition: Composition) -> "go.Figure":
+    """Draw the share of each head's and MLP's output that each later one reads, beyond chance."""
+    return heat_figure(
+        composition.scores - composition.baseline,
+        composition.writers,
+        composition.readers,
+        title="Composition beyond chance",
+        across="reads",
+        down="writes",
+    )

@@ -3,28 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 import torch
 
 from bilens.checks import check_count, check_index, full_precision
 from bilens.errors import BilensError
-from bilens.lazy_imports import go, lazy_import
+from bilens.lazy_imports import go
 from bilens.nn import ATTENTIONS
-from bilens.read.language.composition import Composition, composition_scores
+from bilens.read.language.composition import Composition, composition_figure, composition_scores
 from bilens.read.language.names import token_names, token_range, top_pairs
+from bilens.read.language.ngrams import ngram_table
 from bilens.read.language.token_matrices import attention_scores, head_outputs
-from bilens.reading import Fact, Reading, Section
+from bilens.reading import Fact, Picture, Reading, Section
 from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
-
-if TYPE_CHECKING:
-    from bilens.read.figures import language as pages
-else:  # plotly takes a second to import, and only pages use it.
-    pages = lazy_import("bilens.read.figures.language")
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +100,11 @@ class AttentionReading(Reading):
 
     def figures(self) -> "dict[str, go.Figure]":
         """Draw the composition of all heads and MLPs."""
-        return {"composition": pages.composition_figure(self.composition)}
+        return {"composition": composition_figure(self.composition)}
 
     def sections(self) -> list[Section]:
         """Return the sections of a report."""
-        return pages.attention_sections(self)
+        return attention_sections(self)
 
 
 @reading("heads")
@@ -290,3 +286,29 @@ def _pairs(
 ) -> HeadPairs:
     pairs = partial(top_pairs, model, sides, factors, parts, k, among)
     return HeadPairs(pairs(), pairs(largest=False))
+
+
+def attention_sections(reading: AttentionReading) -> list[Section]:
+    """Return a section for each head, and one on their composition."""
+    text = (
+        "Most and least: pairs of a token (query) and one that it attends to (key), "
+        f"{reading.distance} earlier, by the head's pattern before any normalisation; under "
+        "a softmax by its exponent. Raises and lowers: the head's contribution to an output, past "
+        "the MLP, when it attends to a single token, in logits."
+    )
+    sections = []
+    for head in reading.heads:
+        tables = [
+            ngram_table(frame, caption)
+            for caption, frame in head.tables().items()
+            if caption != "components"
+        ]
+        sections.append(Section(f"Head {reading.layer}.{head.head}", text, [tables]))
+    composition = Section(
+        "Which components read the output of heads",
+        "The norm of the product of a writer's and a reader's matrix, over the product of their "
+        "norms, less the norm for two random ones. Q, K and V are a head's queries, keys and "
+        "values; L and R are the two sides of a bilinear layer.",
+        [[Picture(name, figure) for name, figure in reading.figures().items()]],
+    )
+    return [*sections, composition]

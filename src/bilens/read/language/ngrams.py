@@ -5,9 +5,9 @@ The matrices, and the arguments `layer`, `position` and `among`, are those of
 is not positive.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from bilens.checks import full_precision
 from bilens.errors import NotBilinearError
-from bilens.lazy_imports import lazy_import
 from bilens.progress import progress_bar
 from bilens.read.language.names import (
     TokenDirection,
@@ -31,17 +30,13 @@ from bilens.read.language.token_matrices import (
     bigram_matrix,
     skip_trigram_matrix,
 )
-from bilens.reading import Fact, Reading, Section, plain
+from bilens.reading import Fact, Reading, Section, Table, plain
 from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix, top_entries
 
-if TYPE_CHECKING:
-    from bilens.read.figures import language as pages
-else:  # plotly takes a second to import, and only pages use it.
-    pages = lazy_import("bilens.read.figures.language")
-
+CAPTIONS = {"direct": "residual stream", "mlp": "MLP"}
 PAIRS_AT_ONCE = 1024
 """Texts of two tokens that run at once; each has the probability of every token."""
 
@@ -96,7 +91,7 @@ class NGramReading(Reading):
 
     def sections(self) -> list[Section]:
         """Return the sections of a report."""
-        return pages.ngram_sections(self)
+        return ngram_sections(self)
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -343,3 +338,38 @@ def _neighbours(
     for name, values in {**columns, "value": value}.items():
         frame[name] = values[best].tolist()
     return frame
+
+
+def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
+    """Return a table of tokens and their value, without the parts of the value."""
+    words = [name for name in frame.columns if frame[name].dtype.kind not in "fiu"]
+    return Table(frame, caption, {"value": "z.2f"}, columns=(*words, "value"))
+
+
+def salient_section(salient: Mapping[BigramPart, pd.DataFrame], model: ResidualModel) -> Section:
+    """Return the section on the most salient bigrams of the whole vocabulary."""
+    later = model.n_layers > 1
+    parts = (
+        ["norms divide by the size of the token and its MLP only"] if model.parts.has_norms else []
+    )
+    parts += ["the effect of other layers is left out"] if later else []
+    note = f" In this model {' and '.join(parts)}." if parts else ""
+    return Section(
+        "The most salient bigrams",
+        "Pairs of tokens of the whole vocabulary, by the contribution of the first to the logit of "
+        "the second: through the residual stream, and through the MLP at the same token." + note,
+        [[ngram_table(frame, CAPTIONS[part]) for part, frame in salient.items()]],
+    )
+
+
+def ngram_sections(reading: NGramReading) -> list[Section]:
+    """Return the section on the n-grams of a token."""
+    before, after, *heads = (ngram_table(f, name) for name, f in reading.tables().items())
+    text = "The tokens that it follows and those that follow it, through the stream and the MLP"
+    if heads:
+        text += (
+            "; and for each head the pairs of an earlier token (virtual) and the present one "
+            "(direct) that raise it most in the MLP"
+        )
+    text += f". {reading.left_out}" if reading.left_out else "."
+    return [Section(f"N-grams of {reading.direction}", text, [[before, after], heads])]

@@ -2,33 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 
 from bilens.checks import checked, full_precision
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
-from bilens.lazy_imports import go, lazy_import
+from bilens.lazy_imports import go
+from bilens.read.figures.plots import spectrum_figure
 from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
 from bilens.read.language.heads import AttentionReading, read_attention
-from bilens.read.language.names import TokenDirection
-from bilens.read.language.ngrams import NGramReading, bigrams, read_ngrams
+from bilens.read.language.names import TokenDirection, token_names
+from bilens.read.language.ngrams import NGramReading, bigrams, read_ngrams, salient_section
 from bilens.read.language.texts import example_directions
 from bilens.read.language.token_matrices import BigramPart
-from bilens.reading import ContextList, Fact, Reading, Section, plain
+from bilens.reading import ContextLine, ContextList, Fact, Picture, Reading, Section, plain, signed
 from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.residual.sums import check_mlp
 from bilens.settings import Count
 from bilens.tensor import Spectrum
 
-if TYPE_CHECKING:
-    from bilens.read.figures import language as pages
-    from bilens.read.figures import spectra
-else:  # plotly takes a second to import, and only pages use it.
-    pages = lazy_import("bilens.read.figures.language")
-    spectra = lazy_import("bilens.read.figures.spectra")
+BEFORE, AFTER = 28, 4
+"""Tokens shown before and after the focal one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +79,15 @@ class DirectionReading(Reading):
     def figures(self) -> "dict[str, go.Figure]":
         """Draw the eigenvalues."""
         title = f"Eigenvalues of {self.direction}"
-        return {"spectrum": spectra.spectrum_figure(self.all_eigenvectors, title=title)}
+        return {"spectrum": spectrum_figure(self.all_eigenvectors, title=title)}
 
     def texts(self) -> list[ContextList]:
         """Return the texts of each eigenvector."""
-        return pages.direction_texts(self)
+        return direction_texts(self)
 
     def sections(self) -> list[Section]:
         """Return the sections of a report."""
-        return pages.direction_sections(self)
+        return direction_sections(self)
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -154,7 +151,7 @@ class LanguageReading(Reading):
 
     def sections(self) -> list[Section]:
         """Return the sections of a report."""
-        return pages.language_sections(self)
+        return language_sections(self)
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -283,4 +280,67 @@ def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[tuple[str, str], 
         ("heads", str(model.n_heads)),
         ("hidden units", f"{model.layer(0).mlp.up.n_out:,}"),
         ("vocabulary", f"{model.vocab_size:,}"),
+    )
+
+
+def direction_sections(reading: DirectionReading) -> list[Section]:
+    """Return the section on the eigenvectors of an output, with the texts of each."""
+    return [
+        Section(
+            f"Eigenvectors of {reading.direction}",
+            f"The contribution of the MLP of layer {reading.layer} to this output is a sum of "
+            "squares, one for each eigenvector. P1, P2, ... have a positive eigenvalue λ and only "
+            "ever raise it; N1, N2, ... have a negative one and only ever lower it. Below each are "
+            "the texts that it is most active in, with the token in brackets whose successor is "
+            "predicted. Colours show the contribution of each token, through the residual stream "
+            "or through attention: blue where positive, red where negative; a line that is opened "
+            "lists them, the largest first. They add up to the activation.",
+            [
+                [Picture(name, figure) for name, figure in reading.figures().items()],
+                *([part] for part in reading.texts()),
+            ],
+        )
+    ]
+
+
+def direction_texts(reading: DirectionReading) -> list[ContextList]:
+    """Return the texts of each eigenvector, below its name and eigenvalue."""
+    names = eigenvector_names(reading.spectrum.values.tolist())
+    return [
+        ContextList(name, [context_line(reading.model, context) for context in contexts])
+        for name, contexts in zip(names, reading.contexts, strict=True)
+    ]
+
+
+def eigenvector_names(values: Sequence[float]) -> list[str]:
+    """Return a name for each eigenvalue: P1, P2, ... and N1, N2, ... in the order given."""
+    signs = ["P" if value > 0 else "N" for value in values]
+    return [
+        f"{sign}{signs[: i + 1].count(sign)}  λ = {signed(value)}"
+        for i, (sign, value) in enumerate(zip(signs, values, strict=True))
+    ]
+
+
+def language_sections(reading: LanguageReading) -> list[Section]:
+    """Return the sections on a whole language model."""
+    sections = [salient_section(reading.salient, reading.model)]
+    for part in (*reading.ngrams, reading.attention, *reading.directions):
+        sections += part.sections()
+    if reading.left_out:
+        sections.append(Section("Parts that could not be read", " ".join(reading.left_out)))
+    return sections
+
+
+def context_line(model: ResidualModel, explained: FoundContext) -> ContextLine:
+    """Return the text around a context's focal token, with the contribution of each token."""
+    context = explained.context
+    start = max(0, context.position - BEFORE)
+    ids = context.ids[start : context.position + 1 + AFTER]
+    shares = explained.contribution.tokens()[start:].tolist()
+    names = token_names(model, ids)
+    shares += [0.0] * (len(names) - len(shares))
+    return ContextLine(
+        value=context.activation,
+        tokens=list(zip(names, shares, strict=True)),
+        focal=context.position - start,
     )

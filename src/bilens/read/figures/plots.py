@@ -1,25 +1,22 @@
-"""Curves of accuracy and bars of logits."""
+"""Plots of numbers: curves of accuracy, bars of logits, spectra and matrices."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
-import plotly.graph_objects as go
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.read import BondDirection, TruncationCurve
-from bilens.read.figures.style import BLUE, GREY, RED, dress
+from bilens.lazy_imports import go
+from bilens.read.figures.style import BLUE, DIVERGING, GREY, LINE, RED, dress
 from bilens.reading import signed
-
-TICKS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+from bilens.tensor import Spectrum
 
 
 def accuracy_curve(
     counts: Sequence[int], accuracies: Sequence[float], full: float, *, label: str, beside: str
-) -> go.Figure:
+) -> "go.Figure":
     """Draw a line through the accuracies, and a dotted line for the accuracy of the full model."""
     figure = go.Figure()
     figure.add_scatter(
@@ -39,7 +36,7 @@ def accuracy_curve(
     return figure.update_layout(showlegend=False)
 
 
-def mark_kept(figure: go.Figure, k: int, lost: float, accuracy: float) -> go.Figure:
+def mark_kept(figure: "go.Figure", k: int, lost: float, accuracy: float) -> "go.Figure":
     """Put a mark on such a curve at k."""
     return figure.add_scatter(
         x=[k],
@@ -51,37 +48,7 @@ def mark_kept(figure: go.Figure, k: int, lost: float, accuracy: float) -> go.Fig
 
 
 @checked
-def truncation_figure(curve: TruncationCurve) -> go.Figure:
-    """Plot the test accuracy of the model cut to the first k eigenvectors of each class."""
-    counts = range(1, len(curve.accuracy) + 1)
-    figure = accuracy_curve(
-        counts, curve.accuracy, curve.full, label="all of them", beside="bottom right"
-    )
-    figure.update_traces(
-        marker={"size": 4}, hovertemplate="%{x} eigenvectors: %{y:.2f} %<extra></extra>"
-    )
-    figure.update_xaxes(
-        title="eigenvectors kept for each class",
-        type="log",
-        tickvals=[k for k in TICKS if k <= len(curve.accuracy)],
-        ticks="outside",
-    )
-    alt = "Test accuracy against the eigenvectors kept for each class"
-    return dress(figure, height=340, alt=alt)
-
-
-@checked
-def kept_figure(curve: TruncationCurve, k: int) -> go.Figure:
-    """Draw the curve of `truncation_figure` with a mark at k eigenvectors of each class.
-
-    Raises:
-        BilensError: the curve has no such k.
-    """
-    return mark_kept(truncation_figure(curve), k, curve.drop(k), curve.accuracy[k - 1])
-
-
-@checked
-def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> go.Figure:
+def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> "go.Figure":
     """Plot the test accuracy of the tree pruned to its best k paths, against k."""
     if not by_paths:
         raise BilensError("by_paths is empty, expected at least one point")
@@ -100,23 +67,16 @@ def logits_figure(
     class_names: Sequence[str],
     *,
     title: str,
-) -> go.Figure:
+) -> "go.Figure":
     """Draw a pair of bars for each class: the logit of the full and of the truncated model."""
     bars = {"kept": (BLUE, truncated), "all": (GREY, logits)}
-    return _pairs(bars, class_names, "logit", title)
+    return pair_figure(bars, class_names, "logit", title)
 
 
-@checked
-def ends_figure(direction: BondDirection, class_names: Sequence[str], *, title: str) -> go.Figure:
-    """Draw a pair of bars for each class: the effect of a coordinate on its logit at either end."""
-    high, low = (torch.tensor(end.effects) for end in direction.ends)
-    bars = {"at its largest": (BLUE, high), "at its smallest": (RED, low)}
-    return _pairs(bars, class_names, "added to the logit", title)
-
-
-def _pairs(
+def pair_figure(
     bars: Mapping[str, tuple[str, Tensor]], class_names: Sequence[str], measure: str, title: str
-) -> go.Figure:
+) -> "go.Figure":
+    """Draw a group of bars for each class, by label a colour and a value for each class."""
     figure = go.Figure()
     names = [escape(name) for name in class_names]
     for label, (color, values) in bars.items():
@@ -135,7 +95,7 @@ def _pairs(
 @checked
 def direction_figure(
     direction: Float[Tensor, " classes"], class_names: Sequence[str], *, title: str
-) -> go.Figure:
+) -> "go.Figure":
     """Draw a bar for each class: the weight of its logit in a direction."""
     figure = go.Figure()
     values = direction.tolist()
@@ -149,7 +109,7 @@ def direction_figure(
 
 
 @checked
-def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str) -> go.Figure:
+def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str) -> "go.Figure":
     """Draw a bar for each summand from the top down, and below them their sum."""
     figure = go.Figure()
     labels = [*(escape(name) for name in names), "<b>sum</b>"]
@@ -174,8 +134,103 @@ def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str
     return dress(figure, height=100 + 24 * len(labels), title=escape(title))
 
 
-def _bars(figure: go.Figure, measure: str, title: str) -> go.Figure:
+def _bars(figure: "go.Figure", measure: str, title: str) -> "go.Figure":
     # Names of classes may be numbers, which are not places on an axis.
     figure.update_xaxes(type="category", title="class")
     figure.update_yaxes(title=measure, zeroline=True)
     return dress(figure, height=260, title=escape(title))
+
+
+TOP_INPUTS, SHOWN = 3, 20
+CELL, LABEL = 1.42, 0.3
+
+
+@checked
+def spectrum_figure(spectrum: Spectrum, *, title: str) -> "go.Figure":
+    """Draw the eigenvalues of a form from the outside in, up to 20 of either sign."""
+    figure = go.Figure()
+    values = spectrum.values.detach().cpu().double()
+    for name, color, indices in (
+        ("positive", BLUE, values[values > 0].sort(descending=True).values[:SHOWN]),
+        ("negative", RED, values[values < 0].sort().values[:SHOWN]),
+    ):
+        figure.add_scatter(
+            x=list(range(1, len(indices) + 1)),
+            y=indices.tolist(),
+            name=name,
+            mode="lines+markers",
+            line={"color": color, "width": 1.5},
+            marker={"size": 5},
+            hovertemplate="%{x}: λ = %{y:.4g}<extra></extra>",
+        )
+    figure.add_hline(y=0, line={"width": 1, "color": LINE})
+    figure.update_xaxes(title="rank")
+    figure.update_yaxes(title="eigenvalue")
+    dress(figure, height=260, title=escape(title))
+    return figure.update_layout(showlegend=False)
+
+
+ROW_HEIGHT, NARROW = 22, 10
+"""Pixels of height of a row: with a name, and with too many rows for names."""
+NAMED = 40
+
+
+@checked
+def heat_figure(
+    values: Float[Tensor, "n_rows n_columns"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    title: str,
+    across: str = "",
+    down: str = "",
+    shares: bool = False,
+) -> "go.Figure":
+    """Draw positive numbers in blue, negative ones in red, NaN left blank; the first row on top.
+
+    `across` and `down` are titles of the columns and rows. If all are shares, none below 0, the
+    scale is from 0 to 1 instead of as far to either side of 0 as the largest |number|.
+
+    Raises:
+        BilensError: the names are not as many as the rows and columns.
+    """
+    if values.shape != (len(rows), len(columns)):
+        raise BilensError(
+            f"values has shape {tuple(values.shape)}, with {len(rows)} names of rows and "
+            f"{len(columns)} of columns; expected one for each"
+        )
+    numbers = values.detach().cpu().double()
+    top = 1.0 if shares else float(numbers.nan_to_num(0).abs().max()) or 1.0
+    colors = DIVERGING[len(DIVERGING) // 2 :] if shares else DIVERGING
+    figure = go.Figure(
+        go.Heatmap(
+            z=numbers.tolist(),
+            zmin=0 if shares else -top,
+            zmax=top,
+            colorscale=[[i / (len(colors) - 1), color] for i, color in enumerate(colors)],
+            # Names may repeat, so that they are labels and no coordinates.
+            text=[[f"{escape(row)} · {escape(column)}" for column in columns] for row in rows],
+            hovertemplate="%{text}: %{z:.3g}<extra></extra>",
+            hoverongaps=False,
+            xgap=1,
+            ygap=1,
+            colorbar={"thickness": 10, "outlinewidth": 0, "len": 1},
+        )
+    )
+    for axis, names, heading in (("xaxis", columns, across), ("yaxis", rows, down)):
+        shown = len(names) <= NAMED
+        figure.update_layout(
+            {
+                axis: {
+                    "title": escape(heading),
+                    "tickvals": list(range(len(names))) if shown else [],
+                    "ticktext": [escape(name) for name in names] if shown else [],
+                    "ticks": "",
+                    "showline": False,
+                }
+            }
+        )
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_xaxes(automargin=True)
+    height = 130 + len(rows) * (ROW_HEIGHT if len(rows) <= NAMED else NARROW)
+    return dress(figure, height=height, title=escape(title))

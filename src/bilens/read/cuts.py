@@ -1,24 +1,137 @@
-"""A cut model as a network, its directions and its matrices."""
+"""A cut of a classifier on images: its coordinates and their effects, and drawings of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 
-import plotly.graph_objects as go
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from bilens.checks import check_index, checked
-from bilens.read import BondReading, CutReading, End
+from bilens.data import ImageData
+from bilens.lazy_imports import go
 from bilens.read.figures.canvas import Canvas, diverging
+from bilens.read.figures.plots import pair_figure
 from bilens.read.figures.style import BLUE, GREY, RED
-from bilens.tensor import Products
+from bilens.tensor import Cut, Products, sparse_basis
 
+SHOWN_IMAGES, END_SHARE = 4, 0.02
+"""Images shown at the end of a direction, and the share of images that its effect averages."""
 OF_OUTPUT, OF_NODE = 4, 2
 """Products drawn into a logit, and into each coordinate."""
 STEP, GAP, SPREAD, JOINT, THICKEST = 2.9, 0.3, 0.42, 0.8, 6.0
 BondNode = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """Effect of a direction at one end: at its largest or smallest coordinates.
+
+    Attributes:
+        images: numbers of the test images at the very end.
+        effects: loss of each logit when the coordinate is set to zero, minus the mean loss of all
+            logits. It is averaged over the 2 % of the test images nearest to the end.
+    """
+
+    images: tuple[int, ...]
+    effects: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BondDirection:
+    """One coordinate of a cut model.
+
+    Attributes:
+        bond: number of the bond; the input's is 0.
+        number: number of the coordinate at this bond.
+        share: U_kk, the share of the model's squared norm lost if one use of it is removed.
+        ends: effects where it is largest, and where it is smallest.
+    """
+
+    bond: int
+    number: int
+    share: float
+    ends: tuple[End, End]
+
+
+@dataclass(frozen=True, eq=False)
+class CutReading:
+    """A cut model, and the effect of each coordinate on test images.
+
+    Attributes:
+        cut: the model, in a sparse basis.
+        data: the data that it is tested on.
+        coordinates: coordinates of the test images at each bond, the input's first, and then the
+            logits.
+    """
+
+    cut: Cut
+    data: ImageData
+    coordinates: tuple[Float64[Tensor, "images _"], ...]
+
+    @classmethod
+    def of(cls, cut: Cut, data: ImageData) -> "CutReading":
+        """Run test images through a cut, in the coordinates of its sparse basis."""
+        cut = sparse_basis(cut)
+        return cls(cut, data, tuple(cut.coordinates(data.test_images)))
+
+    @cached_property
+    def products(self) -> Products:
+        """Products of two coordinates that the layers sum, the largest share first."""
+        return self.cut.products()
+
+    @torch.no_grad()
+    def direction(self, bond: int, number: int) -> BondDirection:
+        """Return one coordinate with its effects at both ends."""
+        z = self.coordinates[bond]
+        near = max(1, round(END_SHARE * len(z)))
+        order = z[:, number].argsort(descending=True)
+        ends = [
+            End(
+                images=tuple(images[:SHOWN_IMAGES].tolist()),
+                effects=tuple(_effects(self.cut, bond, z[images[:near]], number).tolist()),
+            )
+            for images in (order, order.flip(0))
+        ]
+        share = float(self.cut.environments[bond][number, number])
+        return BondDirection(bond, number, share, (ends[0], ends[1]))
+
+    def pixels(self, bond: int, number: int) -> list[Float64[Tensor, " n_in"]]:
+        """Return a coordinate, or a logit, pulled back to the input as one or two pictures.
+
+        An input coordinate is one picture. Any other is a quadratic form of the coordinates below
+        it. The pictures are those of its strongest eigenvector of either sign, the positive one
+        first, each followed down to the input along the strongest eigenvectors.
+        """
+        cut = self.cut
+        if bond == 0:
+            return [cut.write[:, number]]
+        _, vectors = torch.linalg.eigh(cut.cores[bond - 1].interaction(output=number).dense())
+        pictures = []
+        for end in (-1, 0):
+            v = vectors[:, end]
+            for core in reversed(cut.cores[: bond - 1]):
+                values, below = torch.linalg.eigh(core.interaction(v).dense())
+                v = below[:, values.abs().argmax()]
+            picture = cut.write @ v
+            # The sign of an eigenvector is arbitrary, since the form squares it.
+            pictures.append(picture if picture.sum() >= 0 else -picture)
+        return pictures
+
+
+def _effects(
+    cut: Cut, bond: int, z: Float64[Tensor, "images k"], number: int
+) -> Float64[Tensor, " n_out"]:
+    """Return the mean loss of each logit when a coordinate is set to zero."""
+    without = z.clone()
+    without[:, number] = 0
+    both = torch.cat([z, without])
+    for core in cut.cores[bond:]:
+        both = core(both)
+    complete, ablated = both.chunk(2)
+    return (complete - ablated).mean(0)
 
 
 @dataclass(frozen=True)
@@ -95,7 +208,7 @@ def _edges(products: Products, selected: Bool[Tensor, " terms"], k: int) -> list
 
 
 @checked
-def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> go.Figure:
+def network_figure(reading: CutReading, output: int, shape: tuple[int, int]) -> "go.Figure":
     """Draw the strongest products below an output, from pixels on the left to it on the right.
 
     Args:
@@ -205,14 +318,13 @@ LEAST = 0.25
 
 
 @checked
-def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -> go.Figure:
+def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) -> "go.Figure":
     """Draw the coordinates of a bond in rows: the picture of each, and both of its ends.
 
     The bond of the input has the number 0.
     """
-    cut_reading = reading.cut_reading
-    check_index("bond", bond, len(cut_reading.cut.ranks))
-    rows = [cut_reading.direction(bond, number) for number in range(cut_reading.cut.ranks[bond])]
+    check_index("bond", bond, len(reading.cut.ranks))
+    rows = [reading.direction(bond, number) for number in range(reading.cut.ranks[bond])]
     aspect = shape[0] / shape[1]
     rise = aspect + ROW_GAP
     shown = 1 + (bond > 0)
@@ -230,7 +342,7 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
         middle = y + aspect / 2
         name = f"<b>{bond}.{direction.number + 1}</b><br>{direction.share:.1%}"
         canvas.label(name, x=0.5, y=middle, color=GREY, on_line=True)
-        for number, vector in enumerate(cut_reading.pixels(bond, direction.number)):
+        for number, vector in enumerate(reading.pixels(bond, direction.number)):
             canvas.eigenvector(vector, shape, x=1.05 + 1.08 * number, y=y)
         for number, end in enumerate(direction.ends):
             left = start + side * number
@@ -242,7 +354,7 @@ def directions_figure(reading: BondReading, bond: int, shape: tuple[int, int]) -
 
 
 @checked
-def matrices_figure(reading: BondReading, layer: int) -> go.Figure:
+def matrices_figure(reading: CutReading, layer: int) -> "go.Figure":
     """Draw the interaction matrices of a layer of the cut model, one for each output coordinate."""
     check_index("layer", layer, len(reading.cut.cores))
     core = reading.cut.cores[layer]
@@ -280,3 +392,11 @@ def _moved(end: End, names: Sequence[str]) -> str:
             text = escape(", ".join(names[i] for i in by_size[:NAMED]))
             lines.append(f'<span style="color:{color}">{mark} {text}</span>')
     return "<br>".join(lines)
+
+
+@checked
+def ends_figure(direction: BondDirection, class_names: Sequence[str], *, title: str) -> "go.Figure":
+    """Draw a pair of bars for each class: the effect of a coordinate on its logit at either end."""
+    high, low = (torch.tensor(end.effects) for end in direction.ends)
+    bars = {"at its largest": (BLUE, high), "at its smallest": (RED, low)}
+    return pair_figure(bars, class_names, "added to the logit", title)

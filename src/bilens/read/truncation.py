@@ -1,0 +1,155 @@
+"""The accuracy that few eigenvectors of each class, or components of a layer, reach."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bilens.checks import check_count, check_finite, check_labels, checked, full_precision
+from bilens.errors import BilensError
+from bilens.lazy_imports import go, pd
+from bilens.progress import progress_bar
+from bilens.read.chain import accuracy_frame
+from bilens.read.figures.plots import accuracy_curve, mark_kept
+from bilens.read.figures.style import dress
+from bilens.read.shared import check_classes
+from bilens.tensor import Spectrum, TensorSVD
+
+STEPS = (1, 2, 3, 5, 10, 20, 50, 100)
+"""Numbers of eigenvectors in tables."""
+TICKS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+BLOCK = 512
+"""Samples in memory together, each with a number for every class and rank."""
+
+
+@dataclass(frozen=True)
+class TruncationCurve:
+    """Accuracy with the first k eigenvectors of each class, or components of a layer, for every k.
+
+    Attributes:
+        accuracy: from 0 to 1, for k = 1, 2, ...
+        full: accuracy with all of them, which is the model's.
+    """
+
+    accuracy: tuple[float, ...]
+    full: float
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row for some k up to all of them; see `accuracy_frame`."""
+        total = len(self.accuracy)
+        steps = [k for k in STEPS if k < total] + [total]
+        rows = [(k, self.accuracy[k - 1]) for k in steps]
+        return accuracy_frame("eigenvectors per class", rows, self.full)
+
+    def drop(self, k: int) -> float:
+        """Return the accuracy lost by truncating to the first k."""
+        check_count("k", k, len(self.accuracy))
+        return self.full - self.accuracy[k - 1]
+
+    def needed(self, drop: float) -> int:
+        """Return the smallest k from which on the loss is at most `drop`."""
+        insufficient = [k for k in range(1, len(self.accuracy) + 1) if self.drop(k) > drop]
+        return insufficient[-1] + 1 if insufficient else 1
+
+
+@full_precision
+def truncation_curve(
+    spectrum: Spectrum, x: Float[Tensor, "samples n_in"], labels: Int[Tensor, " samples"]
+) -> TruncationCurve:
+    """Compute the accuracy with the first 1, 2, ... eigenvectors of each class.
+
+    Eigenvectors count in the order of the spectrum.
+
+    Raises:
+        BilensError: the spectrum is not a batch over classes, the samples are empty, or a label is
+            not a class.
+
+    Source:
+        Pearce et al. 2024, figure 3.
+    """
+    check_classes(spectrum)
+    return _curve(lambda rows: spectrum.activations(rows).cumsum(-1).mT, x, labels)
+
+
+@full_precision
+def bottleneck_curve(
+    svd: TensorSVD,
+    readout: Float[Tensor, "classes n_out"],
+    x: Float[Tensor, "samples n_in"],
+    labels: Int[Tensor, " samples"],
+) -> TruncationCurve:
+    """Compute the accuracy with the first 1, 2, ... components of a layer, in one pass.
+
+    For each k this is the accuracy of readout(svd.truncate(k)(x)), which as a tensor is
+    `layer.change_basis(outputs=readout @ svd.truncate(k).projector())`. The readout is the linear
+    map from the layer's outputs to the logits.
+
+    Raises:
+        BilensError: the readout does not fit the layer, the samples are empty, or a label is not a
+            class.
+
+    Source:
+        Pearce & Dooms 2024, "SVD on the bilinear tensor".
+    """
+    if readout.shape[1] != svd.outputs.shape[1]:
+        raise BilensError(
+            f"readout has shape {tuple(readout.shape)}; expected (classes, "
+            f"{svd.outputs.shape[1]}), the outputs of the layer"
+        )
+    component_logits = svd.values[:, None] * (svd.outputs @ readout.to(svd.outputs).T)
+
+    def logits(rows: Tensor) -> Tensor:
+        return (svd.components(rows)[..., None] * component_logits).cumsum(1)
+
+    return _curve(logits, x, labels)
+
+
+def _curve(
+    logits_by_rank: Callable[[Tensor], Float[Tensor, "block ranks classes"]],
+    x: Float[Tensor, "samples n_in"],
+    labels: Int[Tensor, " samples"],
+) -> TruncationCurve:
+    """Compute the accuracy at each rank, block by block."""
+    counts = []
+    with progress_bar() as bar:
+        task = bar.add_task("accuracy by rank", total=len(x), note="")
+        for rows, row_labels in zip(x.split(BLOCK), labels.split(BLOCK), strict=True):
+            logits = logits_by_rank(rows)
+            check_finite(logits=logits)
+            check_labels(row_labels, logits.shape[-1])
+            counts.append((logits.argmax(-1) == row_labels.to(logits.device)[:, None]).sum(0))
+            bar.advance(task, len(rows))
+    shares = (torch.stack(counts).sum(0).double() / len(x)).tolist()
+    return TruncationCurve(tuple(shares), shares[-1])
+
+
+@checked
+def truncation_figure(curve: TruncationCurve) -> "go.Figure":
+    """Plot the test accuracy of the model cut to the first k eigenvectors of each class."""
+    counts = range(1, len(curve.accuracy) + 1)
+    figure = accuracy_curve(
+        counts, curve.accuracy, curve.full, label="all of them", beside="bottom right"
+    )
+    figure.update_traces(
+        marker={"size": 4}, hovertemplate="%{x} eigenvectors: %{y:.2f} %<extra></extra>"
+    )
+    figure.update_xaxes(
+        title="eigenvectors kept for each class",
+        type="log",
+        tickvals=[k for k in TICKS if k <= len(curve.accuracy)],
+        ticks="outside",
+    )
+    alt = "Test accuracy against the eigenvectors kept for each class"
+    return dress(figure, height=340, alt=alt)
+
+
+@checked
+def kept_figure(curve: TruncationCurve, k: int) -> "go.Figure":
+    """Draw the curve of `truncation_figure` with a mark at k eigenvectors of each class.
+
+    Raises:
+        BilensError: the curve has no such k.
+    """
+    return mark_kept(truncation_figure(curve), k, curve.drop(k), curve.accuracy[k - 1])
