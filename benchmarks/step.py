@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from benchmarks.clock import machine, wait
-from bilens.nn.attention import ATTENTIONS
 from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.nn.language_settings import ATTENTIONS
 
 LENGTH, TEXTS, VOCAB, ROUNDS = 1024, 2, 4096, 7
 SIZES: dict[str, Any] = {

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus, Grammar
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.nn.norm import ScalarNorm
+from bilens.nn.layers import ScalarNorm
 from bilens.residual import ResidualModel
 
 VOCAB = 30

@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -74,3 +76,17 @@ class _Display(Progress):
 
 def _is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def no_progress() -> Iterator[None]:
+    """Hide the bars of transformers for reading and writing a model's files."""
+    from transformers.utils import logging  # noqa: PLC0415  it takes seconds to import
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

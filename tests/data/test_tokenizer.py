@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from bilens.data import clean, train_tokenizer
-from bilens.data.tokenizer import read_tokenizer
+from bilens.data.texts import read_tokenizer
 from bilens.errors import BilensError, DataError
 
 TEXTS = [

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.nn.attention import ATTENTIONS
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.nn.position import PositionName
+from bilens.nn.language_settings import ATTENTIONS, PositionName
 
 
 def language_model(attention, positions="rotary", *, mixes=False):

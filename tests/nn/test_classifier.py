@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 import bilens
 from bilens.errors import BilensError, CheckpointError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.nn.norm import MOMENTUM, ScalarNorm
+from bilens.nn.layers import MOMENTUM, ScalarNorm
 from bilens.tensor import bonds
 
 configs = st.fixed_dictionaries(

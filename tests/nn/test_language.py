@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ATTENTIONS, MlpName, make_mlp
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.nn.norm import make_norm
-from bilens.nn.position import rotate, rotation
+from bilens.nn.language.attention import rotate, rotation
+from bilens.nn.layers import make_norm
 from tests.language import (
     VOCAB,
     check_same_model,

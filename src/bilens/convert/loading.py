@@ -50,7 +50,7 @@ from bilens.memory import MemoryLimitError, check_memory
 from bilens.model_card import write_card
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 from bilens.nn.language import LanguageConfig
-from bilens.nn.language.no_progress import no_progress
+from bilens.progress import no_progress
 
 OWN = LanguageConfig.model_type  # importing it has made transformers know it
 PLACE = ("revision", "token", "cache_dir", "local_files_only")

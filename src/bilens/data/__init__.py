@@ -5,8 +5,7 @@ from bilens.data.deep_grammar import DeepGrammar
 from bilens.data.grammar import Grammar
 from bilens.data.image_data import ImageData, fit_drawing, ink_of
 from bilens.data.images import load_images, modular_addition
-from bilens.data.texts import clean, read_texts
-from bilens.data.tokenizer import train_tokenizer
+from bilens.data.texts import clean, read_texts, train_tokenizer
 
 __all__ = [
     "Corpus",

@@ -12,8 +12,7 @@ from huggingface_hub import constants
 from bilens.checks import check_count, checked
 from bilens.data.deep_grammar import DeepGrammar
 from bilens.data.grammar import Grammar
-from bilens.data.texts import clean, read_texts, text_files
-from bilens.data.tokenizer import read_tokenizer, train_tokenizer
+from bilens.data.texts import clean, read_texts, read_tokenizer, text_files, train_tokenizer
 from bilens.errors import CheckpointError, DataError
 from bilens.files import file_errors, folder_written_whole
 from bilens.lazy_imports import datasets, lazy_import, transformers

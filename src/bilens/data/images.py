@@ -24,9 +24,9 @@ from PIL import Image
 from torch.nn.functional import one_hot
 
 from bilens.checks import checked
-from bilens.data.hub import hub_split, is_folder, named_folder
 from bilens.data.image_data import ImageData
 from bilens.errors import BilensError, DataError
+from bilens.hub import hub_split, is_folder, named_folder
 from bilens.lazy_imports import lazy_import
 from bilens.settings import Between, Seed
 

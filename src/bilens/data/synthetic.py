@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from bilens.checks import checked
-from bilens.data.tokenizer import SPECIAL_TOKENS, with_special_tokens
+from bilens.data.texts import SPECIAL_TOKENS, with_special_tokens
 from bilens.errors import BilensError
 from bilens.lazy_imports import tokenizers, transformers
 from bilens.settings import Between, Count, Seed, check_settings

@@ -12,7 +12,7 @@ from plotly.io.json import to_json_plotly
 from bilens.explore.gradio_import import gradio as gr
 from bilens.report.page import CONFIG
 from bilens.residual import ResidualModel
-from bilens.residual.texts import prepare_text
+from bilens.residual.trace import prepare_text
 
 BAR = """
 <button type="button">Copy the address of this view</button>

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
-from bilens.nn.norm import ScalarNorm
+from bilens.nn.layers import ScalarNorm
 from bilens.residual.layers import MLP, Heads, Layer, Parts
 from bilens.residual.parts import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
 

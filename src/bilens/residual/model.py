@@ -17,8 +17,7 @@ from bilens.residual.attention import query_key_maps
 from bilens.residual.families import parts_of
 from bilens.residual.layers import Layer
 from bilens.residual.parts import working_dtype
-from bilens.residual.texts import text_ids
-from bilens.residual.trace import Trace, mlp_inputs, trace
+from bilens.residual.trace import Trace, mlp_inputs, text_ids, trace
 from bilens.settings import Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
 

@@ -187,7 +187,7 @@ class Norm:
 
 
 class ConstantNorm(Norm):
-    """The norm s x with a trained number s, as of a `bilens.nn.norm.ScalarNorm`: n = x."""
+    """The norm s x with a trained number s, as of a `bilens.nn.layers.ScalarNorm`: n = x."""
 
     def gain(self) -> Float[Tensor, " 1"]:
         """Return s."""

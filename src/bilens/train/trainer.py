@@ -32,8 +32,7 @@ from bilens.convert import open_model, save_model
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import file_errors
-from bilens.nn.language.no_progress import no_progress
-from bilens.progress import progress_bar
+from bilens.progress import no_progress, progress_bar
 from bilens.train.run_directory import (
     CHECKPOINTS,
     Interrupt,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from bilens.nn.gated import ACTIVATIONS
+from bilens.nn.layers import ACTIVATIONS
 from bilens.read.flow.directions import ritz_pairs
 from bilens.read.flow.secants import (
     logarithmic_mean,

@@ -1,19 +1,48 @@
-"""Causal attention with any pattern, and its weights under the names of the field."""
+"""Causal attention with any pattern, its weights under the names of the field, and softmax."""
 
 from abc import abstractmethod
+from math import exp
+from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache
 
 from bilens.errors import BilensError
-from bilens.nn.position import rotate
+
+
+def rotation(
+    positions: Int[Tensor, "*batch time"], width: int, base: float, like: Tensor
+) -> tuple[Float[Tensor, "*batch time half"], Float[Tensor, "*batch time half"]]:
+    """Cosines and sines of position * base^(-2 i / width), from float32 to the dtype of `like`.
+
+    The slowest of the `width` coordinates of a head, an even number, turn by about 1 / base a
+    position. An odd width is a BilensError.
+
+    Source: Su et al. 2021, section 3.2.
+    """
+    if width % 2:
+        raise BilensError(f"width={width}: rotary positions need heads of even width")
+    speeds = 1 / base ** (torch.arange(0, width, 2, device=positions.device).float() / width)
+    angles = positions[..., None].float() * speeds
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(
+    x: Float[Tensor, "batch heads time width"],
+    rope: tuple[Float[Tensor, "_ time half"], Float[Tensor, "_ time half"]],
+) -> Float[Tensor, "batch heads time width"]:
+    """Turn each pair of coordinates (i, i + width/2) by its angle, alike in all heads."""
+    cos, sin = (part[..., None, :, :] for part in rope)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
 
 Rope = tuple[Tensor, Tensor]
-"""Cosines and sines of `bilens.nn.position.rotation`."""
+"""Cosines and sines of `bilens.nn.language.attention.rotation`."""
 QueriesKeys = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries (batch, heads, time, d_head) and keys (batch, kv_heads, ...)."""
 
@@ -196,3 +225,80 @@ class Attention(nn.Module):
     def _reading(self, linear: nn.Linear) -> Tensor:
         heads = rearrange(linear.weight, "(h d) m -> h m d", d=self.d_head)
         return heads.repeat_interleave(self.n_heads // heads.shape[0], 0)
+
+
+class SoftmaxAttention(Attention):
+    """A = softmax(scale q_t . k_s), s <= t.
+
+    Args:
+        scale: factor of the scores; 1 / sqrt(d_head) by default.
+        sizes: sizes of `Attention`.
+    """
+
+    def __init__(self, *, scale: float | None, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.scale = self.d_head**-0.5 if scale is None else scale
+
+    def attend(
+        self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        """Attend by torch's fused kernels."""
+        q, k = qk[0]
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
+        return _mixed(q, k, v, mask, self.scale)
+
+    def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
+        """Return the softmax over the visible tokens."""
+        return _softmax(scores[0] * self.scale, seen)
+
+
+class DifferentialAttention(SoftmaxAttention):
+    """A = softmax(scale q1_t . k1_s) - lambda softmax(scale q2_t . k2_s), s <= t.
+
+    lambda is a learned number of each layer. Two softmaxes share values of the width of one head,
+    and the outputs of heads are not normalised.
+
+    Args:
+        scale: factor of the scores; 1 / sqrt(d_head) by default.
+        sizes: sizes of `Attention`.
+
+    Source: Ye et al. 2024, "Differential Transformer", equation 1; initial lambda: equation 3.
+    """
+
+    def __init__(self, *, scale: float | None, **sizes: Any) -> None:
+        super().__init__(scale=scale, **sizes)
+        self.diff_lambda = nn.Parameter(torch.tensor([0.8 - 0.6 * exp(-0.3 * self.layer)]))
+
+    def attend(
+        self, qk: QueriesKeys, v: Tensor, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        """Attend by torch's fused kernels, one softmax after the other."""
+        (q1, k1), (q2, k2) = qk
+        if cache is not None:
+            both, v = cache.update(torch.cat([k1, k2], -1), v, self.layer)
+            k1, k2 = both.chunk(2, -1)
+        first, second = (_mixed(q, k, v, mask, self.scale) for q, k in ((q1, k1), (q2, k2)))
+        return first - self.diff_lambda * second
+
+    def pattern(self, scores: list[Tensor], seen: Tensor, values: Tensor) -> Tensor:
+        """Return the difference of the softmaxes over the visible tokens."""
+        first, second = (_softmax(score * self.scale, seen) for score in scores)
+        return first - self.diff_lambda * second
+
+
+def _mixed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    return functional.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        # A single token sees everything in the cache.
+        is_causal=mask is None and q.shape[2] > 1,
+        scale=scale,
+        enable_gqa=k.shape[1] != q.shape[1],
+    )
+
+
+def _softmax(scores: Tensor, seen: Tensor) -> Tensor:
+    return scores.masked_fill(~seen, -torch.inf).softmax(-1)

@@ -5,9 +5,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from bilens.errors import BilensError
-from bilens.nn.gated import GatedLayer
 from bilens.nn.language.attention import Attention
 from bilens.nn.language.model import LanguageModel
+from bilens.nn.layers import GatedLayer
 
 try:
     from transformer_lens.config import TransformerBridgeConfig

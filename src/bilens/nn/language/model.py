@@ -1,8 +1,8 @@
-"""The causal transformer of the papers, as a Hugging Face model."""
+"""The causal transformer of the papers, as a Hugging Face model, and its configuration."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from huggingface_hub import file_exists
@@ -14,6 +14,7 @@ from transformers import (
     Cache,
     DynamicCache,
     GenerationMixin,
+    PreTrainedConfig,
     PreTrainedModel,
     initialization,
 )
@@ -24,14 +25,42 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from bilens.checks import check_index
 from bilens.errors import BilensError
 from bilens.model_card import CARD_NAME, model_card, write_card
-from bilens.nn.attention import ATTENTIONS
-from bilens.nn.gated import GatedLayer
-from bilens.nn.language.attention import Attention, Rope
-from bilens.nn.language.config import LanguageConfig
+from bilens.nn.language.attention import Attention, Rope, rotation
 from bilens.nn.language.product import StateLayer
-from bilens.nn.mlp import PlainMLP, make_mlp
-from bilens.nn.norm import make_norm
-from bilens.nn.position import rotation
+from bilens.nn.language_settings import ATTENTIONS, LanguageSettings
+from bilens.nn.layers import GatedLayer, PlainMLP, make_mlp, make_norm
+
+
+# transformers makes the constructor, which takes more settings than its signature says.
+@no_type_check
+class LanguageConfig(LanguageSettings, PreTrainedConfig):
+    """The `LanguageSettings` of a `LanguageModel`, with the settings of transformers."""
+
+    model_type = "bilens-language"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "num_key_value_heads": "n_kv_heads",
+        "intermediate_size": "d_hidden",
+        "max_position_embeddings": "n_ctx",
+    }
+
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **settings: Any) -> None:
+        for name in settings.keys() & self.attribute_map.keys():
+            setattr(self, name, settings.pop(name))
+        self.check()
+        if self.n_kv_heads is None:
+            self.n_kv_heads = self.n_heads
+        if self.mlp_bias is None:
+            self.mlp_bias = "all" if self.bias else "none"
+        super().__post_init__(**settings)  # type: ignore[no-untyped-call]
 
 
 class Block(GradientCheckpointingLayer):

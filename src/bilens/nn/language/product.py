@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 from bilens.errors import BilensError
 from bilens.kernels import bilinear_attention, resume_attention
 from bilens.nn.language.attention import Attention, QueriesKeys
-from bilens.nn.norm import AttentionNorm
+from bilens.nn.layers import AttentionNorm
 
 EPS = 1e-20
 """Lower bound of divisors: tiny, since products of small scores are very small."""

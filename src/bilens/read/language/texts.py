@@ -10,7 +10,7 @@ from bilens.checks import checked, full_precision
 from bilens.data import Corpus, load_corpus, load_documents
 from bilens.read.language.names import TokenDirection
 from bilens.residual import ResidualModel
-from bilens.residual.texts import max_tokens, require_tokenizer, trained_on_clean_text
+from bilens.residual.trace import max_tokens, require_tokenizer, trained_on_clean_text
 from bilens.settings import Count, NotNegative, Seed
 
 COLD = 1e-6

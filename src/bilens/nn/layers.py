@@ -1,4 +1,4 @@
-"""Gates, the gated layer, and its special case that is exactly a tensor."""
+"""Layers of a model by name: gates, gated layers and their tensors, plain MLPs, and norms."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -172,3 +172,143 @@ class Bilinear(GatedLayer):
         residual: bool = False,
     ) -> None:
         super().__init__(d_in, d_out, d_hidden, bias=bias, residual=residual)
+
+
+MlpName = Literal["bilinear", "swiglu", "geglu", "reglu", "relu", "relu2", "gelu"]
+"""MLPs of a transformer by their names; only bilinear is a tensor."""
+
+MlpBias = Literal["none", "out", "all"]
+"""Maps of an MLP that have biases: none, only the last (out), or all."""
+
+_GATES: dict[str, GateName] = {
+    "bilinear": "identity",
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "reglu": "relu",
+}
+
+
+class PlainMLP(nn.Module):
+    """g(x) = D sigma(W x + b) + b_D, for comparison: no product, so no tensor.
+
+    `activation` is sigma: relu, relu2 (its square) or gelu. `bias` adds biases to both maps;
+    `out_bias` overrides it for D.
+    """
+
+    @checked
+    def __init__(
+        self,
+        d_model: Size,
+        d_hidden: Size,
+        activation: MlpName,
+        *,
+        bias: bool,
+        out_bias: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.inner = nn.Linear(d_model, d_hidden, bias=bias)
+        self.out = nn.Linear(d_hidden, d_model, bias=bias if out_bias is None else out_bias)
+        self.activation = activation
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Apply the layer to rows of x."""
+        return self.out(self.activate(self.inner(x)))
+
+    def activate(self, z: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
+        """Return sigma(z)."""
+        return ACTIVATIONS[self.activation](z)
+
+    def tensor(self, name: str = "this layer") -> BilinearTensor:
+        """Raise NotBilinearError: an MLP without a gate is no tensor."""
+        raise NotBilinearError(
+            f"{name} is an MLP with {self.activation} and no gate, which is not a tensor; train "
+            "with mlp='bilinear', or anneal a gated one."
+        )
+
+
+@checked
+def make_mlp(
+    name: MlpName, d_model: int, d_hidden: int, *, bias: bool, out_bias: bool | None = None
+) -> GatedLayer | PlainMLP:
+    """Return an MLP by its name; see `GatedLayer` and `PlainMLP`.
+
+    Source: Shazeer 2020 for the gated ones.
+    """
+    if name in _GATES:
+        return GatedLayer(
+            d_model, d_model, d_hidden, gate=_GATES[name], bias=bias, out_bias=out_bias
+        )
+    return PlainMLP(d_model, d_hidden, name, bias=bias, out_bias=out_bias)
+
+
+NormName = Literal["none", "scalar", "rms", "layer"]
+"""Norms by name; a model is a polynomial of its input only with none or scalar."""
+
+AttentionNorm = Literal["none", "sum", "rms"]
+"""Norms of attention without softmax: none, sum (rows of the pattern over their sum), or rms (the
+output over its root mean square)."""
+
+
+class ScalarNorm(nn.Module):
+    """x / s: in training s^2 is the mean square of the batch, and then a running mean of those.
+
+    One number for all samples and coordinates, and a constant once the model is trained, so that a
+    polynomial stays one.
+
+    Args:
+        eps: number that is added to the mean square; None for 1e-6.
+
+    Source: Chi-nets divide by a running root mean square, without a gradient.
+    """
+
+    def __init__(self, eps: float | None = None) -> None:
+        super().__init__()
+        self.eps = 1e-6 if eps is None else eps
+        self.register_buffer("mean_square", torch.empty(1))
+        self.register_buffer("weight", torch.empty(1))
+        self.mean_square: Tensor
+        self.weight: Tensor
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Reset the running mean."""
+        self.mean_square.zero_()
+        self.weight.zero_()
+
+    @property
+    def scale(self) -> Tensor:
+        """1 / s of a trained model, or 1 before any training; (1,)."""
+        seen = self.weight > 0
+        mean = self.mean_square / torch.where(seen, self.weight, 1.0)
+        return torch.where(seen, (mean + self.eps).rsqrt(), 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Divide by the scale."""
+        if not self.training:
+            return x * self.scale.to(x.dtype)
+        now = x.to(torch.promote_types(x.dtype, torch.float32)).square().mean()
+        with torch.no_grad():
+            # As in Adam, division by the weight makes the mean right from the first step on.
+            self.mean_square.mul_(1 - MOMENTUM).add_(MOMENTUM * now)
+            self.weight.mul_(1 - MOMENTUM).add_(MOMENTUM)
+        return x * (now + self.eps).rsqrt().to(x.dtype)
+
+
+MOMENTUM = 0.02
+
+
+@checked
+def make_norm(name: NormName, width: int, eps: float | None = None) -> nn.Module:
+    """Return a norm by name: none, scalar (`ScalarNorm`), rms (with a gain), layer (gain and bias).
+
+    `eps` is added to the mean square; None for torch's value.
+    """
+    match name:
+        case "none":
+            return nn.Identity()
+        case "scalar":
+            return ScalarNorm(eps)
+        case "rms":
+            return nn.RMSNorm(width, eps)
+        case "layer":
+            return nn.LayerNorm(width) if eps is None else nn.LayerNorm(width, eps)
