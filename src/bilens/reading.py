@@ -163,7 +163,7 @@ class FlowDrawing:
     graph: dict[str, Any]
 
 
-Part = Union[Table, Picture, ContextList, FlowDrawing, "go.Figure"]
+Panel = Union[Table, Picture, ContextList, FlowDrawing, "go.Figure"]
 """Content of a section."""
 
 
@@ -180,11 +180,11 @@ class Section:
 
     title: str
     text: str = ""
-    rows: Sequence[Sequence[Part]] = ()
+    rows: Sequence[Sequence[Panel]] = ()
     facts: Sequence[Fact] = ()
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Panel]:
         """The content, row after row."""
         return [part for row in self.rows for part in row]
 
@@ -251,8 +251,8 @@ class Reading:
             for caption, frame in zip(captions, frames.values(), strict=False)
         ]
         pictures = [Picture(name, figure) for name, figure in self.figures().items()]
-        rows: list[list[Part]] = [[*tables[:1], *pictures[:1]]]
-        others: list[Part] = [*tables[1:], *pictures[1:], *self.texts()]
+        rows: list[list[Panel]] = [[*tables[:1], *pictures[:1]]]
+        others: list[Panel] = [*tables[1:], *pictures[1:], *self.texts()]
         rows += [[part] for part in others]
         return [Section(self.title, self.explanation, rows)]
 

@@ -69,7 +69,7 @@ The last is a reading of the weights only. The tree has the same bonds for the f
 uses the second moment of the inputs.
 """
 
-Kind = Literal["tree", "function"]
+BondKind = Literal["tree", "function"]
 """Bonds of the tree (`bilens.tensor.bonds`) or of the function (`function_bonds`)."""
 
 SAMPLES = 4096
@@ -99,8 +99,8 @@ class BondReading(Reading):
     data: ImageData
     metric: Metric
     drop: float
-    ranks: dict[Kind, tuple[int, ...]]
-    kind: Kind
+    ranks: dict[BondKind, tuple[int, ...]]
+    kind: BondKind
     bonds: Bonds
     accuracy: float
     by_rank: tuple[tuple[int, float, float], ...]
@@ -294,7 +294,7 @@ def read_bonds(
     """
     data = data.to("cpu")
     check_reproduces(model, input_tensors(model), data.test_images)
-    bonds_of: dict[Kind, Bonds] = {
+    bonds_of: dict[BondKind, Bonds] = {
         "tree": classifier_bonds(model, data, metric),
         "function": classifier_function_bonds(model, data, metric),
     }

@@ -17,7 +17,7 @@ from bilens.residual.layers import Heads
 from bilens.residual.parts import Norm
 from bilens.settings import Place
 
-QueriesKeys = list[tuple[Tensor, Tensor]]
+ScoredRows = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries and keys (n, heads, d_head), whose inner products are the scores."""
 
 RECORDING = "bilens-recording"
@@ -67,7 +67,7 @@ def attends_by(model: Any, kind: str) -> Iterator[None]:
 
 @torch.no_grad()
 @full_precision
-def query_key_maps(view: Any, layer: int, position: Place) -> QueriesKeys:
+def query_key_maps(view: Any, layer: int, position: Place) -> ScoredRows:
     """Return the maps from normalised rows n at a position to queries and keys, [n, 1] @ map.
 
     They include rotation, the scores' scale and the gains of norms of queries and keys.
@@ -103,7 +103,7 @@ def query_key_maps(view: Any, layer: int, position: Place) -> QueriesKeys:
 @full_precision
 def queries_keys(
     view: Any, layer: int, n: Float[Tensor, "rows d_model"], position: Place
-) -> QueriesKeys:
+) -> ScoredRows:
     """Return queries and keys of normalised rows at one position.
 
     They include biases, norms of queries and keys, rotation and the scores' scale.
@@ -130,7 +130,7 @@ def queries_keys(
     return _from_stream(view, layer, x, position, linear=False)
 
 
-def _from_stream(view: Any, layer: int, x: Tensor, position: int, *, linear: bool) -> QueriesKeys:
+def _from_stream(view: Any, layer: int, x: Tensor, position: int, *, linear: bool) -> ScoredRows:
     heads = view.parts.layers[layer].heads
     if view.parts.queries_keys is not None:
         return view.parts.queries_keys(heads.module, x, position)
@@ -139,7 +139,7 @@ def _from_stream(view: Any, layer: int, x: Tensor, position: int, *, linear: boo
 
 def _by_modules(
     model: Any, heads: Heads, x: Float[Tensor, "n d_model"], position: int, *, linear: bool = False
-) -> QueriesKeys:
+) -> ScoredRows:
     """Return queries and keys of a layer for rows at one position.
 
     The rows go through the layer's own maps, norms and rotation. The scores' scale is in the
@@ -173,7 +173,7 @@ def _by_modules(
 
 def _of_own_model(
     model: Any, heads: Heads, x: Tensor, position: int, *, linear: bool
-) -> QueriesKeys:
+) -> ScoredRows:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=x.device)
     _, pos_embed, rope = model.embed_text(ids, torch.full_like(ids, position))
     pairs = heads.module.queries_keys(  # type: ignore[operator]

@@ -21,7 +21,7 @@ from bilens.residual.parts import ConstantNorm, Embedding, LinearMap, Norm, work
 NORM_ROUNDING = 1e-5
 """Norms of transformers compute in float32, also in a model of float64."""
 
-Number = Callable[[Any], float | None]
+ConfigNumber = Callable[[Any], float | None]
 """A number by a model's configuration."""
 
 
@@ -101,10 +101,10 @@ class Family:
     v_first_share: str | None = None
     numbers: tuple[str, ...] = ()
     parallel: Callable[[Any], bool] = lambda _: False
-    embed_scale: Number = lambda _: 1.0
-    residual_scale: Number = lambda _: 1.0
-    logit_scale: Number = lambda _: 1.0
-    softcap: Number = lambda config: getattr(config, "final_logit_softcapping", None)
+    embed_scale: ConfigNumber = lambda _: 1.0
+    residual_scale: ConfigNumber = lambda _: 1.0
+    logit_scale: ConfigNumber = lambda _: 1.0
+    softcap: ConfigNumber = lambda config: getattr(config, "final_logit_softcapping", None)
     partial_values: Callable[[Any], str | None] = lambda _: None
     attention: Callable[[Any], str] = lambda _: "softmax"
     queries_keys: Callable[[Any, Tensor, int], list[tuple[Tensor, Tensor]]] | None = None

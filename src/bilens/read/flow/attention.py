@@ -83,7 +83,7 @@ class RowResponse:
 
 
 @dataclass(frozen=True, eq=False)
-class Branch:
+class HeadBranch:
     """One of the ways through the heads of a layer.
 
     Attributes:
@@ -138,13 +138,13 @@ class HeadsMap:
         rows = (self.out.pull(w) @ self.out.weight).unflatten(1, (heads, -1)).transpose(0, 1)
         return self.mixing.pull(rows)
 
-    def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[Branch]:
+    def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[HeadBranch]:
         """Return the ways through the heads, whose flows add up to the heads' flow."""
         raise NotImplementedError
 
     def writes(
         self,
-        branch: Branch,
+        branch: HeadBranch,
         head: Int[Tensor, " m"],
         position: Int[Tensor, " m"],
         source: Int[Tensor, " m"],
@@ -159,7 +159,7 @@ class HeadsMap:
         return self.out.push(rows, position)
 
     def written(
-        self, branch: Branch, among: Bool[Tensor, "heads time time"]
+        self, branch: HeadBranch, among: Bool[Tensor, "heads time time"]
     ) -> Float[Tensor, "time d_model"]:
         """Return the writes of all pairs that are `among` these, without biases."""
         mixed = self.mixing.push(branch.mixed_all(among))
@@ -190,14 +190,14 @@ class FrozenHeads(HeadsMap):
         self.mixing = NormMap(torch.ones_like(self.values[..., 0]))
         self.asked = _PolynomialPattern(model, trace, layer) if through_patterns else None
 
-    def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[Branch]:
+    def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[HeadBranch]:
         """Return the one way through the heads: patterns times values."""
         share = 1.0 if self.asked is None else 1 / INPUTS
         reads = [Reads(part, True, share * self.pattern, back) for part in self.sources]
         along = back @ self.values.mT
         if self.asked is not None:
             reads += self.asked.reads(share * along)
-        return [Branch(None, self.pattern * along, reads, [(self.pattern, self.values, None)])]
+        return [HeadBranch(None, self.pattern * along, reads, [(self.pattern, self.values, None)])]
 
 
 class _PolynomialPattern:
@@ -274,7 +274,7 @@ class SecantHeads(HeadsMap):
             heads.out, heads.out_norm, (hidden[0], hidden[1]), heads.residual_scale
         )
 
-    def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[Branch]:
+    def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[HeadBranch]:
         """Return the three ways through the heads: values, queries and keys."""
         reads: dict[Role, list[Reads]] = {
             "values": [Reads(part, True, self.pattern, back) for part in self.sources],
@@ -293,7 +293,9 @@ class SecantHeads(HeadsMap):
             mixes["queries"].append((q.change @ k.middle.mT, self.middle, response))
             mixes["keys"].append((q.middle @ k.change.mT, self.middle, response))
         return [
-            Branch(role, torch.stack([part.flows() for part in parts]).sum(0), parts, mixes[role])
+            HeadBranch(
+                role, torch.stack([part.flows() for part in parts]).sum(0), parts, mixes[role]
+            )
             for role, parts in reads.items()
         ]
 

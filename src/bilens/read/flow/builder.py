@@ -12,7 +12,7 @@ from torch.nn import functional
 from bilens.read.flow.graph import Flow, Node, Rows
 from bilens.residual import Moment, ResidualModel, Trace
 
-Part = Literal["attention", "mlp"]
+Sublayer = Literal["attention", "mlp"]
 
 
 class FlowBuilder:
@@ -24,7 +24,7 @@ class FlowBuilder:
         self.constants: list[Tensor] = []
         self.vectors: list[Tensor] = []
         self.rows: dict[str, list[tuple[Tensor, ...]]] = {"reads": [], "writes": []}
-        self.outs: dict[tuple[int | None, Part | None], tuple[Tensor, float]] = {}
+        self.outs: dict[tuple[int | None, Sublayer | None], tuple[Tensor, float]] = {}
 
     def add(
         self,
@@ -50,7 +50,7 @@ class FlowBuilder:
     read = partialmethod(_row, "reads")
     write = partialmethod(_row, "writes")
 
-    def write_bias(self, layer: int, part: Part, w: Tensor, written: Tensor) -> None:
+    def write_bias(self, layer: int, part: Sublayer, w: Tensor, written: Tensor) -> None:
         """Add the output of a bias at every position, and the directions w that read it."""
         if written.any():
             self.outs[layer, part] = written, float((w * written).sum())
@@ -61,7 +61,7 @@ class FlowBuilder:
 
     def add_biases(self) -> None:
         """Add the last nodes: biases of each layer's attention, MLP, and the unembedding."""
-        flows: dict[tuple[int | None, Part | None], float] = defaultdict(float)
+        flows: dict[tuple[int | None, Sublayer | None], float] = defaultdict(float)
         constants = torch.cat(self.constants)
         for node, constant in zip(self.nodes, constants.tolist(), strict=True):
             if constant:

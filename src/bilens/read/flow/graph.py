@@ -14,7 +14,7 @@ from bilens.errors import BilensError
 from bilens.reading import Fact, Reading
 from bilens.residual import Trace
 
-Kind = Literal["output", "token", "position", "head", "direction", "mlp", "bias", "rest"]
+NodeKind = Literal["output", "token", "position", "head", "direction", "mlp", "bias", "rest"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Node:
         measured: its effect in the running model; None where it is not measured.
     """
 
-    kind: Kind
+    kind: NodeKind
     flow: float
     layer: int | None = None
     part: Literal["attention", "mlp"] | None = None

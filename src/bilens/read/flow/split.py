@@ -19,7 +19,7 @@ from bilens.read.flow.contrast import (
     other_of,
     recorded_trace,
 )
-from bilens.read.flow.graph import Flow, Kind, Node
+from bilens.read.flow.graph import Flow, Node, NodeKind
 from bilens.read.flow.mlp import LinearMLP
 from bilens.read.flow.projections import CallRecorder
 from bilens.read.flow.secants import frozen_norm, norm_secant
@@ -241,10 +241,10 @@ class Split:
             dtype=self.model.parts.embed.module.weight.dtype,
         )
 
-    def leaves(self) -> list[tuple[Kind, dict[Moment, Tensor]]]:
+    def leaves(self) -> list[tuple[NodeKind, dict[Moment, Tensor]]]:
         """Return the leaves of each kind: the moments at which rows are written, and the rows."""
         parts = self.model.parts
-        tables: dict[Kind, Tensor] = dict(parts.embedding(self.trace.ids).items())
+        tables: dict[NodeKind, Tensor] = dict(parts.embedding(self.trace.ids).items())
         if self.other is not None:
             # Positions are the same in both runs and have no change.
             tables = {"token": tables["token"] - self.other.tokens}
@@ -348,7 +348,7 @@ class Split:
 
     def _add_mlps(
         self,
-        kind: Kind,
+        kind: NodeKind,
         layer: int,
         mlp: LinearMLP,
         at: Tensor,
