@@ -176,12 +176,14 @@ class Section:
         text: The paragraph below it.
         rows: Tables, pictures and texts; those of a row are side by side.
         facts: Names and values below the paragraph.
+        folded: The section is closed until a reader opens it.
     """
 
     title: str
     text: str = ""
     rows: Sequence[Sequence[Panel]] = ()
     facts: Sequence[Fact] = ()
+    folded: bool = False
 
     @property
     def parts(self) -> list[Panel]:

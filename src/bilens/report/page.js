@@ -1,17 +1,56 @@
 "use strict";
+// Plotly is unpacked first; the page can be read meanwhile.
+const unpacked = async () => {
+  const packed = document.getElementById("plotly");
+  if (!packed || window.Plotly) return;
+  const bytes = new Blob([Uint8Array.from(atob(packed.textContent), (letter) => letter.charCodeAt(0))]);
+  const script = document.createElement("script");
+  script.text = await new Response(bytes.stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  document.head.append(script);
+};
 // Figures are drawn once the page is laid out, so that each gets the width that it will keep.
-addEventListener("DOMContentLoaded", () => {
+addEventListener("DOMContentLoaded", async () => {
   const { config, colours } = JSON.parse(document.getElementById("config").textContent);
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   let printing = false;
   const { recoloured, watch } = bilensFigures(colours, () => scheme.matches && !printing);
-  const figures = [...document.querySelectorAll("script.figure")].map((source) => [source.parentElement, source.textContent]);
-  const draw = () => Promise.all(figures.map(([place, text]) => {
+  const sources = [...document.querySelectorAll("script.figure")];
+  const figures = sources.map((source) => [source.parentElement, source.textContent]);
+  if (!figures.length) return;
+  try {
+    await unpacked();
+  } catch (error) {
+    for (const [place] of figures) place.append("The figure cannot be drawn: this browser does not unpack gzip.");
+    return;
+  }
+  const draw = (chosen = figures) => Promise.all(chosen.map(([place, text]) => {
     const { data, layout } = JSON.parse(recoloured(text));
     return Plotly.react(place, data, layout, config);
   }));
-  draw().then(() => figures.forEach(([place]) => watch(place)));
-  scheme.addEventListener("change", draw);
-  addEventListener("beforeprint", () => { printing = true; draw(); });
-  addEventListener("afterprint", () => { printing = false; draw(); });
+  await draw();
+  figures.forEach(([place]) => watch(place));
+  scheme.addEventListener("change", () => draw());
+  // A closed section has no width: its figures are drawn when it opens.
+  const sections = document.querySelectorAll("section > details");
+  for (const section of sections)
+    section.addEventListener("toggle", () => draw(figures.filter(([place]) => section.contains(place))));
+  const opened = new Map();
+  addEventListener("beforeprint", () => {
+    printing = true;
+    sections.forEach((section) => { opened.set(section, section.open); section.open = true; });
+    draw();
+  });
+  addEventListener("afterprint", () => {
+    printing = false;
+    sections.forEach((section) => { section.open = opened.get(section); });
+    draw();
+  });
 });
+// A link to a closed section opens it.
+const follow = () => {
+  const section = location.hash && document.getElementById(location.hash.slice(1));
+  const closed = section && section.querySelector(":scope > details");
+  if (closed) closed.open = true;
+};
+addEventListener("hashchange", follow);
+addEventListener("DOMContentLoaded", follow);
