@@ -1,8 +1,8 @@
 """Top eigenpairs of many directions at once, against one whole decomposition after another.
 
 `python -m benchmarks.spectra` takes 64 directions of a random layer, on a GPU, where there is one,
-of the size of a model of 1.1 billion parameters. With `--model FOLDER` it takes a layer of a Llama
-(its safetensors file as Hugging Face has it): L and R are its gate and up projection behind the
+of the size of a model of 1.1 billion parameters. With `--model PATH` it takes a layer of a Llama
+(any that `bilens.load` opens): L and R are its gate and up projection after the
 norm's gain, the gate taken as linear, D is its down projection, and the directions are the logits
 of random tokens. The reference, whose time is proportional to the number of directions, does some
 of them each time, by turns with what it is compared with. Ratios are of wall time and, for machines
@@ -16,10 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from benchmarks.clock import machine, seconds
+from benchmarks.launches import count
+from bilens.convert.loading import open_model
 from bilens.tensor import BilinearTensor, Spectrum
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,18 +40,15 @@ def random_layer(directions: int) -> tuple[BilinearTensor, Tensor]:
     return tensor, normal(directions, D_MODEL)
 
 
-def trained_layer(folder: Path, layer: int, directions: int) -> tuple[BilinearTensor, Tensor]:
+def trained_layer(path: Path, layer: int, directions: int) -> tuple[BilinearTensor, Tensor]:
     """A layer of a Llama, and the logits of random tokens."""
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-
-        def weight(name: str) -> Tensor:
-            found: Tensor = file.get_tensor(f"model.{name}.weight")
-            return found.float()
-
-        mlp, gain = f"layers.{layer}.mlp", weight(f"layers.{layer}.post_attention_layernorm")
-        left, right = weight(f"{mlp}.gate_proj") * gain, weight(f"{mlp}.up_proj") * gain
-        tensor = BilinearTensor(left, right, weight(f"{mlp}.down_proj"))
-        logits = weight("embed_tokens") * weight("norm")
+    # Weights of any format are read as those of the same layer.
+    weights = open_model(path).state_dict()
+    mlp, norm = (f"model.layers.{layer}.{name}" for name in ("mlp", "post_attention_layernorm"))
+    gain = weights[f"{norm}.weight"]
+    left, right = (weights[f"{mlp}.{name}.weight"] * gain for name in ("gate_proj", "up_proj"))
+    tensor = BilinearTensor(left, right, weights[f"{mlp}.down_proj.weight"])
+    logits = weights["model.embed_tokens.weight"] * weights["model.norm.weight"]
     chosen = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))
     return tensor, logits[chosen[:directions]]
 
@@ -58,7 +56,7 @@ def trained_layer(folder: Path, layer: int, directions: int) -> tuple[BilinearTe
 def main() -> None:
     """Print both times, their ratio in each repeat, and how good the pairs are."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", type=Path, help="folder of a Llama; a random layer by default")
+    parser.add_argument("--model", type=Path, help="a Llama; a random layer by default")
     parser.add_argument("--layer", type=int, default=0)
     parser.add_argument("--directions", type=int, default=64)
     given = parser.parse_args()
@@ -101,6 +99,8 @@ def main() -> None:
         ratios = sorted(row[whole] / row[top] for row in times)
         shown = ", ".join(f"{ratio:.1f}" for ratio in ratios)
         print(f"ratio, {name:9}                  {statistics.median(ratios):8.1f} x ({shown})")
+    launches, waits = count(together)
+    print(f"launches and waits of a call      {launches:8} {waits:8}")
     print(f"error of an eigenvalue            {difference:8.1e} of the largest")
     print(f"residual                          {spectrum.residuals.max():8.1e}")
     print(f"chance that one is missing        {spectrum.miss_chance.max():8.1e}")

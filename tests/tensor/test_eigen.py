@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from benchmarks.launches import count
 from torch import Tensor
 
-from bilens.tensor import QuadraticForm, quadratic
+from bilens.tensor import QuadraticForm, lanczos, quadratic
 from tests.tensor.factors import normal
 
 N, K = 600, 6
@@ -102,3 +103,37 @@ def test_forms_are_done_in_turns_when_memory_is_short(monkeypatch):
     monkeypatch.setattr(quadratic, "WORKING_BYTES", 1)
     assert torch.allclose(form.eigh(K).values, together.values, rtol=1e-6)
     assert torch.allclose(form.eigh().values[:, :K], together.values, rtol=1e-6)
+
+
+def counted_products(monkeypatch) -> list[int]:
+    """Return a list that the number of forms in each product is appended to."""
+    products, product = [], lanczos.Search._product
+
+    def counting(search, vector, weights):
+        products.append(len(vector))
+        return product(search, vector, weights)
+
+    monkeypatch.setattr(lanczos.Search, "_product", counting)
+    return products
+
+
+def test_the_host_waits_for_few_results(monkeypatch):
+    """Steps of all forms are queued together, and one check follows sixteen of them."""
+    monkeypatch.setattr(lanczos, "LEAST_STEPS", lanczos.MOST_STEPS)
+    form, products = random_form(), counted_products(monkeypatch)
+    launches, waits = count(lambda: form.eigh(K))
+    assert waits < len(products) < launches < 60 * len(products)
+
+
+def test_slow_forms_among_many_are_decomposed_whole(monkeypatch):
+    """One form of many equal eigenvalues holds up no other."""
+    values = torch.cat([torch.linspace(10, 5, K), torch.linspace(1, 0.1, 300)]).double()
+    batch = values.repeat(lanczos.MANY, 1)
+    batch[3] = torch.linspace(1, 0.99, len(values))
+    products = counted_products(monkeypatch)
+    spectrum = form_with(batch).eigh(K, tolerance=1e-6)
+    assert products[0] == lanczos.MANY
+    assert len(products) <= N // 4 + 3 * lanczos.MOST_STEPS
+    assert (spectrum.miss_chance == 0).nonzero().flatten().tolist() == [3]
+    expected = batch.abs().sort(-1, descending=True).values[:, :K]
+    assert torch.allclose(spectrum.values.abs(), expected, rtol=1e-6)

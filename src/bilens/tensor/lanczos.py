@@ -23,10 +23,12 @@ Source:
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torch.nn import functional
 
 MISS = 1e-4
 """Largest chance of missing an eigenvalue of the top k."""
@@ -34,22 +36,73 @@ MISS = 1e-4
 ALLOWANCE = 0.01
 """Part of t by which the sum over further pairs may lower b; more pairs make a test shorter."""
 
-MARGIN = 0.995
+MARGIN = 0.98
 """Part of b that Ritz values of A may reach when a test begins; nearer to b it takes long."""
-
-COUNTERS = ("form", "taken", "used", "steps", "look")
-SLOTTED = (*COUNTERS, "projected", "vector", "scale", "b", "beta", "before", "now", "mass")
-"""Attributes of `Search` with a row for each slot, besides the basis and its images."""
 
 ROUNDING = 1000
 """Treat eigenvalues below this many units of rounding as zero."""
 
+MOST_STEPS = 16
+"""Steps between two checks at most, and on a GPU always, which each check makes wait."""
+
+LEAST_STEPS = 3
+"""Steps between two checks on a CPU, where a check costs about as much as a step."""
+
+MANY = 32
+"""Forms from which a step of a single one costs much more than its share of a step of all."""
+
+IN_CACHE = 256
+"""Forms in a batch on a CPU. More make products no faster, and their bases leave the cache."""
+
+
+@dataclass
+class Batch:
+    """Forms that take every step together, so that a few large products serve all of them.
+
+    Attributes:
+        form: number of each form.
+        weights: half of its weights.
+        basis: orthonormal vectors. The first `width` have images, and the next one follows them.
+        images: Q times each vector.
+        projected: lower triangle of the form in the basis.
+        beta: coupling of the next vector to the one before.
+        scale: largest length of an image.
+        lost: `scale` where the next vector is zero, as the basis spans an invariant subspace.
+        width: number of vectors with images.
+        steps: number of products of each form.
+    """
+
+    form: Int64[Tensor, " forms"]
+    weights: Float[Tensor, "forms rank"]
+    beta: Float[Tensor, " forms"]
+    scale: Float[Tensor, " forms"]
+    lost: Float[Tensor, " forms"]
+    basis: Float[Tensor, "forms room n_in"]
+    images: Float[Tensor, "forms room n_in"]
+    projected: Float[Tensor, "forms room room"]
+    width: int = 0
+    steps: int = 0
+
+    def select(self, rows: Tensor) -> "Batch":
+        """Return the batch of some of the forms, in the memory of this one."""
+        used, spaces = self.width + 1, (self.basis, self.images, self.projected)
+        numbers = [x[rows] for x in (self.form, self.weights, self.beta, self.scale, self.lost)]
+        for space in spaces:
+            # In place: the room after the vectors in use is mostly never touched.
+            space[: len(rows), :used] = space[:, :used].index_select(0, rows)
+        kept = [space[: len(rows)] for space in spaces]
+        return Batch(*numbers, *kept, width=self.width, steps=self.steps)
+
+    def begin(self, vector: Float[Tensor, "forms n_in"]) -> None:
+        """Start a run from a unit vector that is orthogonal to the basis."""
+        self.basis[:, self.width] = vector
+        self.beta, self.lost = torch.zeros_like(self.beta), torch.zeros_like(self.lost)
+
 
 class Search:
-    """Forms in slots, each at its point of the search or test; the next waits for a free slot.
+    """Searches and tests of all forms, a batch of them at a time.
 
-    All slots take a step together, so that a few large products with L and R serve every slot. The
-    unfilled part of a slot's basis is zero.
+    Between two checks nothing waits for the device. Forms that have finished leave at a check.
 
     Attributes:
         values: eigenvalues of each form, the largest magnitude first.
@@ -69,124 +122,154 @@ class Search:
         slots: int,
     ) -> None:
         forms, n = len(weights), left.shape[1]
-        self.k, self.tolerance, self.weights, self.next = k, tolerance, weights, 0
-        self.room, self.most_steps = basis_size(k), n // 2
+        on_cpu = left.device.type == "cpu"
+        self.k, self.tolerance, self.weights = k, tolerance, weights
+        self.n_pairs, self.room = 2 * k + 16, basis_size(k)
+        # Of many forms the last are slow ones, for which products with L and R are no longer large:
+        # decomposing them is cheaper.
+        self.most_steps = n // (4 if forms >= MANY else 2)
+        self.slots = min(slots, IN_CACHE) if on_cpu else slots
+        self.least_steps = LEAST_STEPS if on_cpu else MOST_STEPS
         # The sum of p_j(b)^2 at which the chance sqrt(2 n c / pi), c = 1 / sum, is MISS.
         self.enough = 2 * n / (math.pi * MISS**2)
         self.eps, self.tiny = torch.finfo(left.dtype).eps, torch.finfo(left.dtype).tiny
         self.generator = torch.Generator(left.device).manual_seed(seed)
         self.reading = torch.cat([left, right])
         self.writing = self.reading.T.contiguous()
+        # oneDNN multiplies in float32 as exactly as MKL, on AMD's processors twice as fast.
+        self.by_onednn = (
+            on_cpu and left.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+        )
+        if self.by_onednn:
+            self.reading, self.writing = self.reading.to_mkldnn(), self.writing.to_mkldnn()
+        self.spare = self._random(left.new_zeros(1, 1, n))
         self.values, self.residuals = left.new_empty(forms, k), left.new_empty(forms, k)
         self.vectors = left.new_empty(forms, k, n)
         self.passed = torch.zeros(forms, dtype=torch.bool, device=left.device)
-        self.form = torch.zeros(slots, dtype=torch.int64, device=left.device)
-        self.taken = torch.zeros(slots, dtype=torch.bool, device=left.device)
-        self.used, self.steps, self.look = (torch.zeros_like(self.form) for _ in range(3))
-        self.basis, self.images = (left.new_zeros(slots, 4 * k + 32, n) for _ in range(2))
-        self.projected = left.new_zeros(slots, self.room, self.room)
-        self.vector, self.scale = left.new_zeros(slots, n), left.new_zeros(slots)
-        exact = torch.zeros(slots, 2, dtype=torch.float64, device=left.device)
-        self.b, self.beta = exact[:, 0].clone(), exact[:, 0].clone()
-        self.before, self.now, self.mass = exact.clone(), exact.clone(), exact.clone()
-        self._fill(torch.arange(slots, device=left.device))
 
     def run(self) -> None:
         """Search and test until every form has passed or failed."""
-        while len(self.alive):
-            self._step()
-            passed = (self.mass >= self.enough).all(1) & self.taken
-            self.passed[self.form[passed]] = True
-            late = (self.used >= self.room) | (self.steps >= self.most_steps)
-            ended = passed | (late & self.taken)
-            if ended.any():
-                self._fill(ended.nonzero()[:, 0])
+        for start in range(0, len(self.weights), self.slots):
+            batch = self._start(start)
+            # A test that meets a missed eigenvalue continues as a search in the space of both.
+            while len(batch.form):
+                batch = self._test(*self._search(batch))
 
-    def _step(self) -> None:
-        """Add a vector to each basis and make the next one; then test, or compute Ritz pairs."""
-        width = int(self.used.max()) + 1
-        if width > self.basis.shape[1]:
-            self._resize(self.slots, width * 3 // 2)
-        basis = self.basis[:, :width]
-        image = torch.zeros_like(self.vector)
-        # Empty slots are left out of the expensive product; elsewhere they take part as zeros.
-        image[self.alive] = self._product(self.vector[self.alive])
-        self.basis[self.slots, self.used], self.images[self.slots, self.used] = self.vector, image
-        # Full orthogonalisation instead of the three-term recurrence: without it copies of pairs
-        # that have converged would come back, and the test would take them for missed ones.
-        shares = (image[:, None] @ basis.mT)[:, 0]
-        self.projected[self.slots, self.used, : basis.shape[1]] = shares
-        alpha = shares[self.slots, self.used].double()
-        self.used += self.taken
-        self.steps += 1
-        vector = image - (shares[:, None] @ basis)[:, 0]
-        self.scale = torch.maximum(self.scale, image.norm(dim=-1))
-        length = vector.norm(dim=-1)
-        # After a subtraction that cancels a digit the remainder is no longer orthogonal to working
-        # precision; a second pass is enough (Kahan and Parlett).
-        if (length < 0.1 * self.scale).any():
-            vector = _reject(vector, basis)
-            length = vector.norm(dim=-1)
-        # A vector that vanishes has met an invariant subspace; a random one continues from there.
-        floor = 100 * self.eps * self.scale
-        lost = ((length <= floor) & self.taken).nonzero()[:, 0]
-        self.vector = vector / length.clamp_min(self.tiny)[:, None]
-        if len(lost):
-            self.vector[lost] = self._random(basis[lost])
-        # beta is floored as well: a beta of rounding size would let p_j overflow in one step.
-        self._extend_polynomials(alpha, torch.maximum(length, floor).double())
-        searching = self.b.isnan() & (self.used >= self.look) & self.taken
-        if searching.any():
-            self._compute_ritz_pairs(searching.nonzero()[:, 0])
+    def _start(self, start: int) -> Batch:
+        weights = self.weights[start : start + self.slots] / 2
+        form = torch.arange(start, start + len(weights), device=weights.device)
+        batch = self._empty(form, weights)
+        batch.begin(self._random(weights.new_zeros(len(weights), 1, self.vectors.shape[-1])))
+        return batch
 
-    def _product(self, vector: Float[Tensor, "slots n_in"]) -> Float[Tensor, "slots n_in"]:
-        """Return Q v = 1/2 [L'(w * R v) + R'(w * L v)]; on a CPU columns are faster than rows."""
-        left, right = (self.reading @ vector.T.contiguous()).chunk(2)
-        return (self.writing @ torch.cat([self.w * right, self.w * left])).T
+    def _empty(self, form: Tensor, weights: Tensor) -> Batch:
+        """Return a batch of forms with an empty basis."""
+        n, more = self.vectors.shape[-1], self.room + 1
+        spaces = [weights.new_empty(len(form), more, width) for width in (n, n, more)]
+        nothing = weights.new_zeros(len(form))
+        return Batch(form, weights, nothing, nothing, nothing, *spaces)
 
-    def _extend_polynomials(self, alpha: Tensor, beta: Tensor) -> None:
-        """Advance p_j at b, and (-1)^j p_j at -b; NaN in slots that are not being tested."""
-        # beta_(j+1) p_(j+1) = (b - alpha_j) p_j - beta_j p_(j-1). At -b the sign alternates, which
-        # the factor (-1)^j absorbs: both ends then run the same recurrence, with alpha or -alpha.
-        shifted = self.b[:, None] - alpha[:, None] * alpha.new_tensor([1, -1])
-        after = (shifted * self.now - self.beta[:, None] * self.before) / beta[:, None]
-        self.before, self.now, self.beta = self.now, after, beta
-        # By Sturm, p_j(b) <= 0 exactly when a Ritz value lies beyond b: back to the search.
-        beyond = (after <= 0).any(1)
-        self.b[beyond] = torch.nan
-        self.mass = torch.where(beyond[:, None], torch.nan, self.mass + after**2)
-        self.look = torch.where(beyond, self.used, self.look)
+    def _advance(self, batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
+        """Take steps of Lanczos; return alpha and beta (steps, forms) in float64 on the CPU."""
+        first, alphas, betas, lengths = batch.width, [], [], []
+        batch.width, batch.steps = first + steps, batch.steps + steps
+        for place in range(first, batch.width):
+            basis = batch.basis[:, : place + 1]
+            vector = basis[:, place]
+            image = self._product(vector, batch.weights)
+            batch.images[:, place] = image
+            # The three terms go first. Then the pass over the whole basis cancels nothing, and one
+            # is enough (Kahan and Parlett). Without it copies of pairs that have converged would
+            # come back, and the test would take them for missed ones.
+            alpha = (image * vector).sum(-1)
+            remainder = torch.addcmul(image, alpha[:, None], vector, value=-1)
+            if place:
+                remainder.addcmul_(batch.beta[:, None], basis[:, place - 1], value=-1)
+            # After an invariant subspace, of which a zero vector tells, a random one continues.
+            remainder.addcmul_(batch.lost[:, None], self.spare)
+            shares = (remainder[:, None] @ basis.mT)[:, 0]
+            remainder = torch.baddbmm(remainder[:, None], shares[:, None], basis, alpha=-1)[:, 0]
+            follows = batch.lost == 0
+            batch.projected[:, place, : place + 1] = shares * follows[:, None]
+            batch.scale = torch.maximum(batch.scale, image.norm(dim=-1))
+            length, floor = remainder.norm(dim=-1), 100 * self.eps * batch.scale
+            kept = length > floor
+            batch.basis[:, place + 1] = remainder * (kept / length.clamp_min(self.tiny))[:, None]
+            alphas.append(alpha)
+            betas.append(batch.beta)
+            # A beta of rounding size would let p_j overflow in one step.
+            lengths.append(torch.maximum(length, floor))
+            batch.beta, batch.lost = length * (kept & follows), batch.scale * ~kept
+        square = batch.projected[:, first : batch.width, first : batch.width]
+        diagonal = square.diagonal(0, 1, 2)
+        diagonal += torch.stack(alphas, 1)
+        above = max(first, 1)
+        below = batch.projected[:, above : batch.width, above - 1 : batch.width - 1]
+        below.diagonal(0, 1, 2).add_(torch.stack(betas, 1)[:, above - first :])
+        return diagonal.T.double().cpu(), torch.stack(lengths).double().cpu()
 
-    def _compute_ritz_pairs(self, slots: Int64[Tensor, " slots"]) -> None:
-        """Compute the Ritz values, and the pairs of slots with small estimated residuals."""
-        used, k = self.used[slots], self.k
-        width = int(used.max())
-        values, columns = torch.linalg.eigh(self.projected[slots, :width, :width])
-        order = values.abs().argsort(dim=-1, descending=True)[:, : 2 * k + 16]
+    def _product(
+        self, vector: Float[Tensor, "forms n_in"], weights: Float[Tensor, "forms rank"]
+    ) -> Float[Tensor, "forms n_in"]:
+        """Return Q v = L'(w * R v) + R'(w * L v), with w half of the weights."""
+        left, right = self._linear(vector, self.reading).chunk(2, -1)
+        return self._linear(torch.cat([weights * right, weights * left], -1), self.writing)
+
+    def _linear(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        if self.by_onednn:
+            return functional.linear(rows.contiguous().to_mkldnn(), matrix).to_dense()
+        return rows @ matrix.T
+
+    def _search(self, batch: Batch) -> tuple[Batch, Tensor]:
+        """Search until the top k of each form have converged; return forms to test, and their b."""
+        tested, bounds = [], []
+        steps = 0 if batch.width else self.n_pairs
+        while len(batch.form):
+            if steps:
+                self._advance(batch, min(steps, self.room - batch.width))
+            values, mix, over = self._ritz_pairs(batch)
+            leaves = torch.zeros_like(over, dtype=torch.bool)
+            close = (over <= 1).nonzero()[:, 0]
+            if len(close):
+                ready, b = self._settle(batch, close, values[close], mix[close], leaves)
+                tested.append(ready)
+                bounds.append(b)
+            if batch.width >= self.room or batch.steps >= self.most_steps:
+                leaves[:] = True
+            stays = (~leaves).nonzero()[:, 0]
+            if len(stays) < len(leaves):
+                batch, over = batch.select(stays), over[stays]
+            if len(over):
+                # Residuals fall to a half or a quarter with each step.
+                wait = float(over.clamp_min(1).log().median()) / 0.7
+                steps = max(self.least_steps, min(MOST_STEPS, math.ceil(wait)))
+        if not tested:
+            return batch, batch.beta
+        return self._deflated(tested, batch.steps), torch.cat(bounds)
+
+    def _ritz_pairs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return Ritz values, their mixtures of the basis, and residuals over the tolerance."""
+        values, columns = torch.linalg.eigh(batch.projected[:, : batch.width, : batch.width])
+        order = values.abs().argsort(dim=-1, descending=True)[:, : self.n_pairs]
         values = values.gather(-1, order)
-        mix = columns.mT.gather(-2, order[..., None].expand(*order.shape, width))
+        mix = columns.mT.gather(-2, order[..., None].expand(-1, -1, batch.width))
         # Residuals are beta times the last entry, by the three terms of Lanczos. With pairs of an
         # earlier run in the basis this is only an estimate, which `_settle` measures again.
-        last = mix[:, :k].gather(-1, (used - 1)[:, None, None].expand(-1, k, 1))[..., 0]
-        residual = (self.beta[slots, None] * last.abs()).amax(-1)
+        residual = (batch.beta[:, None] * mix[:, : self.k, -1].abs()).amax(-1)
         over = residual / (self.tolerance * values[:, 0].abs()).clamp_min(self.tiny)
-        # Residuals fall to a half or a quarter with each step. Each check costs an
-        # eigendecomposition, so the next one comes late rather than early: log 2 is 0.69, not 0.4.
-        wait = (over.clamp_min(1).log() / 0.4).clamp_min(3).minimum(used / 4)
-        self.look[slots] = used + wait.ceil().long()
-        close = over <= 1
-        if close.any():
-            self._settle(slots[close], values[close], mix[close])
+        return values, mix, over
 
     def _settle(
         self,
-        slots: Int64[Tensor, " slots"],
-        values: Float[Tensor, "slots pairs"],
-        mix: Float[Tensor, "slots pairs width"],
-    ) -> None:
-        """Begin the test of slots whose top k have converged; drop forms of lower rank than k."""
-        k, width = self.k, mix.shape[-1]
-        vectors, images = (mix @ rows[slots, :width] for rows in (self.basis, self.images))
+        batch: Batch,
+        rows: Int64[Tensor, " close"],
+        values: Float[Tensor, "close pairs"],
+        mix: Float[Tensor, "close pairs width"],
+        leaves: Bool[Tensor, " forms"],
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the pairs of forms whose top k have converged, and b; mark those that leave."""
+        k, width = self.k, batch.width
+        vectors, images = (mix @ part[rows, :width] for part in (batch.basis, batch.images))
         errors = (images - values[..., None] * vectors).norm(dim=-1)
         sizes = values.abs().double()
         t = sizes[:, k - 1] + self.tolerance * sizes[:, 0]
@@ -199,78 +282,77 @@ class Search:
         left_out = sizes.gather(1, n_pairs[:, None])[:, 0]
         residuals = errors[:, :k] / sizes[:, :1].to(errors)
         low_rank = sizes[:, k - 1] <= ROUNDING * self.eps * sizes[:, 0]
-        # Eigenvalues of 0 have any vector as eigenvector: no test ends. `run` drops such a form.
-        self.steps[slots[low_rank]] = self.most_steps
         ready = (residuals <= self.tolerance).all(-1) & (left_out <= MARGIN * b) & ~low_rank
-        if not ready.any():
-            return
-        slots, form, most = slots[ready], self.form[slots[ready]], values.shape[1]
-        self.values[form], self.residuals[form] = values[ready, :k], residuals[ready]
-        self.vectors[form] = vectors[ready, :k]
-        inside = torch.arange(most, device=n_pairs.device) < n_pairs[ready, None]
-        self._clear(slots)
-        self.basis[slots, :most] = vectors[ready] * inside[..., None]
-        self.images[slots, :most] = images[ready] * inside[..., None]
-        self.projected[slots, :most, :most] = torch.diag_embed(values[ready] * inside)
-        self.used[slots], self.b[slots] = n_pairs[ready], b[ready]
-        # A fresh random vector: the proof needs one that is independent of the pairs.
-        self.vector[slots] = self._random(self.basis[slots, :most])
+        # Eigenvalues of 0 have any vector as eigenvector: no test of them would end.
+        leaves[rows] = ready | low_rank
+        # By numbers: each use of a mask would wait for its count.
+        ready = ready.nonzero()[:, 0]
+        rows, values, vectors, images = rows[ready], values[ready], vectors[ready], images[ready]
+        form = batch.form[rows]
+        self.values[form], self.residuals[form] = values[:, :k], residuals[ready]
+        self.vectors[form] = vectors[:, :k]
+        inside = torch.arange(values.shape[1], device=rows.device) < n_pairs[ready, None]
+        scaled = (part * inside[..., None] for part in (vectors, images))
+        parts = form, batch.weights[rows], batch.scale[rows], values * inside, *scaled
+        return parts, b[ready]
 
-    def _fill(self, slots: Int64[Tensor, " slots"]) -> None:
-        """Assign slots to the next forms; drop empty slots once they are the majority."""
-        filled = slots[: len(self.weights) - self.next]
-        self.taken[slots] = False
-        self.taken[filled] = True
-        self.form[filled] = self.next + torch.arange(len(filled), device=slots.device)
-        self.next += len(filled)
-        self._clear(slots)
-        self.steps[slots], self.scale[slots] = 0, 0
-        self.look[slots] = min(2 * self.k + 8, self.room)
-        self.vector[slots] = self._random(self.basis[slots, :1])
-        if self.taken.sum() <= len(self.taken) // 2:
-            active = self.taken.nonzero()[:, 0]
-            self._resize(active, self.basis.shape[1])
-            for name in SLOTTED:
-                setattr(self, name, getattr(self, name)[active])
-        self.slots = torch.arange(len(self.taken), device=slots.device)
-        self.alive = self.slots[self.taken]
-        self.w = (self.weights[self.form[self.alive]] / 2).T.contiguous()
+    def _deflated(self, tested: list[tuple[Tensor, ...]], steps: int) -> Batch:
+        """Return a batch of forms whose bases are their pairs, zero where a form has fewer."""
+        form, weights, scale, values, vectors, images = map(torch.cat, zip(*tested, strict=True))
+        batch = self._empty(form, weights)
+        batch.basis[:, : self.n_pairs], batch.images[:, : self.n_pairs] = vectors, images
+        batch.projected[:, : self.n_pairs, : self.n_pairs] = torch.diag_embed(values)
+        batch.scale, batch.width, batch.steps = scale, self.n_pairs, steps
+        return batch
 
-    def _resize(self, slots: Int64[Tensor, " slots"], columns: int) -> None:
-        """Copy the bases of `slots` to new memory, for longer bases or for fewer slots."""
-        width = int(self.used.max())
-        for name in ("basis", "images"):
-            before = getattr(self, name)
-            after = before.new_zeros(len(slots), columns, before.shape[2])
-            after[:, :width] = before[slots, :width]
-            setattr(self, name, after)
+    def _test(self, batch: Batch, b: Tensor) -> Batch:
+        """Test forms from a random vector; return those in which an eigenvalue was missed."""
+        if not len(batch.form):
+            return batch
+        # The proof needs a vector that is independent of the pairs.
+        batch.begin(self._random(batch.basis[:, : batch.width]))
+        # At -b the sign of p_j alternates, which the factor (-1)^j absorbs: both ends then run the
+        # same recurrence, with alpha or -alpha. It is a chain of small steps, so the CPU has it.
+        ends, signs = b.double().cpu()[:, None], torch.tensor([1.0, -1.0], dtype=torch.float64)
+        before, now = torch.zeros(len(b), 2).double(), torch.ones(len(b), 2).double()
+        mass, beta = now.clone(), torch.zeros(len(b), 1).double()
+        passed = missed = torch.zeros(len(b), dtype=torch.bool)
+        steps = MOST_STEPS
+        while True:
+            grown = mass
+            for alpha, length in zip(*self._advance(batch, steps), strict=True):
+                after = ((ends - alpha[:, None] * signs) * now - beta * before) / length[:, None]
+                before, now, beta = now, after, length[:, None]
+                # By Sturm, p_j(b) <= 0 exactly when a Ritz value lies beyond b.
+                missed = missed | ((after <= 0).any(1) & ~passed)
+                mass = mass + after**2
+                passed = passed | ((mass >= self.enough).all(1) & ~missed)
+            self.passed[batch.form] |= passed.to(b.device)
+            undecided, room = ~(passed | missed), self.room - batch.width
+            if not undecided.any() or not room or batch.steps >= self.most_steps:
+                return batch.select(missed.nonzero()[:, 0].to(b.device))
+            growth = (mass / grown).amin(1)[undecided].log().median() / steps
+            lacking = (self.enough / mass).amax(1)[undecided].log().median()
+            wait = math.ceil(lacking / growth.clamp_min(0.1))
+            steps = min(max(self.least_steps, min(MOST_STEPS, wait)), room)
+            if passed.any():
+                stays = (~passed).nonzero()[:, 0]
+                batch = batch.select(stays.to(b.device))
+                ends, before, now, mass, beta = (x[stays] for x in (ends, before, now, mass, beta))
+                passed, missed = passed[stays], missed[stays]
 
-    def _clear(self, slots: Int64[Tensor, " slots"]) -> None:
-        width = int(self.used.max())
-        for rows in (self.basis, self.images, self.projected):
-            rows[slots, :width] = 0
-        self.used[slots], self.b[slots], self.beta[slots] = 0, torch.nan, 0
-        # p_(-1) = 0 and p_0 = 1, at both ends.
-        self.before[slots], self.now[slots], self.mass[slots] = 0, 1, 1
-
-    def _random(self, basis: Float[Tensor, "slots size n_in"]) -> Float[Tensor, "slots n_in"]:
+    def _random(self, basis: Float[Tensor, "forms size n_in"]) -> Float[Tensor, "forms n_in"]:
         """Return random unit vectors orthogonal to each basis."""
         shape = (len(basis), basis.shape[-1])
         vector = torch.randn(
             shape, dtype=basis.dtype, device=basis.device, generator=self.generator
         )
-        vector = _reject(_reject(vector, basis), basis)
+        for _ in range(2):
+            shares = vector[:, None] @ basis.mT
+            vector = vector - (shares @ basis)[:, 0]
         return vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
 
 
 def basis_size(k: int) -> int:
     """Return the largest number of vectors in the basis of a form."""
     return 16 * k + 128
-
-
-def _reject(
-    vector: Float[Tensor, "slots n_in"], basis: Float[Tensor, "slots size n_in"]
-) -> Float[Tensor, "slots n_in"]:
-    """Project each vector on the orthogonal complement of its orthonormal basis."""
-    shares = vector[:, None] @ basis.mT
-    return vector - (shares @ basis)[:, 0]

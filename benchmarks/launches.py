@@ -1,0 +1,60 @@
+"""Launches and waits of a call, counted without a GPU, where each launch costs the host some 8 us.
+
+A launch is an operation of torch that is no view. A wait is one for whose result the host stops.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WAITING = ("_local_scalar_dense", "nonzero", "_linalg_eigh", "linalg_cholesky_ex", "_linalg_svd")
+"""Operations that hand numbers to the host, or whose size depends on them."""
+HOST = ("empty", "detach", "lift_fresh", "as_strided", "to_mkldnn", "_to_dense")
+"""Operations that launch nothing, or that only a CPU does."""
+
+
+class Counting(TorchDispatchMode):
+    """A counter of launches and waits within its context."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.launches: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Count an operation and run it."""
+        name = func._schema.name.removeprefix("aten::")
+        # An index that is a mask is turned into numbers first, whose count the host needs.
+        masked = name.startswith(("index", "_index")) and any(
+            x is not None and x.dtype == torch.bool
+            for x in (args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ())
+        )
+        if name in WAITING or masked:
+            self.waits[name] += 1
+        if not func.is_view and not name.startswith(HOST):
+            self.launches[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count(call: Callable[[], object]) -> tuple[int, int]:
+    """Return the numbers of launches and of waits of a call."""
+    counting, to_cpu = Counting(), Tensor.cpu
+
+    def copied(tensor: Tensor) -> Tensor:
+        counting.waits["cpu"] += 1
+        return to_cpu(tensor)
+
+    with patch.object(Tensor, "cpu", copied), counting:
+        call()
+    return counting.launches.total(), counting.waits.total()
