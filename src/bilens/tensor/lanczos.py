@@ -23,7 +23,8 @@ Source:
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -85,13 +86,15 @@ class Batch:
 
     def select(self, rows: Tensor) -> "Batch":
         """Return the batch of some of the forms, in the memory of this one."""
-        used, spaces = self.width + 1, (self.basis, self.images, self.projected)
-        numbers = [x[rows] for x in (self.form, self.weights, self.beta, self.scale, self.lost)]
-        for space in spaces:
+        used = self.width + 1
+        names = ("form", "weights", "beta", "scale", "lost")
+        parts: dict[str, Any] = {name: getattr(self, name)[rows] for name in names}
+        for name in ("basis", "images", "projected"):
+            space = getattr(self, name)
             # In place: the room after the vectors in use is mostly never touched.
             space[: len(rows), :used] = space[:, :used].index_select(0, rows)
-        kept = [space[: len(rows)] for space in spaces]
-        return Batch(*numbers, *kept, width=self.width, steps=self.steps)
+            parts[name] = space[: len(rows)]
+        return replace(self, **parts)
 
     def begin(self, vector: Float[Tensor, "forms n_in"]) -> None:
         """Start a run from a unit vector that is orthogonal to the basis."""
@@ -165,9 +168,11 @@ class Search:
     def _empty(self, form: Tensor, weights: Tensor) -> Batch:
         """Return a batch of forms with an empty basis."""
         n, more = self.vectors.shape[-1], self.room + 1
-        spaces = [weights.new_empty(len(form), more, width) for width in (n, n, more)]
+        basis, images, projected = (
+            weights.new_empty(len(form), more, width) for width in (n, n, more)
+        )
         nothing = weights.new_zeros(len(form))
-        return Batch(form, weights, nothing, nothing, nothing, *spaces)
+        return Batch(form, weights, nothing, nothing, nothing, basis, images, projected)
 
     def _advance(self, batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
         """Take steps of Lanczos; return alpha and beta (steps, forms) in float64 on the CPU."""
