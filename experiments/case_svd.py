@@ -23,10 +23,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from bilens.read import bottleneck_curve
+from bilens.errors import BilensError
+from bilens.read.truncation import TruncationCurve, accuracy_by_rank
 from bilens.tensor import TensorSVD, form_cosines
 from experiments.case import (
     case_models,
@@ -37,7 +38,7 @@ from experiments.case import (
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import confidence_line, line_figure
 
-__all__ = ["reproducibility", "run"]
+__all__ = ["bottleneck_curve", "reproducibility", "run"]
 
 SHOWN, FOLLOWED, FIRST = 10, 50, 5
 STOPS = (20, 50)
@@ -95,6 +96,38 @@ def run(context: RecipeContext) -> Outcome:
             ),
         },
     )
+
+
+def bottleneck_curve(
+    svd: TensorSVD,
+    readout: Float[Tensor, "classes n_out"],
+    x: Float[Tensor, "samples n_in"],
+    labels: Int[Tensor, " samples"],
+) -> TruncationCurve:
+    """Compute the accuracy with the first 1, 2, ... components of a layer, in one pass.
+
+    For each k this is the accuracy of readout(svd.truncate(k)(x)), which as a tensor is
+    `layer.change_basis(outputs=readout @ svd.truncate(k).projector())`. The readout is the linear
+    map from the layer's outputs to the logits.
+
+    Raises:
+        BilensError: the readout does not fit the layer, the samples are empty, or a label is not a
+            class.
+
+    Source:
+        Pearce & Dooms 2024, "SVD on the bilinear tensor".
+    """
+    if readout.shape[1] != svd.outputs.shape[1]:
+        raise BilensError(
+            f"readout has shape {tuple(readout.shape)}; expected (classes, "
+            f"{svd.outputs.shape[1]}), the outputs of the layer"
+        )
+    component_logits = svd.values[:, None] * (svd.outputs @ readout.to(svd.outputs).T)
+
+    def logits(rows: Tensor) -> Tensor:
+        return (svd.components(rows)[..., None] * component_logits).cumsum(1)
+
+    return accuracy_by_rank(logits, x, labels)
 
 
 def reproducibility(

@@ -100,9 +100,6 @@ READ = {
     "logit spectra": lambda m: bilens.read.spectra(m, normal(10), "pixels").values,
     "reading": lambda m: bilens.read.read_classifier(m, digits()).spectrum(digits().test_images),
     "deep reading": lambda m: bilens.read.read_deep(m, digits(), 20).search.paths.eigenvalues,
-    "bottleneck": lambda m: numbers(
-        *bilens.read.bottleneck_curve(T.svd(), normal(3, 6), X, LABELS).accuracy
-    ),
     "accuracy": lambda m: numbers(m.accuracy(digits().test_images, digits().test_labels)),
     "explanation": lambda m: (
         bilens.read.explain(bilens.read.spectra(m), digits().test_images[0]).logits

@@ -43,7 +43,7 @@ from bilens.read.shared import (
     shared_by_classes,
     shared_by_paths,
 )
-from bilens.read.truncation import TruncationCurve, bottleneck_curve, truncation_curve
+from bilens.read.truncation import TruncationCurve, truncation_curve
 
 __all__ = [
     "Attack",
@@ -68,7 +68,6 @@ __all__ = [
     "Use",
     "accurate_ranks",
     "attack",
-    "bottleneck_curve",
     "class_mask",
     "class_paths",
     "classifier_bonds",

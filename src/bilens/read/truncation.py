@@ -8,14 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import check_count, check_finite, check_labels, checked, full_precision
-from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd
 from bilens.progress import progress_bar
 from bilens.read.chain import accuracy_frame
 from bilens.read.figures.plots import accuracy_curve, mark_kept
 from bilens.read.figures.style import dress
 from bilens.read.shared import check_classes
-from bilens.tensor import Spectrum, TensorSVD
+from bilens.tensor import Spectrum
 
 STEPS = (1, 2, 3, 5, 10, 20, 50, 100)
 """Numbers of eigenvectors in tables."""
@@ -70,48 +69,25 @@ def truncation_curve(
         Pearce et al. 2024, figure 3.
     """
     check_classes(spectrum)
-    return _curve(lambda rows: spectrum.activations(rows).cumsum(-1).mT, x, labels)
+    return accuracy_by_rank(lambda rows: spectrum.activations(rows).cumsum(-1).mT, x, labels)
 
 
 @full_precision
-def bottleneck_curve(
-    svd: TensorSVD,
-    readout: Float[Tensor, "classes n_out"],
-    x: Float[Tensor, "samples n_in"],
-    labels: Int[Tensor, " samples"],
-) -> TruncationCurve:
-    """Compute the accuracy with the first 1, 2, ... components of a layer, in one pass.
-
-    For each k this is the accuracy of readout(svd.truncate(k)(x)), which as a tensor is
-    `layer.change_basis(outputs=readout @ svd.truncate(k).projector())`. The readout is the linear
-    map from the layer's outputs to the logits.
-
-    Raises:
-        BilensError: the readout does not fit the layer, the samples are empty, or a label is not a
-            class.
-
-    Source:
-        Pearce & Dooms 2024, "SVD on the bilinear tensor".
-    """
-    if readout.shape[1] != svd.outputs.shape[1]:
-        raise BilensError(
-            f"readout has shape {tuple(readout.shape)}; expected (classes, "
-            f"{svd.outputs.shape[1]}), the outputs of the layer"
-        )
-    component_logits = svd.values[:, None] * (svd.outputs @ readout.to(svd.outputs).T)
-
-    def logits(rows: Tensor) -> Tensor:
-        return (svd.components(rows)[..., None] * component_logits).cumsum(1)
-
-    return _curve(logits, x, labels)
-
-
-def _curve(
+def accuracy_by_rank(
     logits_by_rank: Callable[[Tensor], Float[Tensor, "block ranks classes"]],
     x: Float[Tensor, "samples n_in"],
     labels: Int[Tensor, " samples"],
 ) -> TruncationCurve:
-    """Compute the accuracy at each rank, block by block."""
+    """Compute the accuracy at each rank, block by block.
+
+    Args:
+        logits_by_rank: function from a block of samples to their logits at each rank.
+        x: the samples.
+        labels: their classes.
+
+    Raises:
+        BilensError: the samples are empty, or a label is not a class.
+    """
     counts = []
     with progress_bar() as bar:
         task = bar.add_task("accuracy by rank", total=len(x), note="")

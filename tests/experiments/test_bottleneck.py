@@ -2,11 +2,11 @@ import math
 
 import pytest
 import torch
+from experiments.case_svd import bottleneck_curve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.read import bottleneck_curve
 from tests.models import digit_model, digits
 from tests.tensor.factors import normal, random_tensor, shapes
 
@@ -18,7 +18,7 @@ def test_the_curve_is_the_accuracy_of_cut_layers(shape, classes, at_once):
     readout, x = normal(classes, layer.n_out), normal(17, layer.n_in, seed=1)
     labels = torch.arange(17) % classes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bilens.read.classifier.BLOCK", at_once)
+        patch.setattr("bilens.read.truncation.BLOCK", at_once)
         curve = bottleneck_curve(svd, readout, x, labels)
     assert len(curve.accuracy) == len(svd)
     # Components of no value leave ties that rounding decides.
