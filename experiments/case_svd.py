@@ -27,7 +27,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.read.truncation import TruncationCurve, accuracy_by_rank
+from bilens.read.fidelity import TruncationCurve, accuracy_by_rank
 from bilens.tensor import TensorSVD, form_cosines
 from experiments.case import (
     case_models,

@@ -42,7 +42,7 @@ def test_top_inputs_of_a_single_form():
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_curve_is_the_accuracy_of_cut_models(bias, monkeypatch):
-    monkeypatch.setattr("bilens.read.truncation.BLOCK", 50)
+    monkeypatch.setattr("bilens.read.fidelity.BLOCK", 50)
     model, data = digit_model(bias=bias), digits()
     spectrum = model.tensor().interaction(output=range(10)).eigh()
     curve = truncation_curve(spectrum, data.test_images, data.test_labels)

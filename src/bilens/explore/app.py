@@ -30,11 +30,11 @@ from bilens.train import read_training
 
 if TYPE_CHECKING:
     from bilens.explore import language, language_screen
-    from bilens.read.language import texts
+    from bilens.read.language import contexts
 else:  # transformers takes seconds to import, and classifiers do without it.
     language = lazy_import("bilens.explore.language")
     language_screen = lazy_import("bilens.explore.language_screen")
-    texts = lazy_import("bilens.read.language.texts")
+    contexts = lazy_import("bilens.read.language.contexts")
 
 FOLDER = Path(__file__).parent
 FONTS = ["Inter", "Helvetica Neue", "Arial", "sans-serif"]
@@ -172,7 +172,7 @@ def explorer(
                 image_view.add_panels(added, [images])
                 image_screen(image_view)
         else:
-            corpus = texts.corpus_for(model, name, data_dir)
+            corpus = contexts.corpus_for(model, name, data_dir)
             folder = None if save_to is None else Path(save_to)
             view = language.LanguageView(model, corpus, folder, added)
             language_screen.language_screen(view)

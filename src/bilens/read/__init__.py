@@ -33,9 +33,15 @@ from bilens.read.explanation import (
     explain,
     explain_deep,
 )
+from bilens.read.fidelity import (
+    SparsityReport,
+    TruncationCurve,
+    loss_recovered,
+    sparsity,
+    truncation_curve,
+)
 from bilens.read.fourier import FourierReading, read_fourier
 from bilens.read.ranks import accurate_ranks, product_accuracies, rank_accuracies
-from bilens.read.recovery import SparsityReport, loss_recovered, sparsity
 from bilens.read.shared import (
     SharedFeature,
     SharedFeatures,
@@ -43,7 +49,6 @@ from bilens.read.shared import (
     shared_by_classes,
     shared_by_paths,
 )
-from bilens.read.truncation import TruncationCurve, truncation_curve
 
 __all__ = [
     "Attack",

@@ -29,8 +29,8 @@ from bilens.read.chain import (
     size_facts,
 )
 from bilens.read.explanation import explain_deep, explanation_figures
+from bilens.read.figures.canvas import tree_figure
 from bilens.read.figures.plots import path_figure
-from bilens.read.figures.trees import tree_figure
 from bilens.read.shared import SharedFeatures, shared_by_paths, shared_figure, shared_section
 from bilens.reading import Fact, Percent, Picture, Reading, Section
 from bilens.registry import reading

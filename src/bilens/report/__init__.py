@@ -5,6 +5,8 @@ from bilens.read.classifier import classifier_figures, eigenvector_figure
 from bilens.read.cuts import directions_figure, matrices_figure, network_figure
 from bilens.read.deep import deep_figures
 from bilens.read.explanation import explanation_figure
+from bilens.read.fidelity import kept_figure, truncation_figure
+from bilens.read.figures.canvas import Branch, branches_html, tree_figure
 from bilens.read.figures.plots import (
     direction_figure,
     heat_figure,
@@ -14,9 +16,7 @@ from bilens.read.figures.plots import (
     summands_figure,
 )
 from bilens.read.figures.style import save_figure, save_figures
-from bilens.read.figures.trees import Branch, branches_html, tree_figure
 from bilens.read.shared import shared_figure
-from bilens.read.truncation import kept_figure, truncation_figure
 from bilens.report.compare import Axis, comparison_table, loss_figure, write_comparison_report
 from bilens.report.page import contexts_html, render_page, table_html, write_page, write_report
 

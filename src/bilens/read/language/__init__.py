@@ -6,6 +6,9 @@ from bilens.read.language.contexts import (
     ContextIndex,
     Contribution,
     contribution,
+    corpus_for,
+    example_directions,
+    generate_text,
     top_contexts,
 )
 from bilens.read.language.heads import (
@@ -43,7 +46,6 @@ from bilens.read.language.stream import (
     split_by_eigenvectors,
     split_logits,
 )
-from bilens.read.language.texts import corpus_for, example_directions, generate_text
 from bilens.read.language.token_matrices import (
     BigramPart,
     TrigramPart,

@@ -11,11 +11,16 @@ from bilens.data import Corpus
 from bilens.errors import NotBilinearError
 from bilens.lazy_imports import go
 from bilens.read.figures.plots import spectrum_figure
-from bilens.read.language.contexts import Context, Contribution, contribution, top_contexts
+from bilens.read.language.contexts import (
+    Context,
+    Contribution,
+    contribution,
+    example_directions,
+    top_contexts,
+)
 from bilens.read.language.heads import AttentionReading, read_attention
 from bilens.read.language.names import TokenDirection, token_names
 from bilens.read.language.ngrams import NGramReading, bigrams, read_ngrams, salient_section
-from bilens.read.language.texts import example_directions
 from bilens.read.language.token_matrices import BigramPart
 from bilens.reading import ContextLine, ContextList, Fact, Picture, Reading, Section, plain, signed
 from bilens.registry import reading
