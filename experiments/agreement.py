@@ -9,7 +9,9 @@ prefixes, the strongest k directions are taken out of the weights: `edit`; and, 
 two strongest heads are, or are turned round: `edit_heads`. BLiMP then says what the model has lost,
 on its subject-verb agreement and on all its other paradigms, beside an edit of as many recurring
 directions, drawn at random in the same layers from those that carry less than the median, or of
-other heads there.
+other heads there. Last, only the direction of number is reversed in two heads, with the least
+change of their other outputs: the heads' mean change between singular and plural subjects. They are
+selected by contrastive flow, by gradients and by direct logit attribution.
 
 Measured too: how far the leaves of a flow are from the logits that they add up to; the seconds that
 flows take; how well flows predict what removing a node from the running model does; and how many
@@ -53,24 +55,15 @@ from bilens.read.flow.mlp import LinearMLP
 from bilens.read.language import TokenDirection
 from bilens.reading import Table, signed
 from bilens.residual import Moment, ResidualModel
-from experiments.blimp import Pair, load_pairs, preferred
+from experiments.blimp import Pair, Preferences, load_pairs, preferred
 from experiments.context import Outcome, RecipeContext
+from experiments.contrasts import BETWEEN, NOUNS, THRESHOLD, VERBS, contrasts
 
 MODEL = "SmolLM2-135M-Instruct"
 HUB = f"HuggingFaceTB/{MODEL}"
 TERM = "subject_verb_agreement"
-NOUNS = (
-    *("key keys", "cat cats", "dog dogs", "boy boys", "girl girls", "teacher teachers"),
-    *("student students", "doctor doctors", "car cars", "book books", "child children"),
-    *("woman women", "man men", "author authors", "guest guests", "pilot pilots"),
-)
-VERBS = (
-    *("is are", "was were", "has have", "does do", "likes like", "knows know"),
-    *("wants want", "needs need", "looks look", "seems seem"),
-)
-BETWEEN = ("near the", "behind the", "with the", "of the")
 KS, HEADS = (3, 10), 2
-THRESHOLD, FINE, PROMPTS, AMONG, EACH, HELD = 1e-3, 1e-5, 50, 100, 10, 3
+FINE, PROMPTS, AMONG, EACH, HELD = 1e-5, 50, 100, 10, 3
 
 
 def run(context: RecipeContext) -> Outcome:
@@ -109,6 +102,7 @@ def run(context: RecipeContext) -> Outcome:
         "directions": [[d.layer, d.mean, d.prompts, d.agreement] for d in found.directions[:10]],
         "pairs": {"agreement": sum(_asked(pairs)), "others": sum(not x for x in _asked(pairs))},
         "edits": _edits(model, found, pairs, before),
+        "turned_along_number": turned_along_number(model, context.choose(8, 32), pairs),
     }
     results = [(kind, "", one) for kind, some in checked.items() for one in some]
     return Outcome(numbers, {"interventions": ablation_figure(results)}, _tables(found))
@@ -272,13 +266,53 @@ def _edits(
     others = _other_heads(model, strongest)
     for scale in (0.0, -1.0):
         for which, heads in (("strongest", strongest), ("random", others)):
-            edited = model
-            for layer, head in heads:
-                edited = edit_heads(edited, layer, [head], scale=scale)
+            edited = _scaled(model, heads, scale)
             name = f"{HEADS} {which} heads, times {scale:g}"
             measure(name, {layer for layer, _ in heads}, edited)
             edits[name]["heads"] = heads
     return edits
+
+
+def turned_along_number(model: ResidualModel, n: int, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Reverse the direction of number in few heads, beside the whole heads and control heads.
+
+    Heads are selected on n contrasts of number by contrastive flow, by gradients and by direct
+    logit attribution. BLiMP selects nothing.
+    """
+    number, first = contrasts(model, n), model.n_layers // 4
+    chosen = {name: number.strongest(name, HEADS, first) for name in number.scores}
+    heads = chosen["contrastive flow"]
+    others = _other_heads(model, heads)
+    lowest = min(layer for some in (*chosen.values(), others) for layer, _ in some)
+    prefers = Preferences(model, pairs, lowest)
+    before = prefers(model)
+    groups = {"control heads": others}
+    for name, some in chosen.items():
+        # Methods that select the same heads share an edit.
+        same = next((key for key, group in groups.items() if set(group) == set(some)), None)
+        groups[f"{same}, {name}" if same else name] = groups.pop(same or name, some)
+    edits = {}
+    for name, some in groups.items():
+        for part, edited in {
+            "along number": number.turned(model, some),
+            "whole": _scaled(model, some, -1.0),
+        }.items():
+            edits[f"{name}: {part}"] = _accuracy(pairs, prefers(edited), before)
+    return {
+        "heads": {**chosen, "control heads": others},
+        "scores": {
+            name: [float(scores[head]) for head in chosen[name]]
+            for name, scores in number.scores.items()
+        },
+        "before": _accuracy(pairs, before),
+        "edits": edits,
+    }
+
+
+def _scaled(model: ResidualModel, heads: Sequence[tuple[int, int]], scale: float) -> ResidualModel:
+    for layer, head in heads:
+        model = edit_heads(model, layer, [head], scale=scale)
+    return model
 
 
 def _other_heads(model: ResidualModel, chosen: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -316,19 +350,28 @@ def _edited(model: ResidualModel, some: Sequence[RecurringDirection]) -> Residua
 def _accuracy(
     pairs: Sequence[Pair], after: Sequence[bool], before: Sequence[bool] | None = None
 ) -> dict[str, Any]:
-    """Accuracy on agreement and on all else; changes in points, with 95 % intervals by pairs."""
-    found: dict[str, Any] = {}
+    """Return accuracies on agreement and on other paradigms; changes are in points.
+
+    Changes have a 95 % interval over pairs. Beside it are the changes of each paradigm, the mean of
+    their absolute values, and the share of pairs that flip.
+    """
+    numbers: dict[str, Any] = {}
     asked = _asked(pairs)
     for name, wanted in (("agreement", True), ("others", False)):
-        mine = [i for i in range(len(pairs)) if asked[i] == wanted]
-        if not mine:
+        group = [i for i in range(len(pairs)) if asked[i] == wanted]
+        if not group:
             continue
-        found[name] = sum(after[i] for i in mine) / len(mine)
-        if before is not None:
-            changes = torch.tensor([100.0 * (after[i] - before[i]) for i in mine]).double()
-            half = 1.96 * float(changes.std()) / len(mine) ** 0.5
-            found[f"{name}_change"] = [float(changes.mean()), half]
-    return found
+        numbers[name] = sum(after[i] for i in group) / len(group)
+        if before is None:
+            continue
+        changes = torch.tensor([100.0 * (after[i] - before[i]) for i in group]).double()
+        half = 1.96 * float(changes.std()) / len(group) ** 0.5
+        numbers[f"{name}_change"] = [float(changes.mean()), half]
+        numbers[f"{name}_flips"] = float(changes.abs().mean())
+        paradigms = pd.Series(changes).groupby([pairs[i].paradigm for i in group]).mean()
+        numbers[f"{name}_paradigms"] = paradigms.to_dict()
+        numbers[f"{name}_mean_absolute"] = float(paradigms.abs().mean())
+    return numbers
 
 
 def _tables(found: RecurringFlows) -> list[Table]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bilens.errors import DataError
 from bilens.residual import ResidualModel
+from experiments.later_layers import starting_at, stream_before
 
 
 @dataclass(frozen=True)
@@ -56,27 +56,68 @@ def load_pairs(folder: Path, n: int) -> list[Pair]:
     return pairs
 
 
-@torch.no_grad()
-def preferred(model: ResidualModel, pairs: Sequence[Pair], batch_size: int = 32) -> list[bool]:
-    """Whether the acceptable sentence of each pair has the larger log-probability.
+class Preferences:
+    """The sentences of pairs, with the stream of a model before one of its layers.
+
+    So an edit of later layers costs these layers only. Call it with an edited model.
+
+    Args:
+        model: the model.
+        pairs: pairs of sentences.
+        layer: first layer that an edit may change.
+        batch_size: sentences of a batch.
+    """
+
+    def __init__(
+        self, model: ResidualModel, pairs: Sequence[Pair], layer: int = 0, batch_size: int = 64
+    ) -> None:
+        self.layer, self.n_pairs = layer, len(pairs)
+        ids = [
+            [model.tokenizer(text)["input_ids"] for text in (pair.good, pair.bad)]  # type: ignore[misc]
+            for pair in pairs
+        ]
+        # Tokens that both sentences begin with have the same probabilities. The first is given.
+        starts = [
+            max(1, next((i for i, (a, b) in enumerate(zip(*two, strict=False)) if a != b), 1))
+            for two in ids
+        ]
+        self.sentences = [
+            (row, start) for two, start in zip(ids, starts, strict=True) for row in two
+        ]
+        # Sentences of one length that differ from one place on need few logits.
+        order = sorted(
+            range(len(self.sentences)),
+            key=lambda i: (len(self.sentences[i][0]), self.sentences[i][1]),
+        )
+        self.batches = []
+        for start in range(0, len(order), batch_size):
+            numbers = order[start : start + batch_size]
+            rows = [self.sentences[i][0] for i in numbers]
+            longest = len(rows[-1])
+            # Padding comes after a sentence, which does not attend to it.
+            padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+            self.batches.append((numbers, padded, stream_before(model, layer, padded)))
+
+    @torch.no_grad()
+    def __call__(self, model: ResidualModel) -> list[bool]:
+        """Return True for each pair whose acceptable sentence has the larger log-probability."""
+        scores = torch.zeros(2 * self.n_pairs)
+        for numbers, ids, stream in self.batches:
+            ends = [(self.sentences[i][1], len(self.sentences[i][0])) for i in numbers]
+            first, length = torch.tensor(ends).T
+            kept = torch.arange(int(first.min()), ids.shape[1])
+            with starting_at(model, self.layer, stream):
+                logits = model.model(ids, use_cache=False, logits_to_keep=kept - 1).logits
+            chances = logits.log_softmax(-1).gather(-1, ids[:, kept, None])[..., 0]
+            counted = (kept >= first[:, None]) & (kept < length[:, None])
+            scores[numbers] = torch.where(counted, chances, 0.0).sum(1).to(scores)
+        good, bad = scores.unflatten(0, (-1, 2)).T
+        return [bool(better) for better in good > bad]
+
+
+def preferred(model: ResidualModel, pairs: Sequence[Pair]) -> list[bool]:
+    """Return True for each pair whose acceptable sentence has the larger log-probability.
 
     The first token is given, and its own probability is left out.
     """
-    sentences = [text for pair in pairs for text in (pair.good, pair.bad)]
-    ids = [model.tokenizer(text)["input_ids"] for text in sentences]  # type: ignore[misc]
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    scores = [0.0] * len(ids)
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
-        longest = max(len(ids[i]) for i in batch)
-        # What is filled up stands behind a sentence, where nothing of it is seen.
-        filled = torch.tensor([ids[i] + [0] * (longest - len(ids[i])) for i in batch])
-        for i, score in zip(batch, _log_probabilities(model, filled), strict=True):
-            scores[i] = float(score[: len(ids[i]) - 1].sum())
-    return [good > bad for good, bad in zip(scores[::2], scores[1::2], strict=True)]
-
-
-def _log_probabilities(model: ResidualModel, ids: Tensor) -> Tensor:
-    log_probabilities = model.logits(ids)[:, :-1].log_softmax(-1)
-    following = ids[:, 1:, None].to(log_probabilities.device)
-    return log_probabilities.gather(-1, following)[..., 0]
+    return Preferences(model, pairs)(model)

@@ -27,8 +27,8 @@ Sources: Moore 1981; Constantine 2015, "Active Subspaces"; templates of Wang et 
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,9 +40,11 @@ from torch import Tensor, nn
 from bilens.residual import ResidualModel
 from bilens.tensor import Bond
 from bilens.tensor.jacobian_bonds import Moments, principal_bonds
-from experiments.agreement import BETWEEN, NOUNS, open_model
+from experiments.agreement import open_model
 from experiments.context import Outcome, RecipeContext
+from experiments.contrasts import BETWEEN, NOUNS
 from experiments.curves import Line, line_figure
+from experiments.later_layers import modules, starting_at, stream_before
 
 VERBS = ("is are", "was were", "has have", "does do")
 NAMES = (
@@ -244,7 +246,8 @@ def gradients(
     They are of the logit difference of each text or, for the loss, of the cross-entropy.
     """
     streams: dict[int, Tensor] = {}
-    parts: tuple[list[list[Tensor]], list[list[Tensor]]] = ([], [])
+    parts = modules(model)
+    blocks: tuple[list[list[Tensor]], list[list[Tensor]]] = ([], [])
     for ids, answers in zip(texts.ids.split(16), texts.answers.split(16), strict=True):
         with ExitStack() as hooks, torch.enable_grad():
 
@@ -257,16 +260,16 @@ def gradients(
                 return hook
 
             for layer in layers:
-                hooks.callback(_hooked(model, layer, record(layer)))
+                hooks.enter_context(parts[layer].register_forward_pre_hook(record(layer)))
             logits = _last_logits(model, ids)
             right, wrong = logits.gather(1, answers).T
             of_texts = right - wrong
             if of_loss:
                 of_texts = logits.log_softmax(-1).gather(1, answers[:, :1])[:, 0]
             slopes = torch.autograd.grad(of_texts.sum(), [streams[layer] for layer in layers])
-        parts[0].append([streams[layer].detach() for layer in layers])
-        parts[1].append(list(slopes))
-    xs, gs = ([torch.cat(blocks) for blocks in zip(*part, strict=True)] for part in parts)
+        blocks[0].append([streams[layer].detach() for layer in layers])
+        blocks[1].append(list(slopes))
+    xs, gs = ([torch.cat(rows) for rows in zip(*block, strict=True)] for block in blocks)
     return xs, gs
 
 
@@ -274,42 +277,12 @@ def differences(
     model: ResidualModel, texts: Texts, layer: int | None = None, stream: Tensor | None = None
 ) -> Tensor:
     """Return the logit difference of each text, with another stream before a layer if given."""
-    with torch.no_grad(), ExitStack() as hooks:
+    with torch.no_grad(), ExitStack() as runs:
         if layer is not None and stream is not None:
-            hooks.callback(_hooked(model, layer, lambda _, args: (stream, *args[1:])))
-            # Earlier layers would compute a stream that is not used.
-            hooks.enter_context(_skipped(model, layer))
+            runs.enter_context(starting_at(model, layer, stream))
         logits = _last_logits(model, texts.ids)
     right, wrong = logits.gather(1, texts.answers).T
     return right - wrong
-
-
-def stream_before(model: ResidualModel, layer: int, ids: Tensor) -> Tensor:
-    """Return the stream before a layer, (texts, time, d_model)."""
-    streams: list[Tensor] = []
-    with torch.no_grad(), ExitStack() as hooks:
-        hooks.callback(_hooked(model, layer, lambda _, args: streams.append(args[0])))
-        _last_logits(model, ids)
-    return streams[0]
-
-
-def _hooked(model: ResidualModel, layer: int, hook: Callable[..., Any]) -> Callable[[], None]:
-    handle = model.layer(layer).module.register_forward_pre_hook(hook)
-    return handle.remove
-
-
-@contextmanager
-def _skipped(model: ResidualModel, layer: int) -> Iterator[None]:
-    """Let all layers before one return their input."""
-    modules = [model.layer(number).module for number in range(layer)]
-    forwards = [module.forward for module in modules]
-    for module in modules:
-        module.forward = lambda x, *_, **__: x
-    try:
-        yield
-    finally:
-        for module, forward in zip(modules, forwards, strict=True):
-            module.forward = forward
 
 
 def _last_logits(model: ResidualModel, ids: Tensor) -> Tensor:

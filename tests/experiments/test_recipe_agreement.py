@@ -4,8 +4,11 @@ import gzip
 import json
 
 import pytest
-from experiments.blimp import load_pairs, preferred
+import torch
+from experiments.blimp import Pair, load_pairs, preferred
 from experiments.context import RecipeContext
+from experiments.contrasts import NOUNS, VERBS, contrasts
+from experiments.later_layers import starting_at, stream_before
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -30,7 +33,7 @@ def folder(tmp_path, monkeypatch):
     words = [
         "[UNK]",
         "The",
-        *(w for group in (*recipe.NOUNS, *recipe.VERBS) for w in group.split()),
+        *(w for group in (*NOUNS, *VERBS) for w in group.split()),
     ]
     words += ["near", "the", "behind", "with", "of"]
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
@@ -63,6 +66,13 @@ def test_the_recipe_finds_edits_and_measures(folder):
     # How many directions recur depends on the random model.
     assert {"before", "2 strongest heads, times 0", "2 random heads, times -1"} < set(edits)
     assert all(len(e["others_change"]) == 2 for name, e in edits.items() if name != "before")
+    turned = numbers["turned_along_number"]
+    for name, edit in turned["edits"].items():
+        assert name.endswith((": along number", ": whole"))
+        changes = edit["others_paradigms"]
+        assert changes.keys() == {"others"}
+        assert edit["others_mean_absolute"] == abs(changes["others"])
+        assert edit["others_mean_absolute"] <= edit["others_flips"] <= 100
     assert numbers["nodes"]["neurons"]["50 %"] <= numbers["nodes"]["neurons"]["80 %"]
     assert sum(fit["nodes"] for fit in numbers["interventions"].values()) > 4
     assert outcome.figures.keys() == {"interventions"}
@@ -80,6 +90,38 @@ def test_a_sentence_is_scored_as_if_it_stood_alone(folder):
         assert first == (losses[0] > losses[1])
 
 
+def test_a_start_from_a_later_layer_is_the_whole_run(folder):
+    model = recipe.open_model(folder)
+    ids = torch.randint(2, 30, (3, 6), generator=torch.Generator().manual_seed(0))
+    logits = model.logits(ids)
+    other = recipe._scaled(model, [(1, 0)], -1.0)
+    for edited in (model, other):
+        with starting_at(edited, 1, stream_before(model, 1, ids)):
+            again = edited.model(ids, use_cache=False).logits
+        assert torch.allclose(again, edited.logits(ids), atol=1e-5)
+    assert torch.equal(model.logits(ids), logits)
+
+
+def test_turned_heads_write_the_opposite_change_of_number(folder):
+    model = recipe.open_model(folder)
+    number = contrasts(model, 3)
+    for layer, head in number.strongest("contrastive flow", 2):
+        turned = number.turned(model, [(layer, head)])
+        change = number.changes[layer, head]
+        old, new = (change @ m.layer(layer).heads.weights().out[head] for m in (model, turned))
+        assert torch.allclose(new, -old, atol=1e-5 * float(old.abs().max()))
+    # The gradients' estimate is the change itself in the limit of a small one.
+    assert number.scores["gradients"].shape == (model.n_layers, model.n_heads)
+
+
+def test_changes_of_paradigms_do_not_cancel():
+    pairs = [Pair(name, "binding", "good", "bad") for name in "aabb"]
+    numbers = recipe._accuracy(pairs, [True, True, False, False], [True, False, True, False])
+    assert numbers["others_change"][0] == 0
+    assert numbers["others_paradigms"] == {"a": 50, "b": -50}
+    assert (numbers["others_mean_absolute"], numbers["others_flips"]) == (50, 50)
+
+
 def test_other_heads_are_as_many_of_the_same_layers(folder):
     model = recipe.open_model(folder)
     assert recipe._other_heads(model, [(1, 0), (0, 1)]) == [(0, 0), (1, 1)]
@@ -87,10 +129,10 @@ def test_other_heads_are_as_many_of_the_same_layers(folder):
 
 def test_prefixes_are_half_plural_and_name_the_right_form(folder):
     model = recipe.open_model(folder)
-    plural = dict(word.split() for word in recipe.VERBS)
+    plural = dict(word.split() for word in VERBS)
     for number, (ids, direction) in enumerate(recipe._prefixes(model, 8)):
         subject = model.tokenizer.decode(ids).split()[1]
-        assert subject in {noun.split()[number % 2] for noun in recipe.NOUNS}
+        assert subject in {noun.split()[number % 2] for noun in NOUNS}
         right, [wrong] = direction.token.strip(), direction.minus
         assert plural[wrong.strip() if number % 2 else right] in (right, wrong.strip())
 

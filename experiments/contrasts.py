@@ -1,0 +1,140 @@
+"""Texts that differ in the number of the subject, and the heads that carry it to the verb."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bilens.read.flow import edit_head_along, flows
+from bilens.read.language.names import TokenDirection
+from bilens.residual import ResidualModel
+from bilens.residual.layers import Layer
+
+NOUNS = (
+    *("key keys", "cat cats", "dog dogs", "boy boys", "girl girls", "teacher teachers"),
+    *("student students", "doctor doctors", "car cars", "book books", "child children"),
+    *("woman women", "man men", "author authors", "guest guests", "pilot pilots"),
+)
+VERBS = (
+    *("is are", "was were", "has have", "does do", "likes like", "knows know"),
+    *("wants want", "needs need", "looks look", "seems seem"),
+)
+BETWEEN = ("near the", "behind the", "with the", "of the")
+THRESHOLD = 1e-3
+RIDGE = 0.01
+"""Share of the mean variance that is added to every direction of a head's second moment."""
+
+Head = tuple[int, int]
+"""Layer and number of a head."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contrasts:
+    """The heads' part in the change of verbs from singular to plural subjects.
+
+    Attributes:
+        changes: mean change of each head's mixed values after the last token, from singular to
+            plural, (layers, heads, d_head).
+        moments: second moment of mixed values over all positions, (layers, heads, d_head, d_head).
+        scores: mean change of the logit difference that a method assigns to each head, by the
+            method, (layers, heads).
+    """
+
+    changes: Tensor
+    moments: Tensor
+    scores: dict[str, Tensor]
+
+    def strongest(self, method: str, n: int, first_layer: int = 0) -> list[Head]:
+        """Return the n heads to which a method assigns most, from a layer on."""
+        late = self.scores[method][first_layer:]
+        order = late.flatten().argsort(descending=True)[:n].tolist()
+        return [(first_layer + i // late.shape[1], i % late.shape[1]) for i in order]
+
+    def turned(self, model: ResidualModel, heads: Sequence[Head]) -> ResidualModel:
+        """Reverse the direction of number in heads, with the least change of everything else."""
+        for layer, head in heads:
+            M = self.moments[layer, head]
+            ridge = RIDGE * M.diagonal().mean() * torch.eye(len(M)).to(M)
+            model = edit_head_along(
+                model, self.changes[layer, head][None], layer=layer, head=head, moment=M + ridge
+            )
+        return model
+
+
+def contrasts(model: ResidualModel, n: int) -> Contrasts:
+    """Return what contrastive flow, gradients and direct logit attribution assign to heads."""
+    plurals, singulars, directions = zip(*pairs(model, n), strict=True)
+    size = (model.n_layers, model.n_heads)
+    by_flow = torch.zeros(size)
+    found = flows(model, plurals, list(directions), against=list(singulars), threshold=THRESHOLD)
+    for head in found.heads:
+        by_flow[head.layer, head.head] += head.mean
+    z, slopes, moments = [], [], []
+    for texts in (plurals, singulars):
+        runs = [_mixed(model, *run) for run in zip(texts, directions, strict=True)]
+        z.append(torch.stack([last for last, _, _ in runs]))
+        slopes.append(torch.stack([slope for _, slope, _ in runs]))
+        moments.append(torch.stack([moment for _, _, moment in runs]).mean(0))
+    changes = z[0] - z[1]
+    out = torch.stack([layer.heads.weights().out for layer in _layers(model)])
+    u = torch.stack([model.direction(each.token, each.minus) for each in directions])
+    scales = torch.stack([model.trace(text).scale[-1] for text in plurals])
+    written = torch.einsum("tlhd,lhdm,tm->tlh", changes, out, u)
+    scores = {
+        "contrastive flow": by_flow,
+        "gradients": ((slopes[0] + slopes[1]) / 2 * changes).sum(-1).mean(0),
+        "direct logit attribution": (written * scales[:, None, None]).mean(0),
+    }
+    return Contrasts(changes.mean(0), (moments[0] + moments[1]) / 2, scores)
+
+
+def pairs(model: ResidualModel, n: int) -> list[tuple[Tensor, Tensor, TokenDirection]]:
+    """Return plural texts, the same in the singular, and the plural verb minus the singular."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(words: Sequence[str]) -> str:
+        return words[int(torch.randint(len(words), (), generator=generator))]
+
+    texts: list[tuple[Tensor, Tensor, TokenDirection]] = []
+    while len(texts) < n:
+        subject, verb = draw(NOUNS).split(), draw(VERBS).split()
+        # A third has no distractor. Half of the distractors are plural.
+        end = f" {draw(BETWEEN)} {draw(NOUNS).split()[len(texts) % 2]}" if len(texts) % 3 else ""
+        plural, singular = (model.ids(f"The {subject[which]}{end}") for which in (1, 0))
+        if len(plural) == len(singular):
+            texts.append((plural, singular, TokenDirection(f" {verb[1]}", (f" {verb[0]}",))))
+    return texts
+
+
+def _layers(model: ResidualModel) -> list[Layer]:
+    return [model.layer(number) for number in range(model.n_layers)]
+
+
+def _mixed(
+    model: ResidualModel, ids: Tensor, direction: TokenDirection
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the heads' mixed values at the end of a text, their gradients, and second moments.
+
+    Gradients are of the direction's logit difference.
+    """
+    inputs: list[Tensor] = []
+
+    def record(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x = args[0] if args[0].requires_grad else args[0].detach().requires_grad_()
+        inputs.append(x)
+        return (x, *args[1:])
+
+    outs = [layer.heads.out.module for layer in _layers(model)]
+    right, *wrong = (model.token(name) for name in (direction.token, *direction.minus))
+    with torch.enable_grad(), ExitStack() as hooks:
+        for out in outs:
+            hooks.enter_context(out.register_forward_pre_hook(record))
+        logits = model.model(ids[None], use_cache=False).logits[0, -1]
+        gradients = torch.autograd.grad(logits[right] - logits[wrong].mean(), inputs)
+    z, slopes = (
+        torch.cat(list(parts)).detach().unflatten(-1, (model.n_heads, -1))
+        for parts in (inputs, gradients)
+    )
+    return z[:, -1], slopes[:, -1], torch.einsum("lthd,lthe->lhde", z, z) / z.shape[1]
