@@ -146,7 +146,7 @@ def blocks(text: str) -> Iterator[str]:
         if stripped.startswith(("```", "~~~")) or stripped == "$$":
             fence = not fence
             starts, stripped = True, ""
-        elif fence or stripped.startswith(("|", "<", "#", "[^", "!!!", "???", "::")):
+        elif fence or stripped.startswith(("|", "<", "#", "[^", "!!!", "???", "::", ">")):
             starts, stripped = True, ""
         elif _SECTION.match(stripped):
             section, starts, stripped = True, True, ""

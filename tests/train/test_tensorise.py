@@ -57,6 +57,23 @@ def test_a_part_that_a_copy_lacks_is_an_error(name, missing):
         as_language_model(tiny(name))
 
 
+def test_scaled_rotary_positions_are_refused():
+    # Sixteen tokens would not tell: the scales act over thousands.
+    model = tiny("llama")
+    model.config.rope_parameters = model.config.rope_parameters | {"rope_type": "llama3"}
+    with pytest.raises(BilensError, match="scaled rotary positions"):
+        as_language_model(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_copy_that_computes_something_else_is_an_error(dtype):
+    as_language_model(tiny("llama").to(dtype))
+    model = tiny("llama").to(dtype)
+    model.model.layers[0].self_attn.register_forward_hook(lambda *args: (30 * args[2][0], None))
+    with pytest.raises(BilensError, match="Copying this LlamaForCausalLM changed a log-prob"):
+        as_language_model(model)
+
+
 @given(
     attention=st.sampled_from(["squared", "bilinear"]),
     norm=st.sampled_from(["none", "rms"]),
@@ -228,5 +245,5 @@ def test_either_part_may_stay_as_it_is(attention, mlp, expected, tmp_path):
     settings = replace(SMALL, attention=attention, mlp=mlp)
     result = tensorise(model, TOKENS, {"a": texts()}, settings, tmp_path, use_cpu=True)
     assert list(result.stages) == expected
-    config = bilens.load(tmp_path).config
+    config = bilens.load(tmp_path).model.config
     assert (config.attention, config.mlp) == (attention, "swiglu" if mlp == "gated" else "bilinear")

@@ -432,7 +432,7 @@ class Parts(NormedInput):
         return x + table.rows(torch.tensor(position, device=x.device))
 
     def check_ids(self, ids: Tensor, name: str = "ids") -> None:
-        """Raise unless every id is the number of a token, and there is at least one."""
+        """Raise unless ids, one at least, are numbers of tokens."""
         if ids.numel() == 0:
             raise BilensError(f"{name} has shape {tuple(ids.shape)}, expected at least one token")
         size = self.embed.module.num_embeddings

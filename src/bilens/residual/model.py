@@ -244,7 +244,7 @@ class ResidualModel:
         texts begin with, if the tokenizer adds one.
 
         Raises:
-            BilensError: there is no tokenizer, or the text is empty, too long or holds no known
+            BilensError: the tokenizer is missing, or the text is empty, too long or holds no known
                 token.
         """
         if isinstance(text, str):
