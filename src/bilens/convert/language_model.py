@@ -37,10 +37,6 @@ def as_language_model(model: Any) -> LanguageModel:
     state = dict(_weights(copy, parts))
     copy.load_state_dict(state, strict=not config.tie_word_embeddings)
     copy.eval()
-    action, state = (
-        f"Copying this {type(model).__name__}",
-        "it has no copy among the models of bilens",
-    )
     action = f"Copying this {type(model).__name__}"
     check_unchanged(copy, log_probabilities(model), action, "no model of bilens is its copy")
     return copy
