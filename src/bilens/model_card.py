@@ -12,6 +12,8 @@ from bilens.errors import CheckpointError
 from bilens.files import read_json_object, write_text
 
 CARD_NAME = "README.md"
+AGREEMENT_NAME = "tensorise.json"
+"""File in a run of `bilens tensorise` with its agreement with the original after each stage."""
 
 KINDS = {
     "image-classifier": (
@@ -78,6 +80,8 @@ def model_card(
         parts += ["## Training", _table("setting", trained)]
     if metrics:
         parts += ["## Numbers", "The last of each, from `metrics.jsonl`.", _table("what", metrics)]
+    if source and (agreement := _agreement(Path(source))):
+        parts += ["## Agreement with the original", agreement]
     parts += ["## Use", f"```python\nimport bilens\n{code.format(repo_id)}\n```", plain]
     return ModelCard("\n\n".join(parts) + "\n")
 
@@ -108,6 +112,20 @@ def _training(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if "data" in trained:
         trained["data"] = Path(str(trained["data"])).name  # without its folder on this machine
     return trained, metrics
+
+
+def _agreement(run: Path) -> str:
+    """Return a table of a tensor's losses on held-out texts; empty without its file."""
+    rows = []
+    with suppress(CheckpointError, KeyError, TypeError, AttributeError, ValueError):
+        for stage, texts in read_json_object(run / AGREEMENT_NAME).items():
+            for text, row in texts.items():
+                numbers = f"{row['loss']:.4f} | {row['rise']:+.4f} | {row['kl']:.4f}"
+                rows.append(f"| {stage} | {text} | {numbers} | {row['top1']:.1%} |")
+    head = (
+        "| stage | held-out text | loss, nats a token | above the original | KL | same top token |"
+    )
+    return "\n".join([head, "|---|---|---|---|---|---|", *rows]) if rows else ""
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:

@@ -28,6 +28,11 @@ def data(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(llama2c, "VOCAB", len(llama2c.ALL_PIECES))
     monkeypatch.setattr(recipe, "SMALL", TINY)
+    sizes = {"vocab_size": 64, "d_model": 16, "n_heads": 2, "d_hidden": 12, "n_ctx": 8}
+    monkeypatch.setattr(recipe, "OWN", replace(recipe.OWN, **sizes))
+    first = replace(recipe.OWN_FIRST, epochs=1, batch_size=4, precision="float32")
+    monkeypatch.setattr(recipe, "OWN_FIRST", first)
+    monkeypatch.setattr(recipe, "OWN_TENSOR", replace(TINY, data_share=0.75))
     for folder in ("llama2c", "tinystories"):
         (tmp_path / folder).mkdir()
     llama2c.write(tmp_path / recipe.STORIES, llama2c.weights(True))
@@ -42,15 +47,18 @@ def data(tmp_path, monkeypatch):
 def test_every_variant_is_compared_with_the_original(data):
     outcome = recipe.run(RecipeContext("small", data / "models", data))
     numbers = json.loads(json.dumps(outcome.numbers, allow_nan=False))
-    stages = {name: [row["stage"] for row in numbers[name]] for name in recipe.VARIANTS}
-    assert stages == {
-        "gates": ["gates", "distilled"],
-        "attention": ["attention", "distilled"],
-        "both": ["gates", "attention", "distilled"],
-        "control": ["distilled"],
-    }
-    assert numbers["control"][0]["kl"] == pytest.approx(0, abs=1e-5)
-    assert all(row["kl"] > 1e-6 for row in numbers["both"])
+    for model in ("stories260K", "two blocks"):
+        rows = {name: numbers[f"{model}, {name}"] for name in recipe.VARIANTS}
+        both = ["original", "gates", "attention", "distilled"]
+        assert {name: [row["stage"] for row in part] for name, part in rows.items()} == {
+            "gates": ["original", "gates", "distilled"],
+            "attention": ["original", "attention", "distilled"],
+            "both": both,
+            "control": ["original", "distilled"],
+            "both, without local stages": both,
+        }
+        assert rows["control"][1]["kl"] == pytest.approx(0, abs=1e-5)
+        assert all(row["kl"] > 1e-6 for row in rows["both"][1:])
 
 
 def test_the_model_has_to_be_there(tmp_path):

@@ -1,21 +1,28 @@
 """Transformers become tensors: exact copies, patterns without softmax, and distillation."""
 
+import signal
 from dataclasses import replace
 
+import datasets
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
 import bilens
+from bilens.convert import process
 from bilens.convert.language_model import as_language_model, without_softmax
-from bilens.errors import BilensError
+from bilens.data import Corpus
+from bilens.errors import BilensError, CheckpointError
 from bilens.read.flow import flow
+from bilens.train import trainer
+from bilens.train.linearise import linearise
 from bilens.train.patterns import PatternTraining, pattern_loss, teach_patterns
 from bilens.train.settings import TensoriseTraining
-from bilens.train.tensorise import agreement, distillation_loss, interleaved, own_text, tensorise
-from tests.families import tiny
+from bilens.train.tensorise import OwnText, agreement, distillation_loss, interleaved, tensorise
+from tests.families import FAMILIES, tiny
 from tests.language import TOKENS, VOCAB, random_model
 
 TIME = 10
@@ -29,6 +36,11 @@ SMALL = TensoriseTraining(
     batch_size=2,
     sample_batch=16,
 )
+
+
+def corpus(n=16):
+    rows = datasets.Dataset.from_dict({"input_ids": texts(n).numpy()}).with_format("torch")
+    return Corpus("toys", TOKENS, rows, rows)
 
 
 def texts(n=8, seed=0):
@@ -49,7 +61,8 @@ def test_a_copy_has_the_logits_of_its_original(name):
         ("gpt2", "learned positions, MLPs without gates, LayerNorms"),
         ("qwen3", "norms of queries and keys"),
         ("mistral", "widths do not add up"),
-        ("own-layer", "learned positions"),
+        ("own-none", "shortformer positions"),
+        ("own-mixed", "attention other than softmax, mixed values"),
     ],
 )
 def test_a_part_that_a_copy_lacks_is_an_error(name, missing):
@@ -145,18 +158,27 @@ def test_the_loss_of_patterns_is_its_formula():
     torch.testing.assert_close(pattern_loss(ours, theirs, x, rope), total / count)
 
 
-def test_patterns_are_learned_and_everything_else_stays():
+def test_patterns_are_learned_and_everything_else_stays(tmp_path):
     teacher = as_language_model(tiny("llama", dtype=torch.float32)).requires_grad_()
     with torch.no_grad():
         for block in teacher.blocks:
             block.attn.query.weight *= 8  # sharp patterns, far from squares of small scores
     student = without_softmax(teacher).requires_grad_()
     before = {name: weight.clone() for name, weight in student.state_dict().items()}
-    ids, fixed = texts(16), PatternTraining(batch_size=16, learning_rate=1e-2)
-    first, last = (
-        sum(teach_patterns(student, teacher, ids, replace(fixed, steps=n))) for n in (1, 100)
-    )
-    assert last < first - 0.1
+    training = PatternTraining(steps=100, batch_size=16, learning_rate=1e-2, log_every=1)
+    history = teach_patterns(student, teacher, corpus(), training, tmp_path, use_cpu=True)
+    first, *_, last = [record["loss"] for record in history if "loss" in record]
+    assert last < first - 0.05
+    positions = torch.arange(TIME)[None]
+    x, _, rope = teacher.embed_text(texts(16), positions)
+    expected = []
+    for block in teacher.blocks:
+        pair = without_softmax(teacher).blocks[len(expected)].attn, block.attn
+        expected.append(pattern_loss(*pair, block.attn_norm(x), rope))
+        x = block(x, None, rope)
+    assert first == pytest.approx(float(sum(expected).detach()) / 2, rel=1e-4)
+    assert all(weight.requires_grad for weight in student.parameters())
+    assert student(texts()).logits.shape[-1] == VOCAB
     moved = {n for n, w in student.state_dict().items() if not torch.equal(w, before[n])}
     learned = ("query.weight", "key.weight", "score_constant")
     assert moved
@@ -197,21 +219,29 @@ def test_own_text_is_drawn_from_the_model():
         model.unembed.weight.zero_()
         model.norm.weight.zero_()
         model.embed.weight.zero_()
-    drawn = own_text(model, 400, replace(SMALL, length=3), 0)
+    settings = replace(SMALL, length=3)
+    drawn = OwnText(model, settings, 400, 0).all()
     assert drawn.shape == (400, 3)
-    again, other = (own_text(model, 400, replace(SMALL, length=3), stage) for stage in (0, 1))
+    again, other = (OwnText(model, settings, 400, stage).all() for stage in (0, 1))
     assert torch.equal(again, drawn)
     assert not torch.equal(other, drawn)
+    # A resumed training reads from the middle on, and no text repeats.
+    assert torch.equal(OwnText(model, settings, 400, 0)[350]["input_ids"], drawn[350])
+    assert not torch.equal(drawn[:16], drawn[16:32])
     counts = torch.bincount(drawn[:, 1:].flatten(), minlength=VOCAB).double()
     assert counts.min() > 0, "all tokens are equally likely in a model without weights"
+    given = drawn[:10] + 100
+    mixed = OwnText(model, replace(settings, data_share=0.25), 40, 0, given).all()
+    assert torch.equal(mixed[mixed[:, 0] >= 100], given)
+    assert torch.equal(mixed[mixed[:, 0] < 100], drawn[:30])
     assert interleaved([drawn[:4], drawn[4:6]]).tolist() == drawn[[0, 4, 1, 5]].tolist()
 
 
 def test_the_whole_way_is_saved_resumed_and_read_exactly(tmp_path):
     model = tiny("llama", dtype=torch.float32).requires_grad_()
     result = tensorise(model, TOKENS, {"a": texts()}, SMALL, tmp_path, use_cpu=True)
-    assert list(result.stages) == ["gates", "attention", "distilled"]
-    assert len(result.frame()) == 3
+    assert list(result.stages) == ["original", "gates", "attention", "distilled"]
+    assert len(result.frame()) == 4
     opened = bilens.load(tmp_path)
     again = agreement(opened.model, as_language_model(model), texts())
     assert again.kl == pytest.approx(result.stages["distilled"]["a"].kl, rel=1e-4)
@@ -229,6 +259,7 @@ def test_a_resumed_run_takes_the_finished_stages(tmp_path, monkeypatch):
     first = tensorise(model, TOKENS, {"a": texts()}, settings, tmp_path, use_cpu=True)
     monkeypatch.setattr("bilens.train.tensorise.linearise", None)
     monkeypatch.setattr("bilens.train.tensorise.teach_patterns", None)
+    monkeypatch.setattr("bilens.train.tensorise.OwnText", None)
     second = tensorise(model, TOKENS, {"a": texts()}, settings, tmp_path, use_cpu=True, resume=True)
     assert second.stages["attention"]["a"] == first.stages["attention"]["a"]
 
@@ -236,8 +267,8 @@ def test_a_resumed_run_takes_the_finished_stages(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("attention", "mlp", "expected"),
     [
-        ("softmax", "bilinear", ["gates", "distilled"]),
-        ("squared", "gated", ["attention", "distilled"]),
+        ("softmax", "bilinear", ["original", "gates", "distilled"]),
+        ("squared", "gated", ["original", "attention", "distilled"]),
     ],
 )
 def test_either_part_may_stay_as_it_is(attention, mlp, expected, tmp_path):
@@ -245,5 +276,92 @@ def test_either_part_may_stay_as_it_is(attention, mlp, expected, tmp_path):
     settings = replace(SMALL, attention=attention, mlp=mlp)
     result = tensorise(model, TOKENS, {"a": texts()}, settings, tmp_path, use_cpu=True)
     assert list(result.stages) == expected
-    config = bilens.load(tmp_path).model.config
-    assert (config.attention, config.mlp) == (attention, "swiglu" if mlp == "gated" else "bilinear")
+    opened = bilens.load(tmp_path).model
+    if attention == "squared":
+        assert (opened.config.attention, opened.config.mlp) == ("squared", "swiglu")
+    else:
+        assert (opened.config.model_type, opened.config.hidden_act) == ("llama", "linear")
+
+
+def test_an_interrupted_run_resumes_in_every_stage(tmp_path, monkeypatch):
+    model = tiny("llama", dtype=torch.float32).requires_grad_()
+    settings = replace(SMALL, pattern_steps=4, tokens=4 * 2 * TIME, save_every=1)
+    result = tensorise(model, TOKENS, {"a": texts()}, settings, tmp_path / "whole", use_cpu=True)
+    collated = trainer.collate
+    run, resume = tmp_path / "parts", False
+    for calls in (2, 5):  # inside the training of patterns, and inside the distillation
+        numbers = iter(range(100))
+
+        def press(rows, stop=calls, numbers=numbers):
+            if next(numbers) == stop:
+                signal.raise_signal(signal.SIGINT)
+            return collated(rows)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(trainer, "collate", press)
+            tensorise(model, TOKENS, {"a": texts()}, settings, run, use_cpu=True, resume=resume)
+        resume = True
+    again = tensorise(model, TOKENS, {"a": texts()}, settings, run, use_cpu=True, resume=True)
+    assert again.stages == result.stages
+    with pytest.raises(CheckpointError, match="exists already; resume with --resume"):
+        tensorise(model, TOKENS, {"a": texts()}, settings, run, use_cpu=True)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral", "qwen3", "mistral-window"])
+def test_gates_of_any_family_become_linear_and_learn_while_attention_stays(name, tmp_path):
+    model = windowed() if name == "mistral-window" else tiny(name, dtype=torch.float32)
+    settings = replace(SMALL, attention="softmax", length=8)
+    result = tensorise(model, TOKENS, {"a": texts()[:, :8]}, settings, tmp_path, use_cpu=True)
+    assert list(result.stages) == ["original", "gates", "distilled"]
+    opened = bilens.load(tmp_path)
+    assert torch.isfinite(opened.mlp(1).dense()).all()
+    assert getattr(opened.model.config, "sliding_window", None) == getattr(
+        model.config, "sliding_window", None
+    )
+
+
+def test_sliding_windows_are_kept_or_named_before_any_work(tmp_path):
+    model = windowed()
+    ids = texts(1)
+    near, far = ids.clone(), ids.clone()
+    far[0, 0] = (far[0, 0] + 1) % VOCAB
+    change = (model(near).logits - model(far).logits).abs().amax(-1)[0]
+    assert change[0] > 0
+    # Two layers with windows of 3 tokens do not reach back further than 4.
+    torch.testing.assert_close(change[5:], torch.zeros(TIME - 5), rtol=0, atol=1e-5)
+    with pytest.raises(BilensError, match="MistralConfig has sliding windows"):
+        tensorise(model, TOKENS, {"a": ids}, SMALL, tmp_path / "run", use_cpu=True)
+    assert not (tmp_path / "run").exists()
+    processed, report = process(model)
+    assert "fold_norms" in report.folded
+    assert (processed(near).logits.argmax(-1) == model(near).logits.argmax(-1)).all()
+
+
+def windowed():
+    name, sizes = FAMILIES["mistral"]
+    sizes = {**sizes, "head_dim": 4, "sliding_window": 3}
+    torch.manual_seed(0)
+    return getattr(transformers, f"{name}ForCausalLM")(
+        getattr(transformers, f"{name}Config")(**sizes)
+    ).eval()
+
+
+def test_a_model_of_ours_becomes_a_tensor_too(tmp_path):
+    model = random_model(norm="rms", mlp="swiglu", n_layers=2).float()
+    result = tensorise(model, TOKENS, {"a": texts()}, SMALL, tmp_path, use_cpu=True)
+    assert result.stages["original"]["a"].kl == 0
+    opened = bilens.load(tmp_path)
+    assert opened.config.mlp == "bilinear"
+    assert opened.mlp(1).out.shape[0] == 16
+    with pytest.raises(BilensError, match="a model of bilens has one kind of MLP"):
+        linearise(random_model(norm="rms", mlp="swiglu", n_layers=2), texts(), texts(), [0])
+
+
+def test_the_card_has_the_agreement_after_each_stage(tmp_path):
+    model = tiny("llama", dtype=torch.float32).requires_grad_()
+    held_out = {"stories": texts(), "news": texts(seed=1)}
+    result = tensorise(model, TOKENS, held_out, SMALL, tmp_path, use_cpu=True)
+    card = (tmp_path / "README.md").read_text()
+    for stage, by_text in result.stages.items():
+        for text, row in by_text.items():
+            assert f"| {stage} | {text} | {row.loss:.4f} | {row.rise:+.4f}" in card

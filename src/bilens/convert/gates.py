@@ -35,6 +35,7 @@ from transformers.activations import ACT2FN
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import Gate, GatedLayer
+from bilens.nn.language_settings import LanguageSettings
 from bilens.residual.layers import MLP
 from bilens.residual.parts import LinearMap
 from bilens.residual.sums import check_unchanged, log_probabilities
@@ -168,7 +169,7 @@ def activation_key(config: Any) -> str:
     Raises:
         BilensError: the configuration has none.
     """
-    for key in ("hidden_activation", "hidden_act"):
+    for key in ("hidden_activation", "hidden_act", "mlp"):
         if getattr(config, key, None) is not None:
             return key
     raise BilensError(
@@ -339,7 +340,8 @@ def set_line(mlp: MLP, line: Line) -> None:
     slope, offset = (part.to(weight) for part in (line.slope, line.offset))
     gate.set_weight(slope[:, None] * weight)
     gate.set_bias(offset if bias is None else slope * bias + offset)
-    setattr(mlp.module, mlp.activation, ACT2FN["linear"])
+    own = isinstance(mlp.module, GatedLayer)
+    setattr(mlp.module, mlp.activation, Gate() if own else ACT2FN["linear"])
 
 
 def linear_layers(config: Any) -> list[int]:
@@ -356,15 +358,16 @@ def mark_linear(model: PreTrainedModel, mlps: Sequence[MLP], layers: Sequence[in
     """
     config: Any = model.config
     key, has_biases = activation_key(config), hasattr(config, "mlp_bias")
+    own = isinstance(config, LanguageSettings)
     if has_biases:
-        config.mlp_bias = True
+        config.mlp_bias = "all" if own else True
         for part in (part for mlp in mlps for part in (*mlp.reads, mlp.down)):
             if part.module.bias is None:
                 part.fused.set_bias(part.fused.weight().new_zeros(part.fused.n_out))
     else:
         add_to_processing(config, [], [mlps[layer].reads[0].name for layer in layers])
     if has_biases and len(layers) == len(mlps):
-        setattr(config, key, "linear")
+        setattr(config, key, "bilinear" if own else "linear")
     else:
         write_record(config, LinearRecord(getattr(config, key), tuple(layers)))
         setattr(config, key, LINEAR_NAME)

@@ -1,5 +1,6 @@
 """Pretrained transformers as models of bilens, whose attention may lose its softmax."""
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ GATES: dict[type[nn.Module], Any] = {
 
 
 def as_language_model(model: Any) -> LanguageModel:
-    """Return a Llama-like transformer as a `LanguageModel` with the same logits.
+    """Return a copy of a Llama-like transformer, a `LanguageModel` with the same logits.
 
     Its norms are RMSNorms before attention, MLP and unembedding, its positions are rotary, and its
     MLPs are gated. The logits of both models are compared on random tokens.
@@ -29,6 +30,15 @@ def as_language_model(model: Any) -> LanguageModel:
     Raises:
         BilensError: the model has another part, or its logits differ.
     """
+    if isinstance(model, LanguageModel):
+        settings = model.config
+        missing = {
+            "attention other than softmax": settings.attention != "softmax",
+            "shortformer positions": settings.positions == "shortformer",
+            "mixed values or embeddings": settings.value_mix or settings.embed_mix,
+        }
+        _check_none("LanguageConfig", missing)
+        return deepcopy(model).eval()  # type: ignore[no-untyped-call]
     parts = parts_of(model)
     config = _config(model.config, parts)
     with torch.random.fork_rng(devices=[]):
@@ -84,14 +94,10 @@ def _config(config: Any, parts: Parts) -> LanguageConfig:
         "scaled outputs of layers": mlp.residual_scale != 1,
         "scaled rotary positions": rope.get("rope_type", "default") != "default",
         "LayerNorms": any(norm is None or norm.centres for norm in (heads.norm, mlp.norm)),
-        "sliding windows": bool(getattr(config, "layer_types", None))
-        and "sliding_attention" in config.layer_types,
+        "sliding windows": "sliding_attention" in (getattr(config, "layer_types", None) or ())
+        or getattr(config, "sliding_window", None) is not None,
     }
-    if present := [name for name, is_so in missing.items() if is_so]:
-        raise BilensError(
-            f"{type(config).__name__} has {', '.join(present)}; expected a Llama-like model, with "
-            "RMSNorms, rotary positions and gated MLPs"
-        )
+    _check_none(type(config).__name__, missing)
     activation = mlp.activation_function()
     gate = GATES.get(type(activation))
     if gate is None:
@@ -120,6 +126,14 @@ def _config(config: Any, parts: Parts) -> LanguageConfig:
         bos_token_id=config.bos_token_id,
         eos_token_id=config.eos_token_id,
     )
+
+
+def _check_none(name: str, missing: dict[str, bool]) -> None:
+    if present := [part for part, is_so in missing.items() if is_so]:
+        raise BilensError(
+            f"{name} has {', '.join(present)}; expected a Llama-like model, with RMSNorms, rotary "
+            "positions and gated MLPs"
+        )
 
 
 def _weights(copy: LanguageModel, parts: Parts) -> Any:

@@ -1,7 +1,6 @@
 """Anneal a pretrained gated model into a bilinear one, through the Hugging Face Trainer."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,7 @@ from bilens.checks import check_weights
 from bilens.convert import Swish, give_swish
 from bilens.data import Corpus
 from bilens.train.settings import SCHEDULES, AnnealTraining
-from bilens.train.trainer import (
-    alone_with_seed,
-    check_vocabulary,
-    collate,
-    run_trainer,
-    steps_per_epoch,
-    trainer_arguments,
-)
+from bilens.train.trainer import check_vocabulary, train_steps
 
 DECAYS = {"none": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
@@ -63,37 +55,29 @@ def anneal(
     """
     check_weights(model)
     check_vocabulary(corpus, model.config.vocab_size)
-    with alone_with_seed(training.seed):
-        arguments = trainer_arguments(
-            training,
-            run,
-            use_cpu=use_cpu,
-            max_steps=training.steps,
-            lr_scheduler_type=DECAYS[training.decay],
-            optim="adamw_torch",
-            activation_checkpointing=training.checkpointing,
-        )
-        steps_per_epoch(arguments, corpus)
-        arguments.eval_steps = training.evaluate_every or training.steps
-        shape = model.config.to_diff_dict()
-        shape.pop("transformers_version", None)
-        settings = {"data": corpus.name, **asdict(training), "model": shape}
-        if schedule is not None:
-            settings["schedule"] = getattr(schedule, "__name__", repr(schedule))
-        fall = _Fall(give_swish(model), schedule or SCHEDULES[training.schedule], training)
-        history = run_trainer(
-            model,
-            corpus,
-            settings,
-            run,
-            arguments,
-            resume=resume,
-            extra=lambda: {"beta": fall.swish.beta},
-            data_collator=collate,
-            eval_dataset=corpus.validation,
-            # The fall of beta comes first, so that whatever follows a step has the next beta.
-            callbacks=[fall],
-        )
+    shape = model.config.to_diff_dict()
+    shape.pop("transformers_version", None)
+    settings: dict[str, Any] = {"model": shape}
+    if schedule is not None:
+        settings["schedule"] = getattr(schedule, "__name__", repr(schedule))
+    fall = _Fall(give_swish(model), schedule or SCHEDULES[training.schedule], training)
+    history = train_steps(
+        model,
+        corpus,
+        training,
+        run,
+        training.steps,
+        arguments={
+            "lr_scheduler_type": DECAYS[training.decay],
+            "activation_checkpointing": training.checkpointing,
+        },
+        settings=settings,
+        resume=resume,
+        use_cpu=use_cpu,
+        extra=lambda: {"beta": fall.swish.beta},
+        # The fall of beta comes first, so that whatever follows a step has the next beta.
+        callbacks=[fall],
+    )
     fall.set(training.steps)
     model.eval()
     return history

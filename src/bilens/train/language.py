@@ -16,7 +16,6 @@ from bilens.train.settings import LanguageTraining, check_precision
 from bilens.train.trainer import (
     alone_with_seed,
     check_vocabulary,
-    collate,
     run_trainer,
     steps_per_epoch,
     trainer_arguments,
@@ -98,7 +97,6 @@ def train_language(
             arguments,
             resume=resume,
             target=training.target_loss,
-            data_collator=collate,
             eval_dataset=corpus.validation.select(range(texts)),
             optimizers=(muon, None),
         )

@@ -24,6 +24,7 @@ from bilens.convert.gates import (
     mark_linear,
 )
 from bilens.errors import BilensError
+from bilens.nn.language_settings import LanguageSettings
 from bilens.progress import progress_bar
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
@@ -104,6 +105,11 @@ def linearise(
     selected = sorted(set(range(len(mlps)) if layers is None else layers))
     if not selected or selected[0] < 0 or selected[-1] >= len(mlps):
         raise BilensError(f"layers={layers}, expected some of 0 to {len(mlps) - 1}")
+    if isinstance(model.config, LanguageSettings) and (budget or len(selected) < len(mlps)):
+        raise BilensError(
+            f"layers={layers}, budget={budget}: a model of bilens has one kind of MLP; expected "
+            "all layers, without a budget"
+        )
     for name, ids in (("texts", texts), ("held_out", held_out)):
         _check_tokens(name, ids, model.config.vocab_size)
     texts, held_out = (ids.to(model.device) for ids in (texts, held_out))
@@ -207,7 +213,7 @@ def _restored(mlps: list[MLP], layers: Sequence[int]) -> Iterator[None]:
 def _check_activation(model: PreTrainedModel) -> None:
     key = activation_key(model.config)
     name = getattr(model.config, key)
-    if name in (LINEAR_NAME, "linear") or find_swish(model.config) is not None:
+    if name in (LINEAR_NAME, "linear", "bilinear") or find_swish(model.config) is not None:
         raise BilensError(
             f"{key}={name!r} in the model's configuration: the model is bilinear already, at least "
             "in part; expected a model with the activation that it was trained with"

@@ -1,31 +1,35 @@
 """Turn a pretrained transformer into a tensor: linear gates, and attention without softmax."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from bilens.convert.language_model import as_language_model, without_softmax
 from bilens.convert.loading import open_model, save_model
 from bilens.data import Corpus
-from bilens.files import write_json
+from bilens.errors import CheckpointError
+from bilens.files import write_json, write_text
 from bilens.lazy_imports import datasets, pd
+from bilens.model_card import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.nn.language import LanguageModel
 from bilens.progress import progress_bar
 from bilens.reading import Fact, Reading
 from bilens.train.linearise import linearise
 from bilens.train.patterns import PatternTraining, teach_patterns
+from bilens.train.run_directory import is_begun, is_finished
 from bilens.train.settings import Distillation, TensoriseTraining
-from bilens.train.trainer import alone_with_seed, collate, run_trainer, trainer_arguments
+from bilens.train.trainer import alone_with_seed, train_steps
 
 BATCH = 16
 STAGES = "stages"
@@ -90,7 +94,7 @@ def tensorise(
     resume: bool = False,
     use_cpu: bool = False,
 ) -> Tensorised:
-    """Turn a Llama-like transformer into a tensor in stages, and save it in `run`.
+    """Turn a pretrained transformer into a tensor in stages, and save it in `run`.
 
     1. Gates become lines in closed form, and each layer learns the outputs of its gated MLP.
     2. Attention becomes (q.k / (2 sqrt(d)) + c)^2 over row sums. Queries, keys and constants learn
@@ -100,7 +104,8 @@ def tensorise(
     The text is drawn from the model itself, so no data set is needed; `texts` are added to it.
 
     Args:
-        model: model with RMSNorms, rotary positions and gated MLPs.
+        model: model with gated MLPs; for squared attention also with RMSNorms and rotary
+            positions.
         tokenizer: its tokenizer.
         held_out: texts by name, for the measurements. Without any, they are drawn from the model.
         training: settings.
@@ -114,39 +119,55 @@ def tensorise(
 
     Raises:
         BilensError: the model has another part, a text does not fit, or a training diverged.
+        CheckpointError: `run` has stages already and `resume` is False.
         KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
     """
     device = next(model.parameters()).device
-    original = as_language_model(model)
-    measured: dict[str, dict[str, Agreement]] = {}
+    # Softmax and gates are parts of every family; attention without softmax is one of ours.
+    original = model if training.attention == "softmax" else as_language_model(model)
+    if not resume and (run / STAGES).exists():
+        raise CheckpointError(
+            f"{run / STAGES} exists already; resume with --resume, or choose another --output"
+        )
+    stages: dict[str, dict[str, Agreement]] = {}
 
-    def measure(stage: str, other: LanguageModel) -> None:
-        measured[stage] = {
+    def measure(stage: str, other: Any) -> None:
+        stages[stage] = {
             name: agreement(other, original, ids.to(device)) for name, ids in held_out.items()
         }
-        write_json(run / "tensorise.json", {k: _record(v) for k, v in measured.items()})
+        if accelerate.PartialState().is_main_process:
+            record = {k: _record(texts) for k, texts in stages.items()}
+            write_json(run / AGREEMENT_NAME, record)
 
-    student = original
+    @cache
+    def pool() -> Tensor:
+        # Drawn once a stage needs it: a resumed run with all stages at hand does not.
+        rows = OwnText(original, training, training.calibration_tokens // training.length, 1).all()
+        return rows if texts is None else torch.cat([rows, texts[: len(rows)].to(rows)])
+
+    student: Any = original
+    how = {"resume": resume, "use_cpu": use_cpu}
     with alone_with_seed(training.seed):
-        held_out = held_out or {"own text": own_text(original, VALIDATION_TEXTS, training, 0)}
-        pool = own_text(original, training.calibration_tokens // training.length, training, 1)
-        if texts is not None:
-            pool = torch.cat([pool, texts[: len(pool)].to(pool)])
+        held_out = held_out or {"own text": OwnText(original, training, VALIDATION_TEXTS, 0).all()}
+        measure("original", original)
         if training.mlp == "bilinear":
-            make = partial(_linear_gates, model, pool, training)
-            student = _stage(run, "gates", tokenizer, make, resume=resume)
+            student = _gates(model, pool, tokenizer, training, run, resume).to(device)
+            if training.attention == "squared":
+                student = as_language_model(student)
             measure("gates", student)
         if training.attention == "squared":
-            make = partial(_squared, student, original, pool, training)
-            student = _stage(run, "attention", tokenizer, make, resume=resume)
+            student = _attention(student, original, pool, tokenizer, training, run, how).to(device)
             measure("attention", student)
         if training.steps:
             student = deepcopy(student) if student is original else student
-            _distil(student, original, tokenizer, texts, training, run, resume, use_cpu)
+            _distil(student, original, tokenizer, texts, training, run, how)
             measure("distilled", student)
-        else:
+        elif accelerate.PartialState().is_main_process:
             save_model(run, student, tokenizer)
-    return Tensorised(measured)
+    if accelerate.PartialState().is_main_process:
+        # The card was written before the last measurement.
+        write_text(run / CARD_NAME, str(model_card(student.config.to_diff_dict(), run)))
+    return Tensorised(stages)
 
 
 def interleaved(texts: list[Int[Tensor, "_ time"]]) -> Int[Tensor, "n_texts time"]:
@@ -155,36 +176,72 @@ def interleaved(texts: list[Int[Tensor, "_ time"]]) -> Int[Tensor, "n_texts time
     return torch.stack([rows[:least] for rows in texts], 1).flatten(0, 1)
 
 
-@torch.no_grad()
-def own_text(
-    model: LanguageModel, n_texts: int, training: TensoriseTraining, stage: int
-) -> Int[Tensor, "n_texts time"]:
-    """Return texts drawn from a model at temperature 1, each from one random first token.
+class OwnText(Dataset[dict[str, Tensor]]):
+    """Texts drawn from a model at temperature 1, each from one random first token.
 
-    Every other text begins with the beginning-of-text token if the model has one. The texts follow
-    from the seed of the training and the number of the stage, from 0 to 2.
+    Every other text begins with the beginning-of-text token if the model has one. Texts are drawn
+    in parts as they are read, so none is stored and none repeats. They follow from the seed, the
+    stage and their numbers, so a resumed training reads the same.
+
+    Args:
+        model: model to draw from.
+        training: settings, with the length of a text and the number that is drawn at once.
+        n_texts: number of texts.
+        stage: number of the stage, from 0 to 2; each has its own texts.
+        texts: given texts to mix in, at most a share `training.data_share`.
     """
-    device = model.embed.weight.device
-    # A generator of its own: a resumed run, which skips stages, draws the same texts.
-    generator = torch.Generator(device).manual_seed(3 * training.seed + stage)
-    size = (n_texts, 1)
-    first = torch.randint(model.config.vocab_size, size, device=device, generator=generator)
-    if model.config.bos_token_id is not None:
-        first[::2] = model.config.bos_token_id
-    batches = first.split(training.sample_batch)
-    drawn = []
-    with progress_bar() as bar:
-        task = bar.add_task("own text", total=len(batches), note="")
-        for ids in batches:
-            rows, cache = [ids], None
-            for _ in range(training.length - 1):
-                output = model(rows[-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    in_order = True
+
+    def __init__(
+        self,
+        model: Any,
+        training: TensoriseTraining,
+        n_texts: int,
+        stage: int,
+        texts: Int[Tensor, "n_given time"] | None = None,
+    ) -> None:
+        self.model, self.training, self.n_texts, self.stage = model, training, n_texts, stage
+        n_given = 0 if texts is None else min(len(texts), int(n_texts * training.data_share))
+        self.given, self.share = texts, n_given / n_texts
+        self._part, self._rows = -1, torch.empty(0)
+
+    def __len__(self) -> int:
+        return self.n_texts
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        before, given = int(number * self.share), int((number + 1) * self.share)
+        if self.given is not None and given > before:
+            return {"input_ids": self.given[before].cpu()}
+        return {"input_ids": self._drawn(number - before)}
+
+    def all(self) -> Int[Tensor, "n_texts time"]:
+        """Return all texts, on the device of the model."""
+        device = next(self.model.parameters()).device
+        with progress_bar() as bar:
+            numbers = bar.track(range(self.n_texts), description="own text")
+            return torch.stack([self[number]["input_ids"] for number in numbers]).to(device)
+
+    @torch.no_grad()
+    def _drawn(self, number: int) -> Int[Tensor, " time"]:
+        model, size = self.model, self.training.sample_batch
+        part, row = divmod(number, size)
+        if part != self._part:
+            device = next(model.parameters()).device
+            seed = (3 * self.training.seed + self.stage << 24) + part
+            generator = torch.Generator(device).manual_seed(seed % 2**63)
+            n = min(size, self.n_texts - part * size)
+            ids = torch.randint(model.config.vocab_size, (n, 1), device=device, generator=generator)
+            if model.config.bos_token_id is not None:
+                ids[::2] = model.config.bos_token_id
+            columns, cache = [ids], None
+            for _ in range(self.training.length - 1):
+                output = model(columns[-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
                 cache = output.past_key_values
                 probabilities = output.logits[:, -1].float().softmax(-1)
-                rows.append(probabilities.multinomial(1, generator=generator))
-            drawn.append(torch.cat(rows, 1))
-            bar.advance(task)
-    return torch.cat(drawn)
+                columns.append(probabilities.multinomial(1, generator=generator))
+            self._part, self._rows = part, torch.cat(columns, 1).cpu()
+        return self._rows[row]
 
 
 @torch.no_grad()
@@ -232,86 +289,87 @@ def _record(texts: Mapping[str, Agreement]) -> dict[str, Any]:
     return {name: asdict(agreement) for name, agreement in texts.items()}
 
 
-def _stage(run: Path, name: str, tokenizer: Any, make: Any, *, resume: bool) -> LanguageModel:
-    """Return the model of a stage: the saved one when resuming, or else made and saved."""
-    folder = run / STAGES / name
+def _gates(
+    model: Any,
+    pool: Callable[[], Tensor],
+    tokenizer: Any,
+    training: TensoriseTraining,
+    run: Path,
+    resume: bool,
+) -> Any:
+    """Return the model with linear gates, fitted and saved, or saved by an earlier run."""
+    folder = run / STAGES / "gates"
     if resume and (folder / "config.json").is_file():
-        return open_model(folder)  # type: ignore[return-value]
-    student: LanguageModel = make()
-    save_model(folder, student, tokenizer)
-    return student
+        return open_model(folder)
+    linear, rows = deepcopy(model), pool()
+    distillation = Distillation(steps=training.layer_steps, seed=training.seed)
+    linearise(linear, rows[1:], rows[:1], distillation=distillation, alone=False)
+    if accelerate.PartialState().is_main_process:
+        save_model(folder, linear, tokenizer)
+    return linear
 
 
-def _linear_gates(model: Any, pool: Tensor, training: TensoriseTraining) -> LanguageModel:
-    linear = deepcopy(model)
-    held_out, calibration = pool[:1], pool[1:]
-    distillation = Distillation(steps=training.layer_steps)
-    linearise(linear, calibration, held_out, distillation=distillation, alone=False)
-    return as_language_model(linear)
-
-
-def _squared(
-    student: LanguageModel, original: LanguageModel, pool: Tensor, training: TensoriseTraining
-) -> LanguageModel:
-    squared = without_softmax(student)
+def _attention(
+    student: LanguageModel,
+    original: LanguageModel,
+    pool: Callable[[], Tensor],
+    tokenizer: Any,
+    training: TensoriseTraining,
+    run: Path,
+    how: dict[str, bool],
+) -> Any:
+    """Return the model with squared attention that has learned the original's patterns."""
+    folder = run / STAGES / "attention"
+    if how["resume"] and is_finished(folder):
+        return open_model(folder)
+    squared, rows = without_softmax(student), pool().cpu()
+    names = ("accumulate", "precision", "log_every", "save_every", "report_to", "seed")
     settings = PatternTraining(
         steps=training.pattern_steps,
-        batch_size=min(training.pattern_batch, len(pool)),
-        seed=training.seed,
+        batch_size=min(training.pattern_batch, len(rows)),
+        **{name: getattr(training, name) for name in names},
     )
-    teach_patterns(squared, original, pool, settings)
+    train, validation = (
+        datasets.Dataset.from_dict({"input_ids": part.numpy()}).with_format("torch")
+        for part in (rows, rows[: settings.batch_size])
+    )
+    corpus = Corpus("own text", tokenizer, train, validation)
+    how = how | {"resume": how["resume"] and is_begun(folder)}
+    teach_patterns(squared, original, corpus, settings, folder, **how)
     return squared
 
 
 def _distil(
-    student: LanguageModel,
-    original: LanguageModel,
+    student: Any,
+    original: Any,
     tokenizer: Any,
     texts: Tensor | None,
     training: TensoriseTraining,
     run: Path,
-    resume: bool,
-    use_cpu: bool,
+    how: dict[str, bool],
 ) -> None:
     """Train all weights towards the original's distribution, through the Trainer."""
-    arguments = trainer_arguments(
-        training,
-        run,
-        use_cpu=use_cpu,
-        max_steps=training.steps,
-        lr_scheduler_type="cosine",
-        optim="adamw_torch",
-        adam_beta2=0.95,
-    )
-    arguments.eval_steps = training.evaluate_every or training.steps
-    n_texts = training.steps * training.batch_size
-    n_given = 0 if texts is None else min(len(texts), math.floor(n_texts * training.data_share))
-    drawn = own_text(original, n_texts - n_given + VALIDATION_TEXTS, training, 2).cpu()
-    rows = drawn[VALIDATION_TEXTS:]
-    if texts is not None and n_given:
-        rows = torch.cat([rows, texts[:n_given].cpu()])
-    train, validation = (
-        datasets.Dataset.from_dict({"input_ids": part.numpy()}).with_format("torch")
-        for part in (rows, drawn[:VALIDATION_TEXTS])
-    )
+    train = OwnText(original, training, training.steps * training.batch_size, 2, texts)
+    validation = OwnText(original, training, VALIDATION_TEXTS, 0)
     corpus = Corpus("own text", tokenizer, train, validation)
-
-    teacher: Any = original
 
     def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         with torch.no_grad():
-            target = teacher.to(labels.device)(labels.clamp_min(0), use_cache=False).logits
+            target = original.to(labels.device)(labels.clamp_min(0), use_cache=False).logits
         return distillation_loss(outputs.logits, target, labels >= 0, num_items_in_batch)
 
-    run_trainer(
-        student,
+    shape = student.config.to_diff_dict()
+    shape.pop("transformers_version", None)
+    train_steps(
+        student.requires_grad_(),
         corpus,
-        {"data": "own text", **asdict(training), "model": student.config.settings()},
+        training,
         run,
-        arguments,
-        resume=resume,
+        training.steps,
+        arguments={"lr_scheduler_type": "cosine", "adam_beta2": 0.95},
+        settings={"model": shape},
+        use_cpu=how["use_cpu"],
+        resume=how["resume"] and is_begun(run),
         compute_loss_func=loss,
-        data_collator=collate,
-        eval_dataset=corpus.validation,
     )
     student.train(mode=False)

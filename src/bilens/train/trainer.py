@@ -5,8 +5,9 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -16,6 +17,7 @@ from accelerate.utils import broadcast_object_list
 from rich.progress import Progress
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import SequentialSampler
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
@@ -90,7 +92,8 @@ def trainer_arguments(
         logging_steps=training.log_every,
         logging_nan_inf_filter=False,
         report_to="none",  # the run directory sends records to the tracker
-        use_cpu=use_cpu,
+        # transformers refuses bf16 on a machine without a GPU unless the CPU is asked for.
+        use_cpu=use_cpu or not torch.accelerator.is_available(),
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available() and not use_cpu,
         ddp_find_unused_parameters=False,
@@ -140,6 +143,8 @@ def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 class ResumableTrainer(Trainer):
     """A Trainer with complete checkpoints, which stops when a training diverges.
 
+    A data set that names itself `in_order` is read from its first text to its last.
+
     `extra` returns more entries for every record; `options` are passed to the Trainer.
     """
 
@@ -153,6 +158,12 @@ class ResumableTrainer(Trainer):
         self.draft: Path | None = None
         super().__init__(**options)
         self.remove_callback(PrinterCallback)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        texts: Any = self.train_dataset if train_dataset is None else train_dataset
+        if getattr(texts, "in_order", False):
+            return SequentialSampler(texts)
+        return super()._get_train_sampler(train_dataset)
 
     def get_eval_dataloader(self, *which: Any) -> Any:
         """Return the data of a validation, which drops no text, unlike passes of training."""
@@ -296,6 +307,44 @@ class _Watch(TrainerCallback):
         return cast(dict[str, Any], callbacks.setdefault(type(self).__name__, {}))
 
 
+def train_steps(
+    model: PreTrainedModel,
+    corpus: Corpus,
+    training: TrainerSettings,
+    run: Path,
+    steps: int,
+    *,
+    arguments: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    use_cpu: bool,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Train all weights that require gradients for a number of steps of AdamW, in place.
+
+    Args:
+        model: the model to train, saved in `run` at the end.
+        corpus: texts in its tokens.
+        training: settings of the training.
+        run: the directory to write to; checkpoints go below it.
+        steps: steps of the optimizer.
+        arguments: other arguments of `transformers.TrainingArguments`.
+        settings: entries of training.json besides `training`.
+        use_cpu: ignore GPUs.
+        options: `resume` and other options of `run_trainer`.
+
+    Returns:
+        The logged metrics.
+    """
+    with alone_with_seed(training.seed):
+        trainer_options = trainer_arguments(
+            training, run, use_cpu=use_cpu, max_steps=steps, optim="adamw_torch", **arguments
+        )
+        steps_per_epoch(trainer_options, corpus)
+        trainer_options.eval_steps = training.evaluate_every or steps
+        record = {"data": corpus.name, **asdict(training), **settings}
+        return run_trainer(model, corpus, record, run, trainer_options, **options)
+
+
 def run_trainer(
     model: PreTrainedModel,
     corpus: Corpus,
@@ -338,7 +387,7 @@ def run_trainer(
             train_dataset=corpus.train,
             processing_class=corpus.tokenizer,
             callbacks=[*callbacks, watch],
-            **options,
+            **{"data_collator": collate, "eval_dataset": corpus.validation} | options,
         )
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if not watch.reached and trainer.state.global_step < arguments.max_steps:
