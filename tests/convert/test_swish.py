@@ -83,7 +83,10 @@ def test_models_that_cannot_be_annealed_are_refused():
     own = tiny("own-rms")
     own.blocks = nn.ModuleList()
     own.config.n_layers = 0
-    with pytest.raises(BilensError, match="mlp='gelu' in the model's configuration; expected one that Swish can begin as"):
+    with pytest.raises(
+        BilensError,
+        match="mlp='gelu' in the model's configuration; expected one that Swish can begin as",
+    ):
         give_swish(own)
 
 

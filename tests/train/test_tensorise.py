@@ -351,7 +351,7 @@ def test_a_model_of_ours_becomes_a_tensor_too(tmp_path):
     result = tensorise(model, TOKENS, {"a": texts()}, SMALL, tmp_path, use_cpu=True)
     assert result.stages["original"]["a"].kl == 0
     opened = bilens.load(tmp_path)
-    assert opened.config.mlp == "bilinear"
+    assert opened.model.config.mlp == "bilinear"
     assert opened.mlp(1).out.shape[0] == 16
     with pytest.raises(BilensError, match="a model of bilens has one kind of MLP"):
         linearise(random_model(norm="rms", mlp="swiglu", n_layers=2), texts(), texts(), [0])

@@ -210,7 +210,7 @@ def give_swish(model: PreTrainedModel) -> Swish:
     if find_swish(model.config) is not None:
         return Swish(model.config, mlps[0].activation_function())
     was = getattr(model.config, key)
-    if was not in START:
+    if key == "mlp" or was not in START:
         raise BilensError(
             f"{key}={was!r} in the model's configuration; expected one that Swish can begin as: "
             f"{', '.join(START)}"
@@ -340,8 +340,8 @@ def set_line(mlp: MLP, line: Line) -> None:
     slope, offset = (part.to(weight) for part in (line.slope, line.offset))
     gate.set_weight(slope[:, None] * weight)
     gate.set_bias(offset if bias is None else slope * bias + offset)
-    own = isinstance(mlp.module, GatedLayer)
-    setattr(mlp.module, mlp.activation, Gate() if own else ACT2FN["linear"])
+    ours = isinstance(mlp.module, GatedLayer)
+    setattr(mlp.module, mlp.activation, Gate() if ours else ACT2FN["linear"])
 
 
 def linear_layers(config: Any) -> list[int]:
@@ -358,16 +358,16 @@ def mark_linear(model: PreTrainedModel, mlps: Sequence[MLP], layers: Sequence[in
     """
     config: Any = model.config
     key, has_biases = activation_key(config), hasattr(config, "mlp_bias")
-    own = isinstance(config, LanguageSettings)
+    ours = isinstance(config, LanguageSettings)
     if has_biases:
-        config.mlp_bias = "all" if own else True
+        config.mlp_bias = "all" if ours else True
         for part in (part for mlp in mlps for part in (*mlp.reads, mlp.down)):
             if part.module.bias is None:
                 part.fused.set_bias(part.fused.weight().new_zeros(part.fused.n_out))
     else:
         add_to_processing(config, [], [mlps[layer].reads[0].name for layer in layers])
     if has_biases and len(layers) == len(mlps):
-        setattr(config, key, "bilinear" if own else "linear")
+        setattr(config, key, "bilinear" if ours else "linear")
     else:
         write_record(config, LinearRecord(getattr(config, key), tuple(layers)))
         setattr(config, key, LINEAR_NAME)
