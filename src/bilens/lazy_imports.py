@@ -8,6 +8,7 @@ from bilens.errors import BilensError
 
 # Re-exported modules must be named for the type checker.
 __all__ = [
+    "accelerate",
     "datasets",
     "go",
     "lazy_import",
@@ -61,6 +62,7 @@ class _LazyModule(ModuleType):
 
 
 if TYPE_CHECKING:
+    import accelerate
     import datasets
     import networkx  # type: ignore[import-untyped]
     import pandas as pd
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     import tokenizers
     import transformers
 else:  # They take seconds to import; the mathematics, and whoever reads images, do without.
+    accelerate = lazy_import("accelerate")
     datasets, networkx, safetensors = map(lazy_import, ("datasets", "networkx", "safetensors"))
     pd, px, go = map(lazy_import, ("pandas", "plotly.express", "plotly.graph_objects"))
     pio = lazy_import("plotly.io")

@@ -2,16 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import bilens
 from bilens.cli.console import DataDir, Device, ModelName, choose_device
 from bilens.cli.terminal import out
-from bilens.lazy_imports import lazy_import
-
-if TYPE_CHECKING:
-    from bilens import explore
-else:  # Gradio is optional, and takes seconds to import.
-    explore = lazy_import("bilens.explore")
 
 
 @dataclass(frozen=True)
@@ -53,11 +48,11 @@ class Explore:
     def run(self) -> dict[str, Any]:
         """Read the model and serve until ctrl-C."""
         if self.space is not None:
-            explore.write_space(self.space, self.model, data=self.data)
+            bilens.explore.write_space(self.space, self.model, data=self.data)
             out.print(f"Space: {self.space}; `python app.py` in it serves it here")
             return {"space": self.space}
         device = str(choose_device(self.device))
-        app = explore.explorer(
+        app = bilens.explore.explorer(
             self.model,
             data=self.data,
             data_dir=self.data_dir,

@@ -4,27 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import bilens
 from bilens.checks import check_index
 from bilens.cli.console import Device, ModelName, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import accelerate, lazy_import
 from bilens.models import load
 from bilens.reading import signed
 
 if TYPE_CHECKING:
     from bilens.read import language
     from bilens.residual import ResidualModel
-else:  # transformers takes seconds to import, and `--help` does without it.
-    language = lazy_import("bilens.read.language")
-if TYPE_CHECKING:
-    import accelerate
-
-    from bilens import convert
-    from bilens.read import language
-    from bilens.residual import ResidualModel
-else:  # transformers takes seconds to import, and `--help` does without it.
-    accelerate, convert = lazy_import("accelerate"), lazy_import("bilens.convert")
+else:  # It imports transformers, which takes seconds, and `--help` does without it.
     language = lazy_import("bilens.read.language")
 
 
@@ -116,7 +108,7 @@ class Spectra:
         model = load_language(self.model, self.device)
         numbers = self._numbers(model)
         output = self.output or Path("runs") / f"spectra-{Path(self.model).stem}-{self.layer}"
-        convert.write_spectra(
+        bilens.convert.write_spectra(
             model.mlp(self.layer),
             model.parts.logit_weights(numbers)[0].T,
             output,
@@ -129,7 +121,7 @@ class Spectra:
         if state.num_processes > 1:
             out.print(f"{output}: the part of process {state.process_index} is done")
             return None
-        names, spectrum = convert.read_spectra(output)
+        names, spectrum = bilens.convert.read_spectra(output)
         tokens = language.token_names(model, names)
         values = spectrum.values.tolist()
         residuals = spectrum.residuals.amax(-1).tolist()

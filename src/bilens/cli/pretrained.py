@@ -6,46 +6,59 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+import bilens
 from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
 from bilens.files import write_json
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import accelerate, lazy_import
 from bilens.reading import signed
 from bilens.settings import Count, check_settings
 from bilens.train.settings import AnnealTraining, Distillation, TensoriseTraining
 
 if TYPE_CHECKING:
-    from bilens import convert
-else:  # transformers takes seconds to import, and `--help` does without it.
-    convert = lazy_import("bilens.convert")
-if TYPE_CHECKING:
-    import accelerate
-
-    from bilens import convert
-    from bilens import data as texts
-    from bilens.train import anneal
-else:  # transformers takes seconds to import, and `bilens anneal --help` does without it.
-    accelerate, convert = lazy_import("accelerate"), lazy_import("bilens.convert")
-    texts, anneal = lazy_import("bilens.data"), lazy_import("bilens.train.anneal")
-if TYPE_CHECKING:
-    from bilens import convert, data
-    from bilens.train import linearise
-else:  # transformers takes seconds to import, and `--help` does without it.
-    convert, data = lazy_import("bilens.convert"), lazy_import("bilens.data")
-    linearise = lazy_import("bilens.train.linearise")
-if TYPE_CHECKING:
-    import accelerate
-
-    from bilens import convert
-    from bilens import data as texts
-    from bilens.train import tensorise
-else:  # transformers takes seconds to import, and `bilens tensorise --help` does without it.
-    accelerate, convert = lazy_import("accelerate"), lazy_import("bilens.convert")
-    texts, tensorise = lazy_import("bilens.data"), lazy_import("bilens.train.tensorise")
-
+    from bilens.train import anneal, linearise, tensorise
+else:  # They import transformers, which takes seconds, and `--help` does without it.
+    anneal, linearise, tensorise = map(
+        lazy_import, ("bilens.train.anneal", "bilens.train.linearise", "bilens.train.tensorise")
+    )
 
 STEP_NAMES = ("fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPretrained:
+    """Settings of every command that changes a pretrained model.
+
+    Attributes:
+        model: folder of a Hugging Face or bilens model, the name of a repository, or a .bin file of
+            llama2.c.
+        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
+            and without that the Hugging Face hub.
+    """
+
+    model: ModelName
+    data_dir: DataDir = None
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def open(self) -> tuple[Any, Any]:
+        """Return the model and its tokenizer."""
+        model = bilens.convert.open_model(self.model)
+        return model, bilens.convert.open_tokenizer(self.model, model)
+
+    def folder(self, kind: str) -> Path:
+        """Return the output, or a folder of a default name."""
+        return self.output or Path("runs") / f"{kind}-{Path(self.model).stem}"
+
+    def texts(self, name: str, tokenizer: Any, length: int, **options: Any) -> "bilens.data.Corpus":
+        """Load texts in the model's tokens; one process fills the cache, and the others open it."""
+        with accelerate.PartialState().main_process_first():
+            return bilens.data.load_documents(
+                name, tokenizer, n_ctx=length, data_dir=self.data_dir, **options
+            )
 
 
 @dataclass(frozen=True)
@@ -74,11 +87,11 @@ class Process:
 
     def run(self) -> dict[str, Any]:
         """Process and save."""
-        model: Any = convert.open_model(self.model).to(choose_device(self.device))  # type: ignore[arg-type]
-        tokenizer = convert.find_tokenizer(self.model, model)
-        model, report = convert.process(model, self.steps or None, in_place=True)
+        model: Any = bilens.convert.open_model(self.model).to(choose_device(self.device))  # type: ignore[arg-type]
+        tokenizer = bilens.convert.find_tokenizer(self.model, model)
+        model, report = bilens.convert.process(model, self.steps or None, in_place=True)
         output = self.output or Path("runs") / f"processed-{Path(self.model).stem}"
-        convert.save_model(output, model, tokenizer)
+        bilens.convert.save_model(output, model, tokenizer)
         write_json(output / "processing.json", report.record())
         done = {step: f"{len(folded)} times" for step, folded in report.folded.items()}
         refused = {step: f"no: {reason}" for step, reason in report.refused.items()}
@@ -97,8 +110,8 @@ class Process:
         return {"model": output, **report.record()}
 
 
-@dataclass(frozen=True)
-class Anneal:
+@dataclass(frozen=True, kw_only=True)
+class Anneal(OnPretrained):
     """Train a pretrained gated model further while its activation becomes a straight line.
 
     The activation becomes Swish, whose beta falls from the model's (1 for SiLU, 1.702 for
@@ -109,10 +122,7 @@ class Anneal:
         bilens anneal HuggingFaceTB/SmolLM2-135M --data stories.txt --output runs/annealed
 
     Attributes:
-        model: folder of a Hugging Face model, the name of a repository, or a .bin file of llama2.c.
         data: tinystories, or a text, parquet or jsonl file, or a folder of them.
-        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
-            and without that the Hugging Face hub.
         output: run directory; by default runs/annealed-NAME.
         shortest: keep only texts of this many tokens up to length, each on its own (384 in the
             paper); by default all are joined and cut.
@@ -120,34 +130,18 @@ class Anneal:
         device: auto takes a GPU if the machine has one; cpu ignores it.
     """
 
-    model: ModelName
     data: str
-    data_dir: DataDir = None
-    output: Path | None = None
     shortest: Count | None = None
     resume: bool = False
     device: Literal["auto", "cpu"] = "auto"
     training: AnnealTraining = field(default_factory=AnnealTraining)
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def run(self) -> dict[str, Any] | None:
         """Anneal one model."""
-        model = convert.open_model(self.model)
-        tokenizer = convert.open_tokenizer(self.model, model)
-        output = self.output or Path("runs") / f"annealed-{Path(self.model).stem}"
-        cpu = self.device == "cpu"
+        cpu, output = self.device == "cpu", self.folder("annealed")
         state = accelerate.PartialState(cpu=cpu)
-        # One process fills the cache of token ids, and the others open it.
-        with state.main_process_first():
-            corpus = texts.load_documents(
-                self.data,
-                tokenizer,  # type: ignore[arg-type]
-                n_ctx=self.training.length,
-                shortest=self.shortest,
-                data_dir=self.data_dir,
-            )
+        model, tokenizer = self.open()
+        corpus = self.texts(self.data, tokenizer, self.training.length, shortest=self.shortest)
         history = anneal.anneal(
             model, corpus, self.training, output, resume=self.resume, use_cpu=cpu
         )
@@ -177,11 +171,11 @@ class Export:
 
     def run(self) -> dict[str, Any]:
         """Fold the 1/2 of Swish into the gates and save."""
-        model = convert.open_model(self.run_dir)
-        tokenizer = convert.open_tokenizer(self.run_dir, model)
-        convert.make_bilinear(model)
+        model = bilens.convert.open_model(self.run_dir)
+        tokenizer = bilens.convert.open_tokenizer(self.run_dir, model)
+        bilens.convert.make_bilinear(model)
         output = self.output or self.run_dir / "bilinear"
-        convert.save_model(output, model, tokenizer)
+        bilens.convert.save_model(output, model, tokenizer)
         out.print(f"model: {output}")
         return {"model": output}
 
@@ -189,8 +183,8 @@ class Export:
 WORST = 5
 
 
-@dataclass(frozen=True)
-class Linearise:
+@dataclass(frozen=True, kw_only=True)
+class Linearise(OnPretrained):
     """Make the gates of a pretrained gated model linear, so that its layers are bilinear.
 
     Each gate becomes the line nearest to it on a text, and each down map is fitted to the
@@ -200,10 +194,7 @@ class Linearise:
         bilens linearise HuggingFaceTB/SmolLM2-135M --data stories.txt --budget 0.1
 
     Attributes:
-        model: folder of a Hugging Face model, the name of a repository, or a .bin file of llama2.c.
         data: tinystories, or a text, parquet or jsonl file, or a folder of them.
-        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
-            and without that the Hugging Face hub.
         output: folder for the model; by default runs/linear-NAME.
         layers: which layers, by their numbers; all by default.
         budget: most nats a token that the loss may rise; layers that cost most are left gated.
@@ -213,10 +204,7 @@ class Linearise:
         length: tokens of a text.
     """
 
-    model: ModelName
     data: str
-    data_dir: DataDir = None
-    output: Path | None = None
     layers: tuple[int, ...] | None = None
     budget: float | None = None
     steps: int = 0
@@ -228,14 +216,8 @@ class Linearise:
     def run(self) -> dict[str, Any]:
         """Fit, save and print."""
         how = Distillation(steps=self.steps)
-        model: Any = convert.open_model(self.model)
-        tokenizer = convert.open_tokenizer(self.model, model)
-        corpus = data.load_documents(
-            self.data,
-            tokenizer,  # type: ignore[arg-type]
-            n_ctx=self.length,
-            data_dir=self.data_dir,
-        )
+        model, tokenizer = self.open()
+        corpus = self.texts(self.data, tokenizer, self.length)
         linearised = linearise.linearise(
             model.to(choose_device(self.device)),
             self._rows("tokens", corpus.train),
@@ -244,8 +226,8 @@ class Linearise:
             budget=self.budget,
             distillation=how,
         )
-        output = self.output or Path("runs") / f"linear-{Path(self.model).stem}"
-        convert.save_model(output, model, tokenizer)
+        output = self.folder("linear")
+        bilens.convert.save_model(output, model, tokenizer)
         rows = []
         for layer, loss in linearised.alone.items():
             fit = linearised.fits.get(layer)
@@ -278,8 +260,8 @@ class Linearise:
         return rows
 
 
-@dataclass(frozen=True)
-class Tensorise:
+@dataclass(frozen=True, kw_only=True)
+class Tensorise(OnPretrained):
     """Turn a pretrained Llama-like model into a tensor: linear gates, attention without softmax.
 
     Gates become lines, attention becomes squared with rows divided by their sum, and then all
@@ -289,42 +271,27 @@ class Tensorise:
         bilens tensorise HuggingFaceTB/SmolLM2-135M --data stories.txt --output runs/tensor
 
     Attributes:
-        model: folder of a Hugging Face model, the name of a repository, or a .bin file of llama2.c.
         data: texts to measure on, and to learn from besides own text: tinystories, or a text,
             parquet or jsonl file, or a folder of them. Without any, held-out own text is measured.
-        data_dir: folder that holds tinystories; by default the environment variable BILENS_DATA,
-            and without that the Hugging Face hub.
         output: run directory; by default runs/tensor-NAME.
         held_out: tokens of each text to measure on.
         resume: continue from the last finished stage or checkpoint in output.
         device: auto takes a GPU if the machine has one; cpu ignores it.
     """
 
-    model: ModelName
     data: tuple[str, ...] = ()
-    data_dir: DataDir = None
-    output: Path | None = None
     held_out: Count = 16_384
     resume: bool = False
     device: Literal["auto", "cpu"] = "auto"
     training: TensoriseTraining = field(default_factory=TensoriseTraining)
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def run(self) -> dict[str, Any] | None:
         """Train, save and print."""
-        cpu = self.device == "cpu"
+        cpu, output = self.device == "cpu", self.folder("tensor")
         state = accelerate.PartialState(cpu=cpu)
-        model: Any = convert.open_model(self.model)
-        tokenizer: Any = convert.open_tokenizer(self.model, model)
-        output = self.output or Path("runs") / f"tensor-{Path(self.model).stem}"
+        model, tokenizer = self.open()
         length = self.training.length
-        with state.main_process_first():
-            corpora = [
-                texts.load_documents(name, tokenizer, n_ctx=length, data_dir=self.data_dir)
-                for name in self.data
-            ]
+        corpora = [self.texts(name, tokenizer, length) for name in self.data]
         n_texts = max(1, self.held_out // length)
         held_out = {c.name: c.validation[:n_texts]["input_ids"] for c in corpora}
         learned = [c.train[:]["input_ids"] for c in corpora]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+import bilens
 from bilens.cli.console import DataDir, choose_device
 from bilens.cli.terminal import out
 from bilens.data import ImageData, load_images
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import accelerate, lazy_import
 from bilens.nn import ClassifierConfig
 from bilens.nn.language_settings import LanguageSettings
 from bilens.settings import Between, check_settings
@@ -20,14 +21,9 @@ from bilens.train import ClassifierTraining, train_classifier, train_classifiers
 from bilens.train.settings import PRESETS, LanguageTraining, check_precision
 
 if TYPE_CHECKING:
-    import accelerate
-
-    from bilens import data as texts
     from bilens.nn import language
     from bilens.train import language as language_training
-else:  # transformers takes seconds to import, and classifiers do without it.
-    accelerate = lazy_import("accelerate")
-    texts = lazy_import("bilens.data")
+else:  # They import transformers, which takes seconds, and classifiers do without it.
     language = lazy_import("bilens.nn.language")
     language_training = lazy_import("bilens.train.language")
 
@@ -153,7 +149,7 @@ class LanguageSetup:
         """True if GPUs are not used."""
         return self.device == "cpu"
 
-    def prepare(self, **parts: str) -> "tuple[language.LanguageConfig, texts.Corpus]":
+    def prepare(self, **parts: str) -> "tuple[language.LanguageConfig, bilens.data.Corpus]":
         """Return the model's settings and the texts, which a single process prepares.
 
         Args:
@@ -166,7 +162,7 @@ class LanguageSetup:
         check_precision(config.attention, self.training.precision)
         # One process fills the cache of token ids, and the others open it.
         with accelerate.PartialState(cpu=self.use_cpu).main_process_first():
-            corpus = texts.load_corpus(
+            corpus = bilens.data.load_corpus(
                 self.data,
                 n_ctx=config.n_ctx,
                 vocab_size=config.vocab_size,
