@@ -157,11 +157,33 @@ def test_linearise_some_layers_within_a_budget(model, texts, tmp_path, capsys):
 
 
 def test_spectra_of_some_tokens(annealed, tmp_path, capsys):
-    main(["spectra", str(annealed), "--tokens", "t7,12", "--output", str(tmp_path / "s")])
+    main(
+        [
+            "spectra",
+            str(annealed),
+            "--layer",
+            "0",
+            "--tokens",
+            "t7,12",
+            "--output",
+            str(tmp_path / "s"),
+        ]
+    )
     assert read_spectra(tmp_path / "s")[0].tolist() == [7, 12]
     capsys.readouterr()
     with pytest.raises(SystemExit):
-        main(["spectra", str(annealed), "--tokens", "t7,other", "--output", str(tmp_path / "s")])
+        main(
+            [
+                "spectra",
+                str(annealed),
+                "--layer",
+                "0",
+                "--tokens",
+                "t7,other",
+                "--output",
+                str(tmp_path / "s"),
+            ]
+        )
     assert "token='other', expected a single token" in capsys.readouterr().err
 
 
@@ -170,7 +192,18 @@ def test_processes_share_the_spectra(annealed, tmp_path, capsys, monkeypatch):
         state = SimpleNamespace(process_index=number, num_processes=2, is_main_process=not number)
         for module in ("accelerate", "bilens.convert.spectra"):
             monkeypatch.setattr(f"{module}.PartialState", lambda found=state: found)
-        main(["spectra", str(annealed), "--batch", "7", "--output", str(tmp_path / "s")])
+        main(
+            [
+                "spectra",
+                str(annealed),
+                "--layer",
+                "0",
+                "--batch",
+                "7",
+                "--output",
+                str(tmp_path / "s"),
+            ]
+        )
         assert f"the part of process {number} is done" in capsys.readouterr().out
     assert len(read_spectra(tmp_path / "s")[0]) == 30
 

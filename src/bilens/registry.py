@@ -46,6 +46,10 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
             "bilens.read.language.stream",
             "The logits of a text's next token by path through the last layer.",
         ),
+        "generate": (
+            "bilens.read.language.contexts",
+            "Let a language model continue a text.",
+        ),
         "flow": (
             "bilens.read.flow.reading",
             "Where a logit comes from on a text, node by node.",

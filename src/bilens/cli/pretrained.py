@@ -1,4 +1,4 @@
-"""`bilens process`, `anneal`, `export`, `linearise` and `tensorise`: pretrained models changed."""
+"""Commands on pretrained models: to process, anneal, export, linearise, tensorise, and spectra."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 import bilens
+from bilens.checks import check_index
 from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.lazy_imports import accelerate, lazy_import
+from bilens.models import load
 from bilens.reading import signed
 from bilens.settings import Count, check_settings
 from bilens.train.settings import AnnealTraining, Distillation, TensoriseTraining
 
 if TYPE_CHECKING:
+    from bilens import analyses
     from bilens.train import anneal, linearise, tensorise
 else:  # They import transformers, which takes seconds, and `--help` does without it.
+    analyses = lazy_import("bilens.analyses")
     anneal, linearise, tensorise = map(
         lazy_import, ("bilens.train.anneal", "bilens.train.linearise", "bilens.train.tensorise")
     )
@@ -315,3 +319,96 @@ class Tensorise(OnPretrained):
         show_table(("stage", "text", "loss", "rise", "KL", "same top token"), rows, words=2)
         out.print(f"model: {output}")
         return {"model": output, "stages": frame}
+
+
+SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """Find the top eigenpairs of a bilinear layer along the logit of every token, and save them.
+
+    Writes spectra.json and spectra-NNNNN.safetensors, each the spectra of some tokens; what is
+    there already is kept. For several devices write `torchrun --nproc-per-node=N -m bilens`
+    instead of `bilens`.
+
+        bilens spectra runs/annealed --layer 3
+        bilens spectra runs/annealed --layer 3 --tokens cat,dog --top 4 --json
+
+    Attributes:
+        model: folder of a bilinear model: annealed, exported, or trained with bilens.
+        layer: number of the layer, from 0; models of one layer do not need it.
+        tokens: all, or some separated by commas, each as the vocabulary writes it or its number.
+        top: eigenpairs of each token.
+        batch: tokens in a file.
+        tolerance: largest residual of a pair.
+        output: folder; by default runs/spectra-NAME-LAYER.
+    """
+
+    model: ModelName
+    layer: int | None = None
+    tokens: str = "all"
+    top: int = 8
+    batch: int = 256
+    tolerance: float = 1e-4
+    output: Path | None = None
+    device: Device = "auto"
+
+    def run(self) -> dict[str, Any] | None:
+        """Decompose and save."""
+        model: Any = load(self.model, device=choose_device(self.device))
+        if not isinstance(model, bilens.ResidualModel):
+            raise BilensError(
+                f"{self.model} holds {type(model).__name__}, and this command reads language "
+                "models; `bilens eigenvectors` reads classifiers"
+            )
+        layer = analyses.layer_of(model) if self.layer is None else self.layer
+        numbers = self._numbers(model)
+        output = self.output or Path("runs") / f"spectra-{Path(self.model).stem}-{layer}"
+        bilens.convert.write_spectra(
+            model.mlp(layer),
+            model.parts.logit_weights(numbers)[0].T,
+            output,
+            names=numbers,
+            k=self.top,
+            batch_size=self.batch,
+            tolerance=self.tolerance,
+        )
+        state = accelerate.PartialState()
+        if state.num_processes > 1:
+            out.print(f"{output}: the part of process {state.process_index} is done")
+            return None
+        names, spectrum = bilens.convert.read_spectra(output)
+        tokens = bilens.read.language.token_names(model, names)
+        values = spectrum.values.tolist()
+        residuals = spectrum.residuals.amax(-1).tolist()
+        show_table(
+            ("token", "eigenvalues", "largest residual"),
+            [
+                (
+                    tokens[i],
+                    "  ".join(signed(value) for value in values[i]),
+                    f"{residuals[i]:.1e}",
+                )
+                for i in range(min(SHOWN, len(names)))
+            ],
+            words=2,
+        )
+        out.print(f"{len(names):,} tokens: {output}")
+        rows = zip(names, tokens, values, residuals, strict=True)
+        keys = ("number", "token", "eigenvalues", "largest_residual")
+        return {"output": output, "tokens": [dict(zip(keys, row, strict=True)) for row in rows]}
+
+    def _numbers(self, model: "bilens.ResidualModel") -> list[int]:
+        """Return the tokens' numbers: all, or those of names or numbers."""
+        if self.tokens == "all":
+            return list(range(model.parts.unembed.n_out))
+        words = self.tokens.split(",")
+        known = model.tokenizer.get_vocab() if model.tokenizer is not None else {}
+        return [
+            # Python refuses to read numbers of thousands of digits.
+            check_index("tokens", int(name[:20]), model.vocab_size, "the model's tokens")
+            if name.isdecimal() and name not in known
+            else model.token(name)
+            for name in words
+        ]

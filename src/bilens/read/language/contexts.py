@@ -21,6 +21,8 @@ from bilens.errors import BilensError
 from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection
 from bilens.read.language.stream import read_stream
+from bilens.reading import Fact, Reading, Section
+from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.residual.trace import max_tokens, require_tokenizer, trained_on_clean_text
 from bilens.settings import Count, NotNegative, Seed
@@ -346,6 +348,57 @@ def generate_text(
     return str(
         require_tokenizer(model.tokenizer).decode(written[0], skip_special_tokens=True)
     ).removeprefix(" ")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Continuation(Reading):
+    """A text that a model has continued.
+
+    Attributes:
+        text: the prompt and its continuation.
+    """
+
+    text: str
+
+    @property
+    def title(self) -> str:
+        """Heading on a page."""
+        return "Continuation"
+
+    def facts(self) -> list[Fact]:
+        """Return the text."""
+        return [("", self.text)]
+
+    def record(self) -> dict[str, Any]:
+        """Return the text for JSON."""
+        return {"text": self.text}
+
+    def sections(self) -> list[Section]:
+        """Return the text as a section."""
+        return [Section(self.title, self.text)]
+
+
+@reading("generate")
+def read_continuation(
+    model: ResidualModel,
+    text: str = "once upon a time",
+    *,
+    tokens: Count = 120,
+    temperature: NotNegative = 0.7,
+    seed: Seed = 0,
+) -> Continuation:
+    """Let a language model continue a text.
+
+    Args:
+        model: the model.
+        text: beginning of the text.
+        tokens: number of tokens to add, at most.
+        temperature: 0 takes the most likely token, 1 draws from the model's probabilities.
+        seed: seed of the sampling.
+    """
+    return Continuation(
+        generate_text(model, text, tokens=tokens, temperature=temperature, seed=seed)
+    )
 
 
 @full_precision
