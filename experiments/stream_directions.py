@@ -5,9 +5,9 @@ across a distractor ("The keys near the cabinet", ` are` minus ` is`), and the i
 "When Mary and John went to the store, John gave a drink to", ` Mary` minus ` John`). Before some
 layers the stream is projected on few directions at every position, the same ones at all positions.
 Its complement becomes its mean over texts at the position. The later layers run as they are. The
-needed number is the smallest of a grid for which the model answers at most two points fewer of the
-held-out texts correctly, and for which the RMS change of the logit difference is at most a fifth of
-its standard deviation.
+needed number is the smallest, by bisection of a grid, for which the model answers at most two
+points fewer of the held-out texts correctly. Beside it is the RMS change of the logit difference
+there, over its standard deviation.
 
 Directions are computed on other texts, of other words. With P the second moment of the stream minus
 its mean, and U that of gradients of an answer by the stream, both over texts and positions:
@@ -54,7 +54,7 @@ NAMES = (
 PLACES = ("store", "park", "school", "office", "garden", "station")
 THINGS = ("drink", "book", "ball", "letter", "ring", "gift")
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-LOST, ERROR = 0.02, 0.2
+LOST = 0.02
 
 
 class Question(NamedTuple):
@@ -194,7 +194,7 @@ def fewest(
         smaller = change(ranks[middle])
         error = float((smaller - whole).square().mean().sqrt()) / spread
         share = float((smaller > 0).double().mean())
-        if error <= ERROR and share >= accuracy - LOST:
+        if share >= accuracy - LOST:
             high, best = middle, [error, share]
         else:
             low = middle + 1

@@ -49,7 +49,7 @@ def test_the_recipe_counts_directions(model, tmp_path, monkeypatch):
         assert {"function", "PCA", "random"} < needed.keys()
         assert all(k is None or k in recipe.RANKS for row in needed.values() for k in row)
         for row in numbers[task]["error_and_accuracy"]["function"]:
-            assert row[0] <= recipe.ERROR
+            assert row[1] >= numbers[task]["accuracy"] - recipe.LOST
     # Measured numbers are read again.
     monkeypatch.setattr(recipe, "measure", None)
     again = recipe.run(RecipeContext("small", tmp_path))
@@ -85,10 +85,10 @@ def test_the_fewest_that_suffice_are_found():
     whole = torch.linspace(-1, 3, 50)
 
     def change(k):
-        return whole + (0.0 if k >= 12 else 10.0)
+        return whole - (0.0 if k >= 12 else 10.0)
 
-    assert recipe.fewest(change, recipe.RANKS, whole, 0.7)[0] == 12
-    assert recipe.fewest(lambda _: -whole, recipe.RANKS, whole, 0.7)[0] is None
+    assert recipe.fewest(change, recipe.RANKS, whole, 0.74) == (12, [0.0, pytest.approx(0.74)])
+    assert recipe.fewest(change, recipe.RANKS, whole, 0.77)[0] is None
 
 
 def test_halves_share_no_word():
