@@ -17,7 +17,9 @@ from bilens.settings import Share
 from bilens.tensor import Bonds, Cut
 
 DEVIATIONS = 3.09
-"""Standard errors by which the loss of a cut has to stay below its limit."""
+"""Standard errors of a measured loss by which a cut has to stay below its limit."""
+MEASURED_SHARE = 0.5
+"""Images on which the loss will be measured, over those of the check."""
 RANKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 35, 40, 50, 60, 80, 100)
 """Ranks of the uniform cuts whose accuracy is measured."""
 TRAINING_IMAGES = 30_000
@@ -26,11 +28,12 @@ PER_DECADE = 10
 """Numbers of products, per factor of 10, at which accuracy is measured."""
 CONFIDENCE = 0.95
 """Confidence of the interval of the accuracy."""
-BOUND_DEVIATIONS = 5
+BOUND_DEVIATIONS = 6
 """Standard errors between an estimate and its upper bound.
 
-By Cantelli's inequality the mean exceeds the bound with a chance of at most 1 / 26, for any
-distribution of this variance.
+They are 4.2 of the difference between the estimates from two sets of as many images. By Cantelli's
+inequality the second exceeds the bound with a chance of at most 1 / 19, for any distribution of
+this variance.
 """
 BISECTIONS = 60
 
@@ -45,8 +48,8 @@ class HeldOut:
         interval: Clopper-Pearson interval of the accuracy, at a confidence of 95 %.
         changed: share of images with another prediction than the model's.
         error: RMS change of the logits over their RMS, both after subtraction of their mean.
-        error_bound: upper bound on the error for images of the same kind, 5 standard errors above
-            its mean square.
+        error_bound: upper bound on the error for as many other images of the same kind, 6 standard
+            errors above its mean square.
     """
 
     n_images: int
@@ -124,7 +127,8 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
 
     They are searched on 10,000 training images and checked on 20,000 others. There the loss, image
     by image, has to be 3.09 standard errors below `drop`. Otherwise every bond gets one direction
-    more. So the loss is within `drop` on images of the same kind with a confidence of 99.9 %.
+    more. The standard error is that of a loss which is then measured on half as many images. So
+    this loss is within `drop` with a confidence of 99.9 %, for images of the same kind.
 
     Raises:
         BilensError: drop is negative.
@@ -147,7 +151,9 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
 
     def loss_bound(cut: Cut, images: Bool[Tensor, " images"]) -> float:
         lost = reference[images] - is_right(cut, images)
-        return float(lost.mean() + DEVIATIONS * lost.std() / checks**0.5)
+        # The mean over the check and the loss that is measured later both vary.
+        variance = (1 + 1 / MEASURED_SHARE) / checks
+        return float(lost.mean() + DEVIATIONS * lost.std() * variance**0.5)
 
     with progress_bar() as bar:
         task = bar.add_task("choosing directions", total=None, note="")
