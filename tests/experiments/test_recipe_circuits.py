@@ -1,0 +1,135 @@
+"""Circuits: edges add up to the model, circuits are those that their definition names."""
+
+import numpy as np
+import pytest
+import torch
+from experiments.edges import EdgeGraph, PartialRuns
+
+from bilens.read.flow.contrast import Other
+from bilens.read.flow.patching import logit_of, patched_effects, stored_runs
+from bilens.read.flow.split import split
+from bilens.read.language import TokenDirection
+from bilens.residual import ResidualModel
+from experiments import circuits as recipe
+from tests.families import exact_norms, tiny
+from tests.language import random_text, toy_tokenizer
+
+DIRECTION = TokenDirection("t3", ("t7", "t8"))
+FAMILIES = ["llama", "gemma3", "gpt2", "own-constant"]
+
+
+@pytest.fixture(params=FAMILIES)
+def case(request):
+    with exact_norms():
+        view = ResidualModel(tiny(request.param), toy_tokenizer())
+        ids, other = random_text(seed=1), random_text(seed=2)
+        with torch.no_grad():
+            runs = stored_runs(view, ids, Other(view, ids, other))
+        yield view, (ids, other), runs
+
+
+def test_all_edges_are_the_first_text_and_none_the_second(case):
+    view, _, runs = case
+    graph, number = EdgeGraph(view), logit_of(view, DIRECTION)
+    kept = torch.zeros(2, *graph.exists.shape, dtype=torch.bool)
+    kept[0] = True
+    ends = torch.stack([number(run.stream[None])[0] for run in runs])
+    partial = PartialRuns(graph, runs, number)
+    torch.testing.assert_close(partial.with_edges(kept), ends)
+    nodes = torch.ones(1, graph.n_sources, dtype=torch.bool)
+    torch.testing.assert_close(partial.with_nodes(nodes), ends[:1])
+
+
+def test_a_part_without_its_edges_is_a_patched_part(case):
+    view, _, runs = case
+    graph, number = EdgeGraph(view), logit_of(view, DIRECTION)
+    partial = PartialRuns(graph, runs, number)
+    without = ~torch.eye(graph.n_sources, dtype=torch.bool)
+    by_nodes = partial.with_nodes(without)[1:]
+    end = number(runs[0].stream[None])
+    forth = end - by_nodes
+    back = PartialRuns(graph, runs[::-1], number).with_nodes(without)[1:] - number(
+        runs[1].stream[None]
+    )
+    effects = patched_effects(runs, number)
+    expected = torch.cat([effects.heads, effects.mlps[:, None]], 1).flatten()
+    torch.testing.assert_close((forth + back) / 2, expected)
+    if view.parts.layers[0].heads.out_norm is None:
+        by_edges = partial.with_edges(without[:, None].expand(-1, *graph.exists.shape))[1:]
+        torch.testing.assert_close(by_edges, by_nodes)
+
+
+def test_flows_into_a_reader_add_up_to_the_flow_through_it(case):
+    view, (ids, other), runs = case
+    graph = EdgeGraph(view)
+    through = split(view, ids, DIRECTION, against=other)
+    change = graph.outputs(runs[0]) - graph.outputs(runs[1])
+    flows = graph.scores(change, graph.flow_reads(through)).sum(1)
+    per_layer = graph.first_reader(1)
+    expected = []
+    for layer, (roles, mlps) in enumerate(zip(through.heads, through.mlps, strict=True)):
+        heads = view.parts.layers[layer].heads
+        for role in ("queries", "keys", "values"):
+            groups = heads.n_heads if role == "queries" else heads.n_kv_heads
+            expected.append(roles[role].unflatten(0, (groups, -1)).sum(1))
+        expected.append(mlps.sum()[None])
+    assert len(graph.readers) == per_layer * view.n_layers + 1
+    torch.testing.assert_close(flows, torch.cat([*expected, flows.new_tensor([through.value])]))
+
+
+def test_gradients_of_edges_into_a_part_add_up_to_that_of_its_input(case):
+    view, _, runs = case
+    graph, number = EdgeGraph(view), logit_of(view, DIRECTION)
+    reads = graph.gradient_reads(runs, number, [1.0])
+    step = 1e-4 * torch.randn(reads.shape[1:], generator=torch.Generator().manual_seed(0)).double()
+    # A step of the embedding reaches all readers through all paths; the last layer has only itself.
+    layer = view.n_layers - 1
+    values = []
+    for sign in (1, -1):
+
+        def shift(_, args, kwargs, sign=sign):
+            if args:
+                return (args[0] + sign * step, *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": kwargs["hidden_states"] + sign * step}
+
+        module = view.parts.layers[layer].module
+        with module.register_forward_pre_hook(shift, with_kwargs=True):
+            values.append(number(runs[0].run_from(layer, 1, []))[0])
+    slope = (values[0] - values[1]) / 2
+    heads = reads[graph.first_reader(layer) : -2]
+    weights = torch.cat([heads, reads[-2:]])
+    # The MLP and the logits read the step itself, and the heads' part is in their own readers.
+    torch.testing.assert_close((weights.sum(0) * step).sum(), slope, rtol=1e-5, atol=1e-9)
+
+
+def test_masks_keep_the_largest_scores_and_areas_are_trapezoids():
+    scores = torch.tensor([[1.0, -3.0, 2.0, 9.0]])
+    exists = torch.tensor([[True, True, True, False]])
+    kept = recipe.masks(scores, exists)
+    assert kept.shape == (9, 1, 4)
+    # int(0.5 * 3) = 1 edge, the largest of those that exist.
+    assert kept.sum((1, 2)).tolist() == [0] * 8 + [1]
+    assert kept[-1, 0].tolist() == [False, False, True, False]
+    straight = np.array(recipe.SHARES)
+    assert recipe.areas(straight)["CPR"] == pytest.approx((1 - 1e-6) / 2)
+    assert recipe.areas(straight)["CMD"] == pytest.approx((1 - 1e-3) ** 2 / 2)
+    assert recipe.areas(np.ones(10))["CMD"] == 0
+
+
+def test_the_measure_of_a_model_that_only_adds_is_known():
+    # f is 0.5 at half of the nodes by one attribution, and 1 by the other.
+    row = {
+        "task": "ioi",
+        "ends": [3.0, 1.0],
+        "logits": {
+            "good": {"signed": [1.0] * 8 + [3.0], "absolute": [3.0] * 9},
+            "bad": {"signed": [1.0] * 9, "absolute": [1.0] * 9},
+        },
+    }
+    numbers = recipe.summary([row, row])["ioi"]
+    assert numbers["pairs"] == 2
+    assert numbers["good"]["CPR"]["value"] == pytest.approx(0.3 / 2 + 0.5)
+    assert numbers["bad"]["CPR"]["value"] == pytest.approx(0.5 / 2)
+    assert numbers["good"]["CMD"]["value"] == 0
+    assert numbers["bad"]["CMD"]["value"] == pytest.approx(0.5 - 0.001 + 0.25)
+    assert numbers["bad"]["CMD"]["low"] == numbers["bad"]["CMD"]["high"]

@@ -1,0 +1,170 @@
+"""The recipes of patching, circuits and directions, on a tiny random model and on known numbers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from experiments.context import RecipeContext
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from bilens.convert import save_model
+from bilens.errors import BilensError
+from bilens.models import load
+from bilens.read.flow import flow, patch
+from bilens.read.language import TokenDirection
+from experiments import circuits, directions
+from experiments import patching as recipe
+
+
+class TinyContext(RecipeContext):
+    def choose(self, small, paper):
+        return {3: 2, (2, 2): (1, 1), 4: 3}[small]
+
+
+def words():
+    texts = [t for pairs in recipe.templates().values() for pair in pairs for t in (*pair[1:4], *pair.minus)]
+    names = sorted({word for text in texts for word in text.split()})
+    return ["[UNK]", *names]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny")
+    names = words()
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(names)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(names),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.6,
+        max_position_embeddings=64,
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
+    save_model(path / "model", LlamaForCausalLM(config), tokenizer)
+    return path
+
+
+@pytest.fixture
+def installed(folder, tmp_path, monkeypatch):
+    for module in (recipe, circuits, directions):
+        monkeypatch.setattr(module, "model_paths", lambda _: {"tiny": folder / "model"})
+    monkeypatch.setattr(circuits, "PATCHING_PAIRS", 1)
+    return TinyContext("small", tmp_path)
+
+
+def test_patching_compares_attributions_with_effects(installed, folder):
+    numbers = recipe.run(installed).numbers["tiny"]
+    assert json.loads(json.dumps(numbers)) == numbers
+    assert numbers["tasks"].keys() == recipe.templates().keys()
+    assert numbers["pairs"] == 2 * len(numbers["tasks"])
+    rows = lines(installed.models / "patching-tiny.jsonl")
+    model = load(str(folder / "model"))
+    for row in rows[:3]:
+        effects = patch(
+            model, row["text"], row["token"], minus=row["minus"], against=row["against"]
+        )
+        assert row["heads"]["patching"] == pytest.approx(effects.heads.flatten().tolist(), abs=1e-5)
+        graph = flow(model, row["text"], row["token"], minus=row["minus"], against=row["against"])
+        mlps = [0.0] * model.n_layers
+        for node in graph.nodes:
+            if node.kind in ("direction", "rest") and node.part == "mlp":
+                mlps[node.layer] += node.flow
+        assert row["mlps"]["contrastive flow"] == pytest.approx(mlps, abs=1e-3)
+    for kind in ("heads", "mlps"):
+        values = numbers[kind]["contrastive flow"]["pearson"]
+        assert -1 <= values["low"] <= values["mean"] <= values["high"] <= 1
+    # A run that goes on measures nothing twice, and fewer pairs are a part of what is there.
+    before = (installed.models / "patching-tiny.jsonl").read_text()
+    recipe.run(installed)
+    assert (installed.models / "patching-tiny.jsonl").read_text() == before
+
+
+def test_metrics_are_those_of_numbers_that_are_known():
+    row = {
+        "task": "ioi",
+        "text": "a",
+        "seconds": {},
+        "heads": {"patching": [1.0, 2.0, 4.0], "half": [0.5, 1.0, 2.0], "same": [1.0, 2.0, 4.0]},
+    }
+    values = recipe.scores(row, "heads")
+    assert values["same"] == pytest.approx({"pearson": 1, "spearman": 1, "r2": 1})
+    left = (0.25 + 1 + 4) / np.var([1, 2, 4]) / 3
+    assert values["half"] == pytest.approx({"pearson": 1, "spearman": 1, "r2": 1 - left})
+    assert values["random"]["pearson"] < 1
+
+
+def test_previous_token_heads_are_ranked_among_all(folder):
+    model = load(str(folder / "model"))
+    text = "cat red house five cat red house"
+    pattern = torch.stack(
+        [layer.pattern.diagonal(-1, 1, 2).mean(-1) for layer in model.trace(text).layers]
+    )
+    values = torch.linspace(1, 8, 8)
+    row = {
+        "text": text,
+        "heads": {"patching": values.tolist(), "other": (-values.flip(0)).tolist()},
+    }
+    with pytest.MonkeyPatch.context() as patch_:
+        patch_.setattr(recipe, "PREVIOUS", float(pattern.flatten().sort().values[-3]))
+        frame = recipe.previous_token_ranks(model, [row])
+    assert len(frame) == 2
+    first = int(pattern.flatten().topk(2).indices.max())
+    assert frame["head"][0] == f"{first // 4}.{first % 4}"
+    assert frame["patching"][0] == 8 - first
+    assert frame["other"][0] == first + 1
+
+
+def test_circuits_of_nodes_and_edges_end_in_the_whole_model(installed):
+    numbers = circuits.run(installed).numbers["tiny"]
+    assert json.loads(json.dumps(numbers)) == numbers
+    for level in ("nodes", "edges"):
+        assert numbers[level].keys() == set(circuits.TASKS)
+        ioi = numbers[level]["ioi"]
+        assert ioi["pairs"] == 1
+        for name, entry in ioi.items():
+            if name != "pairs":
+                assert entry["faithfulness, signed"][-1] == 1
+                assert entry["faithfulness, signed"][0] == pytest.approx(0, abs=1e-4)
+    assert set(numbers["nodes"]["ioi"]) - set(numbers["edges"]["ioi"]) == {"patching"}
+
+
+def test_circuits_are_ordered_by_other_pairs_than_they_are_measured_on(installed, folder):
+    model = load(str(folder / "model"))
+    circuits.evaluate(model, "tiny", "nodes", (1, 1), installed.models)
+    used = {row["text"] for row in lines(installed.models / "patching-tiny.jsonl")}
+    measured = {row["text"] for row in lines(installed.models / "circuits-tiny-nodes.jsonl")}
+    assert len(used) == len(measured) == len(circuits.TASKS)
+    assert not used & measured
+
+
+def test_directions_are_removed_one_by_one(installed, folder):
+    [table] = directions.run(installed).parts
+    frame = table.frame
+    assert set(frame["nodes"]) == set(directions.KINDS)
+    rows = lines(installed.models / "directions-tiny.jsonl")
+    row = next(row for row in rows if row["kind"] == "two texts, m = 4")
+    model = load(str(folder / "model"))
+    direction = TokenDirection(row["token"], tuple(row["minus"]))
+    graph = flow(model, row["text"], direction, against=row["against"])
+    flows = sorted((n.flow for n in graph.nodes if n.kind == "direction"), key=lambda f: -abs(f))
+    assert row["flow"] == pytest.approx(flows[: directions.STRONGEST], abs=1e-5)
+    assert max(map(abs, row["effect"])) > 0
+    r2, pearson = directions.fit(np.array([1.0, 3.0]), np.array([1.0, 2.0]))
+    assert (r2, pearson) == pytest.approx((0.5, 1.0))
+
+
+def test_a_missing_model_is_said(installed, monkeypatch):
+    monkeypatch.setattr(recipe, "model_paths", lambda _: {})
+    with pytest.raises(BilensError, match="No model is installed"):
+        recipe.run(installed)
