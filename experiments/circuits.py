@@ -9,9 +9,10 @@ is the difference of logits of that run, on a scale where the second text has 0 
 - CMD is the area under |1 - f|, for those of the largest absolute score.
 
 The attributions are those of `patching`, and for nodes the effect by activation patching itself.
-Edges are the products of a part's change with the direction that a later part reads (its queries,
-keys or values by themselves): the adjoint in flows, the gradient otherwise. Keys and values that
-heads share are one reader. The embedding is always in a circuit of nodes, and is not counted.
+An edge is the product of a part's change with the direction that a later part reads: the adjoint in
+flows, the gradient otherwise. Queries, keys and values of a head are three readers, and keys and
+values that heads share are one each. The embedding is always in a circuit of nodes, and is not
+counted.
 
 Intervals are bootstraps over the pairs of the evaluation, 95 %. Results of each pair are kept in
 the folder of models, and a stopped run resumes.
@@ -173,13 +174,13 @@ def circuits(graph: EdgeGraph, pair: Pair, scores: dict[str, Tensor], level: str
         ends = [float(number(run.stream[None])[0]) for run in runs]
     partial = PartialRuns(graph, runs, number)
     exists = graph.exists if level == "edges" else torch.ones_like(next(iter(scores.values()))) > 0
-    kept = [
+    selected = [
         masks(score if ranking == "signed" else score.abs(), exists)
         for score in scores.values()
         for ranking in ("signed", "absolute")
     ]
     values = []
-    for batch in torch.cat(kept).split(ROWS):
+    for batch in torch.cat(selected).split(ROWS):
         if level == "edges":
             values.append(partial.with_edges(batch))
         else:
@@ -198,10 +199,10 @@ def circuits(graph: EdgeGraph, pair: Pair, scores: dict[str, Tensor], level: str
 def masks(scores: Tensor, exists: Tensor) -> Tensor:
     """Return the circuits of all shares but the last, (shares, *scores), largest scores first."""
     order = scores.masked_fill(~exists, -torch.inf).flatten().argsort(descending=True, stable=True)
-    kept = torch.zeros(len(SHARES) - 1, scores.numel(), dtype=torch.bool)
-    for row, share in zip(kept, SHARES, strict=False):
+    rows = torch.zeros(len(SHARES) - 1, scores.numel(), dtype=torch.bool)
+    for row, share in zip(rows, SHARES, strict=False):
         row[order[: int(share * int(exists.sum()))]] = True
-    return kept.reshape(-1, *scores.shape)
+    return rows.reshape(-1, *scores.shape)
 
 
 def areas(faithfulness: np.ndarray) -> dict[str, np.ndarray]:

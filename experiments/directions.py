@@ -1,16 +1,16 @@
 """Directions: the flow through few directions of an MLP, and the effect of removing each of them.
 
 The MLPs of a flow are split into four Gauss directions a position. For each of 20 pairs of texts
-the 60 directions with the largest |flow| are removed one by one from the running model: between two
-texts their change is exchanged, in both directions, and on the first text alone their part of
-the MLP's input is set to zero. The effect is compared with
+the 60 directions with the largest |flow| are removed one by one from the running model. Between two
+texts their change is exchanged, in both directions. On the first text only, their part of the MLP's
+input is set to zero. The effect is compared with
 
 - the flow through the direction;
 - its estimate by gradients: on two texts the mean of both.
 
-Reported are R2 (the number as a prediction of the effect, without a fitted line) and Pearson
-correlations over all nodes, and the median R2 of single pairs, with bootstrap intervals over pairs.
-On one text also for eigenvectors in place of Gauss directions, on a few of the pairs.
+Reported are R2, with the number as a prediction of the effect and no fitted line, and Pearson
+correlations over all nodes. Intervals are bootstraps over pairs. The median R2 is that of single
+pairs. Eigenvectors in place of Gauss directions are measured on one text and a few of the pairs.
 
 Results of each pair are kept in the folder of models, and a stopped run resumes.
 

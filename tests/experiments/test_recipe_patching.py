@@ -24,7 +24,12 @@ class TinyContext(RecipeContext):
 
 
 def words():
-    texts = [t for pairs in recipe.templates().values() for pair in pairs for t in (*pair[1:4], *pair.minus)]
+    texts = [
+        t
+        for pairs in recipe.templates().values()
+        for pair in pairs
+        for t in (*pair[1:4], *pair.minus)
+    ]
     names = sorted({word for text in texts for word in text.split()})
     return ["[UNK]", *names]
 
