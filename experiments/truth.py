@@ -1,0 +1,344 @@
+"""Ground truth: attributions of edges in models whose circuits are known.
+
+Two kinds of models have a known circuit.
+
+- RASP programs that tracr compiled to weights (`experiments/compiled.py` writes the files, in an
+  environment of its own). An edge is in the circuit if its reader's weights see coordinates of the
+  stream that its part writes, the part depends on the tokens, and the reader's output is used.
+- Induction: transformers of two layers with MLPs, trained here on random sequences that repeat.
+  Their patterns name the heads that attend to the token before, and those of the layer above that
+  attend to the token after the same one. Edges of the circuit join the embedding to the values of
+  the former and to the queries and values of the latter, the former to the keys of the latter, and
+  those to the logits.
+
+For each model the score of an edge is the mean |attribution| over pairs of texts. The area under
+the ROC curve (AUROC) is the chance that an edge of the circuit has a larger score than another one.
+In compiled models other edges have scores of 0, so it shows how many edges a method misses.
+
+Left out is modular addition: every part of a model of one layer that learns it is in its circuit.
+
+Small and paper are the same: 16 pairs, and 3 initialisations of the induction model, 3 minutes.
+
+Source: Gupta et al. 2024 (arXiv 2407.14494) for the measure; Olsson et al. 2022 for induction.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from scipy import stats
+from torch import Tensor
+from torch.nn import functional
+
+from bilens.convert import save_model
+from bilens.errors import BilensError
+from bilens.models import load
+from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.reading import Table
+from bilens.residual import ResidualModel
+from experiments.circuits import attributed_edges
+from experiments.context import Outcome, RecipeContext
+from experiments.edges import EdgeGraph, Reader
+
+PAIRS = 16
+SEEDS = 3
+ROUNDING = 1e-6
+"""Scores below this share of the largest count as 0."""
+LEAST_ATTENTION = 0.4
+"""Least mean attention to the expected position, of a head of the induction circuit."""
+N_TOKENS, PERIOD, STEPS = 48, (6, 16), 2000
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Measure compiled programs and induction models."""
+    rows = [
+        {"model": path.stem, **compiled(path)}
+        for path in sorted((context.models / "compiled").glob("*.safetensors"))
+    ]
+    rows += [induction(seed, context.models) for seed in range(SEEDS)]
+    frame = pd.DataFrame(rows)
+    return Outcome({"models": rows}, parts=[Table(frame, "AUROC of edges")])
+
+
+def auroc(scores: Tensor, positive: Tensor) -> float:
+    """Return the chance that a positive has a larger score than a negative, equal ones half."""
+    inside, outside = scores[positive], scores[~positive]
+    larger = stats.mannwhitneyu(inside, outside).statistic
+    return float(larger / (len(inside) * len(outside)))
+
+
+def areas(
+    graph: EdgeGraph, circuit: Tensor, cases: list[tuple[tuple[Tensor, Tensor], Tensor, Any]]
+) -> dict[str, Any]:
+    """Return the AUROC of each attribution, given a circuit and pairs with direction and number."""
+    total: dict[str, Tensor] = {}
+    for texts, direction, number in cases:
+        for name, values in attributed_edges(graph, texts, direction, number).items():
+            total[name] = total.get(name, 0) + values.abs() / len(cases)
+    generator = torch.Generator().manual_seed(0)
+    total["random"] = torch.rand(circuit.shape, generator=generator, dtype=torch.float64)
+    exists = graph.exists
+    result: dict[str, Any] = {"edges": int(exists.sum()), "circuit": int(circuit[exists].sum())}
+    for name, scores in total.items():
+        above = scores.where(scores > ROUNDING * scores.max(), torch.zeros_like(scores))
+        result[name] = auroc(above[exists], circuit[exists])
+    return result
+
+
+# Compiled programs.
+
+
+def compiled(path: Path) -> dict[str, Any]:
+    """Return the AUROC of each attribution on a compiled program."""
+    model, about = compiled_model(path)
+    graph = EdgeGraph(model)
+    labels = about["labels"]
+    outputs = [i for i, name in enumerate(labels) if _is_output(name)]
+    generator = torch.Generator().manual_seed(0)
+    cases: list[Any] = []
+    while len(cases) < PAIRS:
+        drawn = torch.tensor(about["tokens"])[
+            torch.randint(len(about["tokens"]), (2, 6), generator=generator)
+        ]
+        ids = functional.pad(drawn, (1, 0), value=about["first"])
+        streams = [model.trace(text).stream[-1, outputs] for text in ids]
+        change = streams[0] - streams[1]
+        if float(change.abs().max()) < 1e-3:
+            continue
+        u = torch.zeros(model.d_model, dtype=torch.float64)
+        u[outputs] = (
+            torch.ones(1).double() if len(outputs) == 1 else change.sign() * (change.abs() > 0.5)
+        )
+        cases.append(((ids[0], ids[1]), u, _along(u)))
+    return areas(graph, compiled_circuit(graph, outputs, about["tokens"]), cases)
+
+
+def _along(u: Tensor) -> Any:
+    return lambda stream: stream @ u
+
+
+def _is_output(name: str) -> bool:
+    start, _, _ = name.partition(":")
+    return start.startswith("output_") and start.removeprefix("output_").isdigit()
+
+
+def compiled_model(path: Path) -> tuple[ResidualModel, dict[str, Any]]:
+    """Return a compiled program as a model of bilens, and what its file says about it."""
+    with safe_open(path, "pt") as file:
+        about = json.loads(file.metadata()["about"])
+    weights = load_file(path)
+    heads, key, width = about["heads"], about["key_size"], len(about["labels"])
+    # A head has d_model / n_heads coordinates here, so that both sizes are padded with zeros.
+    d_head = max(key, -(-width // heads))
+    tokens, positions = (weights[f"{name}_embed/embeddings"] for name in ("token", "pos"))
+    model = LanguageModel(
+        LanguageConfig(
+            vocab_size=len(tokens),
+            d_model=heads * d_head,
+            n_layers=about["layers"],
+            n_heads=heads,
+            d_hidden=about["hidden"],
+            n_ctx=len(positions),
+            mlp="relu",
+            positions="learned",
+            attention_scale=key**-0.5,
+            bias=True,
+        )
+    ).double()
+    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+
+    def put(name: str, value: Tensor) -> None:
+        state[name][tuple(slice(size) for size in value.shape)] = value
+
+    def by_head(value: Tensor) -> Tensor:
+        split = value.unflatten(-1, (heads, key))
+        return functional.pad(split, (0, d_head - key)).flatten(-2)
+
+    put("embed.weight", tokens)
+    put("pos_embed.weight", positions)
+    for layer in range(about["layers"]):
+        block, source = f"blocks.{layer}", f"transformer/layer_{layer}"
+        for name in ("query", "key", "value"):
+            put(f"{block}.attn.{name}.weight", by_head(weights[f"{source}/attn/{name}/w"]).T)
+            put(f"{block}.attn.{name}.bias", by_head(weights[f"{source}/attn/{name}/b"]))
+        put(f"{block}.attn.out.weight", by_head(weights[f"{source}/attn/linear/w"].T))
+        put(f"{block}.attn.out.bias", weights[f"{source}/attn/linear/b"])
+        for name, number in (("inner", 1), ("out", 2)):
+            put(f"{block}.mlp.{name}.weight", weights[f"{source}/mlp/linear_{number}/w"].T)
+            put(f"{block}.mlp.{name}.bias", weights[f"{source}/mlp/linear_{number}/b"])
+    model.load_state_dict(state)
+    view = ResidualModel(model.requires_grad_(False))
+    for ids, output in zip(weights["ids"], weights["outputs"], strict=True):
+        if not torch.allclose(view.trace(ids).stream[:, :width], output, atol=1e-4):
+            raise BilensError(f"{path} computes something else here than where it was compiled")
+    return view, about
+
+
+def compiled_circuit(graph: EdgeGraph, outputs: list[int], tokens: list[int]) -> Tensor:
+    """Return the edges of a compiled program, (readers, parts), from its weights."""
+    model = graph.model
+    embedded = model.W_E[tokens]
+    # The columns are directions that each part can change, depending on the tokens.
+    writes = [(embedded - embedded.mean(0)).T]
+    owners = [0]
+    for layer in model.parts.layers:
+        out = layer.heads.out.weight().unflatten(1, (model.n_heads, -1))
+        value = layer.heads.value.weight().unflatten(0, (model.n_heads, -1))
+        writes += [out[:, head] @ value[head] for head in range(model.n_heads)]
+        writes.append(layer.mlp.down.weight())
+        owners += range(len(owners), len(owners) + model.n_heads + 1)
+    reads = [_read_rows(reader) for reader in graph.readers[:-1]]
+    reads.append(torch.eye(model.d_model, dtype=torch.float64)[outputs])
+    joined = torch.tensor([[bool((r @ w).abs().max() > ROUNDING) for w in writes] for r in reads])
+    joined &= graph.exists
+    owner = reader_parts(graph)
+    varies = torch.zeros(graph.n_sources, dtype=torch.bool)
+    varies[0] = True
+    used = torch.zeros(len(graph.readers), dtype=torch.bool)
+    used[-1] = True
+    for _ in range(graph.n_sources):
+        changed = (joined & varies).any(1)
+        for reader, part in enumerate(owner[:-1]):
+            varies[part] |= changed[reader]
+        read = joined[used].any(0)
+        used[:-1] = read[torch.tensor(owner[:-1])]
+    return joined & used[:, None] & varies
+
+
+def _read_rows(reader: Reader) -> Tensor:
+    return torch.cat([part.weight()[rows] for part, rows in reader.maps])
+
+
+def reader_parts(graph: EdgeGraph) -> list[int]:
+    """Return the part that each reader belongs to, where heads share nothing; -1 for logits."""
+    model, owners = graph.model, []
+    for layer in range(model.n_layers):
+        heads = [graph.source(layer, head) for head in range(model.n_heads)]
+        owners += [*heads, *heads, *heads, graph.source(layer, model.n_heads)]
+    return [*owners, -1]
+
+
+# Induction.
+
+
+def induction(seed: int, folder: Path) -> dict[str, Any]:
+    """Return the AUROC of each attribution on a trained induction model."""
+    model = trained_induction(seed, folder / f"induction-{seed}")
+    graph = EdgeGraph(model)
+    previous, copying = induction_heads(model)
+    texts: list[tuple[Tensor, Tensor]] = []
+    generator = torch.Generator().manual_seed(1000 + seed)
+    while len(texts) < PAIRS:
+        n = int(torch.randint(*PERIOD, (1,), generator=generator))
+        period = torch.randperm(N_TOKENS, generator=generator)[: n + 1]
+        at = int(torch.randint(n - 2, (1,), generator=generator))
+        first = torch.cat([period[:n], period[: at + 1]])
+        second = first.clone()
+        second[at + 1] = period[n]
+        texts.append((first, second))
+    cases = []
+    for first, second in texts:
+        place = int((first != second).nonzero()[0, 0])
+        u = model.W_U[:, first[place]] - model.W_U[:, second[place]]
+        cases.append(((first, second), u, _normed_along(model, u)))
+    circuit = induction_circuit(graph, previous, copying)
+    gained = [float(number(model.trace(t[0]).stream[-1:])) for t, _, number in cases]
+    return {
+        "model": f"induction, seed {seed}",
+        "heads": f"{_names(graph, previous)} to {_names(graph, copying)}",
+        "logit difference": float(np.mean(gained)),
+        **areas(graph, circuit, cases),
+    }
+
+
+def _names(graph: EdgeGraph, heads: list[tuple[int, int]]) -> str:
+    return ", ".join(f"{layer}.{head}" for layer, head in heads) or "none"
+
+
+def _normed_along(model: ResidualModel, u: Tensor) -> Any:
+    return lambda stream: model.parts.normalised(stream) @ u
+
+
+def repeated(batch: int, generator: torch.Generator) -> tuple[Tensor, int]:
+    """Return texts of a random period that repeats, (batch, 2 periods), and the period."""
+    n = int(torch.randint(*PERIOD, (1,), generator=generator))
+    period = torch.rand(batch, N_TOKENS, generator=generator).argsort(1)[:, :n]
+    return torch.cat([period, period], 1), n
+
+
+def trained_induction(seed: int, path: Path) -> ResidualModel:
+    """Return a model of two layers that continues repeated sequences, trained if missing."""
+    if not (path / "model.safetensors").is_file():
+        torch.manual_seed(seed)
+        config = LanguageConfig(
+            vocab_size=N_TOKENS,
+            d_model=64,
+            n_layers=2,
+            n_heads=4,
+            d_hidden=64,
+            n_ctx=32,
+            norm="rms",
+            mlp="bilinear",
+        )
+        language_model = LanguageModel(config)
+        generator = torch.Generator().manual_seed(seed)
+        optimizer = torch.optim.AdamW(language_model.parameters(), lr=3e-3, weight_decay=0.01)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, STEPS)
+        for _ in range(STEPS):
+            ids, n = repeated(64, generator)
+            logits = language_model(ids).logits[:, n - 1 : -1]
+            # Only the second period can be predicted.
+            loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, n:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        save_model(path, language_model, None)
+    model = load(str(path))
+    assert isinstance(model, ResidualModel)
+    return model
+
+
+def induction_heads(model: ResidualModel) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return heads that attend to the token before, and those that attend after the same token."""
+    ids, n = repeated(PAIRS, torch.Generator().manual_seed(0))
+    before = torch.zeros(model.n_layers, model.n_heads)
+    after = torch.zeros_like(before)
+    for text in ids:
+        for layer, of_layer in enumerate(model.trace(text).layers):
+            pattern = of_layer.pattern
+            before[layer] += pattern.diagonal(-1, 1, 2).mean(-1) / len(ids)
+            # From t in the second period to t - n + 1.
+            after[layer] += pattern.diagonal(1 - n, 1, 2)[:, 1:].mean(-1) / len(ids)
+    heads = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+    return (
+        [place for place in heads if before[place] > LEAST_ATTENTION],
+        [place for place in heads if after[place] > LEAST_ATTENTION],
+    )
+
+
+def induction_circuit(
+    graph: EdgeGraph, previous: list[tuple[int, int]], copying: list[tuple[int, int]]
+) -> Tensor:
+    """Return the edges of induction, (readers, parts)."""
+    circuit, heads = torch.zeros_like(graph.exists), graph.model.n_heads
+
+    def reader(layer: int, head: int, role: int) -> int:
+        return graph.first_reader(layer) + role * heads + head
+
+    queries, keys, values = range(3)
+    for layer, head in previous:
+        circuit[reader(layer, head, values), 0] = True
+    for layer, head in copying:
+        circuit[reader(layer, head, queries), 0] = True
+        circuit[reader(layer, head, values), 0] = True
+        circuit[-1, graph.source(layer, head)] = True
+        for below, number in previous:
+            if below < layer:
+                circuit[reader(layer, head, keys), graph.source(below, number)] = True
+    return circuit
