@@ -126,7 +126,9 @@ def test_the_report_of_a_language_model(run, capsys):
     # The tokenizer knows girl and the quotation mark, but not swim.
     assert "Eigenvectors of girl" in page
     assert "N-grams of &#34;" in page
-    assert "<h2>Head 0.1</h2>" in page
+    assert "<h2>Heads of layer 0</h2>" in page
+    assert page.index("<h2>Summary</h2>") < page.index("<h2>Strongest nodes</h2>")
+    assert "loss on" in page
     assert "swim" not in page[page.index("<body>") :]
     found = in_json(capsys, "report", run, "--token", "dog", "--minus", "cat,bird")
     assert found["report"] == str(run / "report.html")

@@ -105,7 +105,7 @@ def language_results():
         ("read", "ClassifierReading(data digits, test accuracy "),
         ("deep", "DeepReading(data digits, test accuracy "),
         ("few", "BondReading(data digits, test accuracy "),
-        ("language", "LanguageReading(data grammar, "),
+        ("language", "LanguageReading(layer 0, outputs lily minus tom)"),
         ("direction", "DirectionReading(token lily minus tom, layer 0, 16 eigenpairs, 16 inputs, "),
         ("attention", "AttentionReading(layer 0, 4 heads)"),
     ],

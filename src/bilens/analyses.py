@@ -13,6 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from bilens.data import Corpus, ImageData, load_images
 from bilens.errors import BilensError
+from bilens.models import FILES
 from bilens.read.language import TokenDirection, corpus_for
 from bilens.reading import Reading
 from bilens.registry import Analysis
@@ -167,10 +168,20 @@ def data_of(source: str | Path) -> str:
     """
     if not (Path(source) / TRAINING_NAME).is_file():
         raise BilensError(
-            f"{source} does not say what it was trained on; name texts with --data, such as "
-            "--data tinystories or --data FILE.txt"
+            f"{source} does not say what it was trained on; name texts or images with --data, such "
+            "as --data tinystories, --data FILE.txt or --data mnist"
         )
     return str(read_training(source)["data"])
+
+
+def check_data(source: str | Path, data: str | None) -> None:
+    """Raise, before a model on this machine is opened, if its data has to be named.
+
+    Raises:
+        BilensError: the model has no record of its training.
+    """
+    if data is None and (Path(source).suffix in FILES or Path(source).is_dir()):
+        data_of(source)
 
 
 def _load(kind: Any, model: Any, settings: Mapping[str, Any], source: str | Path) -> Any:

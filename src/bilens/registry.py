@@ -34,6 +34,10 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
             "bilens.read.language.heads",
             "The tokens that heads attend to and the outputs that they raise, from the weights.",
         ),
+        "summary": (
+            "bilens.read.summary",
+            "Size, loss, and the strongest heads and directions for a prompt.",
+        ),
         "contexts": (
             "bilens.read.language.reading",
             "Eigenvectors of a token, and texts in which they are active.",

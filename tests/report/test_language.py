@@ -72,7 +72,7 @@ def test_the_page_shows_everything(page):
     assert body.count("<details><summary><b>") == 4 * 3
     assert body.count("<caption>") == 2 + 2 + 4 + 4 * 4
     assert body.count('class="figure"') == 1 + 1
-    assert body.count("<h2>Head 0.") == 4
+    assert body.count("<h2>Heads of layer 0") == 1
     assert "attends least" in body
     assert len(re.findall(r">\[", body)) == 4 * 3
 
@@ -108,7 +108,7 @@ def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
         "norms divide by the size of the token and its MLP only and the effect of other layers"
         in body
     )
-    assert body.count("<h2>Head 1.") == 4
+    assert body.count("<h2>Heads of layer 1") == 1
 
 
 def test_tables_hold_tokens_and_the_value():

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bilens.analyses import data_of, direction_of, run_analysis
+from bilens.analyses import check_data, data_of, direction_of, run_analysis
 from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
 from bilens.cli.readings import show_reading
 from bilens.cli.terminal import out
@@ -21,7 +21,7 @@ from bilens.registry import Analysis, analysis, named_analyses
 from bilens.report import save_figures, write_report
 from bilens.train import TRAINING_NAME
 
-language = lazy_import("bilens.read.language")
+language, summary = lazy_import("bilens.read.language"), lazy_import("bilens.read.summary")
 
 CUT_NAME = "cut"
 """Folder in a run with the smallest cut that keeps its accuracy."""
@@ -109,7 +109,8 @@ class Report:
         minus: (language) tokens whose mean is subtracted from it, separated by commas.
         layer: (language) number of the layer whose heads and MLP are read, from 0.
         among: (language) read heads and bigrams of this many tokens, the first of the vocabulary.
-        prompt: (language) a text for readings that need one, such as flow.
+        prompt: (language) the text whose flow the page begins with, and that of readings that need
+            one; by default an example.
     """
 
     model: ModelName
@@ -134,6 +135,7 @@ class Report:
         """Read the model and write its page."""
         if self.minus and self.token is None:
             raise BilensError(f"--minus={self.minus} takes the mean of tokens away from --token")
+        check_data(self.model, self.data)
         model = load(self.model, device=choose_device(self.device))
         if isinstance(model, SparseAutoencoder):
             raise BilensError(f"{self.model} holds a sparse autoencoder, which has no report")
@@ -158,8 +160,12 @@ class Report:
             return [self._run(analysis(name), model) for name in names]
         corpus = language.corpus_for(model, self.data or data_of(self.model), self.data_dir)
         directions = [] if self.token is None else [direction_of(self.token, self.minus)]
+        overview = summary.read_summary(model, corpus, self.prompt, next(iter(directions), None))
+        if not directions and overview.is_example:
+            directions = [overview.flow.direction]
         return [
-            language.read_language(model, corpus, directions, layer=self.layer, among=self.among)
+            overview,
+            language.read_language(model, corpus, directions, layer=self.layer, among=self.among),
         ]
 
     def _added(self) -> list[Analysis]:

@@ -16,6 +16,9 @@ from bilens.registry import reading
 from bilens.residual import Moment, ResidualModel
 from bilens.tensor import FactoredMatrix
 
+DRAWN = 24
+"""Writers and readers that a figure has, so that their names can be read."""
+
 
 class Group(NamedTuple):
     """Heads of a layer, or its MLP, as writers or readers of the stream.
@@ -172,11 +175,20 @@ def _scores(
 
 @checked
 def composition_figure(composition: Composition) -> "go.Figure":
-    """Draw the share of each head's and MLP's output that each later one reads, beyond chance."""
+    """Draw the share of each head's and MLP's output that each later one reads, beyond chance.
+
+    Of a deep model the strongest writers and readers are drawn.
+    """
+    excess = composition.scores - composition.baseline
+    known = excess.nan_to_num(-1)
+    rows, columns = (
+        known.amax(axis).topk(min(DRAWN, known.shape[1 - axis])).indices.sort().values
+        for axis in (1, 0)
+    )
     return heat_figure(
-        composition.scores - composition.baseline,
-        composition.writers,
-        composition.readers,
+        excess[rows][:, columns],
+        [composition.writers[i] for i in rows.tolist()],
+        [composition.readers[i] for i in columns.tolist()],
         title="Composition beyond chance",
         across="reads",
         down="writes",

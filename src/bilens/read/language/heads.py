@@ -22,6 +22,9 @@ from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
 
+OPEN = 4
+"""Heads of a layer whose section is open at first."""
+
 
 @dataclass(frozen=True, eq=False)
 class HeadPairs:
@@ -289,26 +292,28 @@ def _pairs(
 
 
 def attention_sections(reading: AttentionReading) -> list[Section]:
-    """Return a section for each head, and one on their composition."""
+    """Return the sections on the heads of a layer, and on their composition."""
     text = (
         "Most and least: pairs of a token (query) and one that it attends to (key), "
         f"{reading.distance} earlier, by the head's pattern before any normalisation; under "
         "a softmax by its exponent. Raises and lowers: the head's contribution to an output, past "
         "the MLP, when it attends to a single token, in logits."
     )
-    sections = []
-    for head in reading.heads:
-        tables = [
-            ngram_table(frame, caption)
+    rows = [
+        [
+            ngram_table(frame, f"head {reading.layer}.{head.head}: {caption}")
             for caption, frame in head.tables().items()
             if caption != "components"
         ]
-        sections.append(Section(f"Head {reading.layer}.{head.head}", text, [tables]))
+        for head in reading.heads
+    ]
+    heads = Section(f"Heads of layer {reading.layer}", text, rows, folded=len(rows) > OPEN)
     composition = Section(
         "Which components read the output of heads",
         "The norm of the product of a writer's and a reader's matrix, over the product of their "
         "norms, less the norm for two random ones. Q, K and V are a head's queries, keys and "
         "values; L and R are the two sides of a bilinear layer.",
         [[Picture(name, figure) for name, figure in reading.figures().items()]],
+        folded=len(rows) > OPEN,
     )
-    return [*sections, composition]
+    return [heads, composition]

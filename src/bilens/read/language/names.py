@@ -54,8 +54,13 @@ class TokenDirection:
         """
         return model.direction(self.token, self.minus)
 
+    @property
+    def words(self) -> str:
+        """The direction with its tokens as text."""
+        return str(TokenDirection(in_words(self.token), tuple(map(in_words, self.minus))))
+
     def __str__(self) -> str:
-        """Return the direction in words."""
+        """Return the direction with its tokens as the tokenizer spells them."""
         return f"{self.token} minus {', '.join(self.minus)}" if self.minus else self.token
 
 
@@ -102,6 +107,16 @@ def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
         name if 0 <= i < size and name is not None else f"[{i}]"
         for i, name in zip(numbers, names, strict=True)
     ]
+
+
+MARKS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\\n", "\n": "\\n"})
+"""Byte-level tokenizers write a space as Ġ and a new line as Ċ, sentencepiece a space as ▁."""
+
+
+def in_words(name: str) -> str:
+    """Return a token's name as text: in quotes if it holds a space, or a mark of one such as Ġ."""
+    text = name.translate(MARKS)
+    return name if text == name.strip() else f'"{text}"'
 
 
 def token_range(model: ResidualModel, among: Sequence[int] | None) -> Int[Tensor, " n"]:

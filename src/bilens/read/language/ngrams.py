@@ -19,6 +19,7 @@ from bilens.errors import NotBilinearError
 from bilens.progress import progress_bar
 from bilens.read.language.names import (
     TokenDirection,
+    in_words,
     token_names,
     token_number,
     token_range,
@@ -343,7 +344,8 @@ def _neighbours(
 def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
     """Return a table of tokens and their value, without the parts of the value."""
     words = [name for name in frame.columns if frame[name].dtype.kind not in "fiu"]
-    return Table(frame, caption, {"value": "z.2f"}, columns=(*words, "value"))
+    shown = frame.assign(**{name: frame[name].map(in_words) for name in words})
+    return Table(shown, caption, {"value": "z.2f"}, columns=(*words, "value"))
 
 
 def salient_section(salient: Mapping[BigramPart, pd.DataFrame], model: ResidualModel) -> Section:
@@ -358,13 +360,17 @@ def salient_section(salient: Mapping[BigramPart, pd.DataFrame], model: ResidualM
         "The most salient bigrams",
         "Pairs of tokens of the whole vocabulary, by the contribution of the first to the logit of "
         "the second: through the residual stream, and through the MLP at the same token." + note,
-        [[ngram_table(frame, CAPTIONS[part]) for part, frame in salient.items()]],
+        # One below the other: the two have scales of their own.
+        [[ngram_table(frame, CAPTIONS[part])] for part, frame in salient.items()],
     )
 
 
 def ngram_sections(reading: NGramReading) -> list[Section]:
     """Return the section on the n-grams of a token."""
-    before, after, *heads = (ngram_table(f, name) for name, f in reading.tables().items())
+    before, after, *heads = (
+        ngram_table(f, " ".join(map(in_words, name.split(" ", 1))))
+        for name, f in reading.tables().items()
+    )
     text = "The tokens that it follows and those that follow it, through the stream and the MLP"
     if heads:
         text += (
@@ -372,4 +378,4 @@ def ngram_sections(reading: NGramReading) -> list[Section]:
             "(direct) that raise it most in the MLP"
         )
     text += f". {reading.left_out}" if reading.left_out else "."
-    return [Section(f"N-grams of {reading.direction}", text, [[before, after], heads])]
+    return [Section(f"N-grams of {reading.direction.words}", text, [[before, after], heads])]

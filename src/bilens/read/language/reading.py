@@ -1,7 +1,7 @@
 """Reading of a language model for its report, and of one output with its contexts."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -83,7 +83,7 @@ class DirectionReading(Reading):
 
     def figures(self) -> "dict[str, go.Figure]":
         """Draw the eigenvalues."""
-        title = f"Eigenvalues of {self.direction}"
+        title = f"Eigenvalues of {self.direction.words}"
         return {"spectrum": spectrum_figure(self.all_eigenvectors, title=title)}
 
     def texts(self) -> list[ContextList]:
@@ -132,9 +132,9 @@ class LanguageReading(Reading):
     axes: ClassVar[dict[str, str]] = NGramReading.axes
 
     def facts(self) -> list[Fact]:
-        """Return the model's sizes, and the outputs that are explained."""
-        outputs = ", ".join(str(reading.direction) for reading in self.ngrams)
-        return [*self.about, ("outputs", outputs)]
+        """Return the layer and the outputs that are explained."""
+        outputs = ", ".join(reading.direction.words for reading in self.ngrams)
+        return [("layer", self.attention.layer), ("outputs", outputs)]
 
     def frame(self) -> pd.DataFrame:
         """Return the n-grams of all outputs."""
@@ -292,7 +292,7 @@ def direction_sections(reading: DirectionReading) -> list[Section]:
     """Return the section on the eigenvectors of an output, with the texts of each."""
     return [
         Section(
-            f"Eigenvectors of {reading.direction}",
+            f"Eigenvectors of {reading.direction.words}",
             f"The contribution of the MLP of layer {reading.layer} to this output is a sum of "
             "squares, one for each eigenvector. P1, P2, ... have a positive eigenvalue λ and only "
             "ever raise it; N1, N2, ... have a negative one and only ever lower it. Below each are "
@@ -328,12 +328,15 @@ def eigenvector_names(values: Sequence[float]) -> list[str]:
 
 def language_sections(reading: LanguageReading) -> list[Section]:
     """Return the sections on a whole language model."""
-    sections = [salient_section(reading.salient, reading.model)]
-    for part in (*reading.ngrams, reading.attention, *reading.directions):
-        sections += part.sections()
+    sections = []
     if reading.left_out:
         sections.append(Section("Parts that could not be read", " ".join(reading.left_out)))
-    return sections
+    for part in (*reading.directions, *reading.ngrams, reading.attention):
+        sections += part.sections()
+    # Single parts of a deep model say little about its outputs: they are there for who opens them.
+    is_partial = reading.model.n_layers > 1
+    sections.append(salient_section(reading.salient, reading.model))
+    return [replace(s, folded=s.folded or (is_partial and bool(s.rows))) for s in sections]
 
 
 def context_line(model: ResidualModel, explained: FoundContext) -> ContextLine:
@@ -342,7 +345,10 @@ def context_line(model: ResidualModel, explained: FoundContext) -> ContextLine:
     start = max(0, context.position - BEFORE)
     ids = context.ids[start : context.position + 1 + AFTER]
     shares = explained.contribution.tokens()[start:].tolist()
-    names = token_names(model, ids)
+    names = [name.replace("Ċ", "↵") for name in token_names(model, ids)]
+    if any(name.startswith(("Ġ", "▁")) for name in names):
+        # As in WordPiece, ## marks a piece that belongs to the word before it.
+        names = [name[1:] if name[:1] in ("Ġ", "▁") else f"##{name}" for name in names]
     shares += [0.0] * (len(names) - len(shares))
     return ContextLine(
         value=context.activation,
