@@ -83,10 +83,6 @@ def attack(
 
     Images have pixels from 0 to 1. Compare with a random mask of the same `norm`, which is the
     length of the added mask before clipping.
-
-    Raises:
-        BilensError: the mask does not fit, is zero or not finite, or the norm is negative. A label
-            is not a class, or all images are of the mask's class.
     """
     check_finite(mask=mask)
     if mask.shape != x.shape[1:] or not mask.any():

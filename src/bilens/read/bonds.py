@@ -13,17 +13,7 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read.chain import (
-    ACCURACY_FORMATS,
-    COMPARED,
-    UNITS,
-    accuracy,
-    accuracy_frame,
-    check_reproduces,
-    input_tensors,
-    open_chain,
-    predict,
-)
+from bilens.read import chain
 from bilens.read.cuts import CutReading, directions_figure, matrices_figure, network_figure
 from bilens.read.figures.plots import accuracy_curve
 from bilens.read.figures.style import BLUE, RED, dress
@@ -109,7 +99,7 @@ class BondReading(Reading):
     by_products: tuple[tuple[int, float], ...]
 
     axes: ClassVar[dict[str, str]] = Bonds.axes
-    formats: ClassVar[dict[str, str]] = ACCURACY_FORMATS
+    formats: ClassVar[dict[str, str]] = chain.ACCURACY_FORMATS
 
     def facts(self) -> list[Fact]:
         """Return the data, and the accuracy with all directions and with few."""
@@ -117,7 +107,10 @@ class BondReading(Reading):
             ("data", self.data.name),
             ("test accuracy", Percent(self.accuracy)),
             *((f"directions of the {kind}", _sum(ranks)) for kind, ranks in self.ranks.items()),
-            (f"test accuracy with {_sum(self.cut.ranks)} directions", Percent(self.cut_accuracy)),
+            (
+                f"test accuracy with {_sum(self.cut.ranks)} directions",
+                Percent(self.cut_accuracy),
+            ),
             ("95 % interval", "{:.2%} to {:.2%}".format(*self.held_out.interval)),
             ("error of the logits", self.held_out.error),
             ("upper bound on it", self.held_out.error_bound),
@@ -161,7 +154,7 @@ class BondReading(Reading):
         """Return the accuracy of uniform cuts, and of the smallest cut in the last row."""
         rows: list[tuple[int | str, float]] = [(str(k), share) for k, share, _ in self.by_rank]
         rows.append((" + ".join(map(str, self.cut.ranks)), self.cut_accuracy))
-        frame = accuracy_frame("directions at each bond", rows, self.accuracy)
+        frame = chain.accuracy_frame("directions at each bond", rows, self.accuracy)
         errors = [*(error for _, _, error in self.by_rank), self.held_out.error]
         return {"few directions": frame.assign(**{"error of the logits": errors})}
 
@@ -201,16 +194,15 @@ def classifier_bonds(model: TensorChain, data: ImageData, metric: Metric = "imag
 
     Raises:
         NotBilinearError: a gate is not linear, or a norm divides by the input's length.
-        BilensError: the model does not fit the data, or the metric is unknown.
     """
-    chain, E, classes = _centred(model, data)
+    layers, E, classes = _centred(model, data)
     moment = None
     if metric != "weights":
         x = data.train_images.to("cpu", torch.float64)
-        x = with_constant(x) if chain[-1].constant else x
+        x = with_constant(x) if layers[-1].constant else x
         moment = x.T @ x / len(x)
-    result = bonds(chain, classes, moment, E)
-    _check_full_width(model, result, data.train_images[:COMPARED])
+    result = bonds(layers, classes, moment, E)
+    _check_full_width(model, result, data.train_images[: chain.COMPARED])
     return result
 
 
@@ -228,17 +220,16 @@ def classifier_function_bonds(
 
     Raises:
         NotBilinearError: a gate is not linear, or a norm divides by the input's length.
-        BilensError: the model does not fit the data, or metric or measure are unknown.
     """
-    chain, E, classes = _centred(model, data)
-    result = function_bonds(chain, classes, sample_inputs(data, metric), E, measure=measure)
-    _check_full_width(model, result, data.train_images[:COMPARED])
+    layers, E, classes = _centred(model, data)
+    result = function_bonds(layers, classes, sample_inputs(data, metric), E, measure=measure)
+    _check_full_width(model, result, data.train_images[: chain.COMPARED])
     return result
 
 
 def _centred(model: TensorChain, data: ImageData) -> tuple[list[BilinearTensor], Tensor, Tensor]:
     """Return the tensors of the centred logits, the embedding, and a direction for each class."""
-    tensors, embedding = open_chain(model)
+    tensors, embedding = chain.open_chain(model)
     *lower, last = (tensor.to("cpu") for tensor in tensors)
     classes = torch.eye(data.n_classes, device="cpu")
     centred = last.change_basis(outputs=(classes - 1 / data.n_classes).to(last.out))
@@ -260,12 +251,12 @@ def sample_inputs(data: ImageData, metric: Metric) -> Float64[Tensor, "samples n
 
 def _check_full_width(model: TensorChain, result: Bonds, images: Float[Tensor, "n n_in"]) -> None:
     """Check the cut of all directions against the model's own logits, minus their mean."""
-    logits = predict(model, images)
+    logits = chain.predict(model, images)
     check_sum(
         "The model on all directions of its bonds",
         result.cut([bond.k for bond in result.bonds])(images.to("cpu", torch.float64)),
         logits - logits.mean(-1, keepdim=True),
-        size=UNITS * float(logits.abs().max()),
+        size=chain.UNITS * float(logits.abs().max()),
         dtype=logits.dtype,
     )
 
@@ -290,10 +281,10 @@ def read_bonds(
 
     Raises:
         NotBilinearError: a gate is not linear, or a norm divides by the input's length.
-        BilensError: drop is negative, the metric is unknown, or the model differs from its tensors.
+        BilensError: the model differs from its tensors.
     """
     data = data.to("cpu")
-    check_reproduces(model, input_tensors(model), data.test_images)
+    chain.check_reproduces(model, chain.input_tensors(model), data.test_images)
     bonds_of: dict[BondKind, Bonds] = {
         "tree": classifier_bonds(model, data, metric),
         "function": classifier_function_bonds(model, data, metric),
@@ -310,7 +301,7 @@ def read_bonds(
         ranks=ranks,
         kind=kind,
         bonds=bonds_of[kind],
-        accuracy=accuracy(model, data.test_images, data.test_labels),
+        accuracy=chain.accuracy(model, data.test_images, data.test_labels),
         by_rank=rank_accuracies(bonds_of[kind], data),
         cut_reading=cut_reading,
         held_out=held_out(logits, cut_reading.coordinates[-1], data.test_labels),

@@ -91,11 +91,7 @@ def _embedding(model: TensorChain, first: BilinearTensor) -> Float[Tensor, "n n_
 def predict(
     model: TensorChain, x: Float[Tensor, "samples n_in"]
 ) -> Float[Tensor, "samples classes"]:
-    """Return the model's logits of samples, computed in batches on the model's device.
-
-    Raises:
-        BilensError: the samples do not fit the model, or a logit is not finite.
-    """
+    """Return the model's logits of samples, computed in batches on the model's device."""
     first = model.layer_tensors()[0]
     embedding = _embedding(model, first)
     # The constant coordinate is the tensors' own: the model is called on the inputs only.
@@ -108,11 +104,7 @@ def predict(
 def accuracy(
     model: TensorChain, x: Float[Tensor, "samples n_in"], labels: Int[Tensor, " samples"]
 ) -> float:
-    """Return the share of samples whose largest logit is that of their label.
-
-    Raises:
-        BilensError: the samples are empty, a label is not a class, or a logit is not finite.
-    """
+    """Return the share of samples whose largest logit is that of their label."""
     logits = predict(model, x)
     check_labels(labels, logits.shape[1])
     return int((logits.argmax(-1) == labels.to(logits.device)).sum()) / len(labels)

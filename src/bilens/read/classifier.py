@@ -12,16 +12,7 @@ from bilens.checks import check_count, check_finite, checked, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd
-from bilens.read.chain import (
-    ACCURACY_FORMATS,
-    accuracy,
-    accuracy_tables,
-    check_reproduces,
-    input_tensors,
-    open_layer,
-    picture_rows,
-    size_facts,
-)
+from bilens.read import chain
 from bilens.read.explanation import explain, explanation_figures
 from bilens.read.fidelity import BLOCK, TruncationCurve, truncation_curve, truncation_figure
 from bilens.read.figures.canvas import Canvas
@@ -53,9 +44,6 @@ def top_inputs(
     """Return the indices of the k inputs of largest |activation| for every eigenvector.
 
     The strongest comes first. Samples pass in blocks, so any number of them fits in memory.
-
-    Raises:
-        BilensError: the samples are fewer than k, or one is not finite.
     """
     check_count("k", k, len(x), "the number of samples in x")
     check_finite(x=x)
@@ -90,12 +78,11 @@ def spectra(
 
     Raises:
         NotBilinearError: the model is not one tensor.
-        BilensError: the directions do not fit the logits, or the basis is unknown.
 
     Source:
         Pearce et al. 2024, sections 4.1 and 4.2 and figure 4.
     """
-    tensor, embedding = open_layer(model)
+    tensor, embedding = chain.open_layer(model)
     if directions is None:
         directions = torch.eye(tensor.n_out, device=tensor.out.device)
     directions = directions.to(tensor.out)
@@ -131,7 +118,7 @@ class ClassifierReading(Reading):
     order: Order = "eigenvalue"
 
     axes: ClassVar[dict[str, str]] = Spectrum.axes
-    formats: ClassVar[dict[str, str]] = ACCURACY_FORMATS
+    formats: ClassVar[dict[str, str]] = chain.ACCURACY_FORMATS
 
     def facts(self) -> list[Fact]:
         """Return the data, the accuracy, sizes and the eigenvectors."""
@@ -143,7 +130,7 @@ class ClassifierReading(Reading):
                 "with 10 eigenvectors a class",
                 Percent(accuracies[min(10, len(accuracies)) - 1]),
             ),
-            *size_facts(self.model),
+            *chain.size_facts(self.model),
             *self.spectrum.facts(),
         ]
 
@@ -197,16 +184,16 @@ def read_classifier(
 
     Raises:
         NotBilinearError: the model is not one tensor.
-        BilensError: the data does not fit the model, or the model differs from its tensor.
+        BilensError: the model differs from its tensor.
     """
     spectrum = spectra(model, basis=basis)
     data = data.to(spectrum.values.device)
-    check_reproduces(model, input_tensors(model), data.test_images)
+    chain.check_reproduces(model, chain.input_tensors(model), data.test_images)
     return ClassifierReading(
         model=model,
         data=data,
         spectrum=spectrum.oriented(data.test_images),
-        accuracy=accuracy(model, data.test_images, data.test_labels),
+        accuracy=chain.accuracy(model, data.test_images, data.test_labels),
         curve=truncation_curve(spectrum, data.test_images, data.test_labels),
         shared=shared_by_classes(spectrum),
         order=order,
@@ -226,9 +213,6 @@ def eigenvector_figure(
 
     Positive ones are in the upper row, in the spectrum's order; order it by eigenvalue or by
     mean activation before.
-
-    Raises:
-        BilensError: the spectrum is a batch, or its vectors are not images of that shape.
     """
     if spectrum.batch_shape:
         raise BilensError("eigenvector_figure() shows a single form: index the spectrum's batch")
@@ -276,7 +260,7 @@ def classifier_sections(reading: ClassifierReading) -> list[Section]:
             "eigenvalue and v·x its overlap with the image x. Keeping only those of largest |λ| "
             "shows how many of them do the work. The effective rank, (Σ|λ|)² / Σλ², is the number "
             "of equally strong eigenvectors that would weigh as much as all of a class's together.",
-            [[*accuracy_tables(reading), Picture("truncation", figures["truncation"])]],
+            [[*chain.accuracy_tables(reading), Picture("truncation", figures["truncation"])]],
         ),
         Section(
             "Why these logits",
@@ -285,7 +269,7 @@ def classifier_sections(reading: ClassifierReading) -> list[Section]:
             "positive and red ones where they are negative, each on its own scale. The number "
             "below is the activation: blue raises the logit, red lowers it. Rest is the sum over "
             "all other eigenvectors, so that a row adds up to its logit.",
-            picture_rows(figures, "explanation"),
+            chain.picture_rows(figures, "explanation"),
         ),
         shared_section(reading.shared, figures.get("shared"), "eigenvectors"),
         Section(

@@ -18,16 +18,7 @@ from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.files import write_safetensors
 from bilens.lazy_imports import go, pd
-from bilens.read.chain import (
-    ACCURACY_FORMATS,
-    accuracy,
-    accuracy_frame,
-    accuracy_tables,
-    check_reproduces,
-    input_tensors,
-    picture_rows,
-    size_facts,
-)
+from bilens.read import chain
 from bilens.read.explanation import explain_deep, explanation_figures
 from bilens.read.figures.canvas import tree_figure
 from bilens.read.figures.plots import path_figure
@@ -74,14 +65,14 @@ class DeepReading(Reading):
     shared: SharedFeatures
 
     axes: ClassVar[dict[str, str]] = TopPaths.axes
-    formats: ClassVar[dict[str, str]] = ACCURACY_FORMATS
+    formats: ClassVar[dict[str, str]] = chain.ACCURACY_FORMATS
 
     def facts(self) -> list[Fact]:
         """Return the data, the accuracy, sizes and the paths."""
         return [
             ("data", self.data.name),
             ("test accuracy", Percent(self.accuracy)),
-            *size_facts(self.model),
+            *chain.size_facts(self.model),
             *self.search.facts(),
         ]
 
@@ -91,7 +82,7 @@ class DeepReading(Reading):
 
     def tables(self) -> "dict[str, pd.DataFrame]":
         """Return the accuracy with few paths."""
-        return {"few paths": accuracy_frame("paths", self.by_paths, self.accuracy)}
+        return {"few paths": chain.accuracy_frame("paths", self.by_paths, self.accuracy)}
 
     def figures(self) -> "dict[str, go.Figure]":
         """Draw every figure of its sections."""
@@ -119,11 +110,7 @@ class DeepReading(Reading):
 def path_accuracies(
     paths: Paths, data: ImageData, counts: Sequence[int]
 ) -> tuple[tuple[int, float], ...]:
-    """Return (k, test accuracy) of the tree pruned to its best k paths, for each k of `counts`.
-
-    Raises:
-        BilensError: the paths are not of one direction for each class.
-    """
+    """Return (k, test accuracy) of the tree pruned to its best k paths, for each k of `counts`."""
     if paths.batch_shape != (data.n_classes,):
         raise BilensError(
             f"paths have directions of batch shape {tuple(paths.batch_shape)}; expected one for "
@@ -156,11 +143,11 @@ def read_deep(
 
     Raises:
         NotBilinearError: a gate is not linear, or a norm divides by the input's length.
-        BilensError: k is not positive, or the model differs from its tensors.
+        BilensError: the model differs from its tensors.
     """
-    tensors = input_tensors(model)
+    tensors = chain.input_tensors(model)
     data = data.to(tensors[0].left.device)
-    check_reproduces(model, tensors, data.test_images)
+    chain.check_reproduces(model, tensors, data.test_images)
     directions = torch.eye(data.n_classes, device=tensors[0].left.device)
     k = min(k, make_chain(tensors, directions).n_leaves)
     search = (saved and load_paths(saved, tensors, k)) or top_paths(tensors, directions, k)
@@ -171,7 +158,7 @@ def read_deep(
         data=data,
         search=search,
         tree=LazyTree(tensors, directions),
-        accuracy=accuracy(model, data.test_images, data.test_labels),
+        accuracy=chain.accuracy(model, data.test_images, data.test_labels),
         by_paths=path_accuracies(search.paths, data, counts),
         shared=shared_by_paths(search.paths),
     )
@@ -300,14 +287,14 @@ def deep_sections(reading: DeepReading) -> list[Section]:
             "eigenvectors. The input of such an eigenvector is itself a sum over eigenvectors of "
             "the layer below, down to the pixels. The pictures are those that weigh most for this "
             "image, each with its share; blue pixels are positive, red ones negative.",
-            picture_rows(figures, "explanation"),
+            chain.picture_rows(figures, "explanation"),
         ),
         Section(
             "How few paths are enough",
             "Each logit is a tree: an eigenvector of the last layer is a direction in the one "
             "before, with eigenvectors of its own, down to the pixels. The paths are ranked over "
             "all classes by effective eigenvalue, and the tree is cut to the best k.",
-            [[*accuracy_tables(reading), Picture("paths", figures["paths"])]],
+            [[*chain.accuracy_tables(reading), Picture("paths", figures["paths"])]],
         ),
         Section(
             "The strongest paths of each class",
@@ -318,7 +305,7 @@ def deep_sections(reading: DeepReading) -> list[Section]:
             "is the effective eigenvalue of the whole path, which says how much it can weigh. "
             "A path through a red edge of the last layer lowers the logit. Further down a sign "
             "says less: with the eigenvector above turned around, all below it change theirs.",
-            picture_rows(figures, "tree"),
+            chain.picture_rows(figures, "tree"),
         ),
         shared_section(reading.shared, figures.get("shared"), "ends of paths"),
     ]

@@ -112,10 +112,6 @@ def explain(
         x: the input.
         n_classes: number of logits, the highest first, at most all.
         k: number of eigenvectors of each, at most all.
-
-    Raises:
-        BilensError: the spectrum is not a batch over classes, x is not finite, or a number is not
-            positive.
     """
     check_classes(spectrum)
     signs = torch.where(spectrum.overlaps(x) < 0, -1, 1).to(spectrum.vectors)
@@ -144,9 +140,6 @@ def explain_deep(
         n_classes: number of logits, the highest first.
         branches: number of last-layer eigenvectors for each logit.
         k: number of first-layer eigenvectors for each of these.
-
-    Raises:
-        BilensError: x is not finite, or a number is not positive.
     """
     roots = [_activations(tree, (label,), x) for label in range(tree.n_roots)]
 

@@ -64,10 +64,6 @@ def truncation_curve(
 
     Eigenvectors count in the order of the spectrum.
 
-    Raises:
-        BilensError: the spectrum is not a batch over classes, the samples are empty, or a label is
-            not a class.
-
     Source:
         Pearce et al. 2024, figure 3.
     """
@@ -87,9 +83,6 @@ def accuracy_by_rank(
         logits_by_rank: function from a block of samples to their logits at each rank.
         x: the samples.
         labels: their classes.
-
-    Raises:
-        BilensError: the samples are empty, or a label is not a class.
     """
     counts = []
     with progress_bar() as bar:
@@ -126,11 +119,7 @@ def truncation_figure(curve: TruncationCurve) -> "go.Figure":
 
 @checked
 def kept_figure(curve: TruncationCurve, k: int) -> "go.Figure":
-    """Draw the curve of `truncation_figure` with a mark at k eigenvectors of each class.
-
-    Raises:
-        BilensError: the curve has no such k.
-    """
+    """Draw the curve of `truncation_figure` with a mark at k eigenvectors of each class."""
     return mark_kept(truncation_figure(curve), k, curve.drop(k), curve.accuracy[k - 1])
 
 
@@ -159,9 +148,6 @@ def sparsity(
     rebuilt: Float[Tensor, "samples d"],
 ) -> SparsityReport:
     """Measure sparsity and relative error over one set of samples.
-
-    Raises:
-        BilensError: the samples are empty, all of y is zero, or an array is not finite.
 
     Source:
         Pearce & Dooms 2024, appendix "SAE training".
@@ -192,8 +178,7 @@ def loss_recovered(
     (L_guess - L_rebuilt) / (L_guess - L_model), with L_guess = log(classes).
 
     Raises:
-        BilensError: the model itself is no better than guessing, an array is not finite, or a
-            label is not a class.
+        BilensError: the model itself is no better than guessing.
 
     Source:
         Pearce & Dooms 2024, "SAE features using the pseudoinverse trick".

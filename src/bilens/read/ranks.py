@@ -70,11 +70,7 @@ def held_out(
     smaller: Float[Tensor, "images classes"],
     labels: Int[Tensor, " images"],
 ) -> HeldOut:
-    """Compare the logits of a smaller model with those of the model, on held-out images.
-
-    Raises:
-        BilensError: shapes do not fit, or the images are fewer than 2.
-    """
+    """Compare the logits of a smaller model with those of the model, on held-out images."""
     n_images = len(labels)
     if n_images < 2:
         raise BilensError(f"labels has {n_images} entries, expected at least 2 images")
@@ -129,9 +125,6 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
     by image, has to be 3.09 standard errors below `drop`. Otherwise every bond gets one direction
     more. The standard error is that of a loss which is then measured on half as many images. So
     this loss is within `drop` with a confidence of 99.9 %, for images of the same kind.
-
-    Raises:
-        BilensError: drop is negative.
     """
     full = tuple(bond.k for bond in model_bonds.bonds)
     # Evenly spaced, since images may be sorted by class.

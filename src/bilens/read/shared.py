@@ -139,9 +139,6 @@ def shared_by_classes(spectrum: Spectrum, k: Count = 20) -> SharedFeatures:
 
     An eigenvector weighs |lambda| |v|^2, the largest activation at an input of unit length. The
     spectrum is ordered by |eigenvalue|.
-
-    Raises:
-        BilensError: the spectrum is not a batch over classes or not finite, or k not positive.
     """
     check_classes(spectrum)
     check_finite(spectrum=spectrum.values)

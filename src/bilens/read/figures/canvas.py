@@ -36,11 +36,7 @@ PALETTE = _palette()
 
 
 def as_image(vector: Float[Tensor, " n"], shape: tuple[int, int]) -> Float[np.ndarray, "h w"]:
-    """Fold a vector into an image; a constant coordinate at its end is left out.
-
-    Raises:
-        BilensError: the vector does not have as many elements as the image has pixels.
-    """
+    """Fold a vector into an image; a constant coordinate at its end is left out."""
     height, width = shape
     values = vector.detach().cpu().double().numpy()
     if len(values) == height * width + 1:

@@ -190,9 +190,6 @@ def heat_figure(
 
     `across` and `down` are titles of the columns and rows. If all are shares, none below 0, the
     scale is from 0 to 1 instead of as far to either side of 0 as the largest |number|.
-
-    Raises:
-        BilensError: the names are not as many as the rows and columns.
     """
     if values.shape != (len(rows), len(columns)):
         raise BilensError(

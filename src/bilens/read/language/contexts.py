@@ -109,10 +109,6 @@ def top_contexts(
         k: number of contexts for each eigenvector, the strongest first.
         batch_size: number of texts in a batch.
 
-    Raises:
-        BilensError: the texts are empty, the layer does not exist, the spectrum is a batch, or k is
-            not positive.
-
     Source:
         Pearce et al. 2024, figure 7 and appendix G.
     """
@@ -143,9 +139,6 @@ class ContextIndex:
         ids: the texts, padded at the end with token 0.
         lengths: number of tokens of each text.
         inputs: the MLP's normalised input at each position.
-
-    Raises:
-        BilensError: the texts are empty, or the layer does not exist.
     """
 
     ids: Int[Tensor, "texts time"]
@@ -173,11 +166,7 @@ class ContextIndex:
 
     @torch.no_grad()
     def top_contexts(self, spectrum: Spectrum, k: Count = 8) -> list[list[Context]]:
-        """Find the k contexts of largest |activation| for every eigenvector.
-
-        Raises:
-            BilensError: the spectrum is a batch, or k is not positive.
-        """
+        """Find the k contexts of largest |activation| for every eigenvector."""
         _check(spectrum)
         best = [_Best(k) for _ in range(spectrum.k)]
         _add_best(best, spectrum, self.ids, self.lengths, self.inputs)
@@ -333,9 +322,6 @@ def generate_text(
 
     Temperature 0 takes the most likely token each time, and 1 samples from the model's
     probabilities. The seed does not affect other random numbers of the process.
-
-    Raises:
-        BilensError: as in `ResidualModel.ids`, or a number is out of range.
     """
     given = model.ids(prompt)[None]
     draws = temperature > COLD

@@ -134,9 +134,6 @@ def read_attention(
         distance: distance from the query back to the key, in tokens.
         position: position of the query, required by models with learned positions.
         among: tokens of the pairs, such as the most frequent ones; all by default.
-
-    Raises:
-        BilensError: a layer, head, position or token does not exist, or k is not positive.
     """
     numbers = range(model.n_heads) if heads is None else heads
     key_position = None if position is None else position - distance
@@ -179,8 +176,7 @@ def attention_pairs(
         For each head frames with columns query, key, the scores if they are multiplied, and value.
 
     Raises:
-        BilensError: a head, layer, position or token does not exist, or k is not positive. The
-            pattern of differential attention is not ordered by one number for two tokens.
+        BilensError: differential attention, whose pattern is not ordered by one number a pair.
     """
     product = ATTENTIONS[model.parts.attention].product
     if not product:
@@ -216,9 +212,6 @@ def output_pairs(
 
     Returns:
         For each head frames with columns key, output and value, in logits.
-
-    Raises:
-        BilensError: a head, layer, position or token does not exist, or k is not positive.
     """
     outputs = head_outputs(model, layer=layer, position=position, among=among)
     numbers = [check_index("head", head, model.n_heads) for head in heads]
@@ -251,9 +244,6 @@ def token_components(
 
     Returns:
         Columns component, sigma, and for either side its token and weight.
-
-    Raises:
-        BilensError: the matrix is a batch or of other tokens, or a number is out of range.
     """
     tokens = token_range(model, among)
     if matrix.batch_shape or (matrix.n_rows, matrix.n_columns) != (len(tokens), len(tokens)):

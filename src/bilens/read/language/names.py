@@ -47,11 +47,7 @@ class TokenDirection:
 
     @checked
     def vector(self, model: ResidualModel) -> Float[Tensor, " d_model"]:
-        """Return the direction in the normalised stream after the last layer.
-
-        Raises:
-            BilensError: a token is not in the vocabulary.
-        """
+        """Return the direction in the normalised stream after the last layer."""
         return model.direction(self.token, self.minus)
 
     @property
@@ -69,11 +65,7 @@ def direction_vector(
     token: str | int | Float[Tensor, " d_model"],
     minus: str | int | Sequence[str | int] = (),
 ) -> Float[Tensor, " d_model"]:
-    """Return the direction of a token minus others, or a given direction, checked.
-
-    Raises:
-        BilensError: a token is not in the vocabulary, or the vector does not fit the model.
-    """
+    """Return the direction of a token minus others, or a given direction, checked."""
     if not isinstance(token, Tensor):
         return model.direction(token, minus)
     if isinstance(minus, int) or len(minus):
@@ -84,11 +76,7 @@ def direction_vector(
 
 
 def token_number(model: ResidualModel, token: str | int) -> int:
-    """Return the number of a token given by name or number.
-
-    Raises:
-        BilensError: it is not in the vocabulary.
-    """
+    """Return the number of a token given by name or number."""
     if isinstance(token, str):
         return model.token(token)
     model.direction(token)
@@ -120,11 +108,7 @@ def in_words(name: str) -> str:
 
 
 def token_range(model: ResidualModel, among: Sequence[int] | None) -> Int[Tensor, " n"]:
-    """Return the numbers of given tokens, or of all tokens.
-
-    Raises:
-        BilensError: the list is empty, or a token is not in the vocabulary.
-    """
+    """Return the numbers of given tokens, or of all tokens."""
     if among is None:
         return torch.arange(model.vocab_size, device=model.device)
     if not among or min(among) < 0 or max(among) >= model.vocab_size:

@@ -130,9 +130,6 @@ def read_ngrams(
         k: number of rows of each table.
         position: position of the tokens, required by models with learned positions.
         among: tokens that skip-trigrams consist of; all by default.
-
-    Raises:
-        BilensError: see the module.
     """
     number = token_number(model, token)
     options: dict[str, Any] = {"layer": layer, "k": k, "position": position}
@@ -164,9 +161,6 @@ def following(
 
     Returns:
         Columns token, direct, mlp and value, the largest value first; in logits.
-
-    Raises:
-        BilensError: see the module.
 
     Source:
         Pearce et al. 2024, section 6.1 and Table 1.
@@ -205,9 +199,6 @@ def bigrams(
     Returns:
         Columns input, output, direct, mlp and value, the largest value first; in logits.
 
-    Raises:
-        BilensError: see the module.
-
     Source:
         Pearce et al. 2024, Table 6.
     """
@@ -239,7 +230,6 @@ def skip_trigrams(  # noqa: PLR0913
 
     Raises:
         NotBilinearError: the MLP is not a tensor.
-        BilensError: see the module; or the head does not exist.
 
     Source:
         Pearce et al. 2024, section 6.1 and Table 7.
@@ -278,9 +268,6 @@ def pair_trigrams(
 
     Returns:
         Columns virtual (A), direct (B), output (C) and value, the largest value first.
-
-    Raises:
-        BilensError: k is not positive, or a token is not in the vocabulary.
     """
     tokens = token_range(model, among)
     with progress_bar() as bar:

@@ -188,9 +188,6 @@ def read_language(
         layer: number of the layer whose heads and MLP are read.
         among: number of tokens, the first of the vocabulary, for heads and salient bigrams. All by
             default, which takes minutes for a large vocabulary.
-
-    Raises:
-        BilensError: a token or the layer does not exist.
     """
     outputs = list(directions) or example_directions(model, corpus)
     position = None if model.parts.n_positions is None else 1
@@ -246,7 +243,6 @@ def read_direction(
 
     Raises:
         NotBilinearError: the MLP is not a tensor.
-        BilensError: a token or the layer does not exist.
 
     Source:
         Pearce et al. 2024, section 6.2 and appendix G.

@@ -53,9 +53,6 @@ def read_stream(
 ) -> Stream:
     """Split the MLP input of a layer at one position.
 
-    Raises:
-        BilensError: the text has no such position, or the model no such layer.
-
     Source:
         Pearce et al. 2024, section 6.2; Elhage et al. 2021, "Path expansion trick".
     """
@@ -220,7 +217,6 @@ def split_logits(
 
     Raises:
         NotBilinearError: the MLP is not a tensor.
-        BilensError: the text has no such position.
 
     Source:
         Pearce et al. 2024, section 6.1; Elhage et al. 2021 for the paths around the MLP.
@@ -268,7 +264,6 @@ def split_by_eigenvectors(terms: LogitTerms, token: str | int, *, k: Count = 8) 
 
     Raises:
         NotBilinearError: the MLP is not a tensor.
-        BilensError: the token is not in the vocabulary, or k is not positive.
 
     Source:
         Pearce et al. 2024, sections 4.1 and 6.1.

@@ -55,11 +55,7 @@ def bigram_matrix(
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> FactoredMatrix:
-    """Return the logit of each token (columns) as the successor of each token (rows).
-
-    Raises:
-        BilensError: see the module; or an unknown part.
-    """
+    """Return the logit of each token (columns) as the successor of each token (rows)."""
     tokens = token_range(model, among)
     e = model.parts.embedded(tokens, position)
     x, mlp, scale = _final_stream(model, e, layer)
@@ -97,9 +93,6 @@ def attention_scores(
 
     Returns:
         Two batches of matrices for bilinear and differential attention, or else one.
-
-    Raises:
-        BilensError: see the module; or the distance is negative.
     """
     position = _query_position(model, distance, position)
     tokens = token_range(model, among)
@@ -126,9 +119,6 @@ def head_outputs(
 
     The batch axis is the heads. MLPs after the head are left out, as is the scale of the final
     norm, which depends on the token that attends.
-
-    Raises:
-        BilensError: see the module.
     """
     tokens = token_range(model, among)
     e = model.parts.embedded(tokens, position)
@@ -158,7 +148,6 @@ def skip_trigram_matrix(
 
     Raises:
         NotBilinearError: the MLP is not a tensor, and part is not "ov".
-        BilensError: see the module; or the head does not exist, or an unknown part.
     """
     u = direction_vector(model, token, minus)
     e = model.parts.embedded(token_range(model, among), position)
