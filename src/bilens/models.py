@@ -29,6 +29,7 @@ def load(
     source: str | Path | nn.Module,
     *,
     device: torch.device | str = "cpu",
+    low_memory: bool = False,
     input_shape: Sequence[int] | None = None,
     **hub: Any,
 ) -> "ImageClassifier | SparseAutoencoder | residual.ResidualModel | TensorStack":
@@ -44,6 +45,9 @@ def load(
             transformer of a known family, or a stack of bilinear layers. The tensors of a stack are
             found and compared with it (`bilens.tensor.TensorStack`).
         device: device of the weights.
+        low_memory: open a transformer that is larger than memory. Its weights stay in files, and a
+            reading takes the memory of the layers that it works on. A GGUF file needs room
+            beside it on the disk for its weights in float32.
         input_shape: shape of a single input of your own module, if it is not a vector.
         hub: passed to `from_pretrained`: revision, token, cache_dir, dtype, ...
 
@@ -61,7 +65,8 @@ def load(
     if kind is not None:
         model = kind.from_pretrained(source, device=device, **hub)
         return model.requires_grad_(False)
-    model = loading.open_any(source, **hub).requires_grad_(False).to(device)
+    opened = loading.open_any(source, low_memory=low_memory, **hub)
+    model = opened.requires_grad_(False).to(device)
     if isinstance(model, ImageClassifier):
         return model
     return residual.ResidualModel(model, loading.find_tokenizer(source, model))

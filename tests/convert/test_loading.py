@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from bilens.convert import find_tokenizer, open_model, open_tokenizer, save_mode
 from bilens.convert.layouts import read_weights
 from bilens.errors import CheckpointError
 from bilens.memory import MemoryLimitError
+from tests.convert.gguf_files import gguf_file
 from tests.families import tiny
 from tests.language import toy_tokenizer
 
@@ -27,6 +29,59 @@ def test_what_was_saved_is_opened(saved):
     model = open_model(saved)
     assert not model.training
     assert len(open_tokenizer(saved, model)) == 30
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "olmo2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_stay_in_their_files_are_the_same(tmp_path, family, dtype):
+    """The model computes the same, its memory is that of the file, and the file does not change."""
+    tiny(family, dtype=dtype).save_pretrained(tmp_path, max_shard_size="40KB")
+    files = {path: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
+    model, in_memory = (bilens.load(tmp_path, low_memory=low) for low in (True, False))
+    ids = torch.arange(7)[None]
+    assert torch.equal(model.logits(ids), in_memory.logits(ids))
+    assert model.model.config.to_dict() == in_memory.model.config.to_dict()
+    weights = dict(model.model.named_parameters())
+    assert weights.keys() == dict(in_memory.model.named_parameters()).keys()
+    assert {weight.dtype for weight in weights.values()} == {dtype}
+    mapped = mapped_ranges(str(tmp_path))
+    assert all(any(x.data_ptr() in part for part in mapped) for x in weights.values())
+    with torch.no_grad():
+        for weight in weights.values():
+            weight.zero_()
+    assert all(path.read_bytes() == content for path, content in files.items())
+
+
+def test_dequantised_weights_stay_in_a_file_without_a_name(tmp_path):
+    pytest.importorskip("gguf")
+    file = gguf_file(tiny("llama", dtype=torch.float32), "llama")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(file.content())
+    model, in_memory = (bilens.load(path, low_memory=low) for low in (True, False))
+    ids = torch.arange(7)[None]
+    assert torch.equal(model.logits(ids), in_memory.logits(ids))
+    assert list(tmp_path.iterdir()) == [path]
+    mapped = mapped_ranges(f"{tmp_path}/.")
+    weights = list(model.model.parameters())
+    assert all(any(x.data_ptr() in part for part in mapped) for x in weights)
+
+
+def mapped_ranges(folder: str) -> list[range]:
+    """Addresses at which files of a folder are mapped."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("this system does not list its mappings")
+    ends = [line.split()[0].split("-") for line in maps.read_text().splitlines() if folder in line]
+    return [range(int(start, 16), int(stop, 16)) for start, stop in ends]
+
+
+def test_a_model_larger_than_memory_is_opened_only_on_request(saved, monkeypatch):
+    monkeypatch.setattr("bilens.memory.available_memory", lambda device: 2000)
+    with pytest.raises(MemoryLimitError):
+        bilens.load(saved)
+    with pytest.raises(MemoryLimitError):
+        bilens.load(saved, low_memory=True, dtype=torch.float64)
+    bilens.load(saved, low_memory=True)
 
 
 def test_a_missing_shard_is_named(tmp_path):

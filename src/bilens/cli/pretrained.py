@@ -343,6 +343,7 @@ class Spectra:
         batch: tokens in a file.
         tolerance: largest residual of a pair.
         output: folder; by default runs/spectra-NAME-LAYER.
+        low_memory: leave the weights of other layers in their files.
     """
 
     model: ModelName
@@ -353,10 +354,11 @@ class Spectra:
     tolerance: float = 1e-4
     output: Path | None = None
     device: Device = "auto"
+    low_memory: bool = False
 
     def run(self) -> dict[str, Any] | None:
         """Decompose and save."""
-        model: Any = load(self.model, device=choose_device(self.device))
+        model: Any = load(self.model, device=choose_device(self.device), low_memory=self.low_memory)
         if not isinstance(model, bilens.ResidualModel):
             raise BilensError(
                 f"{self.model} holds {type(model).__name__}, and this command reads language "

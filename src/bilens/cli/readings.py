@@ -28,6 +28,11 @@ OUTPUT_HELP = (
     "numbers only (.json), or a folder with each table as CSV."
 )
 
+LOW_MEMORY_HELP = (
+    "Leave the weights in their files and read those of a layer when it is worked on, for "
+    "transformers larger than memory."
+)
+
 
 class ReadingCommand:
     """The settings of an analysis, with fields of its parameters."""
@@ -36,6 +41,7 @@ class ReadingCommand:
     model: str
     output: Path | None
     device: str
+    low_memory: bool
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -46,7 +52,7 @@ class ReadingCommand:
             raise BilensError(
                 f"--output={self.output}: expected PAGE.html, NUMBERS.json or a folder"
             )
-        model = load(self.model, device=choose_device(self.device))
+        model = load(self.model, device=choose_device(self.device), low_memory=self.low_memory)
         reading = run_analysis(self.analysis, model, vars(self), source=self.model)
         show_reading(reading)
         if self.output is not None:
@@ -73,6 +79,8 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
         default = MISSING if option.default is REQUIRED else option.default
         fields.append((option.name, kind, field(default=default)))
     fields.append(("device", Device, field(default="auto")))
+    low_memory = Annotated[bool, tyro.conf.arg(help=LOW_MEMORY_HELP)]
+    fields.append(("low_memory", low_memory, field(default=False)))
     namespace = {"analysis": analysis}
     command = make_dataclass(analysis.name, fields, bases=(ReadingCommand,), namespace=namespace)
     command.__doc__ = analysis.about

@@ -7,10 +7,12 @@ in the file. Names of tensors and their layouts are those of transformers.
 """
 
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +27,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from bilens.convert.gguf_header import Header, read_header
 from bilens.errors import CheckpointError
+from bilens.files import UNFINISHED
 from bilens.lazy_imports import lazy_import
 from bilens.memory import check_memory
 
@@ -90,8 +93,12 @@ SPECIAL = {"bos": "bos", "eos": "eos", "padding": "pad"}
 """Special tokens of a file's tokenizer by their names in transformers."""
 
 
-def gguf_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
+def gguf_model(
+    path: Path, dtype: torch.dtype | None = None, *, low_memory: bool = False
+) -> nn.Module:
     """Open the model of a GGUF file in evaluation mode, its weights dequantised.
+
+    With `low_memory` the weights are dequantised one by one into a file beside it, and stay there.
 
     Raises:
         CheckpointError: the file is missing, damaged or incomplete, or its architecture is not
@@ -108,9 +115,11 @@ def gguf_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
     names = _tensor_names(empty, processor)
     _check_tensors(header, names, empty)
     n_weights = sum(prod(tensor.shape) for tensor in header.tensors.values())
-    check_memory(4 * n_weights, f"{path}: its {n_weights:,} weights")
+    if not low_memory:
+        check_memory(4 * n_weights, f"{path}: its {n_weights:,} weights")
+    dtype = dtype or torch.float32
     # Tensors that are stored as they are keep their memory; a model has each of them once.
-    state: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = _Spilled(path, dtype) if low_memory else {}
     for name, values in _dequantised(header):
         if name == FREQUENCIES:
             continue
@@ -128,7 +137,7 @@ def gguf_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
         config=config,
         state_dict=state,
         output_loading_info=True,
-        dtype=dtype or torch.float32,
+        dtype=dtype,
     )
     wrong = {complaint: sorted(map(str, names)) for complaint, names in report.items() if names}
     if wrong:
@@ -138,6 +147,29 @@ def gguf_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
     # transformers writes None here, the folder that it was given.
     model.config.name_or_path = model.name_or_path = str(path)
     return cast(nn.Module, model.eval())
+
+
+class _Spilled(dict[str, Tensor]):
+    """Tensors by name, each moved to a file when it is put in, and read where it is used.
+
+    The files are beside the model, as folders for temporary files are often in memory. They have
+    no name once they are open, so that they go with the last tensor.
+    """
+
+    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._folder, self._dtype = path.parent if os.access(path.parent, os.W_OK) else None, dtype
+
+    def __setitem__(self, name: str, values: Tensor) -> None:
+        with TemporaryDirectory(
+            prefix=UNFINISHED, dir=self._folder, ignore_cleanup_errors=True
+        ) as folder:
+            file = str(Path(folder) / "weight")
+            shared = torch.from_file(file, True, values.numel(), dtype=self._dtype)
+            shared.copy_(values.flatten())
+            # Private now: a change of the weight is one in memory.
+            private = torch.from_file(file, False, values.numel(), dtype=self._dtype)
+        super().__setitem__(name, private.view(values.shape))
 
 
 class _Named:

@@ -91,7 +91,7 @@ def open_model(source: str | Path, **hub: Any) -> PreTrainedModel:
     return model
 
 
-def open_any(source: str | Path, **hub: Any) -> nn.Module:
+def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.Module:
     """Open a model that transformers, or a layout that bilens knows, has saved, for evaluation.
 
     That is with the biases that processing gave it and, in the middle of annealing, with its
@@ -102,6 +102,9 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
         source: a folder or the name of a repository, of transformers, bilens or a layout of
             `bilens.convert.layouts`, or a file. A .gguf file's weights become float32; a .bin file
             is of llama2.c.
+        low_memory: open a model that is larger than memory. Weights of safetensors files stay
+            there and are read where they are used, if no other dtype is asked for. Those of a GGUF
+            file are dequantised one by one into a file beside it, which goes with the model.
         hub: passed to `from_pretrained`: revision, token, dtype, ...
 
     Raises:
@@ -111,7 +114,7 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
     if is_llama2c(source):
         return llama2c_model(Path(source))
     if Path(source).suffix == ".gguf":
-        return _open_gguf(Path(source), **hub)
+        return _open_gguf(Path(source), low_memory=low_memory, **hub)
     place = {name: value for name, value in hub.items() if name in PLACE}
     settings = read_config(source, **place)
     layout = find_layout(settings)
@@ -143,7 +146,9 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
         processing = read_record(config, ProcessingRecord) or ProcessingRecord()
         with_biases = _with_biases(model_class, processing.added_biases)
         _check_first_token(source, config)
-        _check_sizes(source, config, with_biases, **place)
+        mapped = low_memory and hub.get("dtype") in (None, "auto")
+        _check_sizes(source, config, with_biases, in_memory=not mapped, **place)
+        # transformers leaves weights in their files, mapped, if neither type nor device changes.
         model, report = with_biases.from_pretrained(
             source, config=config, output_loading_info=True, use_safetensors=True, **hub
         )
@@ -168,7 +173,12 @@ def open_any(source: str | Path, **hub: Any) -> nn.Module:
 
 
 def _check_sizes(
-    source: str | Path, config: Any, model_class: Callable[[Any], nn.Module], **place: Any
+    source: str | Path,
+    config: Any,
+    model_class: Callable[[Any], nn.Module],
+    *,
+    in_memory: bool,
+    **place: Any,
 ) -> None:
     """Raise if config.json describes a model far larger than its files, before memory is taken."""
     n_stored = stored_numbers(source, **place)
@@ -184,7 +194,7 @@ def _check_sizes(
             f"numbers; the files hold {n_stored:,}. Fetch the files again."
         )
     n_bytes = sum(weight.numel() * weight.element_size() for weight in empty.buffers())
-    check_memory(n_bytes + 2 * n_stored, f"{source}: its {n_stored:,} weights")
+    check_memory(n_bytes + 2 * n_stored * in_memory, f"{source}: its {n_stored:,} weights")
 
 
 def _check_first_token(source: str | Path, config: Any) -> None:
@@ -289,13 +299,14 @@ def _hub_for(place: str | Path) -> AbstractContextManager[None]:
     return nullcontext() if Path(place).exists() else hub_asked_once()
 
 
-def _open_gguf(path: Path, dtype: Any = None, **_: Any) -> nn.Module:
+def _open_gguf(path: Path, dtype: Any = None, *, low_memory: bool = False, **_: Any) -> nn.Module:
     if find_spec("gguf") is None:
         raise CheckpointError(
             f"{path} is a GGUF file, which takes the package gguf: pip install gguf"
         )
     with _complete(path):
-        return gguf_model(path, dtype if isinstance(dtype, torch.dtype) else None)
+        dtype = dtype if isinstance(dtype, torch.dtype) else None
+        return gguf_model(path, dtype, low_memory=low_memory)
 
 
 def _gguf_tokenizer(path: Path, model: PreTrainedModel) -> tuple[Any, dict[str, str]]:
