@@ -119,6 +119,7 @@ def run_analysis(
             if settings.get("token") is not None:
                 arguments[name] = direction_of(settings["token"], settings.get("minus", ""))
         elif _is(kind, Corpus) or _is(kind, ImageData):
+            # The explorer has loaded the data once, and passes it to every reading.
             loaded = [item for item in inputs if isinstance(item, Corpus | ImageData)]
             arguments[name] = loaded[0] if loaded else _load(kind, model, settings, source)
         elif name == "minus":
@@ -129,6 +130,7 @@ def run_analysis(
             arguments[name] = settings["prompt"]
         if name == "among" and isinstance(arguments.get(name), int):
             arguments[name] = range(min(arguments[name], model.vocab_size))
+        # A layer is never guessed: a model of several needs its number.
         if name == "layer" and arguments.get("layer") is None:
             arguments["layer"] = layer_of(model)
         if name not in arguments and parameter.default is REQUIRED:

@@ -303,6 +303,7 @@ def fact_text(name: str, value: str | float) -> str:
     """Return a fact as a phrase, such as "10 heads" or "top eigenvalue 2.5"."""
     if not name:
         return shown(value)
+    # Counted things come after their number, as in "10 heads".
     counted = name.endswith("s") and re.fullmatch(r"[\d,x+ ]+", shown(value))
     name = name.removesuffix("s") if value == 1 else name
     return f"{shown(value)} {name}" if counted else f"{name} {shown(value)}"

@@ -167,6 +167,7 @@ def analysis(name: str) -> Analysis:
     Raises:
         BilensError: no analysis has that name.
     """
+    # The import registers it; `--help` needs only the names.
     if name not in _REGISTERED and name in BUILT_IN:
         import_module(BUILT_IN[name][0])
     if name not in _REGISTERED:
@@ -191,6 +192,7 @@ def load_file(path: str | Path) -> list[Analysis]:
         BilensError: the file does not exist, or registers none.
     """
     path = Path(path).resolve()
+    # Under a name of its own, so that a file cannot shadow a module of the same name.
     spec = util.spec_from_file_location(f"bilens_file_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise BilensError(f"{path} is not a Python file")

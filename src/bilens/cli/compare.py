@@ -70,6 +70,7 @@ class Compare(LanguageSetup):
     def default_for(cls, args: Sequence[str]) -> "Compare":
         """Return the settings of a preset, with validations as often as a crossing needs."""
         preset = LanguageSetup.default_for(args)
+        # A crossing is interpolated between two validations.
         often = replace(preset.training, evaluate_every=50, evaluate_texts=256)
         return cls(
             model=SharedModel(**preset.model.settings()), training=SharedTraining(**vars(often))
@@ -82,6 +83,7 @@ class Compare(LanguageSetup):
             check_precision(attention, self.training.precision)
         config, corpus = self.prepare(mlp=mlps[0], attention=attentions[0])
         configs = compare.variants(config, mlps, attentions)
+        # Plain settings, without the subclass that hides the seed from the command line.
         names = [field.name for field in fields(LanguageTraining)]
         training = LanguageTraining(**{name: getattr(self.training, name) for name in names})
         comparison = compare.compare_architectures(

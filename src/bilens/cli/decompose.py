@@ -156,6 +156,7 @@ class Report:
     def _readings(self, model: Any) -> list[Reading]:
         """Return the readings that every report of this kind of model has."""
         if isinstance(model, ImageClassifier):
+            # Bonds first: few of them explain a model whose paths are many.
             names = ["bonds", "paths"] if len(model.layers) > 1 else ["eigenvectors"]
             return [self._run(analysis(name), model) for name in names]
         corpus = language.corpus_for(model, self.data or data_of(self.model), self.data_dir)

@@ -46,6 +46,7 @@ class Demo:
         deep, grammar = self.output / "deep", self.output / "grammar"
         out.print("A deep model on few directions", style="bold")
         TrainImages(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES).run()
+        # From the weights: the demo shows what no data has chosen.
         records = {"decompose": Decompose(deep, bonds=True, metric="weights").run()}
         Report(str(deep), metric="weights").run()
         out.print(f"\n“{PROMPT}”: why {TOKEN}, and not {MINUS}?", style="bold")

@@ -37,8 +37,10 @@ class Doctor:
     def run(self) -> dict[str, Any]:
         """Look and print."""
         optional = {name: _version(name) for name in OPTIONAL}
+        # Installed is not enough: it has to fit the GPU and its driver.
         if optional["triton"] is not None and (problem := triton_problem()) is not None:
             optional["triton"] = f"{problem}; the chunked kernel is used"
+        # Any of these browsers draws pictures.
         optional["Chrome"] = next((path for name in BROWSERS if (path := which(name))), None)
         uses = {**OPTIONAL, "Chrome": "bilens report --figures"}
         data = os.environ.get("BILENS_DATA")

@@ -47,6 +47,7 @@ class Explore:
 
     def run(self) -> dict[str, Any]:
         """Read the model and serve until ctrl-C."""
+        # A Space starts its own explorer, so nothing is read here.
         if self.space is not None:
             bilens.explore.write_space(self.space, self.model, data=self.data)
             out.print(f"Space: {self.space}; `python app.py` in it serves it here")

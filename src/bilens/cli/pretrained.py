@@ -93,6 +93,7 @@ class Process:
         """Process and save."""
         model: Any = bilens.convert.open_model(self.model).to(choose_device(self.device))  # type: ignore[arg-type]
         tokenizer = bilens.convert.find_tokenizer(self.model, model)
+        # In place: two copies of a large model may not fit.
         model, report = bilens.convert.process(model, self.steps or None, in_place=True)
         output = self.output or Path("runs") / f"processed-{Path(self.model).stem}"
         bilens.convert.save_model(output, model, tokenizer)
@@ -151,6 +152,7 @@ class Anneal(OnPretrained):
         )
         if not state.is_main_process:
             return None
+        # Not every record of the history is of a validation.
         last = next(record for record in reversed(history) if "eval_loss" in record)
         beta, loss = last["beta"], last["eval_loss"]
         out.print(f"{output}: beta {beta:.4g}, validation loss {loss:.4f} nats a token")
@@ -296,6 +298,7 @@ class Tensorise(OnPretrained):
         model, tokenizer = self.open()
         length = self.training.length
         corpora = [self.texts(name, tokenizer, length) for name in self.data]
+        # At least one text, however long texts are.
         n_texts = max(1, self.held_out // length)
         held_out = {c.name: c.validation[:n_texts]["input_ids"] for c in corpora}
         learned = [c.train[:]["input_ids"] for c in corpora]

@@ -53,6 +53,7 @@ class ReadingCommand:
                 f"--output={self.output}: expected PAGE.html, NUMBERS.json or a folder"
             )
         model = load(self.model, device=choose_device(self.device), low_memory=self.low_memory)
+        # vars holds more than the analysis needs, which picks its own by name.
         reading = run_analysis(self.analysis, model, vars(self), source=self.model)
         show_reading(reading)
         if self.output is not None:
@@ -74,6 +75,7 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
     options = [*options_of(analysis), Option("output", Path | None, None, OUTPUT_HELP)]
     for exporter in EXPORTERS.get(analysis.hints["return"], ()):
         options.append(Option(exporter.name, Path | None, None, exporter.help))
+    # tyro reads names, types, help and defaults from the fields of a class.
     for option in options:
         kind: Any = Annotated.__class_getitem__((option.type, tyro.conf.arg(help=option.help)))  # type: ignore[attr-defined]
         default = MISSING if option.default is REQUIRED else option.default

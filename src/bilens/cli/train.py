@@ -101,6 +101,7 @@ class TrainImages:
         accuracies = [history[-1]["test_accuracy"] for _, history in trained]
         for folder, accuracy in zip(runs, accuracies, strict=True):
             out.print(f"{folder}: test accuracy {accuracy:.2%}")
+        # A spread needs two models.
         mean = statistics.mean(accuracies)
         spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
         if spread is not None:
@@ -138,6 +139,7 @@ class LanguageSetup:
     def default_for(cls, args: Sequence[str]) -> "LanguageSetup":
         """Return the settings of the preset in the arguments of the command line."""
         known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        # Before the real parser, whose defaults depend on the preset.
         known.add_argument("--preset")
         known.add_argument("--data", default="grammar")
         given, _ = known.parse_known_args(args)

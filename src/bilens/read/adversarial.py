@@ -55,6 +55,7 @@ def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     raising = spectrum.positive()
     start = raising.vectors.sum(-1)
     mask = ((raising.values**2 * start)[..., None] * raising.vectors).sum(-2)
+    # The constant is no pixel that an attack could change.
     mask = mask[..., :-1] if spectrum.constant else mask
     check_finite(spectrum=mask)
     length: Tensor = torch.linalg.vector_norm(mask, dim=-1, keepdim=True)
@@ -95,6 +96,7 @@ def attack(
     others = labels != label
     if not others.any():
         raise BilensError(f"x holds no image of another class than label={label} to attack")
+    # No pixel is below 0 or above 1, so a part of a long mask is lost here.
     masked = (x[others] + (norm * mask / mask.norm()).to(x)).clamp(0, 1)
     predicted = predict(model, masked).argmax(-1).to(labels.device)
     return Attack(

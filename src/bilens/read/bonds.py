@@ -200,6 +200,7 @@ def classifier_bonds(model: TensorChain, data: ImageData, metric: Metric = "imag
     if metric != "weights":
         x = data.train_images.to("cpu", torch.float64)
         x = with_constant(x) if layers[-1].constant else x
+        # With the constant coordinate it holds the mean beside the covariance.
         moment = x.T @ x / len(x)
     result = bonds(layers, classes, moment, E)
     _check_full_width(model, result, data.train_images[: chain.COMPARED])
@@ -232,6 +233,7 @@ def _centred(model: TensorChain, data: ImageData) -> tuple[list[BilinearTensor],
     tensors, embedding = chain.open_chain(model)
     *lower, last = (tensor.to("cpu") for tensor in tensors)
     classes = torch.eye(data.n_classes, device="cpu")
+    # A number added to all logits changes no prediction, and directions would be spent on it.
     centred = last.change_basis(outputs=(classes - 1 / data.n_classes).to(last.out))
     return [*lower, centred], embedding.to("cpu"), classes
 
@@ -290,8 +292,11 @@ def read_bonds(
         "function": classifier_function_bonds(model, data, metric),
     }
     ranks = {kind: accurate_ranks(bonds_of[kind], data, drop) for kind in bonds_of}
+    # Neither needs fewer on every model: the tree is exact, but its leaves are independent inputs.
     kind = min(bonds_of, key=lambda name: sum(ranks[name]))
+    # A sparse basis leaves the function as it is and makes its coordinates easier to read.
     cut_reading = CutReading.of(bonds_of[kind].cut(ranks[kind]), data)
+    # All directions of the tree are the model itself, centred and in float64.
     logits = full_cut(bonds_of["tree"])(data.test_images)
     return BondReading(
         model=model,

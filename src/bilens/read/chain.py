@@ -31,6 +31,7 @@ def open_chain(model: TensorChain) -> tuple[list[BilinearTensor], Float[Tensor, 
     if not tensors:
         raise BilensError("layer_tensors() is empty, expected one tensor for each layer")
     for i, (below, above) in enumerate(pairwise(tensors)):
+        # The constant coordinate is a layer's own, and no output of the one below.
         if below.n_out not in (above.n_in, above.n_in - above.constant):
             raise BilensError(
                 f"layer_tensors()[{i}] has {below.n_out} outputs, but layer_tensors()[{i + 1}] has "
@@ -65,6 +66,7 @@ def input_tensors(model: TensorChain) -> list[BilinearTensor]:
 
 def readable_device(device: torch.device) -> torch.device:
     """Return the device if it has float64, or else the CPU."""
+    # Apple's GPUs have no float64, which Gram matrices need.
     try:
         torch.zeros((), dtype=torch.float64, device=device)
     except (TypeError, RuntimeError):
@@ -118,6 +120,7 @@ def check_reproduces(
     logits, outputs = predict(model, x), x
     for tensor in tensors:
         outputs = tensor(outputs)
+    # The terms of a logit are larger than their sum, and so is its rounding.
     size = UNITS * float(logits.abs().max())
     try:
         check_sum("layer_tensors()", outputs, logits, size=size, dtype=logits.dtype)

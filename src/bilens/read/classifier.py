@@ -50,6 +50,7 @@ def top_inputs(
     best = spectrum.values.new_empty(0, *spectrum.values.shape)
     indices = torch.empty(best.shape, dtype=torch.long, device=best.device)
     for start in range(0, len(x), BLOCK):
+        # Within an eigenvector |overlap| sorts inputs as |activation| does.
         strength = spectrum.overlaps(x[start : start + BLOCK]).abs()
         numbers = torch.arange(start, start + len(strength), device=best.device)
         numbers = numbers.reshape(-1, *[1] * (strength.ndim - 1)).expand_as(strength)
@@ -82,6 +83,7 @@ def spectra(
     Source:
         Pearce et al. 2024, sections 4.1 and 4.2 and figure 4.
     """
+    # The embedding stays apart, since it decides in which space vectors are orthonormal.
     tensor, embedding = chain.open_layer(model)
     if directions is None:
         directions = torch.eye(tensor.n_out, device=tensor.out.device)
@@ -89,6 +91,7 @@ def spectra(
     if basis == "pixels":
         return tensor.change_basis(inputs=embedding).interaction(directions).eigh()
     spectrum = tensor.interaction(directions).eigh()
+    # An affine embedding has a row and a column for the constant, whose bias is the offset.
     if tensor.constant:
         return spectrum.pullback(embedding[:-1, :-1], embedding[:-1, -1])
     return spectrum.pullback(embedding)
@@ -188,6 +191,7 @@ def read_classifier(
     """
     spectrum = spectra(model, basis=basis)
     data = data.to(spectrum.values.device)
+    # Eigenvectors of a tensor that is not the model would look as plausible.
     chain.check_reproduces(model, chain.input_tensors(model), data.test_images)
     return ClassifierReading(
         model=model,

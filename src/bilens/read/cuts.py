@@ -108,6 +108,7 @@ class CutReading:
         cut = self.cut
         if bond == 0:
             return [cut.write[:, number]]
+        # Eigenvalues ascend: the last is the most positive, the first the most negative.
         _, vectors = torch.linalg.eigh(cut.cores[bond - 1].interaction(output=number).dense())
         pictures = []
         for end in (-1, 0):
@@ -127,6 +128,7 @@ def _effects(
     """Return the mean loss of each logit when a coordinate is set to zero."""
     without = z.clone()
     without[:, number] = 0
+    # One pass for both halves.
     both = torch.cat([z, without])
     for core in cut.cores[bond:]:
         both = core(both)
@@ -163,6 +165,7 @@ def chosen_edges(
         selected: bond and number of a coordinate that is explained too.
     """
     edges: list[Edge] = []
+    # From the output down: sources of a layer are targets of the layer below.
     wanted = {output}
     for layer in reversed(range(depth)):
         if selected is not None and selected[0] == layer + 1:
@@ -192,6 +195,7 @@ def edges_from(products: Products, source: BondNode, k: int) -> list[Edge]:
 
 def _edges(products: Products, selected: Bool[Tensor, " terms"], k: int) -> list[Edge]:
     edges = []
+    # Products are sorted by share, so the first rows are the strongest.
     for row in torch.nonzero(selected).flatten()[:k].tolist():
         layer, output = int(products.layer[row]), int(products.output[row])
         alike = (products.layer == layer) & (products.output == output)

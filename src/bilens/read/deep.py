@@ -149,9 +149,12 @@ def read_deep(
     data = data.to(tensors[0].left.device)
     chain.check_reproduces(model, tensors, data.test_images)
     directions = torch.eye(data.n_classes, device=tensors[0].left.device)
+    # A small model has fewer paths than asked for, and is read completely.
     k = min(k, make_chain(tensors, directions).n_leaves)
+    # The search takes minutes for wide models, so that of an earlier run is used again.
     search = (saved and load_paths(saved, tensors, k)) or top_paths(tensors, directions, k)
     n_paths = len(search.paths)
+    # The last point is always that of all paths, however many there are.
     counts = [step for step in STEPS if step < n_paths] + [n_paths]
     return DeepReading(
         model=model,
@@ -194,6 +197,7 @@ def class_paths(
     ):
         for length in range(paths.depth):
             node, name = (root, *indices[:length]), tuple(indices[: length + 1])
+            # Paths share their first eigenvectors, whose overlaps are computed once.
             if node not in overlaps:
                 overlaps[node] = tree.overlaps(node, x)
             strength = overlaps[node][:, indices[length]].abs()
@@ -241,11 +245,13 @@ def load_paths(path: Path, tensors: Sequence[BilinearTensor], k: int) -> TopPath
     paths = Paths(**arrays, constant=metadata["constant"] == "True")
     if len(paths) < k:
         return None
+    # Paths are sorted, so a longer search begins with the result of a shorter one.
     return TopPaths(paths.truncate(k), int(metadata["expanded"]), int(metadata["total"]))
 
 
 def _fingerprint(tensors: Sequence[BilinearTensor]) -> str:
     """Return a hash of the exact bits of all weights."""
+    # Bits and not values: rounded weights have slightly other paths.
     digest = hashlib.sha256()
     for tensor in tensors:
         for factor in (tensor.left, tensor.right, tensor.out):

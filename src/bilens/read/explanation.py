@@ -114,6 +114,7 @@ def explain(
         k: number of eigenvectors of each, at most all.
     """
     check_classes(spectrum)
+    # The activation squares the overlap, so a vector may be turned towards the input.
     signs = torch.where(spectrum.overlaps(x) < 0, -1, 1).to(spectrum.vectors)
 
     def branch(label: int, number: int, activation: float) -> BranchExplanation:
@@ -150,6 +151,7 @@ def explain_deep(
             node = (*node, int(_activations(tree, node, x).abs().argmax()))
         parts = _activations(tree, node, x)
         total = parts.sum()
+        # Shares of either sign: branches of a node may cancel.
         shares = parts / total if total != 0 else torch.zeros_like(parts)
         strongest = parts.abs().topk(min(k, len(parts))).indices
         signs = torch.where(tree.overlaps(node, x[None])[0, strongest] < 0, -1, 1).to(x)
@@ -202,6 +204,7 @@ def explanation_figure(
     rise = aspect + (2.4 if deep else 1) * LABEL
     width = 1 + BETWEEN + n_branches * step + VERDICT
     canvas = Canvas(width, rise * len(explanation.parts), unit=90, title=title)
+    # The input is beside the middle row, and each row ends with its logit.
     middle = rise * (len(explanation.parts) - 1) / 2
     canvas.image(explanation.x, shape, x=0, y=middle)
     canvas.label("input", x=0.5, y=middle + aspect + 0.02, color=GREY)
@@ -247,6 +250,7 @@ def explanation_figures(
 def _telling_examples(model: TensorChain, data: ImageData) -> dict[str, int]:
     logits = predict(model, data.test_images).to(data.test_labels.device)
     best = logits.topk(2, dim=-1)
+    # The margin to the second logit, and not the logit, tells how sure the model is.
     margin = best.values[:, 0] - best.values[:, 1]
     right = best.indices[:, 0] == data.test_labels
     examples = {"clear": int(torch.where(right, margin, -torch.inf).argmax())}

@@ -52,6 +52,7 @@ class TruncationCurve:
 
     def needed(self, drop: float) -> int:
         """Return the smallest k from which on the loss is at most `drop`."""
+        # Accuracy is not monotonic in k, so the last k that is not enough decides.
         insufficient = [k for k in range(1, len(self.accuracy) + 1) if self.drop(k) > drop]
         return insufficient[-1] + 1 if insufficient else 1
 
@@ -68,6 +69,7 @@ def truncation_curve(
         Pearce et al. 2024, figure 3.
     """
     check_classes(spectrum)
+    # Activations add up, so one cumulative sum has the logits of every truncation.
     return accuracy_by_rank(lambda rows: spectrum.activations(rows).cumsum(-1).mT, x, labels)
 
 
@@ -91,6 +93,7 @@ def accuracy_by_rank(
             logits = logits_by_rank(rows)
             check_finite(logits=logits)
             check_labels(row_labels, logits.shape[-1])
+            # Counts and not shares, since the last block is smaller.
             counts.append((logits.argmax(-1) == row_labels.to(logits.device)[:, None]).sum(0))
             bar.advance(task, len(rows))
     shares = (torch.stack(counts).sum(0).double() / len(x)).tolist()
@@ -157,6 +160,7 @@ def sparsity(
         raise BilensError("y has no sample, or is all zero, so no error is relative to it")
     on = activations != 0
     active = int(on.any(0).sum())
+    # Of all samples together: single samples may be close to zero.
     error = (y - rebuilt).pow(2).sum() / y.pow(2).sum()
     return SparsityReport(
         l0=float(on.double().sum(-1).mean()),

@@ -99,6 +99,7 @@ def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
             f"The model has {n_inputs} pixels and {p} classes, expected twice as many "
             "pixels as classes: two numbers, as bilens.data.modular_addition encodes them"
         )
+    # All p^2 inputs: nothing is sampled.
     one_hot = torch.eye(p, device="cpu")
     pairs = torch.cat([one_hot.repeat_interleave(p, 0), one_hot.repeat(p, 1)], dim=1)
     logits = predict(model, pairs).double().cpu().reshape(p, p, p)
@@ -113,6 +114,7 @@ def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
     power = waves[k, k, -k].abs() ** 2 * (1 + mirrored) / (waves[joint].abs() ** 2).sum()
     order = power.argsort(descending=True)
     frequencies = tuple(int(i) + 1 for i in order if power[i] >= least)
+    # With its mirror image a wave of real logits is real.
     selected = torch.zeros_like(joint)
     for f in frequencies:
         selected[f, f, -f] = selected[-f, -f, f] = True

@@ -75,6 +75,7 @@ def held_out(
     if n_images < 2:
         raise BilensError(f"labels has {n_images} entries, expected at least 2 images")
     parts = (logits.double(), smaller.double())
+    # A number added to all logits is no change of the function.
     centred, other = (part - part.mean(-1, keepdim=True) for part in parts)
     change, size = ((part**2).sum(-1) for part in (centred - other, centred))
     ratio = float(change.mean() / size.mean())
@@ -107,8 +108,10 @@ def clopper_pearson(successes: int, n: int, confidence: float) -> tuple[float, f
 
 def _solve(k: int, n: int, tail: float) -> float:
     """Return the p at which the chance of k or more successes of n is `tail`."""
+    # Logarithms, since single probabilities of thousands of trials underflow.
     counts = torch.arange(k, n + 1, dtype=torch.float64, device="cpu")
     ways = math.lgamma(n + 1) - torch.lgamma(counts + 1) - torch.lgamma(n - counts + 1)
+    # The chance grows with p, so bisection finds the only solution.
     low, high = 0.0, 1.0
     for _ in range(BISECTIONS):
         p = (low + high) / 2
@@ -150,6 +153,7 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
 
     with progress_bar() as bar:
         task = bar.add_task("choosing directions", total=None, note="")
+        # The loss of a cut is counted image by image against all directions.
         reference = is_right(model_bonds.cut(full), torch.ones_like(searched))
 
         def score(cut: Cut) -> float:

@@ -178,9 +178,11 @@ def _shared(
     places: Int64[Tensor, "m depth"],
 ) -> SharedFeatures:
     """Cluster the vectors that have weight, and return the groups of several classes."""
+    # Vectors without weight are arbitrary, and would be groups of their own.
     heavy = (weights > 0).nonzero()[:, 0]
     if not len(heavy):
         return SharedFeatures((), compared=0, groups=0)
+    # A group has the sign of its heaviest vector.
     clusters = cluster(vectors[heavy], weights[heavy], ALIKE)
     shares = (weights.double() / weights.double().sum()).tolist()
     features = []
@@ -197,6 +199,7 @@ def _shared(
             )
             for row in rows[weights[rows].argsort(descending=True, stable=True)].tolist()
         ]
+        # A class may use a feature twice, which is not sharing.
         if len({use.label for use in uses}) > 1:
             features.append(SharedFeature(vector, tuple(uses), agreement))
     return SharedFeatures(tuple(features), compared=len(heavy), groups=len(clusters))
@@ -210,6 +213,7 @@ def shared_figure(
     features = shared.features[:SHOWN]
     aspect = shape[0] / shape[1]
     below = [_below(feature, class_names) for feature in features]
+    # All pictures have room for the longest text, so that rows are level.
     rise = aspect + LINE * (max(map(len, below)) + 0.5)
     n_rows = -(-len(features) // COLUMNS)
     alt = f"{len(features)} pictures of features, each with the classes that it moves"

@@ -71,6 +71,7 @@ def grey(image: Float[np.ndarray, "h w"]) -> str:
 
 def _png(pixels: np.ndarray) -> str:
     times = max(1, -(-ENLARGED // min(pixels.shape[:2])))
+    # A palette instead of three channels keeps pages with hundreds of pictures small.
     small = Image.fromarray(pixels).quantize(255)
     buffer = io.BytesIO()
     ImageOps.scale(small, times, Image.Resampling.NEAREST).save(buffer, "PNG", optimize=True)
@@ -278,6 +279,7 @@ def tree_figure(
     inputs = inputs or {}
     aspect, depth = shape[0] / shape[1], paths.depth
     thumb = THUMB if inputs else 0.0
+    # In the order of the tree, so that no two edges cross.
     rows = sorted(range(len(paths)), key=lambda row: paths.indices[row].tolist())
     rise, leaf = aspect + RISE_GAP, ROOT + STEP * depth
     canvas = Canvas(leaf + 1.05 + thumb, rise * len(rows), unit=88, title=title)

@@ -125,5 +125,6 @@ def _natural_width(figure: "go.Figure") -> int:
     layout = figure.layout
     if not (layout.meta and "aspect" in layout.meta):
         return DEFAULT_WIDTH
+    # Pictures keep their proportions, so the width follows from the height.
     inner = layout.height - layout.margin.t - layout.margin.b
     return int(inner / layout.meta["aspect"] + layout.margin.l + layout.margin.r)

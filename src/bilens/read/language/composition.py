@@ -132,6 +132,7 @@ def _writers(model: ResidualModel) -> list[Group]:
     groups: list[Group] = []
     for layer in range(model.n_layers):
         OV, D = model.ov(layer), model.layer(layer).mlp.output_weights()
+        # Norms are those of small cores, so no (d_model, d_model) map is formed.
         W = _core(OV.left) @ OV.right.double()
         groups.append(Group(Moment.attention(layer), _head_names(model, layer), W))
         groups.append(Group(Moment.mlp(layer), [f"mlp {layer}"], _core(D.T)[None]))
@@ -145,6 +146,7 @@ def _readers(model: ResidualModel) -> list[Group]:
         sides: dict[str, FactoredMatrix] = {}
         for number, matrices in enumerate(QK, start=1):
             suffix = number if len(QK) > 1 else ""
+            # A query and a key read the same form from its two sides.
             sides |= {f"Q{suffix}": matrices, f"K{suffix}": matrices.T}
         for side, matrices in (sides | {"V": model.ov(layer)}).items():
             R = matrices.left.double() @ _core(matrices.right.mT).mT
@@ -170,6 +172,7 @@ def _scores(
 ) -> Float64[Tensor, "writers readers"]:
     norms = torch.linalg.matrix_norm(W[:, None] @ R)
     sizes = torch.linalg.matrix_norm(W)[:, None] * torch.linalg.matrix_norm(R)
+    # A map of zeros reads nothing.
     return torch.where(sizes > 0, norms / sizes, 0.0)
 
 

@@ -115,10 +115,12 @@ def top_contexts(
     _check(spectrum)
     state = PartialState()
     best = [_Best(k) for _ in range(spectrum.k)]
+    # Each process reads every n-th text, and all gather the best of all.
     share = islice(texts, state.process_index, None, state.num_processes)
     total = len(texts) if isinstance(texts, Sized) else None
     for batch in _run_texts(model, share, layer, batch_size, total, state.num_processes):
         _add_best(best, spectrum, *batch)
+    # Two processes may have equal texts, which count once.
     merged = [_Best(k) for _ in range(spectrum.k)]
     for process in gather_object([best]):
         for target, source in zip(merged, process, strict=True):
@@ -238,7 +240,9 @@ def contribution(
     stream = read_stream(model, context.ids, context.position, layer=layer)
     vector = spectrum.vectors[number].to(stream.direct)
     total, width = stream.total(), len(stream.direct)
+    # The constant coordinate of the form, if it has one, belongs to the biases.
     v, offset = vector[:width], vector[width:].sum()
+    # One of the two factors v . n is split and the other is not, so the parts add up.
     scale = spectrum.values[number] * (v @ total + offset)
     split = Contribution(
         direct=float(scale * (v @ stream.direct)),
@@ -328,6 +332,7 @@ def generate_text(
     drawing = {"temperature": temperature, "top_k": 0} if draws else {}
     config = GenerationConfig(max_new_tokens=tokens, do_sample=draws, **drawing)
     devices = [model.device] if model.device.type == "cuda" else []
+    # Sampling draws from torch's own generator, which the caller may have seeded.
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         written = model.model.generate(given, config, attention_mask=torch.ones_like(given))
@@ -397,5 +402,6 @@ def example_directions(model: ResidualModel, corpus: Corpus) -> list[TokenDirect
     counts = torch.bincount(corpus.validation[:200]["input_ids"].flatten(), minlength=len(known))
     order = counts.argsort(descending=True).tolist()
     names = corpus.tokenizer.convert_ids_to_tokens(order)
+    # Punctuation and pieces of words are more frequent than words.
     word = (name for name in names if name and name.strip("▁Ġ").isalpha() and len(name) > 3)
     return [TokenDirection(next(word, names[0]))]

@@ -136,8 +136,10 @@ def read_attention(
         among: tokens of the pairs, such as the most frequent ones; all by default.
     """
     numbers = range(model.n_heads) if heads is None else heads
+    # A head writes at the query what it reads at the key, `distance` before it.
     key_position = None if position is None else position - distance
     attends: list[HeadPairs] | list[None] = [None] * len(numbers)
+    # A difference of two softmaxes does not order pairs by one number.
     if ATTENTIONS[model.parts.attention].product:
         attends = attention_pairs(
             model, numbers, layer=layer, k=k, distance=distance, position=position, among=among
@@ -253,6 +255,7 @@ def token_components(
             "it, as in matrix[0], and the tokens that it was made with"
         )
     check_count("k", k, len(tokens), "the number of tokens")
+    # No matrix has more components than its rank.
     most = min(matrix.rank, len(tokens))
     check_count("components", components, most, "all components")
     svd, names, frames = matrix.svd(components), token_names(model, tokens), []
@@ -261,6 +264,7 @@ def token_components(
     ):
         sign = torch.where(left[left.abs().argmax()] < 0, -1, 1).to(left)
         columns = {"component": [number] * k, "sigma": [float(sigma)] * k}
+        # Both sides are turned, so that their product stays.
         for side, vector in zip(sides, (sign * left, sign * right), strict=True):
             best = vector.abs().topk(k).indices
             columns[side] = [names[i] for i in best.tolist()]

@@ -86,6 +86,7 @@ def token_number(model: ResidualModel, token: str | int) -> int:
 @full_precision
 def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
     """Return the tokenizer's name of each token; [7] for a token that it does not have."""
+    # Models pad their vocabulary, and the tokenizer has no names for the padding.
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     if model.tokenizer is None:
         return [f"[{number}]" for number in numbers]
@@ -136,6 +137,7 @@ def top_pairs(
         Columns with the tokens of rows and columns, called `sides`, the entries of each of `parts`
         there, and value.
     """
+    # Blocks of the product are searched one by one and dropped.
     top = factors[0].top_entries(k, times=factors[1:], largest=largest)
     tokens = token_range(model, among)
     frame = pd.DataFrame(

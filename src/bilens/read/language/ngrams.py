@@ -134,6 +134,7 @@ def read_ngrams(
     number = token_number(model, token)
     options: dict[str, Any] = {"layer": layer, "k": k, "position": position}
     heads: list[pd.DataFrame] = []
+    # Bigrams need no tensor, and are read even where skip-trigrams cannot be.
     left_out = ""
     try:
         heads = [
@@ -279,6 +280,7 @@ def pair_trigrams(
                     [_next_token(model, firsts, second) for firsts in tokens.split(PAIRS_AT_ONCE)]
                 )
                 bar.advance(task)
+                # Minus the mean over A, which is the part that B explains by itself.
                 yield probabilities - probabilities.mean(0)
 
         top = top_entries(gains(), k)
@@ -295,6 +297,7 @@ def _next_token(
     """Return the probabilities of the token after each text of two tokens."""
     texts = torch.stack([firsts, second.expand_as(firsts)], 1)
     begin = getattr(model.model.config, "bos_token_id", None)
+    # Models that were trained with a first token know no texts without it.
     if begin is not None:
         texts = torch.cat([torch.full_like(texts[:, :1], begin), texts], 1)
     return model.logits(texts)[:, -1].softmax(-1)
@@ -319,6 +322,7 @@ def _neighbours(
 ) -> pd.DataFrame:
     """Return the largest values in a token's row of the matrices, whose sum is "both"."""
     number = token_number(model, token)
+    # A row of each factored matrix; the whole matrix has vocab^2 entries.
     columns = {name: M.rows(torch.tensor([number]))[0] for name, M in matrices.items()}
     value = {**columns, "both": columns["direct"] + columns["mlp"]}[part]
     best = value.topk(min(k, len(value))).indices

@@ -190,6 +190,7 @@ def read_language(
             default, which takes minutes for a large vocabulary.
     """
     outputs = list(directions) or example_directions(model, corpus)
+    # Learned positions differ, and tokens are read at one where both sides of a pair exist.
     position = None if model.parts.n_positions is None else 1
     tokens = None if among is None else range(min(among, model.vocab_size))
     readings: list[DirectionReading] = []
@@ -198,6 +199,7 @@ def read_language(
     ngrams = [
         read_ngrams(model, d.token, minus=d.minus, layer=layer, position=position) for d in outputs
     ]
+    # N-grams are read in any case; eigenvectors need a tensor.
     try:
         readings = [
             read_direction(model, corpus, d.token, minus=d.minus, layer=layer) for d in outputs
@@ -345,6 +347,7 @@ def context_line(model: ResidualModel, explained: FoundContext) -> ContextLine:
     if any(name.startswith(("Ġ", "▁")) for name in names):
         # As in WordPiece, ## marks a piece that belongs to the word before it.
         names = [name[1:] if name[:1] in ("Ġ", "▁") else f"##{name}" for name in names]
+    # Later tokens have no influence on the activation.
     shares += [0.0] * (len(names) - len(shares))
     return ContextLine(
         value=context.activation,

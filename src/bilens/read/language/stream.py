@@ -61,11 +61,13 @@ def read_stream(
     mlp = model.layer(layer).mlp
     trace = model.trace(ids[: position + 1])
     layer_trace = trace.layers[layer]
+    # Everything below is at this position only: the MLP reads no other.
     direct = layer_trace.attn_input[position]
     if model.parts.mlp_moment(layer) < Moment.attention(layer):
         heads, constant = direct.new_zeros(model.n_heads, position + 1, model.d_model), 0 * direct
     else:
         heads, constant = head_outputs_at(model, trace, layer, position)
+    # The norm's scale on the text is held fixed, which makes the split linear.
     scale = layer_trace.mlp_scale[position]
     stream = Stream(*(mlp.centred(part) * scale for part in (direct, heads, constant)))
     check_sum(
@@ -243,9 +245,11 @@ def split_logits(
     final_scale = float(trace.scale[position])
     scale = final_scale * float(layer_trace.mlp_out_scale[position])
     left, right = inputs @ tensor.left.T, inputs @ tensor.right.T
+    # Symmetric in a and b, since the order of two sources has no meaning.
     hidden = (left[:, None] * right[None] + left[None] * right[:, None]) / 2
     W_U, b_U = model.W_U, model.b_U
     residual = final_scale * sources @ W_U
+    # The unembedding's bias belongs to no part of the stream.
     residual[-1] += b_U
     names = ("direct", *(f"head {h}" for h in range(model.n_heads)), "biases")
     pairs = scale * hidden @ tensor.out.T @ W_U
@@ -270,6 +274,7 @@ def split_by_eigenvectors(terms: LogitTerms, token: str | int, *, k: Count = 8) 
     """
     model, number = terms.model, token_number(terms.model, token)
     spectrum = model.mlp(model.n_layers - 1).interaction(model.direction(number)).eigh()
+    # The eigenvectors are of the whole MLP, so they see the sum of the sources.
     activations = terms.scale * spectrum.activations(terms.inputs.sum(0))
     strongest = activations.abs().topk(min(k, spectrum.k)).indices
     parts = LogitParts(

@@ -59,6 +59,7 @@ def bigram_matrix(
     tokens = token_range(model, among)
     e = model.parts.embedded(tokens, position)
     x, mlp, scale = _final_stream(model, e, layer)
+    # One row is compared with a run in which everything else is silent.
     token, checked_tokens = int(tokens[0]), tokens[:CHECKED_TOKENS].tolist()
     W_U, b_U = model.parts.logit_weights(checked_tokens)
     row = scale[0] * (x + mlp)[0] @ W_U + b_U
@@ -101,6 +102,7 @@ def attention_scores(
         n = _attention_input(model, layer, model.parts.embedded(tokens, at))
         return queries_keys(model, layer, n, at)
 
+    # Each side at its own position, since rotary positions turn them apart.
     pairs = zip(rows_at(position), rows_at(position - distance), strict=True)
     # Rows of (tokens, heads, d_head) become a batch of heads.
     return tuple(FactoredMatrix(q.transpose(0, 1), k.permute(1, 2, 0)) for (q, _), (_, k) in pairs)
@@ -166,6 +168,7 @@ def skip_trigram_matrix(
     n = mlp_input.normalised(x)
     # The head's output is zero in the constant coordinate: only B brings the biases in.
     right = (with_constant(n) if form.constant else n) * last * mlp_input.scale(x)[:, None]
+    # The cross term of (w + n)'Q(w + n) occurs twice.
     mlp = FactoredMatrix(2 * written @ form.dense()[: model.d_model], right.T)
     if part == "mlp":
         return mlp
@@ -195,6 +198,7 @@ def _token_stream(
 
     It is the embedding, unless layers mix the embedding in again as a x + b x_0.
     """
+    # Layers that mix the embedding in again change its share on the way.
     moment = Moment.mlp(layer - 1) if layer == model.n_layers else Moment.input(layer)
     return model.parts.embedding_share(moment) * e
 
