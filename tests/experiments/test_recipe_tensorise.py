@@ -5,11 +5,18 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from experiments.context import RecipeContext
+from sklearn.metrics import roc_auc_score
 
+from bilens.convert.language_model import without_softmax
 from bilens.errors import DataError
+from bilens.read.flow import edit
+from bilens.residual import ResidualModel
+from experiments import tensor_readings as readings
 from experiments import tensorise as recipe
 from tests.convert import test_llama2c as llama2c
+from tests.language import random_model
 
 TINY = replace(
     recipe.SMALL,
@@ -64,3 +71,66 @@ def test_every_variant_is_compared_with_the_original(data):
 def test_the_model_has_to_be_there(tmp_path):
     with pytest.raises(DataError, match=r"stories260K.bin is missing"):
         recipe.run(RecipeContext("small", tmp_path, tmp_path))
+
+
+def test_readings_of_tensors_are_tables(data, monkeypatch):
+    monkeypatch.setattr(readings, "LEAST", 2)
+    monkeypatch.setattr(readings, "LENGTHS", (16, 64, 128))
+    monkeypatch.setattr(readings, "STEPS", 2)
+    monkeypatch.setattr(readings, "ANSWERS", (("h", "t"), ("xyzzy", "t")))
+    outcome = readings.run(RecipeContext("small", data / "models", data))
+    numbers = json.loads(json.dumps(outcome.numbers))
+    assert len(numbers) == 2 * 7
+    for name in ("stories260K", "two blocks"):
+        answers = numbers[f"{name}: answers"]
+        assert all(0 <= row["low"] <= row["AUC"] <= row["high"] <= 1 for row in answers[:6])
+        heads = numbers[f"{name}: attention"]
+        first = [row for row in heads if row["head"].startswith("0.")]
+        # The first layer reads nothing but the embeddings.
+        assert all(row["from embeddings"] == pytest.approx(1, abs=1e-5) for row in first)
+        assert all(row["other tokens"] < 1 for row in first)
+        state = [row["bytes kept"] for row in numbers[f"{name}: generation"]]
+        assert state[1] > state[0], "keys of softmax grow"
+        assert state[2] == state[3] == state[4], "the state of the tensor does not"
+        softmax = numbers[f"{name}: softmax"]
+        assert softmax[-1]["head"] == "all"
+        assert {row["tokens"] for row in numbers[f"{name}: losses"]} > {
+            "random tokens, first time",
+            "random tokens, second time",
+        }
+
+
+def test_auc_is_the_share_of_ordered_pairs():
+    torch.manual_seed(0)
+    score, label = torch.randn(60).mul(3).round(), torch.rand(60) < 0.4
+    assert readings.auc(score, label) == pytest.approx(roc_auc_score(label, score))
+    low, high = readings.bootstrap(score, label)
+    assert low < readings.auc(score, label) < high
+
+
+def test_mixed_attention_is_each_model_at_both_ends():
+    original = random_model(norm="rms", mlp="swiglu", n_layers=2)
+    taught = without_softmax(original)
+    ids = torch.randint(original.config.vocab_size, (3, 10))
+    everywhere, nowhere = (
+        readings._mixed_loss(original, taught, ids, lambda *_, kept=kept: kept)
+        for kept in (True, False)
+    )
+    assert everywhere == pytest.approx(readings._loss(original, ids), rel=1e-5)
+    assert nowhere == pytest.approx(readings._loss(taught, ids), rel=1e-5)
+    frame = readings.softmax_kept(original, taught, ids)
+    one = readings._mixed_loss(original, taught, ids, lambda *at: at != (1, 2))
+    row = frame[frame["head"] == "1.2"].iloc[0]
+    assert row["rise if only it is squared"] == pytest.approx(one - everywhere)
+
+
+def test_edits_by_eigenvectors_change_what_weights_predict():
+    model = ResidualModel(random_model(norm="rms", mlp="bilinear", n_layers=2, attention="squared"))
+    ids = torch.randint(3, 8, (30, 10))
+    u = model.direction(3, minus=4)
+    vectors = readings._ends(model.mlp(1).interaction(u).eigh(), 2)
+    x = model.mlp_inputs(1, ids)
+    form = model.mlp(1).interaction(u)
+    edited = edit(model, 1, vectors.vectors)
+    change = edited.mlp(1).interaction(u)(x) - form(x)
+    torch.testing.assert_close(change, -vectors(x))
