@@ -57,9 +57,9 @@ def array(hint: Any) -> Tensor | np.ndarray:
         if not dim.startswith(("*", "...", "_")) and dim != "1"
     ]
     generator = torch.Generator().manual_seed(len(shape))
-    whole = any("int" in name for name in hint.dtypes) and "float32" not in hint.dtypes
+    full = any("int" in name for name in hint.dtypes) and "float32" not in hint.dtypes
     numbers = torch.randn(shape, generator=generator)
-    numbers = numbers.abs().long() % 2 if whole else numbers
+    numbers = numbers.abs().long() % 2 if full else numbers
     return numbers.numpy() if hint.array_type is np.ndarray else numbers
 
 
@@ -198,7 +198,7 @@ def signature(function: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
 
 
 def attacks(function: Callable[..., Any], folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield arguments of which one is hostile, each with its name."""
+    """Yield arguments with a single hostile one, each with its name."""
     hints = signature(function)
     arguments = {
         name: valid(hint, folder) for name, (hint, optional) in hints.items() if not optional

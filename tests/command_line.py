@@ -7,7 +7,7 @@ from bilens.cli import main
 
 
 def in_json(capsys: Any, *args: str) -> Any:
-    """What a command prints with --json, which is one object and nothing else."""
+    """Return the single object that a command prints with --json."""
     capsys.readouterr()
     main([*map(str, args), "--json"])
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""By night shapes are checked against the jaxtyping annotations; torch stays on one core."""
+"""Nightly runs check shapes against the annotations of jaxtyping; torch stays on one core."""
 
 import gc
 import os
@@ -37,14 +37,14 @@ def pytest_configure(config):
 def pytest_runtestloop():
     # What imports made stays until the end: no collection of garbage walks through all of it.
     gc.freeze()
-    found = yield
+    result = yield
     gc.unfreeze()
-    return found
+    return result
 
 
 @pytest.fixture
 def unchecked():
-    """Shapes as outside of the tests, where bilens' own messages are all there is."""
+    """Check shapes as outside of the tests, with bilens's own messages only."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,6 +1,6 @@
 """A second device for machines without one: tensors there compute here, and mixing is an error.
 
-Torch's own `meta` lends its name. What it refuses is what a GPU would refuse: operands on two
+Torch's own `meta` lends its name. It refuses the same as a GPU: operands on two
 devices, NumPy, and float64 where the device is to be one without.
 """
 
@@ -55,7 +55,7 @@ class _Mode(TorchDispatchMode):
 
 @contextmanager
 def second_device(*, wide: bool = True) -> Iterator[torch.device]:
-    """Inside the block there is a second device; `wide` gives it float64."""
+    """Provide a second device within the block, with float64 if `wide`."""
 
     def mover(make: Any) -> Any:
         # Torch drops the numbers of a tensor that is made on meta before anybody is asked.
@@ -77,20 +77,20 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     here = [tuple(x.shape) for x in tensors if not isinstance(x, Elsewhere) and x.ndim]
     if there and here and not function.__name__.startswith(MAY_MIX):
         raise RuntimeError(f"{function}: expected all tensors on one device; on the CPU are {here}")
-    device, own = kwargs.get("device"), dict(kwargs)
+    device, plain = kwargs.get("device"), dict(kwargs)
     if device is not None:
-        own["device"] = torch.device("cpu")
+        plain["device"] = torch.device("cpu")
     if torch.Tag.inplace_view in function.tags:
         with no_dispatch():
-            function(*args, **own)
-    args, own = tree_map_only(Elsewhere, lambda x: x.inner, (args, own))
-    found = function(*args, **own)
+            function(*args, **plain)
+    args, plain = tree_map_only(Elsewhere, lambda x: x.inner, (args, plain))
+    result = function(*args, **plain)
     if not (there if device is None else torch.device(device) == ELSEWHERE):
-        return found
+        return result
     same = {id(x.inner): x for x in there}
 
     def move(x: torch.Tensor) -> torch.Tensor:
         # What an operation in place gives back is what it was given.
         return same[id(x)] if id(x) in same else Elsewhere(x)
 
-    return tree_map_only(torch.Tensor, move, found)
+    return tree_map_only(torch.Tensor, move, result)

@@ -91,7 +91,7 @@ ALL = [*FAMILIES, *OWN]
 
 
 def tiny(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    """A model whose weights, gains and biases are all of order one."""
+    """Return a model whose weights, gains and biases are all of order one."""
     if name in OWN:
         return random_model(seed, n_layers=LAYERS, **OWN[name]).to(dtype)
     family, settings = FAMILIES[name]

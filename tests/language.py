@@ -50,10 +50,10 @@ def random_model(seed: int = 0, **parts: Any) -> LanguageModel:
 
 
 def check_same_model(a: Any, b: Any) -> None:
-    """The same weights to the bit, and the same outputs within rounding.
+    """Return the same weights to the bit, and the same outputs within rounding.
 
-    Products of the same numbers differ in the last bit between alignments of memory, and the
-    weights of a model that was read from a file lie elsewhere.
+    Products of the same numbers differ in the last bit between alignments of memory. Weights
+    from a file have another alignment.
     """
     weights = b.state_dict()
     assert a.state_dict().keys() == weights.keys()
@@ -89,7 +89,7 @@ def view_of(**options: Any) -> ResidualModel:
 
 
 def place(view: ResidualModel, position: int = 3) -> int | None:
-    """Where a token stands, for models that ask for it."""
+    """Position of a token, for models that need it."""
     asks = view.parts.positions is not None or view.parts.hidden_positions is not None
     return position if asks else None
 

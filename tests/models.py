@@ -9,7 +9,7 @@ from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.train import ClassifierTraining, train_classifier
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-"""Where tests of devices put a model; its data stays where it is loaded, on the CPU."""
+"""Devices of models in tests of devices; their data stay on the CPU."""
 
 GENTLE = ClassifierTraining(epochs=12, batch_size=50, weight_decay=0.0, input_noise=0.2)
 

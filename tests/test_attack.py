@@ -65,9 +65,9 @@ def attacked(names: list[str], folder, share: float) -> tuple[int, list[str]]:
         except (LookupError, NameError, ValueError):
             # It takes the result of another reading, of which there is no sample.
             continue
-        chosen = random.Random(name).sample(cases, max(1, round(share * len(cases))))
-        number += len(chosen)
-        for title, arguments in chosen:
+        selected = random.Random(name).sample(cases, max(1, round(share * len(cases))))
+        number += len(selected)
+        for title, arguments in selected:
             if error := outcome(functions[name], arguments):
                 raw.append(f"{name}, {title}: {error}")
     return number, raw

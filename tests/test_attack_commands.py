@@ -100,7 +100,7 @@ ACCEPTED = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """A folder with a model of each kind and a text."""
+    """Return a folder with a model of each kind and a text."""
     folder = tmp_path_factory.mktemp("attacked")
     tokenizer = toy_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
@@ -132,7 +132,7 @@ def here(sources, tmp_path, monkeypatch):
 
 
 def outcome(command: list[str], capsys) -> str:
-    """The message of an error, or nothing; a raw exception leaves the test."""
+    """Return the message of an error, or nothing; a raw exception leaves the test."""
     capsys.readouterr()
     try:
         main(command)
@@ -190,7 +190,7 @@ def test_devices_that_are_not_there(command, here, capsys):
 
 
 def damaged(folder: Path, name: str, content: bytes) -> Path:
-    """A copy of a model's folder, with other content in one of its files."""
+    """Return a copy of a model's folder, with other content in one of its files."""
     target = Path("damaged")
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns("checkpoints", ".lock"))

@@ -1,4 +1,4 @@
-"""What callers hand over is checked in one way, with messages that name it."""
+"""Arguments are checked in one way, with messages that name them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -75,7 +75,7 @@ def test_a_number_out_of_its_limits_is_named(k):
 
 
 @checked
-def chosen(
+def selected(
     numbers: Sequence[int] | None = None, shape: tuple[int, int] = (1, 1), name: str = ""
 ) -> None:
     """Any function of lists."""
@@ -83,15 +83,15 @@ def chosen(
 
 def test_lists_of_numbers_and_texts_are_held_to_what_is_in_them():
     for numbers in ([1], (1, 2), np.arange(3), range(3), [np.int64(1)], torch.arange(3), None):
-        chosen(numbers, [8, 8])
+        selected(numbers, [8, 8])
     message = r"numbers=\[0.5\], expected a list, each a whole number or none"
     with pytest.raises(BilensError, match=message):
-        chosen([0.5])
+        selected([0.5])
     for shape in ((8,), (8, 8, 8), (8, None), 8):
         with pytest.raises(BilensError, match=r"shape=.*, expected 2 values, each a whole number"):
-            chosen(shape=shape)
+            selected(shape=shape)
     with pytest.raises(BilensError, match="name=3, expected text"):
-        chosen(name=3)
+        selected(name=3)
 
 
 @checked
@@ -130,7 +130,7 @@ def test_numbers_have_to_be_finite(value):
 
 
 class Quantised(Tensor):
-    """As torchao's tensors, whose numbers are not the weights."""
+    """A tensor like torchao's, whose numbers are not the weights."""
 
     __module__ = "torchao.quantization"
 

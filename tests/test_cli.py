@@ -28,7 +28,7 @@ SMALL = ["--d-model", "16", "--epochs", "2", "--weight-decay", "0"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Runs with one layer and with two, trained once."""
+    """Return runs with one layer and with two, trained once."""
     folder = tmp_path_factory.mktemp("trained")
     for layers in (1, 2):
         main(
@@ -82,9 +82,9 @@ def test_several_seeds(tmp_path, capsys):
     main([*command, "--seeds", "2"])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["seed-5", "seed-6"]
     assert "2 seeds" in capsys.readouterr().out
-    found = in_json(capsys, *command, "--seeds", "3", "--resume")
+    result = in_json(capsys, *command, "--seeds", "3", "--resume")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["seed-5", "seed-6", "seed-7"]
-    assert list(found["runs"]) == [str(tmp_path / f"seed-{seed}") for seed in (5, 6, 7)]
+    assert list(result["runs"]) == [str(tmp_path / f"seed-{seed}") for seed in (5, 6, 7)]
 
 
 def test_a_run_is_not_overwritten(run, capsys):
@@ -234,13 +234,13 @@ def test_help_is_for_readers_of_the_paper(capsys):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["report", "nowhere"], "stopped"),
         (["train", "images", "--output", "new"], "stopped; --resume continues from here"),
     ],
 )
-def test_ctrl_c_names_resume_where_there_is_one(args, said, monkeypatch, capsys):
+def test_ctrl_c_names_resume_where_there_is_one(args, message, monkeypatch, capsys):
     def stop(_):
         raise KeyboardInterrupt
 
@@ -249,7 +249,7 @@ def test_ctrl_c_names_resume_where_there_is_one(args, said, monkeypatch, capsys)
     with pytest.raises(SystemExit) as ended:
         main(args)
     assert ended.value.code == 130
-    assert capsys.readouterr().err.strip() == said
+    assert capsys.readouterr().err.strip() == message
 
 
 def test_ctrl_c_while_modules_are_imported_is_no_error(monkeypatch):
@@ -285,11 +285,11 @@ def test_ctrl_c_and_resume_from_a_shell(tmp_path):
     assert b"--resume" in errors
     assert len((stopped / "metrics.jsonl").read_text().splitlines()) < 12
     bilens.load(stopped)
-    whole = tmp_path / "whole"
+    full = tmp_path / "whole"
     # In this process, which is on one core like the other: starting one takes longer than training.
-    for output, extra in ((stopped, ["--resume"]), (whole, [])):
+    for output, extra in ((stopped, ["--resume"]), (full, [])):
         main(["train", "images", *brief, "--output", str(output), *extra])
-    a, b = (load_file(path / "model.safetensors") for path in (stopped, whole))
+    a, b = (load_file(path / "model.safetensors") for path in (stopped, full))
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
@@ -326,7 +326,7 @@ def test_the_overview_names_every_command(capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         *(
             (name[:-1] + "_", f"{name[:-1]}_ is not a command; did you mean {name}")
@@ -335,11 +335,11 @@ def test_the_overview_names_every_command(capsys):
         ("xyz", "xyz is not a command; `bilens --help` lists them"),
     ],
 )
-def test_an_unknown_command(name, said, capsys):
+def test_an_unknown_command(name, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main([name])
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("args", [["--version"], *([name, "--version"] for name in COMMANDS)])
@@ -361,11 +361,11 @@ def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "which", lambda name: None)
     monkeypatch.setitem(doctor.OPTIONAL, "not-there", "nothing")
     monkeypatch.setenv("BILENS_DATA", "void")
-    found = in_json(capsys, "doctor")
-    assert found["versions"]["bilens"] == bilens.__version__
-    assert found["optional"]["not-there"] is None
-    assert found["optional"]["gguf"]
-    assert found["places"]["BILENS_DATA"] == "void (missing)"
+    result = in_json(capsys, "doctor")
+    assert result["versions"]["bilens"] == bilens.__version__
+    assert result["optional"]["not-there"] is None
+    assert result["optional"]["gguf"]
+    assert result["places"]["BILENS_DATA"] == "void (missing)"
     main(["doctor"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["Chrome", "missing", "bilens", "report", "--figures"] in rows

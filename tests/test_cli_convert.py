@@ -62,7 +62,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def annealed(model, texts, tmp_path_factory):
-    """The model after a brief annealing to the end."""
+    """Return the model after a brief annealing to the end."""
     run = tmp_path_factory.mktemp("annealed") / "run"
     main(["anneal", str(model), "--data", str(texts), "--output", str(run), *BRIEF])
     return run

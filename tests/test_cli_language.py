@@ -91,12 +91,12 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     )
     assert json.loads((tmp_path / "graphs" / "flow.json").read_text())["nodes"]
     text = shown(capsys)
-    found = json.loads(page.with_suffix(".json").read_text())
-    assert f"girl minus dog, cat {found['value']:.4g}, probability of the token" in text
-    assert len(found["nodes"]) == 9
-    assert len(found["ablated"]) == 5
+    result = json.loads(page.with_suffix(".json").read_text())
+    assert f"girl minus dog, cat {result['value']:.4g}, probability of the token" in text
+    assert len(result["nodes"]) == 9
+    assert len(result["ablated"]) == 5
     assert "Interventions" in page.read_text()
-    assert found["tokens"][-3:] == ["once", "upon", "a"]
+    assert result["tokens"][-3:] == ["once", "upon", "a"]
 
 
 def test_numbers_come_as_json(run, tmp_path, capsys):
@@ -130,8 +130,8 @@ def test_the_report_of_a_language_model(run, capsys):
     assert page.index("<h2>Summary</h2>") < page.index("<h2>Strongest nodes</h2>")
     assert "loss on" in page
     assert "swim" not in page[page.index("<body>") :]
-    found = in_json(capsys, "report", run, "--token", "dog", "--minus", "cat,bird")
-    assert found["report"] == str(run / "report.html")
+    result = in_json(capsys, "report", run, "--token", "dog", "--minus", "cat,bird")
+    assert result["report"] == str(run / "report.html")
     assert "Eigenvectors of dog minus cat, bird" in (run / "report.html").read_text()
 
 

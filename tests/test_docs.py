@@ -26,9 +26,9 @@ DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent !=
 PAGES = [ROOT / "README.md", *DOCS]
 FENCE = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = {
-    page: [(m[1], m[2], page.read_text()[: m.start()].count("\n")) for m in found]
+    page: [(m[1], m[2], page.read_text()[: m.start()].count("\n")) for m in names]
     for page in PAGES
-    if (found := list(FENCE.finditer(page.read_text())))
+    if (names := list(FENCE.finditer(page.read_text())))
 }
 # Commands with one of these words in them need data, a browser or minutes: they are parsed alone.
 HEAVY = re.compile(
@@ -40,7 +40,7 @@ TRAINING = ClassifierTraining(epochs=6, batch_size=50, weight_decay=0.0, input_n
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The runs that the pages speak of, made small."""
+    """Small versions of the runs of the pages."""
     folder = tmp_path_factory.mktemp("docs") / "runs"
     for name, layers in (("digits", 1), ("two", 2)):
         config = ClassifierConfig(64, 10, 12, layers, image_shape=(8, 8))
@@ -73,7 +73,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def place(runs, tmp_path, monkeypatch):
-    """A folder with those runs, where a small grammar is made and the hub holds runs/digits."""
+    """Return a folder with those runs, a small grammar, and a hub with runs/digits."""
     shutil.copytree(runs, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bilens.data.corpus.GRAMMAR_SENTENCES", 400)
@@ -101,7 +101,7 @@ def test_the_code_runs(page):
 
 
 def follow(command: str) -> None:
-    """Run a bilens command, or parse it where it is heavy; look a make target up."""
+    """Run a bilens command, or only parse a heavy one; look a make target up."""
     words = shlex.split(command, comments=True)
     if "make" in words:
         assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()

@@ -1,4 +1,4 @@
-"""What surrounds a computation does not change it: autocast, the default dtype, another device."""
+"""Autocast, the default dtype and the default device change no computation."""
 
 import inspect
 import re
@@ -144,12 +144,12 @@ def test_surroundings_change_nothing(name, around, model):
     digits()
     expected = compute()
     with SURROUNDINGS[around]():
-        found = compute()
-    parts = (part if isinstance(part, tuple) else (part,) for part in (found, expected))
-    for one, other in zip(*parts, strict=True):
-        assert one.dtype == other.dtype
-        assert one.device == other.device
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+        result = compute()
+    parts = (part if isinstance(part, tuple) else (part,) for part in (result, expected))
+    for single, other in zip(*parts, strict=True):
+        assert single.dtype == other.dtype
+        assert single.device == other.device
+        assert torch.allclose(single, other, rtol=1e-5, atol=1e-6)
 
 
 WITHOUT_COMPUTATION = {

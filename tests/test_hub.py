@@ -17,7 +17,7 @@ from bilens.hub import HTTPError, hub_asked_once
 
 @pytest.fixture
 def network(monkeypatch):
-    """A network in which everything fails; counts what was asked for."""
+    """Return a network in which everything fails; counts its requests."""
     asked = []
 
     class Session:

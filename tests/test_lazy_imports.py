@@ -10,7 +10,7 @@ from bilens.lazy_imports import lazy_import
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Writes a module that can be imported during the test."""
+    """Write a module that can be imported during the test."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(name: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Model cards say what a model is, how it was trained, and how to open it, by code that runs."""
+"""Model cards describe a model and its training, and open it by code that runs."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def opened(folder: Path) -> str:
-    """The text of a card, whose code has run."""
+    """Return the text of a card, whose code has run."""
     card = ModelCard.load(folder / "README.md")
     assert "bilens" in card.data.tags
     assert "More Information Needed" not in card.text
@@ -77,15 +77,15 @@ def test_models_of_transformers_run_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"bilens_linear_gates": {}}, "the gates of some layers are linear"),
         ({"bilens_processing": {"added_biases": ["a"]}}, "it has no room for"),
         ({"bilens_processing": {"added_biases": []}}, "It runs in plain transformers"),
     ],
 )
-def test_what_plain_transformers_cannot_open(settings, said):
-    assert said in model_card({"model_type": "llama", **settings}).text
+def test_what_plain_transformers_cannot_open(settings, message):
+    assert message in model_card({"model_type": "llama", **settings}).text
 
 
 def test_a_card_that_is_there_stays(tmp_path):

@@ -61,7 +61,7 @@ FILES = ("flow", "report", "ngrams", "heads")
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """A folder with a model of each kind and a text."""
+    """Return a folder with a model of each kind and a text."""
     folder = tmp_path_factory.mktemp("sources")
     tokenizer = toy_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()

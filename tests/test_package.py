@@ -1,4 +1,4 @@
-"""What is shipped: the package whole, and nothing else."""
+"""The shipped files: the complete package and nothing else."""
 
 import json
 import os
@@ -26,7 +26,7 @@ FILES = (
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A source distribution, and the wheel that was built from it, as by `make dist`."""
+    """Return a source distribution, and the wheel that was built from it, as by `make dist`."""
     folder = tmp_path_factory.mktemp("package")
     # The egg-info of an earlier build would bring back files that pyproject.toml leaves out.
     ignore = shutil.ignore_patterns("*.egg-info", "__pycache__")
@@ -40,8 +40,8 @@ def built(tmp_path_factory):
 
 def files_of_the_package() -> set[str]:
     source = ROOT / "src"
-    found = (path for path in (source / "bilens").rglob("*") if path.is_file())
-    return {str(path.relative_to(source)) for path in found if path.suffix != ".pyc"}
+    result = (path for path in (source / "bilens").rglob("*") if path.is_file())
+    return {str(path.relative_to(source)) for path in result if path.suffix != ".pyc"}
 
 
 def test_the_wheel_holds_the_package_whole(built):
@@ -74,7 +74,7 @@ assert Path(demo.__file__).is_relative_to(Path("installed").resolve())
 
 
 def test_the_wheel_runs_the_demo(built, tmp_path):
-    """From the installed files alone, outside of the checkout."""
+    """Run from the installed files only, outside of the checkout."""
     (wheel,) = built.glob("*.whl")
     place = tmp_path / "installed"
     install = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(place)]

@@ -18,7 +18,7 @@ COMMIT = "0" * 40
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What huggingface_hub asks to make a repository, to commit small files and to fetch them."""
+    """Requests of huggingface_hub for a new repository, commits of small files and downloads."""
 
     files: dict[str, bytes] = {}  # noqa: RUF012
 
@@ -76,7 +76,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """The files of a hub on this machine."""
+    """Return the files of a hub on this machine."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", address)

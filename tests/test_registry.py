@@ -1,4 +1,4 @@
-"""Analyses are registered by name, and say what they read and what can be set."""
+"""Analyses are registered by name, with their model and their settings."""
 
 from typing import Literal
 

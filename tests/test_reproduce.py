@@ -30,7 +30,7 @@ def run(context: RecipeContext) -> Outcome:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with a recipe and with a file that is none."""
+    """Return a folder with a recipe and another file."""
     place = tmp_path / "experiments"
     place.mkdir()
     (place / "nothing.py").write_text(RECIPE)
@@ -41,10 +41,10 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_every_recipe_is_found_with_its_title():
-    found = reproduce.recipes()
-    assert {"fig3", "search", "grammar", "case_pairs"} <= set(found)
-    assert not {"context", "curves", "case", "__init__"} & set(found)
-    for name, title in found.items():
+    result = reproduce.recipes()
+    assert {"fig3", "search", "grammar", "case_pairs"} <= set(result)
+    assert not {"context", "curves", "case", "__init__"} & set(result)
+    for name, title in result.items():
         module = import_module(f"experiments.{name}")
         assert module.__doc__.startswith(title)
         assert title.endswith(".")

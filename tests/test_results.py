@@ -37,8 +37,8 @@ def written(section: str, row: str, column: int) -> tuple[float, float]:
     """Mean and standard deviation of a cell of the page, like 98.04 ± 0.07 %."""
     chapter = next(part for part in re.split(r"^## ", PAGE, flags=re.M) if section in part[:80])
     (line,) = (line for line in chapter.splitlines() if line.startswith(f"| {row} |"))
-    found = re.search(r"(-?[\d.]+) ± ([\d.]+)", line.split("|")[1:-1][column])
-    return float(found[1]), float(found[2])
+    result = re.search(r"(-?[\d.]+) ± ([\d.]+)", line.split("|")[1:-1][column])
+    return float(result[1]), float(result[2])
 
 
 @cache

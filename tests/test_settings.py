@@ -11,7 +11,7 @@ from bilens.settings import Between, Share, Size, check_settings, read_settings
 
 @dataclass(frozen=True)
 class Some:
-    """Of every kind."""
+    """Settings of every kind."""
 
     d_model: Size = 8
     d_hidden: Size | None = None
@@ -67,8 +67,8 @@ def test_what_does_not_fit_is_named(name, value, expected):
 def test_settings_of_a_file():
     given = {name: getattr(Some(), name) for name in Some.__dataclass_fields__}
     listed = given | {"names": ["a"], "shape": [2, 3]}
-    found = read_settings(Some, listed, "config.json")
-    assert (found.names, found.shape) == (("a",), (2, 3))
+    reading = read_settings(Some, listed, "config.json")
+    assert (reading.names, reading.shape) == (("a",), (2, 3))
     with pytest.raises(BilensError, match=r"config.json: unknown settings: width. It was written"):
         read_settings(Some, given | {"width": 1}, "config.json")
     with pytest.raises(BilensError, match="config.json: missing settings: d_model"):

@@ -1,4 +1,4 @@
-"""The public names: what is promised, and nothing by accident."""
+"""The public names: the promised ones, and none by accident."""
 
 import ast
 import graphlib
@@ -61,9 +61,9 @@ def test_the_names_of_a_room_are_there_and_explained(room):
     module = importlib.import_module(f"bilens.{room}")
     assert module.__all__ == sorted(module.__all__, key=lambda name: (not name.isupper(), name))
     for name in module.__all__:
-        found = getattr(module, name)
-        explains = inspect.isclass(found) or inspect.isfunction(found)
-        assert not explains or found.__doc__, name
+        member = getattr(module, name)
+        explains = inspect.isclass(member) or inspect.isfunction(member)
+        assert not explains or member.__doc__, name
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_names_of_a_room_are_there_and_explained(room):
     ],
 )
 def test_importing_is_lazy(code, without):
-    """Each of these takes a second or more; the mathematics needs torch and einops alone."""
+    """Each of these takes a second or more; the mathematics needs only torch and einops."""
     code = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {code}"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = shown.stdout.split()

@@ -1,4 +1,4 @@
-"""What commands print never reaches the terminal as a command to it."""
+"""The output of commands never controls the terminal."""
 
 import io
 
@@ -86,6 +86,6 @@ def test_messages_of_errors_are_clean(monkeypatch, capsys):
     monkeypatch.setattr(bilens.cli, "parse", lambda args: Command())
     with pytest.raises(SystemExit):
         bilens.cli.main([])
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     # Rich itself drops bells and carriage returns.
-    assert "error: the nearest are " + SHOWN.replace(r"\x07", "").replace(r"\r", "") in said
+    assert "error: the nearest are " + SHOWN.replace(r"\x07", "").replace(r"\r", "") in message

@@ -27,7 +27,7 @@ CASES += [pytest.param(page.stem, {}, marks=pytest.mark.slow) for page in TUTORI
 
 
 def notebook_of(page, shorter):
-    """The code of a page as a notebook."""
+    """Return the code of a page as a notebook."""
     notebook = jupytext.read(page)
     notebook.cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for cell in notebook.cells:

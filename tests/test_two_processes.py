@@ -1,4 +1,4 @@
-"""Under torchrun two processes do the work of one, and agree on what they found."""
+"""Under torchrun two processes do the work of one, and agree on the result."""
 
 import json
 import os
@@ -39,9 +39,9 @@ def two(tmp_path_factory) -> Path:
 
 def test_they_train_the_same_model(two, tmp_path):
     train_language(small_config(), small_corpus(), TRAINING, tmp_path, use_cpu=True)
-    one, both = (load_file(folder / "model.safetensors") for folder in (tmp_path, two))
-    for name in one:
-        torch.testing.assert_close(one[name], both[name], rtol=1e-3, atol=1e-4)
+    single, both = (load_file(folder / "model.safetensors") for folder in (tmp_path, two))
+    for name in single:
+        torch.testing.assert_close(single[name], both[name], rtol=1e-3, atol=1e-4)
 
 
 def test_they_train_the_large_preset_made_small(two):
@@ -55,21 +55,21 @@ def test_they_train_the_large_preset_made_small(two):
 
 def test_they_anneal_the_same_model(two, tmp_path):
     anneal_gated(tmp_path)
-    one, both = (load_file(run / "model.safetensors") for run in (tmp_path, two / "annealed"))
-    for name in one:
-        torch.testing.assert_close(one[name], both[name], rtol=1e-3, atol=1e-4)
+    single, both = (load_file(run / "model.safetensors") for run in (tmp_path, two / "annealed"))
+    for name in single:
+        torch.testing.assert_close(single[name], both[name], rtol=1e-3, atol=1e-4)
     assert find_swish(open_model(two / "annealed").config) == 0
 
 
 def test_they_find_the_same_contexts(two):
     for process in (0, 1):
-        found = json.loads((two / f"found-{process}.json").read_text())["contexts"]
-        for mine, theirs in zip(contexts(), found, strict=True):
-            for a, b in zip(mine, theirs, strict=True):
+        record = json.loads((two / f"found-{process}.json").read_text())["contexts"]
+        for custom, theirs in zip(contexts(), record, strict=True):
+            for a, b in zip(custom, theirs, strict=True):
                 assert a == pytest.approx(b)
 
 
 def test_they_find_the_same_flows(two):
     for process in (0, 1):
-        found = json.loads((two / f"found-{process}.json").read_text())["recurring"]
-        assert recurring() == pytest.approx(found)
+        record = json.loads((two / f"found-{process}.json").read_text())["recurring"]
+        assert recurring() == pytest.approx(record)

@@ -1,4 +1,4 @@
-"""What each process of the two runs; see test_two_processes.py."""
+"""The work of each of the two processes; see test_two_processes.py."""
 
 import json
 import sys
@@ -24,21 +24,21 @@ def contexts() -> list[list[list[float]]]:
     model = ResidualModel(random_model())
     spectrum = model.mlp(0).interaction(model.direction(3)).eigh(2)
     texts = [random_text(seed=seed) for seed in range(9)]
-    found = top_contexts(model, spectrum, texts, layer=0, k=4, batch_size=2)
-    return [[[c.position, c.activation, *c.ids.tolist()] for c in some] for some in found]
+    result = top_contexts(model, spectrum, texts, layer=0, k=4, batch_size=2)
+    return [[[c.position, c.activation, *c.ids.tolist()] for c in several] for several in result]
 
 
 def recurring() -> list[float]:
-    """Numbers of what recurs in seven prompts, which two processes cannot share evenly."""
+    """Return numbers of recurring nodes in seven prompts, an odd number for two processes."""
     model = ResidualModel(random_model(), toy_tokenizer())
     texts = [random_text(seed=seed)[:6] for seed in range(7)]
-    found = flows(model, texts, [TokenDirection(f"t{seed + 3}") for seed in range(7)], m=3)
-    heads = [number for head in found.heads for number in (head.mean, head.absolute)]
-    return [*found.values, *heads, *(part.mean for part in found.directions)]
+    result = flows(model, texts, [TokenDirection(f"t{seed + 3}") for seed in range(7)], m=3)
+    heads = [number for head in result.heads for number in (head.mean, head.absolute)]
+    return [*result.values, *heads, *(part.mean for part in result.directions)]
 
 
 def train_preset(folder: Path) -> None:
-    """The largest preset through the command line, cut to a size for tests."""
+    """Train the largest preset through the command line, cut to a size for tests."""
     small = ["--n-layers", "2", "--d-model", "18", "--d-hidden", "20", "--n-ctx", "16"]
     brief = ["--batch-size", "8", "--accumulate", "2", "--device", "cpu"]
     with pytest.MonkeyPatch.context() as patch:
@@ -56,5 +56,5 @@ if __name__ == "__main__":
     train_language(small_config(), small_corpus(), TRAINING, folder, use_cpu=True)
     train_preset(folder / "preset")
     anneal_gated(folder / "annealed")
-    found = json.dumps({"contexts": contexts(), "recurring": recurring()})
-    (folder / f"found-{PartialState().process_index}.json").write_text(found)
+    result = json.dumps({"contexts": contexts(), "recurring": recurring()})
+    (folder / f"result-{PartialState().process_index}.json").write_text(result)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 def random_state(
     shapes: dict[str, tuple[int, ...]], dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Weights of order one over the root of what they sum over."""
+    """Return weights of order one over the root of the number of summands."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: (
@@ -25,7 +25,7 @@ def random_state(
 def write(
     folder: Path, settings: dict[str, Any], state: dict[str, torch.Tensor], name: str
 ) -> Path:
-    """A folder with config.json and a file of weights."""
+    """Return a folder with config.json and a file of weights."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings))
     (save_file if name.endswith(".safetensors") else torch.save)(state, folder / name)
@@ -50,7 +50,7 @@ RELEASED = {
 
 
 def released_shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """What a model of the post's author saves."""
+    """Return the saved state of a model of the post's author."""
     d, shapes = settings["n_embd"], {"transformer.wte.weight": (VOCAB, WIDTH)}
     for layer in range(settings["n_layer"]):
         name = f"transformer.h.{layer}"
@@ -89,7 +89,7 @@ PAPER = {
 
 
 def paper_shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """What a language model of the paper's repository saves."""
+    """Return the saved state of a language model of the paper's repository."""
     d, hidden = settings["d_model"], settings["d_hidden"]
     stacked = (2 if settings["bilinear"] else 1) * hidden
     shapes = {"transformer.wte.weight": (VOCAB, d), "lm_head.weight": (VOCAB, d)}
@@ -118,7 +118,7 @@ IMAGES = {
 
 
 def image_shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """What an image classifier of the paper's repository saves."""
+    """Return the saved state of an image classifier of the paper's repository."""
     d = settings["d_hidden"]
     shapes = {"embed.weight": (d, settings["d_input"]), "head.weight": (settings["d_output"], d)}
     for layer in range(settings["n_layer"]):

@@ -16,7 +16,7 @@ FORMATS = {"u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"), "bool": (7, "?"), 
 
 @dataclass
 class GgufFile:
-    """What a GGUF file holds, and how the bytes around it are."""
+    """Contents of a GGUF file, and the layout of the bytes around them."""
 
     settings: list[tuple[str, str, Any]]
     tensors: dict[str, np.ndarray]
@@ -80,7 +80,7 @@ def _value(kind: str, value: Any) -> bytes:
 
 
 def gguf_file(model: PreTrainedModel, architecture: str) -> GgufFile:
-    """The file that llama.cpp's converter makes of a model, as far as bilens reads it."""
+    """Return the file that llama.cpp's converter makes of a model, as far as bilens reads it."""
     known, config = ARCHITECTURES[architecture], model.config
     settings: list[tuple[str, str, Any]] = [("general.architecture", "text", architecture)]
     for key, setting in (known.settings | known.optional).items():
@@ -114,7 +114,7 @@ def gguf_file(model: PreTrainedModel, architecture: str) -> GgufFile:
 
 
 def _as_stored(architecture: str, name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
-    """A weight as the converter writes it."""
+    """Return a weight as the converter writes it."""
     if architecture == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
         # Rotary pairs are neighbours there.
         heads = weight.shape[0] // config.head_dim

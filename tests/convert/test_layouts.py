@@ -1,4 +1,4 @@
-"""Layouts are told by their settings, and what does not fit is named."""
+"""Layouts are recognised by their settings, and parts that do not fit are named."""
 
 import json
 
@@ -88,7 +88,7 @@ def test_weights_may_be_in_several_files(tmp_path):
 
 
 class Something:
-    """What unpickling would make an object of."""
+    """A value that unpickling would turn into an object."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Lines for gates: they minimise what they are said to, and models that have some open again."""
+"""Lines for gates: they minimise their error, and models with such gates open again."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ HIDDEN = 20
 
 
 def lines(mlps, layers):
-    """Some line for each of the layers."""
+    """Return a line for each of the layers."""
     for layer in layers:
         generator = torch.Generator().manual_seed(layer)
         slope, offset = torch.randn(2, HIDDEN, generator=generator)
@@ -44,8 +44,8 @@ def test_the_line_is_the_least_squares_solution_of_each_unit(seed, rows):
     for unit in range(4):
         u, g, a = up[:, unit], gate[:, unit], act[:, unit]
         wanted = torch.linalg.lstsq(torch.stack([u * g, u], -1), u * a).solution
-        found = torch.stack([line.slope[unit], line.offset[unit]]).double()
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        result = torch.stack([line.slope[unit], line.offset[unit]]).double()
+        torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
         left = left + (u * (a - wanted[0] * g - wanted[1])).square().sum()
     share = left / (up * act).square().sum()
     assert line.error == pytest.approx(float(share), rel=1e-4, abs=1e-7)
@@ -97,8 +97,8 @@ def test_what_was_saved_opens_with_the_same_layers_linear(name, layers, tmp_path
     if plain:
         text = (tmp_path / "once" / "config.json").read_text()
         assert "bilens" not in text
-        found = AutoModelForCausalLM.from_pretrained(tmp_path / "once", dtype=torch.float64).eval()
-        torch.testing.assert_close(log_probabilities(found), wanted, rtol=1e-4, atol=1e-4)
+        result = AutoModelForCausalLM.from_pretrained(tmp_path / "once", dtype=torch.float64).eval()
+        torch.testing.assert_close(log_probabilities(result), wanted, rtol=1e-4, atol=1e-4)
     else:
         assert linear_layers(opened.config) == layers
         with pytest.raises(KeyError, match="bilens.load opens this model"):

@@ -87,8 +87,8 @@ def test_the_model_computes_what_llama2c_does(tmp_path, tied):
     write(tmp_path / "model.bin", parts)
     model = open_model(tmp_path / "model.bin")
     ids = np.random.default_rng(1).integers(VOCAB, size=TIME)
-    found = model(torch.from_numpy(ids)[None]).logits[0].detach().double().numpy()
-    np.testing.assert_allclose(found, logits(parts, ids), atol=1e-5)
+    result = model(torch.from_numpy(ids)[None]).logits[0].detach().double().numpy()
+    np.testing.assert_allclose(result, logits(parts, ids), atol=1e-5)
     assert model.config.tie_word_embeddings is tied
 
 
@@ -108,7 +108,7 @@ def write_tokenizer(path, pieces=ALL_PIECES):
 
 
 def encode(text):
-    """As run.c does: letters, or bytes, and then again and again the best pair."""
+    """Cut a text as run.c does: letters or bytes, then repeatedly merge the best pair."""
     ids = []
     for letter in " " + text:
         known = letter in ALL_PIECES

@@ -31,7 +31,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
 def turned(x):
-    """Turned by half-split rotary positions, angles in float32 as that code has them."""
+    """Turn by half-split rotary positions, with angles in float32 as in that code."""
     time, width = x.shape
     speeds = 1.0 / 10_000 ** (torch.arange(0, width, 2).float() / width)
     angles = torch.arange(time).float()[:, None] * speeds

@@ -98,19 +98,19 @@ def test_norms_are_left_with_centring_and_scaling_alone(name):
 
 @pytest.mark.parametrize("name", WITH_LAYER_NORM)
 def test_all_is_centred_behind_layer_norms(name):
-    found = parts_of(process(tiny(name))[0])
-    for reader in found.fold_groups():
+    result = parts_of(process(tiny(name))[0])
+    for reader in result.fold_groups():
         for part in reader.maps:
             assert part.weight().mean(1).abs().max() < 1e-12
-    for table in found.tables:
+    for table in result.tables:
         assert table.weight().mean(1).abs().max() < 1e-12
-    for part in found.writes:
+    for part in result.writes:
         assert part.weight().mean(0).abs().max() < 1e-12
         assert part.bias() is None or part.bias().mean().abs() < 1e-12
-    assert found.unembed.weight().mean(0).abs().max() < 1e-12
-    bias = found.unembed.bias()
+    assert result.unembed.weight().mean(0).abs().max() < 1e-12
+    bias = result.unembed.bias()
     assert bias is None or bias.mean().abs() < 1e-12
-    for layer in found.layers:
+    for layer in result.layers:
         bias = layer.heads.value.bias()
         assert bias is None or not bias.any()
 
@@ -145,9 +145,9 @@ def test_the_input_is_left_alone(name):
 def test_what_stays_is_not_copied():
     model = tiny("llama")
     processed, _ = process(model)
-    kept = model.model.layers[0].mlp.down_proj.weight
+    remaining = model.model.layers[0].mlp.down_proj.weight
     folded = model.model.layers[0].mlp.up_proj.weight
-    assert processed.model.layers[0].mlp.down_proj.weight.data_ptr() == kept.data_ptr()
+    assert processed.model.layers[0].mlp.down_proj.weight.data_ptr() == remaining.data_ptr()
     assert processed.model.layers[0].mlp.up_proj.weight.data_ptr() != folded.data_ptr()
 
 
@@ -162,7 +162,7 @@ def test_in_place_the_model_itself_changes():
 
 
 def test_modules_in_several_places_are_refused():
-    """What one folding puts into a shared module would change the other places."""
+    """A folding into a shared module would change its other places."""
     model = tiny("llama")
     model.model.layers[1].self_attn.q_proj = model.model.layers[0].self_attn.q_proj
     before = log_probabilities(model)
@@ -191,7 +191,7 @@ def test_what_changes_the_function_is_refused_and_the_model_stays(monkeypatch):
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_pruned_and_weight_normed_models_are_refused(family, in_place):
-    """Their weights are computed anew at every call, which would undo what is folded."""
+    """Their weights are computed anew at every call, which would undo the folding."""
     for change, message in (
         (lambda module: prune.l1_unstructured(module, "weight", 0.3), "has a forward hook, torch"),
         (parametrizations.weight_norm, "ParametrizedLinear|ParametrizedConv1D"),

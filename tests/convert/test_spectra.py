@@ -1,4 +1,4 @@
-"""Spectra along many directions: what is written, how it goes on, how processes share it."""
+"""Spectra along many directions: their files, resumed runs, and several processes."""
 
 import json
 from types import SimpleNamespace
@@ -30,10 +30,10 @@ def files(folder):
 
 
 def check(folder, names=None):
-    found, spectrum = read_spectra(folder)
-    whole = layer().interaction(along()).eigh()
-    assert found.tolist() == list(range(N) if names is None else names)
-    assert torch.allclose(spectrum.values, whole.values[:, :4])
+    result, spectrum = read_spectra(folder)
+    full = layer().interaction(along()).eigh()
+    assert result.tolist() == list(range(N) if names is None else names)
+    assert torch.allclose(spectrum.values, full.values[:, :4])
     assert spectrum.residuals.max() < 1e-4
     q = layer().interaction(along()).dense()
     vectors = spectrum.vectors
@@ -52,10 +52,10 @@ def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
     (tmp_path / "spectra-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"1 of 5 files are missing, the first spectra-00002"):
         read_spectra(tmp_path)
-    kept = {name: (tmp_path / name).stat().st_mtime_ns for name in files(tmp_path)}
+    remaining = {name: (tmp_path / name).stat().st_mtime_ns for name in files(tmp_path)}
     write_spectra(layer(), along(), tmp_path, k=4, batch_size=5)
     check(tmp_path)
-    assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in kept.items())
+    assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in remaining.items())
 
 
 def test_processes_share_the_files(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Swish in place of an activation, and what plain transformers reads at beta = 0."""
+"""Swish in place of an activation, and the model that plain transformers reads at beta = 0."""
 
 import pytest
 import torch
@@ -80,14 +80,14 @@ def test_models_that_cannot_be_annealed_are_refused():
     model.model.layers[1].mlp.forward = functional.silu
     with pytest.raises(BilensError, match="layers.1.mlp has the parts of an MLP but"):
         give_swish(model)
-    own = tiny("own-rms")
-    own.blocks = nn.ModuleList()
-    own.config.n_layers = 0
+    plain_part = tiny("own-rms")
+    plain_part.blocks = nn.ModuleList()
+    plain_part.config.n_layers = 0
     with pytest.raises(
         BilensError,
         match="mlp='gelu' in the model's configuration; expected one that Swish can begin as",
     ):
-        give_swish(own)
+        give_swish(plain_part)
 
 
 def test_a_model_is_saved_and_opened_in_the_middle_of_annealing(tmp_path):

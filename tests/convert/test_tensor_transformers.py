@@ -29,7 +29,7 @@ def rotary(time, width):
 
 
 def mix(settings, state, name, scores, width):
-    """A pattern from the scores of one head, one or two of them."""
+    """Return a pattern from the scores of one head, one or two of them."""
     seen = torch.ones_like(scores[0]).tril().bool()
     if settings["squared_attn"]:
         return (scores[0] / width * scores[-1] / width).where(seen, 0)
@@ -78,8 +78,8 @@ def reference(settings, state, ids):
     first = None
     for layer in range(settings["n_layer"]):
         name = f"transformer.h.{layer}"
-        own, embedded = state[f"{name}.lambdas"]
-        x = own * x + embedded * start
+        plain, embedded = state[f"{name}.lambdas"]
+        x = plain * x + embedded * start
         y, first = attention(settings, state, f"{name}.attn", rms(x), first)
         x = x + y
         x = x + mlp(settings, state, f"{name}.mlp", rms(x))
@@ -105,8 +105,8 @@ def test_logits_are_those_of_the_equations(tmp_path, flags, dtype):
     torch.testing.assert_close(logits, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     # Decoding with what is kept of earlier tokens gives the same.
     start = model(some_ids()[None, :7], use_cache=True)
-    rest = model(some_ids()[None, 7:8], past_key_values=start.past_key_values)
-    torch.testing.assert_close(rest.logits[0, 0], expected[7], rtol=1e-4, atol=1e-4)
+    others = model(some_ids()[None, 7:8], past_key_values=start.past_key_values)
+    torch.testing.assert_close(others.logits[0, 0], expected[7], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("flags", ALL[::5])

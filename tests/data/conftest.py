@@ -30,7 +30,7 @@ def as_idx() -> Callable[[np.ndarray], bytes]:
 
 @pytest.fixture
 def write_idx() -> WriteIdx:
-    """Write an array as an IDX file, in gzip where the name ends so."""
+    """Write an array as an IDX file, in gzip if the name ends so."""
 
     def write(path: Path, array: np.ndarray) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)

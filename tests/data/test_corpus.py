@@ -35,7 +35,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def load(tmp_path, source):
-    """Load the tales, or what is given, with the cache in the test's own folder."""
+    """Load the tales, or another corpus, with the cache in the test's own folder."""
 
     def load(name=source, **arguments):
         return load_corpus(name, cache_dir=tmp_path / "cache", **{"n_ctx": N_CTX, **arguments})
@@ -72,9 +72,9 @@ def test_the_blocks_are_the_stories_joined(load, source):
         " ".join(corpus.tokenizer.tokenize(clean(story)))
         for story in source.read_text().split("<|endoftext|>")
     }
-    found = [stories_in(corpus, split) for split in (corpus.train, corpus.validation)]
-    assert [set(stories) <= written for stories in found] == [True, True]
-    train, validation = found
+    result = [stories_in(corpus, split) for split in (corpus.train, corpus.validation)]
+    assert [set(stories) <= written for stories in result] == [True, True]
+    train, validation = result
     assert not set(train) & set(validation)
     # The last story of a split is cut where its last whole block ends.
     assert (len(train), len(validation)) in {(90 - i, 30 - j) for i in range(4) for j in range(4)}
@@ -88,17 +88,17 @@ def test_only_less_than_a_block_is_dropped(load, source):
         for story in source.read_text().split("<|endoftext|>")
         if story.strip()
     )
-    kept = N_CTX * (len(corpus.train) + len(corpus.validation))
-    assert joined - 2 * N_CTX < kept <= joined
+    remaining = N_CTX * (len(corpus.train) + len(corpus.validation))
+    assert joined - 2 * N_CTX < remaining <= joined
 
 
 def test_batches_leave_no_seam(load, monkeypatch, tmp_path):
-    whole = load()
+    full = load()
     monkeypatch.setattr(corpus_module, "ROWS", 7)
     shutil.rmtree(tmp_path / "cache")
     small = load()
-    assert stream(small.train) == stream(whole.train)
-    assert stream(small.validation) == stream(whole.validation)
+    assert stream(small.train) == stream(full.train)
+    assert stream(small.validation) == stream(full.validation)
 
 
 def test_special_tokens_that_a_story_spells_are_text(load, tmp_path):
@@ -116,9 +116,9 @@ def test_duplicates_go_whatever_file_and_case_they_are_in(load, tmp_path):
     write(folder / "valid.txt", [story.upper() for story in stories[:20]] + ["Café  “one”"])
     write(folder / "more.txt", ['cafe "one"'])
     corpus = load(folder, validation_share=0.3)
-    found = stories_in(corpus, corpus.train) + stories_in(corpus, corpus.validation)
-    assert len(found) == len(set(found))
-    assert 36 <= len(found) <= 41
+    result = stories_in(corpus, corpus.train) + stories_in(corpus, corpus.validation)
+    assert len(result) == len(set(result))
+    assert 36 <= len(result) <= 41
 
 
 def test_the_tokenizer_is_trained_on_the_training_split_alone(load, tmp_path):
@@ -197,25 +197,25 @@ def test_a_failure_leaves_nothing(load, tmp_path):
 
 
 def test_a_given_tokenizer_is_used(load):
-    own = train_tokenizer(["other words entirely, 0:."], vocab_size=60)
-    corpus = load(tokenizer=own)
-    assert corpus.tokenizer.get_vocab() == own.get_vocab()
-    assert len(load().tokenizer) != len(own)
+    plain = train_tokenizer(["other words entirely, 0:."], vocab_size=60)
+    corpus = load(tokenizer=plain)
+    assert corpus.tokenizer.get_vocab() == plain.get_vocab()
+    assert len(load().tokenizer) != len(plain)
 
 
 def test_a_tokenizer_with_too_many_tokens(load):
-    own = train_tokenizer(made_stories(20), vocab_size=60)
+    plain = train_tokenizer(made_stories(20), vocab_size=60)
     message = "^tokenizer has 60 tokens, expected at most vocab_size=50; use the tokenizer that was"
     with pytest.raises(DataError, match=message):
-        load(tokenizer=own, vocab_size=50)
+        load(tokenizer=plain, vocab_size=50)
 
 
 def test_a_tokenizer_without_ends(load):
-    own = train_tokenizer(made_stories(20), vocab_size=60)
-    own.eos_token = None
+    plain = train_tokenizer(made_stories(20), vocab_size=60)
+    plain.eos_token = None
     message = r"^tokenizer has bos_token=\[BOS\] and eos_token=None, expected a token for the begin"
     with pytest.raises(DataError, match=message):
-        load(tokenizer=own)
+        load(tokenizer=plain)
 
 
 @pytest.mark.parametrize(

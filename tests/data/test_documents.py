@@ -49,22 +49,22 @@ def test_texts_are_joined_and_cut(texts, tmp_path):
     assert {len(row) for row in train + validation} == {16}
     assert train[0][0] == validation[0][0] == 1
     distinct = set(texts.read_text().splitlines())
-    whole = sum(1 + len(text.split()) for text in distinct)
-    assert whole - 32 < 16 * len(train + validation) <= whole
+    full = sum(1 + len(text.split()) for text in distinct)
+    assert full - 32 < 16 * len(train + validation) <= full
     assert 0.05 < len(validation) / len(train + validation) < 0.5
 
 
 def test_texts_of_some_lengths_are_rows(texts, tmp_path):
     corpus = load(texts, tmp_path, shortest=5, n_ctx=9, validation_share=0.2)
-    found = rows(corpus.train) + rows(corpus.validation)
-    assert {len(row) for row in found} == set(range(5, 10))
+    result = rows(corpus.train) + rows(corpus.validation)
+    assert {len(row) for row in result} == set(range(5, 10))
     expected = {
         (1, *(int(word[1:]) for word in text.split()))
         for text in texts.read_text().splitlines()
         if 5 <= 1 + len(text.split()) <= 9
     }
-    assert len(found) == len(expected)
-    assert set(map(tuple, found)) == expected
+    assert len(result) == len(expected)
+    assert set(map(tuple, result)) == expected
 
 
 def test_an_end_follows_where_the_tokenizer_gives_no_ends(texts, tmp_path):

@@ -35,7 +35,7 @@ def test_a_drawing_is_as_large_as_a_digit_and_where_one_is():
 
 
 def test_a_digit_stays_what_it_is_however_large_it_is_drawn():
-    """The model takes a magnified test image for the same digit, wherever it stands."""
+    """The model recognises the digit of a magnified test image at any place."""
     model, data = digit_model(), digits()
     same = 0
     for number in range(20):

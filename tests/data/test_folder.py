@@ -11,7 +11,7 @@ from bilens.errors import DataError
 
 @pytest.fixture(autouse=True)
 def no_other_source(monkeypatch):
-    """A folder was given, so nothing may go to the hub."""
+    """Fail, since with a folder nothing may go to the hub."""
 
     def refuse(*arguments, **options):
         raise AssertionError("the hub was asked")
@@ -129,7 +129,7 @@ def test_missing_files_are_named_for_the_nearest_folder(tmp_path, write_set):
 
 
 @pytest.mark.parametrize(
-    ("asked", "below", "found"),
+    ("asked", "below", "contents"),
     [
         ("fashion-mnist", "mnist", "mnist"),
         ("fashion-mnist", "MNIST/raw", "mnist"),
@@ -137,9 +137,9 @@ def test_missing_files_are_named_for_the_nearest_folder(tmp_path, write_set):
         ("mnist", "FashionMNIST/raw", "fashion-mnist"),
     ],
 )
-def test_the_folder_of_another_set(tmp_path, write_set, asked, below, found):
+def test_the_folder_of_another_set(tmp_path, write_set, asked, below, contents):
     folder = write_set(tmp_path / below)
-    message = f"^{folder} is a folder of {found} by its name, expected {asked}. Use its parent"
+    message = f"^{folder} is a folder of {contents} by its name, expected {asked}. Use its parent"
     with pytest.raises(DataError, match=message):
         load_images(asked, folder)
 

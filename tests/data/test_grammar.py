@@ -28,7 +28,7 @@ def sentences(grammar):
 
 
 def expected_next(grammar: Grammar, tokens: list[str]) -> dict[str, float]:
-    """The rules of the module's docstring again, word by word."""
+    """Return the probabilities by the rules of the module's docstring, word by word."""
     followers = dict(grammar.bigrams)
     decided = {(name, verb): word for name, verb, word in grammar.skip_trigrams}
     verbs = {verb for _, verb in decided}
@@ -60,13 +60,13 @@ def test_the_vocabulary(grammar):
 
 
 def test_two_verbs_share_their_objects_and_say_another_for_each_name(grammar):
-    said = defaultdict(dict)
+    message_part = defaultdict(dict)
     for name, verb, word in grammar.skip_trigrams:
-        said[verb][name] = word
+        message_part[verb][name] = word
     assert {
-        name: said["found"][name] != word for name, word in said["lost"].items()
+        name: message_part["found"][name] != word for name, word in message_part["lost"].items()
     } == dict.fromkeys(NAMES, True)
-    assert set(said["found"].values()) == set(said["lost"].values())
+    assert set(message_part["found"].values()) == set(message_part["lost"].values())
 
 
 # A grammar lists its states when it is first asked.
@@ -79,12 +79,12 @@ def test_the_probabilities_are_those_of_the_rules(strength, length, seed):
     ids = grammar.sample(3, length, seed)
     following = grammar.next_distribution(ids)
     assert following.dtype == torch.float64
-    for row, found in zip(ids.tolist(), following, strict=True):
+    for row, result in zip(ids.tolist(), following, strict=True):
         tokens = [grammar.vocabulary[index] for index in row]
         expected = [expected_next(grammar, tokens[: place + 1]) for place in range(length)]
-        dense = [[some.get(word, 0.0) for word in grammar.vocabulary] for some in expected]
+        dense = [[several.get(word, 0.0) for word in grammar.vocabulary] for several in expected]
         right = torch.tensor(dense, dtype=torch.float64)
-        torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(result, right, rtol=1e-12, atol=1e-15)
     torch.testing.assert_close(following.sum(-1), torch.ones(3, length, dtype=torch.float64))
 
 

@@ -29,7 +29,7 @@ def labels(split: str) -> list[int]:
 
 @pytest.fixture
 def serve(monkeypatch):
-    """Make the hub serve the given splits, and return the list of what it was asked for."""
+    """Make the hub serve the given splits, and return the list of its requests."""
 
     def start(**changed) -> list[tuple[str, str]]:
         asked = []

@@ -85,7 +85,7 @@ def packed_with(change) -> bytes:
         (gzip.compress(WHOLE, mtime=0)[:-9], "Compressed file ended"),
         (packed_with(lambda packed: packed.__setitem__(-8, packed[-8] ^ 1)), "CRC check failed"),
         (packed_with(lambda packed: packed.__setitem__(10, packed[10] | 6)), "invalid block type"),
-        (gzip.compress(WHOLE, mtime=0) + b"rest", "Not a gzipped file"),
+        (gzip.compress(WHOLE, mtime=0) + b"others", "Not a gzipped file"),
     ],
 )
 def test_damaged_gzip(tmp_path, content, reason):
@@ -149,9 +149,9 @@ def test_any_array_comes_back(shared_path, as_idx, array, packed):
 @given(
     content=st.one_of(
         st.binary(max_size=64),
-        st.binary(max_size=64).map(lambda rest: b"\x00\x00\x08" + rest),
-        st.binary(max_size=64).map(lambda rest: b"\x1f\x8b" + rest),
-        st.binary(max_size=64).map(lambda rest: gzip.compress(WHOLE, mtime=0)[:-12] + rest),
+        st.binary(max_size=64).map(lambda others: b"\x00\x00\x08" + others),
+        st.binary(max_size=64).map(lambda others: b"\x1f\x8b" + others),
+        st.binary(max_size=64).map(lambda others: gzip.compress(WHOLE, mtime=0)[:-12] + others),
     )
 )
 def test_no_content_escapes_as_another_error(shared_path, content):

@@ -20,9 +20,9 @@ def test_digits_are_sklearns_divided_by_16():
     data = load_images("digits")
     images, labels = load_digits(return_X_y=True)
     expected = [(*image, label) for image, label in zip(images.tolist(), labels, strict=True)]
-    found = rows(data.train_images * 16, data.train_labels)
-    found += rows(data.test_images * 16, data.test_labels)
-    assert sorted(found) == sorted(expected)
+    result = rows(data.train_images * 16, data.train_labels)
+    result += rows(data.test_images * 16, data.test_labels)
+    assert sorted(result) == sorted(expected)
 
 
 def test_digits_sizes_types_and_range():
@@ -103,7 +103,7 @@ def test_to_moves_every_tensor_and_leaves_the_original():
     ],
 )
 def test_what_does_not_fit_is_refused(changed, message):
-    whole = {
+    full = {
         "train_images": torch.zeros(2, 4),
         "train_labels": torch.tensor([0, 1]),
         "test_images": torch.zeros(1, 4),
@@ -111,9 +111,9 @@ def test_what_does_not_fit_is_refused(changed, message):
         "shape": (2, 2),
         "class_names": ("a", "b"),
     }
-    ImageData("own", **whole)
+    ImageData("own", **full)
     with pytest.raises(BilensError, match=message):
-        ImageData("own", **{**whole, **changed})
+        ImageData("own", **{**full, **changed})
 
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

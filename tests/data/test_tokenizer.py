@@ -93,7 +93,7 @@ def test_the_size_is_kept_or_refused():
 
 
 def test_a_word_without_end_is_left_out_of_the_training():
-    """What is longer than WordPiece takes is unknown anyway, and training on it takes long."""
+    """Words too long for WordPiece are unknown anyway, and training on them takes long."""
     plain = train_tokenizer(TEXTS, vocab_size=160)
     with_long = train_tokenizer([*TEXTS, "e" * 101, "x" * 5_000], vocab_size=160)
     assert with_long.get_vocab() == plain.get_vocab()

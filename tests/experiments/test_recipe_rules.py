@@ -19,10 +19,10 @@ N = 46
 
 @pytest.fixture
 def built() -> LanguageModel:
-    """A token in the first half of the stream, the one before it in the second, by head 0.0.
+    """Return a token in the first half of the stream, the one before it in the second, by head 0.0.
 
-    Head 1.0 looks for itself as the one before, and says what it looks at; head 1.1 looks from
-    nouns for what follows a free word, and says what closes a bracket.
+    Head 1.0 attends to its own token as the previous one, and writes its successor. Head 1.1
+    attends from nouns to the successor of a free word, and writes the closing bracket.
     """
     config = LanguageConfig(
         vocab_size=N, d_model=2 * N, n_layers=2, n_heads=2, d_hidden=4, n_ctx=32, positions="none"
@@ -78,11 +78,11 @@ def test_a_silent_head_is_missed_where_it_is_needed(built):
     part = parts_of_rules(ResidualModel(built), grammar, ids)
     after = built.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-    whole = divergence(ResidualModel(built), grammar, ids)
+    full = divergence(ResidualModel(built), grammar, ids)
     built.blocks[1].attn.out.weight[:, :N] = 0
     silent = divergence(ResidualModel(built), grammar, ids)
     for kind in KINDS:
-        assert (0 in part[kind]) == (silent[kind] - whole[kind] >= 0.1)
+        assert (0 in part[kind]) == (silent[kind] - full[kind] >= 0.1)
 
 
 def test_counting():

@@ -30,9 +30,9 @@ def data(tmp_path, monkeypatch):
     llama2c.write(tmp_path / recipe.MODEL, llama2c.weights(True))
     llama2c.write_tokenizer(tmp_path / "llama2c" / f"tok{len(llama2c.ALL_PIECES)}.bin")
     stories = [f"the {'hare ' * (1 + i % 3)}ate {'tea ' * (i // 3)}there" for i in range(60)]
-    for split, some in (("train", stories[:50]), ("valid", stories[50:])):
+    for split, several in (("train", stories[:50]), ("valid", stories[50:])):
         with gzip.open(tmp_path / "tinystories" / f"{split}.txt.gz", "wt") as file:
-            file.write("\n<|endoftext|>\n".join(some))
+            file.write("\n<|endoftext|>\n".join(several))
     return tmp_path
 
 

@@ -37,7 +37,7 @@ CASE = ClassifierTraining(epochs=10, weight_decay=1.0, input_noise=0.0)
 
 
 class BriefContext(TinyContext):
-    """As the tiny one, and its autoencoders take a hundred steps."""
+    """The tiny context, with a hundred steps for its autoencoders."""
 
     def autoencoder(self, vectors, config, sample, training):
         brief = replace(training, steps=100, batch_size=64)
@@ -88,13 +88,13 @@ def test_the_digit_basis_is_cut_to_its_ends():
     logits = torch.zeros(len(data.test_images), 10)
     for digit in range(10):
         order = spectrum.values[digit].argsort()
-        kept = torch.cat([order[:3], order[-3:]])
-        strength = data.test_images @ spectrum.vectors[digit, kept].T
-        logits[:, digit] = strength.pow(2) @ spectrum.values[digit, kept]
-        found = numbers["eigenvalues"][str(digit)]
+        remaining = torch.cat([order[:3], order[-3:]])
+        strength = data.test_images @ spectrum.vectors[digit, remaining].T
+        logits[:, digit] = strength.pow(2) @ spectrum.values[digit, remaining]
+        result = numbers["eigenvalues"][str(digit)]
         values = spectrum.values[digit].sort().values
-        assert found["negative"] == pytest.approx(values[:3].tolist())
-        assert found["positive"] == pytest.approx(values.flip(0)[:3].tolist())
+        assert result["negative"] == pytest.approx(values[:3].tolist())
+        assert result["positive"] == pytest.approx(values.flip(0)[:3].tolist())
     right = (logits.argmax(-1) == data.test_labels).double().mean()
     assert numbers["accuracy_of_shown"] == pytest.approx(float(right))
 
@@ -140,25 +140,25 @@ def test_both_kinds_of_activations_are_compared():
     torch.manual_seed(0)
     autoencoder = SparseAutoencoder(AutoencoderConfig(24, 60)).requires_grad_(False)
     autoencoder.encoder_bias.fill_(-y.norm(dim=-1).max() * 0.2)
-    found = compare(model, autoencoder, data)
+    result = compare(model, autoencoder, data)
     f = autoencoder.encode(y)
     active = (f != 0).any(0)
     assert 24 < int(active.sum()) < 60
-    assert torch.equal(found.relu, f[:, active])
-    assert found.dictionary.rank == 24
-    assert found.pseudo_recovered == pytest.approx(1, abs=1e-4)
+    assert torch.equal(result.relu, f[:, active])
+    assert result.dictionary.rank == 24
+    assert result.pseudo_recovered == pytest.approx(1, abs=1e-4)
     F = autoencoder.features[:, active]
-    assert close(found.pseudo, y @ torch.linalg.pinv(F).T, 1e-3)
+    assert close(result.pseudo, y @ torch.linalg.pinv(F).T, 1e-3)
     rebuilt = f @ autoencoder.features.T + autoencoder.decoder_bias
     expected = loss_recovered(model(data.test_images), model.unembed(rebuilt), data.test_labels)
-    assert found.relu_recovered == pytest.approx(expected, abs=1e-4)
-    numbers = found.numbers()
-    on = found.relu != 0
-    a, b = found.relu[on].double(), found.pseudo[on].double()
+    assert result.relu_recovered == pytest.approx(expected, abs=1e-4)
+    numbers = result.numbers()
+    on = result.relu != 0
+    a, b = result.relu[on].double(), result.pseudo[on].double()
     a, b = a - a.mean(), b - b.mean()
     correlation = float((a * b).sum() / (a.norm() * b.norm()))
     assert numbers["correlation_where_active"] == pytest.approx(correlation)
-    silent = found.pseudo[~on].pow(2).mean().sqrt() / found.pseudo[on].pow(2).mean().sqrt()
+    silent = result.pseudo[~on].pow(2).mean().sqrt() / result.pseudo[on].pow(2).mean().sqrt()
     assert numbers["silent_to_active_size"] == pytest.approx(float(silent))
     assert numbers["active"] == int(active.sum())
 
@@ -169,11 +169,11 @@ def test_pair_activations_are_those_of_the_pairs():
     autoencoder = SparseAutoencoder(AutoencoderConfig(4, 7)).double().requires_grad_(False)
     autoencoder.encoder_bias.normal_()
     autoencoder.decoder_bias.normal_()
-    chosen = torch.tensor([5, 2])
+    selected = torch.tensor([5, 2])
     r = dense(layer).permute(1, 2, 0)
-    expected = autoencoder.encode(r)[..., chosen].permute(2, 0, 1)
+    expected = autoencoder.encode(r)[..., selected].permute(2, 0, 1)
     assert (expected == 0).any()
-    assert close(pair_activations(layer, autoencoder, chosen), expected)
+    assert close(pair_activations(layer, autoencoder, selected), expected)
 
 
 def test_the_most_specific_of_the_most_active_are_chosen(monkeypatch):

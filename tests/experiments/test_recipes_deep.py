@@ -79,7 +79,7 @@ class TinyContext(RecipeContext):
     def classifiers(self, data, training, seeds, *, d_model=300, layers=1, affine=False):
         width = {300: 5, 128: 4, 100: 3}[d_model]
         several = [replace(training, seed=seed) for seed in range(min(seeds, 2))]
-        return [tiny_model(width, layers, one, affine) for one in several]
+        return [tiny_model(width, layers, single, affine) for single in several]
 
 
 @cache
@@ -114,10 +114,10 @@ def test_figure_6_follows_the_outermost_eigenvectors():
     x = digits().test_images
     first, last = tiny_model(10, 2, ClassifierTraining()).tensors()
     spectrum = last.interaction(output=6).eigh()
-    found = branches(spectrum, first, x)
+    result = branches(spectrum, first, x)
     activations = spectrum.activations(first(x))
     for name, sign in (("P", 1), ("N", -1)):
-        value, below = found[name]
+        value, below = result[name]
         outer = int((sign * spectrum.values).argmax())
         assert value == float(spectrum.values[outer])
         hidden = below(x)
@@ -125,7 +125,7 @@ def test_figure_6_follows_the_outermost_eigenvectors():
         assert hidden[hidden.abs().topk(3).indices].sum() > 0
     turned = Spectrum(spectrum.values, -spectrum.vectors, spectrum.residuals)
     again = branches(turned, first, x)["N"][1]
-    assert torch.allclose(again.values, found["N"][1].values, atol=1e-4)
+    assert torch.allclose(again.values, result["N"][1].values, atol=1e-4)
 
 
 def test_figure_6_counts_by_hand():
@@ -171,13 +171,13 @@ def test_search_measures_the_models():
 def test_small_trees_are_exact(monkeypatch):
     monkeypatch.setattr("experiments.search.SMALL_WIDTH", 2)
     monkeypatch.setattr("experiments.search.SMALL_SEEDS", 2)
-    for name, found in exactness(digits()).items():
+    for name, result in exactness(digits()).items():
         width = 2 if name == "plain" else 3
-        assert found["leaves"] == 10 * width**3
-        assert 0 < found["largest_relative_error"] < 1e-9
-        assert found["best_20_as_in_whole_tree"]
-        assert len(found["nodes_expanded"]) == 2
-        assert max(found["nodes_expanded"]) <= found["nodes_total"]
+        assert result["leaves"] == 10 * width**3
+        assert 0 < result["largest_relative_error"] < 1e-9
+        assert result["best_20_as_in_whole_tree"]
+        assert len(result["nodes_expanded"]) == 2
+        assert max(result["nodes_expanded"]) <= result["nodes_total"]
 
 
 def test_bonds_measures_the_models():
@@ -193,10 +193,10 @@ def test_bonds_measures_the_models():
     inside = numbers["inside a cut"][0]
     assert inside["products"] == 3 * 6 + 3 * 6 + 10 * 6
     assert inside["paths"]["all"] == 10 * 3**3
-    for found in numbers["similarity"].values():
-        assert abs(found["standard_errors_apart"]) < 5
+    for result in numbers["similarity"].values():
+        assert abs(result["standard_errors_apart"]) < 5
         for certified, (lost, size) in zip(
-            found["certified_error"], found["sampled_error"], strict=True
+            result["certified_error"], result["sampled_error"], strict=True
         ):
             assert lost <= certified + 1e-5 * size
     assert numbers["exactness"]["largest_error"] < 1e-12
@@ -219,11 +219,11 @@ def test_masks_are_compared_at_equal_norm(monkeypatch):
     x, labels = data.test_images, data.test_labels
     curves = success(model, x, labels, seed=0)
     masks = class_mask(model.tensor().interaction(output=range(10)).eigh())
-    found = [
+    result = [
         attack(model, x, labels, mask, label=label, norm=2.0) for label, mask in enumerate(masks)
     ]
-    assert curves["mask", "targeted"] == [pytest.approx(fmean(a.targeted for a in found))]
-    assert curves["mask", "fooled"] == [pytest.approx(fmean(a.fooled for a in found))]
+    assert curves["mask", "targeted"] == [pytest.approx(fmean(a.targeted for a in result))]
+    assert curves["mask", "fooled"] == [pytest.approx(fmean(a.fooled for a in result))]
     for kind in ("its pixels scattered", "Gaussian"):
         assert curves[kind, "targeted"][0] < curves["mask", "targeted"][0]
     assert success(model, x, labels, seed=0) == curves

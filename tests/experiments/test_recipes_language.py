@@ -37,8 +37,8 @@ class TinyContext(RecipeContext):
     """Random models of no more than two initialisations, and a handful of stories."""
 
     def choose(self, small, paper):
-        chosen = super().choose(small, paper)
-        return 2 if isinstance(chosen, int) else chosen
+        selected = super().choose(small, paper)
+        return 2 if isinstance(selected, int) else selected
 
     def language(self, name, training, model):
         config = LanguageConfig(**{**model.settings(), "d_model": 16, "d_hidden": 20, "n_heads": 2})
@@ -96,8 +96,8 @@ def test_exactness_is_measured_in_both_precisions(tmp_path):
     model = ResidualModel(random_model(vocab_size=300).float(), corpus.tokenizer)
     before = model.W_E.clone()
     reading = read_direction(model, corpus, "girl", layer=0, eigenvectors=1, k=2)
-    found = exactness(model, corpus, reading)
-    assert 0 < found["float64"]["paths"] < 1e-12 < found["float32"]["paths"] < 1e-4
+    result = exactness(model, corpus, reading)
+    assert 0 < result["float64"]["paths"] < 1e-12 < result["float32"]["paths"] < 1e-4
     assert torch.equal(model.W_E, before)
 
 
@@ -116,8 +116,8 @@ class Oracle:
 
 def test_the_truth_has_no_divergence_from_itself():
     ids = Grammar().sample(20, 16, seed=1)
-    found = divergences(Oracle(), Grammar(), ids)
-    assert max(abs(value) for value in found.values()) < 1e-9
+    result = divergences(Oracle(), Grammar(), ids)
+    assert max(abs(value) for value in result.values()) < 1e-9
     other = divergences(grammar_model(), Grammar(), ids)
     assert min(other.values()) > 0.1
 
@@ -152,5 +152,5 @@ def test_verbs_that_look_at_names_are_found():
         unit, attn = head * model.blocks[0].attn.d_head, model.blocks[0].attn
         attn.query.weight[unit, [number[verb] for verb in verbs]] = 1
         attn.key.weight[unit, [number[name] for name, _, _ in grammar.skip_trigrams]] = 1
-    found = found_pairs(view, grammar)
-    assert found == {"pairs_found_by_one_head": 0.75, "pairs_found": 1.0}
+    result = found_pairs(view, grammar)
+    assert result == {"pairs_found_by_one_head": 0.75, "pairs_found": 1.0}

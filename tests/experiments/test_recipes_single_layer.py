@@ -138,11 +138,13 @@ def test_figure_3_stays_strictly_under():
 def test_figure_3_starts_from_the_model(small):
     outcome = ran("fig3", "small")
     data = digits()
-    for size, found in outcome.numbers["sizes"].items():
+    for size, result in outcome.numbers["sizes"].items():
         models = small.classifiers(data, ClassifierTraining(), 2, d_model=int(size))
         accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
-        assert found["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
-        assert 1 <= found["needed_under_1_point"]["mean"] <= found["needed_under_0.1_point"]["mean"]
+        assert result["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
+        assert (
+            1 <= result["needed_under_1_point"]["mean"] <= result["needed_under_0.1_point"]["mean"]
+        )
     _, line = outcome.figures["truncation"].data[:2]
     assert line.y[-1] == pytest.approx(100 / len(data.test_labels))
 
@@ -167,9 +169,11 @@ def test_figure_4_finds_what_was_planted():
     assert torch.allclose(torch.tensor(curves), torch.tensor([[0.8, 0.4]] * 2))
     assert [len(c) for c in similarity_curves(models, others, ranks=1)] == [1, 1]
     assert [len(c) for c in similarity_curves(models, others)] == [2, 2]
-    found = matches(basis[:2], others[0][0])
-    assert [text for _, text in found] == ["0.90", "0.50"]
-    assert all(float(vector @ own) > 0 for (vector, _), own in zip(found, basis[:2], strict=True))
+    result = matches(basis[:2], others[0][0])
+    assert [text for _, text in result] == ["0.90", "0.50"]
+    assert all(
+        float(vector @ plain) > 0 for (vector, _), plain in zip(result, basis[:2], strict=True)
+    )
 
 
 def test_figure_4_never_pairs_models_of_the_same_seed():
@@ -199,8 +203,8 @@ def test_figure_4_compares_models_of_each_noise_among_themselves(small):
         bases = {"top_five": "model", "top_five_orthonormal_in_pixels": "pixels"}
         for key, basis in bases.items():
             vectors = [positive_vectors(model, basis) for model in models]
-            (one, other) = similarity_curves(vectors, vectors)
-            expected = (sum(one[:5]) + sum(other[:5])) / 10
+            (single, other) = similarity_curves(vectors, vectors)
+            expected = (sum(single[:5]) + sum(other[:5])) / 10
             assert numbers[name][key]["mean"] == pytest.approx(expected)
     means = {numbers[name][key]["mean"] for name in kinds for key in bases}
     assert len(means) == 6
@@ -224,8 +228,8 @@ def test_figure_5_compares_what_it_says(small):
         for noise in (0.0, 1.0):
             training = ClassifierTraining(weight_decay=decay, input_noise=noise)
             models = small.classifiers(digits(), training, 5)
-            found = [float(spectra(m).effective_rank().mean()) for m in models]
-            ranks[decay, noise] = sum(found) / len(found)
+            result = [float(spectra(m).effective_rank().mean()) for m in models]
+            ranks[decay, noise] = sum(result) / len(result)
     names = {(0, 0): "none", (0, 1): "input noise", (0.5, 0): "weight decay", (0.5, 1): "both"}
     for setting, name in names.items():
         assert numbers[name]["effective_rank"]["mean"] == pytest.approx(ranks[setting])
@@ -237,12 +241,12 @@ def test_figure_5_compares_what_it_says(small):
 def test_figure_9_reads_the_ends_of_the_spectrum():
     spectrum = spectra(digit_model())[3]
     values = spectrum.values.sort().values
-    found = describe_ends(spectrum, digits())
-    assert [e["eigenvalue"] for e in found["positive"]] == values.flip(0)[:3].tolist()
-    assert [e["eigenvalue"] for e in found["negative"]] == values[:3].tolist()
+    result = describe_ends(spectrum, digits())
+    assert [e["eigenvalue"] for e in result["positive"]] == values.flip(0)[:3].tolist()
+    assert [e["eigenvalue"] for e in result["negative"]] == values[:3].tolist()
     strongest = spectrum.activations(digits().test_images)[:, spectrum.values.argmax()].topk(3)
     labels = digits().test_labels[strongest.indices].tolist()
-    assert found["positive"][0]["top_inputs"] == [str(label) for label in labels]
+    assert result["positive"][0]["top_inputs"] == [str(label) for label in labels]
 
 
 def test_lines_and_their_bands():
@@ -276,20 +280,20 @@ def test_pictures_stand_in_their_rows():
 def test_noises_are_held_against_all_three_goals(small):
     outcome = ran("noises", "small")
     models = small.classifiers(digits(), ClassifierTraining(input_noise=0.0, latent_noise=0.33), 5)
-    found = outcome.numbers["latent_noise=0.33"]
+    result = outcome.numbers["latent_noise=0.33"]
     accuracies = [m.accuracy(digits().test_images, digits().test_labels) for m in models]
-    assert found["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
+    assert result["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
     vectors = [positive_vectors(model, "pixels") for model in models]
     curves = similarity_curves(vectors, vectors)
-    assert found["match_in_pixels"]["mean"] == pytest.approx(
+    assert result["match_in_pixels"]["mean"] == pytest.approx(
         sum(sum(curve[:5]) / 5 for curve in curves) / 2
     )
     goals = outcome.numbers["goals"]
-    for name, one in outcome.numbers.items():
+    for name, single in outcome.numbers.items():
         if name != "goals":
-            best = max(one["match"]["mean"], one["match_in_pixels"]["mean"])
-            assert one["goals_met"] == (one["accuracy"]["mean"] >= goals["accuracy"]) + (
-                one["drop_at_10"]["mean"] < goals["drop_at_10"]
+            best = max(single["match"]["mean"], single["match_in_pixels"]["mean"])
+            assert single["goals_met"] == (single["accuracy"]["mean"] >= goals["accuracy"]) + (
+                single["drop_at_10"]["mean"] < goals["drop_at_10"]
             ) + (best >= goals["match"])
     assert outcome.numbers["input_noise=0.0"] == outcome.numbers["latent_noise=0.0"]
     (table,) = outcome.parts

@@ -1,4 +1,4 @@
-"""One server for each kind of run, and a browser that notes what leaves this machine."""
+"""One server for each kind of run, and a browser that records all requests to other machines."""
 
 import shutil
 import socket
@@ -26,12 +26,12 @@ FITS = """() => {
     .map((e) => e.getBoundingClientRect().right);
   return Math.max(...ends) <= innerWidth;
 }"""
-"""Whether nothing stands at the right where nobody can scroll to: Gradio cuts off what is too wide
-for its places, and the page itself grows no wider."""
+"""Script: True if no content is at the right beyond the page. Gradio cuts off content that is too
+wide for its place, and the page itself grows no wider."""
 
 
 class Visit:
-    """A page, what it asked of other machines, and what went wrong on it."""
+    """A page with its requests to other machines and its errors."""
 
     def __init__(self, browser: Any, width: int) -> None:
         # Pages of one context share their cache: a page of Gradio's is several megabytes of script.
@@ -62,7 +62,7 @@ class Visit:
 
 @contextmanager
 def visiting(browser: Any, width: int = 1200) -> Iterator[Visit]:
-    """A visit on which nothing may fail and nothing may be asked of another machine."""
+    """Visit a page without any failure or request to another machine."""
     visit = Visit(browser, width)
     try:
         yield visit
@@ -86,7 +86,7 @@ def chromium() -> Iterator[Any]:
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
-    """The address of an explorer while it is served, on a port that is free."""
+    """Yield the address of an explorer while it is served, on a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -38,7 +38,7 @@ def deep_site(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def language_run(tmp_path_factory):
-    """A model with random weights, in the words of the grammar."""
+    """Return a model with random weights, in the words of the grammar."""
     folder = tmp_path_factory.mktemp("explore") / "grammar"
     grammar = Grammar()
     model = random_model(vocab_size=len(grammar.vocabulary)).float()
@@ -60,5 +60,5 @@ def language_site(language_run, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def browser():
-    with chromium() as found:
-        yield found
+    with chromium() as result:
+        yield result

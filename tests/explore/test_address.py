@@ -15,7 +15,7 @@ from bilens.explore.screen import LONGEST, read_address, write_address
 class State:
     word: str = "swim"
     minus: tuple[str, ...] = ("run", "a&b=c")
-    kept: int = 10
+    saved: int = 10
 
 
 def there_and_back(state: State) -> State:
@@ -25,8 +25,8 @@ def there_and_back(state: State) -> State:
 
 
 @given(st.text(), st.lists(st.text(min_size=1), max_size=4), st.integers(0, 10**9 - 1))
-def test_an_address_stands_for_its_state(word, minus, kept):
-    state = State(word, tuple(minus), kept)
+def test_an_address_stands_for_its_state(word, minus, saved):
+    state = State(word, tuple(minus), saved)
     assert there_and_back(state) == state
 
 
@@ -36,21 +36,21 @@ def test_the_first_state_has_an_empty_address():
 
 
 def test_what_others_add_is_left_alone():
-    assert read_address(State(), [("__sign", "x"), ("kept", "3")]) == State(kept=3)
+    assert read_address(State(), [("__sign", "x"), ("saved", "3")]) == State(saved=3)
 
 
 @pytest.mark.parametrize("number", ["", "x", "-1", "1e3", "٣", "1" * 5000])
 def test_what_is_no_number_is_refused(number):
-    with pytest.raises(BilensError, match="kept: .* is not a whole number"):
-        read_address(State(), [("kept", number)])
+    with pytest.raises(BilensError, match="saved: .* is not a whole number"):
+        read_address(State(), [("saved", number)])
 
 
 def test_an_address_is_never_long():
-    """What is left out are the longest parts, as few as do."""
-    drawing = State(word="x" * 300_000, minus=("y" * 3000,), kept=3)
+    """The longest parts are left out, as few as suffice."""
+    drawing = State(word="x" * 300_000, minus=("y" * 3000,), saved=3)
     query, left_out = write_address(drawing, State())
     assert len(query) <= LONGEST
     assert left_out == ["word"]
-    assert read_address(State(), parse_qsl(query)) == State(minus=drawing.minus, kept=3)
+    assert read_address(State(), parse_qsl(query)) == State(minus=drawing.minus, saved=3)
     query, left_out = write_address(State(word="x" * 2500, minus=("y" * 3000,)), State())
     assert left_out == ["minus"]

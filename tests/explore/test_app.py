@@ -1,4 +1,4 @@
-"""Opening a run: what the explorer is for, and what it says where it is not."""
+"""Opening a run: its screen, and the error for runs without one."""
 
 import json
 import shutil
@@ -102,8 +102,8 @@ def test_a_slow_flow_does_not_hold_up_another_visitor(language_site, browser, mo
         assert may_end.wait(60)
         return flow(*args, **how)
 
-    with visiting(browser) as one, visiting(browser) as other:
-        waiting, clicking = (v.open(language_site, "#flow svg .node") for v in (one, other))
+    with visiting(browser) as single, visiting(browser) as other:
+        waiting, clicking = (v.open(language_site, "#flow svg .node") for v in (single, other))
         monkeypatch.setattr("bilens.explore.flows.flow", slow)
         try:
             text = waiting.locator("#flow-prompt textarea")
@@ -116,15 +116,15 @@ def test_a_slow_flow_does_not_hold_up_another_visitor(language_site, browser, mo
             assert "kite" not in waiting.text_content("#flow svg")
         finally:
             may_end.set()
-        one.wait("document.querySelector('#flow svg').textContent.includes('kite')")
+        single.wait("document.querySelector('#flow svg').textContent.includes('kite')")
 
 
 def test_each_thread_runs_modules_of_its_own_with_the_same_weights():
     model = ResidualModel(random_model())
-    mine = ThreadModel(model)
+    custom = ThreadModel(model)
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(lambda: mine.model).result()
-    assert mine.model is mine.model
-    assert not {*theirs.model.modules()} & {*mine.model.model.modules(), *model.model.modules()}
+        theirs = pool.submit(lambda: custom.model).result()
+    assert custom.model is custom.model
+    assert not {*theirs.model.modules()} & {*custom.model.model.modules(), *model.model.modules()}
     weights = zip(theirs.model.parameters(), model.model.parameters(), strict=True)
-    assert all(one.data_ptr() == other.data_ptr() for one, other in weights)
+    assert all(single.data_ptr() == other.data_ptr() for single, other in weights)

@@ -1,4 +1,4 @@
-"""The few directions of a deep classifier: what a walk through them shows, and the walk itself."""
+"""The few directions of a deep classifier: the walk through them and its screens."""
 
 import re
 
@@ -20,13 +20,13 @@ def view() -> BondView:
 
 def test_it_starts_with_the_directions_that_a_report_shows(view):
     report = read_bonds(digit_model(2), digits())
-    found = view.reading(0)
-    assert found.cut.ranks == report.cut.ranks
+    reading = view.reading(0)
+    assert reading.cut.ranks == report.cut.ranks
     for bond, rank in enumerate(report.cut.ranks):
         for number in range(rank):
-            one, other = (r.direction(bond, number) for r in (found, report.cut_reading))
-            assert one.share == pytest.approx(other.share)
-            assert one.ends[0].images == other.ends[0].images
+            single, other = (r.direction(bond, number) for r in (reading, report.cut_reading))
+            assert single.share == pytest.approx(other.share)
+            assert single.ends[0].images == other.ends[0].images
     assert (
         f"With {' + '.join(map(str, report.cut.ranks))} directions, as in a report, the model "
         in (text := view.text(0))

@@ -1,4 +1,4 @@
-"""What the explorer shows of a classifier of several layers, without a browser and in one."""
+"""The explorer's screens of a classifier of several layers, without a browser and in one."""
 
 import re
 from dataclasses import replace
@@ -20,7 +20,7 @@ def view() -> DeepView:
 
 
 def test_the_first_branches_are_the_strongest_paths(view):
-    """What the tree says of a leaf is what the search found."""
+    """The tree shows the same numbers of a leaf as the search."""
     paths = view.reading.search.paths.of(3)
     for row in range(3):
         if (paths.indices[row] >= 5).any():
@@ -55,10 +55,10 @@ def test_a_state_that_the_model_has_not(view, changes, message):
 
 def test_logits_of_the_paths_kept(view):
     figure = view.input_figure(DeepState(kept=300, input="test-5"))
-    kept, whole = (np.array(trace.y) for trace in figure.data)
+    remaining, full = (np.array(trace.y) for trace in figure.data)
     x = digits().test_images[5]
-    assert np.allclose(whole, digit_model(2)(x).detach().numpy(), atol=1e-5)
-    assert np.allclose(kept, view.reading.search.paths.truncate(300)(x), atol=1e-5)
+    assert np.allclose(full, digit_model(2)(x).detach().numpy(), atol=1e-5)
+    assert np.allclose(remaining, view.reading.search.paths.truncate(300)(x), atol=1e-5)
 
 
 def test_the_curve_is_the_readings(view):

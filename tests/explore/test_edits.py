@@ -1,4 +1,4 @@
-"""Weights edited by nodes of a flow: what is shown of it, what is saved, and in a browser."""
+"""Weights edited by nodes of a flow: the screen, the saved model, and a browser."""
 
 import json
 import re
@@ -31,8 +31,8 @@ def view(tmp_path):
     return view_of(tmp_path)
 
 
-def chosen(view):
-    """Two heads of one layer and two directions of the other layer's MLP, and what they are."""
+def selected(view):
+    """Two heads of one layer and two directions of the other layer's MLP, with their names."""
     split, _ = view.flows.split(OF)
     nodes = [(name, split.nodes[i], i) for name, i in view.nodes(OF).items()]
     heads = [(name, node) for name, node, _ in nodes if node.kind == "head" and node.layer == 0]
@@ -54,18 +54,18 @@ def test_a_head_stands_once_and_nodes_come_by_what_flows_through_them(view):
 
 @pytest.mark.parametrize("percent", [0, 50])
 def test_it_is_the_edit_of_the_weights(view, percent):
-    picked, heads, vectors = chosen(view)
+    picked, heads, vectors = selected(view)
     model, scale = view.flows.model, percent / 100
     names = (*(name for name, _ in picked), "no such node")
-    found = view.edited(OF, names, percent)
+    result = view.edited(OF, names, percent)
     expected = edit(edit_heads(model, 0, heads, scale=scale), 1, vectors, scale=scale)
     ids = model.ids(OTHER)[None]
-    torch.testing.assert_close(found.logits(ids), expected.logits(ids))
-    assert (found.logits(ids) - model.logits(ids)).abs().max() > 1e-3
+    torch.testing.assert_close(result.logits(ids), expected.logits(ids))
+    assert (result.logits(ids) - model.logits(ids)).abs().max() > 1e-3
 
 
 def test_both_texts_are_shown_before_and_after(view):
-    names = tuple(name for name, _ in chosen(view)[0])
+    names = tuple(name for name, _ in selected(view)[0])
     page = view.page(OF, names, 0, OTHER)
     model, edited = view.flows.model, view.edited(OF, names, 0)
     vector = model.direction(model.token("lily"), [model.token("tom"), model.token("ben")])
@@ -73,8 +73,8 @@ def test_both_texts_are_shown_before_and_after(view):
     for text in (OF.prompt, OTHER):
         ids = model.ids(text)[None]
         before, after = (m.logits(ids)[0, -1] for m in (model, edited))
-        said = f"“{text}”, lily minus tom, ben: {before @ weights:+#.3g} before, "
-        assert f"{said}{after @ weights:+#.3g} after" in page
+        message = f"“{text}”, lily minus tom, ben: {before @ weights:+#.3g} before, "
+        assert f"{message}{after @ weights:+#.3g} after" in page
         best = int(after.argmax())
         (name,) = model.tokenizer.convert_ids_to_tokens([best])
         row = rf">{name}</t[hd]>\s*<td[^>]*>{before.softmax(0)[best]:.1%}</td>\s*"
@@ -96,10 +96,10 @@ def test_what_no_weights_can_do_is_said():
 
 
 def test_a_saved_edit_is_an_ordinary_model(view, tmp_path):
-    names = tuple(name for name, _ in chosen(view)[0])
-    said = view.save(OF, names, 0)
+    names = tuple(name for name, _ in selected(view)[0])
+    message = view.save(OF, names, 0)
     (folder,) = tmp_path.iterdir()
-    assert f"Saved as {folder}: {names[0]}, " in said
+    assert f"Saved as {folder}: {names[0]}, " in message
     ids = view.flows.model.ids(OTHER)[None]
     opened = bilens.load(folder)
     expected = view.edited(OF, names, 0).logits(ids)
@@ -152,7 +152,7 @@ def test_weights_are_edited_in_the_browser(language_run, browser, tmp_path, monk
         page.locator("#edited input").click()
         options = "[...document.querySelectorAll('#edited [role=option]')].map(o => o.ariaLabel)"
         visit.wait(f"JSON.stringify({options}) === '{json.dumps(names, separators=(',', ':'))}'")
-        # and another text has other nodes, of which none is chosen.
+        # and another text has other nodes, of which none is selected.
         text.fill("mia saw")
         text.press("Enter")
         visit.wait("document.querySelector('#edit-page').innerText.startsWith('Choose heads')")

@@ -79,7 +79,7 @@ INPUT = "new URLSearchParams(location.search).get('input')"
 
 
 def draw_three(page, steps: int, pause: int) -> None:
-    """Draw a 3 in one stroke, with so many moves of the pointer on each of its lines."""
+    """Draw a 3 in one stroke, with n moves of the pointer on each of its lines."""
     page.locator("#sketchpad canvas").scroll_into_view_if_needed()
     box = page.locator("#sketchpad canvas").bounding_box()
     first, *others = [(70, 60), (200, 60), (130, 130), (200, 190), (130, 240), (70, 210)]
@@ -102,7 +102,7 @@ def draw_three(page, steps: int, pause: int) -> None:
     ],
 )
 def test_the_last_state_of_the_sheet_wins(image_site, browser, monkeypatch, steps, pause, taken):
-    """What is explained, and what the address stands for, is what is on the sheet in the end."""
+    """The explanation and the address are those of the final drawing."""
     plain = ImageView.input_figures
 
     def slow(view, state):
@@ -191,16 +191,16 @@ def test_back_goes_through_the_views_and_stays_in_the_explorer(image_site, brows
     with visiting(browser) as visit:
         page = visit.open(image_site, "#explanation .main-svg")
         box = page.locator("#kept input[type=number]")
-        for kept in range(1, 4):
-            box.fill(str(kept))
-            visit.wait(f"location.search === '?kept={kept}'")
+        for remaining in range(1, 4):
+            box.fill(str(remaining))
+            visit.wait(f"location.search === '?kept={remaining}'")
             page.wait_for_timeout(1100)
-        for kept in range(2, 0, -1):
+        for remaining in range(2, 0, -1):
             page.go_back()
             visit.wait(
-                f"document.querySelector('#accuracy-text').innerText.includes('With {kept}')"
+                f"document.querySelector('#accuracy-text').innerText.includes('With {remaining}')"
             )
-            assert box.input_value() == str(kept)
+            assert box.input_value() == str(remaining)
         page.go_back()
         visit.wait("document.querySelector('#accuracy-text').innerText.includes('With 10')")
         assert page.url == image_site

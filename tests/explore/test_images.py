@@ -1,4 +1,4 @@
-"""What the explorer shows of a classifier of one layer, without a browser."""
+"""The explorer's screens of a classifier of one layer, without a browser."""
 
 import base64
 import io
@@ -26,14 +26,14 @@ def view() -> ImageView:
 
 
 def sketch(picture: Image.Image, kind: str = "PNG") -> str:
-    """A picture as the sketchpad hands it over."""
+    """Return a picture as the sketchpad returns it."""
     buffer = io.BytesIO()
     picture.save(buffer, kind)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def test_a_spectrum_rebuilds_its_direction(view):
-    """Class, difference and component: the eigenvectors add up to what the model says along it."""
+    """Class, difference and component: the eigenvectors add up to the model's output along each."""
     x = digits().test_images[:20]
     logits = digit_model()(x)
     svd = digit_model().tensor().svd()
@@ -54,11 +54,11 @@ def test_titles_say_what_is_shown(view):
 
 def test_keeping_all_eigenvectors_gives_the_models_logits(view):
     figure, explanation = view.input_figures(ImageState(kept=view.reading.spectrum.k))
-    kept, whole = (np.array(trace.y) for trace in figure.data)
-    assert np.allclose(kept, whole, atol=1e-3)
+    remaining, full = (np.array(trace.y) for trace in figure.data)
+    assert np.allclose(remaining, full, atol=1e-3)
     figure, _ = view.input_figures(ImageState(kept=1))
-    kept, whole = (np.array(trace.y) for trace in figure.data)
-    assert not np.allclose(kept, whole, atol=1e-1)
+    remaining, full = (np.array(trace.y) for trace in figure.data)
+    assert not np.allclose(remaining, full, atol=1e-1)
     assert len(explanation.layout.images) == 2 + 3 * 5  # the input and the colour scale
 
 

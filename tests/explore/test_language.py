@@ -1,4 +1,4 @@
-"""What the explorer shows of a language model, without a browser and in one."""
+"""The explorer's screens of a language model, without a browser and in one."""
 
 import base64
 import io
@@ -36,10 +36,10 @@ STATE = LanguageState("lily", ("tom", "ben"), prompt="once lily ate")
 def test_a_logit_is_the_sum_of_its_bars(view):
     state = view.checked(replace(STATE, chosen="soup"))
     _, likely, figure = view.prediction(state)
-    *parts, whole = figure.data[0].x
+    *parts, full = figure.data[0].x
     logits = view.model.logits(view.model.ids(state.prompt)[None])[0, -1]
     assert np.isclose(sum(parts), float(logits[view.model.token("soup")]))
-    assert np.isclose(whole, sum(parts))
+    assert np.isclose(full, sum(parts))
     best = logits.topk(8).indices
     assert likely == view.corpus.tokenizer.convert_ids_to_tokens(best.tolist())
 
@@ -57,8 +57,8 @@ def test_the_spectrum_is_that_of_the_direction(view):
     W_U, vocabulary = view.model.W_U.T, view.corpus.tokenizer.get_vocab()
     direction = W_U[vocabulary["lily"]] - W_U[[vocabulary["tom"], vocabulary["ben"]]].mean(0)
     Q = view.model.mlp(0).interaction(direction).dense()
-    found = view.spectrum(STATE).values.sort().values
-    assert torch.allclose(found, torch.linalg.eigvalsh(Q))
+    result = view.spectrum(STATE).values.sort().values
+    assert torch.allclose(result, torch.linalg.eigvalsh(Q))
     assert view.title(STATE) == "lily minus tom, ben"
 
 
@@ -78,7 +78,7 @@ def test_contexts_are_of_the_chosen_eigenvector(view):
 
 
 def test_the_text_is_coloured_by_what_feeds_each_eigenvector(view):
-    """What all tokens add up to is the eigenvector's activation, but for biases."""
+    """The sum over all tokens is the eigenvector's activation, biases aside."""
     page = view.fed_page(STATE)
     spectrum = view.spectrum(STATE).outermost(4)
     ids = view.model.ids(STATE.prompt)

@@ -1,4 +1,4 @@
-"""The state of a screen: what is asked for is shown, what is refused is said where it was asked."""
+"""The state of a screen: requests are shown, and refusals appear beside the request."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,7 @@ from bilens.explore.screen import LONGEST, Screen, StateError, check_ranges
 
 @dataclass(frozen=True)
 class State:
-    kept: int = 3
+    saved: int = 3
     class_: int = 0
     word: str = "a"
 
@@ -20,27 +20,27 @@ class View:
     start = State()
 
     def checked(self, state: State) -> State:
-        check_ranges(state, kept=(1, 9), class_=(0, 1))
+        check_ranges(state, saved=(1, 9), class_=(0, 1))
         if len(state.word) > 10**5:
             raise StateError("word", "too long")
         return state
 
 
 class Page:
-    """A screen without a browser, and what its components show."""
+    """A screen without a browser, and the contents of its components."""
 
     def __init__(self) -> None:
         self.shown: list[str] = []
         with gr.Blocks():
             self.screen = Screen(View())
-            self.kept = gr.Slider(1, 9)
+            self.saved = gr.Slider(1, 9)
             self.word = gr.Textbox()
             self.number, self.all = gr.HTML(), gr.HTML()
-            self.screen.control("kept", self.kept)
+            self.screen.control("saved", self.saved)
             self.class_ = self.screen.choice("class_", ["zero", "one"], label="Class")
             self.screen.control("word", self.word)
-            self.screen.part("kept", [self.number], lambda s: [self._show(f"number {s.kept}")])
-            self.screen.part("kept class_ word", [self.all], lambda s: [self._show(str(s))])
+            self.screen.part("saved", [self.number], lambda s: [self._show(f"number {s.saved}")])
+            self.screen.part("saved class_ word", [self.all], lambda s: [self._show(str(s))])
             self.screen.connect()
 
     def _show(self, text: str) -> str:
@@ -48,7 +48,7 @@ class Page:
         return text
 
     def change(self, seen: State, **asked: Any) -> dict[Any, Any]:
-        values = {"kept": seen.kept, "class_": seen.class_, "word": seen.word, **asked}
+        values = {"saved": seen.saved, "class_": seen.class_, "word": seen.word, **asked}
         return self.screen.on_change(seen, *values.values())
 
 
@@ -63,7 +63,7 @@ def test_only_what_depends_on_a_change_is_shown_again(page):
     assert updates[page.screen.seen] == State(word="b")
     assert updates[page.screen.bar.component]["value"] == "word=b"
     assert page.number not in updates
-    page.change(State(), kept=5)
+    page.change(State(), saved=5)
     assert page.shown[1:] == ["number 5", str(State(5))]
 
 
@@ -73,7 +73,7 @@ def test_nothing_happens_where_nothing_has_changed(page):
 
 
 @pytest.mark.parametrize(
-    ("kept", "reason"),
+    ("saved", "reason"),
     [
         (0, "0 is not a whole number from 1 to 9"),
         (10, "10 is not a whole number from 1 to 9"),
@@ -83,23 +83,23 @@ def test_nothing_happens_where_nothing_has_changed(page):
         ({"path": "/etc/passwd"}, "{'path': '/etc/passwd'} is not a whole number"),
     ],
 )
-def test_a_box_that_is_refused_goes_back_and_says_why(page, kept, reason):
-    updates = page.change(State(4), kept=kept)
-    assert updates[page.kept]["value"] == 4
-    assert updates[page.kept]["info"] == reason
+def test_a_box_that_is_refused_goes_back_and_says_why(page, saved, reason):
+    updates = page.change(State(4), saved=saved)
+    assert updates[page.saved]["value"] == 4
+    assert updates[page.saved]["info"] == reason
     assert page.shown == []
 
 
 def test_an_empty_box_is_left_to_be_filled(page):
-    updates = page.change(State(4), kept=None)
-    assert "value" not in updates[page.kept]
-    assert updates[page.kept]["info"] == "An empty box is not a whole number"
+    updates = page.change(State(4), saved=None)
+    assert "value" not in updates[page.saved]
+    assert updates[page.saved]["info"] == "An empty box is not a whole number"
 
 
 def test_one_refusal_does_not_hold_back_the_others(page):
-    updates = page.change(State(), kept=99, class_="banana", word="b")
+    updates = page.change(State(), saved=99, class_="banana", word="b")
     assert updates[page.screen.seen] == State(word="b")
-    assert updates[page.kept]["value"] == 3
+    assert updates[page.saved]["value"] == 3
     assert updates[page.class_]["value"] == 0
     assert "banana is not one of the choices" in updates[page.class_]["info"]
 
@@ -110,31 +110,31 @@ def test_a_choice_is_known_by_its_name(page):
 
 
 def test_what_was_said_goes_away_with_the_next_good_value(page):
-    assert page.change(State(), kept=5)[page.kept] == gr.update(info="")
+    assert page.change(State(), saved=5)[page.saved] == gr.update(info="")
 
 
 def test_an_address_sets_every_control(page):
-    updates = page.screen.on_address("?kept=7&class_=1&utm=x".removeprefix("?"))
-    assert updates[page.kept]["value"] == 7
+    updates = page.screen.on_address("?saved=7&class_=1&utm=x".removeprefix("?"))
+    assert updates[page.saved]["value"] == 7
     assert updates[page.class_]["value"] == 1
     assert updates[page.word]["value"] == "a"
     assert page.shown == ["number 7", str(State(7, 1))]
 
 
 def test_an_address_that_makes_no_sense_opens_the_first_view(page, monkeypatch):
-    said = []
-    monkeypatch.setattr(gr, "Warning", said.append)
-    updates = page.screen.on_address("kept=<b>")
+    message = []
+    monkeypatch.setattr(gr, "Warning", message.append)
+    updates = page.screen.on_address("saved=<b>")
     assert updates[page.screen.seen] == State()
-    assert said == [
-        "The address cannot be shown. kept: &#x27;&lt;b&gt;&#x27; is not a whole number"
+    assert message == [
+        "The address cannot be shown. saved: &#x27;&lt;b&gt;&#x27; is not a whole number"
     ]
 
 
 def test_what_is_too_long_for_an_address_is_left_out_and_said(page):
-    state = replace(State(), word="x" * (LONGEST + 1), kept=5)
-    updates = page.change(State(), word=state.word, kept=5)
+    state = replace(State(), word="x" * (LONGEST + 1), saved=5)
+    updates = page.change(State(), word=state.word, saved=5)
     bar = page.screen.bar.component
-    assert updates[bar]["value"] == "kept=5"
+    assert updates[bar]["value"] == "saved=5"
     assert updates[bar]["note"] == "Too long for an address, and left out of it: word."
     assert page.change(state, word="b")[bar]["note"] == ""

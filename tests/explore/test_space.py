@@ -1,4 +1,4 @@
-"""The folder of a Space: what it holds, and that it runs."""
+"""The folder of a Space: its contents, and that it runs."""
 
 import runpy
 import urllib.request

@@ -35,7 +35,7 @@ def random_inputs(
 
 
 def results(y: Tensor, inputs: list[Tensor | None]) -> list[Tensor]:
-    """The output, and the gradient of each input for the same random gradient of the output."""
+    """Return the output, and the gradient of each input for one random gradient."""
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
     # The same numbers in every precision.
     dy = dy.bfloat16().to(y)
@@ -43,10 +43,10 @@ def results(y: Tensor, inputs: list[Tensor | None]) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, given, dy)]
 
 
-def error(found: list[Tensor], inputs: list[Tensor | None], scale: float) -> float:
-    """Largest distance from the reference in float64, relative to what is compared."""
+def error(result: list[Tensor], inputs: list[Tensor | None], scale: float) -> float:
+    """Largest distance from the reference in float64, relative to the reference."""
     exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
     expected = results(reference(tuple(exact), scale), exact)
     return max(
-        float((a.double() - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)
+        float((a.double() - b).norm() / b.norm()) for a, b in zip(result, expected, strict=True)
     )

@@ -18,7 +18,7 @@ from tests.kernels.inputs import error, random_inputs, results, shapes
 
 @pytest.fixture(autouse=True)
 def fresh_memory_holds_nan(monkeypatch):
-    """What a kernel forgets to write would show."""
+    """Return a part that a kernel forgets to write would show."""
 
     def filled(make):
         return lambda *args, **options: make(*args, **options).fill_(torch.nan)
@@ -91,9 +91,9 @@ def test_precision(time, width, sharing, squared, dtype, bound):
     )
     for kernel in ("chunked", "reference"):
         y = bilinear_attention(*inputs, kernel=kernel)
-        found = results(y, inputs)
-        assert {x.dtype for x in found} == {dtype}
-        assert error(found, inputs, width**-2) < bound
+        result = results(y, inputs)
+        assert {x.dtype for x in result} == {dtype}
+        assert error(result, inputs, width**-2) < bound
 
 
 @pytest.mark.parametrize("squared", [False, True])
@@ -115,7 +115,7 @@ def test_gradients_are_finite_differences(width, squared, monkeypatch):
 def test_gradients_of_gradients_are_those_of_the_reference(**sizes):
     inputs = random_inputs(**sizes)
     given = [x for x in inputs if x is not None]
-    found = []
+    result = []
     for kernel in ("reference", "chunked", "recurrent"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("bilens.kernels.chunked.CHUNK", 7)
@@ -124,9 +124,9 @@ def test_gradients_of_gradients_are_those_of_the_reference(**sizes):
             for _ in range(3):
                 power = sum(x.square().sum() for x in orders[-1])
                 orders.append(torch.autograd.grad(power, given, create_graph=True))
-            found.append([x.detach() for order in orders for x in order])
-    for one in found[1:]:
-        for a, b in zip(one, found[0], strict=True):
+            result.append([x.detach() for order in orders for x in order])
+    for single in result[1:]:
+        for a, b in zip(single, result[0], strict=True):
             assert (a - b).norm() <= 1e-10 * b.norm()
 
 
@@ -241,16 +241,16 @@ def test_mixed_precision_leaves_the_arithmetic_alone():
 
 
 def test_memory_is_that_of_inputs_and_outputs():
-    """Neither a pattern nor states of tokens: what autograd keeps is the inputs."""
-    inputs, kept = random_inputs(time=2000, width=8, dtype=torch.float32), []
+    """Autograd keeps the inputs only, neither a pattern nor states of tokens."""
+    inputs, remaining = random_inputs(time=2000, width=8, dtype=torch.float32), []
 
     def keep(x):
-        kept.append(x.untyped_storage().nbytes())
+        remaining.append(x.untyped_storage().nbytes())
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         bilinear_attention(*inputs, kernel="chunked")
-    assert sum(kept) < 1.1 * sum(x.untyped_storage().nbytes() for x in inputs)
+    assert sum(remaining) < 1.1 * sum(x.untyped_storage().nbytes() for x in inputs)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_auto_takes_the_whole_pattern_for_short_texts(time, limit, kernel, monke
 
 
 class OnDevice:
-    """As much of a tensor as the choice of a kernel looks at."""
+    """The attributes of a tensor that decide on its kernel."""
 
     def __init__(self, device, dtype=torch.float32, width=64, time=100):
         self.device, self.dtype = torch.device(device), dtype

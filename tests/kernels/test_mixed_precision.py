@@ -33,13 +33,13 @@ def language_model(attention, positions="rotary", *, mixes=False):
 def results(model, ids):
     """Logits and gradients, and the logits of the last token when it follows the others."""
     model.zero_grad()
-    found = model(ids, labels=ids)
-    found.loss.backward()
+    result = model(ids, labels=ids)
+    result.loss.backward()
     with torch.no_grad():
         cache = model(ids[:, :-1], use_cache=True).past_key_values
         last = model(ids[:, -1:], past_key_values=cache).logits
     gradients = torch.cat([weight.grad.flatten() for weight in model.parameters()])
-    return [x.detach().double() for x in (found.logits, gradients, last)]
+    return [x.detach().double() for x in (result.logits, gradients, last)]
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -51,8 +51,8 @@ def test_models_in_bfloat16_are_nearly_those_in_float32(attention, positions, mi
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = results(model, ids)
     rounded = results(model.bfloat16(), ids)
-    for found in (mixed, rounded):
-        for a, b in zip(found, exact, strict=True):
+    for result in (mixed, rounded):
+        for a, b in zip(result, exact, strict=True):
             assert (a - b).norm() < 0.03 * b.norm()
 
 

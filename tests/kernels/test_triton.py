@@ -1,4 +1,4 @@
-"""The Triton kernels: in Triton's interpreter on a CPU, and on a GPU where there is one."""
+"""The Triton kernels, in Triton's interpreter on a CPU, and on a GPU if present."""
 
 import importlib.util
 import sys
@@ -73,7 +73,7 @@ def test_triton_is_the_reference(time, width, d_value, sharing, squared, dtype):
     ],
 )
 def test_tiles_of_wide_heads_and_values(width, d_value, dtype, squared, monkeypatch):
-    """With two chunks of as few tokens as tiles allow, where there would be one of so few."""
+    """Cut into two chunks of as few tokens as tiles allow, instead of one."""
     length = 64 if dtype == torch.float32 else 128
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: length)
     time = length + 12
@@ -96,7 +96,7 @@ def test_segments_of_a_text_are_summed_side_by_side(squared, segments, monkeypat
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("one_chunk", [False, True])
 def test_inputs_are_read_where_they_are(squared, one_chunk, monkeypatch):
-    """As a model has them: heads beside each other in a row of the stream."""
+    """Lay heads side by side in a row of the stream, as a model does."""
     length = 64 if not one_chunk else 1000
     monkeypatch.setattr("bilens.kernels.triton_chunked.chunk_length", lambda time, width: length)
     inputs = on_device(batch=2, kv_heads=2, time=100, width=12, d_value=20, squared=squared)
@@ -139,10 +139,10 @@ def test_a_text_goes_on_from_a_state(squared, monkeypatch):
 def test_gradients_of_gradients_are_those_of_the_reference(squared):
     inputs = on_device(time=20, width=4, d_value=3, sharing=2, squared=squared)
     given = [x for x in inputs if x is not None]
-    found = []
+    result = []
     for kernel in ("reference", "triton"):
         y = bilinear_attention(*inputs, scale=0.3, kernel=kernel)
         first = torch.autograd.grad(y.square().sum(), given, create_graph=True)
-        found.append(torch.autograd.grad(sum(x.square().sum() for x in first), given))
-    for a, b in zip(*found, strict=True):
+        result.append(torch.autograd.grad(sum(x.square().sum() for x in first), given))
+    for a, b in zip(*result, strict=True):
         assert (a - b).norm() < BOUNDS[torch.float32] * a.norm()

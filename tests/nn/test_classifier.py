@@ -223,10 +223,10 @@ def test_a_model_that_is_nowhere(monkeypatch):
 @given(configs, st.integers(1, 4))
 def test_a_cut_model_is_an_ordinary_one(settings, k):
     model = build(ClassifierConfig(**settings)).double()
-    found = bonds(
+    reading = bonds(
         model.layer_tensors(), torch.eye(settings["n_classes"]), embedding=model.embedding()
     )
-    cut = found.cut(k)
+    cut = reading.cut(k)
     small = ImageClassifier.from_cut(cut, model.config).double()
     x = torch.randn(5, 12, dtype=torch.float64)
     scale = cut(x).abs().max().clamp_min(1e-6)
@@ -234,8 +234,8 @@ def test_a_cut_model_is_an_ordinary_one(settings, k):
     assert small.config.d_model == max(*cut.ranks, settings["n_classes"])
     assert small.config.class_names == model.config.class_names
     # All directions are the whole model, also when it is read and cut again.
-    whole = ImageClassifier.from_cut(found.cut(100), model.config).double()
-    assert (whole(x) - model(x)).abs().max() <= 1e-4 * model(x).abs().max() + 1e-9
+    full = ImageClassifier.from_cut(reading.cut(100), model.config).double()
+    assert (full(x) - model(x)).abs().max() <= 1e-4 * model(x).abs().max() + 1e-9
 
 
 def test_a_cut_of_other_sizes_is_refused():

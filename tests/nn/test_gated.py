@@ -75,8 +75,8 @@ def test_gradients_reach_the_weights_through_the_tensor():
     through_tensor = [p.grad.clone() for p in layer.parameters()]
     layer.zero_grad()
     layer(x).sum().backward()
-    for mine, direct in zip(through_tensor, layer.parameters(), strict=True):
-        assert torch.allclose(mine, direct.grad)
+    for custom, direct in zip(through_tensor, layer.parameters(), strict=True):
+        assert torch.allclose(custom, direct.grad)
 
 
 @pytest.mark.usefixtures("unchecked")

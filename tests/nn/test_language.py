@@ -29,7 +29,7 @@ def test_paper_preset_has_the_size_of_table_3():
 
 
 def naive_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
-    """The model token by token and head by head, from the weights under their field names."""
+    """Compute the model token by token and head by head, from weights by their field names."""
     config, time = model.config, len(ids)
     places = model.pos_embed.weight[:time] if config.positions in ("learned", "shortformer") else 0
     x = start = model.W_E[ids] + (places if config.positions == "learned" else 0)
@@ -163,12 +163,12 @@ def test_normed_and_scaled_attention_is_that_of_the_equations(options):
 def test_decoding_with_a_cache_is_decoding_without(**options):
     model = random_model(**options)
     ids = random_text()[None]
-    whole = model(ids).logits
+    full = model(ids).logits
     start = model(ids[:, :4], use_cache=True)
     middle = model(ids[:, 4:6], past_key_values=start.past_key_values)
     last = [model(ids[:, t : t + 1], past_key_values=start.past_key_values) for t in (6, 7, 8)]
     pieces = [start.logits, middle.logits, *(out.logits for out in last)]
-    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+    torch.testing.assert_close(torch.cat(pieces, 1), full)
 
 
 @pytest.mark.parametrize("options", [{"attention": "bilinear"}, NORMED[0]])
@@ -201,11 +201,11 @@ def test_generate_gives_the_most_likely_token_each_time(attention):
 @pytest.mark.parametrize("attention", ["squared", "bilinear"])
 def test_beams_go_on_from_their_own_states(attention):
     model, ids = random_model(attention=attention), random_text(4)[None].repeat(2, 1)
-    found = [
+    result = [
         model.generate(ids, max_new_tokens=6, num_beams=3, eos_token_id=VOCAB, use_cache=cached)
         for cached in (True, False)
     ]
-    assert torch.equal(*found)
+    assert torch.equal(*result)
 
 
 def test_a_state_never_grows():
@@ -439,12 +439,12 @@ def test_what_released_models_add_is_saved_and_decoded(tmp_path, attention):
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     ids = random_text()[None]
-    whole = model(ids).logits
+    full = model(ids).logits
     check_same_model(again, model)
     start = model(ids[:, :6], use_cache=True)
     last = [model(ids[:, t : t + 1], past_key_values=start.past_key_values) for t in (6, 7, 8)]
     pieces = [start.logits, *(out.logits for out in last)]
-    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+    torch.testing.assert_close(torch.cat(pieces, 1), full)
 
 
 def test_what_is_mixed_in_has_to_be_given():

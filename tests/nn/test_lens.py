@@ -1,4 +1,4 @@
-"""A language model in TransformerLens and nnsight, where those are installed."""
+"""A language model in TransformerLens and nnsight, if these are installed."""
 
 import re
 from importlib.util import find_spec

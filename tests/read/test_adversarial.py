@@ -36,7 +36,7 @@ def test_an_attack_by_hand(monkeypatch):
     model, data = digit_model(), digits()
     x, labels = data.test_images, data.test_labels
     mask = class_mask(model.tensor().interaction(output=3).eigh())
-    found = attack(model, x, labels, 7 * mask, label=3, norm=2.0)
+    result = attack(model, x, labels, 7 * mask, label=3, norm=2.0)
     targeted, fooled, others = 0, 0, 0
     for image, label in zip(x, labels.tolist(), strict=True):
         if label != 3:
@@ -44,8 +44,8 @@ def test_an_attack_by_hand(monkeypatch):
             predicted = int(model(torch.clip(image + 2 * mask, 0, 1)[None]).argmax())
             targeted += predicted == 3
             fooled += predicted != label
-    assert found.targeted == pytest.approx(targeted / others)
-    assert found.fooled == pytest.approx(fooled / others)
+    assert result.targeted == pytest.approx(targeted / others)
+    assert result.fooled == pytest.approx(fooled / others)
 
 
 def test_masks_beat_random_ones_of_equal_norm():

@@ -27,34 +27,37 @@ def reading(bias: bool = False) -> BondReading:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_cut_keeps_the_accuracy_on_the_images_it_was_chosen_on(bias):
-    model, data, found = digit_model(n_layers=2, bias=bias), digits(), reading(bias)
-    small = found.cut_model()
+    model, data, result = digit_model(n_layers=2, bias=bias), digits(), reading(bias)
+    small = result.cut_model()
     on_training = data.train_images, data.train_labels
     assert small.accuracy(*on_training) >= model.accuracy(*on_training) - 0.02
-    assert found.cut.ranks == found.ranks[found.kind]
-    assert sum(found.cut.ranks) == min(map(sum, found.ranks.values())) < 2 * 24
-    assert found.cut_accuracy == small.accuracy(data.test_images, data.test_labels)
-    assert found.accuracy == model.accuracy(data.test_images, data.test_labels)
-    assert found.by_rank[-1][1:] == (pytest.approx(found.accuracy, abs=0.01), 0)
+    assert result.cut.ranks == result.ranks[result.kind]
+    assert sum(result.cut.ranks) == min(map(sum, result.ranks.values())) < 2 * 24
+    assert result.cut_accuracy == small.accuracy(data.test_images, data.test_labels)
+    assert result.accuracy == model.accuracy(data.test_images, data.test_labels)
+    assert result.by_rank[-1][1:] == (pytest.approx(result.accuracy, abs=0.01), 0)
     logits = model(data.test_images).detach()
     expected = held_out(logits, small(data.test_images).detach(), data.test_labels)
-    assert found.held_out.error == pytest.approx(expected.error, abs=1e-3)
-    assert found.by_products[-1] == (len(found.cut.products()), pytest.approx(found.cut_accuracy))
-    accuracies = [accuracy for _, accuracy in found.by_products]
-    assert max(accuracies[:3]) < found.cut_accuracy
-    record = found.record()
+    assert result.held_out.error == pytest.approx(expected.error, abs=1e-3)
+    assert result.by_products[-1] == (
+        len(result.cut.products()),
+        pytest.approx(result.cut_accuracy),
+    )
+    accuracies = [accuracy for _, accuracy in result.by_products]
+    assert max(accuracies[:3]) < result.cut_accuracy
+    record = result.record()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     low, high = record["held_out"]["interval"]
-    assert low < found.cut_accuracy < high
+    assert low < result.cut_accuracy < high
 
 
 def test_a_cut_model_is_saved_and_opened_as_any_other(tmp_path):
-    found = reading(bias=True)
-    found.cut_model().save_files(tmp_path)
+    result = reading(bias=True)
+    result.cut_model().save_files(tmp_path)
     opened = bilens.load(tmp_path)
     x = digits().test_images
-    assert torch.equal(opened(x), found.cut_model()(x))
-    assert (opened(x).argmax(-1) == found.cut(x).argmax(-1)).float().mean() > 0.99
+    assert torch.equal(opened(x), result.cut_model()(x))
+    assert (opened(x).argmax(-1) == result.cut(x).argmax(-1)).float().mean() > 0.99
     again = classifier_bonds(opened, digits(), "weights")
     assert len(again.bonds) == 2
 
@@ -62,11 +65,11 @@ def test_a_cut_model_is_saved_and_opened_as_any_other(tmp_path):
 @pytest.mark.parametrize("bias", [False, True])
 def test_bonds_are_of_the_logits_less_their_mean(bias):
     model, data = digit_model(n_layers=2, bias=bias), digits()
-    found = classifier_bonds(model, data)
+    result = classifier_bonds(model, data)
     x = data.test_images[:20].double()
     logits = model(data.test_images[:20]).detach().double()
     expected = logits - logits.mean(-1, keepdim=True)
-    assert (found.cut(100)(x) - expected).abs().max() < 1e-3 * expected.abs().max()
+    assert (result.cut(100)(x) - expected).abs().max() < 1e-3 * expected.abs().max()
     images = data.train_images.double()
     images = with_constant(images) if bias else images
     E = affine(model.embed.weight, model.embed.bias) if bias else model.embed.weight
@@ -74,58 +77,58 @@ def test_bonds_are_of_the_logits_less_their_mean(bias):
     by_hand = bonds(
         model.layer_tensors(), torch.eye(10) - 0.1, images.T @ images / len(images), E.detach()
     )
-    for a, b in zip(found.bonds, by_hand.bonds, strict=True):
+    for a, b in zip(result.bonds, by_hand.bonds, strict=True):
         assert (a.shares - b.shares).abs().max() < 1e-6
     alone = classifier_bonds(model, data, "weights")
-    assert (alone.bonds[0].shares - found.bonds[0].shares).abs().max() > 1e-3
+    assert (alone.bonds[0].shares - result.bonds[0].shares).abs().max() > 1e-3
 
 
 def test_directions_tell_what_they_do():
-    found, data = reading(), digits()
-    z = found.cut.coordinates(data.test_images)
-    for bond, number in ((b, k) for b, rank in enumerate(found.cut.ranks) for k in range(rank)):
-        direction = found.cut_reading.direction(bond, number)
+    result, data = reading(), digits()
+    z = result.cut.coordinates(data.test_images)
+    for bond, number in ((b, k) for b, rank in enumerate(result.cut.ranks) for k in range(rank)):
+        direction = result.cut_reading.direction(bond, number)
         assert (direction.bond, direction.number) == (bond, number)
-        own = z[direction.bond][:, direction.number]
+        plain_part = z[direction.bond][:, direction.number]
         highest, lowest = direction.ends
-        assert float(own[highest.images[0]]) == float(own.max())
-        assert float(own[lowest.images[0]]) == float(own.min())
+        assert float(plain_part[highest.images[0]]) == float(plain_part.max())
+        assert float(plain_part[lowest.images[0]]) == float(plain_part.min())
         assert len(highest.images) == 4
     # One end of a coordinate behind the first layer, by hand.
-    direction = found.cut_reading.direction(1, 0)
+    direction = result.cut_reading.direction(1, 0)
     near = z[1][:, direction.number].argsort(descending=True)[: round(0.02 * len(z[1]))]
     without = z[1][near].clone()
     without[:, direction.number] = 0
-    core = found.cut.cores[1]
+    core = result.cut.cores[1]
     expected = (core(z[1][near]) - core(without)).mean(0)
     assert torch.allclose(torch.tensor(direction.ends[0].effects).double(), expected)
 
 
 def test_pictures_are_the_strongest_ends_of_a_coordinate():
     """One picture for each sign, along the strongest eigenvectors of each layer below."""
-    kept = reading().cut_reading
-    core, write = kept.cut.cores[0], kept.cut.write
-    assert torch.equal(kept.pixels(0, 2)[0], write[:, 2])
-    high, low = (kept.cut.read @ x for x in kept.pixels(1, 1))
+    remaining = reading().cut_reading
+    core, write = remaining.cut.cores[0], remaining.cut.write
+    assert torch.equal(remaining.pixels(0, 2)[0], write[:, 2])
+    high, low = (remaining.cut.read @ x for x in remaining.pixels(1, 1))
     values = torch.linalg.eigvalsh(core.dense()[1])
     for v, value in ((high, values[-1]), (low, values[0])):
         assert torch.allclose(core(v)[1] / v.square().sum(), value)
-    above = torch.linalg.eigh(kept.cut.cores[1].dense()[4])[1][:, -1]
-    (v, _) = (kept.cut.read @ x for x in kept.pixels(2, 4))
+    above = torch.linalg.eigh(remaining.cut.cores[1].dense()[4])[1][:, -1]
+    (v, _) = (remaining.cut.read @ x for x in remaining.pixels(2, 4))
     below = torch.linalg.eigvalsh(torch.einsum("o,oij->ij", above, core.dense()))
     assert torch.allclose((core(v) @ above).abs(), below.abs().max())
 
 
 def test_curves_measure_ordinary_models():
-    found, data = reading(), digits()
-    ((k, share, error),) = rank_accuracies(found.bonds, data, [3])
-    cut = ImageClassifier.from_cut(found.bonds.cut(3), found.model.config)
-    logits, smaller = (part(data.test_images).detach() for part in (found.model, cut))
+    result, data = reading(), digits()
+    ((k, share, error),) = rank_accuracies(result.bonds, data, [3])
+    cut = ImageClassifier.from_cut(result.bonds.cut(3), result.model.config)
+    logits, smaller = (part(data.test_images).detach() for part in (result.model, cut))
     expected = held_out(logits, smaller, data.test_labels)
     assert (k, share) == (3, expected.accuracy)
     assert error == pytest.approx(expected.error, rel=1e-3)
-    plain = found.bonds.cut(found.cut.ranks)
-    assert product_accuracies(plain, data)[-1][1] == pytest.approx(found.cut_accuracy, abs=0.01)
+    plain = result.bonds.cut(result.cut.ranks)
+    assert product_accuracies(plain, data)[-1][1] == pytest.approx(result.cut_accuracy, abs=0.01)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -142,11 +145,11 @@ def test_misuse_is_explained():
 @pytest.mark.parametrize("metric", ["images", "gaussian", "weights"])
 def test_bonds_of_the_function_are_the_model(metric):
     model, data = digit_model(n_layers=2, bias=True), digits()
-    found = classifier_function_bonds(model, data, metric)
+    result = classifier_function_bonds(model, data, metric)
     x = data.test_images[:20]
     logits = model(x).detach().double()
     expected = logits - logits.mean(-1, keepdim=True)
-    assert (found.cut(100)(x) - expected).abs().max() < 1e-3 * expected.abs().max()
+    assert (result.cut(100)(x) - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
 def test_held_out_errors_are_those_of_the_images():
@@ -154,11 +157,11 @@ def test_held_out_errors_are_those_of_the_images():
     logits = torch.randn(4000, 10, generator=generator)
     smaller = logits + 0.1 * torch.randn(4000, 10, generator=generator) + 3
     labels = logits.argmax(-1)
-    found = held_out(logits, smaller, labels)
-    assert found.accuracy == float((smaller.argmax(-1) == labels).double().mean())
-    assert found.changed == pytest.approx(1 - found.accuracy)
-    assert found.error == pytest.approx(0.1, rel=0.02)
-    assert found.error < found.error_bound < 1.1 * found.error
+    result = held_out(logits, smaller, labels)
+    assert result.accuracy == float((smaller.argmax(-1) == labels).double().mean())
+    assert result.changed == pytest.approx(1 - result.accuracy)
+    assert result.error == pytest.approx(0.1, rel=0.02)
+    assert result.error < result.error_bound < 1.1 * result.error
     halves = [held_out(logits[i::2], smaller[i::2], labels[i::2]) for i in (0, 1)]
     assert halves[0].error <= halves[1].error_bound
     assert halves[1].error <= halves[0].error_bound

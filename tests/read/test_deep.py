@@ -46,9 +46,9 @@ def test_more_paths_than_there_are():
 
 def test_misuse_is_explained():
     model, data = digit_model(n_layers=2), digits()
-    one = top_paths(model.tensors(), torch.eye(10)[0], 5)
+    single = top_paths(model.tensors(), torch.eye(10)[0], 5)
     with pytest.raises(BilensError, match=r"batch shape \(\); expected one for each of the 10"):
-        path_accuracies(one.paths, data, [1])
+        path_accuracies(single.paths, data, [1])
     with pytest.raises(NotBilinearError, match="gate relu"):
         read_deep(ImageClassifier(ClassifierConfig(64, 10, gate="relu", n_layers=2)), data)
 

@@ -1,4 +1,4 @@
-"""What is said of one input of a deep model adds up to its logits."""
+"""The explanation of one input of a deep model adds up to its logits."""
 
 import pytest
 import torch
@@ -18,12 +18,12 @@ def test_activations_and_rest_are_the_logits(shape, branches, k):
         return
     directions = normal(4, 4, seed=1)
     tree = LazyTree(chain, directions)
-    found = explain_deep(tree, x, n_classes=2, branches=branches, k=k)
+    explanation = explain_deep(tree, x, n_classes=2, branches=branches, k=k)
     logits = forward(chain, x[None])[0] @ directions.T
-    assert close(found.logits, logits, 1e-9)
+    assert close(explanation.logits, logits, 1e-9)
     best = logits.argsort(descending=True)[:2].tolist()
-    assert [part.label for part in found.parts] == best
-    for part in found.parts:
+    assert [part.label for part in explanation.parts] == best
+    for part in explanation.parts:
         total = part.remainder + sum(branch.activation for branch in part.branches)
         assert total == pytest.approx(float(logits[part.label]), rel=1e-9, abs=1e-9)
         strengths = [abs(branch.activation) for branch in part.branches]
@@ -39,10 +39,10 @@ def test_shares_are_of_the_overlap_of_the_node():
             assert len(branch.node) == 2
             assert float(branch.shares.sum()) == pytest.approx(1)
             *above, last = (part.label, *branch.node)
-            whole = tree.overlaps(above, x[None])[0, last]
+            full = tree.overlaps(above, x[None])[0, last]
             node = (*above, last)
             parts = tree.branches(node).values * tree.overlaps(node, x[None])[0].square()
-            assert close(branch.shares * whole, parts[parts.abs().argsort(descending=True)])
+            assert close(branch.shares * full, parts[parts.abs().argsort(descending=True)])
             read = torch.cat([x, x.new_ones(branch.vectors.shape[1] - len(x))])
             assert (branch.vectors @ read >= 0).all()
 
@@ -50,20 +50,20 @@ def test_shares_are_of_the_overlap_of_the_node():
 def test_inputs_are_those_of_largest_overlap():
     chain, u, x = random_chain(2, "plain", 3), normal(1, 4, seed=1), normal(50, 5, seed=3)
     tree, paths = LazyTree(chain, u), decompile(chain, u)
-    found = class_paths(tree, paths.truncate(4), x, k=3)
+    result = class_paths(tree, paths.truncate(4), x, k=3)
     hidden = chain[0](x)
     for row in range(4):
         first, second = paths.indices[row].tolist()
         top = tree.branches((0,)).vectors[first]
         expected = (hidden @ (chain_basis(chain, top))).abs().argsort(descending=True)[:3]
-        assert torch.equal(found.inputs[first,], x[expected])
+        assert torch.equal(result.inputs[first,], x[expected])
         overlaps = (x @ paths.vectors[row]).abs()
         expected = overlaps.argsort(descending=True)[:3]
-        assert torch.equal(found.inputs[first, second], x[expected])
-        assert (x[expected] @ found.paths.vectors[row]).sign().sum() >= 0
-        assert close(found.paths.vectors[row].abs(), paths.vectors[row].abs())
+        assert torch.equal(result.inputs[first, second], x[expected])
+        assert (x[expected] @ result.paths.vectors[row]).sign().sum() >= 0
+        assert close(result.paths.vectors[row].abs(), paths.vectors[row].abs())
 
 
 def chain_basis(chain, vector):
-    """A vector in what the second layer reads, in the outputs of the first."""
+    """Return a vector of the second layer's input as outputs of the first."""
     return vector if len(vector) == chain[0].n_out else pytest.skip("a layer reads less")

@@ -45,11 +45,11 @@ def test_a_classifier_is_read_where_it_is(basis, wide):
     expected = read_classifier(digit_model(), data, basis)
     with second_device(wide=wide) as device:
         model = there(digit_model(), device)
-        found = read_classifier(model, data, basis)
-        assert found.spectrum.values.device == (device if wide else torch.device("cpu"))
-        torch.testing.assert_close(found.spectrum.values.cpu(), expected.spectrum.values)
-        assert found.accuracy == expected.accuracy
-        assert found.record().keys() == expected.record().keys()
+        reading = read_classifier(model, data, basis)
+        assert reading.spectrum.values.device == (device if wide else torch.device("cpu"))
+        torch.testing.assert_close(reading.spectrum.values.cpu(), expected.spectrum.values)
+        assert reading.accuracy == expected.accuracy
+        assert reading.record().keys() == expected.record().keys()
         u = torch.eye(10)[3] - torch.eye(10)[8]
         assert spectra(model, u, basis).values.shape[0] in (24, 64)
         assert isinstance(spectra(model, basis=basis).values, Elsewhere) == wide
@@ -61,15 +61,15 @@ def test_a_deep_classifier_is_read_where_it_is(wide):
     data = replace(data, test_images=data.test_images[:50], test_labels=data.test_labels[:50])
     expected = read_deep(digit_model(2), data, 30)
     with second_device(wide=wide) as device:
-        found = read_deep(there(digit_model(2), device), data, 30)
-        assert found.by_paths == expected.by_paths
-        assert found.accuracy == expected.accuracy
+        reading = read_deep(there(digit_model(2), device), data, 30)
+        assert reading.by_paths == expected.by_paths
+        assert reading.accuracy == expected.accuracy
 
 
 def test_bonds_are_found_on_the_cpu():
     data = digits()
     expected = read_bonds(digit_model(2), data, drop=0.1)
     with second_device(wide=False) as device:
-        found = read_bonds(there(digit_model(2), device), data, drop=0.1)
-        assert found.cut.ranks == expected.cut.ranks
-        assert found.accuracy == expected.accuracy
+        reading = read_bonds(there(digit_model(2), device), data, drop=0.1)
+        assert reading.cut.ranks == expected.cut.ranks
+        assert reading.accuracy == expected.accuracy

@@ -37,7 +37,7 @@ plain = {name: part for name, part in parts.items() if name != "norm"}
 
 
 def weighed(view, scores):
-    """The pattern of one row of scores, by its definition."""
+    """Return the pattern of one row of scores, by its definition."""
     if view.parts.attention in ("squared", "bilinear"):
         return scores[0] * scores[-1]
     soft = [score.softmax(-1) for score in scores]
@@ -47,7 +47,7 @@ def weighed(view, scores):
 
 
 def last_row(view, ids, layer=0):
-    """The pattern of the last token's row from scores of pairs of tokens."""
+    """Return the pattern of the last token's row from scores of pairs of tokens."""
     last = len(ids) - 1
     columns = [
         [
@@ -58,7 +58,7 @@ def last_row(view, ids, layer=0):
         ]
         for distance in reversed(range(len(ids)))
     ]
-    return weighed(view, [torch.cat(some, -1) for some in zip(*columns, strict=True)])
+    return weighed(view, [torch.cat(several, -1) for several in zip(*columns, strict=True)])
 
 
 @given(**parts, length=st.integers(1, 6))
@@ -73,8 +73,8 @@ def test_scores_make_the_pattern_of_every_family(name):
     with exact_norms():
         view, ids = ResidualModel(tiny(name), TOKENS), some_text()[0][:5]
         expected = view.trace(ids).layers[0].pattern[:, -1]
-        found = last_row(view, ids)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        result = last_row(view, ids)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
 
 
 @given(bias=st.booleans(), n_kv_heads=st.sampled_from([1, 2, 4]), norm=parts["norm"])
@@ -84,8 +84,8 @@ def test_outputs_are_what_heads_send_to_the_logits(bias, n_kv_heads, norm):
     # Under a softmax a token that stands alone is looked at with weight 1, by all heads.
     e = view.model.W_E + view.model.pos_embed.weight[5]
     alone = attn(block.attn_norm(e)[:, None])[:, 0] - (attn.out.bias if bias else 0)
-    found = head_outputs(view, layer=0, position=5).dense().sum(0)
-    torch.testing.assert_close(found, alone @ view.W_U)
+    result = head_outputs(view, layer=0, position=5).dense().sum(0)
+    torch.testing.assert_close(result, alone @ view.W_U)
 
 
 def test_mixed_values_count_in_outputs():
@@ -107,13 +107,13 @@ def test_attention_pairs_are_those_of_the_whole_square(head, distance, attention
     view = view_of(attention=attention, norm="rms", **options)
     where = {"layer": 0, "distance": distance, "position": place(view, 7)}
     scores = [m[head].dense() for m in attention_scores(view, **where)]
-    whole = scores[0] if attention == "softmax" else scores[0] * scores[-1]
-    [found] = attention_pairs(view, [head], k=9, **where)
-    for frame, sign in ((found.highest, 1), (found.lowest, -1)):
-        best = (sign * whole).flatten().topk(9).values
+    full = scores[0] if attention == "softmax" else scores[0] * scores[-1]
+    [result] = attention_pairs(view, [head], k=9, **where)
+    for frame, sign in ((result.highest, 1), (result.lowest, -1)):
+        best = (sign * full).flatten().topk(9).values
         assert (sign * frame.value).tolist() == pytest.approx(best.tolist())
         pairs = numbers(frame["query"]), numbers(frame.key)
-        assert whole[pairs].tolist() == pytest.approx(frame.value.tolist())
+        assert full[pairs].tolist() == pytest.approx(frame.value.tolist())
     if attention == "bilinear":
         assert (frame["first"] * frame.second).tolist() == pytest.approx(frame.value.tolist())
         assert scores[1][pairs].tolist() == pytest.approx(frame.second.tolist())
@@ -124,24 +124,24 @@ def test_attention_pairs_are_those_of_the_whole_square(head, distance, attention
 @given(bias=st.booleans(), head=st.integers(0, 3))
 def test_output_pairs_are_those_of_the_whole_square(bias, head):
     view = view_of(bias=bias, n_kv_heads=2)
-    whole = head_outputs(view, layer=0)[head].dense()
-    [found] = output_pairs(view, [head], layer=0, k=9)
-    for frame, sign in ((found.highest, 1), (found.lowest, -1)):
-        best = (sign * whole).flatten().topk(9).values
+    full = head_outputs(view, layer=0)[head].dense()
+    [result] = output_pairs(view, [head], layer=0, k=9)
+    for frame, sign in ((result.highest, 1), (result.lowest, -1)):
+        best = (sign * full).flatten().topk(9).values
         assert (sign * frame.value).tolist() == pytest.approx(best.tolist())
-        assert whole[numbers(frame.key), numbers(frame.output)].tolist() == pytest.approx(
+        assert full[numbers(frame.key), numbers(frame.output)].tolist() == pytest.approx(
             frame.value.tolist()
         )
 
 
-@given(some=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
-def test_pairs_among_some_tokens_are_those_of_all_without_the_rest(some):
-    view, names = view_of(attention="bilinear"), set(TOKENS.convert_ids_to_tokens(some))
+@given(several=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
+def test_pairs_among_some_tokens_are_those_of_all_without_the_rest(several):
+    view, names = view_of(attention="bilinear"), set(TOKENS.convert_ids_to_tokens(several))
     every = attention_pairs(view, [2], layer=0, k=VOCAB**2)[0].highest
     every = every[every["query"].isin(names) & every.key.isin(names)]
-    found = attention_pairs(view, [2], layer=0, k=4, among=some)[0].highest
-    assert found.value.tolist() == pytest.approx(every.value.tolist()[:4])
-    assert found.key.tolist() == every.key.tolist()[:4]
+    result = attention_pairs(view, [2], layer=0, k=4, among=several)[0].highest
+    assert result.value.tolist() == pytest.approx(every.value.tolist()[:4])
+    assert result.key.tolist() == every.key.tolist()[:4]
 
 
 @given(seed=st.integers(0, 99))
@@ -161,14 +161,14 @@ def test_components_make_the_whole_table(seed):
 
 
 def test_components_of_some_tokens_name_them():
-    some, view = [4, 9, 2, 20], view_of()
-    matrix = attention_scores(view, layer=0, among=some)[0][0]
-    frame = token_components(view, matrix, sides=("query", "key"), k=4, among=some)
-    assert set(numbers(frame["query"])) == set(some)
+    several, view = [4, 9, 2, 20], view_of()
+    matrix = attention_scores(view, layer=0, among=several)[0][0]
+    frame = token_components(view, matrix, sides=("query", "key"), k=4, among=several)
+    assert set(numbers(frame["query"])) == set(several)
 
 
 def dense_composition(model, writer, reader):
-    """The ratio of norms, with whole matrices."""
+    """Compute the ratio of norms with full matrices."""
     where = [int(part) for part in writer.split()[1].split(".")]
     block = model.blocks[where[0]]
     if writer.startswith("mlp"):
@@ -199,13 +199,13 @@ def dense_composition(model, writer, reader):
 )
 def test_composition_is_the_ratio_of_norms(**options):
     view = view_of(n_layers=2, n_heads=2, bias=True, **options)
-    found = composition_scores(view)
+    composition = composition_scores(view)
     pairs = 2 if options["attention"] == "bilinear" else 1
-    assert found.scores.shape == (2 + 1 + 2, 2 + 2 * (2 * pairs + 1) + 2)
-    assert not found.scores.isnan().all(0).any() | found.scores.isnan().all(1).any()
-    for row, writer in enumerate(found.writers):
-        for column, reader in enumerate(found.readers):
-            score = float(found.scores[row, column])
+    assert composition.scores.shape == (2 + 1 + 2, 2 + 2 * (2 * pairs + 1) + 2)
+    assert not composition.scores.isnan().all(0).any() | composition.scores.isnan().all(1).any()
+    for row, writer in enumerate(composition.writers):
+        for column, reader in enumerate(composition.readers):
+            score = float(composition.scores[row, column])
             order = [
                 2 * int(name.split()[1][0]) + name.startswith("mlp") for name in (writer, reader)
             ]
@@ -216,44 +216,44 @@ def test_composition_is_the_ratio_of_norms(**options):
 
 
 def test_random_weights_compose_as_the_baseline_says():
-    found = composition_scores(view_of(n_layers=2, d_model=32))
-    there = found.scores[found.scores.isfinite()]
-    assert float(there.square().mean()) == pytest.approx(found.baseline**2, rel=0.05)
-    frame = found.frame(5)
+    composition = composition_scores(view_of(n_layers=2, d_model=32))
+    there = composition.scores[composition.scores.isfinite()]
+    assert float(there.square().mean()) == pytest.approx(composition.baseline**2, rel=0.05)
+    frame = composition.frame(5)
     assert frame.score.tolist() == sorted(there.tolist(), reverse=True)[:5]
-    assert (frame.score - frame.excess).tolist() == pytest.approx([found.baseline] * 5)
-    best = found.writers.index(frame.writer[0]), found.readers.index(frame.reader[0])
-    assert float(found.scores[best]) == frame.score[0]
-    assert len(found.frame(10_000)) == len(there)
+    assert (frame.score - frame.excess).tolist() == pytest.approx([composition.baseline] * 5)
+    best = composition.writers.index(frame.writer[0]), composition.readers.index(frame.reader[0])
+    assert float(composition.scores[best]) == frame.score[0]
+    assert len(composition.frame(10_000)) == len(there)
 
 
 def test_what_writes_or_reads_nothing_composes_with_nothing():
     view = view_of(mlp="gelu")
     view.model.blocks[0].attn.out.weight.zero_()
-    found = composition_scores(view)
-    assert found.readers[-1] == "mlp 0 in"
-    assert found.scores[:4, -1].tolist() == [0] * 4
+    composition = composition_scores(view)
+    assert composition.readers[-1] == "mlp 0 in"
+    assert composition.scores[:4, -1].tolist() == [0] * 4
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_heads_of_every_family_are_read(name):
     view = ResidualModel(tiny(name), TOKENS)
-    found = read_attention(view, layer=1, heads=[2, 0], k=3, distance=2, position=place(view, 6))
-    assert [reading.head for reading in found.heads] == [2, 0]
-    assert (found.layer, found.distance) == (1, 2)
+    result = read_attention(view, layer=1, heads=[2, 0], k=3, distance=2, position=place(view, 6))
+    assert [reading.head for reading in result.heads] == [2, 0]
+    assert (result.layer, result.distance) == (1, 2)
     seen = place(view, 4)
     [there] = output_pairs(view, [2], layer=1, k=3, position=seen)
-    assert found.heads[0].outputs.highest.equals(there.highest)
-    assert len(found.heads[0].components) == 2 * 3
+    assert result.heads[0].outputs.highest.equals(there.highest)
+    assert len(result.heads[0].components) == 2 * 3
     [alone] = attention_pairs(view, [2], layer=1, k=3, distance=2, position=place(view, 6))
-    assert found.heads[0].attends.lowest.equals(alone.lowest)
-    assert found.composition.scores.nan_to_num(0).max() <= 1
+    assert result.heads[0].attends.lowest.equals(alone.lowest)
+    assert result.composition.scores.nan_to_num(0).max() <= 1
 
 
 def test_differential_heads_have_outputs_alone():
-    found = read_attention(view_of(attention="differential"), layer=0, k=2).heads[0]
-    assert found.attends is None
-    assert len(found.outputs.highest) == 2
+    result = read_attention(view_of(attention="differential"), layer=0, k=2).heads[0]
+    assert result.attends is None
+    assert len(result.outputs.highest) == 2
 
 
 REFUSALS = [

@@ -75,12 +75,12 @@ def test_a_logit_by_eigenvectors_is_the_models(token, k, seed, **options):
     view = view_of(seed=seed, n_layers=2, **{**options, "logit_cap": None})
     ids = random_text(seed=seed)
     terms = split_logits(view, ids)
-    found = split_by_eigenvectors(terms, token, k=k)
+    result = split_by_eigenvectors(terms, token, k=k)
     logits = view.logits(ids[None])[0, -1]
-    assert abs(found.total() - float(logits[token])) < 1e-8 * float(logits.abs().max())
-    mlp = float(found.activations.sum()) + found.remainder
+    assert abs(result.total() - float(logits[token])) < 1e-8 * float(logits.abs().max())
+    mlp = float(result.activations.sum()) + result.remainder
     assert mlp == pytest.approx(float(terms.pairs.sum((0, 1))[token]), rel=1e-6, abs=1e-8)
-    assert (found.activations.abs().diff() <= 1e-12).all()
+    assert (result.activations.abs().diff() <= 1e-12).all()
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -95,8 +95,8 @@ def test_logits_of_every_bilinear_family_are_split(name):
     if view.parts.softcap is not None:
         logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
     torch.testing.assert_close(terms.total(), logits)
-    found = split_by_eigenvectors(terms, 3, k=4)
-    assert found.total() == pytest.approx(float(logits[3]), rel=1e-6)
+    result = split_by_eigenvectors(terms, 3, k=4)
+    assert result.total() == pytest.approx(float(logits[3]), rel=1e-6)
 
 
 def token_alone(view, token, layer):
@@ -106,10 +106,10 @@ def token_alone(view, token, layer):
     e = e[token]
     block = model.blocks[layer]
     added = block.mlp(block.mlp_norm(e))
-    whole = model.unembed(model.norm(e + added)) - view.b_U
+    full = model.unembed(model.norm(e + added)) - view.b_U
     scale = 1.0 if view.parts.norm is None else view.parts.norm.scale(e + added)[:, None]
     mlp = scale * added @ view.W_U
-    return whole - mlp, mlp
+    return full - mlp, mlp
 
 
 @given(
@@ -124,25 +124,25 @@ def token_alone(view, token, layer):
 def test_bigrams_are_those_of_the_whole_matrix(part, token, layer, **options):
     view = view_of(n_layers=2, **options)
     direct, mlp = token_alone(view, torch.arange(VOCAB), layer)
-    whole = {"direct": direct, "mlp": mlp, "both": direct + mlp}[part]
+    full = {"direct": direct, "mlp": mlp, "both": direct + mlp}[part]
     given_ = {"part": part, "layer": layer, "position": place(view)}
 
-    found = following(view, token, k=7, **given_)
-    best = whole[token].topk(7)
-    assert numbers(found.token) == best.indices.tolist()
-    assert found.value.tolist() == pytest.approx(best.values.tolist())
-    assert (found.direct + found.mlp).tolist() == pytest.approx(
+    result = following(view, token, k=7, **given_)
+    best = full[token].topk(7)
+    assert numbers(result.token) == best.indices.tolist()
+    assert result.value.tolist() == pytest.approx(best.values.tolist())
+    assert (result.direct + result.mlp).tolist() == pytest.approx(
         (direct + mlp)[token, best.indices].tolist()
     )
-    found = preceding(view, token, k=7, **given_)
-    assert numbers(found.token) == whole[:, token].topk(7).indices.tolist()
-    assert found.value.tolist() == pytest.approx(whole[:, token].topk(7).values.tolist())
-    found = bigrams(view, k=9, **given_)
-    best = whole.flatten().topk(9)
+    result = preceding(view, token, k=7, **given_)
+    assert numbers(result.token) == full[:, token].topk(7).indices.tolist()
+    assert result.value.tolist() == pytest.approx(full[:, token].topk(7).values.tolist())
+    result = bigrams(view, k=9, **given_)
+    best = full.flatten().topk(9)
     assert [
-        a * VOCAB + b for a, b in zip(numbers(found.input), numbers(found.output), strict=True)
+        a * VOCAB + b for a, b in zip(numbers(result.input), numbers(result.output), strict=True)
     ] == best.indices.tolist()
-    assert found.value.tolist() == pytest.approx(best.values.tolist())
+    assert result.value.tolist() == pytest.approx(best.values.tolist())
 
 
 def test_bigrams_of_one_layer_are_exact_parts_of_the_logits():
@@ -150,8 +150,8 @@ def test_bigrams_of_one_layer_are_exact_parts_of_the_logits():
     view = view_of(positions="learned")
     view.model.blocks[0].attn.out.weight.zero_()
     logits = view.logits(torch.tensor([[4]]))[0, 0]
-    found = following(view, 4, layer=0, k=VOCAB, position=0)
-    assert found.value.tolist() == pytest.approx(logits[numbers(found.token)].tolist())
+    result = following(view, 4, layer=0, k=VOCAB, position=0)
+    assert result.value.tolist() == pytest.approx(logits[numbers(result.token)].tolist())
 
 
 def test_learned_positions_are_asked_for():
@@ -178,8 +178,8 @@ def test_skip_trigrams_are_those_of_the_whole_matrix(part, head, **options):
     if options["bias"]:
         values = values + attn.value.bias.reshape(2, 4)[head // 2]
     written = values @ attn.W_O[head]
-    whole = e + block.mlp(block.mlp_norm(e))
-    last = torch.ones(VOCAB) if view.parts.norm is None else view.parts.norm.scale(whole)
+    full = e + block.mlp(block.mlp_norm(e))
+    last = torch.ones(VOCAB) if view.parts.norm is None else view.parts.norm.scale(full)
     before = view.layer(0).mlp.norm
     M = torch.ones(VOCAB) if before is None else before.scale(e)
     n = e if before is None else before.normalised(e)
@@ -199,60 +199,60 @@ def test_skip_trigrams_are_those_of_the_whole_matrix(part, head, **options):
         meets = B(past) - B(-past)
         both[:, b] = last[b] * (mixed + meets / 2) @ u
     ov = (written @ u)[:, None] * last
-    whole = {"ov": ov, "mlp": both, "both": ov + both}[part]
-    found = skip_trigrams(view, u, head, layer=0, k=8, part=part, position=at)
-    assert found.value.tolist() == pytest.approx(whole.flatten().topk(8).values.tolist())
-    pairs = numbers(found.virtual), numbers(found.direct)
-    assert whole[pairs].tolist() == pytest.approx(found.value.tolist())
-    assert both[pairs].tolist() == pytest.approx(found.mlp.tolist())
-    assert ov[pairs].tolist() == pytest.approx(found.ov.tolist())
+    full = {"ov": ov, "mlp": both, "both": ov + both}[part]
+    result = skip_trigrams(view, u, head, layer=0, k=8, part=part, position=at)
+    assert result.value.tolist() == pytest.approx(full.flatten().topk(8).values.tolist())
+    pairs = numbers(result.virtual), numbers(result.direct)
+    assert full[pairs].tolist() == pytest.approx(result.value.tolist())
+    assert both[pairs].tolist() == pytest.approx(result.mlp.tolist())
+    assert ov[pairs].tolist() == pytest.approx(result.ov.tolist())
 
 
 @given(**parts, start=st.sampled_from([None, 1]))
 def test_pair_trigrams_are_those_of_all_texts_of_two_tokens(start, **options):
     view = view_of(n_layers=2, bos_token_id=start, **options)
-    some = [3, 8, 11, 20]
-    said = torch.zeros(4, 4, VOCAB).double()
-    for i, a in enumerate(some):
-        for j, b in enumerate(some):
+    several = [3, 8, 11, 20]
+    message_part = torch.zeros(4, 4, VOCAB).double()
+    for i, a in enumerate(several):
+        for j, b in enumerate(several):
             text = [a, b] if start is None else [start, a, b]
-            said[i, j] = view.logits(torch.tensor([text]))[0, -1].softmax(-1)
-    gain = said - said.mean(0)
+            message_part[i, j] = view.logits(torch.tensor([text]))[0, -1].softmax(-1)
+    gain = message_part - message_part.mean(0)
     best = gain.flatten().topk(6)
-    found = pair_trigrams(view, k=6, among=some)
-    assert found.value.tolist() == pytest.approx(best.values.tolist())
+    result = pair_trigrams(view, k=6, among=several)
+    assert result.value.tolist() == pytest.approx(best.values.tolist())
     where = torch.unravel_index(best.indices, gain.shape)
-    assert numbers(found.virtual) == [some[i] for i in where[0]]
-    assert numbers(found.direct) == [some[j] for j in where[1]]
-    assert numbers(found.output) == where[2].tolist()
+    assert numbers(result.virtual) == [several[i] for i in where[0]]
+    assert numbers(result.direct) == [several[j] for j in where[1]]
+    assert numbers(result.output) == where[2].tolist()
 
 
-@given(some=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
-def test_n_grams_among_some_tokens_are_those_of_all_without_the_rest(some):
+@given(several=st.lists(st.integers(0, 29), min_size=2, max_size=12, unique=True))
+def test_n_grams_among_some_tokens_are_those_of_all_without_the_rest(several):
     view = view_of(bias=True)
-    names, u = set(TOKENS.convert_ids_to_tokens(some)), view.direction(3)
+    names, u = set(TOKENS.convert_ids_to_tokens(several)), view.direction(3)
     every = bigrams(view, layer=0, k=VOCAB**2)
     every = every[every.input.isin(names) & every.output.isin(names)]
-    found = bigrams(view, layer=0, k=4, among=some)
-    assert found.value.tolist() == pytest.approx(every.value.tolist()[:4])
-    assert found.input.tolist() == every.input.tolist()[:4]
+    result = bigrams(view, layer=0, k=4, among=several)
+    assert result.value.tolist() == pytest.approx(every.value.tolist()[:4])
+    assert result.input.tolist() == every.input.tolist()[:4]
     every = skip_trigrams(view, u, 1, layer=0, k=VOCAB**2)
     every = every[every.virtual.isin(names) & every.direct.isin(names)]
-    found = skip_trigrams(view, u, 1, layer=0, k=4, among=some)
-    assert found.value.tolist() == pytest.approx(every.value.tolist()[:4])
-    assert found.direct.tolist() == every.direct.tolist()[:4]
+    result = skip_trigrams(view, u, 1, layer=0, k=4, among=several)
+    assert result.value.tolist() == pytest.approx(every.value.tolist()[:4])
+    assert result.direct.tolist() == every.direct.tolist()[:4]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_n_grams_of_every_family(name):
     view = ResidualModel(tiny(name), TOKENS)
-    found = read_ngrams(view, "t3", minus="t4", layer=1, k=5, position=place(view))
-    assert len(found.preceding) == len(found.following) == 5
+    reading = read_ngrams(view, "t3", minus="t4", layer=1, k=5, position=place(view))
+    assert len(reading.preceding) == len(reading.following) == 5
     if name.startswith("own") and view.layer(1).mlp.gate is not None:
-        assert (len(found.heads), found.left_out) == (4, "")
+        assert (len(reading.heads), reading.left_out) == (4, "")
     else:
-        assert found.heads == []
-        assert "is not a tensor" in found.left_out
+        assert reading.heads == []
+        assert "is not a tensor" in reading.left_out
 
 
 @given(**parts, layer=st.integers(0, 1), number=st.integers(0, 3))
@@ -260,11 +260,11 @@ def test_contributions_add_up_to_the_activation(layer, number, **options):
     view, ids = view_of(n_layers=2, **options), random_text()
     spectrum = view.mlp(layer).interaction(view.direction(3)).eigh(4)
     activation = spectrum.activations(view.mlp_inputs(layer, ids[None]))[0, 6, number]
-    found = contribution(view, spectrum, number, Context(ids, 6, float(activation)), layer=layer)
-    assert found.heads.shape == (4, 7)
-    assert found.total() == pytest.approx(float(activation), rel=1e-8, abs=1e-12)
-    assert float(found.tokens()[-1]) == pytest.approx(
-        found.direct + float(found.heads[:, -1].sum())
+    result = contribution(view, spectrum, number, Context(ids, 6, float(activation)), layer=layer)
+    assert result.heads.shape == (4, 7)
+    assert result.total() == pytest.approx(float(activation), rel=1e-8, abs=1e-12)
+    assert float(result.tokens()[-1]) == pytest.approx(
+        result.direct + float(result.heads[:, -1].sum())
     )
 
 
@@ -273,9 +273,9 @@ def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options
     view = view_of(**options)
     texts = [random_text(seed=seed) for seed in (*range(8), 3, 5)]
     spectrum = view.mlp(0).interaction(view.direction(3)).eigh(3)
-    found = top_contexts(view, spectrum, iter(texts), layer=0, k=k, batch_size=batch_size)
+    result = top_contexts(view, spectrum, iter(texts), layer=0, k=k, batch_size=batch_size)
     active = spectrum.activations(view.mlp_inputs(0, torch.stack(texts)))
-    for number, contexts in enumerate(found):
+    for number, contexts in enumerate(result):
         best = active[..., number].abs().max(1)
         order, seen = [], set()
         for row in best.values.argsort(descending=True, stable=True).tolist():
@@ -287,11 +287,11 @@ def test_contexts_are_the_best_places_of_the_best_texts(k, batch_size, **options
             assert torch.equal(context.ids, texts[row])
             assert context.position == best.indices[row]
             assert context.activation == pytest.approx(float(active[row, context.position, number]))
-    for mine, other in zip(
-        ContextIndex(view, texts, layer=0).top_contexts(spectrum, k), found, strict=True
+    for custom, other in zip(
+        ContextIndex(view, texts, layer=0).top_contexts(spectrum, k), result, strict=True
     ):
-        assert [c.position for c in mine] == [c.position for c in other]
-        assert all(torch.equal(a.ids, b.ids) for a, b in zip(mine, other, strict=True))
+        assert [c.position for c in custom] == [c.position for c in other]
+        assert all(torch.equal(a.ids, b.ids) for a, b in zip(custom, other, strict=True))
 
 
 def test_rows_without_a_token_have_a_number():
@@ -368,9 +368,9 @@ def test_texts_of_any_length_have_contexts():
     view = view_of(n_layers=2)
     texts = ["t3 t4 t5 t6 t9 t8", "t7 t3", torch.tensor([5, 6, 7, 3])]
     spectrum = view.mlp(1).interaction(view.direction(3)).eigh(3)
-    found = top_contexts(view, spectrum, texts, layer=1, k=3, batch_size=2)
+    result = top_contexts(view, spectrum, texts, layer=1, k=3, batch_size=2)
     again = ContextIndex(view, texts, layer=1, batch_size=3).top_contexts(spectrum, 3)
-    for number, contexts in enumerate(found):
+    for number, contexts in enumerate(result):
         expected = []
         for text in texts:
             ids = view.ids(text)

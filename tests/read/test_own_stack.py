@@ -69,8 +69,8 @@ def test_a_single_layer_of_ones_own(bias, embedded, basis, tmp_path):
     torch.testing.assert_close(logits, stack(data.test_images), rtol=1e-3, atol=1e-3)
     assert write_report(tmp_path / "page.html", [reading], title="mine")
     mask = class_mask(spectra(stack, basis="pixels")[3])
-    found = attack(stack, data.test_images, data.test_labels, mask, label=3, norm=2.0)
-    assert 0 <= found.targeted <= found.fooled <= 1
+    result = attack(stack, data.test_images, data.test_labels, mask, label=3, norm=2.0)
+    assert 0 <= result.targeted <= result.fooled <= 1
 
 
 def test_what_does_not_fit_is_named():

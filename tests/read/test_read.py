@@ -27,10 +27,10 @@ def test_top_inputs_in_blocks_are_top_inputs(samples, k, batch_size):
     x, k = normal(samples, 5), min(k, samples)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bilens.read.classifier.BLOCK", batch_size)
-        found = top_inputs(spectrum, x, k)
+        result = top_inputs(spectrum, x, k)
     strength = torch.einsum("bki,si->bks", spectrum.vectors, x).abs()
     expected = strength.sort(-1, descending=True).indices[..., :k]
-    assert torch.equal(strength.gather(-1, found), strength.gather(-1, expected))
+    assert torch.equal(strength.gather(-1, result), strength.gather(-1, expected))
 
 
 def test_top_inputs_of_a_single_form():
@@ -67,11 +67,11 @@ def test_an_explanation_adds_up():
     model, data = digit_model(), digits()
     spectrum = model.tensor().interaction(output=range(10)).eigh()
     x = data.test_images[3]
-    found = explain(spectrum, x, n_classes=3, k=4)
+    explanation = explain(spectrum, x, n_classes=3, k=4)
     logits = model(x)
-    assert torch.allclose(found.logits, logits, atol=1e-4)
-    assert [part.label for part in found.parts] == logits.topk(3).indices.tolist()
-    for part in found.parts:
+    assert torch.allclose(explanation.logits, logits, atol=1e-4)
+    assert [part.label for part in explanation.parts] == logits.topk(3).indices.tolist()
+    for part in explanation.parts:
         activations = torch.tensor([branch.activation for branch in part.branches])
         vectors = torch.cat([branch.vectors for branch in part.branches])
         assert math.isclose(float(activations.sum()) + part.remainder, part.logit, abs_tol=1e-4)

@@ -1,4 +1,4 @@
-"""A search that is saved is taken up where it is of the same model, and nowhere else."""
+"""A saved search is resumed for the same model only."""
 
 from dataclasses import replace
 
@@ -28,11 +28,11 @@ def saved(model, tmp_path):
 @pytest.mark.parametrize("k", [1, 25, 40])
 def test_what_is_loaded_is_what_was_found(model, saved, k):
     path, search = saved
-    found, expected = load_paths(path, model.tensors(), k), search.paths.truncate(k)
-    assert (found.expanded, found.total) == (search.expanded, search.total)
-    assert found.paths.constant == expected.constant
+    result, expected = load_paths(path, model.tensors(), k), search.paths.truncate(k)
+    assert (result.expanded, result.total) == (search.expanded, search.total)
+    assert result.paths.constant == expected.constant
     for name in ("directions", "roots", "indices", "eigenvalues", "vectors"):
-        assert torch.equal(getattr(found.paths, name), getattr(expected, name))
+        assert torch.equal(getattr(result.paths, name), getattr(expected, name))
 
 
 def test_more_paths_another_model_or_a_bad_file_are_searched_anew(model, saved, tmp_path):
@@ -52,8 +52,8 @@ def test_a_reading_takes_it_up(model, saved, monkeypatch):
     path, _ = saved
     expected = read_deep(model, digits(), 40)
     monkeypatch.setattr(bilens.read.deep, "top_paths", None)
-    found = read_deep(model, digits(), 40, saved=path)
-    assert found.record() == expected.record()
+    reading = read_deep(model, digits(), 40, saved=path)
+    assert reading.record() == expected.record()
 
 
 def test_the_file_says_how_strong_each_path_is(saved):

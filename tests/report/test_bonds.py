@@ -63,8 +63,8 @@ def test_a_network_has_the_largest_products():
     edges = chosen_edges(products, 2, 6)
     top = [edge for edge in edges if edge.target == (2, 6)]
     assert len(top) == 4
-    own = (products.layer == 1) & (products.output == 6)
-    strongest = torch.nonzero(own).flatten()[0]
+    plain = (products.layer == 1) & (products.output == 6)
+    strongest = torch.nonzero(plain).flatten()[0]
     assert top[0].coefficient == float(products.coefficient[strongest])
     assert top[0].sources == (
         (1, int(products.first[strongest])),
@@ -97,11 +97,11 @@ def test_each_direction_has_a_row_and_each_layer_its_matrices():
 
 
 def test_a_page_says_which_numbers_directions_have():
-    def said(found: BondReading) -> str:
-        return bond_sections(found)[1].text
+    def text(result: BondReading) -> str:
+        return bond_sections(result)[1].text
 
-    assert "numbers go by share over the training images. Coordinates" in said(reading())
+    assert "numbers go by share over the training images. Coordinates" in text(reading())
     other = replace(reading(), metric="weights")
-    assert "share over standard normal inputs, in the explorer over the training images." in said(
+    assert "share over standard normal inputs, in the explorer over the training images." in text(
         other
     )

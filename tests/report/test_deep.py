@@ -34,8 +34,8 @@ def test_a_tree_has_an_edge_for_every_eigenvector(paths):
 
 def test_a_tree_has_a_root_and_images_beside_its_nodes(paths):
     x = digits().test_images
-    some = class_paths(LazyTree(digit_model(2).tensors(), torch.eye(10)[6]), paths, x, k=2)
-    figure = tree_figure(some.paths, (8, 8), title="", root="<6>", inputs=some.inputs)
+    several = class_paths(LazyTree(digit_model(2).tensors(), torch.eye(10)[6]), paths, x, k=2)
+    figure = tree_figure(several.paths, (8, 8), title="", root="<6>", inputs=several.inputs)
     assert "<b>&lt;6&gt;</b>" in {note.text for note in figure.layout.annotations}
     nodes = {tuple(names[:n]) for names in paths.indices.tolist() for n in (1, 2)}
     assert len(figure.layout.images) == len(paths) + 2 * len(nodes) + 1
@@ -43,11 +43,11 @@ def test_a_tree_has_a_root_and_images_beside_its_nodes(paths):
 
 def test_an_explained_input_has_its_parts():
     tree = LazyTree(digit_model(2).tensors(), torch.eye(10))
-    found = explain_deep(tree, digits().test_images[3])
-    figure = explanation_figure(found, (8, 8), ["<b>"] * 10, title="why")
+    explanation = explain_deep(tree, digits().test_images[3])
+    figure = explanation_figure(explanation, (8, 8), ["<b>"] * 10, title="why")
     assert len(figure.layout.images) == 1 + 3 * 3 * 2 + 1
     texts = [note.text for note in figure.layout.annotations]
-    part = found.parts[0]
+    part = explanation.parts[0]
     assert f"logit {part.logit:+.2f}" in texts
     assert f"rest {part.remainder:+.2f}" in texts
     assert f"<b>{part.branches[0].activation:+.2f}</b>" in texts

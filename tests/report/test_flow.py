@@ -17,23 +17,23 @@ TOKENS = [f"w{i}" for i in range(8)] + ["</script><b>"]
 
 
 @pytest.fixture(scope="module")
-def found():
+def split_flow():
     view = ResidualModel(random_model(n_layers=2, bias=True))
     return flow(view, random_text(), view.direction(3), m=3, threshold=0)
 
 
 @pytest.fixture(scope="module")
-def data(found):
-    return flow_data(found, TOKENS, direction="t3 minus t4", k=25)
+def data(split_flow):
+    return flow_data(split_flow, TOKENS, direction="t3 minus t4", k=25)
 
 
-def test_nodes_stand_by_strength_with_what_they_hold(found, data):
+def test_nodes_stand_by_strength_with_what_they_hold(split_flow, data):
     flows = [abs(node["flow"]) for node in data["nodes"]]
     assert data["nodes"][0]["kind"] == "output"
     assert len(flows) == 26
     assert flows[1:] == sorted(flows[1:], reverse=True)
     for count, of_flow, of_logit in data["shares"]:
-        graph = found.top(count)
+        graph = split_flow.top(count)
         assert of_flow == pytest.approx(graph.share_of_flow)
         assert of_logit == pytest.approx(graph.share_of_logit)
     assert data["shares"][-1][0] == 25
@@ -44,8 +44,8 @@ def test_a_page_opens_with_a_graph_rather_than_its_strongest_node(data):
     assert 12 <= counts[data["start"]] <= 25
 
 
-def test_edges_are_those_of_the_graph(found, data):
-    graph = found.top(25)
+def test_edges_are_those_of_the_graph(split_flow, data):
+    graph = split_flow.top(25)
     order = sorted(range(26), key=lambda i: (i > 0, -abs(graph.nodes[i].flow)))
     dense = torch.zeros(26, 26, dtype=torch.float64)
     for a, b, value in data["edges"]:
@@ -87,6 +87,6 @@ def test_interventions_are_drawn_by_kind():
     assert list(line.x) == list(line.y) == [-1.0, 1.5]
 
 
-def test_every_token_has_a_name(found):
+def test_every_token_has_a_name(split_flow):
     with pytest.raises(BilensError, match="tokens holds 2 names, and the text 9"):
-        flow_data(found, ["a", "b"], direction="t3", k=5)
+        flow_data(split_flow, ["a", "b"], direction="t3", k=5)

@@ -86,12 +86,12 @@ def test_the_strongest_token_has_full_colour(page):
 
 def test_a_direction_shows_the_ends_of_its_spectrum(unchecked):
     model = ResidualModel(random_model(), toy_tokenizer())
-    found = read_direction(model, corpus(toy_tokenizer()), "t3", layer=0, eigenvectors=2, k=1)
-    values = found.all_eigenvectors.values.sort(descending=True).values
-    assert found.spectrum.values.tolist() == [values[0], values[1], values[-1], values[-2]]
-    for number, some in enumerate(found.contexts):
-        assert some[0].contribution.total() == pytest.approx(some[0].context.activation)
-        assert (some[0].context.activation > 0) == (number < 2)
+    result = read_direction(model, corpus(toy_tokenizer()), "t3", layer=0, eigenvectors=2, k=1)
+    values = result.all_eigenvectors.values.sort(descending=True).values
+    assert result.spectrum.values.tolist() == [values[0], values[1], values[-1], values[-2]]
+    for number, several in enumerate(result.contexts):
+        assert several[0].contribution.total() == pytest.approx(several[0].context.activation)
+        assert (several[0].context.activation > 0) == (number < 2)
 
 
 def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
@@ -113,9 +113,9 @@ def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
 
 def test_tables_hold_tokens_and_the_value():
     model = ResidualModel(random_model(), toy_tokenizer())
-    found = read_ngrams(model, "t3", layer=0, k=4)
-    assert ngram_table(found.heads[0], "head").header == ["virtual", "direct", "value"]
+    result = read_ngrams(model, "t3", layer=0, k=4)
+    assert ngram_table(result.heads[0], "head").header == ["virtual", "direct", "value"]
     assert ngram_table(bigrams(model, layer=0), "mlp").header == ["input", "output", "value"]
-    table = ngram_table(found.following, "after")
+    table = ngram_table(result.following, "after")
     assert table.header == ["token", "value"]
-    assert table.rows[0] == (found.following.token[0], f"{found.following.value[0]:.2f}")
+    assert table.rows[0] == (result.following.token[0], f"{result.following.value[0]:.2f}")

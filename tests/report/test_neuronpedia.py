@@ -1,4 +1,4 @@
-"""Batches for Neuronpedia have the fields of its converter, and say what the layer adds."""
+"""Batches for Neuronpedia have the fields of its converter, and the layer's outputs."""
 
 import pytest
 import torch

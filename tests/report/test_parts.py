@@ -1,4 +1,4 @@
-"""Parts of pages and figures of logits: what they say, and that text from outside stays text."""
+"""Parts of pages and figures of logits; text from outside stays text."""
 
 import base64
 import io
@@ -59,12 +59,12 @@ def test_what_tokens_contribute_can_be_read_without_colours_and_without_a_mouse(
 
 
 def test_bars_of_logits():
-    whole, kept = torch.tensor([1.0, -2.0]), torch.tensor([0.5, -1.0])
-    figure = logits_figure(whole, kept, [EVIL, "b"], title=EVIL)
-    assert [list(trace.y) for trace in figure.data] == [kept.tolist(), whole.tolist()]
+    full, remaining = torch.tensor([1.0, -2.0]), torch.tensor([0.5, -1.0])
+    figure = logits_figure(full, remaining, [EVIL, "b"], title=EVIL)
+    assert [list(trace.y) for trace in figure.data] == [remaining.tolist(), full.tolist()]
     assert EVIL not in figure.to_json()
-    figure = direction_figure(whole, [EVIL, "b"], title=EVIL)
-    assert list(figure.data[0].y) == whole.tolist()
+    figure = direction_figure(full, [EVIL, "b"], title=EVIL)
+    assert list(figure.data[0].y) == full.tolist()
     assert len(set(figure.data[0].marker.color)) == 2
     assert EVIL not in figure.to_json()
 

@@ -39,7 +39,7 @@ def reading():
 
 @pytest.fixture(scope="module")
 def written(reading, tmp_path_factory):
-    """The report as it is written, and its figures."""
+    """Return the report as it is written, and its figures."""
     path = tmp_path_factory.mktemp("report") / "report.html"
     figures = write_report(path, [reading], title="digits")
     return path.read_text(), figures
@@ -188,11 +188,11 @@ def test_the_page_works_in_a_browser(written, tmp_path, width):
     command = [CHROME, *options, f"--window-size={width},900", "--dump-dom", page.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     title = re.search(r"<title>(.*?)</title>", shown)
-    found = json.loads(title.group(1).replace("&quot;", '"'))
-    assert found["failures"] == []
-    assert found["plots"] >= 24
-    assert found["pictures"] >= 300
-    assert found["overflow"] <= 0
+    record = json.loads(title.group(1).replace("&quot;", '"'))
+    assert record["failures"] == []
+    assert record["plots"] >= 24
+    assert record["pictures"] >= 300
+    assert record["overflow"] <= 0
 
 
 @needs_chrome

@@ -11,9 +11,9 @@ def feature(*uses: tuple[int, bool, float]) -> SharedFeature:
 
 
 def test_each_feature_names_the_classes_it_moves(monkeypatch):
-    one = feature((1, True, 0.25), (0, False, 0.125), (2, True, 0.06), (1, True, 0.02))
+    single = feature((1, True, 0.25), (0, False, 0.125), (2, True, 0.06), (1, True, 0.02))
     other = feature((0, False, 0.01), (2, False, 0.01))
-    shared = SharedFeatures((one, other), compared=9, groups=5)
+    shared = SharedFeatures((single, other), compared=9, groups=5)
     figure = shared_figure(shared, (2, 2), ["<a>", "b", "c"])
     texts = [note.text for note in figure.layout.annotations]
     assert texts[2:] == ["45.5%", "▲ b, c", "▼ &lt;a&gt;", "2.0%", "▼ &lt;a&gt;, c"]

@@ -1,4 +1,4 @@
-"""One view of every transformer: what it says of the parts is what the model does."""
+"""One view of every transformer: its parts compute the same as the model."""
 
 from functools import cache
 
@@ -22,7 +22,7 @@ from tests.language import parts, random_model, random_text, toy_tokenizer
 
 @cache
 def view_of(name: str) -> ResidualModel:
-    """A tiny model of a family, for tests that leave it as it is."""
+    """Return a tiny model of a family, for tests that leave it as it is."""
     return ResidualModel(tiny(name))
 
 

@@ -1,4 +1,4 @@
-"""Norms are recognised by what they compute, to rounding."""
+"""Norms are recognised by their outputs, to rounding."""
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ from bilens.residual.families import known_norm
 class MadeNorm(nn.Module):
     """A norm of any of the four formulas, times a factor, with the eps that it says or another."""
 
-    def __init__(self, weight, centres, offset, factor=1.0, eps=1e-6, said=1e-6):
+    def __init__(self, weight, centres, offset, factor=1.0, eps=1e-6, message=1e-6):
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.centres, self.offset, self.factor = centres, offset, factor
-        self.eps, self.true_eps = said, eps
+        self.eps, self.true_eps = message, eps
 
     def forward(self, x):
         x = x - x.mean(-1, keepdim=True) if self.centres else x

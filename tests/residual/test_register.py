@@ -159,8 +159,8 @@ def test_queries_and_keys_of_ones_own(made):
     register_family("MadeUp", replace(FAMILY, queries_keys=scored_rows))
     check_family(made, torch.tensor([3, 1, 4, 1, 5]), rounding=1e-12)
     view, ids = ResidualModel(made), torch.tensor([3, 1, 4])
-    found = view.trace(ids).layers[0]
-    n = view.layer(0).heads.norm.normalised(found.attn_input)
+    run = view.trace(ids).layers[0]
+    n = view.layer(0).heads.norm.normalised(run.attn_input)
     [(q, k)] = queries_keys(view, 0, n, 0)
     scores = torch.einsum("thd,shd->hts", q, k).masked_fill(torch.ones(3, 3).triu(1).bool(), -1e9)
-    torch.testing.assert_close(scores.softmax(-1), found.pattern)
+    torch.testing.assert_close(scores.softmax(-1), run.pattern)

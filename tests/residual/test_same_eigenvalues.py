@@ -17,15 +17,15 @@ LAYER = 1
 @pytest.mark.parametrize("norm", ["none", "scalar", "rms", "layer"])
 def test_all_readings_show_the_same_eigenvalues(norm, tmp_path):
     corpus = small_corpus()
-    own = random_model(vocab_size=len(corpus.tokenizer), norm=norm, n_layers=2)
-    model = ResidualModel(own, corpus.tokenizer)
+    plain = random_model(vocab_size=len(corpus.tokenizer), norm=norm, n_layers=2)
+    model = ResidualModel(plain, corpus.tokenizer)
     u = DIRECTION.vector(model)
     expected = torch.linalg.eigvalsh(model.mlp(LAYER).interaction(u).dense())
 
     state = LanguageState(DIRECTION.token, DIRECTION.minus, LAYER)
     write_spectra(model.mlp(LAYER), u[None], tmp_path / "spectra", k=len(expected))
-    changed = LanguageModel(own.config)
-    changed.load_state_dict(own.state_dict())
+    changed = LanguageModel(plain.config)
+    changed.load_state_dict(plain.state_dict())
     process(changed.double().eval())
     after = ResidualModel(changed, corpus.tokenizer)
     shown = {
@@ -40,5 +40,5 @@ def test_all_readings_show_the_same_eigenvalues(norm, tmp_path):
         .values,
     }
     for name, values in shown.items():
-        found = values.double().sort().values
-        assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6 * expected.abs().max()), name
+        result = values.double().sort().values
+        assert torch.allclose(result, expected, rtol=1e-6, atol=1e-6 * expected.abs().max()), name

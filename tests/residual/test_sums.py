@@ -64,7 +64,7 @@ READINGS = {
 
 
 def wrong_gain(name):
-    """Make one norm's gain 0.5 % too large in what bilens reads of it."""
+    """Make one norm's gain 0.5 % too large in the view of bilens."""
     gain = Norm.gain
 
     def patch(monkeypatch):
@@ -75,7 +75,7 @@ def wrong_gain(name):
 
 
 def lost_columns(name, columns):
-    """Make columns of one map zero in what bilens reads of it."""
+    """Make columns of one map zero in the view of bilens."""
     weight = LinearMap.weight
 
     def patch(monkeypatch):

@@ -44,14 +44,14 @@ def forward(chain: list[BilinearTensor], x: Tensor) -> Tensor:
 
 
 def dense_chain(chain: list[BilinearTensor]) -> list[Tensor]:
-    """Each layer as an array; where the next one reads a constant, with an output that is 1."""
+    """Each layer as an array, with an output of 1 if the next layer has a constant."""
     arrays = [dense(tensor) for tensor in chain]
     for i, above in enumerate(chain[1:]):
         if above.constant:
             n_in = arrays[i].shape[1]
-            one = torch.zeros(1, n_in, n_in, dtype=torch.float64)
-            one[0, -1, -1] = 1
-            arrays[i] = torch.cat([arrays[i], one])
+            single = torch.zeros(1, n_in, n_in, dtype=torch.float64)
+            single[0, -1, -1] = 1
+            arrays[i] = torch.cat([arrays[i], single])
     return arrays
 
 
@@ -70,7 +70,7 @@ def effective_by_hand(arrays: list[Tensor], u: Tensor) -> list[float]:
 
 
 def same_strengths(actual: Tensor, expected: Tensor, depth: int) -> bool:
-    """Equal but for rounding, which the roots of equation 4 magnify where an eigenvalue is 0."""
+    """Equal but for rounding, which the roots of equation 4 magnify at eigenvalues of 0."""
     power = 2 ** (depth - 1)
     return close(actual.abs() ** power, expected**power)
 

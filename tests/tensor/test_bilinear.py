@@ -198,7 +198,9 @@ def test_half_precision_is_read_in_single(dtype):
     tensor = random_tensor(6, 8, 4, 0)
     half = tensor.to(dtype)
     exact = half.to(torch.float64)
-    spectrum, expected = (one.interaction(output=[0, 1]).eigh() for one in (half, exact))
+    spectrum, expected = (
+        single_part.interaction(output=[0, 1]).eigh() for single_part in (half, exact)
+    )
     assert spectrum.values.dtype == spectrum.vectors.dtype == torch.float32
     assert close(spectrum.values.double(), expected.values, 1e-5)
     assert close(half.svd().values.double(), exact.svd().values, 1e-5)

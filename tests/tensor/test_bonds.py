@@ -41,7 +41,7 @@ def whole_tree(tensors: list[BilinearTensor], directions: Tensor, metric: Tensor
 
 
 def unfolded(T: Tensor, leaves: int) -> Tensor:
-    """The matrix of the first `leaves` leaves times all the rest."""
+    """Return the matrix of the first `leaves` leaves times all others."""
     size = T.shape[1] ** leaves
     return T.reshape(len(T), size, -1).transpose(0, 1).reshape(size, -1)
 
@@ -51,9 +51,9 @@ def unfolded(T: Tensor, leaves: int) -> Tensor:
 def test_singular_values_are_those_of_the_unfolded_tree(given_case: dict) -> None:
     tensors, directions, metric = case(**given_case)
     T = whole_tree(tensors, directions, metric)
-    found = bonds(tensors, directions, metric)
-    assert found.norm == pytest.approx(float(T.norm()), rel=1e-10)
-    for i, bond in enumerate(found.bonds):
+    reading = bonds(tensors, directions, metric)
+    assert reading.norm == pytest.approx(float(T.norm()), rel=1e-10)
+    for i, bond in enumerate(reading.bonds):
         squares = torch.linalg.svdvals(unfolded(T, 2**i)) ** 2 / T.norm() ** 2
         both = torch.zeros(2, max(len(squares), bond.k), dtype=torch.float64)
         both[0, : len(squares)], both[1, : bond.k] = squares, bond.shares
@@ -66,8 +66,8 @@ def test_singular_values_are_those_of_the_unfolded_tree(given_case: dict) -> Non
 def test_a_projector_keeps_the_best_subspace(given_case: dict, k: int) -> None:
     """Cutting one use of one bond leaves the best approximation of the tree unfolded there."""
     tensors, directions, metric = case(**given_case)
-    found = bonds(tensors, directions, metric)
-    for i, bond in enumerate(found.bonds):
+    reading = bonds(tensors, directions, metric)
+    for i, bond in enumerate(reading.bonds):
         projector = bond.projector(min(k, bond.k))
         assert close(projector @ projector, projector, 1e-8)
         # In whitened coordinates of what is below, the projector is an orthogonal one.
@@ -82,29 +82,29 @@ def test_a_projector_keeps_the_best_subspace(given_case: dict, k: int) -> None:
 @given(cases, st.integers(0, 10_000))
 def test_no_cut_loses_more_than_its_certificate(given_case: dict, seed: int) -> None:
     tensors, directions, metric = case(**given_case)
-    found = bonds(tensors, directions, metric)
+    reading = bonds(tensors, directions, metric)
     generator = torch.Generator().manual_seed(seed)
-    ranks = [int(torch.randint(1, b.k + 1, (), generator=generator)) for b in found.bonds]
-    cut = found.cut(ranks)
+    ranks = [int(torch.randint(1, b.k + 1, (), generator=generator)) for b in reading.bonds]
+    cut = reading.cut(ranks)
     T = whole_tree(tensors, directions, metric)
     lost = (T - whole_tree(cut.tensors(), directions, metric)).norm() / T.norm()
-    assert found.error(ranks) == pytest.approx(float(lost), abs=1e-6)
+    assert reading.error(ranks) == pytest.approx(float(lost), abs=1e-6)
     assert cut.certificate**2 >= float(lost) ** 2 - 1e-12
-    assert cut.certificate == found.certificate(ranks)
+    assert cut.certificate == reading.certificate(ranks)
 
 
 @settings(max_examples=40)
 @given(cases)
 def test_all_directions_are_the_model(given_case: dict) -> None:
     tensors, directions, metric = case(**given_case)
-    found = bonds(tensors, directions, metric)
+    reading = bonds(tensors, directions, metric)
     x = normal(6, N_IN, seed=1)
-    cut = found.cut(100)
+    cut = reading.cut(100)
     expected = forward(tensors, x) @ directions.T
     assert close(cut(x) @ directions.T, expected, 1e-8)
     assert close(forward(cut.tensors(), x) @ directions.T, expected, 1e-8)
     assert cut.certificate == 0
-    assert found.error(100) < 1e-6
+    assert reading.error(100) < 1e-6
 
 
 @settings(max_examples=40)
@@ -112,11 +112,11 @@ def test_all_directions_are_the_model(given_case: dict) -> None:
 def test_coordinates_are_of_unit_size(given_case: dict) -> None:
     """Below every bond P is the identity, above it U is diagonal: the shares."""
     tensors, directions, metric = case(**given_case)
-    found = bonds(tensors, directions, metric)
-    for core, bond in zip(found.cores, found.bonds[1:], strict=False):
+    reading = bonds(tensors, directions, metric)
+    for core, bond in zip(reading.cores, reading.bonds[1:], strict=False):
         assert close(core.output_gram(), torch.eye(bond.k, dtype=torch.float64), 1e-6)
-    weights = found.directions / found.norm
-    for core, bond in zip(reversed(found.cores), reversed(found.bonds), strict=True):
+    weights = reading.directions / reading.norm
+    for core, bond in zip(reversed(reading.cores), reversed(reading.bonds), strict=True):
         U = core.change_basis(outputs=weights).input_gram()
         assert close(U, bond.shares.diag(), 1e-6)
         weights = bond.shares.sqrt().diag()
@@ -148,37 +148,37 @@ def test_an_embedding_may_be_folded_in(chain: dict, with_metric: bool) -> None:
 @given(cases, st.floats(0, 2))
 def test_ranks_within_are_the_fewest(given_case: dict, error: float) -> None:
     tensors, directions, metric = case(**given_case)
-    found = bonds(tensors, directions, metric)
-    ranks = found.ranks_within(error)
-    assert found.certificate(ranks) <= error + 1e-9
-    every = product(*(range(1, bond.k + 1) for bond in found.bonds))
-    fewest = min(sum(r) for r in every if found.certificate(list(r)) <= error)
+    reading = bonds(tensors, directions, metric)
+    ranks = reading.ranks_within(error)
+    assert reading.certificate(ranks) <= error + 1e-9
+    every = product(*(range(1, bond.k + 1) for bond in reading.bonds))
+    fewest = min(sum(r) for r in every if reading.certificate(list(r)) <= error)
     # What is left out adds up in another order.
-    assert sum(ranks) <= fewest or found.certificate([*ranks]) == pytest.approx(error)
+    assert sum(ranks) <= fewest or reading.certificate([*ranks]) == pytest.approx(error)
 
 
 def test_ranks_scoring_leaves_out_what_the_score_can_do_without() -> None:
     tensors = random_chain(2, "plain", width=3, n_in=3, n_out=2, seed=4)
-    found = bonds(tensors, torch.eye(2, dtype=torch.float64))
+    reading = bonds(tensors, torch.eye(2, dtype=torch.float64))
     asked = []
 
     def score(cut: object) -> float:
         asked.append(cut.ranks)  # type: ignore[attr-defined]
         return float(cut.ranks[0] >= 2)  # type: ignore[attr-defined]
 
-    assert found.ranks_scoring(score, 1.0) == (2, 1)
+    assert reading.ranks_scoring(score, 1.0) == (2, 1)
     assert (3, 3) in asked
     with pytest.raises(BilensError, match="least=2.0, but with all directions the model scores 1"):
-        found.ranks_scoring(score, 2.0)
+        reading.ranks_scoring(score, 2.0)
 
 
 def test_float32_is_computed_in_float64() -> None:
     tensors = random_chain(3, "bias and residual", seed=3)
     directions = torch.eye(4)
     small = [tensor.to(torch.float32) for tensor in tensors]
-    found = bonds(small, directions)
+    reading = bonds(small, directions)
     same = bonds([tensor.to(torch.float64) for tensor in small], directions.double())
-    for a, b in zip(found.bonds, same.bonds, strict=True):
+    for a, b in zip(reading.bonds, same.bonds, strict=True):
         assert a.shares.dtype == torch.float64
         assert torch.equal(a.shares, b.shares)
 
@@ -196,18 +196,18 @@ def test_deep_models_stay_within_the_range_of_numbers() -> None:
 def test_gaussian_error_bounds_what_a_cut_loses() -> None:
     for kind, depth in product(("plain", "bias and residual"), (1, 2, 3)):
         tensors = random_chain(depth, kind, width=2, n_in=2, n_out=2, seed=6)
-        found = bonds(tensors, torch.eye(2, dtype=torch.float64))
+        reading = bonds(tensors, torch.eye(2, dtype=torch.float64))
         x = normal(100_000, 2, seed=2)
-        lost = (forward(tensors, x) - found.cut(1)(x)).square().sum(-1).mean().sqrt()
-        assert float(lost) <= found.gaussian_error(1)
-        assert found.gaussian_error(9) == 0
+        lost = (forward(tensors, x) - reading.cut(1)(x)).square().sum(-1).mean().sqrt()
+        assert float(lost) <= reading.gaussian_error(1)
+        assert reading.gaussian_error(9) == 0
 
 
 def test_bad_input_is_named() -> None:
     tensors = random_chain(2, "plain", n_in=3, n_out=2, seed=1)
     u = torch.eye(2, dtype=torch.float64)
-    one = torch.eye(3, dtype=torch.float64)
-    broken = one.clone()
+    single = torch.eye(3, dtype=torch.float64)
+    broken = single.clone()
     broken[0, 0] = torch.nan
     bad = [
         ((tensors[::-1], u), "tensors\\[0\\] has 2 outputs, but tensors\\[1\\] reads 3"),
@@ -216,17 +216,17 @@ def test_bad_input_is_named() -> None:
         ((tensors, u * torch.nan), "directions holds NaN"),
         ((tensors, u * 0), "zero along the directions"),
         ((tensors, u, broken), "metric holds NaN"),
-        ((tensors, u, one[:2, :2]), "metric has shape \\(2, 2\\); expected \\(3, 3\\)"),
-        ((tensors, u, -one), "metric has the eigenvalue -1; expected none below 0"),
-        ((tensors, u, one * 0), "metric is zero; expected a matrix such as x.T @ x"),
-        ((tensors, u, one + one.roll(1, 0)), "metric is not symmetric"),
-        ((tensors, u, None, one[:2]), "embedding has shape \\(2, 3\\); expected 3 rows"),
+        ((tensors, u, single[:2, :2]), "metric has shape \\(2, 2\\); expected \\(3, 3\\)"),
+        ((tensors, u, -single), "metric has the eigenvalue -1; expected none below 0"),
+        ((tensors, u, single * 0), "metric is zero; expected a matrix such as x.T @ x"),
+        ((tensors, u, single + single.roll(1, 0)), "metric is not symmetric"),
+        ((tensors, u, None, single[:2]), "embedding has shape \\(2, 3\\); expected 3 rows"),
         ((tensors, u, None, broken), "embedding holds NaN"),
     ]
     for arguments, message in bad:
         with pytest.raises(BilensError, match=message):
             bonds(*arguments)
-    found = bonds(tensors, u)
+    reading = bonds(tensors, u)
     for ranks, message in (
         (0, "ranks=0, expected a whole number, at least 1"),
         ([1], "ranks has 1 numbers, expected 2, one for each bond"),
@@ -234,8 +234,8 @@ def test_bad_input_is_named() -> None:
         ([1, 99], "ranks\\[1\\]=99, expected a whole number, 1 to"),
     ):
         with pytest.raises(BilensError, match=message):
-            found.cut(ranks)
+            reading.cut(ranks)
     with pytest.raises(BilensError, match="error=nan, expected a finite number, at least 0"):
-        found.ranks_within(torch.nan)
+        reading.ranks_within(torch.nan)
     with pytest.raises(BilensError, match="k=0, expected a whole number, 1 to"):
-        found.bonds[0].projector(0)
+        reading.bonds[0].projector(0)

@@ -18,7 +18,7 @@ cases = st.fixed_dictionaries(
 
 
 def by_definition(v: torch.Tensor, w: torch.Tensor, threshold: float) -> list[list[int]]:
-    """The groups, one row after another."""
+    """Return the groups, one row after another."""
     units = v / v.norm(dim=1, keepdim=True)
     waiting = sorted(range(len(v)), key=lambda i: -w[i])
     groups = []
@@ -26,12 +26,12 @@ def by_definition(v: torch.Tensor, w: torch.Tensor, threshold: float) -> list[li
         led = [i for i in waiting if abs(units[i] @ units[waiting[0]]) >= threshold - 1e-12]
         groups.append(led)
         waiting = [i for i in waiting if i not in led]
-    found = []
+    result = []
     for rows in groups:
         M = sum(w[i] * torch.outer(units[i], units[i]) for i in rows)
-        found.append(torch.linalg.eigh(M).eigenvectors[:, -1])
-    moved = [max(range(len(found)), key=lambda g: abs(u @ found[g])) for u in units]
-    groups = [[i for i in range(len(v)) if moved[i] == g] for g in range(len(found))]
+        result.append(torch.linalg.eigh(M).eigenvectors[:, -1])
+    moved = [max(range(len(result)), key=lambda g: abs(u @ result[g])) for u in units]
+    groups = [[i for i in range(len(v)) if moved[i] == g] for g in range(len(result))]
     return sorted([g for g in groups if g], key=lambda g: -sum(w[i] for i in g))
 
 

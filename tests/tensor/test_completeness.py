@@ -24,14 +24,14 @@ def with_eigenvalues(batch: list[Tensor], generator: torch.Generator) -> Quadrat
 
 
 def copies_of_one_form(generator: torch.Generator, copies: int) -> QuadraticForm:
-    """A block-diagonal form, as of weights that are shared."""
+    """Return a block-diagonal form, as of weights that are shared."""
     size = N // copies
     blocks = (torch.block_diag(*[random(generator, size, size)] * copies) for _ in range(2))
     return QuadraticForm(*blocks, random(generator, 2, size).repeat(1, copies))
 
 
 def translated_on_a_torus(generator: torch.Generator) -> QuadraticForm:
-    """A form that does not change under translations of Z27 x Z27."""
+    """Return a form that does not change under translations of Z27 x Z27."""
     left, right = (
         torch.stack(
             [
@@ -46,47 +46,47 @@ def translated_on_a_torus(generator: torch.Generator) -> QuadraticForm:
 
 
 def hostile_form(seed: int, k: int) -> QuadraticForm:
-    """Forms of which a run from one start sees a part of what counts."""
+    """Forms whose strongest directions are not all visible from one start."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand(1, generator=generator))
 
-    def whole(low: int, high: int) -> int:
+    def full(low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (1,), generator=generator))
 
-    def rest() -> Tensor:
-        draws = torch.rand(whole(50, N - 60), generator=generator, dtype=torch.float64)
+    def others() -> Tensor:
+        draws = torch.rand(full(50, N - 60), generator=generator, dtype=torch.float64)
         end = uniform(0.3, 0.97)
         return [
             torch.linspace(end, -uniform(0.3, 0.97), len(draws), dtype=torch.float64),
             end * (2 * draws - 1),
             end * torch.cos(math.pi * draws) ** 3,
-        ][whole(0, 2)]
+        ][full(0, 2)]
 
     def repeated() -> Tensor:
         tops: list[float] = []
         while len(tops) < k + 3:
-            tops += [uniform(0.9, 1) * (1 if whole(0, 1) else -1)] * whole(1, 4)
-        return torch.cat([torch.tensor(tops).double(), rest()])
+            tops += [uniform(0.9, 1) * (1 if full(0, 1) else -1)] * full(1, 4)
+        return torch.cat([torch.tensor(tops).double(), others()])
 
     def clustered() -> Tensor:
-        near = 10 ** uniform(-8, -2) * torch.arange(whole(2, k + 2)).double()
-        return torch.cat([uniform(0.9, 1) - near, rest()])
+        near = 10 ** uniform(-8, -2) * torch.arange(full(2, k + 2)).double()
+        return torch.cat([uniform(0.9, 1) - near, others()])
 
     def plus_and_minus() -> Tensor:
-        tops = torch.tensor([uniform(0.85, 1) for _ in range(whole(1, 4))]).double()
-        tops = tops.repeat(whole(1, 3))
-        return torch.cat([tops, -tops, rest()])
+        tops = torch.tensor([uniform(0.85, 1) for _ in range(full(1, 4))]).double()
+        tops = tops.repeat(full(1, 3))
+        return torch.cat([tops, -tops, others()])
 
     def equal_at_the_kth() -> Tensor:
         level = uniform(0.8, 1)
-        tops = [1.0] * whole(0, 3) + [level, -level] * whole(1, 4)
-        return torch.cat([torch.tensor(tops).double(), 0.9 * level * rest()])
+        tops = [1.0] * full(0, 3) + [level, -level] * full(1, 4)
+        return torch.cat([torch.tensor(tops).double(), 0.9 * level * others()])
 
     kind = KINDS[seed % len(KINDS)]
     if kind == "copies":
-        return copies_of_one_form(generator, whole(2, 4))
+        return copies_of_one_form(generator, full(2, 4))
     if kind == "symmetric":
         return translated_on_a_torus(generator)
     make = dict(zip(KINDS, (repeated, clustered, plus_and_minus, equal_at_the_kth), strict=False))
@@ -99,12 +99,12 @@ def assert_complete(seed: int) -> None:
     expected = torch.linalg.eigvalsh(exact.dense()).abs().sort(-1, descending=True).values[:, :k]
     dtype = torch.float64 if seed // len(KINDS) % 2 else torch.float32
     form = QuadraticForm(*(f.to(dtype) for f in (exact.left, exact.right, exact.weights)))
-    found = form.eigh(k, tolerance=TOLERANCE, seed=seed)
-    off = (found.values.abs().double() - expected).abs() / expected[:, :1]
+    spectrum = form.eigh(k, tolerance=TOLERANCE, seed=seed)
+    off = (spectrum.values.abs().double() - expected).abs() / expected[:, :1]
     assert off.max() <= TOLERANCE, f"{KINDS[seed % len(KINDS)]}, seed {seed}"
-    assert (found.residuals <= TOLERANCE).all()
-    assert (found.miss_chance <= lanczos.MISS).all()
-    gram = (found.vectors @ found.vectors.mT).double()
+    assert (spectrum.residuals <= TOLERANCE).all()
+    assert (spectrum.miss_chance <= lanczos.MISS).all()
+    gram = (spectrum.vectors @ spectrum.vectors.mT).double()
     assert (gram - torch.eye(k, dtype=torch.float64)).abs().max() < 1e-4
 
 
@@ -125,6 +125,6 @@ def test_three_equal_ones_at_the_top(seed):
     values = torch.cat([torch.ones(3), torch.linspace(0.95, -0.95, 597)]).double()
     form = with_eigenvalues([values], torch.Generator().manual_seed(seed))
     expected = values.abs().sort(descending=True).values[:8]
-    found = form.eigh(8)
-    assert (found.values[0].abs() - expected).abs().max() <= TOLERANCE
-    assert found.miss_chance.tolist() == [lanczos.MISS]
+    spectrum = form.eigh(8)
+    assert (spectrum.values[0].abs() - expected).abs().max() <= TOLERANCE
+    assert spectrum.miss_chance.tolist() == [lanczos.MISS]

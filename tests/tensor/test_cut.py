@@ -17,8 +17,8 @@ cuts = st.fixed_dictionaries({"chain": chains, "ranks": st.integers(1, 4)})
 
 def make(chain: dict, ranks: int) -> tuple[Bonds, Cut]:
     tensors = random_chain(**chain, n_in=3, n_out=2)
-    found = bonds(tensors, torch.eye(2, dtype=torch.float64))
-    return found, found.cut(ranks)
+    reading = bonds(tensors, torch.eye(2, dtype=torch.float64))
+    return reading, reading.cut(ranks)
 
 
 def rotation(k: int, seed: int) -> Tensor:
@@ -42,7 +42,7 @@ def test_a_rotation_leaves_the_model_as_it_is(case: dict) -> None:
 @settings(max_examples=40)
 @given(cuts)
 def test_all_products_are_the_model(case: dict) -> None:
-    found, cut = make(**case)
+    result, cut = make(**case)
     terms = cut.products()
     assert len(terms) == sum(c.n_out * c.n_in * (c.n_in + 1) // 2 for c in cut.cores)
     assert (terms.share[:-1] >= terms.share[1:]).all()
@@ -50,12 +50,12 @@ def test_all_products_are_the_model(case: dict) -> None:
     x = normal(6, 3, seed=2)
     assert close(forward(cut.keep_products(len(terms)), x), cut(x), 1e-8)
     # Uncut, what a layer's products make up is the whole of the model.
-    whole = found.cut(100)
-    terms = whole.products()
-    for layer in range(len(whole.cores)):
+    full = result.cut(100)
+    terms = full.products()
+    for layer in range(len(full.cores)):
         assert float(terms.share[terms.layer == layer].sum()) == pytest.approx(1, abs=1e-6)
-    z = whole.coordinates(x)
-    for layer, core in enumerate(whole.cores):
+    z = full.coordinates(x)
+    for layer, core in enumerate(full.cores):
         total = torch.zeros(6, core.n_out, dtype=torch.float64)
         for row in torch.nonzero(terms.layer == layer).flatten():
             o, i, j = (int(column[row]) for column in (terms.output, terms.first, terms.second))
@@ -99,18 +99,18 @@ def test_hidden_products_are_found_again() -> None:
     """A model of few products in a turned basis: the rotation that hides them is undone."""
     _, cut = make({"depth": 2, "kind": "plain", "width": 3, "seed": 3}, 3)
     plain = cut.keep_products(5)
-    found = bonds(plain, torch.eye(2, dtype=torch.float64)).cut(3)
-    hidden = found.rotate([rotation(k, i) for i, k in enumerate(found.ranks)])
+    result = bonds(plain, torch.eye(2, dtype=torch.float64)).cut(3)
+    hidden = result.rotate([rotation(k, i) for i, k in enumerate(result.ranks)])
     assert product_weight(sparse_basis(hidden)) < 0.85 * product_weight(hidden)
 
 
 def test_bad_input_is_named() -> None:
     _, cut = make({"depth": 2, "kind": "plain", "width": 3, "seed": 3}, 2)
-    one = torch.eye(2, dtype=torch.float64)
+    single = torch.eye(2, dtype=torch.float64)
     with pytest.raises(BilensError, match=r"rotations have shapes \[\(2, 2\)\]; expected square"):
-        cut.rotate([one])
+        cut.rotate([single])
     with pytest.raises(BilensError, match=r"rotations\[1\] is not orthogonal"):
-        cut.rotate([one, 2 * one])
+        cut.rotate([single, 2 * single])
     with pytest.raises(BilensError, match="k=99, expected a whole number, 1 to 12, the number of"):
         cut.keep_products(99)
     with pytest.raises(BilensError, match="steps=0, expected a whole number"):
@@ -118,7 +118,7 @@ def test_bad_input_is_named() -> None:
 
 
 def test_a_sparse_basis_of_weights_with_gradients() -> None:
-    """As of a model that is being trained: its cut has a graph, which the rotations leave alone."""
+    """The cut of a model in training has a graph, which the rotations do not change."""
     tensors = [
         replace(
             tensor,

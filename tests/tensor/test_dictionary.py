@@ -21,32 +21,32 @@ def near(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 @given(st.integers(1, 7), st.integers(1, 9), st.integers(1, 9), st.integers(0, 1000))
 def test_the_inverse_is_the_pseudoinverse(n_out, m, rank, seed):
     F = of_rank(n_out, m, rank, seed)
-    found = Dictionary.of(F)
+    result = Dictionary.of(F)
     # The four conditions of Penrose, which one matrix alone satisfies.
-    P = found.inverse
+    P = result.inverse
     assert near(F @ P @ F, F)
     assert near(P @ F @ P, P)
     assert near((F @ P).T, F @ P)
     assert near((P @ F).T, P @ F)
-    assert found.rank == min(n_out, m, rank)
-    assert found.complete == (found.rank == n_out)
-    assert (found.n_out, found.n_features) == (n_out, m)
-    assert close(found.singular_values, torch.linalg.svdvals(F))
-    basis = torch.linalg.svd(F).U[:, : found.rank]
-    assert near(found.projector(), basis @ basis.T)
+    assert result.rank == min(n_out, m, rank)
+    assert result.complete == (result.rank == n_out)
+    assert (result.n_out, result.n_features) == (n_out, m)
+    assert close(result.singular_values, torch.linalg.svdvals(F))
+    basis = torch.linalg.svd(F).U[:, : result.rank]
+    assert near(result.projector(), basis @ basis.T)
 
 
 @given(shapes, st.integers(1, 12))
 def test_feature_outputs(shape, m):
     tensor = random_tensor(**shape)
-    found = Dictionary.of(normal(tensor.n_out, m, seed=shape["seed"] + 1))
-    read = found.features_tensor(tensor)
-    assert near(read.dense(), torch.einsum("mo,oij->mij", found.inverse, dense(tensor)))
+    result = Dictionary.of(normal(tensor.n_out, m, seed=shape["seed"] + 1))
+    read = result.features_tensor(tensor)
+    assert near(read.dense(), torch.einsum("mo,oij->mij", result.inverse, dense(tensor)))
     x = normal(2, 3, tensor.n_in, seed=2)
-    assert near(read(x), found.activations(tensor(x)))
-    assert near(found.reconstruct(read(x)), tensor(x) @ found.projector())
-    if found.complete:
-        assert near(found.reconstruct(read(x)), tensor(x))
+    assert near(read(x), result.activations(tensor(x)))
+    assert near(result.reconstruct(read(x)), tensor(x) @ result.projector())
+    if result.complete:
+        assert near(result.reconstruct(read(x)), tensor(x))
 
 
 def test_of_all_exact_activations_these_are_the_shortest():
@@ -62,10 +62,10 @@ def test_of_all_exact_activations_these_are_the_shortest():
 def test_dead_features_stay_silent():
     F = normal(3, 6)
     F[:, [1, 4]] = 0
-    found = Dictionary.of(F, require_complete=True)
+    result = Dictionary.of(F, require_complete=True)
     alive = [0, 2, 3, 5]
-    assert (found.inverse[[1, 4]].abs() < 1e-14).all()
-    assert close(found.inverse[alive], Dictionary.of(F[:, alive]).inverse)
+    assert (result.inverse[[1, 4]].abs() < 1e-14).all()
+    assert close(result.inverse[alive], Dictionary.of(F[:, alive]).inverse)
     silent = Dictionary.of(torch.zeros(3, 2))
     assert silent.rank == 0
     assert (silent.inverse == 0).all()
@@ -75,18 +75,18 @@ def test_features_of_saelens_are_the_rows_of_its_decoder():
     sae = torch.nn.Module()
     sae.W_dec = torch.nn.Parameter(normal(7, 3).float())
     sae.b_dec = torch.nn.Parameter(torch.ones(3))
-    found = Dictionary.from_saelens(sae)
-    assert torch.equal(found.features, sae.W_dec.T)
-    assert not found.features.requires_grad
-    assert (found.n_out, found.n_features) == (3, 7)
+    result = Dictionary.from_saelens(sae)
+    assert torch.equal(result.features, sae.W_dec.T)
+    assert not result.features.requires_grad
+    assert (result.n_out, result.n_features) == (3, 7)
 
 
 def test_single_precision_counts_its_own_rounding_as_zero():
     F = (normal(30, 4).float() @ normal(4, 50, seed=1).float()) * 1e-6
-    found = Dictionary.of(F)
-    assert found.rank == 4
-    assert found.inverse.dtype == torch.float32
-    assert found.singular_values.dtype == torch.float64
+    result = Dictionary.of(F)
+    assert result.rank == 4
+    assert result.inverse.dtype == torch.float32
+    assert result.singular_values.dtype == torch.float64
     double = Dictionary.of(normal(5, 8))
     assert double.activations(normal(2, 5).float()).dtype == torch.float32
 
@@ -96,8 +96,8 @@ def test_gradients(m):
     F, y = normal(4, m).requires_grad_(), normal(2, 4, seed=1).requires_grad_()
 
     def read_and_write(F, y):
-        found = Dictionary.of(F)
-        return found.activations(y), found.reconstruct(found.activations(y))
+        result = Dictionary.of(F)
+        return result.activations(y), result.reconstruct(result.activations(y))
 
     assert torch.autograd.gradcheck(read_and_write, (F, y))
 
@@ -108,29 +108,29 @@ def test_reexpression(shape, m, biased):
     if biased:
         tensor = tensor.with_bias(normal(tensor.rank), None, normal(tensor.n_out))
     U = normal(m, tensor.n_out, seed=shape["seed"] + 1)
-    found = reexpress(tensor, U)
+    result = reexpress(tensor, U)
     Q = torch.einsum("mo,oij->mij", U, dense(tensor))
     expected = torch.einsum("om,mij->oij", torch.linalg.pinv(U), Q)
     x = normal(5, shape["n_in"], seed=2)
-    assert near(found.tensor().dense(), expected)
-    assert near(found(x), found.tensor()(x))
-    assert found.rank == min(U.shape)
-    assert found.complete == (m >= tensor.n_out)
-    if found.complete:
+    assert near(result.tensor().dense(), expected)
+    assert near(result(x), result.tensor()(x))
+    assert result.rank == min(U.shape)
+    assert result.complete == (m >= tensor.n_out)
+    if result.complete:
         assert near(expected, dense(tensor))
-        assert near(found(x), tensor(x))
+        assert near(result(x), tensor(x))
     else:
         span = torch.linalg.pinv(U) @ U
-        assert near(found(x), tensor(x) @ span)
+        assert near(result(x), tensor(x) @ span)
 
 
 def test_truncated_spectra_approximate_the_layer():
     tensor, U = random_tensor(6, 7, 3, 0), normal(5, 3)
     x = normal(4, 6)
-    whole = reexpress(tensor, U, require_complete=True)
+    full = reexpress(tensor, U, require_complete=True)
     errors = []
     for k in (1, 3, 6):
-        cut = whole.truncate(k)
+        cut = full.truncate(k)
         expected = torch.zeros(4, 3, dtype=torch.float64)
         for direction, back in zip(U, torch.linalg.pinv(U).T, strict=True):
             spectrum = tensor.interaction(direction).eigh().truncate(k)

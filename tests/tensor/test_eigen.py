@@ -12,7 +12,7 @@ N, K = 600, 6
 
 
 def form_with(values: Tensor, seed: int = 0) -> QuadraticForm:
-    """A batch of forms with the given eigenvalues, in a random basis."""
+    """Return a batch of forms with the given eigenvalues, in a random basis."""
     basis = torch.linalg.qr(normal(N, N, seed=seed)).Q
     left = basis[:, : values.shape[-1]].T.contiguous()
     return QuadraticForm(left, left, values)
@@ -40,20 +40,20 @@ SPECTRA = {
 @pytest.mark.parametrize("name", SPECTRA)
 def test_against_the_whole_decomposition(name):
     form = form_with(SPECTRA[name])
-    found, whole = form.eigh(K, tolerance=1e-7), form.eigh()
-    assert (found.residuals <= 1e-7).all()
-    scale = whole.values.abs().max().clamp_min(1e-300)
-    expected = whole.values[..., :K].abs()
-    assert (found.values.abs() - expected).abs().max() <= 1e-6 * scale
-    gram = found.vectors @ found.vectors.mT
+    result, full = form.eigh(K, tolerance=1e-7), form.eigh()
+    assert (result.residuals <= 1e-7).all()
+    scale = full.values.abs().max().clamp_min(1e-300)
+    expected = full.values[..., :K].abs()
+    assert (result.values.abs() - expected).abs().max() <= 1e-6 * scale
+    gram = result.vectors @ result.vectors.mT
     assert (gram - torch.eye(K, dtype=torch.float64)).abs().max() < 1e-6
 
 
 def test_projectors_where_there_is_a_gap():
     values = torch.cat([torch.linspace(10, 5, K), torch.linspace(1, 0.1, 300)]).double()[None]
     form = form_with(values)
-    found, exact = form.eigh(K, tolerance=1e-9), form.eigh().truncate(K)
-    difference = found.vectors.mT @ found.vectors - exact.vectors.mT @ exact.vectors
+    result, exact = form.eigh(K, tolerance=1e-9), form.eigh().truncate(K)
+    difference = result.vectors.mT @ result.vectors - exact.vectors.mT @ exact.vectors
     assert difference.abs().max() < 1e-7
 
 
@@ -69,9 +69,9 @@ def test_residuals_are_what_they_say():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_random_factors(dtype):
     form = random_form(dtype)
-    found, whole = form.eigh(K), form.eigh()
-    assert found.values.dtype == dtype
-    assert torch.allclose(found.values, whole.values[:, :K], rtol=1e-4)
+    result, full = form.eigh(K), form.eigh()
+    assert result.values.dtype == dtype
+    assert torch.allclose(result.values, full.values[:, :K], rtol=1e-4)
 
 
 def test_the_iteration_is_used_and_the_fallback_is_not(monkeypatch):
@@ -87,8 +87,8 @@ def test_the_iteration_is_used_and_the_fallback_is_not(monkeypatch):
 def test_what_does_not_converge_is_decomposed_whole():
     """A tolerance under the rounding of float32 can not be met; the answer is still the best."""
     form = random_form(torch.float32)
-    found, whole = form.eigh(K, tolerance=1e-12), form.eigh().truncate(K)
-    assert torch.equal(found.values, whole.values)
+    result, full = form.eigh(K, tolerance=1e-12), form.eigh().truncate(K)
+    assert torch.equal(result.values, full.values)
 
 
 def test_the_seed_decides():

@@ -23,7 +23,7 @@ def symmetric(n: int, seed: int) -> torch.Tensor:
 
 def by_supports(Q: torch.Tensor) -> list[tuple[float, torch.Tensor]]:
     """Every strict local maximum on x >= 0: the top eigenvector of each block, if it is one."""
-    found = []
+    result = []
     for size in range(1, len(Q) + 1):
         for support in map(list, combinations(range(len(Q)), size)):
             values, columns = torch.linalg.eigh(Q[support][:, support])
@@ -32,12 +32,12 @@ def by_supports(Q: torch.Tensor) -> list[tuple[float, torch.Tensor]]:
             x[support] = top
             outside = [i for i in range(len(Q)) if i not in support]
             if (top > 0).all() and ((Q @ x)[outside] <= 0).all():
-                found.append((float(values[-1]), x))
-    return sorted(found, key=lambda pair: -pair[0])
+                result.append((float(values[-1]), x))
+    return sorted(result, key=lambda pair: -pair[0])
 
 
-def assert_first_order(found: Extrema, Q: torch.Tensor, sign: int) -> None:
-    x = found.points
+def assert_first_order(result: Extrema, Q: torch.Tensor, sign: int) -> None:
+    x = result.points
     slope = sign * x @ Q
     tangent = slope - (slope * x).sum(-1, keepdim=True) * x
     scale = torch.linalg.matrix_norm(Q, 2)
@@ -45,21 +45,21 @@ def assert_first_order(found: Extrema, Q: torch.Tensor, sign: int) -> None:
     assert close(x.norm(dim=-1), torch.ones(len(x), dtype=x.dtype))
     assert (tangent[x > 0].abs() <= 1e-5 * scale).all()
     assert (tangent <= 1e-5 * scale).all()
-    assert close(found.values, torch.einsum("mi,ij,mj->m", x, Q, x))
-    assert (sign * found.values.diff() <= 0).all()
+    assert close(result.values, torch.einsum("mi,ij,mj->m", x, Q, x))
+    assert (sign * result.values.diff() <= 0).all()
 
 
 @given(st.integers(1, 5), st.integers(0, 10_000), st.sampled_from([1, -1]))
 def test_all_maxima_on_the_non_negative_sphere(n, seed, sign):
     Q = symmetric(n, seed)
-    found = local_extrema(form_of(Q), sign=sign)
+    extrema = local_extrema(form_of(Q), sign=sign)
     expected = by_supports(sign * Q)
-    assert len(found) == len(expected)
-    assert close(found.values, sign * torch.tensor([e[0] for e in expected], dtype=Q.dtype), 1e-8)
-    assert ((found.points * torch.stack([e[1] for e in expected])).sum(-1) > 1 - 1e-8).all()
-    assert found.converged.all()
-    assert found.hits.sum() == 256
-    assert_first_order(found, Q, sign)
+    assert len(extrema) == len(expected)
+    assert close(extrema.values, sign * torch.tensor([e[0] for e in expected], dtype=Q.dtype), 1e-8)
+    assert ((extrema.points * torch.stack([e[1] for e in expected])).sum(-1) > 1 - 1e-8).all()
+    assert extrema.converged.all()
+    assert extrema.hits.sum() == 256
+    assert_first_order(extrema, Q, sign)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -70,9 +70,9 @@ def test_against_a_grid_on_the_quarter_circle(seed):
     height = torch.einsum("si,ij,sj->s", x, Q, x)
     padded = torch.nn.functional.pad(height, (1, 1), value=-torch.inf)
     peaks = x[(height > padded[:-2]) & (height > padded[2:])]
-    found = local_extrema(form_of(Q), n_starts=64)
-    assert len(found) == len(peaks)
-    assert ((found.points @ peaks.T).amax(0) > 1 - 1e-6).all()
+    extrema = local_extrema(form_of(Q), n_starts=64)
+    assert len(extrema) == len(peaks)
+    assert ((extrema.points @ peaks.T).amax(0) > 1 - 1e-6).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -101,14 +101,14 @@ def test_the_minimum_of_a_copositive_form_is_zero():
 def test_on_the_whole_sphere_only_the_end_of_the_spectrum_is_left(n, seed, sign):
     Q = torch.linalg.qr(normal(n, n, seed=seed)).Q
     Q = Q @ torch.diag(torch.arange(n, dtype=torch.float64) - n / 2 + 0.2) @ Q.T
-    found = local_extrema(form_of(Q), sign=sign, nonnegative=False, n_starts=32)
+    extrema = local_extrema(form_of(Q), sign=sign, nonnegative=False, n_starts=32)
     values, columns = torch.linalg.eigh(Q)
     end = -1 if sign == 1 else 0
-    assert len(found) == 1
-    assert found.hits.tolist() == [32]
-    assert found.converged.all()
-    assert close(found.values[0], values[end], 1e-8)
-    projector = torch.outer(found.points[0], found.points[0])
+    assert len(extrema) == 1
+    assert extrema.hits.tolist() == [32]
+    assert extrema.converged.all()
+    assert close(extrema.values[0], values[end], 1e-8)
+    projector = torch.outer(extrema.points[0], extrema.points[0])
     assert close(projector, torch.outer(columns[:, end], columns[:, end]), 1e-4)
 
 
@@ -128,29 +128,29 @@ def test_no_step_goes_down(nonnegative):
 def test_a_larger_form():
     form = random_tensor(60, 40, 1, 3).interaction(output=0)
     Q = form.dense()
-    found = local_extrema(form, seed=1)
-    assert found.converged.all()
-    assert (found.residuals <= 1e-6).all()
-    assert_first_order(found, Q, 1)
+    extrema = local_extrema(form, seed=1)
+    assert extrema.converged.all()
+    assert (extrema.residuals <= 1e-6).all()
+    assert_first_order(extrema, Q, 1)
     again = local_extrema(form, seed=1)
-    assert torch.equal(found.points, again.points)
-    cosines = found.points @ found.points.T - torch.eye(len(found), dtype=torch.float64)
+    assert torch.equal(extrema.points, again.points)
+    cosines = extrema.points @ extrema.points.T - torch.eye(len(extrema), dtype=torch.float64)
     assert (cosines < 0.999).all()
 
 
 def test_inputs_that_do_not_interact_are_no_trap():
     # Each axis is stationary, but only the largest entry is a maximum.
-    found = local_extrema(form_of(torch.diag(torch.tensor([1.0, 3.0, 0.0, 2.0]))))
-    assert found.hits.tolist() == [256]
-    assert close(found.points[0], torch.tensor([0.0, 1.0, 0.0, 0.0]), 1e-5)
-    assert found.values.dtype == torch.float32
+    extrema = local_extrema(form_of(torch.diag(torch.tensor([1.0, 3.0, 0.0, 2.0]))))
+    assert extrema.hits.tolist() == [256]
+    assert close(extrema.points[0], torch.tensor([0.0, 1.0, 0.0, 0.0]), 1e-5)
+    assert extrema.values.dtype == torch.float32
 
 
 def test_maxima_that_resemble_each_other_stay_apart():
     Q = torch.tensor([[1.64, 0.48, 0.48], [0.48, 1.36, -5.0], [0.48, -5.0, 1.36]]).double()
-    found = local_extrema(form_of(Q), n_starts=32)
-    assert close(found.values, torch.tensor([2.0, 2.0]).double(), 1e-6)
-    assert close(found.points[0] @ found.points[1], torch.tensor(0.64).double(), 1e-4)
+    extrema = local_extrema(form_of(Q), n_starts=32)
+    assert close(extrema.values, torch.tensor([2.0, 2.0]).double(), 1e-6)
+    assert close(extrema.points[0] @ extrema.points[1], torch.tensor(0.64).double(), 1e-4)
 
 
 def test_small_basins_are_found_beside_a_broad_one():
@@ -158,25 +158,25 @@ def test_small_basins_are_found_beside_a_broad_one():
     Q = torch.full((20, 20), -0.2, dtype=torch.float64)
     Q[:10, :10] = 0.3
     Q.diagonal()[10:] = torch.arange(1.0, 2.0, 0.1)
-    found = local_extrema(form_of(Q))
-    assert len(found) == 11
-    assert close(found.values[0], torch.tensor(3.0).double())
-    assert close(found.values[1:], Q.diagonal()[10:].flip(0))
+    extrema = local_extrema(form_of(Q))
+    assert len(extrema) == 11
+    assert close(extrema.values[0], torch.tensor(3.0).double())
+    assert close(extrema.values[1:], Q.diagonal()[10:].flip(0))
 
 
 def test_single_precision_climbs_in_double():
     form = random_tensor(20, 15, 1, 0).to(torch.float32).interaction(output=0)
-    found = local_extrema(form, tolerance=1e-10)
-    assert found.converged.all()
-    assert found.points.dtype == found.residuals.dtype == torch.float32
+    extrema = local_extrema(form, tolerance=1e-10)
+    assert extrema.converged.all()
+    assert extrema.points.dtype == extrema.residuals.dtype == torch.float32
 
 
 def test_running_out_of_steps_is_told():
     form = random_tensor(30, 20, 1, 0).interaction(output=0)
-    found = local_extrema(form, steps=1, n_starts=4)
-    assert not found.converged.any()
-    assert (found.residuals > 1e-6).all()
-    assert found.hits.sum() == 4
+    extrema = local_extrema(form, steps=1, n_starts=4)
+    assert not extrema.converged.any()
+    assert (extrema.residuals > 1e-6).all()
+    assert extrema.hits.sum() == 4
 
 
 NAN = BilinearTensor(torch.full((1, 2), torch.nan), torch.ones(1, 2), torch.ones(1, 1))

@@ -73,15 +73,15 @@ def test_singular_values_and_vectors(shape, data):
 @given(shapes)
 def test_eigenvalues(shape):
     matrix = random_matrix(**{**shape, "n_columns": shape["n_rows"]})
-    found, M = matrix.eigenvalues(), dense(matrix)
-    assert found.shape[-1] == min(shape["rank"], shape["n_rows"])
-    assert bool((found.abs().diff(dim=-1) <= 1e-12).all())
+    result, M = matrix.eigenvalues(), dense(matrix)
+    assert result.shape[-1] == min(shape["rank"], shape["n_rows"])
+    assert bool((result.abs().diff(dim=-1) <= 1e-12).all())
     # Power sums say which eigenvalues there are, whatever their order.
     power = M
     for exponent in range(1, shape["n_rows"] + 1):
-        trace = power.diagonal(dim1=-2, dim2=-1).sum(-1).to(found.dtype)
+        trace = power.diagonal(dim1=-2, dim2=-1).sum(-1).to(result.dtype)
         size = torch.linalg.matrix_norm(M).max() ** exponent
-        assert torch.allclose((found**exponent).sum(-1), trace, rtol=0, atol=1e-9 * size)
+        assert torch.allclose((result**exponent).sum(-1), trace, rtol=0, atol=1e-9 * size)
         power = power @ M
 
 
@@ -115,7 +115,7 @@ def test_float32_and_bfloat16_are_decomposed_in_float64():
 
 def test_gradients():
     left, right = normal(4, 2).requires_grad_(), normal(2, 5, seed=1).requires_grad_()
-    some = torch.tensor([1, 3])
+    several = torch.tensor([1, 3])
 
     def everything(left, right):
         matrix = FactoredMatrix(left, right)
@@ -124,8 +124,8 @@ def test_gradients():
             matrix.norm(),
             matrix.svd().values,
             matrix.svd(1).dense(),
-            (matrix * matrix).entries(some, some),
-            square.rows(some),
+            (matrix * matrix).entries(several, several),
+            square.rows(several),
             square.eigenvalues().real,
         )
 

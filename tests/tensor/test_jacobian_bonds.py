@@ -19,7 +19,7 @@ measures = st.sampled_from(["outputs", "relative", "probabilities"])
 
 
 def case(chain: dict) -> tuple[list[BilinearTensor], Tensor, Tensor]:
-    """A chain, output directions and samples with the constant."""
+    """Return a chain, output directions and samples with the constant."""
     tensors = random_chain(**chain, n_in=N_IN, n_out=N_OUT)
     x = normal(SAMPLES, tensors[0].n_in, seed=chain["seed"] + 3)
     if tensors[0].constant:

@@ -44,10 +44,10 @@ def test_nodes_have_the_names_that_paths_have():
     tree, paths = LazyTree(chain, u), decompile(chain, u)
     for row in range(20):
         name = (int(paths.roots[row]), *paths.indices[row].tolist())
-        found = tree.branches(name[:-1])
-        assert close(found.values[name[-1]], paths.eigenvalues[row, -1])
-        mine, other = found.vectors[name[-1]], paths.vectors[row]
-        assert close(torch.outer(mine, mine), torch.outer(other, other), 1e-8)
+        result = tree.branches(name[:-1])
+        assert close(result.values[name[-1]], paths.eigenvalues[row, -1])
+        custom, other = result.vectors[name[-1]], paths.vectors[row]
+        assert close(torch.outer(custom, custom), torch.outer(other, other), 1e-8)
 
 
 @pytest.mark.parametrize("node", [(), (2,), (-1,), (0, 0, 0, 0)])

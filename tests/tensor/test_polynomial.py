@@ -43,14 +43,16 @@ def test_hermite_coefficients_are_expectations(chain: dict, k: int) -> None:
     parts = hermite(written_out(full, k, constant=tensors[0].constant), k)
     nodes, weights = np.polynomial.hermite_e.hermegauss(12)
     y = torch.tensor(list(product(nodes, repeat=k)))
-    w = torch.tensor([prod(some) for some in product(weights / weights.sum(), repeat=k)])
+    w = torch.tensor([prod(several) for several in product(weights / weights.sum(), repeat=k)])
     f = forward(tensors, y)
     for degree, part in parts.items():
-        for alpha, found in zip(monomials(k, degree).tolist(), part.T, strict=True):
+        for alpha, result in zip(monomials(k, degree).tolist(), part.T, strict=True):
             He = torch.ones(len(y), dtype=torch.float64)
             for i, power in enumerate(alpha):
-                one = [0.0] * power + [1.0]
-                He = He * torch.from_numpy(np.polynomial.hermite_e.hermeval(y[:, i].numpy(), one))
+                single = [0.0] * power + [1.0]
+                He = He * torch.from_numpy(
+                    np.polynomial.hermite_e.hermeval(y[:, i].numpy(), single)
+                )
             expected = (w * He) @ f / prod(factorial(power) for power in alpha)
             size = (w @ f.square()).sqrt().max()
-            assert (found - expected).abs().max() <= 1e-9 * size
+            assert (result - expected).abs().max() <= 1e-9 * size

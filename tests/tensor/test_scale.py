@@ -1,4 +1,4 @@
-"""Weights of any size give what those of size 1 give; what is not a number gives an error."""
+"""Weights of any size have the results of those of size 1; NaN is an error."""
 
 from dataclasses import replace
 
@@ -49,8 +49,10 @@ def test_tensors_of_any_size(shape, left, right, out):
     assert close(form.eigh(k).values / size, expected.eigh(k).values)
     assert torch.allclose(form.eigh().effective_rank(), expected.eigh().effective_rank())
     assert close(large.svd().values / size, a.svd().values, 1e-7)
-    found, climbed = (local_extrema(one[0], n_starts=4, steps=50) for one in (form, expected))
-    assert torch.allclose(found.values / size, climbed.values, atol=1e-8 * expected.norm()[0])
+    result, climbed = (
+        local_extrema(single[0], n_starts=4, steps=50) for single in (form, expected)
+    )
+    assert torch.allclose(result.values / size, climbed.values, atol=1e-8 * expected.norm()[0])
 
 
 @given(shapes, st.integers(0, 30))
@@ -74,8 +76,8 @@ def test_scale_is_taken_out_exactly(shape, dtype):
         largest = factor.abs().amax(-1)
         assert ((largest >= 0.5) & (largest < 1)).all()
     unit = torch.einsum("oh,hi,hj->oij", weights, left, right).double()
-    whole = torch.einsum("oh,hi,hj->oij", tensor.out, tensor.left, tensor.right).double()
-    assert close(unit * scale[..., None], whole, 1e-12 if dtype == torch.float64 else 1e-5)
+    full = torch.einsum("oh,hi,hj->oij", tensor.out, tensor.left, tensor.right).double()
+    assert close(unit * scale[..., None], full, 1e-12 if dtype == torch.float64 else 1e-5)
 
 
 def test_zeros_have_no_scale():

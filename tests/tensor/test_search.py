@@ -1,4 +1,4 @@
-"""The strongest paths against all paths, and the bounds against what they bound."""
+"""The strongest paths against all paths, and the bounds against their exact values."""
 
 import pytest
 import torch
@@ -27,35 +27,35 @@ ROUNDING = 1e-7  # bounds are given room for it, so nothing that they cut off ex
 @given(chains, st.integers(1, 30))
 def test_exactly_the_k_best(shape, k):
     chain, u = random_chain(**shape), normal(2, 4, seed=1)
-    whole = decompile(chain, u)
-    k = min(k, len(whole))
-    found = top_paths(chain, u, k)
-    paths = found.paths
+    full = decompile(chain, u)
+    k = min(k, len(full))
+    result = top_paths(chain, u, k)
+    paths = result.paths
     assert len(paths) == k
     assert same_strengths(paths.effective, strongest_by_hand(dense_chain(chain), u, k), len(chain))
     assert len(torch.cat([paths.roots[:, None], paths.indices], 1).unique(dim=0)) == k
-    assert found.expanded <= found.total
-    strengths = whole.effective.abs()
-    if k == len(whole) or strengths[k - 1] - strengths[k] > 1e-6 * strengths[0]:
+    assert result.expanded <= result.total
+    strengths = full.effective.abs()
+    if k == len(full) or strengths[k - 1] - strengths[k] > 1e-6 * strengths[0]:
         x = normal(3, 5, seed=2)
-        assert close(paths(x), whole.truncate(k)(x), 1e-6)
+        assert close(paths(x), full.truncate(k)(x), 1e-6)
 
 
 def test_the_names_are_those_of_the_whole_tree():
     chain, u = decaying_chain(2), normal(2, 30, seed=1)
-    found, whole = top_paths(chain, u, 50).paths, decompile(chain, u).truncate(50)
-    assert torch.equal(found.roots, whole.roots)
-    assert torch.equal(found.indices, whole.indices)
-    assert close(found.eigenvalues, whole.eigenvalues)
+    result, full = top_paths(chain, u, 50).paths, decompile(chain, u).truncate(50)
+    assert torch.equal(result.roots, full.roots)
+    assert torch.equal(result.indices, full.indices)
+    assert close(result.eigenvalues, full.eigenvalues)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_all_paths_are_the_model(depth, kind):
     chain, u, x = random_chain(depth, kind), normal(4, seed=1), normal(3, 5, seed=2)
-    found = top_paths(chain, u, len(decompile(chain, u)))
-    assert found.expanded == found.total
-    assert close(found.paths(x), forward(chain, x) @ u, 1e-9)
+    result = top_paths(chain, u, len(decompile(chain, u)))
+    assert result.expanded == result.total
+    assert close(result.paths(x), forward(chain, x) @ u, 1e-9)
 
 
 def test_the_number_of_nodes():
@@ -103,22 +103,22 @@ def decaying_chain(depth: int, n: int = 30, seed: int = 0) -> list[BilinearTenso
 
 
 def test_few_nodes_are_expanded_where_few_matter():
-    """As few as the paths found lie on, and a little more where the bounds have slack."""
+    """The number of nodes that the paths need, and a little more for the slack of the bounds."""
     for depth, share in ((2, 0.15), (3, 0.02)):
-        found = top_paths(decaying_chain(depth), torch.eye(30, dtype=torch.float64)[:5], 10)
-        assert found.total == sum(5 * 30**layer for layer in range(depth))
-        assert found.expanded <= share * found.total
-    one = top_paths(decaying_chain(3), torch.eye(30, dtype=torch.float64)[0] * 1e-3, 1)
-    assert one.expanded < 30
+        result = top_paths(decaying_chain(depth), torch.eye(30, dtype=torch.float64)[:5], 10)
+        assert result.total == sum(5 * 30**layer for layer in range(depth))
+        assert result.expanded <= share * result.total
+    single_part = top_paths(decaying_chain(3), torch.eye(30, dtype=torch.float64)[0] * 1e-3, 1)
+    assert single_part.expanded < 30
 
 
 def test_a_direction_that_adds_nothing_is_not_expanded():
     directions = normal(3, 30, seed=1)
     directions[1] *= 1e-9
-    found = top_paths(decaying_chain(2), directions, 20)
+    result = top_paths(decaying_chain(2), directions, 20)
     alone = top_paths(decaying_chain(2), directions[[0, 2]], 20)
-    assert found.expanded == alone.expanded
-    assert not (found.paths.roots == 1).any()
+    assert result.expanded == alone.expanded
+    assert not (result.paths.roots == 1).any()
 
 
 def test_the_tight_bound_saves_expansions(monkeypatch):
@@ -139,25 +139,25 @@ def test_the_quick_bound_saves_tight_ones(monkeypatch):
         return tight(bound, direction)
 
     monkeypatch.setattr(_LayerBound, "tight", counted)
-    found = top_paths(decaying_chain(2), torch.eye(30, dtype=torch.float64)[:5], 10)
-    assert found.expanded <= len(looked_at) <= 0.3 * found.total
+    result = top_paths(decaying_chain(2), torch.eye(30, dtype=torch.float64)[:5], 10)
+    assert result.expanded <= len(looked_at) <= 0.3 * result.total
 
 
 def test_ties_go_to_the_lower_numbers():
     u = normal(30, seed=1)
-    found = top_paths(decaying_chain(2), torch.stack([u, u, u]), 4).paths
-    assert found.roots.tolist() == [0, 1, 2, 0]
-    assert len(found.indices[:3].unique(dim=0)) == 1
+    result = top_paths(decaying_chain(2), torch.stack([u, u, u]), 4).paths
+    assert result.roots.tolist() == [0, 1, 2, 0]
+    assert len(result.indices[:3].unique(dim=0)) == 1
 
 
 def test_paths_of_no_strength_fill_up():
-    """Rank one and one direction of zeros: what is left to choose from is worth nothing."""
+    """Rank one and one direction of zeros: the remaining choices have no effect."""
     chain = random_chain(2, "low rank")
     directions = torch.stack([torch.zeros(4, dtype=torch.float64), normal(4, seed=1)])
-    found = top_paths(chain, directions, len(decompile(chain, directions)))
-    assert found.paths.effective[-1] == 0
+    result = top_paths(chain, directions, len(decompile(chain, directions)))
+    assert result.paths.effective[-1] == 0
     x = normal(3, 5, seed=2)
-    assert close(found.paths(x), forward(chain, x) @ directions.T, 1e-9)
+    assert close(result.paths(x), forward(chain, x) @ directions.T, 1e-9)
 
 
 def test_single_precision_finds_the_same_paths():

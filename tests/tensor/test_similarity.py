@@ -29,7 +29,7 @@ def run(chain: Chain, x: Tensor) -> Tensor:
 
 
 def quadrature(a: Chain, b: Chain, n: int) -> Tensor:
-    """The expectation by a product rule of 5 points, exact for any polynomial of degree 9."""
+    """Return the expectation by a product rule of 5 points, exact for polynomials of degree 9."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(5)
     weights = weights / weights.sum()
     x = torch.tensor(list(product(nodes, repeat=n)), dtype=torch.float64)
@@ -95,9 +95,9 @@ def test_more_inputs_than_the_models_read():
 
 def test_a_first_layer_may_hand_over_the_constant_itself():
     first, second = biased(2, 3, 2, 0), biased(2, 4, 3, 1)
-    one = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    single_part = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
     pad = torch.eye(3, 2, dtype=torch.float64)
-    explicit = first.change_basis(outputs=pad).with_bias(out=one)
+    explicit = first.change_basis(outputs=pad).with_bias(out=single_part)
     assert explicit.n_out == second.n_in
     assert_inner([explicit, second], [first, second], 2)
 
@@ -194,7 +194,7 @@ def test_matching_ignores_sign_scale_and_order():
 
 
 def many_points(a: Chain, b: Chain, mean: Tensor, root: Tensor) -> Tensor:
-    """The expectation under N(mean, root root'), exact for any polynomial of degree 17."""
+    """Return the expectation under N(mean, root root'), exact for any polynomial of degree 17."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(9)
     weights = weights / weights.sum()
     n = root.shape[1]
@@ -210,10 +210,10 @@ def test_deep_models_of_two_directions_each(kind, other, depth, seed):
     """The two models read different planes of three dimensions."""
     a = widened(random_chain(3, kind, n_in=2, n_out=2, seed=seed), normal(2, 3, seed=1))
     b = widened(random_chain(depth, other, n_in=2, n_out=2, seed=seed + 1), normal(2, 3, seed=2))
-    one, zero = torch.eye(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    scale = (many_points(a, a, zero, one) * many_points(b, b, zero, one)).sqrt()
+    single_part, zero = torch.eye(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    scale = (many_points(a, a, zero, single_part) * many_points(b, b, zero, single_part)).sqrt()
     for pair in ((a, b), (b, a), (a, a)):
-        expected = many_points(*pair, zero, one)
+        expected = many_points(*pair, zero, single_part)
         assert abs(expected_inner(*pair) - expected) <= 1e-9 * (scale + expected.abs())
     assert abs(expected_cosine(a, a) - 1) < 1e-9
 
@@ -228,8 +228,8 @@ def test_inputs_may_have_a_mean_and_a_covariance(kind, depth, with_mean, with_sp
     covariance = root @ root.T if with_spread else None
     shift = torch.zeros(2, dtype=torch.float64) if mean is None else mean
     scale = (many_points(a, a, shift, root) * many_points(b, b, shift, root)).sqrt()
-    found = expected_inner(a, b, mean=mean, covariance=covariance)
-    assert abs(found - many_points(a, b, shift, root)) <= 1e-9 * scale
+    result = expected_inner(a, b, mean=mean, covariance=covariance)
+    assert abs(result - many_points(a, b, shift, root)) <= 1e-9 * scale
     same = expected_cosine(a, a, mean=mean, covariance=covariance)
     assert abs(same - 1) < 1e-9
 
@@ -304,8 +304,8 @@ def test_components_of_a_turned_layer_come_back():
     layer = random_tensor(5, 8, 6, 0)
     rotation = torch.linalg.qr(normal(6, 6)).Q
     svd, turned = layer.svd(), layer.change_basis(outputs=rotation).svd()
-    found = form_cosines(svd.components, turned.components).abs()
-    assert close(found, torch.eye(6, dtype=torch.float64), 1e-6)
+    result = form_cosines(svd.components, turned.components).abs()
+    assert close(result, torch.eye(6, dtype=torch.float64), 1e-6)
     dead = random_tensor(5, 2, 3, 0).svd().components
     assert (form_cosines(dead, svd.components)[2] == 0).all()
 

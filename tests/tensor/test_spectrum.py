@@ -44,13 +44,13 @@ def test_truncation_keeps_the_largest():
 def test_selection(shape, batch, data):
     tensor = random_tensor(**shape)
     spectrum = tensor.interaction(normal(*batch, tensor.n_out)).eigh()
-    chosen = data.draw(st.lists(st.integers(0, spectrum.k - 1), min_size=1, max_size=4))
-    some = spectrum.select(chosen)
-    assert torch.equal(some.values, spectrum.values[..., chosen])
-    assert torch.equal(some.vectors, spectrum.vectors[..., chosen, :])
-    assert torch.equal(some.residuals, spectrum.residuals[..., chosen])
-    own = torch.stack([torch.randperm(spectrum.k) for _ in range(max(1, len(batch) and 6))])
-    rows = own[: some.values[..., 0].numel()].reshape(*batch, -1)
+    selected = data.draw(st.lists(st.integers(0, spectrum.k - 1), min_size=1, max_size=4))
+    several = spectrum.select(selected)
+    assert torch.equal(several.values, spectrum.values[..., selected])
+    assert torch.equal(several.vectors, spectrum.vectors[..., selected, :])
+    assert torch.equal(several.residuals, spectrum.residuals[..., selected])
+    plain = torch.stack([torch.randperm(spectrum.k) for _ in range(max(1, len(batch) and 6))])
+    rows = plain[: several.values[..., 0].numel()].reshape(*batch, -1)
     assert torch.equal(spectrum.select(rows).values, spectrum.values.gather(-1, rows))
 
 
@@ -74,13 +74,13 @@ def test_a_spectrum_is_saved_and_loaded(tmp_path, constant, output):
     tensor = random_tensor(5, 6, 2, 0)
     tensor = tensor.with_bias() if constant else tensor
     spectrum = tensor.interaction(output=output).eigh(2)
-    for one in (spectrum, replace(spectrum, miss_chance=None)):
-        one.save(tmp_path / "spectrum.safetensors")
+    for single in (spectrum, replace(spectrum, miss_chance=None)):
+        single.save(tmp_path / "spectrum.safetensors")
         loaded = Spectrum.load(tmp_path / "spectrum.safetensors")
         assert loaded.constant == constant
         for name in ("values", "vectors", "residuals"):
-            assert torch.equal(getattr(loaded, name), getattr(one, name))
-        assert (loaded.miss_chance is None) == (one.miss_chance is None)
+            assert torch.equal(getattr(loaded, name), getattr(single, name))
+        assert (loaded.miss_chance is None) == (single.miss_chance is None)
     assert torch.equal(spectrum.to(torch.float32).values, spectrum.values.float())
     assert spectrum.to("cpu").miss_chance is not None
 
@@ -188,13 +188,13 @@ def test_a_bad_k_or_damaged_weights_are_explained():
 def test_outermost_takes_from_both_ends(shape, k):
     tensor = random_tensor(**shape)
     spectrum = tensor.interaction(normal(2, tensor.n_out, seed=1)).eigh()
-    chosen = spectrum.outermost(k)
+    selected = spectrum.outermost(k)
     ordered = spectrum.values.sort(-1, descending=True).values
     lowest = min(k, max(0, spectrum.k - k))
     expected = torch.cat([ordered[:, :k], ordered.flip(-1)[:, :lowest]], 1)
-    assert close(chosen.values, expected)
+    assert close(selected.values, expected)
     Q = tensor.interaction(normal(2, tensor.n_out, seed=1)).dense()
-    assert close(chosen.vectors @ Q, chosen.values[..., None] * chosen.vectors)
+    assert close(selected.vectors @ Q, selected.values[..., None] * selected.vectors)
 
 
 def test_outermost_needs_a_number():

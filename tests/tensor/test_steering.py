@@ -24,17 +24,17 @@ def test_the_terms_are_those_of_the_dense_tensor(shape, layer, samples, vectors)
     tensor = lifted(random_tensor(**{**shape, "n_out": shape["n_in"]}), layer)
     B, n = dense(tensor), shape["n_in"]
     s, x = normal(*vectors, n, seed=4), normal(*samples, n, seed=5)
-    found = steer(tensor, s, x)
-    assert close(found.square, torch.einsum("oij,...i,...j->...o", B[:, :n, :n], s, s))
-    constant = 2 * s @ B[:, :n, n].T if tensor.constant else torch.zeros_like(found.constant)
-    assert close(found.constant, constant)
+    result = steer(tensor, s, x)
+    assert close(result.square, torch.einsum("oij,...i,...j->...o", B[:, :n, :n], s, s))
+    constant = 2 * s @ B[:, :n, n].T if tensor.constant else torch.zeros_like(result.constant)
+    assert close(result.constant, constant)
     flat = 2 * torch.einsum("oij,ai,bj->abo", B[:, :n, :n], x.reshape(-1, n), s.reshape(-1, n))
-    assert close(found.cross, flat.reshape(*samples, *vectors, n))
+    assert close(result.cross, flat.reshape(*samples, *vectors, n))
     steered = tensor((x.reshape(-1, 1, n) + s.reshape(-1, n)).reshape(*samples, *vectors, n))
-    assert close(found.total(), steered)
+    assert close(result.total(), steered)
     before = tensor(x).reshape(*samples, *[1] * len(vectors), n)
-    scale = found.total().abs().max()
-    assert torch.allclose(found.change(), steered - before, atol=1e-10 * scale)
+    scale = result.total().abs().max()
+    assert torch.allclose(result.change(), steered - before, atol=1e-10 * scale)
 
 
 @given(shapes, layers, axes)
@@ -43,8 +43,8 @@ def test_the_map_is_what_steering_makes_of_the_input(shape, layer, vectors):
     s, x = normal(*vectors, shape["n_in"], seed=4), normal(5, shape["n_in"], seed=5)
     read = with_constant(x) if tensor.constant else x
     free = functional.pad(s, (0, int(tensor.constant)))
-    found, matrix = steer(tensor, s, x), tensor.contract(2 * free)
-    expected = (found.cross + found.constant).movedim(0, -2)
+    result, matrix = steer(tensor, s, x), tensor.contract(2 * free)
+    expected = (result.cross + result.constant).movedim(0, -2)
     assert close(matrix.apply(read.expand(*vectors, *read.shape)), expected)
 
 
@@ -59,8 +59,8 @@ def test_strength_scales_what_it_should():
 def test_outputs_may_be_directions_and_x_may_have_the_constant():
     tensor = random_tensor(4, 6, 3, 0).with_bias(normal(6))
     U, s, x = normal(2, 3), normal(4), normal(5, 4, seed=1)
-    whole, along = steer(tensor, s, x), steer(tensor.change_basis(outputs=U), s, with_constant(x))
-    assert close(along.change(), whole.change() @ U.T)
+    full, along = steer(tensor, s, x), steer(tensor.change_basis(outputs=U), s, with_constant(x))
+    assert close(along.change(), full.change() @ U.T)
 
 
 def test_gradients():
@@ -70,8 +70,8 @@ def test_gradients():
 
     def terms(left, right, out, s, x):
         t = BilinearTensor(left, right, out, constant=True)
-        found = steer(t, s, x)
-        return found.square, found.constant, found.cross, found.before
+        result = steer(t, s, x)
+        return result.square, result.constant, result.cross, result.before
 
     assert torch.autograd.gradcheck(terms, (*factors, s, x))
 

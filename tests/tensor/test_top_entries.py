@@ -39,21 +39,21 @@ def test_against_sorting_the_whole_matrix(shape, k, largest, batch_size, others)
     M = dense(matrix)
     for other in times:
         M = M * dense(other)
-    found = matrix.top_entries(k, times=times, largest=largest, batch_size=batch_size)
+    result = matrix.top_entries(k, times=times, largest=largest, batch_size=batch_size)
     expected = M.flatten(-2).sort(-1, descending=largest).values[..., :k]
-    assert close(found.values, expected)
+    assert close(result.values, expected)
     assert close(
-        M.flatten(-2).gather(-1, found.rows * shape["n_columns"] + found.columns), expected
+        M.flatten(-2).gather(-1, result.rows * shape["n_columns"] + result.columns), expected
     )
-    places = (found.rows * shape["n_columns"] + found.columns).sort(-1).values
+    places = (result.rows * shape["n_columns"] + result.columns).sort(-1).values
     assert (places.diff(dim=-1) > 0).all()
 
 
 def test_blocks_of_any_kind():
     M = normal(7, 5)
-    found = top_entries(iter([M[:1], M[1:5], M[5:]]), 4)
-    assert torch.equal(found.values, M.flatten().sort(descending=True).values[:4])
-    assert torch.equal(M[found.rows, found.columns], found.values)
+    result = top_entries(iter([M[:1], M[1:5], M[5:]]), 4)
+    assert torch.equal(result.values, M.flatten().sort(descending=True).values[:4])
+    assert torch.equal(M[result.rows, result.columns], result.values)
 
 
 def test_the_whole_matrix_is_never_there(monkeypatch):

@@ -153,10 +153,10 @@ def test_powers_and_images():
 def test_the_tensors_of_a_classifier_are_found_again():
     config = ClassifierConfig(16, 3, 6, 3, bias=True, residual=True, norm="scalar")
     model = ImageClassifier(config).double().eval()
-    found, x = TensorStack(model), normal(9, 16)
-    outputs, expected = x @ found.embedding().T, x
-    for ours, own in zip(found.layer_tensors(), model.tensors(), strict=True):
-        outputs, expected = ours(outputs), own(expected)
+    result, x = TensorStack(model), normal(9, 16)
+    outputs, expected = x @ result.embedding().T, x
+    for ours, plain in zip(result.layer_tensors(), model.tensors(), strict=True):
+        outputs, expected = ours(outputs), plain(expected)
     torch.testing.assert_close(outputs, expected, rtol=1e-8, atol=1e-8)
 
 

@@ -70,10 +70,10 @@ def by_hand(paths: Paths, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", ["plain", "bias and residual"])
 @pytest.mark.parametrize("k", [1, 7, 40])
 def test_a_pruned_tree_is_a_model(kind, k):
-    whole, x = decompile(random_chain(3, kind), normal(3, 4, seed=1)), normal(4, 5, seed=2)
-    paths = whole.truncate(k)
+    full, x = decompile(random_chain(3, kind), normal(3, 4, seed=1)), normal(4, 5, seed=2)
+    paths = full.truncate(k)
     for name in ("roots", "indices", "eigenvalues", "vectors"):
-        assert torch.equal(getattr(paths, name), getattr(whole, name)[:k])
+        assert torch.equal(getattr(paths, name), getattr(full, name)[:k])
     assert close(paths(x), torch.stack([by_hand(paths, fit(paths, row)) for row in x]))
 
 
@@ -110,7 +110,7 @@ def test_weights_that_train_are_read_without_a_graph():
 
 @pytest.mark.parametrize("scale", [1.0, 1e-9, 1e9])
 def test_what_no_layer_reads_is_no_branch(scale):
-    """Of six inputs L reads two, R two others, and a unit without weight a fifth: four are read."""
+    """L reads two of six inputs, R two others, and a unit without weight a fifth: four count."""
     left, right = torch.zeros(2, 3, 6, dtype=torch.float64)
     left[:2, :2], right[:2, 2:4] = normal(2, 2), normal(2, 2, seed=1)
     left[2, 5] = right[2, 5] = 1
@@ -149,7 +149,7 @@ def test_a_layer_that_gives_nothing():
 
 
 def test_a_constant_that_begins_above_the_first_layer():
-    """Biases in the second layer alone, and a first layer that hands the 1 on by itself."""
+    """Biases in the second layer only, and a first layer that passes the 1 on its own."""
     chain = [random_tensor(5, 4, 3, 0), random_tensor(3, 4, 4, 1).with_bias(normal(4), normal(4))]
     handed_on = [chain[0].with_constant_output(), chain[1]]
     x, u = normal(3, 5, seed=2), normal(4, seed=3)

@@ -1,4 +1,4 @@
-"""Kill a training at its file operations, go on with it, and compare with one left alone.
+"""Kill a training at its file operations, resume it, and compare with an uninterrupted one.
 
 Run as `python -m tests.train.kill_attack EVERY FOLDER KIND ...`; see test_kills.py. Each try is a
 fork of this process, which has imported everything that a training needs by training once.
@@ -80,7 +80,7 @@ KINDS: dict[str, Callable[..., None]] = {
 
 
 def in_a_fork(call: Callable[[], object]) -> int:
-    """The exit status of a fork that makes the call and no other cleaning up."""
+    """Return the exit status of a fork that makes the call and no other cleaning up."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -117,21 +117,21 @@ def kill_at(number: int) -> Callable[[int], None]:
     return act
 
 
-def differences(run: Path, whole: Path, rounding: bool) -> list[str]:
-    """What a training left that is not as in one left alone.
+def differences(run: Path, full: Path, rounding: bool) -> list[str]:
+    """List the results of a training that differ from those of an uninterrupted one.
 
-    Seeds that were stacked and go on alone have other products, and equal results within rounding.
+    Stacked seeds that resume one by one have other products, and equal results within rounding.
     """
     different = [f"{path} is left over" for path in run.rglob(f"{UNFINISHED}*")]
-    models = [path.relative_to(whole) for path in whole.rglob("model.safetensors")]
+    models = [path.relative_to(full) for path in full.rglob("model.safetensors")]
     for path in models if rounding else ():
-        a, b = (load_file(folder / path) for folder in (run, whole))
+        a, b = (load_file(folder / path) for folder in (run, full))
         if not all(torch.allclose(a[name], b[name], rtol=1e-2, atol=1e-4) for name in b):
             different.append(str(path))
-    files = [path.relative_to(whole) for path in whole.rglob("metrics.jsonl")]
+    files = [path.relative_to(full) for path in full.rglob("metrics.jsonl")]
     digits = 3 if rounding else None
     for path in files if rounding else [*files, *models]:
-        a, b = (content(folder / path, digits) for folder in (run, whole))
+        a, b = (content(folder / path, digits) for folder in (run, full))
         if "checkpoints" not in path.parts and a != b:
             different.append(str(path))
     return different
@@ -152,8 +152,8 @@ def content(path: Path, rounding: int | None = None) -> object:
 
 def main(kind: str, every: int, folder: Path) -> dict[str, object]:
     train = KINDS[kind]
-    whole, counted, log = folder / "whole", folder / "counted", folder / "count"
-    train(whole, resume=False)
+    full, counted, log = folder / "full", folder / "counted", folder / "count"
+    train(full, resume=False)
 
     def count_operations() -> None:
         watch(counted, lambda number: log.write_text(str(number)) and None)
@@ -177,7 +177,7 @@ def main(kind: str, every: int, folder: Path) -> dict[str, object]:
             again = in_a_fork(lambda run=run: train(run, resume=is_begun(run)))
             if again:
                 failures.append(f"{number}: could not go on")
-            elif different := differences(run, whole, kind == "seeds"):
+            elif different := differences(run, full, kind == "seeds"):
                 failures.append(f"{number}: {different}")
     return {"points": points, "tried": len(tried), "failures": failures}
 

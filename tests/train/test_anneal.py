@@ -1,4 +1,4 @@
-"""Annealing: beta falls as it was told to, stops and goes on, and ends in a bilinear model."""
+"""Annealing: beta follows its schedule, also when resumed, and the model ends bilinear."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def run_anneal(run, training=TRAINING, model=None, texts=None, **how):
 
 @pytest.fixture(scope="module")
 def annealed(tmp_path_factory):
-    """A run of all defaults, to be looked at and left as it is: its folder, model and history."""
+    """Return a read-only run of all defaults: its folder, model and history."""
     run = tmp_path_factory.mktemp("annealed")
     return run, *run_anneal(run)
 
@@ -106,7 +106,7 @@ def test_a_schedule_of_ones_own_and_training_after_the_fall(tmp_path):
 
 
 def test_a_stopped_annealing_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch, annealed):
-    folder, _, whole = annealed
+    folder, _, full = annealed
     calls, collate = [], module.collate
 
     def press(rows):
@@ -121,7 +121,7 @@ def test_a_stopped_annealing_goes_on_as_if_it_never_stopped(tmp_path, monkeypatc
             run_anneal(tmp_path / "parts")
     assert not (tmp_path / "parts" / "model.safetensors").exists()
     _, parts = run_anneal(tmp_path / "parts", resume=True)
-    assert betas(parts) == betas(whole)
+    assert betas(parts) == betas(full)
     a, b = (load_file(run / "model.safetensors") for run in (folder, tmp_path / "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 

@@ -32,11 +32,11 @@ def stop_after(monkeypatch, steps: int) -> None:
     """Press ctrl-C in the middle of the given step."""
     taken = stacked._Stack._take_step
 
-    def counting(self, chosen):
+    def counting(self, selected):
         counting.steps += 1
         if counting.steps == steps:
             os.kill(os.getpid(), signal.SIGINT)
-        taken(self, chosen)
+        taken(self, selected)
 
     counting.steps = 0
     monkeypatch.setattr(stacked._Stack, "_take_step", counting)
@@ -59,11 +59,11 @@ def test_it_learns(digits):
 
 
 def test_the_seed_decides(digits):
-    first, one = train_classifier(CONFIG, digits, BRIEF)
+    first, single = train_classifier(CONFIG, digits, BRIEF)
     again, two = train_classifier(CONFIG, digits, BRIEF)
     other, _ = train_classifier(CONFIG, digits, ClassifierTraining(**{**vars(BRIEF), "seed": 1}))
     assert same_weights(first, again)
-    assert without_time(one) == without_time(two)
+    assert without_time(single) == without_time(two)
     assert not same_weights(first, other)
 
 
@@ -266,9 +266,9 @@ def test_seeds_at_once_are_single_runs_within_rounding(digits, parts, noise):
     for seed, (model, history) in zip([3, 7, 4], together, strict=True):
         alone, expected = train_classifier(config, digits, replace(training, seed=seed))
         for name, weight in alone.state_dict().items():
-            own = model.state_dict()[name]
-            torch.testing.assert_close(own, weight, rtol=1e-3, atol=1e-5)
-            assert own.untyped_storage().nbytes() == 4 * own.numel()
+            plain = model.state_dict()[name]
+            torch.testing.assert_close(plain, weight, rtol=1e-3, atol=1e-5)
+            assert plain.untyped_storage().nbytes() == 4 * plain.numel()
         assert history[0]["train_loss"] == pytest.approx(expected[0]["train_loss"], rel=1e-4)
         assert history[0].keys() == expected[0].keys()
 
@@ -282,9 +282,9 @@ def test_seeds_at_once_are_stopped_and_resumed(digits, tmp_path, monkeypatch, st
         with pytest.raises(KeyboardInterrupt):
             train_classifiers(config, digits, BRIEF, [0, 1], tmp_path)
     resumed = train_classifiers(config, digits, BRIEF, [0, 1], tmp_path, resume=True)
-    for (a, one), (b, other) in zip(straight, resumed, strict=True):
+    for (a, single), (b, other) in zip(straight, resumed, strict=True):
         assert all(torch.equal(x, b.state_dict()[name]) for name, x in a.state_dict().items())
-        assert without_time(one) == without_time(other)
+        assert without_time(single) == without_time(other)
 
 
 def test_seeds_that_stand_at_different_places_go_on(digits, tmp_path):

@@ -1,4 +1,4 @@
-"""Architectures compared: equal conditions, what is kept, and what the target cost."""
+"""Architectures compared: equal conditions, saved results, and the cost of the target."""
 
 import json
 import math
@@ -49,21 +49,21 @@ def comparison(target, *curves):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Both architectures with two seeds: the folder, what was found, what `done` was told."""
+    """Both architectures with two seeds: the folder, the results, and the arguments of `done`."""
     folder, told = tmp_path_factory.mktemp("compared"), []
     return folder, compare(folder, seeds=(0, 1), done=told.append), told
 
 
 def test_each_goes_with_each():
     config = small_config(qk_norm=True, n_ctx=9)
-    found = variants(config, ["swiglu", "bilinear"], ["softmax", "bilinear"])
-    assert [(one.mlp, one.attention) for one in found] == [
+    result = variants(config, ["swiglu", "bilinear"], ["softmax", "bilinear"])
+    assert [(single.mlp, single.attention) for single in result] == [
         ("swiglu", "softmax"),
         ("swiglu", "bilinear"),
         ("bilinear", "softmax"),
         ("bilinear", "bilinear"),
     ]
-    assert all(one.qk_norm and one.n_ctx == 9 for one in found)
+    assert all(single.qk_norm and single.n_ctx == 9 for single in result)
     with pytest.raises(BilensError, match="mlp='swish', expected one of bilinear, swiglu"):
         variants(config, ["swish"], ["softmax"])
 
@@ -78,20 +78,22 @@ def test_each_goes_with_each():
 def test_parameters_are_counted_without_a_model(mlp, attention, bias, tied):
     parts = {"mlp": mlp, "attention": attention, "bias": bias, "tie_word_embeddings": tied}
     config = small_config(n_layers=2, norm="rms", **parts)
-    whole = sum(weight.numel() for weight in LanguageModel(config).parameters())
-    assert count_parameters(config) == whole
+    full = sum(weight.numel() for weight in LanguageModel(config).parameters())
+    assert count_parameters(config) == full
 
 
 @settings(max_examples=6)
 @given(st.integers(40, 200), st.integers(1, 3), st.booleans())
 def test_equal_size_is_equal_to_half_a_hidden_unit(hidden, layers, bias):
     config = small_config(d_hidden=hidden, n_layers=layers, bias=bias)
-    found = of_equal_size(variants(config, ["swiglu", "bilinear", "relu"], ["softmax", "bilinear"]))
-    goal = count_parameters(found[0])
-    assert found[0].d_hidden == found[2].d_hidden == hidden
-    for one in found:
-        unit = layers * (3 * 16 + 2 * bias if one.mlp != "relu" else 2 * 16 + bias)
-        assert abs(count_parameters(one) - goal) <= unit / 2
+    result = of_equal_size(
+        variants(config, ["swiglu", "bilinear", "relu"], ["softmax", "bilinear"])
+    )
+    goal = count_parameters(result[0])
+    assert result[0].d_hidden == result[2].d_hidden == hidden
+    for single in result:
+        unit = layers * (3 * 16 + 2 * bias if single.mlp != "relu" else 2 * 16 + bias)
+        assert abs(count_parameters(single) - goal) <= unit / 2
 
 
 def test_equal_size_may_be_out_of_reach():
@@ -110,25 +112,25 @@ def test_the_large_preset_has_half_a_billion_parameters(attention, millions):
 
 
 def test_a_crossing_lies_on_the_line_between_two_validations():
-    one = curve([5.0, 4.0, 3.0, 3.5, 2.0])
+    single = curve([5.0, 4.0, 3.0, 3.5, 2.0])
     for target, expected in (
         (3.25, [27.5, 220.0, 13.75]),
         (4.0, [20.0, 160.0, 10.0]),
         (3.0, [30.0, 240.0, 15.0]),
         (6.0, [10.0, 80.0, 5.0]),
     ):
-        found = comparison(target, one).crossings()
-        assert found.loc[0, ["steps", "tokens", "seconds"]].tolist() == expected
-    assert comparison(1.0, one).crossings()["steps"].isna().all()
+        result = comparison(target, single).crossings()
+        assert result.loc[0, ["steps", "tokens", "seconds"]].tolist() == expected
+    assert comparison(1.0, single).crossings()["steps"].isna().all()
 
 
 def test_costs_are_means_over_seeds_and_ratios_to_the_first():
     first = [curve([4.0, 3.0, 2.0], seed, "swiglu") for seed in (0, 1)]
     other = [curve([4.0, 3.0, 2.5, 2.0], 0, pace=1.0), curve([4.0, 2.0], 1, pace=2.0)]
-    one, two = comparison(2.5, *first, *other).summary().itertuples()
-    assert (one.mlp, one.reached, one.seeds) == ("swiglu", 2, 2)
-    assert (one.steps, one.tokens, one.seconds) == (25, 200, 12.5)
-    assert (one.deviation, one.steps_ratio, one.seconds_ratio) == (0, 1, 1)
+    single, two = comparison(2.5, *first, *other).summary().itertuples()
+    assert (single.mlp, single.reached, single.seeds) == ("swiglu", 2, 2)
+    assert (single.steps, single.tokens, single.seconds) == (25, 200, 12.5)
+    assert (single.deviation, single.steps_ratio, single.seconds_ratio) == (0, 1, 1)
     assert two.steps == (30 + 17.5) / 2
     assert two.deviation == pytest.approx(12.5 / 2**0.5)
     assert two.steps_ratio == two.steps / 25
@@ -138,9 +140,9 @@ def test_costs_are_means_over_seeds_and_ratios_to_the_first():
 
 def test_a_missed_target_has_no_cost():
     curves = (curve([4.0, 3.0], 0, "swiglu"), curve([4.0, 2.0], 1, "swiglu"), curve([4.0, 2.0]))
-    one, two = comparison(2.5, *curves).summary().itertuples()
-    assert (one.reached, one.seeds, one.best) == (1, 2, 2.5)
-    assert math.isnan(one.steps)
+    single, two = comparison(2.5, *curves).summary().itertuples()
+    assert (single.reached, single.seeds, single.best) == (1, 2, 2.5)
+    assert math.isnan(single.steps)
     assert (two.steps, two.reached) == (17.5, 1)
     assert math.isnan(two.steps_ratio)
     assert math.isnan(two.seconds_ratio)
@@ -155,25 +157,25 @@ def test_the_mean_ends_where_the_first_seed_ends():
 
 
 def test_architectures_are_trained_as_far_as_the_target(compared):
-    run, found, told = compared
-    assert pd.concat(told, ignore_index=True).equals(found.validations)
-    assert [(one["mlp"].iloc[0], one["seed"].iloc[0]) for one in told] == [
+    run, result, told = compared
+    assert pd.concat(told, ignore_index=True).equals(result.validations)
+    assert [(single["mlp"].iloc[0], single["seed"].iloc[0]) for single in told] == [
         ("swiglu", 0),
         ("bilinear", 0),
         ("swiglu", 1),
         ("bilinear", 1),
     ]
-    assert (found.data, found.target) == ("grammar", 4.27)
-    for one in told:
-        losses, steps = one["loss"].tolist(), one["steps"].tolist()
+    assert (result.data, result.target) == ("grammar", 4.27)
+    for single in told:
+        losses, steps = single["loss"].tolist(), single["steps"].tolist()
         assert losses[-1] <= 4.27 < min(losses[:-1])
         assert steps == [2 * n for n in range(1, len(losses) + 1)]
-        assert one["tokens"].tolist() == [8 * 8 * n for n in steps]
-        assert set(one["parameters"]) == {count_parameters(small_config())}
-        folder = run / f"{one['mlp'].iloc[0]}-softmax-seed{one['seed'].iloc[0]}"
+        assert single["tokens"].tolist() == [8 * 8 * n for n in steps]
+        assert set(single["parameters"]) == {count_parameters(small_config())}
+        folder = run / f"{single['mlp'].iloc[0]}-softmax-seed{single['seed'].iloc[0]}"
         assert (folder / "model.safetensors").is_file()
         assert not (folder / "checkpoints").exists()
-    assert (found.summary()["seconds"] > 0).all()
+    assert (result.summary()["seconds"] > 0).all()
 
 
 def test_what_is_finished_is_not_trained_again(compared, monkeypatch):
@@ -183,7 +185,7 @@ def test_what_is_finished_is_not_trained_again(compared, monkeypatch):
 
 
 def test_a_stopped_comparison_goes_on(tmp_path, monkeypatch):
-    whole = compare(tmp_path / "whole", replace(TRAINING, target_loss=0.1))
+    full = compare(tmp_path / "whole", replace(TRAINING, target_loss=0.1))
     calls, collate = [], language.collate
 
     def press(rows):
@@ -199,7 +201,7 @@ def test_a_stopped_comparison_goes_on(tmp_path, monkeypatch):
     assert is_finished(tmp_path / "parts" / "swiglu-softmax-seed0")
     assert not is_finished(tmp_path / "parts" / "bilinear-softmax-seed0")
     parts = compare(tmp_path / "parts", replace(TRAINING, target_loss=0.1))
-    timeless = [one.validations.drop(columns="seconds") for one in (whole, parts)]
+    timeless = [single.validations.drop(columns="seconds") for single in (full, parts)]
     assert timeless[0].equals(timeless[1])
 
 

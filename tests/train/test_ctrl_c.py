@@ -85,7 +85,7 @@ def test_ctrl_c_in_the_middle_loses_nothing(train: Callable[..., None], tmp_path
     start = time.monotonic()
     train(tmp_path / "whole", resume=False)
     duration = time.monotonic() - start
-    whole, stops = weights(tmp_path / "whole"), 0
+    full, stops = weights(tmp_path / "whole"), 0
     for share in (0.3, 0.7):
         run = tmp_path / str(share)
         try:
@@ -97,7 +97,7 @@ def test_ctrl_c_in_the_middle_loses_nothing(train: Callable[..., None], tmp_path
         if not all(map(is_finished, runs)):
             # Before anything was written there is nothing to resume.
             train(run, resume=any(map(is_begun, runs)))
-        assert all(torch.equal(a, b) for a, b in zip(weights(run), whole, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(weights(run), full, strict=True))
     # The second time may be quicker, but not by so much.
-    assert whole
+    assert full
     assert stops > 0

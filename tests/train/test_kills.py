@@ -1,4 +1,4 @@
-"""A training that is killed, or whose checkpoints are damaged, goes on to the same end."""
+"""A training that is killed, or whose checkpoints are damaged, resumes to the same end."""
 
 import json
 import os
@@ -78,18 +78,18 @@ def train_images(run: Path, *, resume: bool = False) -> None:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> dict[str, Path]:
-    """Of each kind a run that was left alone and, in the same folder, one that was stopped."""
-    found = {}
+    """For each kind an uninterrupted run and, in the same folder, a stopped one."""
+    result = {}
     places = {"words": (train_words, language_module, "collate", 8)}
     places["images"] = (train_images, stacked._Stack, "_take_step", 29)
     for kind, (train, *place) in places.items():
-        folder = found[kind] = tmp_path_factory.mktemp(kind)
+        folder = result[kind] = tmp_path_factory.mktemp(kind)
         train(folder / "whole")
         with pytest.MonkeyPatch.context() as patch:
             stop(patch, *place)
             with pytest.raises(KeyboardInterrupt):
                 train(folder / "stopped")
-    return found
+    return result
 
 
 def cut(path: Path) -> None:
@@ -97,7 +97,7 @@ def cut(path: Path) -> None:
 
 
 def flip(path: Path) -> None:
-    """A bit in the middle, where weights are: what no format of files notices."""
+    """Flip a bit in the middle of the weights, which no file format notices."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -121,12 +121,12 @@ def test_a_damaged_checkpoint_is_passed_over(kind, start, how, stopped, tmp_path
     if how is flip and start in ("model", "training_state"):
         train(run, resume=True)
     else:
-        found = RunDirectory(run, {}).newest_checkpoint()
-        assert found == run / "checkpoints" / f"checkpoint-{min(steps)}"
+        result = RunDirectory(run, {}).newest_checkpoint()
+        assert result == run / "checkpoints" / f"checkpoint-{min(steps)}"
     assert f"{newest} is damaged or incomplete; using an earlier one" in capsys.readouterr().err
     if how is not flip or start not in ("model", "training_state"):
         return
-    a, b = (load_file(one / "model.safetensors") for one in (run, stopped[kind] / "whole"))
+    a, b = (load_file(single / "model.safetensors") for single in (run, stopped[kind] / "whole"))
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
@@ -138,7 +138,9 @@ def test_without_a_whole_checkpoint_a_training_begins_again(stopped, tmp_path, c
     (run / "checkpoints" / "checkpoint-of-mine").mkdir()
     train_images(run, resume=True)
     assert "has no checkpoint; the training starts from the beginning" in capsys.readouterr().err
-    a, b = (load_file(one / "model.safetensors") for one in (run, stopped["images"] / "whole"))
+    a, b = (
+        load_file(single / "model.safetensors") for single in (run, stopped["images"] / "whole")
+    )
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 

@@ -1,4 +1,4 @@
-"""Training through the Trainer: what it saves, how it goes on, and how processes share it."""
+"""Training through the Trainer: its files, resumed runs, and several processes."""
 
 import json
 import signal
@@ -37,7 +37,7 @@ def train(run, training=TRAINING, config=None, corpus=None, **how):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of all defaults, to be looked at and left as it is: its folder, model and history."""
+    """Return a read-only run of all defaults: its folder, model and history."""
     run = tmp_path_factory.mktemp("trained")
     return run, *train(run)
 
@@ -90,8 +90,8 @@ def test_validations_come_when_asked_for(tmp_path):
 
 
 def test_a_training_ends_at_its_target(tmp_path):
-    _, whole = train(tmp_path / "whole", replace(TRAINING, evaluate_every=2))
-    losses = [record["eval_loss"] for record in whole if "eval_loss" in record]
+    _, full = train(tmp_path / "whole", replace(TRAINING, evaluate_every=2))
+    losses = [record["eval_loss"] for record in full if "eval_loss" in record]
     training = replace(TRAINING, evaluate_every=2, target_loss=losses[2])
     _, history = train(tmp_path / "part", training)
     assert [r["eval_loss"] for r in history if "eval_loss" in r] == losses[:3]
@@ -99,7 +99,7 @@ def test_a_training_ends_at_its_target(tmp_path):
 
 
 def test_the_clock_leaves_validations_out_and_counts_on(tmp_path, monkeypatch):
-    """Time stands still but for a second a batch, those of validations too."""
+    """Let time pass only with batches, a second each, also in validation."""
     training, now, collate = replace(TRAINING, evaluate_every=2), [0], language.collate
 
     def pass_time(rows):
@@ -113,10 +113,10 @@ def test_the_clock_leaves_validations_out_and_counts_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, training)
     _, history = train(tmp_path, training, resume=True)
-    found = {record["step"]: record["seconds"] for record in history if "eval_loss" in record}
-    assert list(found) == [2, 4, 6, 8, 10]
+    result = {record["step"]: record["seconds"] for record in history if "eval_loss" in record}
+    assert list(result) == [2, 4, 6, 8, 10]
     # The next batch is fetched before a step: one batch ahead, and once more after the stop.
-    assert all(0 <= seconds - step <= 2 for step, seconds in found.items())
+    assert all(0 <= seconds - step <= 2 for step, seconds in result.items())
 
 
 def test_the_order_of_texts_depends_on_the_seed_alone(tmp_path, monkeypatch):
@@ -203,20 +203,20 @@ def test_a_stopped_training_goes_on_as_if_it_never_stopped(tmp_path, monkeypatch
             train(tmp_path / "parts", training, config)
     assert not (tmp_path / "parts" / "model.safetensors").exists()
     train(tmp_path / "parts", training, config, resume=True)
-    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    whole, parts = (
+    full, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(full[name], parts[name]) for name in full)
+    full, parts = (
         [{k: v for k, v in record.items() if k != "seconds"} for record in read_metrics(run)]
         for run in (tmp_path / "whole", tmp_path / "parts")
     )
-    assert whole == parts
+    assert full == parts
 
 
 def test_accumulated_steps_are_one_step(tmp_path, trained):
     train(tmp_path, replace(TRAINING, accumulate=4))
-    one, four = weights(trained[0]), weights(tmp_path)
-    for name in one:
-        torch.testing.assert_close(one[name], four[name], rtol=1e-3, atol=1e-4)
+    single, four = weights(trained[0]), weights(tmp_path)
+    for name in single:
+        torch.testing.assert_close(single[name], four[name], rtol=1e-3, atol=1e-4)
 
 
 def test_there_has_to_be_something_to_resume(tmp_path, trained):

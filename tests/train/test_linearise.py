@@ -1,4 +1,4 @@
-"""Gates made linear: each layer on what those before it hand it, and what it costs measured."""
+"""Gates made linear: each layer on the outputs of earlier linear ones, and the measured cost."""
 
 from copy import deepcopy
 
@@ -26,12 +26,12 @@ def texts(n, seed=0):
 
 
 def seen(model, mlp, ids):
-    """What an MLP reads and gives in the whole model."""
-    found = []
-    hook = mlp.module.register_forward_hook(lambda m, given, made: found.append((given[0], made)))
+    """Return inputs and outputs of an MLP in the model."""
+    result = []
+    hook = mlp.module.register_forward_hook(lambda m, given, made: result.append((given[0], made)))
     model(ids, use_cache=False)
     hook.remove()
-    return [part.flatten(0, 1) for part in found[0]]
+    return [part.flatten(0, 1) for part in result[0]]
 
 
 def some_rows(mlp, n=60):
@@ -47,8 +47,8 @@ def test_a_model_run_layer_by_layer_is_the_model(name):
     runs = LayerRuns(model, mlps, ids)
     for layer, mlp in enumerate(mlps):
         reads, writes, stream = runs.run(layer)
-        for found, wanted in zip((reads, writes), seen(model, mlp, ids), strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        for result, wanted in zip((reads, writes), seen(model, mlp, ids), strict=True):
+            torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5)
         assert len(stream) == ids.numel()
         runs.advance(layer, changed=False)
 
@@ -114,14 +114,14 @@ def test_each_layer_is_fitted_on_what_the_linear_ones_before_it_hand_it(monkeypa
 def test_alone_is_the_loss_with_this_layer_linear_and_all_else_as_it_was(name):
     model, held = tiny(name), texts(4, 1)
     untouched = deepcopy(model)
-    found = linearise(model, texts(20), held, [1], budget=0)
-    assert found.before == pytest.approx(next_token_loss(untouched, held))
-    assert list(found.alone) == [1]
-    one = deepcopy(untouched)
-    alone = linearise(one, texts(20), held, [1], alone=False)
+    result = linearise(model, texts(20), held, [1], budget=0)
+    assert result.before == pytest.approx(next_token_loss(untouched, held))
+    assert list(result.alone) == [1]
+    single = deepcopy(untouched)
+    alone = linearise(single, texts(20), held, [1], alone=False)
     assert alone.alone == {}
     assert alone.layers == (1,)
-    assert found.alone[1] == pytest.approx(alone.after)
+    assert result.alone[1] == pytest.approx(alone.after)
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -137,10 +137,10 @@ def test_a_budget_takes_as_many_layers_as_stay_within(name):
     model = tiny(name)
     before = deepcopy(model).state_dict()
     budget = max(0.0, (costs[0] + costs[1]) / 2)
-    some = linearise(model, texts(20), held, budget=budget)
-    assert some.after <= some.before + budget + 1e-9
-    assert next_token_loss(model, held) == pytest.approx(some.after)
-    for layer in {0, 1} - set(some.layers):
+    several = linearise(model, texts(20), held, budget=budget)
+    assert several.after <= several.before + budget + 1e-9
+    assert next_token_loss(model, held) == pytest.approx(several.after)
+    for layer in {0, 1} - set(several.layers):
         for key, weight in model.state_dict().items():
             if f"layers.{layer}.mlp" in key and key in before:
                 assert torch.equal(weight, before[key])

@@ -1,4 +1,4 @@
-"""Muon beside AdamW: which weights go where, and what a step is."""
+"""Muon beside AdamW: the weights of each, and the size of a step."""
 
 import pytest
 import torch
@@ -50,21 +50,21 @@ def test_a_step_has_one_size_in_all_directions(width, hidden, seed):
 
 
 def test_all_else_is_left_to_adamw():
-    mine, theirs = small_model(), small_model()
-    both = MuonWithAdamW(mine, lr=LR, weight_decay=DECAY)
-    rest = {n: w for n, w in theirs.named_parameters() if not inside(n, w)}
-    decays = [[w for w in rest.values() if (w.ndim > 1) is flag] for flag in (True, False)]
+    custom, theirs = small_model(), small_model()
+    both = MuonWithAdamW(custom, lr=LR, weight_decay=DECAY)
+    others = {n: w for n, w in theirs.named_parameters() if not inside(n, w)}
+    decays = [[w for w in others.values() if (w.ndim > 1) is flag] for flag in (True, False)]
     adamw = torch.optim.AdamW(
         [{"params": p, "weight_decay": d} for p, d in zip(decays, (DECAY, 0.0), strict=True)],
         lr=LR,
     )
     for seed in range(3):
-        for model, optimizer in ((mine, both), (theirs, adamw)):
+        for model, optimizer in ((custom, both), (theirs, adamw)):
             give_gradients(model, seed)
             optimizer.step()
-    for name, weight in mine.named_parameters():
-        assert torch.equal(weight, theirs.get_parameter(name)) is (name in rest)
-    kinds = {name.rpartition(".")[0].split(".")[-1] for name in rest}
+    for name, weight in custom.named_parameters():
+        assert torch.equal(weight, theirs.get_parameter(name)) is (name in others)
+    kinds = {name.rpartition(".")[0].split(".")[-1] for name in others}
     assert kinds >= {"embed", "unembed", "pos_embed", "norm", "attn_norm", "query"}
 
 
@@ -93,9 +93,9 @@ def test_the_groups_rule_both_parts(loaded):
 
 def test_a_saved_state_goes_on_to_the_bit():
     models = [small_model(), small_model()]
-    whole, parts = (MuonWithAdamW(model, lr=LR, weight_decay=DECAY) for model in models)
+    full, parts = (MuonWithAdamW(model, lr=LR, weight_decay=DECAY) for model in models)
     for seed in range(4):
-        for model, optimizer in zip(models, (whole, parts), strict=True):
+        for model, optimizer in zip(models, (full, parts), strict=True):
             give_gradients(model, seed)
             optimizer.step()
         if seed == 1:

@@ -1,4 +1,4 @@
-"""Every training tells its tracker what metrics.jsonl holds."""
+"""Every training sends its tracker the numbers of metrics.jsonl."""
 
 import json
 import os
@@ -24,7 +24,7 @@ CONFIG = ClassifierConfig(64, 10, 8, 1, image_shape=(8, 8))
 
 
 class Notes:
-    """A tracker that keeps what it is told."""
+    """A tracker that records its calls."""
 
     made: list["Notes"] = []  # noqa: RUF012
 
@@ -99,7 +99,7 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
     ],
 )
 def test_the_real_trackers(name, files, tmp_path):
-    """Two runs at once, offline; none of them prints where the JSON goes."""
+    """Two offline runs at once print nothing into the JSON."""
     command = "-m bilens train images --d-model 4 --epochs 2 --seeds 2 --output run --json"
     done = subprocess.run(
         [sys.executable, *command.split(), "--report-to", name],

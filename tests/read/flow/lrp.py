@@ -43,10 +43,10 @@ def frozen(model):
 
 def lrp(model, ids, token, minus):
     """Return relevance of each token, (time,), and of each head, (layers, heads)."""
-    kept = []
+    remaining = []
 
     def keep(x):
-        kept.append(x.requires_grad_() if x.is_leaf else x)
+        remaining.append(x.requires_grad_() if x.is_leaf else x)
         x.retain_grad()
 
     with frozen(model), torch.enable_grad(), ExitStack() as hooks:
@@ -58,6 +58,6 @@ def lrp(model, ids, token, minus):
             hooks.enter_context(out.register_forward_pre_hook(lambda _, args: keep(args[0])))
         logits = model(ids[None], use_cache=False).logits[0, -1]
         (logits[token] - logits[minus]).backward()
-    tokens, *heads = [(x * x.grad)[0].detach() for x in kept]
+    tokens, *heads = [(x * x.grad)[0].detach() for x in remaining]
     count = model.config.num_attention_heads
     return tokens.sum(-1), torch.stack([x.unflatten(-1, (count, -1)).sum((0, -1)) for x in heads])

@@ -1,4 +1,4 @@
-"""Interventions do what they say; where nothing is held fixed the flow predicts them exactly."""
+"""Interventions have the effect of their definition, and flows between texts predict it exactly."""
 
 import pytest
 import torch
@@ -12,10 +12,10 @@ from tests.language import random_model, random_text
 STRAIGHT = {"n_layers": 2, "norm": "none", "bias": True, "attention": "softmax"}
 
 
-def numbers(found, **wanted):
+def numbers(result, **wanted):
     return [
         i
-        for i, node in enumerate(found.nodes)
+        for i, node in enumerate(result.nodes)
         if all(getattr(node, name) == value for name, value in wanted.items())
     ]
 
@@ -35,47 +35,47 @@ def exact(results, tolerance=1e-10):
 @pytest.mark.parametrize("scale", [0.0, 0.25, 2.0])
 def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale):
     view, ids = ResidualModel(random_model(**STRAIGHT)), random_text()
-    found = flow(view, ids, view.direction(3), m=None, threshold=0)
-    last = numbers(found, kind="direction", layer=1, position=len(ids) - 1)
-    exact(ablate(view, found, last, scale=scale, batch_size=5))
+    flows = flow(view, ids, view.direction(3), m=None, threshold=0)
+    last = numbers(flows, kind="direction", layer=1, position=len(ids) - 1)
+    exact(ablate(view, flows, last, scale=scale, batch_size=5))
 
 
 @pytest.mark.parametrize("settings", [{}, {"positions": "learned"}, {"embed_mix": True}])
 def test_edges_to_the_logit_are_exact_without_a_norm(settings):
     view, ids = ResidualModel(random_model(**STRAIGHT, **settings)), random_text(5)
-    found = flow(view, ids, view.direction(3), m=3, threshold=1e-4)
-    edges = [(0, i) for i, node in enumerate(found.nodes) if i and node.kind != "bias"]
-    exact(ablate(view, found, edges, scale=0.5))
+    flows = flow(view, ids, view.direction(3), m=3, threshold=1e-4)
+    edges = [(0, i) for i, node in enumerate(flows.nodes) if i and node.kind != "bias"]
+    exact(ablate(view, flows, edges, scale=0.5))
 
 
 def test_edges_to_directions_change_what_they_read():
     view, ids = ResidualModel(random_model(**STRAIGHT)), random_text(5)
-    found = flow(view, ids, view.direction(3), m=3, threshold=1e-4)
-    above = numbers(found, kind="direction", layer=1, position=len(ids) - 1)
-    below = [i for kind in ("head", "token", "rest") for i in numbers(found, kind=kind)]
-    exact(ablate(view, found, [(a, b) for a in above for b in below if b > a]))
+    flows = flow(view, ids, view.direction(3), m=3, threshold=1e-4)
+    above = numbers(flows, kind="direction", layer=1, position=len(ids) - 1)
+    below = [i for kind in ("head", "token", "rest") for i in numbers(flows, kind=kind)]
+    exact(ablate(view, flows, [(a, b) for a in above for b in below if b > a]))
 
 
 @pytest.mark.parametrize("settings", [{}, {"value_mix": True, "embed_mix": True}])
 def test_heads_under_nothing_but_the_unembedding_are_exact(settings):
     view = ResidualModel(without_mlps(random_model(**STRAIGHT, **settings)))
-    found = flow(view, random_text(4), view.direction(3), threshold=1e-3)
-    heads = numbers(found, kind="head", layer=1)
-    exact(ablate(view, found, heads))
-    below = [*numbers(found, kind="head", layer=0), *numbers(found, kind="token")]
-    exact(ablate(view, found, [(a, b) for a in heads for b in below]))
+    flows = flow(view, random_text(4), view.direction(3), threshold=1e-3)
+    heads = numbers(flows, kind="head", layer=1)
+    exact(ablate(view, flows, heads))
+    below = [*numbers(flows, kind="head", layer=0), *numbers(flows, kind="token")]
+    exact(ablate(view, flows, [(a, b) for a in heads for b in below]))
 
 
 def test_a_direction_is_taken_away_at_all_positions():
     view, ids = ResidualModel(random_model(**STRAIGHT)), random_text(1)
-    found = flow(view, ids, view.direction(3), threshold=0)
+    flows = flow(view, ids, view.direction(3), threshold=0)
     v = torch.randn(16, generator=torch.Generator().manual_seed(0)).double()
-    exact(ablate(view, found, [StreamDirection(1, v / v.norm())], scale=0.3))
-    directions = numbers(found, kind="direction", layer=1)
-    whole = [StreamDirection(1, found.vector(i)) for i in directions]
-    both = zip(ablate(view, found, whole), ablate(view, found, directions), strict=True)
-    for one, other in both:
-        assert one.actual == pytest.approx(other.actual, abs=1e-12)
+    exact(ablate(view, flows, [StreamDirection(1, v / v.norm())], scale=0.3))
+    directions = numbers(flows, kind="direction", layer=1)
+    full = [StreamDirection(1, flows.vector(i)) for i in directions]
+    both = zip(ablate(view, flows, full), ablate(view, flows, directions), strict=True)
+    for single, other in both:
+        assert single.actual == pytest.approx(other.actual, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -84,13 +84,13 @@ def test_tokens_are_taken_away_as_if_their_embedding_were_zero(name):
         view, ids = ResidualModel(tiny(name)), some_text()[0][:4]
         assert len(set(ids.tolist())) == 4
         u = view.direction(3)
-        found = flow(view, ids, u, threshold=0.1)
-        [result] = ablate(view, found, numbers(found, kind="token", position=1))
+        flows = flow(view, ids, u, threshold=0.1)
+        [result] = ablate(view, flows, numbers(flows, kind="token", position=1))
         view.parts.embed.module.weight[ids[1]] = 0
         zeroed = flow(view, ids, u, threshold=0.1)
     # Between runs of other batches is a softmax in float32.
-    assert result.actual == pytest.approx(zeroed.value - found.value, abs=1e-5)
-    assert result.predicted == -found.nodes[numbers(found, kind="token", position=1)[0]].flow
+    assert result.actual == pytest.approx(zeroed.value - flows.value, abs=1e-5)
+    assert result.predicted == -flows.nodes[numbers(flows, kind="token", position=1)[0]].flow
 
 
 def unit(width):
@@ -114,15 +114,15 @@ def unit(width):
 )
 def test_what_cannot_be_removed_is_said(part, message):
     view = ResidualModel(random_model(**STRAIGHT))
-    found = flow(view, random_text(), view.direction(3), m=3, threshold=0.1)
+    flows = flow(view, random_text(), view.direction(3), m=3, threshold=0.1)
     if part == "rest":
-        part = (numbers(found, kind="rest")[0], numbers(found, kind="token")[0])
+        part = (numbers(flows, kind="rest")[0], numbers(flows, kind="token")[0])
     with pytest.raises(BilensError, match=message):
-        ablate(view, found, [part])
+        ablate(view, flows, [part])
 
 
 def test_nothing_is_scaled_by_less_than_zero():
     view = ResidualModel(random_model(**STRAIGHT))
-    found = flow(view, random_text(), view.direction(3), m=3, threshold=0.1)
+    flows = flow(view, random_text(), view.direction(3), m=3, threshold=0.1)
     with pytest.raises(BilensError, match="scale=-1, expected a finite number, at least 0"):
-        ablate(view, found, [1], scale=-1)
+        ablate(view, flows, [1], scale=-1)

@@ -1,4 +1,4 @@
-"""Effects of single nodes: exact where the rest is linear, and first-order ones are gradients."""
+"""Effects of single nodes: exact in linear models, and first-order ones are gradients."""
 
 import pytest
 import torch
@@ -22,15 +22,15 @@ def between(view, **options):
 
 def test_nodes_that_only_the_unembedding_reads_have_their_flow():
     view = ResidualModel(random_model(n_layers=2, norm="none"), toy_tokenizer())
-    found = between(view)
-    last = [i for i, n in enumerate(found.nodes) if n.kind == "direction" and n.layer == 1]
-    last = [i for i in last if found.nodes[i].position == len(TWO[0]) - 1]
-    results = measure(view, found, last, batch_size=3)
+    outcome = between(view)
+    last = [i for i, n in enumerate(outcome.nodes) if n.kind == "direction" and n.layer == 1]
+    last = [i for i in last if outcome.nodes[i].position == len(TWO[0]) - 1]
+    results = measure(view, outcome, last, batch_size=3)
     assert results
     for i, result in zip(last, results, strict=True):
-        assert result.predicted == -found.nodes[i].flow
+        assert result.predicted == -outcome.nodes[i].flow
         assert result.actual == pytest.approx(result.predicted, abs=1e-12)
-        assert float(estimates(view, found)[i]) == pytest.approx(found.nodes[i].flow)
+        assert float(estimates(view, outcome)[i]) == pytest.approx(outcome.nodes[i].flow)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -39,30 +39,30 @@ def test_all_tokens_at_once_turn_one_text_into_the_other(name):
     view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
     second = torch.cat([first[:5], second[5:6], first[6:]])
     with exact_norms():
-        found = flow(view, first, DIRECTION, against=second)
-        (changed,) = [i for i, n in enumerate(found.nodes) if n.kind == "token" and n.position == 5]
-        (result,) = measure(view, found, [changed])
-    assert result.actual == pytest.approx(-found.value, rel=1e-5)
+        flows = flow(view, first, DIRECTION, against=second)
+        (changed,) = [i for i, n in enumerate(flows.nodes) if n.kind == "token" and n.position == 5]
+        (result,) = measure(view, flows, [changed])
+    assert result.actual == pytest.approx(-flows.value, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_head_of_one_position_has_the_effect_of_its_patch(name):
-    """All nodes of a head together write its change, where no norm follows the heads."""
+    """All nodes of a head together write its change if no norm follows the heads."""
     view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
     if view.layer(0).heads.out_norm is not None:
         pytest.skip("a norm after the heads mixes them")
     with exact_norms():
-        found = flow(view, first, DIRECTION, position=0, against=second, threshold=0)
+        flows = flow(view, first, DIRECTION, position=0, against=second, threshold=0)
         patched = patch(view, first, DIRECTION, position=0, against=second)
         for head in range(view.n_heads):
             nodes = [
                 i
-                for i, n in enumerate(found.nodes)
+                for i, n in enumerate(flows.nodes)
                 if (n.kind, n.layer, n.number) == ("head", 1, head) and n.flow
             ]
             # At the first position a head moves one value, and its pattern is 1 in both runs.
-            assert [found.nodes[i].role for i in nodes] == ["values"]
-            (result,) = measure(view, found, nodes)
+            assert [flows.nodes[i].role for i in nodes] == ["values"]
+            (result,) = measure(view, flows, nodes)
             assert -result.actual == pytest.approx(
                 float(patched.heads[1, head]), rel=1e-5, abs=1e-8
             )
@@ -75,16 +75,16 @@ def test_estimates_are_gradients(two, settings):
     model = random_model(n_layers=2, norm="rms", mlp="swiglu", **settings)
     view = ResidualModel(model, toy_tokenizer())
     near = view.W_E[TWO[0]] + 1e-4 * view.W_E[TWO[1]]
-    found = flow(view, TWO[0], DIRECTION, threshold=0, **({"against": near} if two else {}))
-    slopes = estimates(view, found)
+    flows = flow(view, TWO[0], DIRECTION, threshold=0, **({"against": near} if two else {}))
+    slopes = estimates(view, flows)
     if two:
         # Between close texts the measured effect is the gradient times the change.
-        numbers = [i for i, n in enumerate(found.nodes) if n.kind in ("token", "head", "direction")]
-        results = measure(view, found, numbers)
+        numbers = [i for i, n in enumerate(flows.nodes) if n.kind in ("token", "head", "direction")]
+        results = measure(view, flows, numbers)
         measured = torch.tensor([-r.actual for r in results]).double()
         torch.testing.assert_close(slopes[numbers], measured, rtol=1e-3, atol=1e-8)
         return
-    tokens = [i for i, n in enumerate(found.nodes) if n.kind == "token"]
+    tokens = [i for i, n in enumerate(flows.nodes) if n.kind == "token"]
     rows = view.W_E[TWO[0]]
     for position, number in enumerate(tokens):
         step = torch.zeros_like(rows)
@@ -99,13 +99,13 @@ def test_estimates_are_gradients(two, settings):
 @pytest.mark.parametrize("against", [None, TWO[1]])
 def test_an_account_has_three_numbers(against):
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    found = flow(view, TWO[0], DIRECTION, against=against)
-    full = account(view, found, measured=5)
-    assert [n.flow for n in full.nodes] == [n.flow for n in found.nodes]
+    flows = flow(view, TWO[0], DIRECTION, against=against)
+    full = account(view, flows, measured=5)
+    assert [n.flow for n in full.nodes] == [n.flow for n in flows.nodes]
     assert all(n.estimated is not None for n in full.nodes)
     measured = [n for n in full.nodes if n.measured is not None]
     assert len(measured) == 5
-    results = measure(view, found, [full.nodes.index(n) for n in measured])
+    results = measure(view, flows, [full.nodes.index(n) for n in measured])
     assert [n.measured for n in measured] == pytest.approx([-r.actual for r in results])
 
 

@@ -36,31 +36,31 @@ def logit(view, ids):
 def test_every_family_adds_up_and_conserves(name):
     view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
     with exact_norms():
-        found = flow(view, first, DIRECTION, position=7, against=second, m=3, threshold=1e-3)
+        result = flow(view, first, DIRECTION, position=7, against=second, m=3, threshold=1e-3)
         change = logit(view, first[:8]) - logit(view, second[:8])
     # Cohere's rotary positions round to float32.
-    check(found, change, tolerance=1e-7 if name == "cohere2" else 1e-12)
-    assert found.frozen == ()
-    assert {n.role for n in found.nodes if n.kind == "head"} == {"values", "queries", "keys"}
-    assert found.values[0] - found.values[1] == pytest.approx(change, abs=1e-7)
+    check(result, change, tolerance=1e-7 if name == "cohere2" else 1e-12)
+    assert result.frozen == ()
+    assert {n.role for n in result.nodes if n.kind == "head"} == {"values", "queries", "keys"}
+    assert result.values[0] - result.values[1] == pytest.approx(change, abs=1e-7)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_family_adds_up_in_float32(name):
     view = ResidualModel(tiny(name, dtype=torch.float32), toy_tokenizer())
     first, second = some_text()[:2]
-    found = flow(view, first, DIRECTION, against=second, threshold=1e-3)
-    leaves = sum(node.flow for node in found.nodes if node.kind == "token")
-    assert leaves == pytest.approx(found.value, abs=1e-5 * found.absolute)
+    result = flow(view, first, DIRECTION, against=second, threshold=1e-3)
+    leaves = sum(node.flow for node in result.nodes if node.kind == "token")
+    assert leaves == pytest.approx(result.value, abs=1e-5 * result.absolute)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3"])
 def test_models_of_half_precision_add_up_as_far_as_they_compute(name):
     view = ResidualModel(tiny(name, dtype=torch.bfloat16), toy_tokenizer())
     first, second = some_text()[:2]
-    found = flow(view, first, DIRECTION, against=second)
-    leaves = sum(node.flow for node in found.nodes if node.kind == "token")
-    assert leaves == pytest.approx(found.value, abs=0.02 * found.absolute)
+    result = flow(view, first, DIRECTION, against=second)
+    leaves = sum(node.flow for node in result.nodes if node.kind == "token")
+    assert leaves == pytest.approx(result.value, abs=0.02 * result.absolute)
 
 
 @given(
@@ -76,29 +76,29 @@ def test_own_models_of_all_parts(settings, mlp, threshold, seed):
     model = random_model(n_layers=2, mlp=mlp, seed=seed % 7, **settings)
     view = ResidualModel(model, toy_tokenizer())
     first, second = random_text(6, seed), random_text(6, seed + 1)
-    found = flow(view, first, DIRECTION, against=second, m=2, threshold=threshold)
-    check(found, logit(view, first) - logit(view, second), tolerance=1e-10)
+    result = flow(view, first, DIRECTION, against=second, m=2, threshold=threshold)
+    check(result, logit(view, first) - logit(view, second), tolerance=1e-10)
 
 
 def test_the_same_text_has_no_flow():
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    found = flow(view, TWO[0], DIRECTION, against=TWO[0])
-    assert found.value == 0
-    assert all(node.flow == 0 for node in found.nodes)
+    result = flow(view, TWO[0], DIRECTION, against=TWO[0])
+    assert result.value == 0
+    assert all(node.flow == 0 for node in result.nodes)
 
 
 def test_close_texts_have_the_gradient_as_their_flow():
-    """As the texts approach each other, secants become derivatives."""
+    """Secants become derivatives as the texts approach each other."""
     view = ResidualModel(random_model(n_layers=2, norm="layer", mlp="swiglu"), toy_tokenizer())
     ids = random_text()
     step = 1e-5 * torch.randn(len(ids), view.d_model, generator=torch.Generator().manual_seed(0))
     given_ = view.W_E[ids] + step.double()
-    found = flow(view, ids, DIRECTION, against=given_, threshold=0)
+    result = flow(view, ids, DIRECTION, against=given_, threshold=0)
     embedding = view.W_E[ids].clone().requires_grad_()
     with view.parts.embed.module.register_forward_hook(lambda *_: embedding[None]):
         logits = view.model(ids[None]).logits[0, -1]
     (gradient,) = torch.autograd.grad(logits[3] - logits[[7, 8]].mean(), embedding)
-    tokens = torch.tensor([n.flow for n in found.nodes if n.kind == "token"]).double()
+    tokens = torch.tensor([n.flow for n in result.nodes if n.kind == "token"]).double()
     expected = -(gradient * step).sum(-1)
     torch.testing.assert_close(tokens, expected, rtol=1e-4, atol=1e-9)
 
@@ -107,28 +107,28 @@ def test_close_texts_have_the_gradient_as_their_flow():
 @pytest.mark.parametrize("cap", [None, 2.0])
 def test_probabilities_are_split_too(target, cap):
     view = ResidualModel(random_model(n_layers=2, logit_cap=cap), toy_tokenizer())
-    found = flow(view, TWO[0], DIRECTION, against=TWO[1], target=target, threshold=0)
+    result = flow(view, TWO[0], DIRECTION, against=TWO[1], target=target, threshold=0)
     logs = torch.stack([view.trace(ids).logits[-1].log_softmax(-1) for ids in TWO])
     numbers = logs.exp() if target == "probability" else logs
-    each = numbers[:, 3] - numbers[:, [7, 8]].mean(1)
-    assert found.values == pytest.approx(each.tolist(), abs=1e-12)
-    check(found, float(each[0] - each[1]), tolerance=1e-12)
+    item = numbers[:, 3] - numbers[:, [7, 8]].mean(1)
+    assert result.values == pytest.approx(item.tolist(), abs=1e-12)
+    check(result, float(item[0] - item[1]), tolerance=1e-12)
 
 
 def test_heads_and_mlps_of_the_pass_are_sums_of_nodes():
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
     through = split(view, TWO[0], DIRECTION, against=TWO[1])
-    found = through.run(4, 0.0)
+    result = through.run(4, 0.0)
     for layer in range(2):
         for role, flows in through.heads[layer].items():
             for head, flow_ in enumerate(flows.tolist()):
                 nodes = [
                     n.flow
-                    for n in found.nodes
+                    for n in result.nodes
                     if (n.kind, n.layer, n.number, n.role) == ("head", layer, head, role)
                 ]
                 assert sum(nodes) == pytest.approx(flow_, abs=1e-12)
-        nodes = [n.flow for n in found.nodes if n.layer == layer and n.kind == "direction"]
+        nodes = [n.flow for n in result.nodes if n.layer == layer and n.kind == "direction"]
         assert sum(nodes) == pytest.approx(float(through.mlps[layer].sum()), abs=1e-12)
 
 
@@ -146,8 +146,8 @@ def test_a_second_text_is_given_in_many_ways():
         {"against": [other, other]},
     ]
     for options in same:
-        found = flow(view, text, "t3", minus=("t7",), **options)
-        assert found.value == pytest.approx(expected, abs=1e-12)
+        result = flow(view, text, "t3", minus=("t7",), **options)
+        assert result.value == pytest.approx(expected, abs=1e-12)
     mean = flow(view, text, "t3", against=[text, other], threshold=0)
     of_rows = flow(view, text, "t3", against=(view.W_E[view.ids(text)] + rows) / 2, threshold=0)
     assert mean.value == pytest.approx(of_rows.value, abs=1e-12)
@@ -159,8 +159,8 @@ def test_given_embeddings_are_those_of_a_text(name):
     """Wherever a family scales its embeddings, and with learned positions."""
     view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
     expected = flow(view, first, DIRECTION, against=second).value
-    found = flow(view, first, DIRECTION, against=view.W_E[second])
-    assert found.value == pytest.approx(expected, rel=1e-6)
+    result = flow(view, first, DIRECTION, against=view.W_E[second])
+    assert result.value == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_a_pattern_that_queries_and_keys_do_not_make_is_an_error(monkeypatch):
 
     def other(ids):
         monkeypatch.setattr(attention, "scaling", 0.5)
-        found = trace(ids)
+        run = trace(ids)
         monkeypatch.setattr(attention, "scaling", 1.0)
-        return found
+        return run
 
     monkeypatch.setattr(view, "trace", other)
     with pytest.raises(BilensError, match="Attention of layer 0 has a pattern that differs by"):

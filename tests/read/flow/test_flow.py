@@ -26,12 +26,12 @@ def expected(view, ids, position):
     return float(logits[3] - logits[[7, 8]].mean())
 
 
-def check(found, value, tolerance=1e-9):
-    edges, flows = found.edges(), torch.tensor([n.flow for n in found.nodes], dtype=torch.float64)
+def check(result, value, tolerance=1e-9):
+    edges, flows = result.edges(), torch.tensor([n.flow for n in result.nodes], dtype=torch.float64)
     largest = max(float(edges.abs().max()), float(flows.abs().max()))
-    kinds = [n.kind for n in found.nodes]
+    kinds = [n.kind for n in result.nodes]
     leaf = torch.tensor([kind in LEAVES for kind in kinds])
-    assert found.value == pytest.approx(value, abs=tolerance * largest)
+    assert result.value == pytest.approx(value, abs=tolerance * largest)
     assert float(flows[leaf].sum()) == pytest.approx(value, abs=tolerance * largest)
     torch.testing.assert_close(edges.sum(1)[~leaf], flows[~leaf], rtol=0, atol=tolerance * largest)
     torch.testing.assert_close(edges.sum(0)[1:], flows[1:], rtol=0, atol=tolerance * largest)
@@ -44,10 +44,10 @@ def check(found, value, tolerance=1e-9):
 def test_a_flow_adds_up_and_conserves(name):
     view, ids = ResidualModel(tiny(name), toy_tokenizer()), some_text()[0]
     with exact_norms():
-        found = flow(view, ids, DIRECTION, position=7, m=3, threshold=1e-3)
+        result = flow(view, ids, DIRECTION, position=7, m=3, threshold=1e-3)
         value = expected(view, ids, 7)
-    check(found, value)
-    kinds = {node.kind for node in found.nodes}
+    check(result, value)
+    kinds = {node.kind for node in result.nodes}
     gated = view.layer(0).mlp.gate is not None
     assert {"token", "head", "rest", "direction" if gated else "mlp"} <= kinds
 
@@ -61,8 +61,8 @@ def test_a_flow_adds_up_and_conserves(name):
 def test_own_models_of_all_parts_flow(settings, mlp, position, threshold):
     view = ResidualModel(random_model(n_layers=2, mlp=mlp, **settings), toy_tokenizer())
     ids = random_text()
-    found = flow(view, ids, DIRECTION, position=position, m=2, threshold=threshold)
-    check(found, expected(view, ids, position))
+    result = flow(view, ids, DIRECTION, position=position, m=2, threshold=threshold)
+    check(result, expected(view, ids, position))
 
 
 polynomial = {
@@ -76,9 +76,9 @@ polynomial = {
 def test_patterns_are_split_too(settings, threshold):
     view = ResidualModel(random_model(n_layers=2, **settings), toy_tokenizer())
     ids = random_text(6)
-    found = flow(view, ids, DIRECTION, m=2, threshold=threshold, through_patterns=True)
-    check(found, expected(view, ids, len(ids) - 1))
-    assert "patterns of attention" not in found.frozen
+    result = flow(view, ids, DIRECTION, m=2, threshold=threshold, through_patterns=True)
+    check(result, expected(view, ids, len(ids) - 1))
+    assert "patterns of attention" not in result.frozen
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,14 @@ def test_directions_are_exact_at_every_resolution(m):
     """All m of them are orthonormal and leave nothing, however few they are."""
     view = ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
     ids = random_text()
-    found = flow(view, ids, DIRECTION, m=m, threshold=0)
-    check(found, expected(view, ids, len(ids) - 1), tolerance=1e-11)
-    assert not [n for n in found.nodes if n.kind == "rest" and n.part == "mlp"]
+    result = flow(view, ids, DIRECTION, m=m, threshold=0)
+    check(result, expected(view, ids, len(ids) - 1), tolerance=1e-11)
+    assert not [n for n in result.nodes if n.kind == "rest" and n.part == "mlp"]
     at = [
-        i for i, n in enumerate(found.nodes) if (n.kind, n.layer, n.position) == ("direction", 0, 4)
+        i
+        for i, n in enumerate(result.nodes)
+        if (n.kind, n.layer, n.position) == ("direction", 0, 4)
     ]
     assert len(at) == (17 if m is None else m)
-    vectors = torch.stack([found.vector(i) for i in at])
+    vectors = torch.stack([result.vector(i) for i in at])
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(len(at)).double(), atol=1e-10, rtol=0)

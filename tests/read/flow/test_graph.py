@@ -1,4 +1,4 @@
-"""Graphs say what they hold, what recurs is found, edits do what ablations of directions do."""
+"""Graphs, recurring nodes, and edits, which equal ablations of directions."""
 
 import pytest
 import torch
@@ -21,40 +21,40 @@ def view():
 
 
 @pytest.fixture(scope="module")
-def found(view):
+def split_flow(view):
     return flow(view, random_text(), DIRECTION, m=None, threshold=0)
 
 
-def test_everything_holds_everything(found):
-    parts = [i for i, node in enumerate(found.nodes) if node.kind != "rest"]
-    whole = found.graph(range(len(found.nodes)))
-    assert whole.share_of_flow == pytest.approx(1)
-    assert whole.share_of_logit == pytest.approx(1, abs=1e-9)
-    assert found.top(len(found.nodes)).numbers == tuple(parts)
+def test_everything_holds_everything(split_flow):
+    parts = [i for i, node in enumerate(split_flow.nodes) if node.kind != "rest"]
+    full = split_flow.graph(range(len(split_flow.nodes)))
+    assert full.share_of_flow == pytest.approx(1)
+    assert full.share_of_logit == pytest.approx(1, abs=1e-9)
+    assert split_flow.top(len(split_flow.nodes)).numbers == tuple(parts)
 
 
-def test_the_strongest_come_first(found):
-    graph = found.top(5)
-    flows_ = sorted((abs(n.flow) for n in found.nodes if n.is_part), reverse=True)
-    kept = sorted((abs(n.flow) for n in graph.nodes[1:]), reverse=True)
-    assert kept == flows_[:5]
-    assert graph.share_of_flow == pytest.approx(sum(flows_[:5]) / found.absolute)
-    among = found.edges()[graph.numbers, :][:, graph.numbers]
+def test_the_strongest_come_first(split_flow):
+    graph = split_flow.top(5)
+    flows_ = sorted((abs(n.flow) for n in split_flow.nodes if n.is_part), reverse=True)
+    remaining = sorted((abs(n.flow) for n in graph.nodes[1:]), reverse=True)
+    assert remaining == flows_[:5]
+    assert graph.share_of_flow == pytest.approx(sum(flows_[:5]) / split_flow.absolute)
+    among = split_flow.edges()[graph.numbers, :][:, graph.numbers]
     torch.testing.assert_close(graph.edges, among, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
-def test_a_share_is_covered_by_no_more_than_needed(found, share):
-    graph = found.covering(share)
+def test_a_share_is_covered_by_no_more_than_needed(split_flow, share):
+    graph = split_flow.covering(share)
     assert graph.share_of_flow >= share - 1e-6
-    assert found.top(len(graph.numbers) - 2).share_of_flow < share
+    assert split_flow.top(len(graph.numbers) - 2).share_of_flow < share
 
 
-def test_a_path_is_counted_only_where_it_is_whole(found):
-    """With the logit and the leaves alone only what leaves send there directly arrives."""
-    leaves = [i for i, n in enumerate(found.nodes) if n.kind in ("token", "position", "bias")]
-    graph = found.graph(leaves)
-    direct = float(found.edges()[0, leaves].sum()) / found.value
+def test_a_path_is_counted_only_where_it_is_whole(split_flow):
+    """With the logit and the leaves only, the flow is that of direct edges."""
+    leaves = [i for i, n in enumerate(split_flow.nodes) if n.kind in ("token", "position", "bias")]
+    graph = split_flow.graph(leaves)
+    direct = float(split_flow.edges()[0, leaves].sum()) / split_flow.value
     assert graph.share_of_logit == pytest.approx(direct)
 
 
@@ -67,9 +67,9 @@ def test_a_path_is_counted_only_where_it_is_whole(found):
         (lambda f: f.vector(0), "number=0 is a node of kind output, not a direction"),
     ],
 )
-def test_what_is_not_there_is_said(found, call, message):
+def test_what_is_not_there_is_said(split_flow, call, message):
     with pytest.raises(BilensError, match=message):
-        call(found)
+        call(split_flow)
 
 
 def test_remainders_cannot_be_covered(view):
@@ -84,13 +84,13 @@ def test_the_same_prompt_twice_has_the_same_parts(view):
     twice = flows(view, [ids, ids], DIRECTION, m=3, threshold=0, similarity=1 - 1e-9)
     assert twice.values == (once.value, once.value)
     for head in twice.heads:
-        mine = [
+        custom = [
             n.flow
             for n in once.nodes
             if (n.kind, n.layer, n.number) == ("head", head.layer, head.head)
         ]
-        assert head.mean == pytest.approx(sum(mine))
-        assert head.absolute == pytest.approx(sum(map(abs, mine)))
+        assert head.mean == pytest.approx(sum(custom))
+        assert head.absolute == pytest.approx(sum(map(abs, custom)))
         assert head.prompts == 2
     strongest = max(
         (i for i, n in enumerate(once.nodes) if n.kind == "direction"),
@@ -112,9 +112,9 @@ def test_recurring_flows_between_texts_are_means(view):
     assert both.values == pytest.approx((between.value, -between.value))
     assert all(abs(head.mean) < 1e-9 for head in both.heads)
     once = flows(view, [first], DIRECTION, against=[second], m=3, threshold=0)
-    mine = [n.flow for n in between.nodes if (n.kind, n.layer, n.number) == ("head", 1, 2)]
+    custom = [n.flow for n in between.nodes if (n.kind, n.layer, n.number) == ("head", 1, 2)]
     (head,) = [h for h in once.heads if (h.layer, h.head) == (1, 2)]
-    assert head.mean == pytest.approx(sum(mine))
+    assert head.mean == pytest.approx(sum(custom))
     assert once.frame()["mean"].abs().is_monotonic_decreasing
     assert dict(once.facts())["prompts"] == 1
 
@@ -147,13 +147,13 @@ def test_an_edit_removes_what_an_ablation_removes(name):
     view, ids = ResidualModel(tiny(name), toy_tokenizer()), some_text()[0]
     before = {n: p.clone() for n, p in view.model.state_dict().items()}
     with exact_norms():
-        found = flow(view, ids, DIRECTION, m=3, threshold=0.1)
+        outcome = flow(view, ids, DIRECTION, m=3, threshold=0.1)
         bias = view.layer(1).mlp.up.module.bias is not None
         z = view.mlp_inputs(1, ids[None])[0, -1]
         v = functional.normalize(torch.cat([z, z.new_tensor([float(bias)])]), dim=0)
         edited = edit(view, 1, v[None], scale=0.25)
-        changed = flow(edited, ids, DIRECTION, m=3, threshold=0.1).value - found.value
-        [result] = ablate(view, found, [StreamDirection(1, v)], scale=0.25)
+        changed = flow(edited, ids, DIRECTION, m=3, threshold=0.1).value - outcome.value
+        [result] = ablate(view, outcome, [StreamDirection(1, v)], scale=0.25)
     assert changed == pytest.approx(result.actual, abs=1e-6)
     assert abs(changed) > 3e-4
     assert all(p.equal(before[n]) for n, p in view.model.state_dict().items())
@@ -170,7 +170,9 @@ def test_an_edited_mlp_does_not_see_the_directions(view):
 def test_edited_heads_write_less_and_all_else_is_as_it_was(name):
     view = ResidualModel(tiny(name), toy_tokenizer())
     before = {n: p.clone() for n, p in view.model.state_dict().items()}
-    old, new = (some.ov(1).dense() for some in (view, edit_heads(view, 1, [1, 0], scale=-0.25)))
+    old, new = (
+        several.ov(1).dense() for several in (view, edit_heads(view, 1, [1, 0], scale=-0.25))
+    )
     torch.testing.assert_close(new[2:], old[2:])
     torch.testing.assert_close(new[:2], -0.25 * old[:2])
     assert old[:2].abs().amax((1, 2)).min() > 0
@@ -190,7 +192,7 @@ def seeded(seed):
 
 
 def head_moment(view):
-    """A second moment of a head's mixed values."""
+    """Return a second moment of a head's mixed values."""
     z = torch.randn(50, view.layer(1).heads.weights().value.shape[-1], generator=seeded(3)).double()
     return z.T @ z / len(z)
 
@@ -201,7 +203,7 @@ def test_directions_of_a_head_are_scaled_and_others_change_least(name):
     M = head_moment(view)
     V = torch.randn(2, len(M), generator=seeded(4)).double()
     edited = edit_head_along(view, V, layer=1, head=1, scale=-2.0, moment=M)
-    old, new = (some.layer(1).heads.weights().out.double() for some in (view, edited))
+    old, new = (several.layer(1).heads.weights().out.double() for several in (view, edited))
     assert torch.equal(old[0], new[0])
     torch.testing.assert_close(V @ new[1], -2 * V @ old[1])
     # z that is uncorrelated with V in the metric of the inverse moment is left as it is.

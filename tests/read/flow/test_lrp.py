@@ -22,5 +22,5 @@ def test_totals_are_those_of_a_backward_pass(name):
     flows = parts.run(2, 0.0)
     tokens = torch.tensor([n.flow for n in flows.nodes if n.kind == "token"]).double()
     torch.testing.assert_close(tokens, relevance, rtol=1e-5, atol=1e-5 * float(tokens.abs().max()))
-    own = torch.stack([next(iter(layer.values())) for layer in parts.heads])
-    torch.testing.assert_close(own, heads, rtol=1e-5, atol=1e-5 * float(own.abs().max()))
+    plain = torch.stack([next(iter(layer.values())) for layer in parts.heads])
+    torch.testing.assert_close(plain, heads, rtol=1e-5, atol=1e-5 * float(plain.abs().max()))

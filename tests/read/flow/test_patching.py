@@ -1,4 +1,4 @@
-"""Patches do what they say in both directions, and gradients are those of the model."""
+"""Patches equal full runs in both directions, and gradients are those of the model."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def outputs_of(view, ids):
 
 
 def naive(view, ids, other):
-    """The fall of the logit of one text with one part of the other, one full run each."""
+    """Return the fall of the logit of one text with one part of the other, one full run each."""
     mixed, outputs = outputs_of(view, other)
     heads = torch.zeros(view.n_layers, view.n_heads).double()
     mlps = torch.zeros(view.n_layers).double()
@@ -48,11 +48,11 @@ def naive(view, ids, other):
     for number, layer in enumerate(view.parts.layers):
         width = mixed[number].shape[-1] // view.n_heads
         for head in range(view.n_heads):
-            own = slice(head * width, (head + 1) * width)
+            plain = slice(head * width, (head + 1) * width)
 
-            def give(_, args, own=own, number=number):
+            def give(_, args, plain=plain, number=number):
                 x = args[0].clone()
-                x[..., own] = mixed[number][..., own]
+                x[..., plain] = mixed[number][..., plain]
                 return (x, *args[1:])
 
             with layer.heads.out.module.register_forward_pre_hook(give):
@@ -66,23 +66,23 @@ def naive(view, ids, other):
 def test_patches_are_those_of_full_runs(name):
     view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
     with exact_norms():
-        found = patch(view, first, DIRECTION, against=second)
+        result = patch(view, first, DIRECTION, against=second)
         down, up = naive(view, first, second), naive(view, second, first)
         change = logit(view, first) - logit(view, second)
-    torch.testing.assert_close(found.heads, (down[0] - up[0]) / 2, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(found.mlps, (down[1] - up[1]) / 2, rtol=1e-5, atol=1e-7)
-    assert found.change == pytest.approx(change, abs=1e-7)
-    assert float(found.heads.abs().max()) > 1e-3
+    torch.testing.assert_close(result.heads, (down[0] - up[0]) / 2, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(result.mlps, (down[1] - up[1]) / 2, rtol=1e-5, atol=1e-7)
+    assert result.change == pytest.approx(change, abs=1e-7)
+    assert float(result.heads.abs().max()) > 1e-3
 
 
 def test_the_only_head_and_mlp_of_a_linear_model_have_their_flow():
     """With one layer before an unembedding without a norm an effect is the direct contribution."""
     view = ResidualModel(random_model(norm="none"), toy_tokenizer())
-    found = patch(view, TWO[0], DIRECTION, against=TWO[1])
+    result = patch(view, TWO[0], DIRECTION, against=TWO[1])
     mixed, outputs = zip(*(outputs_of(view, ids) for ids in TWO), strict=True)
     u = DIRECTION.vector(view)
     direct = (outputs[0][0] - outputs[1][0])[0, -1] @ u
-    assert float(found.mlps[0]) == pytest.approx(float(direct))
+    assert float(result.mlps[0]) == pytest.approx(float(direct))
     assert len(mixed) == 2
 
 
@@ -91,7 +91,7 @@ def test_gradients_at_points_are_the_models_own(points):
     view = ResidualModel(random_model(n_layers=2, norm="rms", mlp="swiglu"), toy_tokenizer())
     first, second = TWO
     runs = stored_runs(view, first, Other(view, first, second))
-    found = gradient_effects(runs, logit_of(view, DIRECTION), points)
+    result = gradient_effects(runs, logit_of(view, DIRECTION), points)
     mlps = torch.zeros(2).double()
     (_, out1), (_, out0) = outputs_of(view, first), outputs_of(view, second)
     for share in points:
@@ -111,16 +111,16 @@ def test_gradients_at_points_are_the_models_own(points):
             hook.remove()
         # The outputs were cut off from each other, so that only the last one has its gradient.
         mlps[1] += (slopes[1] * (out1[1] - out0[1])).sum() / len(points)
-    assert float(found.mlps[1]) == pytest.approx(float(mlps[1]))
+    assert float(result.mlps[1]) == pytest.approx(float(mlps[1]))
 
 
 def test_a_reading_shows_the_strongest():
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    found = patch(view, "t4 t5 t6", "t3", minus="t7", replace={"t5": "t9"})
-    frame = found.frame()
+    result = patch(view, "t4 t5 t6", "t3", minus="t7", replace={"t5": "t9"})
+    frame = result.frame()
     assert len(frame) == 2 * 4 + 2
     assert frame["effect"].abs().is_monotonic_decreasing
-    assert dict(found.facts())["change of the logit"] == found.change
+    assert dict(result.facts())["change of the logit"] == result.change
 
 
 def test_a_second_text_is_asked_for():

@@ -1,4 +1,4 @@
-"""Secants reproduce the change of every operation, and become derivatives where it is small."""
+"""Secants reproduce the change of every operation, and become derivatives for small changes."""
 
 import pytest
 import torch
@@ -71,7 +71,7 @@ def test_logarithmic_means_lie_between():
 
 @given(st.integers(0, 10**6), st.integers(2, 7), st.integers(1, 2), st.integers(0, 7))
 def test_ritz_vectors_hold_the_starts_and_their_images(seed, m, starts, rank):
-    """Also where a form of low rank has fewer dimensions than asked for."""
+    """A form of low rank may have fewer dimensions than requested."""
     generator = torch.Generator().manual_seed(seed)
     factor = torch.randn(5, rank, 8, generator=generator).double()
     forms = factor.mT @ (torch.randn(5, rank, 1, generator=generator).double() * factor)
@@ -90,7 +90,7 @@ def test_ritz_vectors_hold_the_starts_and_their_images(seed, m, starts, rank):
 
 
 def test_gauss_quadrature_of_two_points_is_exact():
-    """Start z alone: sum of values (v.z)^2 is z'Qz, and of values (v.z) v it is Qz."""
+    """From the start z only, the sum of values (v.z)^2 is z'Qz, and of values (v.z) v it is Qz."""
     generator = torch.Generator().manual_seed(0)
     forms = torch.randn(3, 20, 20, generator=generator).double()
     forms, z = forms + forms.mT, torch.randn(3, 1, 20, generator=generator).double()
