@@ -102,7 +102,7 @@ def run(context: RecipeContext) -> Outcome:
         "directions": [[d.layer, d.mean, d.prompts, d.agreement] for d in found.directions[:10]],
         "pairs": {"agreement": sum(_asked(pairs)), "others": sum(not x for x in _asked(pairs))},
         "edits": _edits(model, found, pairs, before),
-        "turned_along_number": turned_along_number(model, context.choose(8, 32), pairs),
+        "turned_along_number": turned_along_number(model, context.choose(8, 16), pairs),
     }
     results = [(kind, "", one) for kind, some in checked.items() for one in some]
     return Outcome(numbers, {"interventions": ablation_figure(results)}, _tables(found))
