@@ -239,7 +239,11 @@ def draw_network(
         for place, node in enumerate(column)
     }
     name = reading.data.class_names[output]
-    canvas = Canvas(STEP * depth + 1.6, height, unit=78, title=f"What makes up the logit of {name}")
+    into = sum(edge.part for edge in edges if edge.target == (depth, output))
+    title = (
+        f"What makes up the logit of {name}: products drawn into it, {into:.0%} of its squared norm"
+    )
+    canvas = Canvas(STEP * depth + 1.6, height, unit=78, title=title)
     for edge in edges:
         same = [other for other in edges if other.target == edge.target]
         _draw_edge(canvas, edge, same.index(edge) - (len(same) - 1) / 2, tall)
