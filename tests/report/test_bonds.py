@@ -6,7 +6,6 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.read import BondReading, read_bonds
-from bilens.read.bonds import bond_sections
 from bilens.read.cuts import chosen_edges
 from bilens.report import (
     bond_figure,
@@ -98,7 +97,7 @@ def test_each_direction_has_a_row_and_each_layer_its_matrices():
 
 def test_a_page_says_which_numbers_directions_have():
     def text(result: BondReading) -> str:
-        return bond_sections(result)[1].text
+        return result.sections()[1].text
 
     assert "numbers go by share over the training images. Coordinates" in text(reading())
     other = replace(reading(), metric="weights")

@@ -4,7 +4,6 @@ import torch
 from bilens.errors import BilensError
 from bilens.read import class_paths, explain_deep, read_bonds, read_deep
 from bilens.report import (
-    deep_figures,
     explanation_figure,
     tree_figure,
     write_report,
@@ -62,7 +61,7 @@ def test_the_report_of_a_deep_model(tmp_path):
     assert f"{reading.search.expanded:,} of {reading.search.total:,}" in page
     assert " + ".join(map(str, bonds.cut.ranks)) in page
     assert page.count('class="figure"') == len(figures)
-    assert deep_figures(reading).keys() < figures.keys()
+    assert reading.figures().keys() < figures.keys()
     assert {"explanation-clear", "explanation-close", "tree-0"} <= figures.keys()
 
 

@@ -19,7 +19,6 @@ from bilens.read.figures.canvas import as_image, colour_bar, diverging, grey
 from bilens.read.figures.style import DARK, DIVERGING, PAPER
 from bilens.reading import ContextLine, ContextList, Section, Table
 from bilens.report import (
-    classifier_figures,
     eigenvector_figure,
     explanation_figure,
     render_page,
@@ -163,7 +162,7 @@ def test_the_page_needs_nothing_else(reading, written):
 
 def test_ordering_by_activation_changes_the_pictures(reading, written):
     by_value = written[1]
-    by_activation = classifier_figures(replace(reading, order="activation"))
+    by_activation = replace(reading, order="activation").figures()
     assert by_value.keys() == by_activation.keys()
     assert any(
         by_value[name] != by_activation[name] for name in by_value if name.startswith("eigen")

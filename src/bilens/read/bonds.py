@@ -159,12 +159,84 @@ class BondReading(Reading):
         return {"few directions": frame.assign(**{"error of the logits": errors})}
 
     def figures(self) -> "dict[str, go.Figure]":
-        """Draw every figure of its sections."""
-        return bond_figures(self)
+        """Draw every figure of these sections, by the name of the file that it is saved as."""
+        shape = self.data.shape
+        figures = {
+            "bonds": bond_figure(self),
+            "kept-directions": kept_directions_figure(self.by_rank, self.accuracy),
+        }
+        for label in range(self.data.n_classes):
+            figures[f"network-{label}"] = network_figure(self.cut_reading, label, shape)
+        for number in range(len(self.cut.cores)):
+            figures[f"directions-{number}"] = directions_figure(self.cut_reading, number, shape)
+        for number in range(len(self.cut.cores)):
+            figures[f"matrices-{number}"] = matrices_figure(self.cut_reading, number)
+        return figures
 
     def sections(self) -> list[Section]:
-        """Return the sections of a report."""
-        return bond_sections(self)
+        """Return the sections on a model with few directions between its layers."""
+        figures, n = self.figures(), len(self.cut.cores)
+        ranks = " + ".join(map(str, self.cut.ranks))
+        enough = (k for k, a in self.by_products if a >= self.accuracy - self.drop)
+        few = next(enough, None)
+        products = f"{len(self.cut_reading.products):,} products of two coordinates" + (
+            f"; the {few:,} of largest share keep the test accuracy within {self.drop:.1%}"
+            if few
+            else ""
+        )
+        over = INPUTS[self.metric]
+        low, high = self.held_out.interval
+        ranks_of = {kind: " + ".join(map(str, sizes)) for kind, sizes in self.ranks.items()}
+        order = f"; numbers go by share over {over}"
+        order += "" if self.metric == "images" else ", in the explorer over the training images"
+        (frame,) = self.tables().values()
+        shown = [k % 4 == 0 for k, _, _ in self.by_rank[:-1]] + [True, True]
+        return [
+            Section(
+                "How few directions are enough",
+                "Each layer's output reaches the next layer through a bond, and the model uses "
+                f"few directions of it. Their shares (over {over}) fall fast. Two kinds of bonds "
+                f"were computed: the tree's need {ranks_of['tree']} directions, the function's "
+                f"{ranks_of['function']}; the page shows the {self.kind}'s. The cut to {ranks} "
+                "(diamonds) was chosen on training images. Its test accuracy is "
+                f"{self.cut_accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}). On these "
+                f"images it changes the logits by {self.held_out.error:.2g} of their size (RMS, "
+                f"each minus the mean over classes; upper bound {self.held_out.error_bound:.2g}).",
+                [
+                    [Picture(name, figures[name]) for name in ("bonds", "kept-directions")],
+                    [Table(frame[shown], "", self.formats, 0)],
+                ],
+            ),
+            Section(
+                "The network that is left",
+                "For each class, from its logit on the right to the pixels: the products of two "
+                "coordinates that make up most of it, those that make up most of these, and so "
+                "on. A percentage belongs to a product, blue where it adds and red where it "
+                "subtracts: its share of the sum that it is part of. One line into it is a "
+                f"square. The same number is the same coordinate in every drawing{order}. "
+                "Coordinates after the first layer show the test images where they are largest "
+                "and smallest.",
+                [
+                    [Picture(f"network-{k}", figures[f"network-{k}"])]
+                    for k in range(self.data.n_classes)
+                ],
+            ),
+            Section(
+                "Every direction",
+                "The pixels of a coordinate of the input (blue where they go with it, red against "
+                "it); for any other, the strongest positive and negative eigenvector of its "
+                "interaction matrix, followed down to the pixels along the strongest ones below. "
+                "Then the test images at both ends of it and the logits that it raises and lowers "
+                "there: their change when the coordinate is set to zero.",
+                [[Picture(f"directions-{k}", figures[f"directions-{k}"])] for k in range(n)],
+            ),
+            Section(
+                "The layers, whole",
+                f"All {products}. One matrix for each coordinate that a layer makes, over the "
+                "coordinates that it reads; a colour goes by the square root of an entry.",
+                [[Picture(f"matrices-{k}", figures[f"matrices-{k}"])] for k in range(n)],
+            ),
+        ]
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -372,84 +444,3 @@ def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: fl
 def bond_name(number: int) -> str:
     """Return the name of a bond."""
     return "pixels to layer 1" if number == 0 else f"layer {number} to {number + 1}"
-
-
-def bond_figures(reading: BondReading) -> "dict[str, go.Figure]":
-    """Draw every figure of these sections, by the name of the file that it is saved as."""
-    shape = reading.data.shape
-    figures = {
-        "bonds": bond_figure(reading),
-        "kept-directions": kept_directions_figure(reading.by_rank, reading.accuracy),
-    }
-    for label in range(reading.data.n_classes):
-        figures[f"network-{label}"] = network_figure(reading.cut_reading, label, shape)
-    for number in range(len(reading.cut.cores)):
-        figures[f"directions-{number}"] = directions_figure(reading.cut_reading, number, shape)
-    for number in range(len(reading.cut.cores)):
-        figures[f"matrices-{number}"] = matrices_figure(reading.cut_reading, number)
-    return figures
-
-
-def bond_sections(reading: BondReading) -> list[Section]:
-    """Return the sections on a model with few directions between its layers."""
-    figures, n = reading.figures(), len(reading.cut.cores)
-    ranks = " + ".join(map(str, reading.cut.ranks))
-    enough = (k for k, a in reading.by_products if a >= reading.accuracy - reading.drop)
-    few = next(enough, None)
-    products = f"{len(reading.cut_reading.products):,} products of two coordinates" + (
-        f"; the {few:,} of largest share keep the test accuracy within {reading.drop:.1%}"
-        if few
-        else ""
-    )
-    over = INPUTS[reading.metric]
-    low, high = reading.held_out.interval
-    ranks_of = {kind: " + ".join(map(str, sizes)) for kind, sizes in reading.ranks.items()}
-    order = f"; numbers go by share over {over}"
-    order += "" if reading.metric == "images" else ", in the explorer over the training images"
-    (frame,) = reading.tables().values()
-    shown = [k % 4 == 0 for k, _, _ in reading.by_rank[:-1]] + [True, True]
-    return [
-        Section(
-            "How few directions are enough",
-            "Each layer's output reaches the next layer through a bond, and the model uses "
-            f"few directions of it. Their shares (over {over}) fall fast. Two kinds of bonds were "
-            f"computed: the tree's need {ranks_of['tree']} directions, the function's "
-            f"{ranks_of['function']}; the page shows the {reading.kind}'s. The cut to {ranks} "
-            "(diamonds) was chosen on training images. Its test accuracy is "
-            f"{reading.cut_accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}). On these images "
-            f"it changes the logits by {reading.held_out.error:.2g} of their size (RMS, each minus "
-            f"the mean over classes; upper bound {reading.held_out.error_bound:.2g}).",
-            [
-                [Picture(name, figures[name]) for name in ("bonds", "kept-directions")],
-                [Table(frame[shown], "", reading.formats, 0)],
-            ],
-        ),
-        Section(
-            "The network that is left",
-            "For each class, from its logit on the right to the pixels: the products of two "
-            "coordinates that make up most of it, those that make up most of these, and so on. A "
-            "percentage belongs to a product, blue where it adds and red where it subtracts: its "
-            "share of the sum that it is part of. One line into it is a square. The same number is "
-            f"the same coordinate in every drawing{order}. Coordinates after the first layer show "
-            "the test images where they are largest and smallest.",
-            [
-                [Picture(f"network-{k}", figures[f"network-{k}"])]
-                for k in range(reading.data.n_classes)
-            ],
-        ),
-        Section(
-            "Every direction",
-            "The pixels of a coordinate of the input (blue where they go with it, red against "
-            "it); for any other, the strongest positive and negative eigenvector of its "
-            "interaction matrix, followed down to the pixels along the strongest ones below. Then "
-            "the test images at both ends of it and the logits that it raises and lowers there: "
-            "their change when the coordinate is set to zero.",
-            [[Picture(f"directions-{k}", figures[f"directions-{k}"])] for k in range(n)],
-        ),
-        Section(
-            "The layers, whole",
-            f"All {products}. One matrix for each coordinate that a layer makes, over the "
-            "coordinates that it reads; a colour goes by the square root of an entry.",
-            [[Picture(f"matrices-{k}", figures[f"matrices-{k}"])] for k in range(n)],
-        ),
-    ]

@@ -147,12 +147,60 @@ class ClassifierReading(Reading):
         return {"few eigenvectors": self.curve.frame()}
 
     def figures(self) -> "dict[str, go.Figure]":
-        """Draw every figure of its sections."""
-        return classifier_figures(self)
+        """Draw every figure of the page, by the name of the file that it is saved as."""
+        shape = self.data.shape
+        names, x = self.data.class_names, self.data.test_images
+        figures = {"truncation": truncation_figure(self.curve)}
+        for label, name in enumerate(names):
+            spectrum = _ordered(self, label)
+            figures[f"spectrum-{label}"] = spectrum_figure(spectrum, title=f"Spectrum of {name}")
+            figures[f"eigenvectors-{label}"] = eigenvector_figure(
+                spectrum, x, shape, title=f"Eigenvectors of {name}"
+            )
+        if self.shared.features:
+            figures["shared"] = shared_figure(self.shared, shape, names)
+        return figures | explanation_figures(self.model, self.data, partial(explain, self.spectrum))
 
     def sections(self) -> list[Section]:
-        """Return the sections of a report."""
-        return classifier_sections(self)
+        """Return the sections on a classifier of one layer."""
+        figures = self.figures()
+        return [
+            Section(
+                "How few eigenvectors are enough",
+                "Each logit is a sum of activations λ (v·x)², one for each eigenvector v: λ is "
+                "its eigenvalue and v·x its overlap with the image x. Keeping only those of "
+                "largest |λ| shows how many of them do the work. The effective rank, (Σ|λ|)² / "
+                "Σλ², is the number of equally strong eigenvectors that would weigh as much as "
+                "all of a class's together.",
+                [[*chain.accuracy_tables(self), Picture("truncation", figures["truncation"])]],
+            ),
+            Section(
+                "Why these logits",
+                "One row for each of the three highest logits of an image. The pictures are the "
+                "eigenvectors that move the logit most for this image, with blue pixels where "
+                "they are positive and red ones where they are negative, each on its own scale. "
+                "The number below is the activation: blue raises the logit, red lowers it. Rest "
+                "is the sum over all other eigenvectors, so that a row adds up to its logit.",
+                chain.picture_rows(figures, "explanation"),
+            ),
+            shared_section(self.shared, figures.get("shared"), "eigenvectors"),
+            Section(
+                "The eigenvectors of each class",
+                "Read from the weights; no data chose them. P1, P2, ... are the eigenvectors of "
+                "positive eigenvalue λ, which only ever raise the logit; N1, N2, ... are those of "
+                "negative λ, which only ever lower it. An eigenvector reacts to its blue part or "
+                "to its red part, but not to both at once: overlaps cancel before they are "
+                "squared. Beside each are the three test images that it reacts to most. Ordered "
+                f"by {ORDER_TEXT[self.order]}.",
+                [
+                    [
+                        Picture(name, figures[name])
+                        for name in (f"spectrum-{label}", f"eigenvectors-{label}")
+                    ]
+                    for label in range(self.data.n_classes)
+                ],
+            ),
+        ]
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -233,66 +281,6 @@ def eigenvector_figure(
             text = f"{'P' if sign > 0 else 'N'}{column + 1}  λ = {signed(value)}"
             canvas.label(text, x=left + 0.5, y=top + aspect + 0.01, color=color)
     return canvas.figure()
-
-
-@checked
-def classifier_figures(reading: ClassifierReading) -> "dict[str, go.Figure]":
-    """Draw every figure of the page, by the name of the file that it is saved as."""
-    shape = reading.data.shape
-    names, x = reading.data.class_names, reading.data.test_images
-    figures = {"truncation": truncation_figure(reading.curve)}
-    for label, name in enumerate(names):
-        spectrum = _ordered(reading, label)
-        figures[f"spectrum-{label}"] = spectrum_figure(spectrum, title=f"Spectrum of {name}")
-        figures[f"eigenvectors-{label}"] = eigenvector_figure(
-            spectrum, x, shape, title=f"Eigenvectors of {name}"
-        )
-    if reading.shared.features:
-        figures["shared"] = shared_figure(reading.shared, shape, names)
-    return figures | explanation_figures(
-        reading.model, reading.data, partial(explain, reading.spectrum)
-    )
-
-
-def classifier_sections(reading: ClassifierReading) -> list[Section]:
-    """Return the sections on a classifier of one layer."""
-    figures = reading.figures()
-    return [
-        Section(
-            "How few eigenvectors are enough",
-            "Each logit is a sum of activations λ (v·x)², one for each eigenvector v: λ is its "
-            "eigenvalue and v·x its overlap with the image x. Keeping only those of largest |λ| "
-            "shows how many of them do the work. The effective rank, (Σ|λ|)² / Σλ², is the number "
-            "of equally strong eigenvectors that would weigh as much as all of a class's together.",
-            [[*chain.accuracy_tables(reading), Picture("truncation", figures["truncation"])]],
-        ),
-        Section(
-            "Why these logits",
-            "One row for each of the three highest logits of an image. The pictures are the "
-            "eigenvectors that move the logit most for this image, with blue pixels where they are "
-            "positive and red ones where they are negative, each on its own scale. The number "
-            "below is the activation: blue raises the logit, red lowers it. Rest is the sum over "
-            "all other eigenvectors, so that a row adds up to its logit.",
-            chain.picture_rows(figures, "explanation"),
-        ),
-        shared_section(reading.shared, figures.get("shared"), "eigenvectors"),
-        Section(
-            "The eigenvectors of each class",
-            "Read from the weights; no data chose them. P1, P2, ... are the eigenvectors of "
-            "positive eigenvalue λ, which only ever raise the logit; N1, N2, ... are those of "
-            "negative λ, which only ever lower it. An eigenvector reacts to its blue part or to "
-            "its red part, but not to both at once: overlaps cancel before they are squared. "
-            "Beside each are the three test images that it reacts to most. Ordered by "
-            f"{ORDER_TEXT[reading.order]}.",
-            [
-                [
-                    Picture(name, figures[name])
-                    for name in (f"spectrum-{label}", f"eigenvectors-{label}")
-                ]
-                for label in range(reading.data.n_classes)
-            ],
-        ),
-    ]
 
 
 def _ordered(reading: ClassifierReading, label: int) -> Spectrum:

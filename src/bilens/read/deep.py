@@ -13,7 +13,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError
 from torch import Tensor
 
-from bilens.checks import checked, full_precision
+from bilens.checks import full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.files import write_safetensors
@@ -85,12 +85,60 @@ class DeepReading(Reading):
         return {"few paths": chain.accuracy_frame("paths", self.by_paths, self.accuracy)}
 
     def figures(self) -> "dict[str, go.Figure]":
-        """Draw every figure of its sections."""
-        return deep_figures(self)
+        """Draw every figure of paths, by the name of the file that it is saved as."""
+        shape = self.data.shape
+        names, x = self.data.class_names, self.data.test_images
+        figures = {"paths": path_figure(self.by_paths, self.accuracy)}
+        figures |= explanation_figures(self.model, self.data, partial(explain_deep, self.tree))
+        for label, name in enumerate(names):
+            paths = self.search.paths.of(label)
+            if len(paths):
+                drawn = class_paths(self.tree, paths.truncate(min(DRAWN, len(paths))), x[:SEEN])
+                title = f"Strongest paths of {name}"
+                figures[f"tree-{label}"] = tree_figure(
+                    drawn.paths, shape, title=title, root=name, inputs=drawn.inputs
+                )
+        if self.shared.features:
+            figures["shared"] = shared_figure(self.shared, shape, names)
+        return figures
 
     def sections(self) -> list[Section]:
-        """Return the sections of a report."""
-        return deep_sections(self)
+        """Return the sections on the paths of a classifier of several layers."""
+        figures = self.figures()
+        return [
+            Section(
+                "Why these logits",
+                "One row for each of the three highest logits of an image. Each logit is a sum of "
+                "activations λ (v·h)², one for each eigenvector v of the last layer, where h is "
+                "the output of the layer below for the image and λ the eigenvalue. The bold "
+                "number is the activation: blue raises the logit, red lowers it; rest is the sum "
+                "over all other eigenvectors. The input of such an eigenvector is itself a sum "
+                "over eigenvectors of the layer below, down to the pixels. The pictures are those "
+                "that weigh most for this image, each with its share; blue pixels are positive, "
+                "red ones negative.",
+                chain.picture_rows(figures, "explanation"),
+            ),
+            Section(
+                "How few paths are enough",
+                "Each logit is a tree: an eigenvector of the last layer is a direction in the one "
+                "before, with eigenvectors of its own, down to the pixels. The paths are ranked "
+                "over all classes by effective eigenvalue, and the tree is cut to the best k.",
+                [[*chain.accuracy_tables(self), Picture("paths", figures["paths"])]],
+            ),
+            Section(
+                "The strongest paths of each class",
+                "From the logit on the left to the pixels on the right. An edge is an "
+                "eigenvector, and carries its eigenvalue, blue where positive and red where "
+                "negative. Beside each are the test images that it reacts to most. A picture on "
+                "the right is an eigenvector of the first layer, blue where it is positive and "
+                "red where it is negative; below it is the effective eigenvalue of the whole "
+                "path, which says how much it can weigh. A path through a red edge of the last "
+                "layer lowers the logit. Further down a sign says less: with the eigenvector "
+                "above turned around, all below it change theirs.",
+                chain.picture_rows(figures, "tree"),
+            ),
+            shared_section(self.shared, figures.get("shared"), "ends of paths"),
+        ]
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -258,60 +306,3 @@ def _fingerprint(tensors: Sequence[BilinearTensor]) -> str:
             digest.update(f"{tuple(factor.shape)} {factor.dtype} {tensor.constant}".encode())
             digest.update(factor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-@checked
-def deep_figures(reading: DeepReading) -> "dict[str, go.Figure]":
-    """Draw every figure of paths, by the name of the file that it is saved as."""
-    shape = reading.data.shape
-    names, x = reading.data.class_names, reading.data.test_images
-    figures = {"paths": path_figure(reading.by_paths, reading.accuracy)}
-    figures |= explanation_figures(reading.model, reading.data, partial(explain_deep, reading.tree))
-    for label, name in enumerate(names):
-        paths = reading.search.paths.of(label)
-        if len(paths):
-            drawn = class_paths(reading.tree, paths.truncate(min(DRAWN, len(paths))), x[:SEEN])
-            title = f"Strongest paths of {name}"
-            figures[f"tree-{label}"] = tree_figure(
-                drawn.paths, shape, title=title, root=name, inputs=drawn.inputs
-            )
-    if reading.shared.features:
-        figures["shared"] = shared_figure(reading.shared, shape, names)
-    return figures
-
-
-def deep_sections(reading: DeepReading) -> list[Section]:
-    """Return the sections on the paths of a classifier of several layers."""
-    figures = reading.figures()
-    return [
-        Section(
-            "Why these logits",
-            "One row for each of the three highest logits of an image. Each logit is a sum of "
-            "activations λ (v·h)², one for each eigenvector v of the last layer, where h is the "
-            "output of the layer below for the image and λ the eigenvalue. The bold number is the "
-            "activation: blue raises the logit, red lowers it; rest is the sum over all other "
-            "eigenvectors. The input of such an eigenvector is itself a sum over eigenvectors of "
-            "the layer below, down to the pixels. The pictures are those that weigh most for this "
-            "image, each with its share; blue pixels are positive, red ones negative.",
-            chain.picture_rows(figures, "explanation"),
-        ),
-        Section(
-            "How few paths are enough",
-            "Each logit is a tree: an eigenvector of the last layer is a direction in the one "
-            "before, with eigenvectors of its own, down to the pixels. The paths are ranked over "
-            "all classes by effective eigenvalue, and the tree is cut to the best k.",
-            [[*chain.accuracy_tables(reading), Picture("paths", figures["paths"])]],
-        ),
-        Section(
-            "The strongest paths of each class",
-            "From the logit on the left to the pixels on the right. An edge is an eigenvector, and "
-            "carries its eigenvalue, blue where positive and red where negative. Beside each are "
-            "the test images that it reacts to most. A picture on the right is an eigenvector of "
-            "the first layer, blue where it is positive and red where it is negative; below it "
-            "is the effective eigenvalue of the whole path, which says how much it can weigh. "
-            "A path through a red edge of the last layer lowers the logit. Further down a sign "
-            "says less: with the eigenvector above turned around, all below it change theirs.",
-            chain.picture_rows(figures, "tree"),
-        ),
-        shared_section(reading.shared, figures.get("shared"), "ends of paths"),
-    ]

@@ -1,9 +1,8 @@
 """From readings to pictures and pages."""
 
 from bilens.read.bonds import bond_figure, kept_directions_figure
-from bilens.read.classifier import classifier_figures, eigenvector_figure
+from bilens.read.classifier import eigenvector_figure
 from bilens.read.cuts import directions_figure, matrices_figure, network_figure
-from bilens.read.deep import deep_figures
 from bilens.read.explanation import explanation_figure
 from bilens.read.fidelity import kept_figure, truncation_figure
 from bilens.read.figures.canvas import Branch, branches_html, tree_figure
@@ -25,10 +24,8 @@ __all__ = [
     "Branch",
     "bond_figure",
     "branches_html",
-    "classifier_figures",
     "comparison_table",
     "contexts_html",
-    "deep_figures",
     "direction_figure",
     "directions_figure",
     "eigenvector_figure",
