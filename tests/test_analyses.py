@@ -6,7 +6,7 @@ from bilens.analyses import REQUIRED, direction_of, options_of, run_analysis
 from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.reading import Reading
-from bilens.registry import BUILT_IN, Analysis, analysis
+from bilens.registry import BUILT_IN, Analysis, analysis, module_of
 from bilens.residual import ResidualModel
 from tests.language import random_model, small_corpus, toy_tokenizer
 from tests.models import digits
@@ -15,7 +15,7 @@ from tests.models import digits
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_readings_of_bilens_are_registered_where_the_table_says(name):
     entry = analysis(name)
-    assert entry.read.__module__ == BUILT_IN[name][0]
+    assert entry.read.__module__ == module_of(name)
     assert issubclass(entry.hints["return"], Reading)
     assert entry.about
     assert all(option.help for option in options_of(entry)), name

@@ -26,57 +26,32 @@ Function = TypeVar("Function", bound=Callable[..., Reading])
 
 BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "ngrams": (
-            "bilens.read.language.ngrams",
-            "The n-grams of a token, from the weights alone.",
-        ),
-        "heads": (
-            "bilens.read.language.heads",
-            "The tokens that heads attend to and the outputs that they raise, from the weights.",
-        ),
-        "summary": (
-            "bilens.read.summary",
-            "Size, loss, and the strongest heads and directions for a prompt.",
-        ),
+        "ngrams": ("language.ngrams", "The n-grams of a token, from the weights alone."),
+        "heads": ("language.heads", "Tokens that heads attend to, and outputs that they raise."),
+        "summary": ("summary", "Size, loss, and the strongest parts for a prompt."),
         "contexts": (
-            "bilens.read.language.reading",
-            "Eigenvectors of a token, and texts in which they are active.",
+            "language.reading",
+            "Eigenvectors of a token, and texts where they are active.",
         ),
         "composition": (
-            "bilens.read.language.composition",
-            "How much of each head's and MLP's output later ones read, from the weights.",
+            "language.composition",
+            "Share of each component's output that later ones read.",
         ),
-        "logits": (
-            "bilens.read.language.stream",
-            "The logits of a text's next token by path through the last layer.",
-        ),
-        "generate": (
-            "bilens.read.language.contexts",
-            "Let a language model continue a text.",
-        ),
-        "flow": (
-            "bilens.read.flow.reading",
-            "Where a logit comes from on a text, node by node.",
-        ),
-        "eigenvectors": (
-            "bilens.read.classifier",
-            "Eigenvectors of a classifier of one layer; how few are enough?",
-        ),
-        "paths": (
-            "bilens.read.deep",
-            "Strongest paths through a classifier of several layers.",
-        ),
-        "bonds": (
-            "bilens.read.bonds",
-            "The few directions between the layers of a classifier.",
-        ),
-        "fourier": (
-            "bilens.read.fourier",
-            "Frequencies by which a classifier adds two numbers modulo a third.",
-        ),
+        "logits": ("language.stream", "Next token's logits by path through the last layer."),
+        "generate": ("language.contexts", "Let a language model continue a text."),
+        "flow": ("flow.reading", "Where a logit comes from on a text, node by node."),
+        "eigenvectors": ("classifier", "Eigenvectors of a classifier of one layer."),
+        "paths": ("deep", "Strongest paths through a classifier of several layers."),
+        "bonds": ("bonds", "The few directions between the layers of a classifier."),
+        "fourier": ("fourier", "Frequencies by which a classifier adds modulo a number."),
     }
 )
-"""By name: the module of an analysis of bilens, and a line about it."""
+"""By name: the module in `bilens.read` of an analysis of bilens, and a line about it."""
+
+
+def module_of(name: str) -> str:
+    """Return the module of an analysis of bilens."""
+    return f"bilens.read.{BUILT_IN[name][0]}"
 
 
 @dataclass(frozen=True)
@@ -153,7 +128,7 @@ def reading(name: str) -> Callable[[Function], Function]:
 
     def register(function: Function) -> Function:
         # A cell of a notebook that runs again replaces its own reading.
-        if name in BUILT_IN and function.__module__ != BUILT_IN[name][0]:
+        if name in BUILT_IN and function.__module__ != module_of(name):
             raise BilensError(f"name={name!r} is a reading of bilens; choose another name")
         _REGISTERED[name] = Analysis(name, function)
         return function
@@ -169,7 +144,7 @@ def analysis(name: str) -> Analysis:
     """
     # The import registers it; `--help` needs only the names.
     if name not in _REGISTERED and name in BUILT_IN:
-        import_module(BUILT_IN[name][0])
+        import_module(module_of(name))
     if name not in _REGISTERED:
         names = ", ".join(sorted({*BUILT_IN, *_REGISTERED}))
         raise BilensError(f"{name!r} is not a registered reading; expected one of {names}")
