@@ -70,4 +70,5 @@ def test_an_example_is_a_text_of_the_corpus():
     model = ResidualModel(tiny("llama"), toy_tokenizer())
     prompt, direction = example_prompt(model, Corpus("toy", toy_tokenizer(), ROWS, ROWS))
     assert direction is None
-    assert prompt == toy_tokenizer().decode(ROWS[0]["input_ids"][:8]).strip()
+    first = ROWS[0]["input_ids"][:8]
+    assert prompt == toy_tokenizer().decode(first, skip_special_tokens=True).strip()
