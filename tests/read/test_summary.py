@@ -48,7 +48,7 @@ def test_the_strongest_heads_are_those_of_the_flow(summary):
 def test_the_page_says_first_what_it_leaves_out(summary, tmp_path):
     write_report(tmp_path / "page.html", [summary], title="toy")
     page = (tmp_path / "page.html").read_text()
-    assert page.index("Left out: other layers and norms") < page.index("next tokens")
+    assert page.index("ignore other layers and norms") < page.index("next tokens")
     # A flow is drawn by the page itself, so Plotly is not embedded.
     assert 'id="plotly"' not in page
     assert dict(summary.facts())["perplexity"] == pytest.approx(

@@ -107,7 +107,8 @@ class Report:
         token: (language) the output to explain; by default an example of the paper, or else
             the most frequent word.
         minus: (language) tokens whose mean is subtracted from it, separated by commas.
-        layer: (language) number of the layer whose heads and MLP are read, from 0.
+        layer: (language) number of the layer whose heads and MLP are read, from 0; by default 0 if
+            its MLP is a tensor, or else none.
         among: (language) read heads and bigrams of this many tokens, the first of the vocabulary.
         prompt: (language) the text whose flow the page begins with, and that of readings that need
             one; by default an example.
@@ -126,7 +127,7 @@ class Report:
     order: Order = "eigenvalue"
     token: str | None = None
     minus: str = ""
-    layer: int = 0
+    layer: int | None = None
     among: int | None = 5000
     prompt: str = ""
     device: Device = "auto"
@@ -162,12 +163,14 @@ class Report:
         corpus = language.corpus_for(model, self.data or data_of(self.model), self.data_dir)
         directions = [] if self.token is None else [direction_of(self.token, self.minus)]
         overview = summary.read_summary(model, corpus, self.prompt, next(iter(directions), None))
+        layer = 0 if self.layer is None else self.layer
+        if self.layer is None and not summary.is_bilinear(model):
+            # Weights of one layer among many say little, and take longer than all of the above.
+            return [overview]
         if not directions and overview.is_example:
             directions = [overview.flow.direction]
-        return [
-            overview,
-            language.read_language(model, corpus, directions, layer=self.layer, among=self.among),
-        ]
+        weights = language.read_language(model, corpus, directions, layer=layer, among=self.among)
+        return [overview, weights]
 
     def _added(self) -> list[Analysis]:
         return [entry for name in self.add for entry in named_analyses(name)]

@@ -33,6 +33,7 @@ from bilens.read.language import (
     token_names,
 )
 from bilens.read.language.reading import context_line
+from bilens.read.summary import LARGE_VOCABULARY, example_prompt, is_bilinear
 from bilens.reading import ContextLine, ContextList, Table, signed
 from bilens.registry import Analysis, analysis
 from bilens.report import (
@@ -119,8 +120,10 @@ class LanguageView(PanelView):
     ) -> None:
         self.corpus = corpus
         self.names = token_names(model, torch.arange(model.vocab_size))
-        direction = example_directions(model, corpus)[0]
-        first = str(corpus.tokenizer.decode(corpus.validation[0]["input_ids"][:8], True)).strip()
+        self.is_bilinear = is_bilinear(model)
+        self.is_large = model.vocab_size > LARGE_VOCABULARY
+        first, split = example_prompt(model, corpus)
+        direction = split or example_directions(model, corpus)[0]
         self.flows = FlowView(model, first)
         self.edits = EditView(self.flows, save_to)
         self.start = LanguageState(
@@ -128,11 +131,21 @@ class LanguageView(PanelView):
             direction.minus,
             prompt=first,
             flow_prompt=self.flows.start,
+            flow_token=split.token if split else "",
+            flow_minus=split.minus if split else (),
         )
         positions = model.parts.positions or model.parts.hidden_positions
         fixed = {"among": self.frequent, "position": 1 if positions else None}
         self.add_panels([analysis("ngrams")], [corpus], PAGE_FIELDS, fixed, {"k": NGRAMS})
         self.add_panels(added, [corpus], PAGE_FIELDS, fixed)
+
+    @property
+    def choices(self) -> list[str]:
+        """Tokens that lists offer: browsers take long over lists of a large vocabulary."""
+        if not self.is_large:
+            return self.names
+        start = [self.start.token, *self.start.minus]
+        return [*start, *(self.names[number] for number in self.frequent)]
 
     @property
     def model(self) -> ResidualModel:

@@ -8,6 +8,7 @@ from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.language import LanguageState, LanguageView
 from bilens.explore.layout import facts_html, heading, html, picture, plot_of, prompt_notice
 from bilens.explore.screen import Screen
+from bilens.read.language.names import in_words
 
 DRAW = """
 const place = element.querySelector(".flow");
@@ -29,18 +30,22 @@ def language_screen(view: LanguageView) -> Screen[LanguageState]:
     """
     screen = Screen(view)
     html("facts", facts_html(view.facts))
-    _direction(view, screen)
+    if view.is_bilinear:
+        _direction(view, screen)
+        _prompt(view, screen)
+        _flow(view, screen)
+    else:
+        # A flow is made for any model; eigenvectors are those of tensors only.
+        _flow(view, screen)
+        _texts(view, screen)
+    edit_screen(view.edits, screen)
     for panel in view.panels:
         panel.lay_out(screen)
-    _prompt(view, screen)
-    _flow(view, screen)
-    edit_screen(view.edits, screen)
     screen.connect()
     return screen
 
 
 def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:
-    names, n_layers = [(name, name) for name in view.names], view.model.n_layers
     heading(
         "A direction and its eigenvectors",
         "What the MLP adds to the logit of a token, or to its difference from others, is a sum of "
@@ -49,20 +54,7 @@ def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:
         "chosen one is most active, and how much; the next token is predicted at the one in "
         "brackets. Tokens in blue make the number larger, those in red smaller.",
     )
-    with gr.Row():
-        screen.choice("token", names, label="The next token")
-        minus = gr.Dropdown(
-            view.names,
-            value=list(view.start.minus),
-            multiselect=True,
-            allow_custom_value=True,
-            label="minus the mean of",
-            scale=3,
-            min_width=280,
-        )
-        layer = gr.Slider(
-            0, max(1, n_layers - 1), value=0, step=1, label="Layer", visible=n_layers > 1
-        )
+    _tokens(view, screen)
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             spectrum = picture("spectrum")
@@ -78,11 +70,55 @@ def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:
             gr.update(choices=choices, value=state.number, visible=bool(choices)),
         ]
 
-    screen.control("minus", minus, read=tuple, write=lambda names: {"value": list(names)})
-    screen.control("layer", layer)
     screen.control("number", number)
     screen.part("token minus layer", [spectrum, number], eigenvectors)
     screen.part("token minus layer number", [contexts], lambda state: [view.contexts_page(state)])
+
+
+def _tokens(view: LanguageView, screen: Screen[LanguageState]) -> None:
+    """Lay out the choice of a token, of others to subtract, and of a layer."""
+    names = [(in_words(name), name) for name in view.choices]
+    n_layers = view.model.n_layers
+    with gr.Row():
+        screen.choice("token", names, label="The next token")
+        minus = gr.Dropdown(
+            names,
+            value=list(view.start.minus),
+            multiselect=True,
+            allow_custom_value=True,
+            label="minus the mean of",
+            scale=3,
+            min_width=280,
+        )
+        layer = gr.Slider(
+            0, max(1, n_layers - 1), value=0, step=1, label="Layer", visible=n_layers > 1
+        )
+    screen.control("minus", minus, read=tuple, write=lambda names: {"value": list(names)})
+    screen.control("layer", layer)
+
+
+def _texts(view: LanguageView, screen: Screen[LanguageState]) -> None:
+    """Lay out the parts of a text that every model has: tokens to choose, and attention."""
+    heading("Attention in a text", "Each row is a token, and shows the tokens that it attends to.")
+    _tokens(view, screen)
+    with gr.Row():
+        prompt = gr.Textbox(
+            value=view.start.prompt, label="A text", elem_id="prompt", lines=2, max_lines=4
+        )
+        screen.control("prompt", prompt, event="change")
+        _head(view, screen)
+    attention = picture("attention")
+    screen.part(
+        "prompt layer head",
+        [attention],
+        lambda state: [plot_of(view.attention_figure(state), "attention")],
+    )
+
+
+def _head(view: LanguageView, screen: Screen[LanguageState]) -> None:
+    heads = view.model.n_heads
+    head = gr.Slider(0, max(1, heads - 1), value=0, step=1, label="Head", visible=heads > 1)
+    screen.control("head", head)
 
 
 def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
@@ -95,7 +131,10 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
         with gr.Column(scale=3, min_width=320):
             table = html("next")
         with gr.Column(scale=4, min_width=320):
-            likely = [("the most likely one", ""), *((name, name) for name in view.names)]
+            likely = [
+                ("the most likely one", ""),
+                *((in_words(name), name) for name in view.choices),
+            ]
             next_token = screen.choice("chosen", likely, label="Next token whose logit is split")
             parts = picture("parts")
 
@@ -106,14 +145,12 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
         "and red lowers it; a line that is opened lists the numbers. On the right where a head of "
         "the layer looks.",
     )
-    heads = view.model.n_heads
-    head = gr.Slider(0, max(1, heads - 1), value=0, step=1, label="Head", visible=heads > 1)
+    _head(view, screen)
     with gr.Row():
         with gr.Column(min_width=320):
             fed = html("fed")
         with gr.Column(min_width=320):
             attention = picture("attention")
-    screen.control("head", head)
     screen.part("prompt token minus layer", [fed], lambda state: [view.fed_page(state)])
     screen.part(
         "prompt layer head",

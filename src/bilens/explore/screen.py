@@ -263,23 +263,29 @@ class Screen(Generic[State]):
         outputs = {*given, *self.outputs, self.bar.component}
         events = [getattr(c.component, c.event) for c in self.controls.values()]
         how = {**EVENT, "concurrency_limit": AT_ONCE, "concurrency_id": "screen"}
-        gr.on(events, self.on_change, given, outputs, **how)
-        gr.on([self.bar.component.input], self.on_address, [self.bar.component], outputs, **how)
-        gr.on(None, self.on_load, None, outputs, **how)
+        gr.on(events, self.change_steps, given, outputs, **how)
+        gr.on([self.bar.component.input], self.address_steps, [self.bar.component], outputs, **how)
+        gr.on(None, self.load_steps, None, outputs, **how)
         for event, output, act in self.actions:
             gr.on([event], act, [self.seen], [output], **how)
 
     def on_change(self, seen: State, *values: Any) -> Updates:
         """Show the state of the controls; a control with a value that is not there goes back."""
+        return _merged(self.change_steps(seen, *values))
+
+    def change_steps(self, seen: State, *values: Any) -> Iterator[Updates]:
+        """Yield the updates of `on_change` part by part, so that none waits for a slow one."""
         given = dict(zip(self.controls, values, strict=True))
         state, refused = self._asked(seen, given)
-        updates = self._shown(state, _differences(seen, state))
+        steps = self._steps(state, _differences(seen, state))
+        updates = next(steps, {})
         for field, reason in refused.items():
             control = self.controls[field]
             # An empty box is about to be filled.
             back = {} if given[field] is None else control.write(getattr(seen, field))
             updates[control.component] = gr.update(**back, **control.say(reason))
-        return updates
+        yield updates
+        yield from steps
 
     def _asked(self, seen: State, given: dict[str, Any]) -> tuple[State, dict[str, str]]:
         """Return the state of the controls, and the reasons why controls were refused."""
@@ -306,41 +312,58 @@ class Screen(Generic[State]):
 
     def on_address(self, query: str) -> Updates:
         """Show the view of an address, as when a person goes back."""
-        return self._restored(parse_qsl(query, keep_blank_values=True))
+        return _merged(self.address_steps(query))
 
-    def on_load(self, request: gr.Request) -> Updates:
-        """Show the view of the page's address."""
-        return self._restored(request.query_params.multi_items())
+    def address_steps(self, query: str) -> Iterator[Updates]:
+        """Yield the updates of `on_address`: all controls at once, then part by part."""
+        yield from self._restored(parse_qsl(query, keep_blank_values=True))
 
-    def _restored(self, query: Iterable[tuple[str, str]]) -> Updates:
+    def load_steps(self, request: gr.Request) -> Iterator[Updates]:
+        """Yield the updates that show the view of the page's address."""
+        # Gradio asks whether the function itself is a generator.
+        yield from self._restored(request.query_params.multi_items())
+
+    def _restored(self, query: Iterable[tuple[str, str]]) -> Iterator[Updates]:
         state = self.view.start
         try:
             state = self.view.checked(read_address(state, query))
         except StateError as error:
             gr.Warning(escape(f"The address cannot be shown. {error}"))
-        updates = self._shown(state, {field.name for field in fields(state)})  # type: ignore[arg-type]
+        steps = self._steps(state, {field.name for field in fields(state)})  # type: ignore[arg-type]
+        updates = next(steps)
         for field, control in self.controls.items():
             shown = {**control.write(getattr(state, field)), **control.say("")}
-            # A part may have set whether it is visible.
-            shown |= updates.get(control.component, {})
             updates[control.component] = gr.update(**shown)
-        return updates
+        yield updates
+        yield from steps
 
-    def _shown(self, state: State, changed: set[str]) -> Updates:
-        """Return updates of all parts that depend on the changed fields."""
+    def _steps(self, state: State, changed: set[str]) -> Iterator[Updates]:
+        """Yield the address and the controls, and then each part that depends on the changes.
+
+        Controls come first, so that a person who goes back sees the fields before slow parts.
+        """
         if not changed:
-            return {}
+            return
         updates: Updates = {self.seen: state}
-        for names, show in self.parts:
-            if names & changed:
-                updates |= show(state)
         for field in changed & self.controls.keys():
             control = self.controls[field]
-            updates[control.component] = gr.update(
-                **{**control.say(""), **updates.get(control.component, {})}
-            )
+            updates[control.component] = gr.update(**control.say(""))
         updates[self.bar.component] = self.bar.update(*write_address(state, self.view.start))
-        return updates
+        yield updates
+        for names, show in self.parts:
+            if names & changed:
+                yield show(state)
+
+
+def _merged(steps: Iterable[Updates]) -> Updates:
+    """Return the updates of all steps as one; a later setting of a component goes before."""
+    merged: Updates = {}
+    for updates in steps:
+        for component, update in updates.items():
+            earlier = merged.get(component)
+            both = isinstance(update, dict) and isinstance(earlier, dict)
+            merged[component] = {**earlier, **update} if both else update  # type: ignore[dict-item]
+    return merged
 
 
 def _differences(state: Any, other: Any) -> set[str]:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from bilens.checks import full_precision
 from bilens.data import Corpus
-from bilens.errors import BilensError
+from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow.reading import FlowReading, read_flow
 from bilens.read.language.names import TokenDirection, in_words, token_names
 from bilens.read.language.reading import model_facts
@@ -180,13 +180,22 @@ def text_loss(
     return total / max(counted, 1), counted
 
 
+def is_bilinear(model: ResidualModel) -> bool:
+    """Return True if the first layer's MLP is a tensor, whose eigenvectors can be read."""
+    try:
+        model.mlp(0)
+    except NotBilinearError:
+        return False
+    return True
+
+
 def _left_out(model: ResidualModel) -> str:
-    """Return sentences on the parts of a page that are approximate for this model."""
+    """Return sentences on the parts of a page that are left out or approximate for this model."""
     if model.n_layers == 1 and not model.parts.has_norms:
         return ""
     reasons = ["other layers"] * (model.n_layers > 1) + ["norms"] * model.parts.has_norms
     return (
-        f"Left out: {' and '.join(reasons)} in the sections about weights, at the end. They rank "
-        "tokens by single parts of the model, and their numbers are no logits. The flow is exact, "
-        "with norms, patterns and gates held at their values on its text. "
+        f"Left out: sections about the weights of a layer, such as those of --layer 0, ignore "
+        f"{' and '.join(reasons)}. They rank tokens, and their numbers are no logits. The flow is "
+        "exact, with norms, patterns and gates held at their values on its text. "
     )
