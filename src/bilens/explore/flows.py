@@ -36,7 +36,7 @@ class ThreadModel(threading.local):
 
 
 SHOWN = 150
-LARGEST, AT_ONCE = 2.5e11, 5e9
+LARGEST, AT_ONCE = 2.5e11, 1e11
 """Layers times tokens times d_model^3 of a flow: at most, and of one made before the page opens."""
 
 

@@ -136,7 +136,9 @@ class LanguageView(PanelView):
         )
         positions = model.parts.positions or model.parts.hidden_positions
         fixed = {"among": self.frequent, "position": 1 if positions else None}
-        self.add_panels([analysis("ngrams")], [corpus], PAGE_FIELDS, fixed, {"k": NGRAMS})
+        # N-grams are those of one layer: of a deep model they say little, and take half a minute.
+        first_panels = [analysis("ngrams")] if self.is_bilinear or model.n_layers == 1 else []
+        self.add_panels(first_panels, [corpus], PAGE_FIELDS, fixed, {"k": NGRAMS})
         self.add_panels(added, [corpus], PAGE_FIELDS, fixed)
 
     @property

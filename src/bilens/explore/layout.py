@@ -59,7 +59,7 @@ def facts_html(facts: Sequence[tuple[str, str]]) -> str:
     return f'<dl class="bilens-facts">{"".join(rows)}</dl>'
 
 
-def picture(name: str, figure: go.Figure | None = None) -> gr.Plot:
+def picture(name: str, figure: go.Figure | None = None, **settings: Any) -> gr.Plot:
     """Lay out a place for a figure."""
     return gr.Plot(
         figure and plot_of(figure, name),
@@ -68,6 +68,7 @@ def picture(name: str, figure: go.Figure | None = None) -> gr.Plot:
         label=name,
         elem_id=name,
         elem_classes="bilens-plot",
+        **settings,
     )
 
 

@@ -104,7 +104,7 @@ class ReadingPanel:
                 for option in self.options:
                     self._control(option, screen)
         content = html(f"reading-{name}")
-        plots = [picture(f"{name}-{number}") for number in range(PLOTS)]
+        plots = [picture(f"{name}-{number}", visible=False) for number in range(PLOTS)]
 
         def show(state: Any) -> list[Any]:
             try:
