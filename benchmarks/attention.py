@@ -1,7 +1,7 @@
 """Bilinear attention on the CPU: chunked against the whole pattern, softmax and longer texts.
 
-Each ratio is the median of several turns, in which both sides are timed one after the other, with
-the least and the most of them behind it.
+Each ratio is the median of several turns, with the least and the most of them after it. In a turn
+both sides are timed one after the other.
 """
 
 import statistics
@@ -22,7 +22,7 @@ FORWARD = {32: 25.0, 64: 8.0}
 
 
 def inputs(length: int, width: int, heads: int = 1) -> list[Tensor]:
-    """q1, k1, v, q2 and k2; of one head where the whole pattern has to fit into memory."""
+    """Return q1, k1, v, q2 and k2; of one head if the pattern has to fit into memory."""
     generator = torch.Generator().manual_seed(length)
     return [torch.randn(1, heads, length, width, generator=generator) for _ in range(5)]
 
@@ -47,34 +47,34 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def ratios(above: Callable[[], object], below: Callable[[], object]) -> list[float]:
-    """Of the times of two calls, in turns, after one of each that does not count."""
+    """Ratio of the times of two calls, in turns, after a first one of each that does not count."""
     above(), below()
     return [first / second for first, second in by_turns(above, below, turns=TURNS)]
 
 
-def line(what: str, found: list[float], floor: str, reached: Callable[[float], bool]) -> None:
-    """One figure beside what it has to reach."""
-    middle = statistics.median(found)
-    spread = f"{min(found):.2f} to {max(found):.2f}"
+def line(what: str, result: list[float], floor: str, reached: Callable[[float], bool]) -> None:
+    """Print a figure beside its aim."""
+    middle = statistics.median(result)
+    spread = f"{min(result):.2f} to {max(result):.2f}"
     verdict = "reached" if reached(middle) else "MISSED"
     print(f"{what:58} {middle:8.2f}  {spread:16} {floor:14} {verdict}", flush=True)
 
 
 def forward() -> None:
-    """The whole pattern's time as a multiple of that of chunks."""
+    """Return the full pattern's time as a multiple of that of chunks."""
     for width, floor in FORWARD.items():
         given = inputs(LENGTH, width)
-        for name, chosen in (("two scores", given), ("squared", given[:3])):
-            whole, parts = (
-                partial(bilinear_attention, *chosen, kernel=kernel)
+        for name, selected in (("two scores", given), ("squared", given[:3])):
+            full, parts = (
+                partial(bilinear_attention, *selected, kernel=kernel)
                 for kernel in ("reference", "chunked")
             )
             what = f"T={LENGTH}, d_head {width}, {name}: reference / chunked"
-            line(what, ratios(whole, parts), f"at least {floor:g}", floor.__le__)
+            line(what, ratios(full, parts), f"at least {floor:g}", floor.__le__)
 
 
 def softmax() -> None:
-    """The time of torch's fused causal attention as a multiple of that of chunks."""
+    """Return the time of torch's fused causal attention as a multiple of that of chunks."""
     for length in (2048, 4096, 8192, 16384):
         q1, k1, v, q2, k2 = inputs(length, 32, heads=4)
         fused = partial(scaled_dot_product_attention, q1, k1, v, is_causal=True)
@@ -85,26 +85,26 @@ def softmax() -> None:
 
 
 def crossing() -> None:
-    """The whole pattern over chunks where `kernel="auto"` goes from one to the other."""
+    """Return the full pattern over chunks at the length at which `kernel="auto"` changes."""
     for width in (16, 32, 64, 128):
         given = inputs(SHORT * width, width, heads=4)
-        for name, chosen in (("two scores", given), ("squared", given[:3])):
-            whole, parts = (
-                partial(bilinear_attention, *chosen, kernel=kernel)
+        for name, selected in (("two scores", given), ("squared", given[:3])):
+            full, parts = (
+                partial(bilinear_attention, *selected, kernel=kernel)
                 for kernel in ("reference", "chunked")
             )
             what = f"T={SHORT * width}, d_head {width}, 4 heads, {name}: reference / chunked"
-            line(what, ratios(whole, parts), "about 1", lambda ratio: 0.5 < ratio < 2)
+            line(what, ratios(full, parts), "about 1", lambda ratio: 0.5 < ratio < 2)
 
 
 def training() -> None:
     """Forward and backward, time and memory."""
     given = [x.requires_grad_() for x in inputs(LENGTH, 64)]
-    for name, chosen in (("two scores", given), ("squared", given[:3])):
-        whole, parts = (partial(both_ways, kernel, chosen) for kernel in ("reference", "chunked"))
+    for name, selected in (("two scores", given), ("squared", given[:3])):
+        full, parts = (partial(both_ways, kernel, selected) for kernel in ("reference", "chunked"))
         what = f"T={LENGTH}, d_head 64, both ways, {name}: reference / chunked"
-        line(what, ratios(whole, parts), "at least 5", (5.0).__le__)
-        share = peak_bytes(parts) / peak_bytes(whole)
+        line(what, ratios(full, parts), "at least 5", (5.0).__le__)
+        share = peak_bytes(parts) / peak_bytes(full)
         line("the same, peak memory: chunked / reference", [share], "at most 0.1", (0.1).__ge__)
 
 
@@ -114,19 +114,19 @@ def flatness() -> None:
         partial(bilinear_attention, *inputs(length, 32, heads=4), kernel="chunked")
         for length in (4096, 65536)
     )
-    found = [ratio / 16 for ratio in ratios(long, short)]
-    line("per token, T = 64k / 4k", found, "at most 1.2", (1.2).__ge__)
+    result = [ratio / 16 for ratio in ratios(long, short)]
+    line("per token, T = 64k / 4k", result, "at most 1.2", (1.2).__ge__)
 
 
 def decoding() -> None:
-    """A step after 64k tokens over one after 1k, in turns so that both meet the same machine."""
+    """Return a step after 64k tokens over one after 1k, in turns on the same machine."""
     q1, k1, v, q2, k2 = inputs(1, 64)
     near, far = (
         partial(resume_attention, q1, k1, v, q2, k2, state=resume_attention(*given)[1])
         for given in (inputs(1024, 64), inputs(65536, 64))
     )
-    found = [seconds(far, 50, warm=False) / seconds(near, 50, warm=False) for _ in range(TURNS)]
-    line("a step at position 64k / at 1k", found, "at most 1.1", (1.1).__ge__)
+    result = [seconds(far, 50, warm=False) / seconds(near, 50, warm=False) for _ in range(TURNS)]
+    line("a step at position 64k / at 1k", result, "at most 1.1", (1.1).__ge__)
 
 
 @torch.no_grad()

@@ -27,13 +27,13 @@ def by_turns(*calls: Callable[[], object], turns: int = 5) -> list[tuple[float, 
 
 
 def wait() -> None:
-    """Until a GPU has done all that it was given, where there is one."""
+    """Wait until a GPU has finished its work, if one is present."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def machine() -> str:
-    """What the numbers below it were measured on."""
+    """Print the machine on which the numbers below are measured."""
     return (
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {torch.get_default_dtype()}"
     )

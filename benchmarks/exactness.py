@@ -1,4 +1,4 @@
-"""How exactly all eigenvectors of a trained model rebuild its logits: `... exactness RUN`."""
+"""Error of logits that are rebuilt from all eigenvectors: `... exactness RUN`."""
 
 import sys
 from typing import get_args

@@ -1,6 +1,6 @@
-"""How long the explorer takes to answer a click: `python -m benchmarks.explore RUN...`.
+"""Time of the explorer's answer to a click: `python -m benchmarks.explore RUN...`.
 
-What is timed is all that happens between a click and the answer that is sent, JSON included. The
+The time is from a click to the answer that is sent, JSON included. The
 runs are those of `bilens demo` and of `bilens train`.
 """
 

@@ -1,6 +1,6 @@
 """Bilinear attention on a GPU: Triton against softmax, the whole pattern, and the products' floor.
 
-First every kernel is compared with the chunked one in float64, and repeated: a race between
+First every kernel is compared with the chunked one in float64, and repeated. A race between
 programs shows as other bits in another run, and needs more programs than the card runs at once.
 Then, in bfloat16, one line for each d_head, length and direction of the pass. The floor is the time
 that the matrix products of the kernels would take alone, at the rate of one large product here.
@@ -22,9 +22,9 @@ LENGTHS = tuple(2**power for power in range(10, 19))
 PATTERN = 2**33
 """Most numbers of a whole pattern that are tried: 16 GiB of them in bfloat16."""
 RATE = 8192
-"""Width of the square matrices whose product gives the rate."""
+"""Width of the square matrices whose product defines the rate."""
 RUNS = 4
-"""Number of times that the same launches have to give the same bits."""
+"""Number of repetitions that must have the same bits."""
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Largest distance from exact outputs and gradients, relative to these."""
 
@@ -57,10 +57,10 @@ def check(width: int, dtype: torch.dtype) -> None:
     """
     for length in (width**2 // 2, width**2 + 100):
         given = random_inputs(HEADS, length, width, dtype)
-        for name, chosen in (("bilinear", given), ("squared", given[:3])):
-            exact = [x.detach().double().requires_grad_() for x in chosen]
+        for name, selected in (("bilinear", given), ("squared", given[:3])):
+            exact = [x.detach().double().requires_grad_() for x in selected]
             dy = torch.randn_like(given[2])
-            runs = [results(chosen, dy, "triton") for _ in range(RUNS)]
+            runs = [results(selected, dy, "triton") for _ in range(RUNS)]
             expected = results(exact, dy.double(), "chunked")
             error = max(
                 float((a.double() - b).norm() / b.norm())
@@ -93,7 +93,7 @@ def check_bits(runs: list[list[Tensor]]) -> None:
 
 
 def floor(length: int, width: int, rate: float, *, squared: bool, backward: bool) -> float:
-    """Milliseconds of the products alone."""
+    """Return milliseconds of the products only."""
     # Triton need not be there where there is no GPU.
     from benchmarks.kernels_static import launches  # noqa: PLC0415
 
@@ -113,7 +113,7 @@ def row(length: int, width: int, rate: float) -> None:
     """Print one length of one width, forward and both ways."""
     q1, k1, v, q2, k2 = random_inputs(HEADS, length, width, torch.bfloat16)
     attend = partial(bilinear_attention, kernel="triton")
-    whole = partial(bilinear_attention, kernel="reference")
+    full = partial(bilinear_attention, kernel="reference")
     softmax = partial(scaled_dot_product_attention, is_causal=True)
     for backward in (False, True):
 
@@ -124,19 +124,19 @@ def row(length: int, width: int, rate: float) -> None:
                 return milliseconds(lambda: call(*given))
 
         soft = took(softmax, q1, k1, v)
-        found = {"squared": took(attend, q1, k1, v), "bilinear": took(attend, q1, k1, v, q2, k2)}
+        result = {"squared": took(attend, q1, k1, v), "bilinear": took(attend, q1, k1, v, q2, k2)}
         fits = HEADS * length**2 <= PATTERN
-        patterned = f"{took(whole, q1, k1, v, q2, k2):9.2f}" if fits else "        -"
+        patterned = f"{took(full, q1, k1, v, q2, k2):9.2f}" if fits else "        -"
         cells = [f"{width:4} {length:7} {'both' if backward else 'forward':8} {soft:9.2f}"]
         cells.append(patterned)
-        for name, each in found.items():
+        for name, item in result.items():
             least = floor(length, width, rate, squared=name == "squared", backward=backward)
-            cells.append(f"{each:9.2f} {soft / each:6.2f}x {least / each:6.1%}")
+            cells.append(f"{item:9.2f} {soft / item:6.2f}x {least / item:6.1%}")
         print(" ".join(cells), flush=True)
 
 
 def main() -> None:
-    """Print every line, or that there is no GPU."""
+    """Print every line, or that a GPU is missing."""
     print(machine())
     if not torch.cuda.is_available():
         print(

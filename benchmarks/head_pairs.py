@@ -1,4 +1,4 @@
-"""The pairs of tokens that a head looks at most and least: in blocks, and from the whole square."""
+"""Pairs of tokens with a head's highest and lowest scores: in blocks, and from the full square."""
 
 import sys
 
@@ -17,16 +17,16 @@ def run(way: str) -> None:
         vocab_size=VOCAB, d_model=D_MODEL, n_heads=HEADS, attention="bilinear", qk_norm=True
     )
 
-    def whole() -> torch.Tensor:
+    def full() -> torch.Tensor:
         first, second = (scores[0].dense() for scores in language.attention_scores(model, layer=0))
         pattern = (first * second).flatten()
         return torch.cat([pattern.topk(K).values, pattern.topk(K, largest=False).values])
 
     def blocks() -> torch.Tensor:
-        [found] = language.attention_pairs(model, [0], layer=0, k=K)
-        return torch.tensor([*found.highest.value, *found.lowest.value])
+        [result] = language.attention_pairs(model, [0], layer=0, k=K)
+        return torch.tensor([*result.highest.value, *result.lowest.value])
 
-    measure(way, blocks, whole)
+    measure(way, blocks, full)
 
 
 def main() -> None:

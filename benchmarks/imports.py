@@ -1,4 +1,4 @@
-"""What importing costs: bilens over torch, and `bilens --help`; each in a fresh interpreter."""
+"""Time of imports: bilens over torch, and `bilens --help`; each in a fresh interpreter."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ IMPORTS = {
 
 
 def main() -> None:
-    """Print the time of each, and what it is of importing torch alone."""
+    """Print the time of each, and its ratio to that of importing torch only."""
     print(machine())
     alone = _fresh("import torch")
     for name, code in IMPORTS.items():

@@ -1,8 +1,8 @@
-"""The Triton kernels without a GPU: what each compiles to for several, and the least time it takes.
+"""The Triton kernels without a GPU: their compiled code for several cards, and their least times.
 
-Every launch of bilinear and squared attention, forward and backward, is recorded on tensors without
-numbers and compiled ahead of time with the sizes that ship. The least times are those of the
-operations at the rate of the data sheet, and of the bytes of all tensors once at its bandwidth.
+Launches of bilinear and squared attention, forward and backward, are recorded on tensors without
+numbers and compiled with the sizes that ship. The least times are those of the
+operations at the rate of the data sheet. The time of the bytes of all tensors is at its bandwidth.
 """
 
 import re
@@ -72,19 +72,19 @@ CARDS = {
     "sm_90 (H100)": _card("cuda", 90, (989, 495 / 3), 3.35e12, 132, 227),
     "gfx942 (MI300X)": _card("hip", "gfx942", (1307, 163), 5.3e12, 304, 64),
 }
-"""Shared memory is what a block may have, in kB."""
+"""Shared memory is the limit of a block, in kB."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel: with what it was called."""
+    """A launch of a kernel with its arguments."""
 
     name: str
     kernel: Any
     arguments: dict[str, Any]
 
     def constants(self) -> tuple[tuple[str, Any], ...]:
-        """What a kernel is compiled for, whichever tensors it is given."""
+        """Return the constants of a kernel, whichever its tensors."""
         return tuple(
             (name, value.dtype if isinstance(value, torch.Tensor) else value)
             for name, value in self.arguments.items()
@@ -113,7 +113,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel needs on a card.
+    """Resources of a kernel on a card.
 
     Attributes:
         shared: bytes of shared memory of a block.
@@ -196,10 +196,10 @@ def compiled(launch: Launch, target: GPUTarget) -> Compiled:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
-        found = triton.compile(source, target=target, options=options)
+        result = triton.compile(source, target=target, options=options)
     seconds = time.perf_counter() - start
     read = _read_cuda if target.backend == "cuda" else _read_hip
-    return Compiled(found.metadata.shared, *read(found.asm), seconds)
+    return Compiled(result.metadata.shared, *read(result.asm), seconds)
 
 
 def _read_cuda(asm: dict[str, Any]) -> tuple[int, int, int]:
@@ -234,12 +234,12 @@ def show(card: Card, dtype: torch.dtype, width: int, length: int, *, squared: bo
         if constants in seen:
             continue
         seen.add(constants)
-        found = compiled(launch, card.target)
+        result = compiled(launch, card.target)
         print(
-            f"{kind} {launch.name:7} {found.shared / 1024:5.0f} kB {found.registers:10}"
-            f" {found.spilled:6} B {found.products:9} {found.seconds:8.1f} s"
+            f"{kind} {launch.name:7} {result.shared / 1024:5.0f} kB {result.registers:10}"
+            f" {result.spilled:6} B {result.products:9} {result.seconds:8.1f} s"
             f" {1e3 * work:8.3f} {1e3 * memory:8.3f}"
-            + (" DOES NOT FIT" if found.shared > card.shared else ""),
+            + (" DOES NOT FIT" if result.shared > card.shared else ""),
             flush=True,
         )
     print(f"{kind} forward at least {1e3 * sums[0]:.3f} ms, backward {1e3 * sums[1]:.3f} ms")

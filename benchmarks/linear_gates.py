@@ -21,7 +21,7 @@ LENGTH, MEASURED = 256, 1024
 
 
 def read(path: str, tokenizer: object, tokens: int) -> torch.Tensor:
-    """The first tokens of a file, in texts of equal length."""
+    """Return the first tokens of a file, in texts of equal length."""
     with gzip.open(path, "rt") as file:
         ids = tokenizer(file.read(12 * tokens))["input_ids"][:tokens]  # type: ignore[operator]
     return torch.tensor(ids).view(-1, LENGTH)
@@ -44,7 +44,7 @@ def main() -> None:
     held_out = read(given.held_out, tokenizer, MEASURED)
     for steps in given.steps:
         start = time.perf_counter()
-        found = linearise(
+        result = linearise(
             open_model(given.model),
             texts,
             held_out,
@@ -53,12 +53,12 @@ def main() -> None:
             distillation=Distillation(steps=steps),
             alone=given.alone,
         )
-        for layer, loss in found.alone.items():
+        for layer, loss in result.alone.items():
             print(f"layer {layer} alone: {loss:.4f}")
-        distance = sum(fit.distance for fit in found.fits.values()) / max(len(found.fits), 1)
+        distance = sum(fit.distance for fit in result.fits.values()) / max(len(result.fits), 1)
         print(
-            f"{given.tokens} tokens, {steps} steps, layers {list(found.layers)}: "
-            f"{found.before:.4f} before, {found.after:.4f} after, mean distance {distance:.3f}, "
+            f"{given.tokens} tokens, {steps} steps, layers {list(result.layers)}: "
+            f"{result.before:.4f} before, {result.after:.4f} after, mean distance {distance:.3f}, "
             f"{time.perf_counter() - start:.0f} s",
             flush=True,
         )

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.low_memory 8B --layers 4` writes random weights of that shape in bfloat16 to a
 folder. A process of its own opens it and reads a layer's spectra, its heads and a flow. Private
-memory is what cannot be dropped. The rest are pages of files, dropped when memory is short.
+memory cannot be dropped. All other pages are of files, dropped when memory is short.
 """
 
 import argparse
@@ -69,10 +69,10 @@ def _weight(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
 
 
 class Peak:
-    """The largest private and whole memory of this process so far, in GB, looked at by a thread."""
+    """The largest private and resident memory of this process so far, in GB, read by a thread."""
 
     def __init__(self) -> None:
-        self.private = self.whole = 0.0
+        self.private = self.resident = 0.0
         threading.Thread(target=self._look, daemon=True).start()
 
     def _look(self) -> None:
@@ -80,7 +80,7 @@ class Peak:
             lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
             status = dict(line.split(":", 1) for line in lines)
             self.private = max(self.private, int(status["RssAnon"].split()[0]) / 2**20)
-            self.whole = max(self.whole, int(status["VmRSS"].split()[0]) / 2**20)
+            self.resident = max(self.resident, int(status["VmRSS"].split()[0]) / 2**20)
             time.sleep(0.02)
 
 
@@ -99,11 +99,11 @@ def read(folder: Path, *, tokens: int) -> None:
     peak = Peak()
 
     def row(name: str, call: Callable[[], object]) -> object:
-        peak.private = peak.whole = 0
+        peak.private = peak.resident = 0
         start = time.process_time()
         result = call()
         took = time.process_time() - start
-        print(f"| {name} | {took:.1f} | {peak.private:.2f} | {peak.whole:.2f} |", flush=True)
+        print(f"| {name} | {took:.1f} | {peak.private:.2f} | {peak.resident:.2f} |", flush=True)
         return result
 
     import_module("bilens.read.flow")

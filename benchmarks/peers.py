@@ -1,8 +1,8 @@
-"""The same work by bilens and by what a user would take instead, both in turns in one run.
+"""The same work by bilens and by the tool that a user would take instead, in turns in one run.
 
-The other projects are not part of this one. Give the folder of a clone of each, or install it, and
-its rows are there; what is missing is named with where it is. Seconds are medians of five turns,
-after one that does not count; ratios are of one turn, with the least and the most in brackets.
+The other projects are not part of this one. Name the folder of a clone of each, or install it, and
+its rows are printed. Missing projects are named with their address. Seconds are medians of five
+turns, after one that does not count; ratios are of one turn, with least and most in brackets.
 """
 
 import argparse
@@ -50,29 +50,29 @@ def compare(
     what: str,
     peer: str,
     theirs: Callable[[], Any],
-    mine: Callable[[], Any],
+    ours: Callable[[], Any],
     agreement: Callable[[Any, Any], str],
 ) -> None:
     """Time both in turns, and print a row of the table."""
-    agrees = agreement(theirs(), mine())
-    show(what, peer, by_turns(theirs, mine, turns=TURNS), agrees)
+    agrees = agreement(theirs(), ours())
+    show(what, peer, by_turns(theirs, ours, turns=TURNS), agrees)
 
 
 def show(what: str, peer: str, turns: Sequence[tuple[float, ...]], agrees: str) -> None:
-    """A row of the table: both medians, their ratio turn by turn, and who wins."""
-    ratios = sorted(theirs / mine for theirs, mine in turns)
-    theirs, mine = (statistics.median(times) for times in zip(*turns, strict=True))
+    """Return a row of the table: both medians, their ratio turn by turn, and the faster side."""
+    ratios = sorted(theirs / custom for theirs, custom in turns)
+    theirs, custom = (statistics.median(times) for times in zip(*turns, strict=True))
     wins = "bilens" if ratios[0] > 1 else "the peer" if ratios[-1] < 1 else "neither"
     print(
-        f"| {what} | {peer} | {theirs:.3g} s | {mine:.3g} s | {statistics.median(ratios):.2f} "
+        f"| {what} | {peer} | {theirs:.3g} s | {custom:.3g} s | {statistics.median(ratios):.2f} "
         f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {agrees} | {wins} |",
         flush=True,
     )
 
 
-def relative(theirs: Tensor, mine: Tensor) -> str:
-    """The largest difference of two results."""
-    return f"{(theirs - mine).abs().max() / theirs.abs().max():.1e}"
+def relative(theirs: Tensor, ours: Tensor) -> str:
+    """Return the largest difference of two results."""
+    return f"{(theirs - ours).abs().max() / theirs.abs().max():.1e}"
 
 
 def module(path: Path) -> ModuleType:
@@ -80,20 +80,20 @@ def module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"peer_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    result = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(result)
+    return result
 
 
 class Images(SimpleNamespace):
-    """What its training takes for a dataset."""
+    """A dataset for its training."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """An image and its label."""
+        """Return an image and its label."""
         return self.x[index], self.y[index]
 
     def __len__(self) -> int:
-        """How many images."""
+        """Return the number of images."""
         return len(self.x)
 
 
@@ -120,13 +120,13 @@ def classifiers(folder: Path) -> None:
             torch.set_grad_enabled(True)
             return float(history["val/acc"].iloc[-1])
 
-        def mine(training: ClassifierTraining = training) -> float:
+        def ours(training: ClassifierTraining = training) -> float:
             model, _ = train_classifier(ClassifierConfig(PIXELS, CLASSES, WIDTH), data, training)
             return model.accuracy(data.test_images, data.test_labels)
 
         what = f"an epoch of {IMAGES:,} images of {PIXELS} pixels, width {WIDTH}, batch {batch}"
         peer = "bilinear-decomposition, `fit`"
-        compare(what, peer, theirs, mine, lambda a, b: f"accuracy {a:.3f} and {b:.3f}")
+        compare(what, peer, theirs, ours, lambda a, b: f"accuracy {a:.3f} and {b:.3f}")
     peer = "bilinear-decomposition, `decompose`"
     with torch.no_grad():
         model = Model.from_config(d_input=PIXELS, d_hidden=WIDTH, d_output=CLASSES)
@@ -137,26 +137,26 @@ def classifiers(folder: Path) -> None:
         for width, tokens in ((256, 1024), (1024, 64)):
             model = Model.from_config(d_input=8, d_hidden=width, d_output=tokens)
             layer = BilinearTensor(model.w_l[0], model.w_r[0], model.w_u)
-            some = layer.interaction(torch.eye(tokens))
+            several = layer.interaction(torch.eye(tokens))
             what = f"top 8 eigenvectors of {tokens} tokens, random weights, d_model {width}"
-            compare(what, peer, model.decompose, partial(some.eigh, 8), _same_top)
+            compare(what, peer, model.decompose, partial(several.eigh, 8), _same_top)
 
 
-def _same_top(theirs: tuple[Tensor, Tensor], mine: Any) -> str:
+def _same_top(theirs: tuple[Tensor, Tensor], ours: Any) -> str:
     values, _ = theirs
-    k = mine.values.shape[-1]
-    return relative(values.abs().sort(descending=True).values[:, :k], mine.values.abs())
+    k = ours.values.shape[-1]
+    return relative(values.abs().sort(descending=True).values[:, :k], ours.values.abs())
 
 
 def whole_svd() -> None:
-    """The SVD of a layer's unfolding, which anybody can build."""
+    """Return the SVD of a layer's unfolding, the usual way."""
     layer = BilinearTensor(torch.randn(100, 300), torch.randn(100, 300), torch.randn(100, 100))
 
     def theirs() -> Tensor:
         left, right = (torch.einsum(form, layer.left, layer.right) for form in ("ri,rj->rij",) * 2)
-        whole = torch.einsum("or,rij->oij", layer.out, (left + right.mT) / 2)
-        found: Tensor = torch.linalg.svdvals(whole.flatten(1))
-        return found
+        full = torch.einsum("or,rij->oij", layer.out, (left + right.mT) / 2)
+        result: Tensor = torch.linalg.svdvals(full.flatten(1))
+        return result
 
     what = "singular values of a layer, 100 x 300²"
     compare(
@@ -165,7 +165,7 @@ def whole_svd() -> None:
 
 
 def similarity(folder: Path) -> None:
-    """How alike two models are as functions of Gaussian inputs."""
+    """Similarity of two models as functions of Gaussian inputs."""
     sys.path.insert(0, str(folder))
     similar: Any = import_module("src.components.similarity")
     DeepMLP: Any = import_module("src.models.deep_mlp").DeepMLP
@@ -177,17 +177,17 @@ def similarity(folder: Path) -> None:
             cosine: Tensor = ab / (aa * bb).sqrt()
             return cosine
 
-        def mine(a: Any = a, b: Any = b) -> Tensor:
+        def ours(a: Any = a, b: Any = b) -> Tensor:
             return expected_cosine(_chain(a), _chain(b))
 
         similar.precompile(a, b)
         what = f"cosine of two models of {layers} layer{'s' * (layers > 1)}, width {width}"
         peer = "tensor-similarity, `similarity_parts`"
-        compare(what, peer, theirs, mine, partial(_both, note))
+        compare(what, peer, theirs, ours, partial(_both, note))
 
 
-def _both(note: str, theirs: Tensor, mine: Tensor) -> str:
-    return f"{theirs:.5f} and {mine:.5f}; {note}"
+def _both(note: str, theirs: Tensor, ours: Tensor) -> str:
+    return f"{theirs:.5f} and {ours:.5f}; {note}"
 
 
 def _chain(model: Any) -> list[BilinearTensor]:
@@ -211,30 +211,30 @@ def attention(length: int, folder: Path | None) -> None:
 
     size = f"{length:,} tokens, {HEADS} heads of {D_HEAD}"
     bilinear = f"bilinear attention, {size}"
-    mine = partial(bilinear_attention, q, k, v, q2, k2)
-    compare(bilinear, "textbook `einsum`", textbook, mine, relative)
+    custom = partial(bilinear_attention, q, k, v, q2, k2)
+    compare(bilinear, "textbook `einsum`", textbook, custom, relative)
     fused = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
-    compare(bilinear, "torch's SDPA", fused, mine, lambda *_: "softmax: another function")
+    compare(bilinear, "torch's SDPA", fused, custom, lambda *_: "softmax: another function")
     if folder is None:
         return
     ops = folder / "fla" / "ops"
     pattern: Any = module(ops / "rebased" / "naive.py").naive_parallel_rebased
     linear: Any = module(ops / "linear_attn" / "naive.py").naive_chunk_linear_attn
 
-    def whole() -> Tensor:
-        found: Tensor = pattern(q, k, v, scale=1 / D_HEAD, use_norm=False)
-        return found
+    def full() -> Tensor:
+        result: Tensor = pattern(q, k, v, scale=1 / D_HEAD, use_norm=False)
+        return result
 
     def chunks() -> Tensor:
         products = ((x[..., None] * x[..., None, :]).flatten(-2) for x in (q, k))
         given = (x.transpose(1, 2) for x in (*products, v))
-        found: Tensor = linear(*given, scale=scale).transpose(1, 2)
-        return found
+        result: Tensor = linear(*given, scale=scale).transpose(1, 2)
+        return result
 
-    mine = partial(bilinear_attention, q, k, v)
-    for name, call in (("naive_parallel_rebased", whole), ("naive_chunk_linear_attn", chunks)):
+    custom = partial(bilinear_attention, q, k, v)
+    for name, call in (("naive_parallel_rebased", full), ("naive_chunk_linear_attn", chunks)):
         peer = f"flash-linear-attention, `{name}`"
-        compare(f"squared attention, {size}", peer, call, mine, relative)
+        compare(f"squared attention, {size}", peer, call, custom, relative)
 
 
 def processing() -> None:
@@ -279,10 +279,10 @@ def processing() -> None:
                 del bridge, theirs
                 model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
                 _in_memory(model)
-                mine = partial(process, model, in_place=True)
-                own_peak, ((own,),) = peak_above(partial(by_turns, mine, turns=1))
-                del model, mine
-                times.append((taken, own))
+                custom = partial(process, model, in_place=True)
+                own_peak, ((plain,),) = peak_above(partial(by_turns, custom, turns=1))
+                del model, custom
+                times.append((taken, plain))
                 peaks.append((peak, own_peak))
         most, own_most = (statistics.median(side) for side in zip(*peaks[1:], strict=True))
         memory = f"{most:.0f} and {own_most:.0f} MB above the model's {megabytes:.0f} MB"
@@ -310,7 +310,7 @@ def _outputs(model: Any) -> Tensor:
 
 
 def main() -> None:
-    """Print the table, and what is missing for the rows that are not in it."""
+    """Print the table, and the missing projects of absent rows."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name, where in CLONES.items():
         parser.add_argument(f"--{name}", type=Path, help=f"folder of a clone of {where}")

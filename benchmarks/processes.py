@@ -1,8 +1,8 @@
 """Several processes of one thread under `torchrun`, against one process of one thread.
 
 Contexts over a corpus, spectra of all layers, and flows of many prompts, of a model with random
-weights. Each run is timed from when all processes stand ready until all are done; runs of one and
-of several take turns.
+weights. The time of a run is from the moment when all processes are ready. Runs of one and of
+several processes take turns.
 """
 
 import argparse
@@ -35,7 +35,7 @@ TEXTS, LENGTH, DIRECTIONS, PROMPTS = 128, 256, 256, 24
 
 
 def named_model() -> ResidualModel:
-    """A bilinear model with random weights, and a tokenizer that knows its tokens' numbers."""
+    """Return a bilinear model with random weights, and a tokenizer of its tokens' numbers."""
     sizes = {"n_layers": LAYERS, "d_model": WIDTH, "n_heads": 4, "d_hidden": 4 * WIDTH}
     words = Tokenizer(WordLevel({str(number): number for number in range(VOCAB)}, "0"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0")
@@ -44,7 +44,7 @@ def named_model() -> ResidualModel:
 
 
 def jobs(folder: Path) -> dict[str, Callable[[], Any]]:
-    """What each process calls; together they do it once."""
+    """Return the calls of each process, which share the work."""
     model = named_model()
     texts = torch.randint(VOCAB, (TEXTS, LENGTH), generator=torch.Generator().manual_seed(1))
     spectrum = model.mlp(LAYERS - 1).interaction(model.direction(3)).eigh(2)
@@ -65,22 +65,22 @@ def jobs(folder: Path) -> dict[str, Callable[[], Any]]:
 
 
 def work(folder: Path) -> None:
-    """What a process of a run does: the first of them prints the seconds of each job as JSON."""
+    """Run the jobs of a process; the first process prints the seconds of each as JSON."""
     state = PartialState(cpu=True)
     torch.set_num_threads(1)
-    found = {}
+    result = {}
     for name, job in jobs(folder).items():
         state.wait_for_everyone()
         start = time.perf_counter()
         job()
         state.wait_for_everyone()
-        found[name] = time.perf_counter() - start
+        result[name] = time.perf_counter() - start
     if state.is_main_process:
-        print(json.dumps(found))
+        print(json.dumps(result))
 
 
 def run(processes: int) -> dict[str, float]:
-    """Seconds of each job with so many processes."""
+    """Return seconds of each job with n processes."""
     command = [sys.executable]
     if processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -90,8 +90,8 @@ def run(processes: int) -> dict[str, float]:
         shown = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, text=True, check=True
         ).stdout
-    found: dict[str, float] = json.loads(shown.splitlines()[-1])
-    return found
+    result: dict[str, float] = json.loads(shown.splitlines()[-1])
+    return result
 
 
 def main() -> None:
@@ -108,12 +108,12 @@ def main() -> None:
     print(f"| what | one process | {given.processes} processes | ratio |")
     print("|---|---|---|---|")
     for name in turns[0][0]:
-        times = [(one[name], several[name]) for one, several in turns]
-        one, several = (statistics.median(side) for side in zip(*times, strict=True))
+        times = [(single[name], several[name]) for single, several in turns]
+        single, several = (statistics.median(side) for side in zip(*times, strict=True))
         ratios = sorted(first / second for first, second in times)
         spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
         ratio = statistics.median(ratios)
-        print(f"| {name} | {one:.1f} s | {several:.1f} s | {ratio:.2f} ({spread}) |")
+        print(f"| {name} | {single:.1f} s | {several:.1f} s | {ratio:.2f} ({spread}) |")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What weight processing changes, by family, step and dtype; and how much memory it takes."""
+"""Changes by weight processing, by family, step and dtype; and its memory."""
 
 from typing import Any
 
@@ -84,11 +84,15 @@ def _memory() -> None:
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     for parameter in model.parameters():
         parameter.normal_(0, 0.02) if parameter.ndim > 1 else parameter.uniform_(0.5, 1.5)
-    own = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    plain = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     above, (_, report) = peak_above(lambda: process(model, in_place=True))
-    peak = own + 2**20 * above
-    print(f"\nLlama of {own / 4 / 1e9:.2f}e9 parameters in float32, in place: {own / 1e9:.2f} GB")
-    print(f"peak {peak / 1e9:.2f} GB, {peak / own:.2f} times the model; change {report.change:.1e}")
+    peak = plain + 2**20 * above
+    print(
+        f"\nLlama of {plain / 4 / 1e9:.2f}e9 parameters in float32, in place: {plain / 1e9:.2f} GB"
+    )
+    print(
+        f"peak {peak / 1e9:.2f} GB, {peak / plain:.2f} times the model; change {report.change:.1e}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Time and memory of each main operation against size, and what large models would need.
+"""Time and memory of each main operation against size, and estimates for large models.
 
-For each operation the seconds of the processor, one thread, at growing sizes, the slope of their
-logarithms over the three largest beside the exponent that the mathematics gives, and the most
-memory above what was there before. Then, from the largest size by those exponents, what Llamas of
-1, 8 and 70 billion parameters would take at this machine's rate. On Linux.
+For each operation the table has the seconds of the processor, one thread, at growing sizes. It has
+the slope of their logarithms over the three largest beside the exponent by mathematics, and the
+most memory above that of before. Then follow estimates for Llamas of 1, 8 and 70 billion
+parameters at this machine's rate, from the largest size by those exponents. On Linux.
 """
 
 import math
@@ -29,12 +29,12 @@ VOCAB, LENGTH, HIDDEN = 1024, 64, 3
 
 @dataclass(frozen=True)
 class Operation:
-    """What is done at growing sizes.
+    """An operation at growing sizes.
 
     Attributes:
-        name: what it is.
-        by: what grows.
-        sizes: how large.
+        name: in the table.
+        by: the size that grows.
+        sizes: its values.
         expected: the exponent of time.
         prepare: from a size to the call that is timed.
     """
@@ -74,8 +74,8 @@ def layer(width: int) -> BilinearTensor:
 
 def spectra(width: int, directions: int) -> Callable[[], object]:
     """Top eigenpairs of a layer along random directions."""
-    chosen = torch.randn(directions, width, generator=torch.Generator().manual_seed(1))
-    return partial(layer(width).interaction(chosen).eigh, 8)
+    selected = torch.randn(directions, width, generator=torch.Generator().manual_seed(1))
+    return partial(layer(width).interaction(selected).eigh, 8)
 
 
 def bonds_of(width: int, depth: int) -> Callable[[], object]:
@@ -91,7 +91,7 @@ def language(width: int, depth: int) -> dict[str, int]:
 
 
 def flow_of(tokens: int, depth: int, width: int = 128) -> Callable[[], object]:
-    """The flow of a logit, every layer split at every position."""
+    """Return the flow of a logit, every layer split at every position."""
     model = random_model(**language(width, depth))
     return partial(flow, model, torch.arange(tokens), model.direction(3), threshold=0)
 
@@ -176,14 +176,14 @@ def measure(operation: Operation) -> tuple[float, float]:
 
 
 def hours(seconds: float) -> str:
-    """A duration in its unit."""
+    """Return a duration in its unit."""
     if seconds < 3600:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 def reckon(model: Llama, taken: dict[str, float]) -> str:
-    """A row: the measured seconds times the ratio of the operations."""
+    """Return a row: the measured seconds times the ratio of the operations."""
     small, rank = 1024, HIDDEN * 1024
     products = model.d_hidden * model.d_model / (rank * small)
     spectra_seconds = taken["spectra"] / 16 * products * model.vocab_size
@@ -196,11 +196,11 @@ def reckon(model: Llama, taken: dict[str, float]) -> str:
     processed = 16 * (4 * 512**2 + 3 * 512 * 1536)
     process_seconds = taken["process"] * model.parameters / processed
     factors = 4 * 3 * model.d_hidden * model.d_model / 2**30
-    whole = 4 * model.parameters / 2**30
+    full = 4 * model.parameters / 2**30
     return (
         f"| {model.name} | {hours(spectra_seconds)}, {factors:.1f} GB | {hours(flow_seconds)}, "
-        f"{whole:.0f} GB | {hours(corpus_seconds)}, {whole:.0f} GB | {hours(process_seconds)}, "
-        f"{1.12 * whole:.0f} GB |"
+        f"{full:.0f} GB | {hours(corpus_seconds)}, {full:.0f} GB | {hours(process_seconds)}, "
+        f"{1.12 * full:.0f} GB |"
     )
 
 

@@ -16,7 +16,7 @@ def run(way: str) -> None:
     model = random_model(vocab_size=VOCAB, d_model=D_MODEL, d_hidden=D_HIDDEN)
     direction = model.direction(7)
 
-    def whole() -> torch.Tensor:
+    def full() -> torch.Tensor:
         past = model.W_E @ model.ov(0)[0].dense()
         Q = model.mlp(0).interaction(direction).dense()
         scores: torch.Tensor = 2 * past @ Q @ model.W_E.T
@@ -26,7 +26,7 @@ def run(way: str) -> None:
         frame = language.skip_trigrams(model, direction, 0, layer=0, k=K)
         return torch.tensor(frame.value.tolist())
 
-    measure(way, blocks, whole)
+    measure(way, blocks, full)
 
 
 def main() -> None:

@@ -1,12 +1,11 @@
-"""Top eigenpairs of many directions at once, against one whole decomposition after another.
+"""Top eigenpairs of many directions at once, against full decompositions one by one.
 
-`python -m benchmarks.spectra` takes 64 directions of a random layer, on a GPU, where there is one,
-of the size of a model of 1.1 billion parameters. With `--model PATH` it takes a layer of a Llama
-(any that `bilens.load` opens): L and R are its gate and up projection after the
-norm's gain, the gate taken as linear, D is its down projection, and the directions are the logits
-of random tokens. The reference, whose time is proportional to the number of directions, does some
-of them each time, by turns with what it is compared with. Ratios are of wall time and, for machines
-that do other work beside, of the processor's time.
+`python -m benchmarks.spectra` takes 64 directions of a random layer of the size of a model of 1.1
+billion parameters, on a GPU if present. With `--model PATH` it takes a layer of any Llama that
+`bilens.load` opens. L and R are its gate and up projection after the norm's gain, the gate taken as
+linear. D is its down projection, and the directions are the logits of random tokens. The time of
+the reference is proportional to the number of directions, so it does a few of them in each turn.
+Ratios are of wall time and, for machines that do other work beside, of the processor's time.
 """
 
 import argparse
@@ -29,7 +28,7 @@ SAMPLE, REPEATS, K, TOLERANCE = 16, 5, 8, 1e-4
 
 
 def random_layer(directions: int) -> tuple[BilinearTensor, Tensor]:
-    """A layer of independent weights, and as many directions."""
+    """Return a layer of independent weights, and as many directions."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -41,7 +40,7 @@ def random_layer(directions: int) -> tuple[BilinearTensor, Tensor]:
 
 
 def trained_layer(path: Path, layer: int, directions: int) -> tuple[BilinearTensor, Tensor]:
-    """A layer of a Llama, and the logits of random tokens."""
+    """Return a layer of a Llama, and the logits of random tokens."""
     # Weights of any format are read as those of the same layer.
     weights = open_model(path).state_dict()
     mlp, norm = (f"model.layers.{layer}.{name}" for name in ("mlp", "post_attention_layernorm"))
@@ -49,8 +48,8 @@ def trained_layer(path: Path, layer: int, directions: int) -> tuple[BilinearTens
     left, right = (weights[f"{mlp}.{name}.weight"] * gain for name in ("gate_proj", "up_proj"))
     tensor = BilinearTensor(left, right, weights[f"{mlp}.down_proj.weight"])
     logits = weights["model.embed_tokens.weight"] * weights["model.norm.weight"]
-    chosen = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))
-    return tensor, logits[chosen[:directions]]
+    selected = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))
+    return tensor, logits[selected[:directions]]
 
 
 def main() -> None:
@@ -66,11 +65,11 @@ def main() -> None:
         else random_layer(given.directions)
     )
     form = tensor.to(DEVICE).interaction(directions.to(DEVICE))
-    found: list[Spectrum] = []
+    result: list[Spectrum] = []
     tops: list[Tensor] = []
 
     def together() -> None:
-        found[:] = [form.eigh(K, tolerance=TOLERANCE)]
+        result[:] = [form.eigh(K, tolerance=TOLERANCE)]
 
     def one_after_another() -> None:
         tops.clear()
@@ -82,9 +81,9 @@ def main() -> None:
     together()
     share, times = len(directions) / SAMPLE, []
     for _ in range(REPEATS):
-        reference, mine = both_clocks(one_after_another), both_clocks(together)
-        times.append((*(share * taken for taken in reference), *mine))
-    (spectrum,) = found
+        reference, custom = both_clocks(one_after_another), both_clocks(together)
+        times.append((*(share * taken for taken in reference), *custom))
+    (spectrum,) = result
     assert spectrum.miss_chance is not None
     exact = torch.stack(tops).abs()
     difference = ((spectrum.values[:SAMPLE].abs() - exact).abs() / exact[:, :1]).max()
@@ -95,8 +94,8 @@ def main() -> None:
     wall, processor, mine_wall, mine_processor = map(statistics.median, zip(*times, strict=True))
     print(f"dense build and eigh one by one   {wall:8.2f} s, {processor:8.2f} s of processor")
     print(f"eigh(k={K}), certified to {TOLERANCE}   {mine_wall:8.2f} s, {mine_processor:8.2f} s")
-    for name, whole, top in (("wall", 0, 2), ("processor", 1, 3)):
-        ratios = sorted(row[whole] / row[top] for row in times)
+    for name, full, top in (("wall", 0, 2), ("processor", 1, 3)):
+        ratios = sorted(row[full] / row[top] for row in times)
         shown = ", ".join(f"{ratio:.1f}" for ratio in ratios)
         print(f"ratio, {name:9}                  {statistics.median(ratios):8.1f} x ({shown})")
     launches, waits = count(together)

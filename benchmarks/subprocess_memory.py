@@ -28,7 +28,7 @@ WAYS = ("nothing", "blocks", "whole")
 
 
 def random_model(**settings: Any) -> Any:
-    """A language model with random weights, by default of one block, as a `ResidualModel`."""
+    """Return a language model with random weights, by default of one block."""
     torch.manual_seed(0)
     model = nn.LanguageModel(nn.LanguageConfig(**settings))
     # What importing the readings takes is part of "nothing".
@@ -36,19 +36,17 @@ def random_model(**settings: Any) -> Any:
     return residual.ResidualModel(model.requires_grad_(False))
 
 
-def measure(
-    way: str, blocks: Callable[[], torch.Tensor], whole: Callable[[], torch.Tensor]
-) -> None:
+def measure(way: str, blocks: Callable[[], torch.Tensor], full: Callable[[], torch.Tensor]) -> None:
     """Print the seconds of one way and the largest memory of this process, in MB."""
-    calls = {"nothing": lambda: None, "blocks": blocks, "whole": whole}
-    found = seconds(calls[way], 3)
-    print(found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    calls = {"nothing": lambda: None, "blocks": blocks, "whole": full}
+    result = seconds(calls[way], 3)
+    print(result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     if way == "blocks":
-        assert torch.allclose(blocks(), whole(), rtol=1e-3)
+        assert torch.allclose(blocks(), full(), rtol=1e-3)
 
 
 def peak_above(call: Callable[[], Result]) -> tuple[float, Result]:
-    """The most memory, in MB, that a call took above what the process had; on Linux alone."""
+    """Return the most memory, in MB, that a call added to the process; on Linux only."""
     # Freed memory goes back first, and Linux counts the peak of a process anew from here.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
@@ -63,16 +61,16 @@ def _status(name: str) -> int:
 
 
 def compare(name: str) -> None:
-    """Run `python -m benchmarks.NAME WAY` for all ways, and show what they print."""
+    """Run `python -m benchmarks.NAME WAY` for all ways, and show their output."""
     print(machine())
-    found = {}
+    result = {}
     for way in WAYS:
         command = [sys.executable, "-m", f"benchmarks.{name}", way]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found[way] = [float(number) for number in shown.split()]
-    nothing, blocks, whole = WAYS
-    base = found[nothing][1]
-    for way in (blocks, whole):
-        time, most = found[way]
+        result[way] = [float(number) for number in shown.split()]
+    nothing, blocks, full = WAYS
+    base = result[nothing][1]
+    for way in (blocks, full):
+        time, most = result[way]
         print(f"{way:8} {time:6.2f} s, {most:6.0f} MB at most, {most - base:5.0f} above the model")
-    print(f"ratio    {found[whole][0] / found[blocks][0]:6.2f} x")
+    print(f"ratio    {result[full][0] / result[blocks][0]:6.2f} x")

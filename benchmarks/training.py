@@ -1,4 +1,4 @@
-"""An epoch of training on MNIST's shapes, one seed and five as one, against its products alone."""
+"""An epoch of training on MNIST's shapes, one seed and five as one, against its products only."""
 
 import statistics
 from dataclasses import replace
@@ -40,7 +40,7 @@ def products_of_an_epoch(images: torch.Tensor) -> None:
 def seconds_of_an_epoch(
     config: ClassifierConfig, data: ImageData, kind: ClassifierTraining, seeds: int
 ) -> float:
-    """How long an epoch of so many seeds takes, trained as one."""
+    """Return the seconds of an epoch of n seeds, trained as one."""
     trained = train_classifiers(config, data, kind, range(seeds))
     return sum(float(history[0]["train_seconds"]) for _, history in trained)
 
