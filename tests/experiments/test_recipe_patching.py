@@ -14,7 +14,7 @@ from bilens.errors import BilensError
 from bilens.models import load
 from bilens.read.flow import flow, patch
 from bilens.read.language import TokenDirection
-from experiments import circuits, directions
+from experiments import circuits, directions, pairs
 from experiments import patching as recipe
 
 
@@ -26,7 +26,7 @@ class TinyContext(RecipeContext):
 def words():
     texts = [
         t
-        for pairs in recipe.templates().values()
+        for pairs in pairs.templates().values()
         for pair in pairs
         for t in (*pair[1:4], *pair.minus)
     ]
@@ -71,7 +71,7 @@ def installed(folder, tmp_path, monkeypatch):
 def test_patching_compares_attributions_with_effects(installed, folder):
     numbers = recipe.run(installed).numbers["tiny"]
     assert json.loads(json.dumps(numbers)) == numbers
-    assert numbers["tasks"].keys() == recipe.templates().keys()
+    assert numbers["tasks"].keys() == pairs.templates().keys()
     assert numbers["pairs"] == 2 * len(numbers["tasks"])
     rows = lines(installed.models / "patching-tiny.jsonl")
     model = load(str(folder / "model"))
@@ -111,7 +111,7 @@ def test_metrics_are_those_of_numbers_that_are_known():
 
 def test_the_previous_token_head_is_ranked_among_all(folder):
     model = load(str(folder / "model"))
-    [pair] = recipe.cue_pairs(model, 1)
+    [pair] = pairs.cue_pairs(model, 1)
     ids, other = model.ids(pair.text), model.ids(pair.against)
     # The cue comes again at the end, and before the token to copy only in the first text.
     assert (ids != other).nonzero()[:, 0].tolist() == [2]
