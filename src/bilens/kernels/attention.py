@@ -321,8 +321,10 @@ def _check_squared(inputs: Inputs, constant: Tensor | None, normalised: bool) ->
         )
 
 
+@cache
 def _import_triton() -> Kernel:
-    # Triton need not be there, and only a GPU needs it.
+    # Triton need not be there, and only a GPU needs it. Asking for a module takes as long as a
+    # launch does, hence the cache.
     return import_module("bilens.kernels.triton_chunked").triton_chunked
 
 
