@@ -1,11 +1,12 @@
 """Composition scores: the overlap of each writer's output with each later reader's input."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import pandas as pd
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bilens.checks import checked, full_precision
@@ -31,7 +32,7 @@ class Group(NamedTuple):
 
     moment: Moment
     names: list[str]
-    cores: Float64[Tensor, "names r n"]
+    cores: Float[Tensor, "names r n"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,38 +110,32 @@ def composition_scores(model: ResidualModel) -> Composition:
         scores of random matrices.
     """
     # The last MLP has no readers, and heads of the first layer have no writers.
-    writers = _writers(model)[:-1]
-    readers = [group for group in _readers(model) if group.moment > Moment.input(0)]
-    rows = []
-    for writer in writers:
-        blocks = [
-            _scores(writer.cores, reader.cores)
-            if writer.moment <= reader.moment
-            else writer.cores.new_full((len(writer.names), len(reader.names)), torch.nan)
-            for reader in readers
-        ]
-        rows.append(torch.cat(blocks, 1))
+    writers = list(_writers(model))[:-1]
+    names: list[str] = []
+    columns = []
+    # Only writers are held: there are fewer of them, and each reader meets all before it.
+    for reader in _readers(model):
+        if reader.moment > Moment.input(0):
+            names += reader.names
+            columns.append(torch.cat([_scores(writer, reader) for writer in writers]))
     return Composition(
         writers=tuple(name for group in writers for name in group.names),
-        readers=tuple(name for group in readers for name in group.names),
-        scores=torch.cat(rows).cpu() if readers else torch.zeros(0, 0, dtype=torch.float64),
+        readers=tuple(names),
+        scores=torch.cat(columns, 1).cpu() if columns else torch.zeros(0, 0, dtype=torch.float64),
         baseline=model.d_model**-0.5,
     )
 
 
-def _writers(model: ResidualModel) -> list[Group]:
-    groups: list[Group] = []
+def _writers(model: ResidualModel) -> Iterator[Group]:
     for layer in range(model.n_layers):
         OV, D = model.ov(layer), model.layer(layer).mlp.output_weights()
         # Norms are those of small cores, so no (d_model, d_model) map is formed.
-        W = _core(OV.left) @ OV.right.double()
-        groups.append(Group(Moment.attention(layer), _head_names(model, layer), W))
-        groups.append(Group(Moment.mlp(layer), [f"mlp {layer}"], _core(D.T)[None]))
-    return groups
+        W = _core(OV.left) @ OV.right
+        yield Group(Moment.attention(layer), _head_names(model, layer), W)
+        yield Group(Moment.mlp(layer), [f"mlp {layer}"], _core(D.T)[None])
 
 
-def _readers(model: ResidualModel) -> list[Group]:
-    groups: list[Group] = []
+def _readers(model: ResidualModel) -> Iterator[Group]:
     for layer in range(model.n_layers):
         QK = model.qk(layer)
         sides: dict[str, FactoredMatrix] = {}
@@ -149,31 +144,36 @@ def _readers(model: ResidualModel) -> list[Group]:
             # A query and a key read the same form from its two sides.
             sides |= {f"Q{suffix}": matrices, f"K{suffix}": matrices.T}
         for side, matrices in (sides | {"V": model.ov(layer)}).items():
-            R = matrices.left.double() @ _core(matrices.right.mT).mT
+            R = matrices.left @ _core(matrices.right.mT).mT
             names = [f"{head} {side}" for head in _head_names(model, layer)]
-            groups.append(Group(Moment.input(layer), names, R))
+            yield Group(Moment.input(layer), names, R)
         for side, weight in model.layer(layer).mlp.input_weights().items():
             moment, names = model.parts.mlp_moment(layer), [f"mlp {layer} {side}"]
-            groups.append(Group(moment, names, _core(weight).T[None]))
-    return groups
+            yield Group(moment, names, _core(weight).T[None])
 
 
 def _head_names(model: ResidualModel, layer: int) -> list[str]:
     return [f"head {layer}.{head}" for head in range(model.n_heads)]
 
 
-def _core(A: Tensor) -> Float64[Tensor, "*batch small n"]:
+def _core(A: Float[Tensor, "*batch n_out n"]) -> Float[Tensor, "*batch small n"]:
     """Return the R factor of the QR decomposition: |R W| = |A W| for every W."""
-    return torch.linalg.qr(A.double(), mode="r").R
+    return torch.linalg.qr(A.double(), mode="r").R.to(A.dtype)
 
 
-def _scores(
-    W: Float64[Tensor, "writers r d_model"], R: Float64[Tensor, "readers d_model m"]
-) -> Float64[Tensor, "writers readers"]:
-    norms = torch.linalg.matrix_norm(W[:, None] @ R)
-    sizes = torch.linalg.matrix_norm(W)[:, None] * torch.linalg.matrix_norm(R)
+def _scores(writer: Group, reader: Group) -> Float64[Tensor, "writers readers"]:
+    W, R = writer.cores, reader.cores
+    shape = len(W), len(R)
+    if writer.moment > reader.moment:
+        return torch.full(shape, torch.nan, dtype=torch.float64, device=W.device)
+    # One product of all with all: a batch of products would copy each core for each partner.
+    flat = W.flatten(0, 1) @ R.transpose(0, 1).flatten(1)
+    squares = flat.square_().view(shape[0], -1, shape[1], R.shape[2])
+    norms = squares.sum((1, 3), dtype=torch.float64).sqrt()
+    sizes = [torch.linalg.matrix_norm(x, dtype=torch.float64) for x in (W, R)]
+    size = sizes[0][:, None] * sizes[1]
     # A map of zeros reads nothing.
-    return torch.where(sizes > 0, norms / sizes, 0.0)
+    return torch.where(size > 0, norms / size, 0.0)
 
 
 @checked
