@@ -43,6 +43,7 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "eigenvectors": ("classifier", "Eigenvectors of a classifier of one layer."),
         "paths": ("deep", "Strongest paths through a classifier of several layers."),
         "bonds": ("bonds", "The few directions between the layers of a classifier."),
+        "masks": ("adversarial", "Pictures from the weights that turn images into a class."),
         "fourier": ("fourier", "Frequencies by which a classifier adds modulo a number."),
     }
 )

@@ -1,6 +1,6 @@
 """From a model to findings."""
 
-from bilens.read.adversarial import Attack, attack, class_mask
+from bilens.read.adversarial import Attack, MaskReading, attack, class_mask, read_masks
 from bilens.read.bonds import (
     BondReading,
     Metric,
@@ -64,6 +64,7 @@ __all__ = [
     "Explanation",
     "FourierReading",
     "LogitExplanation",
+    "MaskReading",
     "Metric",
     "Order",
     "SharedFeature",
@@ -88,6 +89,7 @@ __all__ = [
     "read_classifier",
     "read_deep",
     "read_fourier",
+    "read_masks",
     "save_paths",
     "shared_by_classes",
     "shared_by_paths",

@@ -1,16 +1,21 @@
 """Adversarial masks: pictures built from the weights that turn other images into a class."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import check_finite, check_index, check_labels, full_precision
+from bilens.data import ImageData
 from bilens.errors import BilensError
+from bilens.lazy_imports import pd
 from bilens.read.chain import predict
+from bilens.read.classifier import spectra
 from bilens.reading import Fact, Percent, Reading
-from bilens.settings import NotNegative
+from bilens.registry import reading
+from bilens.settings import NotNegative, Seed
 from bilens.tensor import Spectrum, TensorChain
 
 
@@ -103,3 +108,80 @@ def attack(
         targeted=float((predicted == label).double().mean()),
         fooled=float((predicted != labels[others]).double().mean()),
     )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MaskReading(Reading):
+    """Attacks with the mask of each class, beside Gaussian noise of the same length.
+
+    Attributes:
+        class_names: names of the classes.
+        norm: length of the masks.
+        masks: attack of each class with its mask.
+        noise: attack of each class with noise.
+    """
+
+    class_names: tuple[str, ...]
+    norm: float
+    masks: tuple[Attack, ...]
+    noise: tuple[Attack, ...]
+
+    axes: ClassVar[dict[str, str]] = {"x": "class", "y": "targeted"}
+    formats: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("targeted", "fooled", "targeted by noise", "fooled by noise"), ".1%"
+    )
+    explanation: ClassVar[str] = (
+        "The mask of a class is built from its eigenvectors only, and added to the test images of "
+        "all other classes. Targeted is the share that the model then takes for the class of the "
+        "mask, fooled the share that it takes for any class but their own."
+    )
+
+    @property
+    def title(self) -> str:
+        """Heading on a page."""
+        return "Masks that turn images into another class"
+
+    def facts(self) -> list[Fact]:
+        """Return the length of the masks and the mean shares."""
+        means = self.frame().mean(numeric_only=True)
+        return [("length", self.norm), *((name, Percent(share)) for name, share in means.items())]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row for each class: the shares of its mask and of noise."""
+        columns: dict[str, list[Any]] = {"class": list(self.class_names)}
+        for suffix, attacks in (("", self.masks), (" by noise", self.noise)):
+            columns[f"targeted{suffix}"] = [attack.targeted for attack in attacks]
+            columns[f"fooled{suffix}"] = [attack.fooled for attack in attacks]
+        return pd.DataFrame(columns)
+
+
+@reading("masks")
+@full_precision
+@torch.no_grad()
+def read_masks(
+    model: TensorChain, data: ImageData, norm: NotNegative = 5.0, seed: Seed = 0
+) -> MaskReading:
+    """Attack a classifier of one layer with the mask of each class, and with noise.
+
+    Args:
+        model: the classifier.
+        data: its images, with pixels from 0 to 1.
+        norm: length of the masks before clipping.
+        seed: seed of the noise.
+
+    Raises:
+        NotBilinearError: the model is not one tensor.
+    """
+    masks = class_mask(spectra(model, basis="pixels"))
+    # A generator of the CPU draws the same noise on every device.
+    generator = torch.Generator("cpu").manual_seed(seed)
+    noise = torch.randn(masks.shape, generator=generator, device="cpu").to(masks)
+    x, labels = data.test_images, data.test_labels
+    ours, random = (
+        tuple(
+            attack(model, x, labels, mask, label=label, norm=norm)
+            for label, mask in enumerate(drawn)
+        )
+        for drawn in (masks, noise)
+    )
+    return MaskReading(data.class_names, norm, ours, random)
