@@ -14,8 +14,8 @@ flows, the gradient otherwise. Queries, keys and values of a head are three read
 values that heads share are one each. The embedding is always in a circuit of nodes, and is not
 counted.
 
-Intervals are bootstraps over the pairs of the evaluation, 95 %. Results of each pair are kept in
-the folder of models, and a stopped run resumes.
+Intervals are bootstraps over the pairs of the evaluation, 95 %, also of the differences from EAP-IG.
+Results of each pair are kept in the folder of models, and a stopped run resumes.
 
 Small: 2 pairs of each task for the order and 2 for the evaluation. Paper: 10 and 8.
 
@@ -48,6 +48,7 @@ from experiments.patching import POINTS, SAMPLES, STORY_MODEL, measure, model_pa
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 TASKS = ("ioi", "agreement", "induction")
+BASELINE = "EAP-IG inputs"
 ROWS = 18
 """Runs in a batch."""
 PATCHING_PAIRS = 15
@@ -230,18 +231,29 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         drawn = np.concatenate([np.arange(len(of_task))[None], drawn])
         span = (ends[:, 0] - ends[:, 1])[drawn].mean(1)
         numbers[task] = {"pairs": len(of_task)}
+        values: dict[tuple[str, str], np.ndarray] = {}
         for name in of_task[0]["logits"]:
             entry = {}
             for ranking, metric in (("signed", "CPR"), ("absolute", "CMD")):
                 logits = np.array([row["logits"][name][ranking] for row in of_task])
                 gained = (logits - ends[:, 1:])[drawn].mean(1) / span[:, None]
                 faithfulness = np.concatenate([gained, np.ones((len(gained), 1))], 1)
-                values = areas(faithfulness)[metric]
-                low, high = np.quantile(values[1:], [0.025, 0.975])
-                entry[metric] = {"value": float(values[0]), "low": float(low), "high": float(high)}
+                values[name, metric] = areas(faithfulness)[metric]
+                entry[metric] = _interval(values[name, metric])
                 entry[f"faithfulness, {ranking}"] = faithfulness[0].tolist()
             numbers[task][name] = entry
+        for (name, metric), samples in values.items():
+            # The same pairs are drawn for all attributions, so that differences are of pairs.
+            if (BASELINE, metric) in values:
+                difference = _interval(samples - values[BASELINE, metric])
+                numbers[task][name][f"{metric} minus that of {BASELINE}"] = difference
     return numbers
+
+
+def _interval(samples: np.ndarray) -> dict[str, float]:
+    """Return the estimate, which comes first, and the interval of 95 % of the samples after it."""
+    low, high = np.quantile(samples[1:], [0.025, 0.975])
+    return {"value": float(samples[0]), "low": float(low), "high": float(high)}
 
 
 def table(rows: list[dict[str, Any]]) -> pd.DataFrame:

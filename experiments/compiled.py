@@ -5,8 +5,8 @@ This file runs in an environment of its own, since tracr needs jax and haiku:
     python -m venv runs/tracr && runs/tracr/bin/pip install tracr-pypi==1.0.0 safetensors
     runs/tracr/bin/python experiments/compiled.py runs/reproduced/models/compiled
 
-Each program is one safetensors file: weights, labels of the stream's coordinates, and outputs on
-some texts, to see that a model with these weights computes the same.
+Each program is one safetensors file with weights, labels of the stream's coordinates, and outputs
+on a few texts. They show whether a model with these weights computes the same.
 
 Source:
     Lindner et al. 2023, "Tracr: compiled transformers as a laboratory for interpretability".

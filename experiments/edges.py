@@ -208,7 +208,7 @@ class PartialRuns:
 
     @torch.no_grad()
     def with_nodes(self, clean: Bool[Tensor, "rows sources"]) -> Float[Tensor, " rows"]:
-        """Return the number of runs in which other heads and MLPs give their second outputs.
+        """Return the number of runs in which other heads and MLPs have their second outputs.
 
         The embedding is that of the first text in all of them.
         """
@@ -289,7 +289,7 @@ class PartialRuns:
             written = graph.head_outputs(number, args[0])
             changes[:, start:end] = written - self._outputs[start:end]
 
-        def give_mlp(_: Any, args: Any) -> Any:
+        def replace_input(_: Any, args: Any) -> Any:
             return (read(slice(last, last + 1), of_mlp, end)[:, 0], *args[1:])
 
         def keep_mlp(_: Any, __: Any, y: Tensor) -> None:
@@ -304,7 +304,7 @@ class PartialRuns:
         return [
             *hooks,
             (heads.out.module, True, keep_heads),
-            (mlp.norm_or_module, True, give_mlp),
+            (mlp.norm_or_module, True, replace_input),
             (mlp.module, False, keep_mlp),
         ]
 

@@ -2,13 +2,13 @@
 
 For pairs of `patching`, which runs first, the heads and MLPs of SmolLM2 get
 
-- LXT's LRP: the gradient at the first text by its rules, times the change between the texts, with
-  patterns that carry relevance (AttnLRP) and with frozen ones (CP-LRP);
+- LXT's LRP: the gradient at the first text by its rules, times the change between the texts.
+  AttnLRP lets patterns carry relevance, CP-LRP freezes them;
 - captum's gradient times activation at the first text, which knows no second one.
 
 Captum's DeepLift has no rule for SiLU or for a softmax that is a function. LXT 2.1 does not import
-with transformers 5, so that its rules are applied to the model's classes one by one.
-circuit-tracer needs transcoders of the model from the hub and transformers 4, and is left out.
+with transformers 5. Its rules are applied to the model's classes one by one. A third package,
+circuit-tracer, needs transcoders of the model from the hub and transformers 4, and is left out.
 
 The packages are no requirements of bilens. They go into a folder of their own:
 

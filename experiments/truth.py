@@ -3,13 +3,13 @@
 Two kinds of models have a known circuit.
 
 - RASP programs that tracr compiled to weights (`experiments/compiled.py` writes the files, in an
-  environment of its own). An edge is in the circuit if its reader's weights see coordinates of the
-  stream that its part writes, the part depends on the tokens, and the reader's output is used.
+  environment of its own). An edge is in the circuit if its reader's weights see coordinates that
+  its part writes. The part must also depend on the tokens, and the reader's output must be used.
 - Induction: transformers of two layers with MLPs, trained here on random sequences that repeat.
-  Their patterns name the heads that attend to the token before, and those of the layer above that
-  attend to the token after the same one. Edges of the circuit join the embedding to the values of
-  the former and to the queries and values of the latter, the former to the keys of the latter, and
-  those to the logits.
+  Their patterns show which heads attend to the token before, and which copy, attending to the
+  token after the same one. The circuit has the edges from the embedding to values of both and to
+  queries of heads that copy. Further edges lead from the former to keys of the latter, and from
+  there to the logits.
 
 For each model the score of an edge is the mean |attribution| over pairs of texts. The area under
 the ROC curve (AUROC) is the chance that an edge of the circuit has a larger score than another one.
@@ -128,7 +128,7 @@ def _is_output(name: str) -> bool:
 
 
 def compiled_model(path: Path) -> tuple[ResidualModel, dict[str, Any]]:
-    """Return a compiled program as a model of bilens, and what its file says about it."""
+    """Return a compiled program as a model of bilens, and the notes of its file."""
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()["about"])
     weights = load_file(path)

@@ -124,6 +124,7 @@ def test_the_measure_of_a_model_that_only_adds_is_known():
         "logits": {
             "good": {"signed": [1.0] * 8 + [3.0], "absolute": [3.0] * 9},
             "bad": {"signed": [1.0] * 9, "absolute": [1.0] * 9},
+            recipe.BASELINE: {"signed": [1.0] * 9, "absolute": [1.0] * 9},
         },
     }
     numbers = recipe.summary([row, row])["ioi"]
@@ -132,4 +133,7 @@ def test_the_measure_of_a_model_that_only_adds_is_known():
     assert numbers["bad"]["CPR"]["value"] == pytest.approx(0.5 / 2)
     assert numbers["good"]["CMD"]["value"] == 0
     assert numbers["bad"]["CMD"]["value"] == pytest.approx(0.5 - 0.001 + 0.25)
+    difference = numbers["good"][f"CMD minus that of {recipe.BASELINE}"]
+    assert difference["value"] == pytest.approx(-numbers["bad"]["CMD"]["value"])
+    assert difference["low"] == difference["high"] == difference["value"]
     assert numbers["bad"]["CMD"]["low"] == numbers["bad"]["CMD"]["high"]
