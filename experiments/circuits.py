@@ -14,7 +14,7 @@ flows, the gradient otherwise. Queries, keys and values of a head are three read
 values that heads share are one each. The embedding is always in a circuit of nodes, and is not
 counted.
 
-Intervals are bootstraps over the pairs of the evaluation, 95 %, also of the differences from EAP-IG.
+Intervals are bootstraps over the pairs of the evaluation, 95 %, also of differences from EAP-IG.
 Results of each pair are kept in the folder of models, and a stopped run resumes.
 
 Small: 2 pairs of each task for the order and 2 for the evaluation. Paper: 10 and 8.
