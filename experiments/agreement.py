@@ -104,7 +104,7 @@ def run(context: RecipeContext) -> Outcome:
         "edits": _edits(model, found, pairs, before),
         "turned_along_number": turned_along_number(model, context.choose(8, 16), pairs),
     }
-    results = [(kind, "", one) for kind, some in checked.items() for one in some]
+    results = [one for some in checked.values() for one in some]
     return Outcome(numbers, {"interventions": ablation_figure(results)}, _tables(found))
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import tests.checked  # noqa: F401  the hook finds it by its name
+from tests.explore.browser import chromium
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -48,3 +49,9 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with chromium() as result:
+        yield result

@@ -92,7 +92,10 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     assert json.loads((tmp_path / "graphs" / "flow.json").read_text())["nodes"]
     text = shown(capsys)
     result = json.loads(page.with_suffix(".json").read_text())
-    assert f"girl minus dog, cat {result['value']:.4g}, probability of the token" in text
+    said = f'"girl" minus "dog", "cat" {result["value"]:.4g}, probability of the token'
+    assert said in text
+    assert "other nodes" in text
+    assert "one node removed" in text
     assert len(result["nodes"]) == 9
     assert len(result["ablated"]) == 5
     assert "Interventions" in page.read_text()
@@ -127,7 +130,7 @@ def test_the_report_of_a_language_model(run, capsys):
     assert "Eigenvectors of girl" in page
     assert "N-grams of &#34;" in page
     assert "<h2>Heads of layer 0</h2>" in page
-    assert page.index("<h2>Summary</h2>") < page.index("<h2>Strongest nodes</h2>")
+    assert page.index("<h2>Summary</h2>") < page.index("<h2>The account</h2>")
     assert "loss on" in page
     assert "swim" not in page[page.index("<body>") :]
     result = in_json(capsys, "report", run, "--token", "dog", "--minus", "cat,bird")

@@ -121,7 +121,8 @@ def test_a_result_shows_itself(results, name, text):
     assert ("of " + f"{len(frame):,} rows</p>" in page) == (len(frame) > 10)
     figure = result.plot()
     assert figure.data
-    assert figure.layout.template == plotly.io.templates[plotly.io.templates.default]
+    if name != "flow":  # a drawing of its own
+        assert figure.layout.template == plotly.io.templates[plotly.io.templates.default]
 
 
 def test_everything_is_derived_from_facts_and_a_frame():
@@ -162,7 +163,7 @@ def test_everything_is_derived_from_facts_and_a_frame():
         ([0.0, -0.0], ["0", "0"]),
         ([1e-9, 2e-9], ["1.00e-09", "2.00e-09"]),
         ([12345.6, 1.0], ["12346", "1"]),
-        ([float("nan"), 0.25], ["nan", "0.250"]),
+        ([float("nan"), 0.25], ["", "0.250"]),
     ],
 )
 def test_numbers_of_a_column_have_the_same_decimals(numbers, text):
@@ -178,8 +179,7 @@ def test_tables_say_what_the_results_say(results):
     costs = results["bonds"].frame().query("bond == 1 and direction == 4")["error"]
     assert costs.item() == pytest.approx(results["bonds"].certificate((12, 3)), rel=1e-6)
     strongest = found.top(1).nodes[1]
-    tokens = [f"<{number}>" for number in range(len(found.ids))]
-    assert found.frame(tokens)["node"][0] == strongest.name(tokens)
+    assert found.frame()["node"][0] == strongest.name(found.tokens)
     assert found.frame()["flow"][0] == strongest.flow
 
 

@@ -95,9 +95,11 @@ class Table:
             how = _common_format(column.tolist())
         if how is None:
             return [shown(value) for value in column.tolist()]
-        if how.startswith("+"):
-            return [signed(value, how[1:]) for value in column.tolist()]
-        return [format(value, how) for value in column.tolist()]
+        plus = how.startswith("+")
+        return [
+            "" if math.isnan(value) else signed(value, how[1:]) if plus else format(value, how)
+            for value in column.tolist()
+        ]
 
 
 def _common_format(values: Iterable[float]) -> str:

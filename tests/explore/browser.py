@@ -44,7 +44,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.failures.append(str(error)))
 
     def _note(self, request: Any) -> None:
-        if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
+        if not request.url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:")):
             self.outside.append(request.url)
 
     def open(self, address: str, ready: str = DRAWN) -> Any:

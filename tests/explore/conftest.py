@@ -8,7 +8,7 @@ from bilens.convert import save_model
 from bilens.data import Grammar
 from bilens.explore import explorer
 from bilens.files import write_json
-from tests.explore.browser import chromium, served
+from tests.explore.browser import served
 from tests.language import random_model
 from tests.models import digit_model
 
@@ -38,7 +38,7 @@ def deep_site(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def language_run(tmp_path_factory):
-    """Return a model with random weights, in the words of the grammar."""
+    """A model with random weights, in the words of the grammar."""
     folder = tmp_path_factory.mktemp("explore") / "grammar"
     grammar = Grammar()
     model = random_model(vocab_size=len(grammar.vocabulary)).float()
@@ -56,9 +56,3 @@ def language_site(language_run, tmp_path_factory):
         app = explorer(language_run)
     with served(app) as address:
         yield address
-
-
-@pytest.fixture(scope="session")
-def browser():
-    with chromium() as result:
-        yield result

@@ -4,6 +4,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from html import escape
 
 import pytest
 
@@ -12,7 +13,7 @@ from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.language import LanguageState, LanguageView
 from bilens.explore.language_screen import language_screen
 from bilens.explore.screen import AT_ONCE, Screen, write_address
-from bilens.read.flow import ablate, edit_heads
+from bilens.read.flow import edit_heads, remove
 from bilens.residual import ResidualModel
 from tests.language import random_model, small_corpus
 
@@ -69,23 +70,23 @@ def removable(graph: str) -> list[str]:
 
 
 def expected_removal(view: LanguageView, of: FlowOf, name: str) -> str:
-    split, data = view.flows.split(of)
-    (number,) = (i for i, n in enumerate(split.nodes) if n.name(data["tokens"]) == name)
-    (result,) = ablate(view.model, split, [number])
-    return f"Without {name} the running model changes by {result.actual:+#.3g};"
+    split, _ = view.flows.split(of)
+    (number,) = (i for i, n in enumerate(split.nodes) if n.name(split.tokens) == name)
+    result = remove(view.model, split, [number])
+    return f"without {escape(result.part)}: a change of {result.actual:+#.3g}."
 
 
 def test_a_click_on_a_node_removes_it_and_leaves_the_graph(screen):
     visitor = Visitor(screen)
     visitor.sets(flow_prompt=TEXTS[0], flow_token="lily")
     graph = visitor.page("flow")
-    assert json.loads(graph)["direction"] == "lily"
-    name = next(name for name in removable(graph) if name.endswith(" at once"))
-    updated = visitor.sets(removed=name)
+    assert json.loads(graph)["direction"] == '"lily"'
+    name = next(name for name in removable(graph) if name.endswith(' at "once"'))
+    updated = visitor.sets(removed=json.dumps([name]))
     assert expected_removal(screen.view, FlowOf(TEXTS[0], "lily"), name) in visitor.page(
         "flow-removed"
     )
-    assert not updated & {"flow", "flow-tree", "flow-text", "edit-page"}
+    assert not updated & {"flow", "flow-text", "edit-page"}
     # Another text has other nodes, and the sentence on the old one goes.
     assert {"flow", "flow-removed", "edit-page"} <= visitor.sets(flow_prompt=TEXTS[1])
     assert visitor.page("flow-removed") == ""
@@ -98,7 +99,7 @@ def test_a_click_that_cannot_be_followed_changes_nothing_but_its_message(screen)
     before = visitor.state
     assert "flow" not in visitor.sets(flow_token="zebra")
     assert visitor.state == before
-    assert visitor.sets(removed="no such node")
+    assert visitor.sets(removed=json.dumps(["no such node"]))
     assert visitor.page("flow-removed") == ""
 
 
@@ -141,7 +142,7 @@ def test_four_visitors_at_once_see_each_their_own(screen):
             pages.append(visitor.page("flow"))
             for name in removable(pages[-1])[:3]:
                 meet()
-                visitor.sets(removed=name)
+                visitor.sets(removed=json.dumps([name]))
                 pages.append(visitor.page("flow-removed"))
             heads = [*screen.view.edits.nodes(visitor.state.flow)][:2]
             meet()

@@ -73,7 +73,7 @@ def data(request):
     model, options = KINDS[request.param]
     view = ResidualModel(random_model(**model))
     found = flow(view, random_text(), view.direction(3), m=3, threshold=0, **options)
-    return flow_data(found, [f"w{i}" for i in range(9)], direction='a "b"', k=60)
+    return flow_data(found, direction='a "b"', k=60)
 
 
 def graph_of(data, slug="one"):

@@ -1,30 +1,39 @@
-"""The page of a flow holds the graph, says what is in it, and escapes all text."""
+"""The page of a flow holds the graph, says what is in it, adds up, and escapes all text."""
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
-from bilens.errors import BilensError
 from bilens.read.flow import Ablation, flow
-from bilens.read.flow.figures import ablation_figure, flow_data, flow_sections, flow_tree
+from bilens.read.flow.figures import (
+    ablation_figure,
+    flow_data,
+    flow_sections,
+    node_table,
+    path_table,
+    start_table,
+)
 from bilens.report import write_page
 from bilens.residual import ResidualModel
-from tests.language import random_model, random_text
+from tests.explore.browser import needs_chrome, visiting
+from tests.language import random_model, random_text, toy_tokenizer
 
-TOKENS = [f"w{i}" for i in range(8)] + ["</script><b>"]
+TOKENS = (*(f" w{i}" for i in range(8)), "</script><b>")
+OTHER = "t1 t4 t7 t2 t2 t9 t3 t8 t1"
 
 
 @pytest.fixture(scope="module")
 def split_flow():
-    view = ResidualModel(random_model(n_layers=2, bias=True))
-    return flow(view, random_text(), view.direction(3), m=3, threshold=0)
+    view = ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
+    return replace(flow(view, random_text(), "t3", minus="t4", m=3, threshold=1e-3), tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
 def data(split_flow):
-    return flow_data(split_flow, TOKENS, direction="t3 minus t4", k=25)
+    return flow_data(split_flow, direction="t3 minus t4", k=25)
 
 
 def test_nodes_stand_by_strength_with_what_they_hold(split_flow, data):
@@ -37,6 +46,10 @@ def test_nodes_stand_by_strength_with_what_they_hold(split_flow, data):
         assert of_flow == pytest.approx(graph.share_of_flow)
         assert of_logit == pytest.approx(graph.share_of_logit)
     assert data["shares"][-1][0] == 25
+    assert data["n_nodes"] == len(split_flow.nodes) - 1
+    assert [split_flow.nodes[node["index"]].flow for node in data["nodes"]] == [
+        node["flow"] for node in data["nodes"]
+    ]
 
 
 def test_a_page_opens_with_a_graph_rather_than_its_strongest_node(data):
@@ -55,18 +68,32 @@ def test_edges_are_those_of_the_graph(split_flow, data):
     assert json.loads(json.dumps(data))["edges"]
 
 
-def test_the_tree_goes_down_from_the_logit(data):
-    tree = flow_tree(data, depth=2, width=3)
-    assert str(tree.label) == f"{data['value']:+#.3g} t3 minus t4"
-    into = [edge for edge in data["edges"] if edge[0] == 0]
-    first = data["nodes"][into[0][1]]["name"]
-    assert str(tree.children[0].label) == f"{into[0][2]:+#.3g} {first}"
-    assert len(tree.children) == 3
-    assert not any(leaf.children for child in tree.children for leaf in child.children)
+def test_edges_of_remainders_are_sums_over_all_of_them(split_flow, data):
+    rests = [i for i, node in enumerate(split_flow.nodes) if node.kind == "rest"]
+    assert data["n_rest"] == len(rests) > 0
+    edges = split_flow.edges()
+    for node, (into, out) in zip(data["nodes"], data["rest"], strict=True):
+        assert into == pytest.approx(float(edges[node["index"], rests].sum()), abs=1e-9)
+        assert out == pytest.approx(float(edges[rests, node["index"]].sum()), abs=1e-9)
+
+
+def test_every_table_adds_up(split_flow, data):
+    flows = [node.flow for node in split_flow.nodes[1:]]
+    assert node_table(data)["flow"].sum() == pytest.approx(sum(flows))
+    assert path_table(data)["weight"].sum() == pytest.approx(split_flow.value)
+    starts = start_table(data)["flow"].tolist()
+    assert sum(starts[:-1]) == pytest.approx(starts[-1]) == pytest.approx(split_flow.value)
+
+
+def test_names_are_quoted(data):
+    names = [node["name"] for node in data["nodes"]]
+    heads = [name for name in names if name.startswith("head ")]
+    assert all(re.fullmatch(r'head \d\.\d: "[^"]+" -> "[^"]+"', name) for name in heads)
+    assert heads
 
 
 def test_the_page_holds_everything_and_escapes_it(data, tmp_path):
-    ablated = [("head", "head <0>", Ablation(0.5, 0.4)), ("token", "t", Ablation(-1.0, -0.9))]
+    ablated = [Ablation(0.5, 0.4, "head <0>", "head"), Ablation(-1.0, -0.9, "t", "token")]
     write_page(tmp_path / "flow.html", "<i>a</i>", "", [], flow_sections(data, ablated))
     page = (tmp_path / "flow.html").read_text()
     [packed] = re.findall(r'<div class="flow"><script type="application/json">(.*?)</script>', page)
@@ -78,15 +105,120 @@ def test_the_page_holds_everything_and_escapes_it(data, tmp_path):
 
 
 def test_interventions_are_drawn_by_kind():
-    pairs = [("head", "<h>", Ablation(0.5, 0.4)), ("head", "i", Ablation(1, 1.5))]
-    figure = ablation_figure([*pairs, ("token", "t", Ablation(-1.0, -0.9))])
+    results = [Ablation(0.5, 0.4, "<h>", "head"), Ablation(1, 1.5, "i", "head")]
+    figure = ablation_figure([*results, Ablation(-1.0, -0.9, "t", "token")])
     head, token, line = figure.data
     assert (list(head.x), list(head.y)) == ([0.5, 1], [0.4, 1.5])
-    assert head.text[0] == "&lt;h>"
+    assert head.text[0] == "&lt;h&gt;"
     assert token.name == "token"
     assert list(line.x) == list(line.y) == [-1.0, 1.5]
+    expected = torch.tensor([[0.5, 1, -1], [0.4, 1.5, -0.9]]).corrcoef()[0, 1]
+    assert f"correlation {float(expected):.2f}" in figure.layout.title.text
 
 
-def test_every_token_has_a_name(split_flow):
-    with pytest.raises(BilensError, match="tokens holds 2 names, and the text 9"):
-        flow_data(split_flow, ["a", "b"], direction="t3", k=5)
+def test_the_figure_has_heads_as_lines_and_all_labels(split_flow):
+    graph = split_flow.top(25)
+    figure = graph.plot()
+    moving = [n for n in graph.nodes if n.kind == "head" and n.source != n.position]
+    lines = [shape for shape in figure.layout.shapes if shape.type == "line"]
+    assert len(lines) == len(moving) > 0
+    assert len(figure.data[0].x) == 26
+    assert len(figure.layout.annotations) == 11
+    assert not any("<b>" in text for text in figure.data[0].text)
+
+
+def two_texts():
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    return flow(view, random_text(), "t3", minus="t4", against=OTHER, m=3, threshold=1e-3)
+
+
+GAPS = """[...document.querySelectorAll('.moves line')]
+    .map((line) => line.x1.baseVal.value - line.x2.baseVal.value)"""
+CELLS = ".list tbody tr:not(.sum) td"
+
+
+@pytest.fixture(scope="module")
+def page_of_two_texts(tmp_path_factory):
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    split = flow(view, random_text(), "t3", minus="t4", against=OTHER, m=3, threshold=1e-3)
+    data = flow_data(split, direction="t3 minus t4", k=40)
+    path = tmp_path_factory.mktemp("page") / "flow.html"
+    write_page(path, "a", "", [], flow_sections(data, []))
+    return split, data, path.as_uri()
+
+
+@needs_chrome
+def test_lists_on_the_page_add_up_and_are_sorted(page_of_two_texts, browser):
+    split, _, address = page_of_two_texts
+    with visiting(browser, width=1400) as visit:
+        page = visit.open(address, ".flow svg .node")
+        values = page.locator(".panel table").first.locator("td:first-child").all()
+        *parts, total = [float(cell.text_content()) for cell in values]
+        # Numbers have three digits.
+        assert sum(parts) == pytest.approx(total, abs=0.01 * sum(map(abs, parts)))
+        assert total == pytest.approx(split.value, rel=0.01)
+        page.locator(".list th button", has_text="node").click()
+        names = page.locator(f"{CELLS}:first-child").all_text_contents()
+        assert names == page.evaluate("(names) => names.sort((a, b) => a.localeCompare(b))", names)
+        page.locator(".list th button", has_text="flow").click()
+        flows = page.locator(f"{CELLS}.positive, {CELLS}.negative").all_text_contents()
+        sizes = [abs(float(value)) for value in flows]
+        assert len(sizes) > 10
+        assert sizes == sorted(sizes, reverse=True)
+        assert "sorted by |flow|" in page.locator(".list caption").text_content()
+        visit.fits()
+
+
+@needs_chrome
+def test_the_graph_shows_movement_and_nothing_covers_it(page_of_two_texts, browser):
+    with visiting(browser, width=1400) as visit:
+        page = visit.open(page_of_two_texts[2], ".flow svg .node")
+        graph, panel = (
+            page.locator(f".flow .{part}").bounding_box() for part in ("graph", "panel")
+        )
+        assert graph["x"] + graph["width"] <= panel["x"]
+        gaps = page.evaluate(GAPS)
+        assert gaps
+        assert all(gaps)
+        assert page.locator(".ways path").count() > 5
+        assert page.locator(".graph .label").count() == 11
+        scale = page.locator(".graph svg > g").first.get_attribute("transform")
+        page.locator("[data-do=in]").click()
+        assert page.locator(".graph svg > g").first.get_attribute("transform") != scale
+        with page.expect_download() as download:
+            page.locator("[data-do=svg]").click()
+        assert "stroke-width" in download.value.path().read_text()
+        page.set_viewport_size({"width": 390, "height": 900})
+        visit.fits()
+
+
+@needs_chrome
+def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
+    split, data, address = page_of_two_texts
+    with visiting(browser, width=1400) as visit:
+        page = visit.open(address, ".flow svg .node")
+        page.on("dialog", lambda dialog: dialog.accept("both of them"))
+        page.locator("input[type=range]").press("End")
+        for _ in range(2):
+            page.locator(".list tr[data-node]:not(.done)").first.click()
+            page.locator("[data-do=pin]").click()
+            page.evaluate("document.querySelectorAll('.list tr.chosen').forEach((t) => t.remove())")
+        page.locator("[data-do=group]").click()
+        visit.wait("document.querySelector('.node.group') !== null")
+        page.locator(".node.group").click()
+        said = page.locator(".panel h3").text_content()
+        assert "both of them" in said
+        names = re.search(r"group of (.*)", page.locator(".panel").inner_text())[1].split("; ")
+        pair = [node["index"] for node in data["nodes"] if node["name"] in names]
+        assert len(pair) == 2
+        # A group's flow is that which leaves it.
+        inside = float(split.edges_between([pair])[0, 0])
+        expected = sum(split.nodes[i].flow for i in pair) - inside
+        assert float(said.split()[0]) == pytest.approx(expected, rel=0.01, abs=1e-4)
+        page.locator("[data-do=only]").click()
+        assert page.locator(".graph .node").count() == 2  # the group and the logit
+        page.locator("[data-do=clear]").click()
+        page.locator("input[type=search]").fill("head ")
+        missed, heads = (page.locator(f".graph {which}").count() for which in (".missed", ".head"))
+        assert heads
+        assert missed + heads == page.locator(".graph .node").count()

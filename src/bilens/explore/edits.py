@@ -17,7 +17,6 @@ from bilens.explore.layout import heading, html, note_html
 from bilens.explore.screen import Screen
 from bilens.files import write_json
 from bilens.read.flow import edit, edit_heads
-from bilens.read.flow.figures import shown_tokens
 from bilens.read.language import token_names
 from bilens.reading import Table, signed
 from bilens.report import table_html
@@ -43,12 +42,11 @@ class EditView:
         if not of.prompt:
             return {}
         split, _ = self.flows.split(of)
-        tokens = shown_tokens(self.flows.model, split.ids)
         numbers: dict[str, int] = {}
         for number in sorted(range(len(split.nodes)), key=lambda i: -abs(split.nodes[i].flow)):
             node = split.nodes[number]
             if node.kind == "direction":
-                numbers.setdefault(node.name(tokens), number)
+                numbers.setdefault(node.name(split.tokens), number)
             elif node.kind == "head":
                 numbers.setdefault(f"head {node.layer}.{node.number}", number)
         return dict(list(numbers.items())[:SHOWN])
@@ -180,7 +178,7 @@ def edit_screen(view: EditView, screen: Screen[Any]) -> None:
         remaining = [name for name in state.edited if name in nodes]
         return [gr.update(choices=list(nodes), value=remaining)]
 
-    of_flow = "flow_prompt flow_token flow_minus"
+    of_flow = "flow_prompt flow_token flow_minus flow_against"
     screen.part(of_flow, [names], choices)
     screen.part(
         f"{of_flow} edited edit_percent edit_prompt",

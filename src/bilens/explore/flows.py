@@ -4,14 +4,17 @@ import json
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
-from html import escape
+from pathlib import Path
 from typing import Any
 
-from bilens.explore.layout import note_html
-from bilens.explore.screen import StateError, check_tokens, said_of
-from bilens.read.flow import Flow, ablate, flow
+from bilens.explore.gradio_import import gradio as gr
+from bilens.explore.layout import heading, html, note_html
+from bilens.explore.screen import Screen, StateError, check_tokens, said_of
+from bilens.read.flow import Flow, account, described, flow, remove
+from bilens.read.flow.contrast import other_of
 from bilens.read.flow.editing import sharing_weights
-from bilens.read.flow.figures import flow_data, flow_tree, shown_tokens
+from bilens.read.flow.figures import flow_data
+from bilens.read.flow.reading import direction_in_words
 from bilens.read.language import TokenDirection, token_names
 from bilens.reading import signed
 from bilens.residual import ResidualModel
@@ -48,11 +51,13 @@ class FlowOf:
         prompt: the text; nothing is split if it is empty.
         token: its next token; empty for the most likely one, minus the next likely one.
         minus: tokens whose mean is subtracted.
+        against: a second text of as many tokens, if the change between both is split.
     """
 
     prompt: str
     token: str = ""
     minus: tuple[str, ...] = ()
+    against: str = ""
 
 
 class FlowView:
@@ -84,6 +89,9 @@ class FlowView:
             return
         with said_of("flow_prompt", "prompt="):
             n = len(self.model.ids(of.prompt))
+        if of.against:
+            with said_of("flow_against", "against "):
+                other_of(self.model, of.prompt, self.model.ids(of.prompt), of.against, None)
         most = int(LARGEST / self.cost)
         if n > most:
             raise StateError(
@@ -106,40 +114,136 @@ class FlowView:
     def split(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:
         """Return the flow, and the data of its drawing."""
         direction = self.direction(of)
-        split = flow(self.model, self.model.ids(of.prompt), direction)
-        tokens = shown_tokens(self.model, split.ids)
-        return split, flow_data(split, tokens, direction=str(direction), k=SHOWN)
+        split = flow(self.model, of.prompt, direction, against=of.against or None)
+        split = described(self.model, account(self.model, split), SHOWN)
+        return split, flow_data(split, direction=direction_in_words(direction), k=SHOWN)
 
-    def page(self, of: FlowOf) -> tuple[str, str, str]:
-        """Return a sentence on the flow and the tree of its strongest nodes, and its graph."""
+    def page(self, of: FlowOf) -> tuple[str, str]:
+        """Return a sentence on the flow, as HTML, and its graph, as JSON."""
         if not of.prompt:
-            return note_html("Write a text, and press Enter."), "", ""
+            return note_html("Write a text, and press Enter."), ""
         _, data = self.split(of)
         frozen = ", ".join(data["frozen"]) or "nothing"
-        value = signed(data["value"], "#.3g")
-        text = f"{data['direction']}: {value}. Held fixed on this text: {frozen}."
-        return note_html(text), _branches(flow_tree(data)), json.dumps(data)
+        values = " and ".join(signed(value, "#.3g") for value in data["values"])
+        text = f"{data['direction']}: {signed(data['value'], '#.3g')}. Held fixed: {frozen}."
+        if of.against:
+            text = f"{text} In both texts: {values}."
+        return note_html(text), json.dumps(data)
 
-    def removed(self, of: FlowOf, name: str) -> str:
-        """Return a sentence on the logit after a node was removed from the running model."""
-        if not (of.prompt and name):
+    def removed(self, of: FlowOf, names: tuple[str, ...]) -> str:
+        """Return a sentence on the logit after nodes were removed from the running model."""
+        if not (of.prompt and names):
             return ""
         split, data = self.split(of)
-        tokens = data["tokens"]
-        number = next((i for i, node in enumerate(split.nodes) if node.name(tokens) == name), 0)
-        if not number or not split.nodes[number].is_removable:
+        numbers = [
+            node["index"] for node in data["nodes"] if node["name"] in names and node["removable"]
+        ]
+        if not numbers:
             return ""
-        (result,) = ablate(self.model, split, [number])
-        actual, predicted = (signed(x, "#.3g") for x in (result.actual, result.predicted))
+        result = remove(self.model, split, numbers)
+        before, after, change, predicted = (
+            signed(x, "#.3g")
+            for x in (split.value, split.value + result.actual, result.actual, result.predicted)
+        )
+        how = "The change between the texts" if of.against else "The logit"
         return note_html(
-            f"Without {name} the running model changes by {actual}; its flow, with everything else "
-            f"held fixed, predicts {predicted}."
+            f"{how} is {before}, and {after} without {result.part}: a change of {change}. The flow "
+            f"through them predicts {predicted}."
         )
 
 
-def _branches(tree: Any) -> str:
-    value, _, name = tree.label.plain.partition(" ")
-    sign = "negative" if value.startswith("-") else "positive"
-    below = "".join(map(_branches, tree.children))
-    inner = f'<b class="{sign}">{value}</b> {escape(name)}' + (f"<ul>{below}</ul>" if below else "")
-    return f"<li>{inner}</li>"
+DRAW = """
+const place = element.querySelector(".flow");
+const remove = (names) => { props.value = JSON.stringify(names); trigger("input"); };
+const draw = () => {
+  place.hidden = !props.graph;
+  if (props.graph) bilensFlow(place, JSON.parse(props.graph), remove);
+};
+watch("graph", draw);
+draw();
+"""
+
+
+def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
+    """Lay the controls and the graph out; the state has `flow` and its fields, and `removed`."""
+    heading(
+        "The flow of a logit",
+        "A logit, or the difference of two, followed down through every layer. At every node as "
+        "much flows in as flows out. With a second text of as many tokens, the change between the "
+        "texts is split, and nothing is held fixed. A square is a head: its line comes from the "
+        "token that it attends to. A circle is a direction of an MLP or a token. Area is |flow|, "
+        "blue raises the logit and red lowers it. Pin nodes to remove them from the running model. "
+        "Press Enter when a box is filled. Tokens may be written as text, with the space before "
+        "them, and several with commas between them.",
+    )
+    with gr.Row():
+        prompt = gr.Textbox(
+            value=view.start,
+            label="A text, to follow from its end",
+            elem_id="flow-prompt",
+            scale=3,
+            min_width=300,
+        )
+        against = gr.Textbox(
+            label="against a second text",
+            placeholder="none: the flow of one text",
+            elem_id="flow-against",
+            scale=3,
+            min_width=300,
+        )
+        token = gr.Textbox(
+            label="Next token to follow", placeholder="the most likely one", elem_id="flow-token"
+        )
+        minus = gr.Textbox(
+            label="and others to subtract", placeholder="the next likely one", elem_id="flow-minus"
+        )
+    text = html("flow-text")
+    drawing = html(
+        "flow",
+        html_template=f'<div class="flow">{_shared("flow.html")}</div>',
+        js_on_load=_shared("flow.js") + DRAW,
+        graph="",
+    )
+    removed = html("flow-removed")
+
+    def drawn(state: Any) -> list[Any]:
+        summary, graph = view.page(state.flow)
+        return [summary, gr.update(graph=graph)]
+
+    # Each change takes a pass through the model and more: only a finished text is split.
+    screen.control("flow_prompt", prompt, event="submit")
+    screen.control("flow_against", against, event="submit")
+    screen.control("flow_token", token, event="submit")
+    screen.control(
+        "flow_minus",
+        minus,
+        read=lambda names: tuple(name for name in str(names).split(",") if name),
+        write=lambda names: {"value": ",".join(names)},
+        event="submit",
+    )
+    screen.control(
+        "removed",
+        drawing,
+        read=_names,
+        write=lambda names: {"value": json.dumps(names)},
+        say=lambda _: {},
+    )
+    fields = "flow_prompt flow_token flow_minus flow_against"
+    screen.part(fields, [text, drawing], drawn)
+    screen.part(
+        f"{fields} removed", [removed], lambda state: [view.removed(state.flow, state.removed)]
+    )
+
+
+def _names(text: Any) -> tuple[str, ...]:
+    """Return the names of the nodes that the page asks to remove; none from anything else."""
+    try:
+        names = json.loads(text or "[]")
+    except (TypeError, ValueError):
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _shared(name: str) -> str:
+    """Return the text of a file that pages have too."""
+    return (Path(__file__).parent.parent / "report" / name).read_text(encoding="utf-8")

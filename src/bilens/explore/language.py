@@ -74,7 +74,8 @@ class LanguageState:
         flow_prompt: the text whose flow is shown.
         flow_token: its next token; empty for the most likely one, minus the next likely one.
         flow_minus: tokens whose mean is subtracted.
-        removed: name of the node of the flow that is removed from the running model.
+        flow_against: a second text; empty for the flow of one text.
+        removed: names of the nodes of the flow that are removed from the running model.
         edited: names of heads and eigenvectors of the flow that are scaled in the weights.
         edit_percent: how much of them is kept.
         edit_prompt: another text that the edited model is tried on.
@@ -90,7 +91,8 @@ class LanguageState:
     flow_prompt: str = ""
     flow_token: str = ""
     flow_minus: tuple[str, ...] = ()
-    removed: str = ""
+    flow_against: str = ""
+    removed: tuple[str, ...] = ()
     edited: tuple[str, ...] = ()
     edit_percent: int = 0
     edit_prompt: str = ""
@@ -98,7 +100,7 @@ class LanguageState:
     @property
     def flow(self) -> FlowOf:
         """The text and the logit whose flow is shown."""
-        return FlowOf(self.flow_prompt, self.flow_token, self.flow_minus)
+        return FlowOf(self.flow_prompt, self.flow_token, self.flow_minus, self.flow_against)
 
 
 class LanguageView(PanelView):

@@ -1,25 +1,14 @@
 """The screen of a language model: its controls, its figures, and the effects of the controls."""
 
-from pathlib import Path
 from typing import Any
 
 from bilens.explore.edits import edit_screen
+from bilens.explore.flows import flow_screen
 from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.language import LanguageState, LanguageView
 from bilens.explore.layout import facts_html, heading, html, picture, plot_of, prompt_notice
 from bilens.explore.screen import Screen
 from bilens.read.language.names import in_words
-
-DRAW = """
-const place = element.querySelector(".flow");
-const remove = (name) => { props.value = name; trigger("input"); };
-const draw = () => {
-  place.hidden = !props.graph;
-  if (props.graph) bilensFlow(place, JSON.parse(props.graph), remove);
-};
-watch("graph", draw);
-draw();
-"""
 
 
 def language_screen(view: LanguageView) -> Screen[LanguageState]:
@@ -33,10 +22,10 @@ def language_screen(view: LanguageView) -> Screen[LanguageState]:
     if view.is_bilinear:
         _direction(view, screen)
         _prompt(view, screen)
-        _flow(view, screen)
+        flow_screen(view.flows, screen)
     else:
         # A flow is made for any model; eigenvectors are those of tensors only.
-        _flow(view, screen)
+        flow_screen(view.flows, screen)
         _texts(view, screen)
     edit_screen(view.edits, screen)
     for panel in view.panels:
@@ -171,66 +160,3 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
     # `input` leaves out what is pasted.
     screen.control("prompt", prompt, event="change")
     screen.part("prompt chosen", [notice, table, next_token, parts], prediction)
-
-
-def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
-    heading(
-        "The flow of a logit",
-        "A logit, or the difference of two, followed down through every layer: what flows into a "
-        "node flows out of it, and nothing is left over. Squares are heads, circles all others; "
-        "area is |flow|, blue raises the logit and red lowers it. Rest is what is not "
-        "split further. Norms, patterns of attention and gates are held fixed at what they are on "
-        "this text; to see what the model does without a node, choose it and remove it. Press "
-        "Enter when a box is filled. Tokens may be written as text, with the space before them, "
-        "and several with commas between them.",
-    )
-    with gr.Row():
-        prompt = gr.Textbox(
-            value=view.start.flow_prompt,
-            label="A text, to follow from its end",
-            elem_id="flow-prompt",
-            scale=3,
-            min_width=300,
-        )
-        token = gr.Textbox(
-            label="Next token to follow", placeholder="the most likely one", elem_id="flow-token"
-        )
-        minus = gr.Textbox(
-            label="and others to subtract", placeholder="the next likely one", elem_id="flow-minus"
-        )
-    text = html("flow-text")
-    drawing = html(
-        "flow",
-        html_template=f'<div class="flow">{_shared("flow.html")}</div>',
-        js_on_load=_shared("flow.js") + DRAW,
-        graph="",
-    )
-    removed, tree = html("flow-removed"), html("flow-tree")
-
-    def flow(state: LanguageState) -> list[Any]:
-        summary, branches, graph = view.flows.page(state.flow)
-        shown = f'<h3>Strongest ways down</h3><ul class="ways">{branches}</ul>' if branches else ""
-        return [summary, gr.update(graph=graph), shown]
-
-    # Each change takes a pass through the model and more: only a finished text is split.
-    screen.control("flow_prompt", prompt, event="submit")
-    screen.control("flow_token", token, event="submit")
-    screen.control(
-        "flow_minus",
-        minus,
-        read=lambda names: tuple(name for name in str(names).split(",") if name),
-        write=lambda names: {"value": ",".join(names)},
-        event="submit",
-    )
-    screen.control("removed", drawing, read=lambda name: name or "", say=lambda _: {})
-    screen.part("flow_prompt flow_token flow_minus", [text, drawing, tree], flow)
-    screen.part(
-        "flow_prompt flow_token flow_minus removed",
-        [removed],
-        lambda state: [view.flows.removed(state.flow, state.removed)],
-    )
-
-
-def _shared(name: str) -> str:
-    """Return the text of a file that pages have too."""
-    return (Path(__file__).parent.parent / "report" / name).read_text(encoding="utf-8")

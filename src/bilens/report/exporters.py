@@ -11,7 +11,7 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.read.flow.reading import FlowReading
-from bilens.read.language import DirectionReading, token_names
+from bilens.read.language import DirectionReading, shown_tokens
 from bilens.reading import Reading
 from bilens.report.attribution_graph import attribution_graph, write_viewer_files
 from bilens.residual import ResidualModel
@@ -67,9 +67,9 @@ def feature_batch(
                 "neuron_alignment_values": [],
                 "correlated_neurons_pearson": [],
                 "correlated_features_pearson": [],
-                "neg_str": _words(model, low.indices),
+                "neg_str": shown_tokens(model, low.indices),
                 "neg_values": low.values.tolist(),
-                "pos_str": _words(model, high.indices),
+                "pos_str": shown_tokens(model, high.indices),
                 "pos_values": high.values.tolist(),
                 "frac_nonzero": 1.0,
                 "freq_hist_data_bar_values": [],
@@ -83,7 +83,7 @@ def feature_batch(
                 "vector": written.tolist(),
                 "activations": [
                     {
-                        "tokens": _words(model, ids.context.ids),
+                        "tokens": shown_tokens(model, ids.context.ids),
                         "values": values.tolist(),
                         "qualifying_token_index": ids.context.position,
                         "bin_min": -1.0,
@@ -101,11 +101,6 @@ def feature_batch(
         "sae_id_suffix": None,
         "features": features,
     }
-
-
-def _words(model: ResidualModel, ids: torch.Tensor) -> list[str]:
-    """Tokens as they are written, with spaces for the marks of tokenizers."""
-    return [name.replace("Ġ", " ").replace("▁", " ") for name in token_names(model, ids)]
 
 
 @dataclass(frozen=True)

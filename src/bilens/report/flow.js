@@ -1,169 +1,502 @@
 "use strict";
-// The graph of a flow: positions across, layers up, nodes sized by flow, edges of the chosen node.
-// With `remove`, nodes have a button that calls it with their name.
+// The graph of a flow: positions across, layers up. A head is a line from the position that it
+// attends to, with a square where it writes. `graph` is that of bilens.read.flow.figures.flow_data.
+// With `remove`, a button calls it with the names of the pinned nodes, or of the selected one.
 window.bilensFlow = (place, graph, remove) => {
   const SVG = "http://www.w3.org/2000/svg";
-  const BIGGEST = 15, SMALLEST = 2.5, LISTED = 8;
-  const shape = (tag, attributes, parent) => {
-    const found = document.createElementNS(SVG, tag);
-    for (const [name, value] of Object.entries(attributes)) found.setAttribute(name, value);
-    if (parent) parent.append(found);
-    return found;
+  const BIGGEST = 13, SMALLEST = 2.5, LISTED = 8, LABELLED = 10, DRAWN = 40, LONGEST = 38;
+  const LEFT = 34, BOTTOM = 26, LETTER = 6.1;
+  const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font"];
+  const LEAVES = ["token", "position", "bias"];
+
+  const shape = (tag, attributes, parent, text = "") => {
+    const element = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    if (text !== "") element.textContent = text;
+    if (parent) parent.append(element);
+    return element;
   };
   const write = (tag, text, parent, name = "") => {
-    const found = document.createElement(tag);
-    found.textContent = text;
-    found.className = name;
-    parent.append(found);
-    return found;
+    const element = document.createElement(tag);
+    element.textContent = text;
+    element.className = name;
+    parent.append(element);
+    return element;
   };
   const signed = (value) => (value > 0 ? "+" : "") + value.toPrecision(3);
   const percent = (share) => `${Math.round(100 * share)} %`;
   const sign = (value) => (value < 0 ? "negative" : "positive");
+  const quoted = (tokens) => tokens.map((token) => `"${token}"`).join(" ");
+  const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
-  const slider = place.querySelector("input"), said = place.querySelector("output");
-  const box = place.querySelector(".graph"), panel = place.querySelector(".panel");
+  const $ = (selector) => place.querySelector(selector);
+  const slider = $("input[type=range]"), find = $("input[type=search]");
+  const box = $(".graph"), panel = $(".panel"), table = $(".list");
   const largest = Math.max(...graph.nodes.slice(1).map((n) => Math.abs(n.flow)), 1e-30);
-  let chosen = 0, pinned = false, at = [], lines = null, count = 1;
+  const radius = (u) =>
+    u.kind === "output" ? BIGGEST : Math.max(SMALLEST, BIGGEST * Math.sqrt(Math.abs(u.flow) / largest));
 
-  const radius = (n) =>
-    n.kind === "output" ? BIGGEST : Math.max(SMALLEST, BIGGEST * Math.sqrt(Math.abs(n.flow) / largest));
-  const row = (n) => {
-    if (n.kind === "output") return 2 * graph.layers + 1;
-    if (n.layer === null) return 0;
-    return 2 * n.layer + (n.part === "mlp" ? 2 : 1);
-  };
-  // Column 0 holds what belongs to no position.
-  const column = (n) => (n.position === null ? 0 : n.position + 1);
+  let count = 1, chosen = 0, only = false, order = "flow", held = false;
+  let pinned = new Set(), groups = [], view = null, zoom = null;
 
-  const arrange = (nodes) => {
-    const columns = graph.tokens.length + 1, rows = 2 * graph.layers + 2;
-    const widths = Array(columns).fill(0).map((_, c) => (c ? Math.max(40, 9 + 7 * graph.tokens[c - 1].length) : 0));
-    const heights = Array(rows).fill(3), cells = new Map();
-    nodes.forEach((n, i) => {
-      const key = `${row(n)} ${column(n)}`, r = radius(n);
-      const cell = cells.get(key) || { nodes: [], width: 0 };
-      cell.nodes.push([i, cell.width + r + 1]);
-      cell.width += 2 * r + 2;
-      cells.set(key, cell);
-      widths[column(n)] = Math.max(widths[column(n)], cell.width + 8);
-      heights[row(n)] = Math.max(heights[row(n)], 2 * r + 3);
+  // What is drawn: nodes, and groups of them, each with the flow that leaves it.
+  const gather = () => {
+    const owner = new Map(), units = [];
+    const shown = (i) => i < count && (!only || i === 0 || pinned.has(i));
+    const add = (node, members) => {
+      members.forEach((i) => owner.set(i, units.length));
+      units.push({ ...node, members, number: units.length });
+    };
+    groups.forEach(({ name, nodes }) => {
+      const members = nodes.filter(shown);
+      if (members.length < 2) return;
+      add({ ...graph.nodes[members[0]], name, label: name, kind: "group", source: null }, members);
     });
-    const left = 30, sum = widths.reduce((a, b) => a + b, 0);
-    const spare = Math.max(0, box.clientWidth - left - sum - 2) / graph.tokens.length;
-    const xs = [], ys = [];
-    let x = left;
-    widths.forEach((w, c) => { xs.push(x); x += w + (c ? spare : 0); });
-    let y = heights.reduce((a, b) => a + b, 0) + 4;
-    const height = y + 26;
-    heights.forEach((h) => { ys.push(y - h / 2); y -= h; });
-    const places = Array(nodes.length);
-    for (const [key, cell] of cells) {
-      const [r, c] = key.split(" ").map(Number);
-      const middle = xs[c] + (widths[c] + (c ? spare : 0)) / 2;
-      for (const [i, offset] of cell.nodes) places[i] = [middle - cell.width / 2 + offset, ys[r]];
-    }
-    return { places, width: x, height, xs, ys, heights, widths, spare };
+    graph.nodes.forEach((node, i) => { if (shown(i) && !owner.has(i)) add(node, [i]); });
+    const inside = units.map(() => 0), flows = new Map(), weights = new Map();
+    const among = graph.edges.filter(([a, b]) => owner.has(a) && owner.has(b));
+    const weigh = pathWeights(among, [...owner.keys()]);
+    among.forEach(([a, b, flow], e) => {
+      const [above, below] = [owner.get(a), owner.get(b)], key = `${above} ${below}`;
+      if (above === below) { inside[above] += flow; return; }
+      flows.set(key, (flows.get(key) || 0) + flow);
+      weights.set(key, (weights.get(key) || 0) + weigh.edges[e]);
+    });
+    units.forEach((u, n) => {
+      const of = (nodes) => sum(nodes.map((i) => graph.nodes[i].flow)) - inside[n];
+      u.out = of(u.members);
+      u.into = of(u.members.filter((i) => !LEAVES.includes(graph.nodes[i].kind)));
+      u.flow = u.kind === "group" ? u.out : u.flow;
+      u.rest = [0, 1].map((side) => sum(u.members.map((i) => graph.rest[i][side])));
+      u.sink = u.members.every((i) => graph.nodes[i].sink);
+    });
+    const edges = [...flows].map(([key, flow]) => [...key.split(" ").map(Number), flow, weights.get(key)]);
+    return { units, edges, owner, carried: weigh.carried };
   };
 
-  const edgesOf = (i) =>
-    graph.edges.filter(([a, b]) => (a === i || b === i) && a < count && b < count)
-      .sort((e, f) => Math.abs(f[2]) - Math.abs(e[2]));
-
-  const list = (title, edges, other, parent) => {
-    if (!edges.length) return;
-    const part = write("div", "", parent);
-    write("h4", title, part);
-    for (const edge of edges.slice(0, LISTED)) {
-      const line = write("p", "", part);
-      write("b", signed(edge[2]), line, sign(edge[2]));
-      write("span", ` ${graph.nodes[other(edge)].name}`, line);
+  // The weight of an edge is that of all paths through it up to the logit, among these nodes.
+  const pathWeights = (among, shown) => {
+    const reached = new Map([[0, 1]]), edges = among.map(() => 0), below = new Map();
+    among.forEach(([a, b], e) => below.set(b, [...(below.get(b) || []), e]));
+    let carried = 0;
+    // Numbers of nodes in the flow go from above to below.
+    shown.sort((i, j) => graph.nodes[i].index - graph.nodes[j].index);
+    for (const b of shown.filter((i) => i)) {
+      const into = below.get(b) || [], node = graph.nodes[b];
+      into.forEach((e) => { edges[e] = (reached.get(among[e][0]) || 0) * among[e][2]; });
+      const arriving = sum(into.map((e) => edges[e]));
+      if (LEAVES.includes(node.kind)) carried += arriving;
+      else reached.set(b, node.flow ? arriving / node.flow : 0);
     }
+    return { edges, carried };
   };
 
-  const show = (i) => {
-    chosen = i;
-    const node = graph.nodes[i], edges = edgesOf(i);
-    lines.replaceChildren();
-    const most = Math.max(...edges.map((e) => Math.abs(e[2])), 1e-30);
-    for (const [a, b, flow] of edges) {
-      if (Math.abs(flow) < 0.01 * most) continue;
-      const [[x1, y1], [x2, y2]] = [at[b], at[a]], bend = (y2 - y1) / 2;
-      // Nodes above one another would hide an edge that goes straight up.
-      const bow = Math.abs(x2 - x1) < 24 ? Math.min(36, Math.abs(bend) / 2) * (b % 2 ? 1 : -1) : 0;
-      shape("path", {
-        d: `M${x1} ${y1} C${x1 + bow} ${y1 + bend} ${x2 + bow} ${y2 - bend} ${x2} ${y2}`,
-        class: sign(flow), "stroke-width": 0.5 + 4 * Math.sqrt(Math.abs(flow) / most),
-      }, lines);
-    }
-    box.querySelectorAll(".chosen").forEach((other) => other.classList.remove("chosen"));
-    box.querySelector(`[data-node="${i}"]`).classList.add("chosen");
-    panel.classList.toggle("pinned", pinned);
-    panel.replaceChildren();
-    const title = write("h3", "", panel);
-    write("b", signed(node.flow), title, sign(node.flow));
-    write("span", ` ${node.name}`, title);
-    if (node.eigenvalue !== null) write("p", `eigenvalue ${signed(node.eigenvalue)}`, panel);
-    if (remove && node.removable) {
-      const button = write("button", "Remove it and run the model", panel);
-      button.type = "button";
-      button.onclick = () => remove(node.name);
-    }
-    const both = write("div", "", panel, "row");
-    list("from", edges.filter((e) => e[0] === i), (e) => e[1], both);
-    list("to", edges.filter((e) => e[1] === i), (e) => e[0], both);
-  };
+  const row = (u) =>
+    u.kind === "output" ? 2 * graph.layers + 1 : u.layer === null ? 0 : 2 * u.layer + (u.part === "mlp" ? 2 : 1);
+  const moves = (u) => u.kind === "head" && u.source !== null && u.source !== u.position;
+  const short = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text);
 
-  const redraw = () => {
-    const [n, flow, logit] = graph.shares[slider.value];
-    count = n + 1;
-    said.textContent = `${n} of ${graph.n_nodes} nodes: ${percent(flow)} of the absolute flow, ` +
-      `${percent(logit)} of the logit starts and stays in them`;
-    const nodes = graph.nodes.slice(0, count), map = arrange(nodes);
-    at = map.places;
-    const svg = shape("svg", { width: map.width, height: map.height, role: "group",
-      "aria-label": "graph of the flow" });
-    for (let l = 0; l < graph.layers; l++) {
-      const [below, above] = [2 * l + 1, 2 * l + 2];
-      if (map.heights[below] + map.heights[above] < 10) continue;
-      const y = (map.ys[below] + map.ys[above]) / 2;
-      shape("line", { x1: 28, x2: map.width, y1: map.ys[below] + map.heights[below] / 2,
-        y2: map.ys[below] + map.heights[below] / 2, class: "rule" }, svg);
-      shape("text", { x: 22, y: y + 4, "text-anchor": "end" }, svg).textContent = l;
-    }
+  // Places of units, columns and rows. Empty rows vanish, and empty columns shrink to a mark.
+  const arrange = (units) => {
+    const named = new Set([...units].sort((u, v) => Math.abs(v.flow) - Math.abs(u.flow))
+      .filter((u, n) => n < LABELLED + 1 || u.members.some((i) => pinned.has(i))));
+    const used = new Set(units.flatMap((u) => [u.position, moves(u) ? u.source : null]));
+    const columns = used.has(null) && units.some((u) => u.position === null) ? [{ at: [null], width: 30, text: "" }] : [];
     graph.tokens.forEach((token, t) => {
-      const x = map.xs[t + 1] + (map.widths[t + 1] + map.spare) / 2;
-      shape("text", { x, y: map.height - 8, "text-anchor": "middle", class: "token" }, svg).textContent = token;
+      const last = columns[columns.length - 1];
+      if (used.has(t)) columns.push({ at: [t], width: Math.max(40, 24 + 7.3 * token.length), text: `"${token}"` });
+      else if (last && last.empty) last.at.push(t);
+      else columns.push({ at: [t], width: 30, text: "⋯", empty: true });
     });
-    lines = shape("g", { class: "edges" }, svg);
-    nodes.forEach((node, i) => {
-      const [x, y] = at[i], r = radius(node);
-      const mark = node.kind === "head"
-        ? shape("rect", { x: x - 0.9 * r, y: y - 0.9 * r, width: 1.8 * r, height: 1.8 * r }, svg)
-        : shape("circle", { cx: x, cy: y, r }, svg);
-      mark.setAttribute("class", `node ${sign(node.flow)} ${node.kind}`);
-      const name = `${node.name} ${signed(node.flow)}`;
+    const column = new Map(columns.flatMap((c) => c.at.map((t) => [t, c])));
+    const rows = new Map(), lanes = new Map();
+    for (const u of [...units].sort((u, v) => row(u) - row(v))) {
+      // Heads that move something get a lane each, so that their lines do not cover each other.
+      const lane = `${row(u)} ${moves(u) ? u.number : ""}`, r = radius(u);
+      const cell = { lane, width: 0, ...(lanes.get(lane) || {}).cells?.get(column.get(u.position)) };
+      if (!lanes.has(lane)) lanes.set(lane, { row: row(u), height: 0, cells: new Map() });
+      u.offset = cell.width + r + 1;
+      cell.width += 2 * r + 2;
+      lanes.get(lane).cells.set(column.get(u.position), cell);
+      lanes.get(lane).height = Math.max(lanes.get(lane).height, 2 * r + 3, named.has(u) ? 13 : 0);
+      u.lane = lane;
+    }
+    for (const u of units) {
+      const c = column.get(u.position), cell = lanes.get(u.lane).cells.get(c);
+      const text = named.has(u) ? LETTER * short(u.label).length + 14 : 0;
+      c.width = Math.max(c.width, cell.width + 12 + 2 * Math.max(0, text - cell.width / 2) * 0.62);
+    }
+    const spare = Math.max(0, box.clientWidth - LEFT - 12 - sum(columns.map((c) => c.width)));
+    const wide = columns.filter((c) => !c.empty).length;
+    let x = 0, y = 0;
+    for (const c of columns) {
+      c.width += c.empty ? 0 : spare / wide;
+      // Labels are to the right of nodes, so that nodes are left of the middle.
+      c.x = x + c.width * (c.empty ? 0.5 : 0.36);
+      x += c.width;
+    }
+    const all = [...lanes.values()].sort((a, b) => b.row - a.row);
+    for (const lane of all) {
+      lane.y = y + lane.height / 2;
+      const known = rows.get(lane.row) || { top: y };
+      y += lane.height;
+      rows.set(lane.row, { ...known, bottom: y });
+    }
+    for (const u of units) {
+      const c = column.get(u.position), lane = lanes.get(u.lane);
+      [u.x, u.y] = [c.x - lane.cells.get(c).width / 2 + u.offset, lane.y];
+      u.start = moves(u) ? column.get(u.source).x : u.x;
+      u.right = c.x + lane.cells.get(c).width / 2;
+    }
+    return { units, columns, rows, named, width: x, height: y };
+  };
+
+  const curve = (above, below) => {
+    // Queries are read where the head writes; everything else enters at its source.
+    const end = above.role === "queries" ? above.x : above.start, bend = (above.y - below.y) / 2;
+    // Nodes above one another would hide an edge that goes straight up.
+    const bow = Math.abs(end - below.x) < 20 ? Math.min(30, Math.abs(bend) / 2) * (below.number % 2 ? 1 : -1) : 0;
+    return `M${below.x} ${below.y} C${below.x + bow} ${below.y + bend} ${end + bow} ${above.y - bend} ${end} ${above.y}`;
+  };
+
+  const draw = () => {
+    const { units, columns, rows, named, width, height } = view;
+    const high = Math.min(height + BOTTOM + 16, innerWidth < 700 ? 480 : Math.max(420, innerHeight - 330));
+    const svg = shape("svg", { width: box.clientWidth, height: high, role: "group", "aria-label": "graph of the flow" });
+    const main = shape("g", {}, svg), back = shape("g", { class: "back" }, main);
+    view.ways = shape("g", { class: "edges ways" }, main);
+    view.lines = shape("g", { class: "edges" }, main);
+    const heads = shape("g", { class: "moves" }, main), marks = shape("g", {}, main), words = shape("g", {}, main);
+    for (const c of columns.filter((c) => !c.empty)) shape("line", { x1: c.x, x2: c.x, y1: 0, y2: height, class: "rule" }, back);
+    const strongest = [...view.edges].sort((e, f) => Math.abs(f[3]) - Math.abs(e[3])).slice(0, DRAWN);
+    const most = Math.max(...strongest.map((e) => Math.abs(e[3])), 1e-30);
+    for (const [a, b, , weight] of strongest) {
+      if (Math.abs(weight) < 0.01 * most) continue;
+      shape("path", { d: curve(units[a], units[b]), class: sign(weight), "stroke-width": 0.5 + 4 * Math.sqrt(Math.abs(weight) / most) }, view.ways);
+    }
+    for (const u of units.filter(moves)) {
+      const r = radius(u), class_ = `${sign(u.flow)} ${u.role || ""}`;
+      shape("line", { x1: u.start, x2: u.x, y1: u.y, y2: u.y, class: class_, "stroke-width": Math.max(1, r / 3) }, heads);
+      shape("circle", { cx: u.start, cy: u.y, r: Math.max(1.5, r / 4), class: class_ }, heads);
+    }
+    const taken = [];
+    for (const u of [...units].sort((u, v) => u.y - v.y)) {
+      const r = radius(u), square = u.kind === "head", name = `${u.name} ${signed(u.flow)}`;
+      const mark = square || u.kind === "group"
+        ? shape("rect", { x: u.x - 0.9 * r, y: u.y - 0.9 * r, width: 1.8 * r, height: 1.8 * r, rx: square ? 0 : r / 2 }, marks)
+        : shape("circle", { cx: u.x, cy: u.y, r }, marks);
+      const states = [u.sink && "sink", u.members.some((i) => pinned.has(i)) && "pinned"].filter(Boolean);
+      mark.setAttribute("class", ["node", sign(u.flow), u.kind, ...states].join(" "));
       mark.setAttribute("tabindex", 0);
       mark.setAttribute("role", "button");
       mark.setAttribute("aria-label", name);
-      mark.dataset.node = i;
-      shape("title", {}, mark).textContent = name;
-      mark.addEventListener("pointerenter", (event) => {
-        if (event.pointerType === "mouse" && !pinned) show(i);
+      mark.dataset.node = u.number;
+      const notes = [name, u.reads.length && `reads ${quoted(u.reads)}`, u.writes.length && `raises ${quoted(u.writes)}`,
+        u.lowers.length && `lowers ${quoted(u.lowers)}`, u.sink && "at an attention sink"];
+      shape("title", {}, mark, notes.filter(Boolean).join("\n"));
+      mark.addEventListener("pointerenter", (event) => { if (event.pointerType === "mouse" && !held) show(u.number); });
+      mark.addEventListener("focus", () => { held = u.kind !== "output"; show(u.number); });
+      mark.addEventListener("click", (event) => {
+        held = u.kind !== "output";
+        show(u.number);
+        if (event.shiftKey) pin(u);
       });
-      mark.addEventListener("focus", () => { pinned = i !== 0; show(i); });
-      mark.addEventListener("click", () => { pinned = i !== 0; show(i); });
+      if (!named.has(u)) continue;
+      let y = u.y;
+      while (taken.some((t) => Math.abs(t.x - u.right) < 60 && Math.abs(t.y - y) < 12)) y += 4;
+      taken.push({ x: u.right, y });
+      shape("text", { x: u.right + 5, y: y + 4, class: "label" }, words, u.kind === "output" ? `${graph.direction} ${signed(graph.value)}` : short(u.label));
+    }
+    // Layers and tokens stay in sight, however the graph is moved.
+    const axes = shape("g", { class: "axes" }, svg);
+    shape("rect", { x: 0, y: 0, width: LEFT, height: high }, axes);
+    shape("rect", { x: 0, y: high - BOTTOM, width: box.clientWidth, height: BOTTOM }, axes);
+    const layers = [];
+    for (let l = 0; l < graph.layers; l++) {
+      const parts = [rows.get(2 * l + 1), rows.get(2 * l + 2)].filter(Boolean);
+      if (!parts.length) continue;
+      const [top, bottom] = [parts[parts.length - 1].top, parts[0].bottom];
+      shape("line", { x1: -LEFT, x2: width, y1: bottom, y2: bottom, class: "rule" }, back);
+      layers.push([(top + bottom) / 2, shape("text", { x: 26, "text-anchor": "end" }, axes, String(l))]);
+    }
+    const tokens = columns.map((c) => {
+      const text = shape("text", { y: high - 8, "text-anchor": "middle", class: "token" }, axes, c.text);
+      shape("title", {}, text, c.at.map((t) => `"${graph.tokens[t]}"`).join(" "));
+      return [c.x, text];
     });
-    svg.addEventListener("click", (event) => { if (event.target === svg) { pinned = false; show(0); } });
+    const fit = () => {
+      const scale = Math.min(1.4, Math.max(0.45, Math.min((box.clientWidth - LEFT - 4) / width, (high - BOTTOM - 8) / height)));
+      // What does not fit begins with its end, where the logit is.
+      return { scale, x: Math.min(LEFT, box.clientWidth - scale * width), y: 4 };
+    };
+    const apply = () => {
+      const { scale, x, y } = zoom;
+      main.setAttribute("transform", `translate(${x} ${y}) scale(${scale})`);
+      layers.forEach(([at, text]) => {
+        const shown = y + scale * at;
+        text.setAttribute("y", shown + 4);
+        text.style.display = shown < 4 || shown > high - BOTTOM - 2 ? "none" : "";
+      });
+      tokens.forEach(([at, text]) => {
+        text.setAttribute("x", x + scale * at);
+        text.style.display = x + scale * at < LEFT ? "none" : "";
+      });
+    };
+    const scaleBy = (factor, x = box.clientWidth / 2, y = high / 2) => {
+      const scale = Math.min(6, Math.max(0.2, zoom.scale * factor)), by = scale / zoom.scale;
+      zoom = { scale, x: x - by * (x - zoom.x), y: y - by * (y - zoom.y) };
+      apply();
+    };
+    svg.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.metaKey) return;
+      event.preventDefault();
+      scaleBy(Math.exp(-event.deltaY / 300), event.offsetX, event.offsetY);
+    }, { passive: false });
+    svg.addEventListener("pointerdown", (down) => {
+      if (down.target.dataset.node) return;
+      const from = { ...zoom };
+      let moved = false;
+      const move = (event) => {
+        moved ||= Math.hypot(event.clientX - down.clientX, event.clientY - down.clientY) > 4;
+        zoom = { ...from, x: from.x + event.clientX - down.clientX, y: from.y + event.clientY - down.clientY };
+        apply();
+      };
+      const up = () => {
+        removeEventListener("pointermove", move);
+        if (!moved) { held = false; show(logit()); }
+      };
+      addEventListener("pointermove", move);
+      addEventListener("pointerup", up, { once: true });
+      addEventListener("pointercancel", up, { once: true });
+    });
+    view.scaleBy = scaleBy;
+    view.fit = () => { zoom = fit(); apply(); };
     box.replaceChildren(svg);
-    show(chosen < count ? chosen : 0);
-    box.scrollLeft = at[chosen][0] - box.clientWidth / 2;
+    if (zoom) apply(); else view.fit();
   };
+
+  const logit = () => view.owner.get(0);
+
+  // A list of edges ends with the sums of all others and of remainders, and adds up to the flow.
+  const list = (title, edges, end, total, rest, parent) => {
+    const part = write("div", "", parent), lines = write("table", "", part);
+    write("caption", title, lines);
+    const line = (value, text, name = "") => {
+      const tr = write("tr", "", lines, name);
+      write("td", signed(value), tr, sign(value));
+      write("td", text, tr);
+      return tr;
+    };
+    const listed = edges.slice(0, LISTED);
+    for (const edge of listed) {
+      const other = view.units[edge[end]], tr = line(edge[2], other.name, "edge");
+      tr.onclick = () => { held = true; show(other.number); };
+    }
+    const others = total - sum(listed.map((e) => e[2])) - rest;
+    line(others, "all other nodes", "sum");
+    if (graph.n_rest) line(rest, "remainders, not split", "sum");
+    line(total, "sum", "sum");
+  };
+
+  const show = (number) => {
+    chosen = number;
+    const { units, lines, ways } = view, u = units[number];
+    const edges = view.edges.filter(([a, b]) => a === number || b === number)
+      .sort((e, f) => Math.abs(f[2]) - Math.abs(e[2]));
+    const most = Math.max(...edges.map((e) => Math.abs(e[2])), 1e-30);
+    lines.replaceChildren();
+    ways.classList.toggle("behind", u.kind !== "output");
+    for (const [a, b, flow] of u.kind === "output" ? [] : edges) {
+      if (Math.abs(flow) < 0.02 * most) continue;
+      shape("path", { d: curve(units[a], units[b]), class: sign(flow), "stroke-width": 0.5 + 4 * Math.sqrt(Math.abs(flow) / most) }, lines);
+    }
+    place.querySelectorAll(".chosen").forEach((other) => other.classList.remove("chosen"));
+    place.querySelectorAll(`[data-node="${number}"]`).forEach((mark) => mark.classList.add("chosen"));
+    panel.replaceChildren();
+    const title = write("h3", "", panel);
+    write("b", signed(u.flow), title, sign(u.flow));
+    write("span", ` ${u.name}`, title);
+    const facts = [
+      u.reads.length && `reads ${quoted(u.reads)}`,
+      u.writes.length && `raises ${quoted(u.writes)}`,
+      u.lowers.length && `lowers ${quoted(u.lowers)}`,
+      u.kind === "group" && `group of ${u.members.map((i) => graph.nodes[i].name).join("; ")}`,
+      u.estimated !== null && u.kind !== "group" && `estimated effect ${signed(u.estimated)}, by gradients`,
+      u.measured !== null && u.kind !== "group" && `measured effect ${signed(u.measured)}`,
+      u.eigenvalue !== null && u.kind !== "group" && `eigenvalue ${signed(u.eigenvalue)}`,
+      u.sink && "at an attention sink: compare its flow with the measured effect",
+    ];
+    facts.filter(Boolean).forEach((fact) => write("p", fact, panel));
+    if (u.kind === "output") panel.append(carries());
+    const both = write("div", "", panel, "lists");
+    if (u.into || edges.some((e) => e[0] === number)) {
+      list("comes from", edges.filter((e) => e[0] === number), 1, u.into, u.rest[0], both);
+    }
+    if (u.kind !== "output") list("goes to", edges.filter((e) => e[1] === number), 0, u.out, u.rest[1], both);
+    buttons(u);
+  };
+
+  const carries = () => {
+    const nodes = view.owner.size - 1, all = graph.shares.find(([n]) => n === nodes);
+    const value = all && !only ? all[2] * graph.value : view.carried;
+    const text = `${nodes} of ${graph.n_nodes.toLocaleString("en")} nodes are shown. On paths among themselves they carry ` +
+      `${signed(value)} of ${signed(graph.value)} (${percent(value / graph.value)}).`;
+    $("output").textContent = text;
+    const line = document.createElement("p");
+    line.textContent = `The other paths carry ${signed(graph.value - value)}.`;
+    return line;
+  };
+
+  const button = (name) => $(`[data-do=${name}]`);
+  const pinnedUnits = () => view.units.filter((u) => u.members.every((i) => pinned.has(i)));
+  const targets = () => {
+    const names = [...pinned].filter((i) => graph.nodes[i].removable);
+    return names.length ? names : (view.units[chosen].members.filter((i) => graph.nodes[i].removable));
+  };
+  const buttons = (u) => {
+    const isPinned = u.members.every((i) => pinned.has(i));
+    button("pin").textContent = isPinned ? "unpin" : "pin";
+    button("pin").disabled = u.kind === "output";
+    button("group").disabled = pinnedUnits().length < 2;
+    button("group").textContent = u.kind === "group" ? "ungroup" : "group pinned";
+    if (u.kind === "group") button("group").disabled = false;
+    button("only").disabled = button("clear").disabled = !pinned.size;
+    button("only").setAttribute("aria-pressed", only);
+    button("remove").hidden = !remove;
+    button("remove").disabled = !targets().length;
+    button("remove").textContent = pinned.size > 1 ? "remove pinned and run the model" : "remove and run the model";
+  };
+
+  const pin = (u) => {
+    const isPinned = u.members.every((i) => pinned.has(i));
+    u.members.forEach((i) => (isPinned ? pinned.delete(i) : pinned.add(i)));
+    if (!pinned.size) only = false;
+    redraw();
+  };
+
+  const act = {
+    in: () => view.scaleBy(1.3),
+    out: () => view.scaleBy(1 / 1.3),
+    fit: () => view.fit(),
+    pin: () => pin(view.units[chosen]),
+    group: () => {
+      const u = view.units[chosen];
+      if (u.kind === "group") groups = groups.filter((g) => !g.nodes.includes(u.members[0]));
+      else {
+        const nodes = [...pinned].sort((i, j) => i - j), name = window.prompt("name of the group", "group");
+        if (!name) return;
+        groups = [...groups.filter((g) => !g.nodes.some((i) => pinned.has(i))), { name, nodes }];
+      }
+      redraw();
+    },
+    only: () => { only = !only; zoom = null; redraw(); },
+    clear: () => { pinned = new Set(); groups = []; only = false; redraw(); },
+    remove: () => remove(targets().map((i) => graph.nodes[i].name)),
+    svg: () => save("svg"),
+    png: () => save("png"),
+  };
+
+  // The drawing as a file, with the styles that the page's sheet sets.
+  const save = (kind) => {
+    const svg = box.querySelector("svg"), copy = svg.cloneNode(true);
+    const originals = [...svg.querySelectorAll("*")], copies = [...copy.querySelectorAll("*")];
+    originals.forEach((element, i) => {
+      const style = getComputedStyle(element);
+      STYLES.forEach((name) => copies[i].style.setProperty(name, style.getPropertyValue(name)));
+    });
+    copy.setAttribute("xmlns", SVG);
+    copy.style.background = getComputedStyle(document.body).backgroundColor;
+    const source = new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" });
+    const download = (blob) => {
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(blob);
+      link.download = `flow.${kind}`;
+      link.click();
+    };
+    if (kind === "svg") { download(source); return; }
+    const image = new Image();
+    image.onload = () => {
+      const canvas = document.createElement("canvas");
+      [canvas.width, canvas.height] = [2 * svg.clientWidth, 2 * svg.clientHeight];
+      canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+      canvas.toBlob(download);
+    };
+    image.src = URL.createObjectURL(source);
+  };
+
+  const search = () => {
+    const words = find.value.trim().toLowerCase();
+    place.querySelectorAll("[data-node]").forEach((mark) => {
+      const u = view.units[mark.dataset.node];
+      const text = [u.name, ...u.reads, ...u.writes, ...u.lowers].join(" ").toLowerCase();
+      mark.classList.toggle("missed", words !== "" && !text.includes(words));
+    });
+  };
+
+  const COLUMNS = [["node", "name"], ["reads", "reads"], ["raises", "writes"], ["lowers", "lowers"], ["flow", "flow"],
+    ["estimated effect", "estimated"], ["measured effect", "measured"]];
+  const isNumber = (key) => ["flow", "estimated", "measured"].includes(key);
+
+  // All nodes that are shown, by any column; the sums of the others are below.
+  const nodeList = () => {
+    const units = view.units.filter((u) => u.kind !== "output");
+    const columns = COLUMNS.filter(([, key]) => units.some((u) => (Array.isArray(u[key]) ? u[key].length : u[key] !== null)));
+    const title = columns.find(([, key]) => key === order)?.[0] || "flow";
+    const value = (u) => (isNumber(order) ? Math.abs(u[order] ?? 0) : 0);
+    units.sort((u, v) => (isNumber(order) ? value(v) - value(u) : String(u[order]).localeCompare(String(v[order]))));
+    const lines = document.createElement("table");
+    write("caption", `Nodes, sorted by ${isNumber(order) ? `|${title}|` : title}. Select a heading to sort by it.`, lines);
+    const head = write("tr", "", write("thead", "", lines)), body = write("tbody", "", lines);
+    for (const [name, key] of columns) {
+      const cell = write("th", "", head, isNumber(key) ? "" : "word");
+      cell.setAttribute("aria-sort", key === order ? (isNumber(key) ? "descending" : "ascending") : "none");
+      write("button", name, cell).onclick = () => { order = key; nodeList(); search(); };
+    }
+    const line = (cells, name = "") => {
+      const tr = write("tr", "", body, name);
+      cells.forEach((cell, c) => {
+        const number = isNumber(columns[c][1]);
+        const td = write("td", number && cell !== "" && cell !== null ? signed(cell) : cell ?? "", tr, number ? "" : "word");
+        if (number && cell) td.classList.add(sign(cell));
+      });
+      return tr;
+    };
+    for (const u of units) {
+      const tr = line(columns.map(([, key]) => (Array.isArray(u[key]) ? quoted(u[key]) : u[key])));
+      tr.dataset.node = u.number;
+      tr.onclick = () => { held = true; show(u.number); };
+    }
+    const hidden = graph.n_nodes - graph.n_rest - (view.owner.size - 1);
+    const shown = sum([...view.owner.keys()].filter((i) => i).map((i) => graph.nodes[i].flow));
+    const sums = [[`${hidden} other nodes`, graph.sum - shown]];
+    if (graph.n_rest) sums.push([`${graph.n_rest} remainders, not split`, graph.sum_rest]);
+    sums.forEach(([name, flow]) => line(columns.map(([, key]) => (key === "name" ? name : key === "flow" ? flow : "")), "sum"));
+    table.replaceChildren(lines);
+  };
+
+  const redraw = () => {
+    count = graph.shares[slider.value][0] + 1;
+    const before = view && view.units[chosen] ? view.units[chosen].members[0] : 0;
+    view = gather();
+    Object.assign(view, arrange(view.units));
+    draw();
+    carries();
+    nodeList();
+    show(view.owner.get(before) ?? logit());
+    search();
+  };
+
   slider.max = graph.shares.length - 1;
   slider.value = graph.start;
-  slider.oninput = redraw;
+  slider.oninput = () => { zoom = null; redraw(); };
+  find.oninput = search;
+  find.onkeydown = (event) => {
+    const hit = event.key === "Enter" && box.querySelector(".node:not(.missed)");
+    if (hit) hit.focus();
+  };
+  place.querySelectorAll("[data-do]").forEach((element) => { element.onclick = act[element.dataset.do]; });
   // Another graph may be drawn in the same place.
   if (!place.redraw) addEventListener("resize", () => place.redraw());
-  place.redraw = redraw;
+  place.redraw = () => { zoom = null; redraw(); };
   redraw();
 };

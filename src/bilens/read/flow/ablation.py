@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -13,8 +14,10 @@ from torch.nn import functional
 from bilens.checks import full_precision
 from bilens.errors import BilensError
 from bilens.read.flow.attention import FrozenHeads
-from bilens.read.flow.graph import Flow, Node
+from bilens.read.flow.graph import Flow
 from bilens.read.flow.mlp import LinearMLP
+from bilens.read.flow.nodes import Node
+from bilens.reading import Fact, Reading, signed
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.parts import LinearMap
 from bilens.settings import Count, NotNegative
@@ -41,17 +44,37 @@ Changes = Sequence[tuple[nn.Module, bool, Change]]
 """The changes of a run: modules, whether their inputs are changed, and the change."""
 
 
-@dataclass(frozen=True)
-class Ablation:
+@dataclass(frozen=True, repr=False)
+class Ablation(Reading):
     """The change of a logit when a part of the model is removed or scaled.
 
     Attributes:
         predicted: the change by the flow through the part.
         actual: the change when the model runs so.
+        part: name of the part.
+        kind: kind of the part, as nodes have it; edge for an edge.
     """
 
     predicted: float
     actual: float
+    part: str = ""
+    kind: str = ""
+
+    def facts(self) -> list[Fact]:
+        """Return the predicted and the actual change."""
+        part = [("without", self.part)] if self.part else []
+        return [*part, ("predicted", signed(self.predicted)), ("actual", signed(self.actual))]
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row with the part and both changes."""
+        return ablation_frame([self])
+
+
+def ablation_frame(ablations: Sequence[Ablation]) -> pd.DataFrame:
+    """Return the predicted and the actual change of the logit for each part, one row each."""
+    columns = {"without": "part", "predicted": "predicted", "actual": "actual"}
+    rows = [[getattr(result, name) for name in columns.values()] for result in ablations]
+    return pd.DataFrame(rows, columns=list(columns))
 
 
 @torch.no_grad()
@@ -97,8 +120,29 @@ def ablate(
     for start in range(0, len(planned), batch_size):
         changes += runner.run([changed for _, changed in planned[start : start + batch_size]])
     return [
-        Ablation(predicted, actual) for (predicted, _), actual in zip(planned, changes, strict=True)
+        Ablation(predicted, actual, *_name(flow, part))
+        for part, (predicted, _), actual in zip(parts, planned, changes, strict=True)
     ]
+
+
+@torch.no_grad()
+@full_precision
+def ablated_together(model: ResidualModel, flow: Flow, numbers: Sequence[int]) -> float:
+    """Return the change of the logit of a flow of one text without some nodes, all at once."""
+    runner = _Runner(model, flow, 0.0)
+    changes = [change for number in numbers for change in runner.node(number)[1]]
+    return runner.run([changes])[0]
+
+
+def _name(flow: Flow, part: Part) -> tuple[str, str]:
+    """Return the name of a part, and its kind."""
+    if isinstance(part, StreamDirection):
+        return f"direction of MLP {part.layer} at all positions", "direction"
+    if isinstance(part, tuple):
+        above, below = (flow.node(number).name(flow.tokens) for number in part)
+        return f"edge from {below} to {above}", "edge"
+    node = flow.node(part)
+    return node.name(flow.tokens), node.kind
 
 
 class _Runner:

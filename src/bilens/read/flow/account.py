@@ -1,8 +1,10 @@
 """Three numbers of every node of a flow: its flow, its effect by gradients, its measured effect."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -11,9 +13,10 @@ from torch import Tensor, nn
 
 from bilens.checks import full_precision
 from bilens.errors import BilensError
-from bilens.read.flow.ablation import Ablation, ablate
+from bilens.read.flow.ablation import Ablation, ablate, ablated_together
 from bilens.read.flow.contrast import embedded
-from bilens.read.flow.graph import Flow, Node
+from bilens.read.flow.graph import Flow
+from bilens.read.flow.nodes import Node
 from bilens.read.flow.patching import Number, StoredRun, last_stream, stored_run
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.layers import MLP, Heads
@@ -71,13 +74,40 @@ def measure(
     Raises:
         BilensError: a node is the logit or a remainder, or does not exist.
     """
-    nodes = [flow.node(number) for number in numbers]
-    for number, node in zip(numbers, nodes, strict=True):
-        if not is_measurable(flow, node):
-            raise BilensError(f"number={number} is {node.kind}, expected one part of the model")
+    _check_measurable(flow, numbers)
     if flow.before is None:
         return ablate(model, flow, list(numbers), batch_size=batch_size)
     return _Patcher(model, flow, batch_size).effects(numbers)
+
+
+@torch.no_grad()
+@full_precision
+def remove(model: ResidualModel, flow: Flow, numbers: Sequence[int]) -> Ablation:
+    """Run the model without some nodes, all at once, as `measure` does without each of them.
+
+    The predicted change is the flow that leaves the group: what its nodes send to each other counts
+    once.
+
+    Args:
+        model: the model of the flow.
+        flow: the flow.
+        numbers: numbers of the nodes.
+
+    Raises:
+        BilensError: numbers is empty, or a node is the logit or a remainder, or does not exist.
+    """
+    numbers = sorted({*numbers})
+    if not numbers:
+        raise BilensError("numbers is empty, expected the numbers of nodes")
+    _check_measurable(flow, numbers)
+    inside = float(flow.edges_between([numbers])[0, 0])
+    predicted = inside - sum(flow.nodes[i].flow for i in numbers)
+    if flow.before is None:
+        actual = ablated_together(model, flow, numbers)
+    else:
+        actual = _Patcher(model, flow, 1).together(numbers)
+    names = [flow.nodes[i].name(flow.tokens) for i in numbers]
+    return Ablation(predicted, actual, " and ".join(names), "group")
 
 
 @full_precision
@@ -99,6 +129,13 @@ def estimates(model: ResidualModel, flow: Flow) -> Float[Tensor, " nodes"]:
     result = along.new_zeros(len(flow.nodes)).index_add(0, writes.node, along)
     result[0] = flow.value
     return result
+
+
+def _check_measurable(flow: Flow, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        node = flow.node(number)
+        if not is_measurable(flow, node):
+            raise BilensError(f"number={number} is {node.kind}, expected one part of the model")
 
 
 def _number(model: ResidualModel, flow: Flow) -> Number:
@@ -167,11 +204,7 @@ class _Patcher:
     def effects(self, numbers: Sequence[int]) -> list[Ablation]:
         """Return the predicted and the actual fall of the logit, the mean of both directions."""
         actual: dict[int, float] = {}
-        places: dict[tuple[int | None, str | None], list[int]] = {}
-        for i in numbers:
-            node = self.flow.nodes[i]
-            places.setdefault((node.layer, node.part), []).append(i)
-        for (layer, part), group in places.items():
+        for (layer, part), group in self._by_place(numbers).items():
             for start in range(0, len(group), self.batch_size):
                 batch = group[start : start + self.batch_size]
                 falls = torch.zeros(len(batch), dtype=torch.float64)
@@ -183,7 +216,41 @@ class _Patcher:
                     values = self.number(streams).double().cpu()
                     falls += sign * (values - self.ends[run]) / 2
                 actual |= dict(zip(batch, (-falls).tolist(), strict=True))
-        return [Ablation(-self.flow.nodes[i].flow, actual[i]) for i in numbers]
+        return [
+            Ablation(-node.flow, actual[i], node.name(self.flow.tokens), node.kind)
+            for i, node in ((i, self.flow.nodes[i]) for i in numbers)
+        ]
+
+    def together(self, numbers: Sequence[int]) -> float:
+        """Return the change of the logit, the mean of both directions, without all the nodes."""
+        change = 0.0
+        for run, sign in ((0, -1), (1, 1)):
+            with ExitStack() as stack:
+                tokens = self.tokens[run]
+                for (layer, part), group in self._by_place(numbers).items():
+                    rows = sign * self._rows(group, start_only=layer is None).sum(0)
+                    if layer is None:
+                        tokens = tokens + rows
+                    else:
+                        scale = self.model.parts.layers[layer].mlp.residual_scale
+                        hook = partial(_add_rows, rows / scale)
+                        stack.enter_context(self._writer(layer, part).register_forward_hook(hook))
+                stack.enter_context(embedded(self.model, tokens))
+                stream = last_stream(self.model, self.flow.ids[None])
+            change -= sign * (float(self.number(stream)[0]) - self.ends[run]) / 2
+        return change
+
+    def _by_place(self, numbers: Sequence[int]) -> dict[tuple[int | None, str | None], list[int]]:
+        """Return the nodes of each part of each layer."""
+        places: dict[tuple[int | None, str | None], list[int]] = defaultdict(list)
+        for i in numbers:
+            node = self.flow.nodes[i]
+            places[node.layer, node.part].append(i)
+        return places
+
+    def _writer(self, layer: int, part: str | None) -> nn.Module:
+        of_layer = self.model.parts.layers[layer]
+        return _writer(of_layer.heads if part == "attention" else of_layer.mlp)
 
     def _rows(self, batch: Sequence[int], start_only: bool) -> Float[Tensor, "batch time d_model"]:
         writes = self.flow.writes
@@ -203,11 +270,11 @@ class _Patcher:
     def _written(
         self, run: StoredRun, sign: int, batch: Sequence[int], layer: int, part: str
     ) -> Tensor:
-        of_layer = self.model.parts.layers[layer]
-        rows = sign * self._rows(batch, start_only=False) / of_layer.mlp.residual_scale
+        scale = self.model.parts.layers[layer].mlp.residual_scale
+        rows = sign * self._rows(batch, start_only=False) / scale
+        hook = (self._writer(layer, part), False, partial(_add_rows, rows))
+        return run.run_from(layer, len(batch), [hook])
 
-        def add(_: Any, __: Any, y: Tensor) -> Tensor:
-            return y + rows.to(y)
 
-        writer = _writer(of_layer.heads if part == "attention" else of_layer.mlp)
-        return run.run_from(layer, len(batch), [(writer, False, add)])
+def _add_rows(rows: Tensor, _: nn.Module, __: Any, y: Tensor) -> Tensor:
+    return y + rows.to(y)

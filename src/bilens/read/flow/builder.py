@@ -9,7 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.read.flow.graph import Flow, Node, Rows
+from bilens.read.flow.graph import Flow
+from bilens.read.flow.nodes import Node, Rows
+from bilens.read.language.names import shown_tokens
 from bilens.residual import Moment, ResidualModel, Trace
 
 Sublayer = Literal["attention", "mlp"]
@@ -103,4 +105,5 @@ class FlowBuilder:
             frozen=frozen,
             before=before,
             values=values,
+            tokens=tuple(shown_tokens(self.model, self.trace.ids)),
         )

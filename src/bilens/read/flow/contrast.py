@@ -13,7 +13,7 @@ from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.read.flow.projections import CallRecorder
 from bilens.read.flow.secants import logarithmic_mean, secant_slope
-from bilens.read.language.names import TokenDirection, token_names
+from bilens.read.language.names import TokenDirection, shown_tokens
 from bilens.residual import ResidualModel, Trace
 from bilens.residual.sums import check_logits
 
@@ -118,7 +118,7 @@ class Other:
     def _of_equal_length(self, ids: Tensor, other: Tensor) -> Tensor:
         if len(ids) == len(other):
             return other
-        names = [[_shown(n) for n in token_names(self.model, row)] for row in (ids, other)]
+        names = [shown_tokens(self.model, row) for row in (ids, other)]
         pairs = enumerate(zip(*names, strict=False))
         first = next((i for i, (a, b) in pairs if a != b), min(len(ids), len(other)))
         raise BilensError(
@@ -126,10 +126,6 @@ class Other:
             f"from token {first}: text |{'|'.join(names[0])}|, against |{'|'.join(names[1])}|. "
             "Choose words of equally many tokens"
         )
-
-
-def _shown(name: str) -> str:
-    return name.replace("Ġ", " ").replace("▁", " ")
 
 
 @contextmanager

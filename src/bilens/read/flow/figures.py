@@ -1,83 +1,94 @@
-"""The flow of a logit as a page to explore, as JSON, and as a tree of text."""
+"""The flow of a logit as data of a page, as a figure, and as tables that add up."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from html import escape
 from typing import Any
 
 import pandas as pd
-from jaxtyping import Int
-from rich.text import Text
-from rich.tree import Tree
-from torch import Tensor
+import torch
 
 from bilens.checks import checked
-from bilens.errors import BilensError
 from bilens.lazy_imports import go
-from bilens.read.figures.style import BLUE, GREY, dress
-from bilens.read.flow.ablation import Ablation
+from bilens.read.figures.style import GREY, dress
+from bilens.read.flow.ablation import Ablation, ablation_frame
 from bilens.read.flow.graph import Flow, FlowGraph
-from bilens.read.language.names import token_names
-from bilens.reading import FlowDrawing, Picture, Section, Table, signed
-from bilens.residual import ResidualModel
+from bilens.read.flow.nodes import LEAVES, WORDS, label, quoted, written
+from bilens.reading import FlowDrawing, Picture, Section, Table
 
 SMALL = 1e-3
 """Edges below this share of the largest are left out of files."""
 AT_FIRST, FEWEST = 0.5, 12
 """Share of the absolute flow, and nodes, that a page shows when it opens, if it has as many."""
-
-
-def shown_tokens(model: ResidualModel, ids: Int[Tensor, " time"]) -> list[str]:
-    """Return names of tokens, with spaces for the tokenizer's own marks of them."""
-    return [name.replace("Ġ", " ").replace("▁", " ") for name in token_names(model, ids)]
+PATHS, ROWS, LABELLED = 12, 20, 10
+"""Paths and nodes in tables, and labels in figures."""
 
 
 @checked
-def flow_data(flow: Flow, tokens: Sequence[str], *, direction: str, k: int) -> dict[str, Any]:
+def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
     """Return the k strongest nodes of a flow, their edges, and their share of it, for JSON.
 
     Nodes are ordered by |flow|, the logit first, so that the first n are the graph of the n - 1
     strongest. `shares` has a count of nodes, their share of the absolute flow, and the share of
-    the logit that starts and stays in them.
+    the logit on paths among them. `rest` has the flow that each node gets from remainders and sends
+    to them. Weights of `paths` are those of `FlowGraph.paths`.
 
     Args:
         flow: the flow.
-        tokens: of its text, as they are shown.
         direction: name of the logit.
-        k: how many nodes.
+        k: number of nodes.
 
     Raises:
-        BilensError: k is not positive, or the names are not as many as the tokens.
+        BilensError: k is not positive.
     """
-    if len(tokens) != len(flow.ids):
-        raise BilensError(f"tokens holds {len(tokens)} names, and the text {len(flow.ids)}")
     graph = flow.top(k)
+    remainders = [i for i, node in enumerate(flow.nodes) if node.kind == "rest"]
+    # The last row and column are those of all remainders together.
+    edges = flow.edges_between([*([i] for i in graph.numbers), remainders])
+    graph = replace(graph, edges=edges[:-1, :-1])
     order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
     place = {number: rank for rank, number in enumerate([0, *order])}
     large = graph.edges.abs() >= SMALL * float(graph.edges.abs().max())
     large &= graph.edges != 0
-    edges = [(place[a], place[b], float(graph.edges[a, b])) for a, b in large.nonzero().tolist()]
-    numbers = [graph.nodes[i] for i in [0, *order]]
+    listed = [(place[a], place[b], float(graph.edges[a, b])) for a, b in large.nonzero().tolist()]
+    sinks = set(flow.sinks)
     nodes = [
         {
             **asdict(node),
-            "name": node.name(tokens),
-            "removable": node.is_removable and flow.before is None,
+            "index": graph.numbers[i],
+            "name": node.name(flow.tokens),
+            "label": label(node, flow.tokens),
+            "short": f"MLP {node.layer} {written(node)}"
+            if node.kind == "direction"
+            else label(node, flow.tokens),
+            "removable": node.is_part and (flow.before is not None or node.is_removable),
+            "sink": node.kind != "output" and not sinks.isdisjoint({node.position, node.source}),
         }
-        for node in numbers
+        for i, node in ((i, graph.nodes[i]) for i in [0, *order])
     ]
-    shares = [(n, *_shares(flow, graph, order[:n])) for n in _counts(len(order))]
+    shares = [(n, *_shares(graph, order[:n])) for n in _counts(len(order))]
+    paths = [(weight, [place[i] for i in path]) for weight, path in graph.paths(PATHS)]
+    remainder_flows = [flow.nodes[i].flow for i in remainders]
     return {
         "direction": direction,
-        "tokens": list(tokens),
+        "tokens": list(flow.tokens),
         "value": flow.value,
         "values": list(flow.values),
         "absolute": flow.absolute,
         "frozen": list(flow.frozen),
         "layers": len(flow.trace.layers),
-        "n_nodes": sum(node.is_part for node in flow.nodes),
+        "n_nodes": len(flow.nodes) - 1,
+        "n_rest": len(remainder_flows),
+        "sum": sum(node.flow for node in flow.nodes[1:]) - sum(remainder_flows),
+        "sum_rest": sum(remainder_flows),
+        "sinks": sorted(sinks),
         "nodes": nodes,
-        "edges": sorted(edges, key=lambda edge: -abs(edge[2])),
+        "edges": sorted(listed, key=lambda edge: -abs(edge[2])),
+        "rest": [(float(edges[i, -1]), float(edges[-1, i])) for i in [0, *order]],
         "shares": shares,
+        "paths": paths,
+        "leaves": _leaves(flow),
         "start": next(
             (i for i, (n, held, _) in enumerate(shares) if n >= FEWEST and held >= AT_FIRST),
             len(shares) - 1,
@@ -85,11 +96,21 @@ def flow_data(flow: Flow, tokens: Sequence[str], *, direction: str, k: int) -> d
     }
 
 
-def _shares(flow: Flow, graph: FlowGraph, nodes_shown: Sequence[int]) -> tuple[float, float]:
+def _leaves(flow: Flow) -> list[tuple[str, float]]:
+    """Return the flows of tokens, positions and biases, which add up to the logit."""
+    together = {"position": "positions", "bias": "biases"}
+    leaves: dict[str, float] = defaultdict(float)
+    for node in flow.nodes:
+        if node.kind in LEAVES:
+            leaves[together.get(node.kind) or node.name(flow.tokens)] += node.flow
+    return list(leaves.items())
+
+
+def _shares(graph: FlowGraph, nodes_shown: Sequence[int]) -> tuple[float, float]:
     index = sorted([0, *nodes_shown])
     nodes = tuple(graph.nodes[i] for i in index)
-    held = sum(abs(node.flow) for node in nodes[1:]) / (flow.absolute or 1.0)
-    subgraph = FlowGraph(flow, (), nodes, graph.edges[index][:, index], held)
+    held = sum(abs(node.flow) for node in nodes[1:]) / (graph.flow.absolute or 1.0)
+    subgraph = FlowGraph(graph.flow, (), nodes, graph.edges[index][:, index], held)
     return held, subgraph.share_of_logit
 
 
@@ -101,85 +122,141 @@ def _counts(most: int) -> list[int]:
     return counts
 
 
-def flow_tree(data: dict[str, Any], *, depth: int = 3, width: int = 4) -> Tree:
-    """Return the strongest branches below the logit, to print.
-
-    Below each node are the nodes that send most to it, with the edges.
+def node_table(data: dict[str, Any]) -> pd.DataFrame:
+    """Return the strongest nodes, and the sums of all others and of remainders.
 
     Args:
         data: see `flow_data`.
-        depth: levels below the logit.
-        width: nodes under each node.
+    """
+    nodes = data["nodes"][1 : ROWS + 1]
+    frame = shown_frame(nodes).drop(columns=[*WORDS], errors="ignore")
+    frame.insert(1, "reads → raises, ⊣ lowers", [_words(node) for node in nodes])
+    n = data["n_nodes"] - data["n_rest"] - len(frame)
+    sums = [(f"{n:,} other nodes", "", data["sum"] - frame["flow"].sum())] if n else []
+    if data["n_rest"]:
+        sums.append((f"{data['n_rest']:,} remainders, not split", "", data["sum_rest"]))
+    others = pd.DataFrame(sums, columns=frame.columns[:3])
+    return pd.concat([frame, others], ignore_index=True) if sums else frame
+
+
+def _words(node: dict[str, Any]) -> str:
+    changed = node["writes"] if node["flow"] > 0 else node["lowers"]
+    mark = ("→" if node["flow"] > 0 else "⊣") if changed else ""
+    return f"{quoted(node['reads'][:2])} {mark} {quoted(changed[:2])}".strip()
+
+
+def shown_frame(nodes: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return names, flows and effects of nodes; columns without an entry are left out."""
+    columns = {"node": "name", **{name: name for name in WORDS}, "flow": "flow"}
+    columns |= {"estimated effect": "estimated", "measured effect": "measured"}
+    used = {
+        name: key
+        for name, key in columns.items()
+        if name in ("node", "flow") or any(node[key] not in (None, ()) for node in nodes)
+    }
+    rows = [
+        [quoted(node[key]) if key in WORDS else node[key] for key in used.values()]
+        for node in nodes
+    ]
+    return pd.DataFrame(rows, columns=list(used))
+
+
+def path_table(data: dict[str, Any]) -> pd.DataFrame:
+    """Return the strongest paths, and the sums of all others; the weights add up to the logit.
+
+    Args:
+        data: see `flow_data`.
     """
     nodes = data["nodes"]
+    rows = [
+        (" > ".join(nodes[i]["short"] for i in reversed(path[1:])), weight)
+        for weight, path in data["paths"]
+    ]
+    inside = data["shares"][-1][2] * data["value"]
+    listed = sum(weight for _, weight in rows)
+    rows.append((f"other paths among the {len(nodes) - 1} shown nodes", inside - listed))
+    rows.append(("paths through nodes that are not shown", data["value"] - inside))
+    return pd.DataFrame(rows, columns=["path", "weight"])
 
-    def line(value: float, name: str) -> Text:
-        return Text(signed(value, "#.3g"), style="blue" if value > 0 else "red").append(
-            f" {name}", style="default"
-        )
 
-    def grow(tree: Tree, above: int, level: int) -> None:
-        below = [edge for edge in data["edges"] if edge[0] == above][:width]
-        for _, number, value in below if level else ():
-            grow(tree.add(line(value, nodes[number]["name"])), number, level - 1)
+def start_table(data: dict[str, Any]) -> pd.DataFrame:
+    """Return the flow of each token, and of positions and biases, and their sum.
 
-    tree = Tree(line(data["value"], data["direction"]))
-    grow(tree, 0, depth)
-    return tree
+    Args:
+        data: see `flow_data`.
+    """
+    rows = [*data["leaves"], ("sum: the logit", sum(value for _, value in data["leaves"]))]
+    return pd.DataFrame(rows, columns=["starts at", "flow"])
 
 
 @checked
-def ablation_figure(pairs: Sequence[tuple[str, str, Ablation]]) -> "go.Figure":
-    """Plot predicted against actual change of the logit, for nodes that were removed.
+def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
+    """Plot predicted against actual change of the logit, for parts that were removed.
 
-    Args:
-        pairs: kind and name of each node, and its ablation.
+    The title has Pearson's correlation, and the largest changes have labels.
     """
-    figure = dress(go.Figure(), height=420, title="One node removed")
-    for kind in dict.fromkeys(kind for kind, _, _ in pairs):
-        results = [(name, result) for of, name, result in pairs if of == kind]
+    changes = torch.tensor(
+        [[result.predicted, result.actual] for result in ablations], dtype=torch.float64
+    )
+    title = f"{len(ablations)} parts removed, one at a time"
+    if len(ablations) > 2:
+        title += f": correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
+    figure = dress(go.Figure(), height=420, title=title)
+    largest = sorted(range(len(ablations)), key=lambda i: -float(changes[i].abs().max()))[:LABELLED]
+    for kind in dict.fromkeys(result.kind for result in ablations):
+        members = [i for i, result in enumerate(ablations) if result.kind == kind]
         figure.add_scatter(
-            x=[result.predicted for _, result in results],
-            y=[result.actual for _, result in results],
-            text=[name.replace("<", "&lt;") for name, _ in results],
-            mode="markers",
+            x=[ablations[i].predicted for i in members],
+            y=[ablations[i].actual for i in members],
+            text=[escape(ablations[i].part, quote=False) if i in largest else "" for i in members],
+            customdata=[escape(ablations[i].part, quote=False) for i in members],
+            mode="markers+text",
+            textposition="top center",
+            textfont={"size": 9},
             name=kind,
-            hovertemplate="%{text}<br>predicted %{x:.3f}, actual %{y:.3f}<extra></extra>",
+            hovertemplate="%{customdata}<br>flow %{x:.3f}, measured %{y:.3f}<extra></extra>",
         )
-    values = [x for _, _, r in pairs for x in (r.predicted, r.actual)]
-    ends = [min(values, default=0), max(values, default=1)]
+    values = changes.flatten().tolist() or [0.0, 1.0]
+    ends = [min(values), max(values)]
     figure.add_scatter(x=ends, y=ends, mode="lines", line_color=GREY, showlegend=False)
-    figure.update_traces(marker={"size": 7}, selector={"mode": "markers"})
-    figure.update_layout(colorway=[BLUE, "#b2182b", "#1b7837", "#762a83", "#bf812d"])
-    figure.update_xaxes(title="predicted change of the logit")
-    figure.update_yaxes(title="actual change")
+    figure.update_traces(marker={"size": 7}, selector={"mode": "markers+text"})
+    # Blue and red mean the sign elsewhere, so that kinds have other colours.
+    figure.update_layout(colorway=["#1b7837", "#762a83", "#bf812d", "#35978f", GREY])
+    figure.update_xaxes(title="change of the logit that the flow predicts")
+    figure.update_yaxes(title="measured change")
     return figure
 
 
-def flow_sections(
-    data: dict[str, Any], ablated: Sequence[tuple[str, str, Ablation]]
-) -> list[Section]:
-    """Return the sections on a flow: its graph, its strongest nodes, and nodes removed.
+def flow_sections(data: dict[str, Any], ablated: Sequence[Ablation]) -> list[Section]:
+    """Return the sections on a flow: its graph, its account, and nodes removed.
 
     Args:
         data: See `flow_data`.
         ablated: See `ablation_figure`.
     """
-    nodes = node_frame(data["nodes"][1:31])
+    signs = {"flow": "+#.3g", "weight": "+#.3g", "predicted": "+#.3g", "actual": "+#.3g"}
+    sinks = ""
+    if any(node["sink"] for node in data["nodes"]):
+        names = " and ".join(f'"{data["tokens"][p]}" ({p})' for p in data["sinks"])
+        sinks = (
+            f" {names}: attention sink, dashed. Heads with nothing to move attend there, so that "
+            "flow through it says little about the text: compare it with the measured effect."
+        )
     sections = [
         Section(
             "Graph",
-            "Squares are heads, circles everything else; area is |flow|, blue raises the logit and "
-            "red lowers it. Rest is not split further. Point at a node, touch it, or reach "
-            "it with the Tab key, for its edges.",
+            "Positions are across, layers upwards. A square is a head: its line comes from the "
+            "token that it attends to. A circle is a direction of an MLP or a token. Area is "
+            "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
+            f"weight on paths to the logit. Select a node to see its own edges.{sinks}",
             [[FlowDrawing(data)]],
         ),
         Section(
-            "Strongest nodes",
-            "Sorted by |flow|. Flows add up to the logit, or to its change. The estimated effect "
-            "is the gradient times what the node writes, and does not add up. The measured effect "
-            "is that of removing the node from the running model.",
-            [[Table(nodes, "", dict.fromkeys(nodes.columns[1:], "+#.3g"))]],
+            "The account",
+            "Every path starts at a token, a position or a bias, and ends in the logit. Both lists "
+            "add up to the logit. The weight of a path is its edge into the logit, times, at each "
+            "node on the way, the share of the node's inflow that comes from the next result.",
+            [[Table(start_table(data), "Starts", signs), Table(path_table(data), "Paths", signs)]],
         ),
     ]
     if ablated:
@@ -189,21 +266,6 @@ def flow_sections(
             "change was exchanged instead, in both directions, and the mean is shown."
         )
         picture = Picture("interventions", ablation_figure(ablated))
-        sections.append(Section("Interventions", text, [[picture, Table(ablation_frame(ablated))]]))
+        table = Table(ablation_frame(ablated), "", signs)
+        sections.append(Section("Interventions", text, [[picture, table]]))
     return sections
-
-
-def node_frame(nodes: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return name, flow and effects of nodes; measured effects only if a node has one."""
-    columns = {"node": "name", "flow": "flow"}
-    for name, key in (("estimated effect", "estimated"), ("measured effect", "measured")):
-        if any(node.get(key) is not None for node in nodes):
-            columns[name] = key
-    rows = [[node[key] for key in columns.values()] for node in nodes]
-    return pd.DataFrame(rows, columns=list(columns))
-
-
-def ablation_frame(ablated: Sequence[tuple[str, str, Ablation]]) -> pd.DataFrame:
-    """Return the predicted and the actual change of the logit for each node that was removed."""
-    rows = [(name, result.predicted, result.actual) for _, name, result in ablated]
-    return pd.DataFrame(rows, columns=["node", "predicted", "actual"])

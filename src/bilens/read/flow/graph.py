@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import cached_property
+from heapq import nlargest
+from typing import ClassVar
 
 import pandas as pd
 import torch
@@ -11,106 +13,16 @@ from torch import Tensor
 
 from bilens.checks import check_count, check_index
 from bilens.errors import BilensError
-from bilens.reading import Fact, Reading
+from bilens.lazy_imports import go
+from bilens.read.flow.drawing import graph_figure
+from bilens.read.flow.nodes import LEAVES, Node, Rows, node_frame
+from bilens.reading import Fact, Percent, Reading
 from bilens.residual import Trace
 
-NodeKind = Literal["output", "token", "position", "head", "direction", "mlp", "bias", "rest"]
-
-
-@dataclass(frozen=True)
-class Node:
-    """A part of a model on a text, or between two texts.
-
-    Attributes:
-        kind: output is the logit itself, token an embedding, position a position's vector. A head
-            is from one position to one. A direction is one of an MLP's input at a position, mlp all
-            of an MLP without a gate there. Then bias, and rest, which is not split further.
-        flow: the part of the logit, or of its change, that goes through it.
-        layer: its number.
-        part: attention or mlp, inside a layer.
-        position: its position, at which it writes.
-        source: the position that a head attends to.
-        number: of the head; of the direction, 1 for the strongest there.
-        eigenvalue: of a direction: its Ritz value, an eigenvalue where all directions are split.
-        role: of a head between two texts: values, the tokens that it moves, or queries or keys,
-            the positions that it attends to.
-        estimated: its effect to first order, by gradients; None until `account` finds it.
-        measured: its effect in the running model; None where it is not measured.
-    """
-
-    kind: NodeKind
-    flow: float
-    layer: int | None = None
-    part: Literal["attention", "mlp"] | None = None
-    position: int | None = None
-    source: int | None = None
-    number: int | None = None
-    eigenvalue: float | None = None
-    role: Literal["values", "queries", "keys"] | None = None
-    estimated: float | None = None
-    measured: float | None = None
-
-    @property
-    def is_part(self) -> bool:
-        """True for a part of the model, false for the logit and for remainders."""
-        return self.kind not in ("output", "rest")
-
-    @property
-    def is_removable(self) -> bool:
-        """True if `ablate` can remove it from a flow of one text."""
-        return self.is_part and self.kind != "bias" and self.role is None
-
-    def name(self, tokens: Sequence[str]) -> str:
-        """Return its name, given the tokens of the text; repeated tokens get their position."""
-        at, source = (
-            "" if i is None else f"{tokens[i]} ({i})" if tokens.count(tokens[i]) > 1 else tokens[i]
-            for i in (self.position, self.source)
-        )
-        if self.kind == "head":
-            of = "" if self.role is None else f"{self.role} of "
-            return f"{of}head {self.layer}.{self.number} from {source} to {at}"
-        if self.kind == "bias":
-            where = {"attention": f"heads of layer {self.layer}", "mlp": f"MLP {self.layer}"}
-            return f"biases of {where.get(self.part or '', 'the unembedding')}"
-        if self.kind == "rest" and self.part == "attention":
-            return f"other heads of layer {self.layer}"
-        texts = {
-            "output": f"the logit at {at}",
-            "token": f"token {at}",
-            "position": f"position {self.position}",
-            "direction": f"MLP {self.layer} direction {self.number} at {at}",
-            "mlp": f"MLP {self.layer} at {at}",
-            "rest": f"rest of MLP {self.layer} at {at}",
-        }
-        return texts[self.kind]
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Vectors that nodes read from the stream, or write to it.
-
-    Moments are those of `bilens.residual.Moment`.
-
-    Attributes:
-        node: the node of each row.
-        position: its position.
-        moment: its moment.
-        vector: the vector.
-    """
-
-    node: Int[Tensor, " rows"]
-    position: Int[Tensor, " rows"]
-    moment: Int[Tensor, " rows"]
-    vector: Float[Tensor, "rows d_model"]
-
-    def of(self, nodes: Int[Tensor, " n"], n_nodes: int) -> "Rows":
-        """Return the rows of some nodes, which are numbered anew from 0 in this order."""
-        place = torch.full((n_nodes,), -1, device=self.node.device)
-        place[nodes] = torch.arange(len(nodes), device=place.device)
-        among = place[self.node] >= 0
-        return Rows(
-            place[self.node[among]], self.position[among], self.moment[among], self.vector[among]
-        )
+DRAWN = 60
+"""Nodes of a figure."""
+SINK, FOLLOWING = 0.3, 3
+"""An attention sink draws this share of the attention of at least that many later positions."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -136,6 +48,7 @@ class Flow(Reading):
         frozen: everything that is held fixed at its value on this text; empty between two texts.
         before: the second run; None on one text.
         values: the logit in each run.
+        tokens: of the text, as names of nodes have them.
     """
 
     trace: Trace
@@ -150,6 +63,7 @@ class Flow(Reading):
     frozen: tuple[str, ...]
     before: Trace | None = None
     values: tuple[float, ...] = ()
+    tokens: tuple[str, ...] = ()
 
     axes: ClassVar[dict[str, str]] = {"x": "node", "y": "flow"}
 
@@ -163,18 +77,29 @@ class Flow(Reading):
             ("absolute flow", self.absolute),
         ]
 
-    def frame(self, tokens: Sequence[str] = ()) -> pd.DataFrame:
-        """Return a row for each part of the model, the largest |flow| first.
+    def frame(self) -> pd.DataFrame:
+        """Return a row for each part of the model, the largest |flow| first."""
+        return node_frame([self.nodes[i] for i in self._strongest()], self.tokens)
 
-        Args:
-            tokens: of the text, for names; numbers of their positions by default.
+    def plot(self) -> "go.Figure":
+        """Draw the graph of the strongest nodes over the tokens of the text."""
+        return self.top(DRAWN).plot()
+
+    @cached_property
+    def sinks(self) -> tuple[int, ...]:
+        """Attention sinks: positions that heads attend to whatever the text is about.
+
+        Such a position draws much more than its share of the attention of all later ones, as the
+        first token does in most transformers. Heads that have nothing to move attend there.
         """
-        shown = tokens or [str(number) for number in range(len(self.ids))]
-        nodes = [self.nodes[i] for i in self._strongest()]
-        rows = [
-            (node.name(shown), node.kind, node.layer, node.flow, node.eigenvalue) for node in nodes
-        ]
-        return pd.DataFrame(rows, columns=["node", "kind", "layer", "flow", "eigenvalue"])
+        pattern = torch.stack([layer.pattern.abs().mean(0) for layer in self.trace.layers]).mean(0)
+        time = len(pattern)
+        even = 1 / torch.arange(1, time + 1, device=pattern.device)
+        return tuple(
+            s
+            for s in range(time - FOLLOWING)
+            if float(pattern[s + 1 :, s].mean()) > max(SINK, 1.5 * float(even[s + 1 :].mean()))
+        )
 
     @property
     def ids(self) -> Int[Tensor, " time"]:
@@ -203,8 +128,12 @@ class Flow(Reading):
         node = self.node(number)
         if node.kind != "direction":
             raise BilensError(f"number={number} is a node of kind {node.kind}, not a direction")
-        before = sum(other.kind == "direction" for other in self.nodes[:number])
-        return self.vectors[before]
+        return self.vectors[self.direction_numbers.index(number % len(self.nodes))]
+
+    @cached_property
+    def direction_numbers(self) -> tuple[int, ...]:
+        """Numbers of the nodes that are directions, in the order of `vectors`."""
+        return tuple(i for i, node in enumerate(self.nodes) if node.kind == "direction")
 
     def above(self, moment: int) -> Float[Tensor, "time d_model"]:
         """Return the sum of the directions that read each position of a moment's stream."""
@@ -224,10 +153,19 @@ class Flow(Reading):
             BilensError: the node does not exist.
         """
         picked = range(len(self.nodes)) if numbers is None else numbers
-        numbers = [self._checked(i) for i in picked]
-        index = torch.tensor(numbers, dtype=torch.long, device=self.constants.device)
-        n = len(index)
-        reads, writes = (rows.of(index, len(self.nodes)) for rows in (self.reads, self.writes))
+        return self.edges_between([[number] for number in picked])
+
+    def edges_between(self, groups: Sequence[Sequence[int]]) -> Float[Tensor, "n n"]:
+        """Return the flow between groups of nodes: row a, column b is the flow from b up to a.
+
+        Raises:
+            BilensError: the node does not exist.
+        """
+        n, device = len(groups), self.constants.device
+        group = torch.full((len(self.nodes),), -1, device=device)
+        for number, members in enumerate(groups):
+            group[[self._checked(i) for i in members]] = number
+        reads, writes = self.reads.grouped(group), self.writes.grouped(group)
         edges = self.constants.new_zeros(n * n)
         for position in range(len(self.ids)):
             r, w = (rows.position == position for rows in (reads, writes))
@@ -236,19 +174,21 @@ class Flow(Reading):
             cells = reads.node[r, None] * n + writes.node[None, w]
             edges.index_add_(0, cells.flatten(), flows.flatten())
         edges = edges.reshape(n, n)
-        self._add_biases(edges, [self.nodes[i] for i in picked], self.constants[index])
+        self._add_biases(edges, group.tolist())
         return edges
 
-    def _add_biases(self, edges: Tensor, nodes: Sequence[Node], constants: Tensor) -> None:
+    def _add_biases(self, edges: Tensor, group: Sequence[int]) -> None:
+        """Add the edges from nodes of biases to the nodes that have these biases inside."""
         place = {
-            (node.layer, node.part): column
-            for column, node in enumerate(nodes)
+            (node.layer, node.part): group[number]
+            for number, node in enumerate(self.nodes)
             if node.kind == "bias"
         }
-        for row, node in enumerate(nodes):
-            column = place.get((node.layer, node.part))
-            if column is not None and node.kind not in ("bias", "token", "position"):
-                edges[row, column] += constants[row]
+        for number, constant in enumerate(self.constants.tolist()):
+            node = self.nodes[number]
+            column = place.get((node.layer, node.part), -1)
+            if constant and column >= 0 and group[number] >= 0 and node.kind not in LEAVES:
+                edges[group[number], column] += constant
 
     def graph(self, numbers: Sequence[int]) -> "FlowGraph":
         """Return the graph of some of the nodes, with the logit.
@@ -297,8 +237,8 @@ class Flow(Reading):
         return check_index("number", number, len(self.nodes), "those of the nodes")
 
 
-@dataclass(frozen=True, eq=False)
-class FlowGraph:
+@dataclass(frozen=True, eq=False, repr=False)
+class FlowGraph(Reading):
     """A graph of some nodes of a flow.
 
     Attributes:
@@ -315,6 +255,46 @@ class FlowGraph:
     edges: Float[Tensor, "n n"]
     share_of_flow: float
 
+    axes: ClassVar[dict[str, str]] = Flow.axes
+
+    def facts(self) -> list[Fact]:
+        """Return the value, the number of nodes, and their shares."""
+        return [
+            ("value", self.flow.value),
+            ("nodes", len(self.nodes) - 1),
+            ("share of the absolute flow", Percent(self.share_of_flow)),
+            ("share of the logit on paths among them", Percent(self.share_of_logit)),
+        ]
+
+    def frame(self) -> pd.DataFrame:
+        """Return a row for each node, the largest |flow| first."""
+        nodes = sorted(self.nodes[1:], key=lambda node: -abs(node.flow))
+        return node_frame(nodes, self.flow.tokens)
+
+    def plot(self) -> "go.Figure":
+        """Draw the graph over the tokens of the text."""
+        return graph_figure(
+            self.nodes, self.flow.tokens, self.path_weights, len(self.flow.trace.layers)
+        )
+
+    @cached_property
+    def path_weights(self) -> Float[Tensor, "n n"]:
+        """Weight of each edge: the sum over all paths through it up to the logit, (n, n).
+
+        A node sends up what flows into it, and each part of that inflow has the same share of
+        every edge upwards. So an edge into node a counts by the share of a's flow that reaches
+        the logit on paths among these nodes.
+        """
+        flows = self.edges.new_tensor([node.flow for node in self.nodes])
+        # arriving[b] / flow[b]: the share of b's flow that reaches the logit among these nodes.
+        reached, weights = torch.zeros_like(flows), torch.zeros_like(self.edges)
+        reached[0] = 1
+        for b in range(1, len(self.nodes)):
+            weights[:b, b] = reached[:b] * self.edges[:b, b]
+            if self.nodes[b].kind not in LEAVES and flows[b] != 0:
+                reached[b] = weights[:b, b].sum() / flows[b]
+        return weights
+
     @property
     def share_of_logit(self) -> float:
         """Share of the logit that starts and stays in these nodes all the way up.
@@ -323,15 +303,33 @@ class FlowGraph:
         here, over the logit. What a node sends up is shared out in proportion to what flows in. As
         flows have signs, it may be above 1 or below 0.
         """
-        flows = self.edges.new_tensor([node.flow for node in self.nodes])
-        # reached[b]: which part of the direction that b reads comes from nodes that are here.
-        reached = torch.zeros_like(flows)
-        reached[0] = 1
-        total = 0.0
-        for b in range(1, len(self.nodes)):
-            arriving = float(reached[:b] @ self.edges[:b, b])
-            if self.nodes[b].kind in ("token", "position", "bias"):
-                total += arriving
-            elif flows[b] != 0:
-                reached[b] = arriving / flows[b]
+        leaves = [i for i, node in enumerate(self.nodes) if node.kind in LEAVES]
+        total = float(self.path_weights[:, leaves].sum())
         return total / self.flow.value if self.flow.value else 0.0
+
+    def paths(self, k: int) -> list[tuple[float, tuple[int, ...]]]:
+        """Return the k strongest paths: their weights, and their nodes from the logit down.
+
+        The weights of all paths among all nodes of a flow add up to the logit. A path's weight is
+        its edge into the logit, times a share at each node on the way: the share of the node's
+        inflow that comes from the next one.
+
+        Raises:
+            BilensError: k is not positive.
+        """
+        check_count("k", k)
+        edges, ends = self.edges.tolist(), []
+        best: list[list[tuple[float, tuple[int, ...]]]] = [[(1.0, (0,))]]
+        for b in range(1, len(self.nodes)):
+            ways: list[tuple[float, tuple[int, ...]]] = []
+            for a in range(b):
+                if edges[a][b] and (a == 0 or self.nodes[a].flow):
+                    share = edges[a][b] / (self.nodes[a].flow if a else 1.0)
+                    ways += [(weight * share, (*path, b)) for weight, path in best[a]]
+            # A weight is a product along the path, so that a part of one of the k best paths is
+            # among the k best to its end.
+            ways = nlargest(k, ways, key=lambda way: abs(way[0]))
+            is_leaf = self.nodes[b].kind in LEAVES
+            ends += ways if is_leaf else []
+            best.append([] if is_leaf else ways)
+        return nlargest(k, ends, key=lambda way: abs(way[0]))

@@ -1,17 +1,21 @@
 """The flow of a logit on a text as a reading: its strongest nodes, and some of them removed."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 
 from bilens.checks import full_precision
+from bilens.errors import BilensError
 from bilens.lazy_imports import go
 from bilens.read.flow import figures
-from bilens.read.flow.ablation import Ablation
+from bilens.read.flow.ablation import Ablation, ablation_frame
 from bilens.read.flow.account import account
-from bilens.read.flow.contrast import Target
+from bilens.read.flow.contrast import Target, replaced
 from bilens.read.flow.graph import Flow
+from bilens.read.flow.labels import described
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.reading import Fact, Percent, Reading, Section
@@ -30,7 +34,9 @@ class FlowReading(Reading):
         direction: The token whose logit is split, and those that are subtracted.
         data: Its strongest nodes and the edges between them; see `flow_data`.
         probability: Of the token after the text.
-        ablated: Kind, name and effect of each node that was removed from the running model.
+        ablated: Effect of each node that was removed from the running model.
+        notes: Warnings about the tokens.
+        other: The second text; empty without one.
     """
 
     flow: Flow
@@ -38,21 +44,24 @@ class FlowReading(Reading):
     direction: TokenDirection
     data: dict[str, Any]
     probability: float
-    ablated: tuple[tuple[str, str, Ablation], ...] = ()
+    ablated: tuple[Ablation, ...] = ()
+    notes: tuple[str, ...] = ()
+    other: str = ""
 
     axes: ClassVar[dict[str, str]] = Flow.axes
     formats: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("flow", "estimated effect", "measured effect"), "+#.3g"
+        ("flow", "estimated effect", "measured effect", "weight", "predicted", "actual"), "+#.3g"
     )
     explanation: ClassVar[str] = (
-        "Where this logit, or difference of logits, comes from, node by node: inflow equals "
-        "outflow at every node, and the outflow of tokens, positions and biases adds up to it."
+        "Where this logit, or difference of logits, comes from: a graph of parts of the model. "
+        "At every node as much flows in as flows out, and nothing is left over."
     )
 
     @property
     def title(self) -> str:
         """The text, and the token that follows it."""
-        return f"“{self.prompt}”: {self.direction}"
+        against = f" against “{self.other}”" if self.other else ""
+        return f"{direction_in_words(self.direction)} after “{self.prompt}”{against}"
 
     def facts(self) -> list[Fact]:
         """Return the value, the number of nodes, and the share that is shown."""
@@ -60,30 +69,41 @@ class FlowReading(Reading):
         held, of_logit = data["shares"][-1][1:]
         values = ", ".join(f"{value:+.4g}" for value in data["values"])
         return [
-            (str(self.direction), data["value"]),
+            (direction_in_words(self.direction), data["value"]),
             ("probability of the token", Percent(self.probability)),
             ("nodes", data["n_nodes"]),
             ("shown", len(data["nodes"]) - 1),
-            ("their share of the absolute flow", Percent(held)),
-            ("their share of the logit", Percent(of_logit)),
+            ("absolute flow through these", Percent(held)),
+            ("logit on paths among these", Percent(of_logit)),
             *([("in the text, and in the second", values)] if len(data["values"]) > 1 else []),
             ("held fixed", ", ".join(data["frozen"]) or "nothing"),
+            *(("note", note) for note in self.notes),
         ]
 
     def frame(self) -> pd.DataFrame:
         """Return the strongest nodes and their flow, the strongest first."""
-        return figures.node_frame(self.data["nodes"][1:])
+        return figures.shown_frame(self.data["nodes"][1:])
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Return the strongest nodes, and the nodes that were removed."""
-        tables = {"nodes": self.frame()}
+        """Return the strongest nodes and paths with the sums of all others, and removed nodes."""
+        tables = {
+            "nodes, by |flow|": figures.node_table(self.data),
+            "paths, by |weight|": figures.path_table(self.data),
+        }
         if self.ablated:
-            tables["one node removed"] = figures.ablation_frame(self.ablated)
+            tables["one node removed"] = ablation_frame(self.ablated)
         return tables
 
+    def plot(self) -> "go.Figure":
+        """Draw the graph of the strongest nodes over the tokens of the text."""
+        return self.flow.plot()
+
     def figures(self) -> "dict[str, go.Figure]":
-        """Draw predicted against actual effects, if nodes were removed."""
-        return {"interventions": figures.ablation_figure(self.ablated)} if self.ablated else {}
+        """Draw the graph, and predicted against actual effects, if nodes were removed."""
+        drawn = {"graph": self.plot()}
+        if self.ablated:
+            drawn["interventions"] = figures.ablation_figure(self.ablated)
+        return drawn
 
     def sections(self) -> list[Section]:
         """Return the graph, the strongest nodes, and the nodes that were removed."""
@@ -91,11 +111,11 @@ class FlowReading(Reading):
 
     def record(self) -> dict[str, Any]:
         """Return the graph for JSON, with the nodes that were removed."""
-        record = {"prompt": self.prompt, **self.data}
+        record = {"prompt": self.prompt, "against": self.other, **self.data}
         if self.ablated:
             record["ablated"] = [
-                {"node": name, "predicted": result.predicted, "actual": result.actual}
-                for _, name, result in self.ablated
+                {"node": result.part, "predicted": result.predicted, "actual": result.actual}
+                for result in self.ablated
             ]
         return record
 
@@ -153,14 +173,31 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
         threshold=threshold,
         through_patterns=through_patterns,
     )
-    split = account(model, split, measured=ablate)
-    tokens = figures.shown_tokens(model, split.ids)
+    split = described(model, account(model, split, measured=ablate), shown)
     strongest = sorted(split.nodes, key=lambda node: -abs(node.flow))
     ablated = [
-        (node.kind, node.name(tokens), Ablation(-node.flow, -node.measured))
+        Ablation(-node.flow, -node.measured, node.name(split.tokens), node.kind)
         for node in strongest
         if node.measured is not None
     ]
-    data = figures.flow_data(split, tokens, direction=str(direction), k=shown)
+    data = figures.flow_data(split, direction=direction_in_words(direction), k=shown)
     probability = float(split.trace.logits[-1].softmax(-1)[model.token(direction.token)])
-    return FlowReading(split, prompt, direction, data, probability, tuple(ablated))
+    notes = tuple(_without_space(model, direction))
+    other = against or (replaced(prompt, pairs) if pairs else "")
+    return FlowReading(split, prompt, direction, data, probability, tuple(ablated), notes, other)
+
+
+def direction_in_words(direction: TokenDirection) -> str:
+    """Return a direction in words, with its tokens in quotes."""
+    token, *minus = (f'"{name}"' for name in (direction.token, *direction.minus))
+    return f"{token} minus {', '.join(minus)}" if minus else token
+
+
+def _without_space(model: ResidualModel, direction: TokenDirection) -> Iterator[str]:
+    """Yield a note on each token that lacks the space with which the others begin."""
+    names = [direction.token, *direction.minus]
+    bare = [name for name in names if not name.startswith((" ", "Ġ", "▁"))]
+    for name in bare if len(bare) < len(names) else ():
+        with suppress(BilensError):
+            if model.token(f" {name}") != model.token(name):
+                yield f'"{name}" and " {name}" are two tokens, and the first is taken'

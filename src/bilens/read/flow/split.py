@@ -19,13 +19,18 @@ from bilens.read.flow.contrast import (
     other_of,
     recorded_trace,
 )
-from bilens.read.flow.graph import Flow, Node, NodeKind
+from bilens.read.flow.graph import Flow
+from bilens.read.flow.labels import described
 from bilens.read.flow.mlp import LinearMLP
+from bilens.read.flow.nodes import Node, NodeKind
 from bilens.read.flow.projections import CallRecorder
 from bilens.read.flow.secants import frozen_norm, norm_secant
 from bilens.read.language.names import TokenDirection
 from bilens.residual import Moment, ResidualModel, Trace
 from bilens.settings import Between
+
+LABELLED = 10
+"""Nodes whose tokens are looked up at once; `described` does so for more."""
 
 
 @checked
@@ -97,7 +102,7 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         text Achtibat et al. 2024 (arXiv 2402.05602) and Rezaei Jafari et al. 2025
         (arXiv 2508.21258).
     """
-    return split(
+    adjoints = split(
         model,
         text,
         token,
@@ -107,7 +112,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         replace=replace,
         target=target,
         through_patterns=through_patterns,
-    ).run(m, threshold)
+    )
+    return described(model, adjoints.run(m, threshold), LABELLED)
 
 
 def split(  # noqa: PLR0913
@@ -322,7 +328,9 @@ class Split:
             nodes = [Node("direction", f, layer, "mlp", p, p, i + 1, x) for f, p, i, x in entries]
             read = parts.pull[:, None] * parts.vector
             reads, constants = mlp.read(read, at)
-            number = graph.add(nodes, constants, parts.vector)
+            # Signs of vectors are free: here the text has a positive part along each.
+            signs = torch.where(parts.overlap < 0, -1.0, 1.0).to(parts.vector)
+            number = graph.add(nodes, constants, signs[:, None] * parts.vector)
             graph.read(number, at, seen, reads)
             graph.write(number, at, written, mlp.write(along, at))
             flows = flows.index_add(0, at, -parts.flow)

@@ -20,7 +20,7 @@ from bilens.read.language.heads import (
     read_attention,
     token_components,
 )
-from bilens.read.language.names import TokenDirection, token_names
+from bilens.read.language.names import TokenDirection, shown_tokens, token_names
 from bilens.read.language.ngrams import (
     NGramReading,
     bigrams,
@@ -93,6 +93,7 @@ __all__ = [
     "read_language",
     "read_ngrams",
     "read_stream",
+    "shown_tokens",
     "skip_trigram_matrix",
     "skip_trigrams",
     "split_by_eigenvectors",

@@ -14,6 +14,11 @@ from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factors import fit_input
 
+VISIBLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
+HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]
+BYTES = {chr(b): b for b in VISIBLE} | {chr(256 + i): b for i, b in enumerate(HIDDEN)}
+"""The byte of each letter in the names of byte-level tokens, as GPT-2 has them."""
+
 
 @dataclass(frozen=True)
 class TokenDirection:
@@ -98,13 +103,24 @@ def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
     ]
 
 
-MARKS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\\n", "\n": "\\n"})
-"""Byte-level tokenizers write a space as Ġ and a new line as Ċ, sentencepiece a space as ▁."""
+def shown_tokens(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
+    """Return tokens as text, without the tokenizer's marks of spaces and new lines."""
+    return [token_text(name) for name in token_names(model, ids)]
+
+
+def token_text(name: str) -> str:
+    """Return a token's name as text, with spaces for its marks of them."""
+    try:
+        # Byte-level tokenizers write each byte as a letter, a space as Ġ and a new line as Ċ.
+        text = bytes(BYTES[letter] for letter in name).decode()
+    except (KeyError, UnicodeDecodeError):  # of another tokenizer, or a piece of a letter
+        text = name.replace("Ġ", " ")
+    return text.replace("▁", " ").replace("\n", "\\n")
 
 
 def in_words(name: str) -> str:
     """Return a token's name as text: in quotes if it holds a space, or a mark of one such as Ġ."""
-    text = name.translate(MARKS)
+    text = token_text(name)
     return name if text == name.strip() else f'"{text}"'
 
 

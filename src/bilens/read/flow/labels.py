@@ -1,0 +1,72 @@
+"""Words for the nodes of a flow: the tokens that a direction reads, and those that it raises."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bilens.checks import full_precision
+from bilens.read.flow.graph import Flow
+from bilens.read.language.names import shown_tokens
+from bilens.residual import ResidualModel
+
+TOP = 4
+"""Tokens of a label."""
+
+
+@torch.no_grad()
+@full_precision
+def described(model: ResidualModel, flow: Flow, k: int) -> Flow:
+    """Return a flow whose k strongest nodes have the tokens that they read and write.
+
+    A direction v reads the tokens with the largest v . W_U, in the sign that it has on this text. A
+    direction or a head writes the tokens whose logits its output o raises most, by o . W_U.
+    This is the logit lens, which counts no later layer.
+
+    Args:
+        model: the model of the flow.
+        flow: the flow.
+        k: number of nodes.
+    """
+    strongest = sorted(range(len(flow.nodes)), key=lambda i: -abs(flow.nodes[i].flow))[:k]
+    directions = [i for i in strongest if flow.nodes[i].kind == "direction"]
+    writers = [i for i in strongest if flow.nodes[i].kind in ("direction", "mlp", "head")]
+    place = {number: row for row, number in enumerate(flow.direction_numbers)}
+    reads, _ = _lens(model, flow.vectors[[place[i] for i in directions], :-1])
+    writes, lowers = _lens(model, _outputs(flow, writers))
+    read = dict(zip(directions, reads, strict=True))
+    written = dict(zip(writers, zip(writes, lowers, strict=True), strict=True))
+    nodes = []
+    for i, node in enumerate(flow.nodes):
+        raises, lowered = written.get(i, (node.writes, node.lowers))
+        reads_now = read.get(i, node.reads)
+        nodes.append(replace(node, reads=reads_now, writes=raises, lowers=lowered))
+    return replace(flow, nodes=tuple(nodes))
+
+
+def _outputs(flow: Flow, numbers: list[int]) -> Float[Tensor, "n d_model"]:
+    """Return the outputs of some nodes, added up over positions."""
+    place = torch.full((len(flow.nodes),), -1, device=flow.constants.device)
+    place[numbers] = torch.arange(len(numbers), device=place.device)
+    row = place[flow.writes.node]
+    outputs = flow.writes.vector.new_zeros(len(numbers), len(flow.direction))
+    return outputs.index_add(0, row[row >= 0], flow.writes.vector[row >= 0])
+
+
+def _lens(
+    model: ResidualModel, rows: Float[Tensor, "n d_model"]
+) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Return the tokens whose logits each row raises most, and those that it lowers most."""
+    if not len(rows):
+        return [], []
+    norm, unembed = model.parts.norm, model.parts.unembed
+    # The gain is folded into the few rows, as a copy of all columns of W_U takes longer.
+    if norm is not None:
+        rows = norm.centred(rows) * norm.gain()
+    logits, k = rows @ unembed.weight().T, min(TOP, model.vocab_size)
+    high, low = (
+        [tuple(shown_tokens(model, ids)) for ids in logits.topk(k, largest=largest).indices]
+        for largest in (True, False)
+    )
+    return high, low
