@@ -106,8 +106,31 @@ class AttentionReading(Reading):
         return {"composition": composition_figure(self.composition)}
 
     def sections(self) -> list[Section]:
-        """Return the sections of a report."""
-        return attention_sections(self)
+        """Return the sections on the heads of a layer, and on their composition."""
+        text = (
+            "Most and least: pairs of a token (query) and one that it attends to (key), "
+            f"{self.distance} earlier, by the head's pattern before any normalisation; under a "
+            "softmax by its exponent. Raises and lowers: the head's contribution to an output, "
+            "past the MLP, when it attends to a single token, in logits."
+        )
+        rows = [
+            [
+                ngram_table(frame, f"head {self.layer}.{head.head}: {caption}")
+                for caption, frame in head.tables().items()
+                if caption != "components"
+            ]
+            for head in self.heads
+        ]
+        heads = Section(f"Heads of layer {self.layer}", text, rows, folded=len(rows) > OPEN)
+        composition = Section(
+            "Which components read the output of heads",
+            "The norm of the product of a writer's and a reader's matrix, over the product of "
+            "their norms, less the norm for two random ones. Q, K and V are a head's queries, "
+            "keys and values; L and R are the two sides of a bilinear layer.",
+            [[Picture(name, figure) for name, figure in self.figures().items()]],
+            folded=len(rows) > OPEN,
+        )
+        return [heads, composition]
 
 
 @reading("heads")
@@ -283,31 +306,3 @@ def _pairs(
 ) -> HeadPairs:
     pairs = partial(top_pairs, model, sides, factors, parts, k, among)
     return HeadPairs(pairs(), pairs(largest=False))
-
-
-def attention_sections(reading: AttentionReading) -> list[Section]:
-    """Return the sections on the heads of a layer, and on their composition."""
-    text = (
-        "Most and least: pairs of a token (query) and one that it attends to (key), "
-        f"{reading.distance} earlier, by the head's pattern before any normalisation; under "
-        "a softmax by its exponent. Raises and lowers: the head's contribution to an output, past "
-        "the MLP, when it attends to a single token, in logits."
-    )
-    rows = [
-        [
-            ngram_table(frame, f"head {reading.layer}.{head.head}: {caption}")
-            for caption, frame in head.tables().items()
-            if caption != "components"
-        ]
-        for head in reading.heads
-    ]
-    heads = Section(f"Heads of layer {reading.layer}", text, rows, folded=len(rows) > OPEN)
-    composition = Section(
-        "Which components read the output of heads",
-        "The norm of the product of a writer's and a reader's matrix, over the product of their "
-        "norms, less the norm for two random ones. Q, K and V are a head's queries, keys and "
-        "values; L and R are the two sides of a bilinear layer.",
-        [[Picture(name, figure) for name, figure in reading.figures().items()]],
-        folded=len(rows) > OPEN,
-    )
-    return [heads, composition]

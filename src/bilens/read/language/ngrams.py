@@ -91,8 +91,19 @@ class NGramReading(Reading):
         }
 
     def sections(self) -> list[Section]:
-        """Return the sections of a report."""
-        return ngram_sections(self)
+        """Return the section on the n-grams of a token."""
+        before, after, *heads = (
+            ngram_table(f, " ".join(map(in_words, name.split(" ", 1))))
+            for name, f in self.tables().items()
+        )
+        text = "The tokens that it follows and those that follow it, through the stream and the MLP"
+        if heads:
+            text += (
+                "; and for each head the pairs of an earlier token (virtual) and the present one "
+                "(direct) that raise it most in the MLP"
+            )
+        text += f". {self.left_out}" if self.left_out else "."
+        return [Section(f"N-grams of {self.direction.words}", text, [[before, after], heads])]
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -354,19 +365,3 @@ def salient_section(salient: Mapping[BigramPart, pd.DataFrame], model: ResidualM
         # One below the other: the two have scales of their own.
         [[ngram_table(frame, CAPTIONS[part])] for part, frame in salient.items()],
     )
-
-
-def ngram_sections(reading: NGramReading) -> list[Section]:
-    """Return the section on the n-grams of a token."""
-    before, after, *heads = (
-        ngram_table(f, " ".join(map(in_words, name.split(" ", 1))))
-        for name, f in reading.tables().items()
-    )
-    text = "The tokens that it follows and those that follow it, through the stream and the MLP"
-    if heads:
-        text += (
-            "; and for each head the pairs of an earlier token (virtual) and the present one "
-            "(direct) that raise it most in the MLP"
-        )
-    text += f". {reading.left_out}" if reading.left_out else "."
-    return [Section(f"N-grams of {reading.direction.words}", text, [[before, after], heads])]

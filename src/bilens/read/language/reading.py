@@ -87,12 +87,32 @@ class DirectionReading(Reading):
         return {"spectrum": spectrum_figure(self.all_eigenvectors, title=title)}
 
     def texts(self) -> list[ContextList]:
-        """Return the texts of each eigenvector."""
-        return direction_texts(self)
+        """Return the texts of each eigenvector, below its name and eigenvalue."""
+        names = eigenvector_names(self.spectrum.values.tolist())
+        return [
+            ContextList(name, [context_line(self.model, context) for context in contexts])
+            for name, contexts in zip(names, self.contexts, strict=True)
+        ]
 
     def sections(self) -> list[Section]:
-        """Return the sections of a report."""
-        return direction_sections(self)
+        """Return the section on the eigenvectors of an output, with the texts of each."""
+        return [
+            Section(
+                f"Eigenvectors of {self.direction.words}",
+                f"The contribution of the MLP of layer {self.layer} to this output is a sum of "
+                "squares, one for each eigenvector. P1, P2, ... have a positive eigenvalue λ and "
+                "only ever raise it; N1, N2, ... have a negative one and only ever lower it. "
+                "Below each are the texts that it is most active in, with the token in brackets "
+                "whose successor is predicted. Colours show the contribution of each token, "
+                "through the residual stream or through attention: blue where positive, red where "
+                "negative; a line that is opened lists them, the largest first. They add up to "
+                "the activation.",
+                [
+                    [Picture(name, figure) for name, figure in self.figures().items()],
+                    *([part] for part in self.texts()),
+                ],
+            )
+        ]
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -155,8 +175,16 @@ class LanguageReading(Reading):
         return {**self.attention.figures(), **spectra}
 
     def sections(self) -> list[Section]:
-        """Return the sections of a report."""
-        return language_sections(self)
+        """Return the sections on a whole language model."""
+        sections = []
+        if self.left_out:
+            sections.append(Section("Parts that could not be read", " ".join(self.left_out)))
+        for part in (*self.directions, *self.ngrams, self.attention):
+            sections += part.sections()
+        # Single parts of a deep model say little about its outputs, and are folded.
+        is_partial = self.model.n_layers > 1
+        sections.append(salient_section(self.salient, self.model))
+        return [replace(s, folded=s.folded or (is_partial and bool(s.rows))) for s in sections]
 
     def record(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -286,35 +314,6 @@ def model_facts(model: ResidualModel, corpus: Corpus) -> tuple[tuple[str, str], 
     )
 
 
-def direction_sections(reading: DirectionReading) -> list[Section]:
-    """Return the section on the eigenvectors of an output, with the texts of each."""
-    return [
-        Section(
-            f"Eigenvectors of {reading.direction.words}",
-            f"The contribution of the MLP of layer {reading.layer} to this output is a sum of "
-            "squares, one for each eigenvector. P1, P2, ... have a positive eigenvalue λ and only "
-            "ever raise it; N1, N2, ... have a negative one and only ever lower it. Below each are "
-            "the texts that it is most active in, with the token in brackets whose successor is "
-            "predicted. Colours show the contribution of each token, through the residual stream "
-            "or through attention: blue where positive, red where negative; a line that is opened "
-            "lists them, the largest first. They add up to the activation.",
-            [
-                [Picture(name, figure) for name, figure in reading.figures().items()],
-                *([part] for part in reading.texts()),
-            ],
-        )
-    ]
-
-
-def direction_texts(reading: DirectionReading) -> list[ContextList]:
-    """Return the texts of each eigenvector, below its name and eigenvalue."""
-    names = eigenvector_names(reading.spectrum.values.tolist())
-    return [
-        ContextList(name, [context_line(reading.model, context) for context in contexts])
-        for name, contexts in zip(names, reading.contexts, strict=True)
-    ]
-
-
 def eigenvector_names(values: Sequence[float]) -> list[str]:
     """Return a name for each eigenvalue: P1, P2, ... and N1, N2, ... in the order given."""
     signs = ["P" if value > 0 else "N" for value in values]
@@ -322,19 +321,6 @@ def eigenvector_names(values: Sequence[float]) -> list[str]:
         f"{sign}{signs[: i + 1].count(sign)}  λ = {signed(value)}"
         for i, (sign, value) in enumerate(zip(signs, values, strict=True))
     ]
-
-
-def language_sections(reading: LanguageReading) -> list[Section]:
-    """Return the sections on a whole language model."""
-    sections = []
-    if reading.left_out:
-        sections.append(Section("Parts that could not be read", " ".join(reading.left_out)))
-    for part in (*reading.directions, *reading.ngrams, reading.attention):
-        sections += part.sections()
-    # Single parts of a deep model say little about its outputs: they are there for who opens them.
-    is_partial = reading.model.n_layers > 1
-    sections.append(salient_section(reading.salient, reading.model))
-    return [replace(s, folded=s.folded or (is_partial and bool(s.rows))) for s in sections]
 
 
 def context_line(model: ResidualModel, explained: FoundContext) -> ContextLine:
