@@ -73,7 +73,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/installed: .venv/pyvenv.cfg pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[explore]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
 	touch $@
 
 .venv/installed-dev: .venv/pyvenv.cfg pyproject.toml constraints.txt

@@ -1,5 +1,6 @@
 """Modules that are imported when they are first used."""
 
+import subprocess
 import sys
 
 import pytest
@@ -50,3 +51,38 @@ def test_what_a_package_itself_misses_is_not_explained_away(package):
 def test_a_missing_dependency_is_an_ordinary_import_error():
     with pytest.raises(ModuleNotFoundError, match="not_there"):
         lazy_import("not_there").anything  # noqa: B018
+
+
+WITHOUT_EXTRAS = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Hidden(MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("sklearn", "gradio", "gguf", "accelerate", "datasets", "pyarrow"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
+
+sys.meta_path.insert(0, Hidden())
+import bilens.read.flow, bilens.read.language, bilens.report, bilens.residual, bilens.train
+from bilens.convert.gguf_header import gguf
+from bilens.data import load_images
+from bilens.explore import gradio_import
+from bilens.lazy_imports import accelerate, datasets
+for use in (
+    lambda: load_images("digits"), lambda: gradio_import.gradio.Blocks, lambda: gguf.GGUFReader,
+    lambda: accelerate.PartialState, lambda: datasets.load_dataset,
+):
+    try:
+        use()
+    except bilens.BilensError as error:
+        print(error)
+"""
+
+
+def test_every_room_is_imported_without_extras_and_their_absence_is_said(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    extras = [line.split("bilens[")[1].rstrip("]'") for line in ran.stdout.splitlines()]
+    assert extras == ["train", "explore", "gguf", "train", "train"]

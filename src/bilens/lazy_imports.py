@@ -30,7 +30,7 @@ def lazy_import(name: str, *, install: str = "") -> Any:
         if TYPE_CHECKING:
             import gradio
         else:
-            gradio = lazy_import("gradio", install="gradio>=6.31")
+            gradio = lazy_import("gradio", install="bilens[explore]")
 
     Args:
         name: of the module, as in an import statement.
@@ -73,8 +73,9 @@ if TYPE_CHECKING:
     import tokenizers
     import transformers
 else:  # They take seconds to import; the mathematics, and whoever reads images, do without.
-    accelerate = lazy_import("accelerate")
-    datasets, networkx, safetensors = map(lazy_import, ("datasets", "networkx", "safetensors"))
+    accelerate = lazy_import("accelerate", install="bilens[train]")
+    datasets = lazy_import("datasets", install="bilens[train]")
+    networkx, safetensors = map(lazy_import, ("networkx", "safetensors"))
     pd, px, go = map(lazy_import, ("pandas", "plotly.express", "plotly.graph_objects"))
     pio = lazy_import("plotly.io")
     tokenizers, transformers = map(lazy_import, ("tokenizers", "transformers"))

@@ -18,7 +18,7 @@ from bilens.files import file_errors, folder_written_whole
 from bilens.lazy_imports import datasets, lazy_import, transformers
 from bilens.settings import Between, CheckedSettings, Size
 
-pc = lazy_import("pyarrow.compute")
+pc = lazy_import("pyarrow.compute", install="bilens[train]")
 
 Item = TypeVar("Item", bound=Any)
 

@@ -31,7 +31,10 @@ from bilens.lazy_imports import lazy_import
 from bilens.settings import Between, Seed
 
 # scikit-learn takes as long to import as torch, and the other data sets do not need it.
-datasets, model_selection = map(lazy_import, ("sklearn.datasets", "sklearn.model_selection"))
+datasets, model_selection = (
+    lazy_import(f"sklearn.{part}", install="bilens[train]")
+    for part in ("datasets", "model_selection")
+)
 
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 IDX_FILES += ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # type: ignore[assignment]

@@ -23,7 +23,9 @@ from bilens.hub import hub_split, is_folder, named_folder
 from bilens.lazy_imports import lazy_import, tokenizers, transformers
 from bilens.settings import Size
 
-pq = lazy_import("pyarrow.parquet")  # takes most of a second to import, and text does without it
+pq = lazy_import(
+    "pyarrow.parquet", install="bilens[train]"
+)  # takes most of a second to import, and text does without it
 
 HUB = {"tinystories": "roneneldan/TinyStories"}
 SUFFIXES = (".txt", ".txt.gz", ".parquet", ".jsonl")

@@ -8,5 +8,5 @@ if TYPE_CHECKING:
     import gradio as gradio  # noqa: PLC0414  exported
     from starlette import middleware as middleware  # noqa: PLC0414
 else:
-    gradio = lazy_import("gradio", install="gradio>=6.31")
-    middleware = lazy_import("starlette.middleware", install="gradio>=6.31")
+    gradio = lazy_import("gradio", install="bilens[explore]")
+    middleware = lazy_import("starlette.middleware", install="bilens[explore]")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from accelerate import PartialState
 
 from bilens.data import Corpus
 from bilens.errors import BilensError
+from bilens.lazy_imports import accelerate
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.train.language import train_language
 from bilens.train.run_directory import CHECKPOINTS, is_begun
@@ -184,7 +184,7 @@ def compare_architectures(
             _, history = train_language(
                 config, corpus, settings, folder, resume=is_begun(folder), use_cpu=use_cpu
             )
-            if PartialState().is_main_process:
+            if accelerate.PartialState().is_main_process:
                 shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
             records = pd.DataFrame([record for record in history if "eval_loss" in record])
             curve = pd.DataFrame(

@@ -41,7 +41,7 @@ from bilens.progress import print_status
 if TYPE_CHECKING:
     from accelerate import tracking
 else:  # It takes a second to import, and most trainings have no tracker.
-    tracking = lazy_import("accelerate.tracking")
+    tracking = lazy_import("accelerate.tracking", install="bilens[train]")
 
 TRAINING_NAME = "training.json"
 """File in a run with its data set, its settings, and a flag for a finished training."""

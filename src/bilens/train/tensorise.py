@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -20,7 +19,7 @@ from bilens.convert.loading import open_model, save_model
 from bilens.data import Corpus
 from bilens.errors import CheckpointError
 from bilens.files import write_json, write_text
-from bilens.lazy_imports import datasets, pd
+from bilens.lazy_imports import accelerate, datasets, pd
 from bilens.model_card import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.nn.language import LanguageModel
 from bilens.progress import progress_bar

@@ -13,7 +13,6 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
-from accelerate.utils import broadcast_object_list
 from rich.progress import Progress
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -34,6 +33,7 @@ from bilens.convert import open_model, save_model
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import file_errors
+from bilens.lazy_imports import accelerate
 from bilens.progress import no_progress, progress_bar
 from bilens.train.run_directory import (
     CHECKPOINTS,
@@ -430,7 +430,7 @@ def _open(
         except BilensError as error:
             # Sent as well: the other processes would wait forever for a run that never opens.
             message = [error]
-    broadcast_object_list(message)
+    accelerate.utils.broadcast_object_list(message)
     if isinstance(message[0], BilensError):
         raise message[0]
     return message[0]

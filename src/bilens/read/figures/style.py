@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from bilens.checks import checked
@@ -103,6 +104,8 @@ def save_figure(
     kind = path.suffix.removeprefix(".")
     if kind not in FIGURE_FORMATS:
         raise BilensError(f"path={path} ends in {path.suffix!r}; expected .png, .svg or .pdf")
+    if find_spec("kaleido") is None:
+        raise BilensError(f"{path} needs kaleido: pip install 'bilens[figures]'")
     width = width or _natural_width(figure)
     try:
         with written_whole(path) as temporary:

@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 
 import pandas as pd
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import full_precision
 from bilens.errors import BilensError
+from bilens.lazy_imports import accelerate
 from bilens.read.flow.ablation import StreamDirection
 from bilens.read.flow.contrast import Against
 from bilens.read.flow.graph import Flow
@@ -155,7 +154,7 @@ def flows(
             f"prompts holds {count} texts, directions {len(tokens)} and against {len(seconds)}, "
             "expected at least one text, and one direction and second run for each or for all"
         )
-    state = PartialState()
+    state = accelerate.PartialState()
     of_process = []
     for i in range(count)[state.process_index :: state.num_processes]:
         split = flow(model, prompts[i], tokens[i], against=seconds[i], m=m, threshold=threshold)
@@ -163,7 +162,7 @@ def flows(
         if progress is not None:
             progress(split)
     # In the order of the prompts, so that sums round as in one process.
-    gathered = sorted(gather_object(of_process), key=itemgetter(0))
+    gathered = sorted(accelerate.utils.gather_object(of_process), key=itemgetter(0))
     rows = pd.DataFrame([row for _, _, rows in gathered for row in rows], columns=COLUMNS)
 
     def shares(group: pd.DataFrame) -> dict[str, Any]:

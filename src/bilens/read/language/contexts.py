@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -18,6 +16,7 @@ from bilens.checks import check_finite, check_index, check_sum, checked, full_pr
 from bilens.data import Corpus, load_corpus, load_documents
 from bilens.data.corpus import batched
 from bilens.errors import BilensError
+from bilens.lazy_imports import accelerate
 from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection
 from bilens.read.language.stream import read_stream
@@ -113,7 +112,7 @@ def top_contexts(
         Pearce et al. 2024, figure 7 and appendix G.
     """
     _check(spectrum)
-    state = PartialState()
+    state = accelerate.PartialState()
     best = [_Best(k) for _ in range(spectrum.k)]
     # Each process reads every n-th text, and all gather the best of all.
     share = islice(texts, state.process_index, None, state.num_processes)
@@ -122,7 +121,7 @@ def top_contexts(
         _add_best(best, spectrum, *batch)
     # Two processes may have equal texts, which count once.
     merged = [_Best(k) for _ in range(spectrum.k)]
-    for process in gather_object([best]):
+    for process in accelerate.utils.gather_object([best]):
         for target, source in zip(merged, process, strict=True):
             for context in source.contexts():
                 target.add(context)
