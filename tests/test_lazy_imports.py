@@ -55,21 +55,26 @@ def test_a_missing_dependency_is_an_ordinary_import_error():
 
 WITHOUT_EXTRAS = """
 import sys
-from importlib.abc import MetaPathFinder
 
-class Hidden(MetaPathFinder):
-    def find_spec(self, name, *_):
-        if name.split(".")[0] in ("sklearn", "gradio", "gguf", "accelerate", "datasets", "pyarrow"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
+HIDDEN = ("sklearn", "gradio", "gguf", "accelerate", "datasets", "pyarrow")
 
-sys.meta_path.insert(0, Hidden())
+class Finder:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, *others):
+        return None if name.split(".")[0] in HIDDEN else self.finder.find_spec(name, *others)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = map(Finder, sys.meta_path)
 import bilens.read.flow, bilens.read.language, bilens.report, bilens.residual, bilens.train
 from bilens.convert.gguf_header import gguf
 from bilens.data import load_images
-from bilens.explore import gradio_import
 from bilens.lazy_imports import accelerate, datasets
 for use in (
-    lambda: load_images("digits"), lambda: gradio_import.gradio.Blocks, lambda: gguf.GGUFReader,
+    lambda: load_images("digits"), lambda: bilens.explore.explorer, lambda: gguf.GGUFReader,
     lambda: accelerate.PartialState, lambda: datasets.load_dataset,
 ):
     try:
@@ -81,7 +86,11 @@ for use in (
 
 def test_every_room_is_imported_without_extras_and_their_absence_is_said(tmp_path):
     ran = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", WITHOUT_EXTRAS],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     extras = [line.split("bilens[")[1].rstrip("]'") for line in ran.stdout.splitlines()]
