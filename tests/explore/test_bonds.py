@@ -1,6 +1,7 @@
 """The few directions of a deep classifier: the walk through them and its screens."""
 
 import re
+from html import unescape
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from bilens.explore.bonds import BondView
 from bilens.explore.screen import StateError
 from bilens.read import read_bonds
+from bilens.reading import shown
+from bilens.report import write_page
 from bilens.tensor import product_weight
 from tests.explore.browser import needs_chrome, visiting
 from tests.models import digit_model, digits
@@ -32,12 +35,28 @@ def test_it_starts_with_the_directions_that_a_report_shows(view):
         in (text := view.text(0))
     )
     assert f"gets {report.cut_accuracy:.2%} of the test images" in text
+    assert f"change by {report.held_out.error:.2g} of their size" in text
     assert list(view.curve(0).data[-1].x) == [max(report.cut.ranks)]
     assert view.nodes(0, ("2.1", f"1.{report.cut.ranks[1]}")) == [
         (2, 0),
         (1, report.cut.ranks[1] - 1),
     ]
     assert view.nodes(0, ("2.1", f"1.{report.cut.ranks[1] + 1}")) == [(2, 0)]
+
+
+def test_the_page_of_a_report_and_the_screen_have_the_same_numbers(view, tmp_path):
+    reading = read_bonds(digit_model(2), digits())
+    write_page(tmp_path / "page.html", "Bonds", "", reading.facts(), reading.sections())
+    page = unescape((tmp_path / "page.html").read_text())
+    ranks = " + ".join(map(str, reading.cut.ranks))
+    for place in (page, view.text(0)):
+        assert ranks in place
+        assert f"{reading.cut_accuracy:.2%}" in place
+    error = next(value for name, value in reading.facts() if name == "error of the logits")
+    assert shown(error) in page
+    assert f"{error:.2g}" in view.text(0)
+    assert view.report.metric == reading.metric == "images"
+    assert (view.report.kind, view.report.ranks) == (reading.kind, reading.ranks)
 
 
 def test_however_many_are_kept_few_products_are_large(view):

@@ -104,3 +104,10 @@ def test_a_page_says_which_numbers_directions_have():
     assert "share over standard normal inputs, in the explorer over the training images." in text(
         other
     )
+
+
+def test_a_network_says_how_much_of_its_logit_it_draws():
+    cut_reading = reading().cut_reading
+    into = [edge for edge in chosen_edges(cut_reading.products, 2, 3) if edge.target == (2, 3)]
+    title = network_figure(cut_reading, 3, SHAPE).layout.title.text
+    assert title.endswith(f"{sum(edge.part for edge in into):.0%} of its squared norm")
