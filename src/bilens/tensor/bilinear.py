@@ -232,6 +232,7 @@ class BilinearTensor(Reading):
         of the output that they move. A constant coordinate is its last column.
         """
         x = fit_input(x, self.left, self.constant)
+        # Either input may be the one that is given, so the matrix is the mean of both orders.
         halves = (self.out * (x @ factor.T)[..., None, :] / 2 for factor in (self.right, self.left))
         reading = torch.cat([self.left, self.right])
         return FactoredMatrix(torch.cat([*halves], -1), reading.expand(*x.shape[:-1], -1, -1))
@@ -365,6 +366,7 @@ class BilinearTensor(Reading):
                     f"each row of the factor {name}"
                 )
         if not self.constant:
+            # The constant is a coordinate like any other: a bias is a weight that reads it.
             L, R = (torch.cat([factor, factor.new_zeros(self.rank, 1)], 1) for factor in (L, R))
         L = L if left is None else torch.cat([L[:, :-1], L[:, -1:] + left[:, None]], 1)
         R = R if right is None else torch.cat([R[:, :-1], R[:, -1:] + right[:, None]], 1)
@@ -391,6 +393,7 @@ class BilinearTensor(Reading):
                 f"A residual needs as many outputs as inputs; this tensor has {n} inputs and "
                 f"{self.n_out} outputs"
             )
+        # x itself is the product of x and the constant, one hidden unit for each input.
         identity = torch.eye(n, dtype=self.left.dtype, device=self.left.device)
         zeros, ones = identity.new_zeros(n, 1), identity.new_ones(n, 1)
         return BilinearTensor(
@@ -421,6 +424,7 @@ class BilinearTensor(Reading):
         left, right, out, scales = take_out_scale(
             self.left.double(), self.right.double(), self.out.double()
         )
+        # The outputs keep their ratios; only a common factor is divided out.
         scale = scales.max()
         return BilinearTensor(left, right, out * (scales / scale), self.constant), scale
 

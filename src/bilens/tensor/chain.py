@@ -89,6 +89,7 @@ def make_chain(
             last tensor, or a number is not finite.
     """
     chain = joined(tensors, directions)
+    # From the top down, since a layer that is read less has fewer rows to span.
     for i in range(len(chain) - 1, -1, -1):
         basis = _reading_basis(chain[i])
         chain[i] = chain[i].change_basis(inputs=basis.T)
@@ -104,6 +105,7 @@ def joined(
     """Return a checked chain, with an output for the constant wherever the next tensor reads it."""
     _check(tensors, directions)
     chain = [tensor.to(torch.promote_types(tensor.out.dtype, torch.float32)) for tensor in tensors]
+    # From the top: a layer that passes the constant on has to read it itself.
     for i in range(len(chain) - 1, 0, -1):
         if chain[i].n_in == chain[i - 1].n_out + 1:
             chain[i - 1] = chain[i - 1].with_constant_output()
@@ -116,6 +118,7 @@ def _reading_basis(tensor: BilinearTensor) -> Float[Tensor, "n_read n_in"]:
     Each hidden unit's weight is shared out evenly between its l and its r. So the part that is cut
     off is rounding in the interaction matrices, however the factors are scaled.
     """
+    # left, right and out may share one scale in any way; the span should not depend on it.
     norms = (tensor.left.norm(dim=1), tensor.right.norm(dim=1), tensor.out.norm(dim=0))
     share = torch.stack(norms).sqrt().prod(0)[:, None]
     tiny = torch.finfo(share.dtype).tiny

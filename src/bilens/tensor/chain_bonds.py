@@ -130,6 +130,7 @@ class Bonds(Reading):
         costs = self.costs()
         numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
         ordered, order = torch.cat(costs).sort()
+        # The cheapest directions of all bonds go first. A bond keeps at least one.
         dropped = torch.cat(numbers)[order][ordered.cumsum(0) <= error**2]
         counts = torch.bincount(dropped, minlength=len(costs)).tolist()
         return tuple(max(1, b.k - count) for b, count in zip(self.bonds, counts, strict=True))
@@ -153,6 +154,7 @@ class Bonds(Reading):
                 enough = k
             else:
                 too_few = k
+        # A uniform cut is rarely the smallest: some bonds need more than it has, others fewer.
         best, ranks = self._checked_ranks(enough), self._checked_ranks(enough + SLACK)
         missed = 0
         while missed < 2 * len(ranks) and any(rank > 1 for rank in ranks):
@@ -161,6 +163,7 @@ class Bonds(Reading):
             ]
             scores = [score(self.cut(smaller)) for smaller in fewer]
             ranks = fewer[max(range(len(fewer)), key=scores.__getitem__)]
+            # Scores on images are noisy, so a miss may be followed by a smaller cut that is enough.
             missed = 0 if max(scores) >= least else missed + 1
             if not missed and sum(ranks) < sum(best):
                 best = ranks
@@ -243,6 +246,7 @@ class TreeBonds(Bonds):
             mixed = _gram_with(full, cut, mixed)
             small = _gram_with(cut, cut, small)
         W = self.directions
+        # |T - T_cut|^2 = |T|^2 - 2 <T, T_cut> + |T_cut|^2, each from a Gram matrix of the layers.
         both, square = (((W @ P) * W).sum() / self.norm**2 for P in (mixed, small))
         return float((1 - 2 * both + square).clamp_min(0).sqrt())
 
@@ -258,6 +262,7 @@ class TreeBonds(Bonds):
         """
         m, r = 2 ** len(self.bonds), self.bonds[0].k
         factor = 0.0
+        # Degree j of the Hermite expansion: j inputs stay free, the others are joined in k pairs.
         for j in range(m + 1):
             ways = (
                 factorial(m) * r ** (k / 2) / (factorial(m - j - 2 * k) * 2**k * factorial(k))
@@ -301,6 +306,7 @@ def bonds(
         for t in joined(tensors, directions)
     ]
     E, sizes = _checked_input(chain[0], metric, embedding)
+    # Upwards: the second moment of each vector, from which its coordinates of unit size follow.
     roots, below, scales = [], [], []
     P, scale = E @ sizes, torch.zeros((), dtype=torch.float64, device=E.device)
     for tensor in chain:
@@ -308,20 +314,24 @@ def bonds(
         P, scale = _of_trace_1(P, scale)
         roots.append(square_root(P))
         scales.append((scale / 2).exp())
+        # In these coordinates P is the identity, so both Gram matrices are of this layer alone.
         below.append(tensor.change_basis(inputs=roots[-1][0]))
         P, scale = below[-1].output_gram(), 2 * scale
     W = directions.to(P).reshape(-1, len(P))
     _, log_square = _of_trace_1(W @ P @ W.T, scale)
     norm = float((log_square / 2).exp())
+    # Downwards: the weight that everything above puts on each vector.
     result: list[Bond] = []
     weights = W
     for i in reversed(range(len(chain))):
+        # The scale of the weights cancels in the shares, and would leave float64 in deep models.
         H = below[i].change_basis(outputs=weights / weights.abs().max()).input_gram()
         values, V = torch.linalg.eigh(H)
         shares, V = values.flip(0).clamp_min(0), V.flip(1)
         shares = shares / shares.sum()
         K, inverse = roots[i]
         read, write = V.T @ inverse, K @ V
+        # Rows with U of this bond as Gram matrix: the layer below needs nothing else of the model.
         weights = shares.sqrt()[:, None] * read
         result.insert(0, Bond(shares, read / scales[i], write * scales[i], 2 ** (len(chain) - i)))
     reads = [bond.read for bond in result[1:]]
@@ -329,6 +339,7 @@ def bonds(
         tensor.change_basis(bond.write, above)
         for tensor, bond, above in zip(chain, result, [*reads, None], strict=True)
     )
+    # Pixels instead of the embedding: read is exact, write is the least-squares input.
     first = result[0]
     result[0] = Bond(first.shares, first.read @ E, sizes @ first.read.T, first.uses)
     if not 0 < norm < torch.inf or not all(torch.isfinite(core.left).all() for core in cores):

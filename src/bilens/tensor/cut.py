@@ -125,6 +125,7 @@ class Cut:
             i, j = torch.triu_indices(core.n_in, core.n_in, device=U.device)
             entries = core.dense()[:, i, j]
             times = torch.where(i == j, 1.0, 2.0).to(entries)
+            # U weighs a change of an output, and entries off the diagonal are there twice.
             shares = U.diagonal()[:, None].clamp_min(0) * times * entries**2
             output = torch.arange(core.n_out, device=U.device)
             o, _ = torch.broadcast_tensors(output[:, None], entries)
@@ -154,12 +155,14 @@ def fewest_hidden(core: BilinearTensor) -> BilinearTensor:
     """Return the same tensor with a hidden unit for each pair of inputs, if that makes fewer."""
     if core.rank <= core.n_in * (core.n_in + 1) // 2:
         return core
+    # A cut has few inputs and may have many hidden units: pairs of inputs are then fewer.
     B = core.dense()
     return of_products(torch.triu(B) + torch.triu(B, 1))
 
 
 def of_products(coefficients: Float64[Tensor, "n_out k k"]) -> BilinearTensor:
     """Return the tensor of x -> sum_ij c_oij x_i x_j, with a hidden unit for each pair in use."""
+    # Hidden units are shared by all outputs. At least one exists, so that the layer is not empty.
     used = coefficients.abs().amax(0) > 0
     used[0, 0] |= not used.any()
     i, j = torch.nonzero(used, as_tuple=True)
@@ -192,6 +195,7 @@ def sparse_basis(cut: Cut, *, steps: Count = 200) -> Cut:
     """
     # Gradients are those of the rotations only, also where the model's weights have some.
     cores = [core.dense().detach() for core in cut.cores]
+    # Antisymmetric generators: every step is a rotation, so the model never changes.
     angles = [torch.zeros(k, k).to(cut.read).requires_grad_() for k in cut.ranks]
     optimizer = torch.optim.Adam(angles, lr=LEARNING_RATE)
     least, best = math.inf, [A.detach() for A in angles]
@@ -199,6 +203,7 @@ def sparse_basis(cut: Cut, *, steps: Count = 200) -> Cut:
         for step in range(steps):
             optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / steps)
             loss = _weight(cores, cut, _rotations(angles))
+            # |x| has kinks where Adam oscillates, so the best step is not the last.
             if float(loss.detach()) < least:
                 least, best = float(loss.detach()), [A.detach().clone() for A in angles]
             optimizer.zero_grad()
@@ -207,6 +212,7 @@ def sparse_basis(cut: Cut, *, steps: Count = 200) -> Cut:
     with torch.no_grad():
         turned = cut.rotate(_rotations(best))
         sizes = [U.diagonal() for U in turned.environments[:-1]]
+        # A rotation mixes the order by importance, which `BondDirection` and figures rely on.
         orders = [torch.eye(len(u)).to(u)[:, u.argsort(descending=True)] for u in sizes]
         ordered = turned.rotate(orders)
         return ordered.rotate([signs.diag() for signs in _signs(ordered)])

@@ -143,6 +143,7 @@ def function_bonds(
     if len(x) < 2:
         raise BilensError(f"x has shape {tuple(x.shape)}, expected at least 2 samples")
     x, W = fit_input(x, E, constant), directions.to(like).reshape(-1, directions.shape[-1])
+    # Batches of a fixed number give the spread of shares. Blocks inside them bound the memory.
     batches = [
         _batch_moments(chain, W, batch, E, measure=measure)
         for batch in x.tensor_split(min(BATCHES, len(x)))
@@ -154,6 +155,7 @@ def function_bonds(
             "on x; choose other directions or inputs, or scale its weights"
         )
     result = balanced_bonds(chain, W, moments, E)
+    # Batches are compared in the coordinates of all samples: their own would differ by rotations.
     errors = _standard_errors(principal_bonds(moments), batches)
     return replace(result, errors=errors, constant=constant)
 
@@ -174,6 +176,7 @@ def balanced_bonds(
         E: the embedding.
     """
     bonds = principal_bonds(moments)
+    # Written in all directions once, so that every cut is a corner of these arrays.
     cores = tuple(
         tensor.change_basis(bond.write, above)
         for tensor, bond, above in zip(
@@ -250,9 +253,11 @@ def _block_moments(
     gradient = A @ W
     gradients = []
     for tensor, h in zip(reversed(chain), reversed(vectors), strict=True):
+        # One gradient for each output, (samples, outputs, hidden), from the top layer down.
         hidden = gradient @ tensor.out
         left, right = h @ tensor.left.T, h @ tensor.right.T
         gradient = (hidden * right[:, None]) @ tensor.left + (hidden * left[:, None]) @ tensor.right
+        # The sum over outputs and samples is one Gram matrix, so J itself is never stored.
         flat = gradient.flatten(0, 1)
         gradients.append(flat.T @ flat / n)
     return Moments(
@@ -301,9 +306,11 @@ def principal_bonds(moments: Moments) -> list[Bond]:
     """Return the principal directions of K' U K at each bond, in coordinates of the vectors."""
     bonds = []
     for i, (P, U) in enumerate(zip(moments.vectors, moments.gradients, strict=True)):
+        # K has the rank of P: directions that no sample has would be divided by zero.
         K, inverse = square_root(P)
         values, V = torch.linalg.eigh(K.T @ U @ K)
         values, V = values.flip(0).clamp_min(0), V.flip(1)
+        # The number of times that the tree has this bond, so that frames of both kinds agree.
         uses = 2 ** (len(moments.vectors) - i)
         bonds.append(Bond(values / values.sum(), V.T @ inverse, K @ V, uses))
     return bonds
@@ -321,6 +328,7 @@ def _standard_errors(
     for i, bond in enumerate(bonds):
         shares = []
         for batch in batches:
+            # Diagonals only: off-diagonal noise is of second order in the eigenvalue.
             size = ((bond.read @ batch.vectors[i]) * bond.read).sum(1)
             effect = ((batch.gradients[i] @ bond.write) * bond.write).sum(0)
             shares.append(size * effect / (size * effect).sum())

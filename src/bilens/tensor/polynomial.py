@@ -73,6 +73,7 @@ def deep_inner(
     k = len(cosines)
     for degree in of_a.keys() & of_b.keys():
         exponents = monomials(k, degree).to(cosines.device)
+        # Monomials of matched variables are orthogonal, so a sum over products replaces a matrix.
         weights = torch.ones(len(exponents)).to(cosines)
         for i, cosine in enumerate(cosines):
             powers = [factorial(power) * cosine**power for power in range(degree + 1)]
@@ -149,6 +150,7 @@ def hermite(parts: Polynomials, k: int) -> Polynomials:
     coefficients = dict(parts)
     for degree, part in parts.items():
         reached = part
+        # A Laplacian lowers the degree by two; 1 / (2 step) makes the series the exponential.
         for step in range(1, degree // 2 + 1):
             lower = degree - 2 * step
             reached = _laplacian(reached, k, lower) / (2 * step)
@@ -163,12 +165,14 @@ def _layer(tensor: BilinearTensor, parts: Polynomials, k: int) -> Polynomials:
     core = (half + half.transpose(0, 1)).reshape(n, n * m) / 2
     made: dict[int, Tensor] = {}
     for low in sorted(parts):
+        # One factor is contracted with the layer first, so that products are sums of rows.
         rows = parts[low].T @ core
         for high in (degree for degree in sorted(parts) if degree >= low):
             others = parts[high].T.contiguous()
             degree = low + high
             if degree not in made:
                 made[degree] = core.new_zeros(n_monomials(k, degree), m)
+            # Scattering by number needs no table of all pairs of monomials, which would not fit.
             numbers = _Numbers(k, low, high, core.device)
             for i in torch.nonzero((parts[low] != 0).any(0)).flatten().tolist():
                 # Within one degree i * j and j * i are one product, counted twice.

@@ -145,7 +145,9 @@ class _Search:
             if is_tight:
                 self._expand(node)
             else:
+                # The tight bound costs matrix powers. Most nodes never reach the head of the queue.
                 tight = node.strength * self.bounds[self._layer(node)].tight(node.vector)
+                # A bound may not exceed the one before it, or the order of the queue would break.
                 heapq.heappush(self.queue, (max(negative, -tight), name, True, node))
 
     def _layer(self, node: _Node) -> int:
@@ -171,6 +173,7 @@ class _Search:
                 zip(spectrum.values.tolist(), spectrum.vectors, strict=True)
             )
         ]
+        # Children of the first layer are leaves: pixels have no spectrum of their own.
         if layer > 0:
             self._enqueue(children)
             return
@@ -231,6 +234,7 @@ def _layer_bounds(tensors: Sequence[BilinearTensor]) -> list[_LayerBound]:
     weighted, below, power = tensors[0].to(torch.float64), 1.0, 1.0
     for i, tensor in enumerate(tensors):
         if i > 0:
+            # The Gram matrix below bounds how much any direction can still grow further down.
             weighted = _weighted(tensor.to(torch.float64), bounds[-1].gram)
         gram = weighted.output_gram()
         square = float(gram.trace())
@@ -254,6 +258,7 @@ def spectral_norm_bound(
     bound = matrix.abs().max()
     if bound == 0:
         return bound
+    # Powers of the matrix overflow unless each squaring starts from norm 1.
     matrix, power = matrix / bound, 1.0
     norm: Tensor = torch.linalg.matrix_norm(matrix)
     for _ in range(squarings):

@@ -162,6 +162,7 @@ def _unit_inner(
     if len(a) == len(b) == 1:
         (a_0, a_1, a_2), (b_0, b_1, b_2) = _affine_parts(a[0]), _affine_parts(b[0])
         return a_0 @ b_0 + (a_1 * b_1).sum() + 2 * a_2.inner(b_2)
+    # Both models read only this span of x, in which x is again N(0, I).
     span = _joint_span(a[0], b[0], rounding)
     _check_cost(a, b, span.shape[1], max_operations)
     return _orthogonal_parts(a, span).inner(_orthogonal_parts(b, span))
@@ -188,6 +189,7 @@ class _Parts:
         """Return the sum over degrees of E[part . part]: legs joined in all ways between parts."""
         low = self.degree_0 @ that.degree_0 + (self.degree_1 * that.degree_1).sum()
         low = low + 2 * (self.degree_2 * that.degree_2).sum()
+        # Outputs are summed over once, so that only pairs of hidden units remain.
         S = self.out.T @ that.out
         traces = einsum(self.matrices, that.matrices, "u i j, v i j -> u v")
         return low + self._degree_3(that, S, traces) + self._degree_4(that, S, traces)
@@ -208,6 +210,7 @@ class _Parts:
         r, s = S.shape
         pairs = traces[:r, :s] * traces[r:, s:] + traces[:r, s:] * traces[r:, :s]
         total = 4 * (S * pairs).sum()
+        # Unit by unit, since all pairs of products at once would need r s m^2 numbers.
         for h in range(r):
             first = self.matrices[h] @ that.matrices[:s]
             second = self.matrices[r + h] @ that.matrices[s:]
@@ -229,6 +232,7 @@ def _orthogonal_parts(chain: Sequence[BilinearTensor], span: Float64[Tensor, "n 
     A, B = factor_a.dense(sys.maxsize), factor_b.dense(sys.maxsize)
     if second.n_in > d:
         a, b = a + second.left[:, d], b + second.right[:, d]
+    # Products of two Hermite expansions: every contraction of legs within the pair is one term.
     degree_0 = a * b + (p * q).sum(-1) + 2 * (A * B).sum((-2, -1))
     reached = einsum(A, q, "h i j, h j -> h i") + einsum(B, p, "h i j, h j -> h i")
     half = p[:, :, None] * q[:, None] / 2 + 2 * A @ B
@@ -285,6 +289,7 @@ def _prepared(
             f"a has {sizes[0]} inputs and outputs (the constant not counted), b has {sizes[1]}; "
             "they should be the same, with at least one input"
         )
+    # Of the stored weights: after the cast to float64 it could no longer be seen.
     rounding = max(torch.finfo(chain[0].left.dtype).eps for chain in (a, b))
     a, b = ([layer.to(torch.float64) for layer in chain] for chain in (a, b))
     if mean is not None or covariance is not None:
@@ -326,6 +331,7 @@ def _without_scale(chain: Sequence[BilinearTensor]) -> Scaled:
             layer, scale = layer.without_scale()  # noqa: PLW2901
         else:
             layer, factor = layer.without_scale()  # noqa: PLW2901
+            # The next layer squares its input, and with it the scale of this one.
             scale = factor * scale**2
         scaled.append(layer)
     return scaled, scale
