@@ -84,6 +84,7 @@ def options_of(analysis: Analysis) -> list[Option]:
             ]
         else:
             options.append(Option(name, _parsed(kind), default, analysis.help.get(name, "")))
+    # Dataclasses need fields without defaults first.
     return sorted(options, key=lambda option: option.default is not REQUIRED)
 
 
@@ -115,6 +116,7 @@ def run_analysis(
     arguments: dict[str, Any] = {}
     for name, parameter in analysis.parameters.items():
         kind = analysis.hints[name]
+        # A direction is two options, and one argument.
         if _is(kind, TokenDirection):
             if settings.get("token") is not None:
                 arguments[name] = direction_of(settings["token"], settings.get("minus", ""))

@@ -226,6 +226,7 @@ class Reading:
     def plot(self) -> "go.Figure":
         """Draw the main table, in plotly's default template."""
         frame = self.frame()
+        # Numbers are points of a line, names are bars.
         if frame[self.axes["x"]].dtype.kind in "if":
             return px.line(frame, markers=True, **self.axes)
         return px.bar(frame, **self.axes)
@@ -271,6 +272,7 @@ class Reading:
         frame = self.frame()
         if not len(frame.columns):
             return ""
+        # Whole frames would fill a notebook.
         style = frame.head(ROWS).style.hide(axis="index")
         if self.axes:
             style = style.bar(subset=[self.axes["y"]], **BARS)

@@ -97,6 +97,7 @@ class Analysis:
     @cached_property
     def help(self) -> dict[str, str]:
         """Description of each parameter, from the Args of the docstring."""
+        # Docstrings are the only source of help, so options cannot drift from them.
         section = re.search(
             r"^Args:\n((?:[ \t]+.*\n?|\n)+)", inspect.getdoc(self.read) or "", re.MULTILINE
         )

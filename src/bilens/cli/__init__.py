@@ -117,6 +117,7 @@ def parse(args: list[str]) -> Any:
         BilensError: a setting is out of range.
         SystemExit: the arguments are not understood, or help or the version was asked for.
     """
+    # Every command takes it, so no command declares it.
     args = [word for word in args if word != JSON]
     for word in args:
         # Python keeps bytes that are no UTF-8 as halves of surrogate pairs; file names may have
@@ -165,6 +166,7 @@ def _command(name: str) -> Any:
     if name in COMMANDS:
         module, kind, _ = COMMANDS[name]
         return getattr(import_module(f"bilens.cli.{module}"), kind)
+    # A file may register several, and a command is one.
     entries = named_analyses(name)
     if len(entries) > 1:
         names = " and ".join(entry.name for entry in entries)

@@ -95,6 +95,7 @@ class Compare(LanguageSetup):
             use_cpu=self.use_cpu,
             done=self._tell,
         )
+        # Other processes train along and print nothing.
         if not self.is_main_process():
             return None
         record: dict[str, Any] = {"data": comparison.data, "target": comparison.target}

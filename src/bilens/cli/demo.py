@@ -51,6 +51,7 @@ class Demo:
         Report(str(deep), metric="weights").run()
         out.print(f"\n“{PROMPT}”: why {TOKEN}, and not {MINUS}?", style="bold")
         TrainLanguage(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS).run()
+        # The command, and not the function, so that the demo shows what users will type.
         flow: Any = command_of(analysis("flow"))
         page = grammar / "flow.html"
         records["flow"] = flow(

@@ -383,6 +383,7 @@ class Spectra:
         if state.num_processes > 1:
             out.print(f"{output}: the part of process {state.process_index} is done")
             return None
+        # Read back from the files: some may be of an earlier run.
         names, spectrum = bilens.convert.read_spectra(output)
         tokens = bilens.read.language.token_names(model, names)
         values = spectrum.values.tolist()

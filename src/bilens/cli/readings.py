@@ -105,6 +105,7 @@ def show_reading(reading: Reading) -> None:
 
 def write_reading(reading: Reading, path: Path) -> None:
     """Write a page, the numbers as JSON, or a folder with tables as CSV, by the path's ending."""
+    # A page is for reading, and the JSON beside it for programs.
     if path.suffix == ".html":
         write_report(path, [reading], title=reading.title)
         write_json(path.with_suffix(".json"), reading.record())
@@ -121,6 +122,7 @@ def coloured(line: ContextLine) -> Text:
     """Return a context for the terminal, coloured by contributions."""
     text = Text(f"{signed(line.value, '#.3g'):>9} ")
     for number, (name, share) in enumerate(line.tokens):
+        # Weak contributions stay uncoloured, or every word would be.
         strength = abs(share) / line.strongest
         style = "" if strength < 0.1 else f"{'blue' if share > 0 else 'red'}"
         # Pieces of words join; marks of a space before a word are spaces.

@@ -57,6 +57,7 @@ def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     Raises:
         BilensError: no positive eigenvector overlaps with an even image.
     """
+    # Negative eigenvalues can only lower the logit.
     raising = spectrum.positive()
     start = raising.vectors.sum(-1)
     mask = ((raising.values**2 * start)[..., None] * raising.vectors).sum(-2)
@@ -98,6 +99,7 @@ def attack(
     n_classes = model.layer_tensors()[-1].n_out
     check_labels(labels, n_classes)
     check_index("label", label, n_classes, "the number of a class")
+    # Images of the class itself need no mask.
     others = labels != label
     if not others.any():
         raise BilensError(f"x holds no image of another class than label={label} to attack")

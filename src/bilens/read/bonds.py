@@ -142,6 +142,7 @@ class BondReading(Reading):
     def cut_model(self) -> ImageClassifier:
         """Return the cut as an ordinary classifier."""
         data = self.data
+        # The architecture follows from the cut; only sizes and names are the data's.
         config = ClassifierConfig(
             data.n_inputs,
             data.n_classes,
@@ -155,6 +156,7 @@ class BondReading(Reading):
         rows: list[tuple[int | str, float]] = [(str(k), share) for k, share, _ in self.by_rank]
         rows.append((" + ".join(map(str, self.cut.ranks)), self.cut_accuracy))
         frame = chain.accuracy_frame("directions at each bond", rows, self.accuracy)
+        # The last row is the smallest cut, measured on the same images.
         errors = [*(error for _, _, error in self.by_rank), self.held_out.error]
         return {"few directions": frame.assign(**{"error of the logits": errors})}
 
@@ -177,6 +179,7 @@ class BondReading(Reading):
         """Return the sections on a model with few directions between its layers."""
         figures, n = self.figures(), len(self.cut.cores)
         ranks = " + ".join(map(str, self.cut.ranks))
+        # The first number of products that is enough, if any is.
         enough = (k for k, a in self.by_products if a >= self.accuracy - self.drop)
         few = next(enough, None)
         products = f"{len(self.cut_reading.products):,} products of two coordinates" + (
@@ -320,6 +323,7 @@ def sample_inputs(data: ImageData, metric: Metric) -> Float64[Tensor, "samples n
     if metric == "gaussian":
         mean = x.mean(0)
         covariance = (x - mean).T @ (x - mean) / len(x)
+    # Inputs from mean and covariance only, for a reading without images.
     return gaussian_samples(SAMPLES, mean, covariance)
 
 
@@ -396,6 +400,7 @@ def bond_figure(reading: BondReading) -> "go.Figure":
     figure = go.Figure()
     for number, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
         color, name = COLORS[number % len(COLORS)], bond_name(number)
+        # A logarithmic axis has no place for zero.
         shares = [share for share in bond.shares.tolist() if share > FLOOR]
         figure.add_scatter(
             x=list(range(1, len(shares) + 1)),

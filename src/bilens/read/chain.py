@@ -98,6 +98,7 @@ def predict(
     embedding = _embedding(model, first)
     # The constant coordinate is the tensors' own: the model is called on the inputs only.
     rows = fit_input(x, embedding[:, : embedding.shape[1] - first.constant], constant=False)
+    # In batches, since test sets may not fit on a device.
     logits = torch.cat([model(batch) for batch in rows.split(BATCH)])
     check_finite(logits=logits)
     return logits
@@ -155,6 +156,7 @@ def accuracy_frame(
         full: Accuracy of the model.
     """
     counts, accuracies = zip(*rows, strict=True)
+    # In points, which a reader can subtract from the accuracy.
     drops = [100 * (full - share) for share in accuracies]
     return pd.DataFrame({unit: counts, "accuracy": accuracies, "drop (points)": drops})
 

@@ -86,6 +86,7 @@ def spectra(
     # The embedding stays apart, since it decides in which space vectors are orthonormal.
     tensor, embedding = chain.open_layer(model)
     if directions is None:
+        # Without directions each logit is its own.
         directions = torch.eye(tensor.n_out, device=tensor.out.device)
     directions = directions.to(tensor.out)
     if basis == "pixels":
@@ -151,6 +152,7 @@ class ClassifierReading(Reading):
         shape = self.data.shape
         names, x = self.data.class_names, self.data.test_images
         figures = {"truncation": truncation_figure(self.curve)}
+        # A spectrum and its pictures for each class, on one row of the page.
         for label, name in enumerate(names):
             spectrum = _ordered(self, label)
             figures[f"spectrum-{label}"] = spectrum_figure(spectrum, title=f"Spectrum of {name}")
@@ -272,6 +274,7 @@ def eigenvector_figure(
     aspect = shape[0] / shape[1]
     canvas = Canvas(CELL * k, 2 * (aspect + LABEL), unit=120, title=title)
     for row, (sign, color) in enumerate(((1, BLUE), (-1, RED))):
+        # Numbers within a sign, as P1, P2, ... and N1, N2, ...
         members = [item for item in enumerate(spectrum.values.tolist()) if sign * item[1] > 0]
         top = row * (aspect + LABEL)
         for column, (i, value) in enumerate(members[:k]):

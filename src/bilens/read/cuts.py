@@ -86,6 +86,7 @@ class CutReading:
     def direction(self, bond: int, number: int) -> BondDirection:
         """Return one coordinate with its effects at both ends."""
         z = self.coordinates[bond]
+        # A few images would be chance, and many would not be at the end.
         near = max(1, round(END_SHARE * len(z)))
         order = z[:, number].argsort(descending=True)
         ends = [
@@ -168,6 +169,7 @@ def chosen_edges(
     # From the output down: sources of a layer are targets of the layer below.
     wanted = {output}
     for layer in reversed(range(depth)):
+        # The reader has chosen a coordinate that the output may not need.
         if selected is not None and selected[0] == layer + 1:
             wanted.add(selected[1])
         sources: set[int] = set()
@@ -176,6 +178,7 @@ def chosen_edges(
                 products, (layer + 1, target), OF_OUTPUT if layer == depth - 1 else OF_NODE
             )
             edges += into
+            # Two targets may have a source in common, which is drawn once.
             sources |= {number for edge in into for _, number in edge.sources}
         wanted = sources
     return edges
@@ -233,6 +236,7 @@ def draw_network(
     columns = _ordered(edges, (depth, output), selected)
     rise = aspect + GAP
     height = rise * max(len(column) for column in columns)
+    # Columns of fewer nodes are centred between the others.
     tall = {
         node: (height - rise * len(column)) / 2 + rise * place + aspect / 2
         for column in columns
@@ -245,6 +249,7 @@ def draw_network(
     )
     canvas = Canvas(STEP * depth + 1.6, height, unit=78, title=title)
     for edge in edges:
+        # Edges into one node end side by side, in the order of their share.
         same = [other for other in edges if other.target == edge.target]
         _draw_edge(canvas, edge, same.index(edge) - (len(same) - 1) / 2, tall)
     for node, y in tall.items():
@@ -294,6 +299,7 @@ def _draw_edge(canvas: Canvas, edge: Edge, offset: float, tall: Mapping[BondNode
     for source in dict.fromkeys(edge.sources):
         right = STEP * source[0] + (1.0 if source[0] == 0 else 1.6)
         canvas.line((right, tall[source]), dot, color=color, width=width)
+    # The product is where both lines meet, and one line leads on from there.
     canvas.line(dot, (end, tall[edge.target]), color=color, width=width)
     canvas.label(f"{edge.part:.0%}", x=dot[0], y=y, color=color, on_line=True)
 
@@ -367,6 +373,7 @@ def matrices_figure(reading: CutReading, layer: int) -> "go.Figure":
     check_index("layer", layer, len(reading.cut.cores))
     core = reading.cut.cores[layer]
     matrices = core.dense()
+    # One scale for all, so that weak matrices look weak.
     limit = float(matrices.abs().max())
     is_last = layer == len(reading.cut.cores) - 1
     names = (
@@ -389,6 +396,7 @@ def matrices_figure(reading: CutReading, layer: int) -> "go.Figure":
 
 def _moved(end: End, names: Sequence[str]) -> str:
     """Return the classes that an end raises and lowers most; safe for HTML."""
+    # Relative to the strongest effect of the same end, since ends differ in size.
     largest = max(abs(effect) for effect in end.effects)
     lines = []
     for mark, sign, color in (("▲", 1, BLUE), ("▼", -1, RED)):

@@ -248,6 +248,7 @@ def class_paths(
             # Paths share their first eigenvectors, whose overlaps are computed once.
             if node not in overlaps:
                 overlaps[node] = tree.overlaps(node, x)
+            # Inputs that react strongly, whatever the sign: overlaps are squared.
             strength = overlaps[node][:, indices[length]].abs()
             best = strength.topk(min(k, len(x))).indices
             inputs[name] = x[best]
@@ -291,6 +292,7 @@ def load_paths(path: Path, tensors: Sequence[BilinearTensor], k: int) -> TopPath
     except (OSError, SafetensorError):
         return None
     paths = Paths(**arrays, constant=metadata["constant"] == "True")
+    # A shorter search would silently leave paths out.
     if len(paths) < k:
         return None
     # Paths are sorted, so a longer search begins with the result of a shorter one.

@@ -142,6 +142,7 @@ def explain_deep(
         branches: number of last-layer eigenvectors for each logit.
         k: number of first-layer eigenvectors for each of these.
     """
+    # Roots are decomposed for every class, deeper nodes only along the strongest branches.
     roots = [_activations(tree, (label,), x) for label in range(tree.n_roots)]
 
     def branch(label: int, number: int, activation: float) -> BranchExplanation:
@@ -180,6 +181,7 @@ def _explain(
         values = activations[label]
         strongest = values.abs().topk(min(k, len(values))).indices.tolist()
         branches = tuple(branch(label, i, float(values[i])) for i in strongest)
+        # By difference, so that the parts add up to the logit.
         remainder = float(logits[label] - values[strongest].sum())
         parts.append(LogitExplanation(label, float(logits[label]), branches, remainder))
     return Explanation(x, logits, tuple(parts))
@@ -196,6 +198,7 @@ def explanation_figure(
     its share of the eigenvector's input.
     """
     shown = [branch for part in explanation.parts for branch in part.branches]
+    # Only models of several layers have several pictures for an eigenvector.
     deep = any((branch.shares != 1).any() for branch in shown)
     n_branches = max(len(part.branches) for part in explanation.parts)
     k = max(len(branch.shares) for branch in shown)
@@ -253,6 +256,7 @@ def _telling_examples(model: TensorChain, data: ImageData) -> dict[str, int]:
     # The margin to the second logit, and not the logit, tells how sure the model is.
     margin = best.values[:, 0] - best.values[:, 1]
     right = best.indices[:, 0] == data.test_labels
+    # A perfect model makes no mistake, and one that is always wrong has no close call.
     examples = {"clear": int(torch.where(right, margin, -torch.inf).argmax())}
     if right.any():
         examples["close"] = int(torch.where(right, margin, torch.inf).argmin())

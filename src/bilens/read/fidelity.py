@@ -110,6 +110,7 @@ def truncation_figure(curve: TruncationCurve) -> "go.Figure":
     figure.update_traces(
         marker={"size": 4}, hovertemplate="%{x} eigenvectors: %{y:.2f} %<extra></extra>"
     )
+    # Few eigenvectors matter most, so the axis is logarithmic.
     figure.update_xaxes(
         title="eigenvectors kept for each class",
         type="log",
@@ -189,6 +190,7 @@ def loss_recovered(
     """
     check_finite(logits=logits, rebuilt_logits=rebuilt_logits)
     check_labels(labels, logits.shape[-1])
+    # A uniform guess has the loss log(classes).
     guess = math.log(logits.shape[-1])
     model, rebuilt = (
         float(functional.cross_entropy(x, labels.long())) for x in (logits, rebuilt_logits)

@@ -112,6 +112,7 @@ def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
     # A real wave has a mirror image at -k, except at the frequency p / 2, which is its own.
     mirrored = torch.where(2 * k == p, 0, 1)
     power = waves[k, k, -k].abs() ** 2 * (1 + mirrored) / (waves[joint].abs() ** 2).sum()
+    # Strongest first: few of p // 2 frequencies are used.
     order = power.argsort(descending=True)
     frequencies = tuple(int(i) + 1 for i in order if power[i] >= least)
     # With its mirror image a wave of real logits is real.
@@ -129,6 +130,7 @@ def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
 
 
 def _unit_share(tensor: BilinearTensor, p: int) -> float:
+    # Both numbers of a pair have weights of their own.
     factors = torch.cat([tensor.left, tensor.right]).double().cpu()
     parts = torch.fft.rfft(torch.stack([factors[:, :p], factors[:, p : 2 * p]]))[..., 1:].abs() ** 2
     return float(parts.amax(-1).sum() / parts.sum())
@@ -137,6 +139,7 @@ def _unit_share(tensor: BilinearTensor, p: int) -> float:
 def _accuracy(waves: Complex128[Tensor, "p p p"], mask: Bool[Tensor, "p p p"]) -> float:
     """Return the share of pairs whose largest logit is that of their sum, from masked waves."""
     p = len(waves)
+    # The inverse has an imaginary part of rounding only.
     logits = torch.fft.ifftn(waves * mask).real
     sums = torch.arange(p)[:, None] + torch.arange(p)
     return float((logits.argmax(-1) == sums % p).double().mean())

@@ -160,6 +160,7 @@ def shared_by_paths(paths: Paths) -> SharedFeatures:
     A path weighs |effective eigenvalue|. At most the strongest 1,000 are compared. The paths are of
     one direction for each class.
     """
+    # Time grows with the square of the number of paths.
     first = paths.truncate(min(MAX_PATHS, len(paths)))
     return _shared(
         vectors=first.vectors,

@@ -49,6 +49,7 @@ def as_image(vector: Float[Tensor, " n"], shape: tuple[int, int]) -> Float[np.nd
 def diverging(image: Float[np.ndarray, "h w"], limit: float | None = None) -> str:
     """Return a red-blue picture as a data address; `limit` is full colour."""
     limit = float(np.abs(image).max()) if limit is None else limit
+    # A picture of zeros is white, and not divided by zero.
     scaled = np.clip(image / limit, -1, 1) if limit > 0 else np.zeros_like(image)
     return _png(PALETTE[np.rint(127 * scaled).astype(int) + 127].astype(np.uint8))
 

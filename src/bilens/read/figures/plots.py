@@ -149,6 +149,7 @@ CELL, LABEL = 1.42, 0.3
 def spectrum_figure(spectrum: Spectrum, *, title: str) -> "go.Figure":
     """Draw the eigenvalues of a form from the outside in, up to 20 of either sign."""
     figure = go.Figure()
+    # Either sign by itself, since most spectra have both.
     values = spectrum.values.detach().cpu().double()
     for name, color, indices in (
         ("positive", BLUE, values[values > 0].sort(descending=True).values[:SHOWN]),
@@ -215,6 +216,7 @@ def heat_figure(
         )
     )
     for axis, names, heading in (("xaxis", columns, across), ("yaxis", rows, down)):
+        # Too many names would be unreadable; the hover text has them all.
         shown = len(names) <= NAMED
         figure.update_layout(
             {
@@ -227,6 +229,7 @@ def heat_figure(
                 }
             }
         )
+    # Matrices are read from the top.
     figure.update_yaxes(autorange="reversed", automargin=True)
     figure.update_xaxes(automargin=True)
     height = 130 + len(rows) * (ROW_HEIGHT if len(rows) <= NAMED else NARROW)

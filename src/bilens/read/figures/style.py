@@ -34,6 +34,7 @@ def dress(figure: "go.Figure", *, height: int, title: str = "", alt: str = "") -
 
     The title is safe for HTML; `alt`, by default the title, is for those who do not see the figure.
     """
+    # A user's own template is left in charge.
     default = pio.templates.default
     figure.update_layout(
         template=_template() if default in (None, "plotly") else default,

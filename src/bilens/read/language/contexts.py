@@ -163,6 +163,7 @@ class ContextIndex:
         )
         self.ids = pad_sequence(ids, batch_first=True)
         self.lengths = torch.stack(lengths)
+        # Padding needs no mask here, since lengths are stored.
         self.inputs = pad_sequence(inputs, batch_first=True)
 
     @torch.no_grad()
@@ -299,6 +300,7 @@ def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = No
         BilensError: the model came without a tokenizer.
     """
     tokenizer: Any = require_tokenizer(model.tokenizer)
+    # Texts in another form would be rare tokens to the model.
     if trained_on_clean_text(model.tokenizer):
         return load_corpus(
             data,

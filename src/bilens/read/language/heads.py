@@ -210,6 +210,7 @@ def attention_pairs(
             "for two tokens; read each of its attention_scores"
         )
     scores = attention_scores(model, layer=layer, distance=distance, position=position, among=among)
+    # Bilinear attention multiplies two scores, whose signs are worth showing.
     names = ["first", "second"] if len(scores) == 2 else ["score"]
 
     def pairs(head: int) -> HeadPairs:
@@ -285,6 +286,7 @@ def token_components(
     for number, (sigma, left, right) in enumerate(
         zip(svd.values, svd.left, svd.right, strict=True)
     ):
+        # A component has no sign of its own.
         sign = torch.where(left[left.abs().argmax()] < 0, -1, 1).to(left)
         columns = {"component": [number] * k, "sigma": [float(sigma)] * k}
         # Both sides are turned, so that their product stays.

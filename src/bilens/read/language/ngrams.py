@@ -214,6 +214,7 @@ def bigrams(
     Source:
         Pearce et al. 2024, Table 6.
     """
+    # The ranking is by one part, and the table shows both.
     matrix = bigram_matrix(model, layer=layer, part=part, position=position, among=among)
     parts = _bigram_parts(model, layer, position, among)
     return top_pairs(model, ("input", "output"), [matrix], parts, k, among)

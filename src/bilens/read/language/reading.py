@@ -326,6 +326,7 @@ def eigenvector_names(values: Sequence[float]) -> list[str]:
 def context_line(model: ResidualModel, explained: FoundContext) -> ContextLine:
     """Return the text around a context's focal token, with the contribution of each token."""
     context = explained.context
+    # A line of a page has room for few tokens.
     start = max(0, context.position - BEFORE)
     ids = context.ids[start : context.position + 1 + AFTER]
     shares = explained.contribution.tokens()[start:].tolist()

@@ -144,6 +144,7 @@ class LogitTerms(Reading):
 
     def frame(self) -> pd.DataFrame:
         """Return the ten largest logits: their token, value and terms."""
+        # Largest logits first: the others are improbable.
         best = self.total().topk(min(SHOWN, self.residual.shape[1]))
         frame = pd.DataFrame(
             {"token": token_names(self.model, best.indices), "logit": best.values.tolist()}
@@ -226,6 +227,7 @@ def split_logits(
     ids = model.ids(text)
     if not -len(ids) <= position < len(ids):
         raise BilensError(f"position={position}, expected {-len(ids)} to {len(ids) - 1}")
+    # Everything after the position is cut off, as the model is causal.
     position %= len(ids)
     layer = model.n_layers - 1
     tensor, parts = model.mlp(layer), model.layer(layer).mlp
@@ -242,6 +244,7 @@ def split_logits(
         # The constant coordinate belongs to the biases only, the last source.
         inputs = with_constant(inputs)
         inputs[:-1, -1] = 0
+    # Norms divide by the stream of this text, which freezes their scales.
     final_scale = float(trace.scale[position])
     scale = final_scale * float(layer_trace.mlp_out_scale[position])
     left, right = inputs @ tensor.left.T, inputs @ tensor.right.T

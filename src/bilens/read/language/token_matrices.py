@@ -221,6 +221,7 @@ def _final_stream(
 
 
 def _query_position(model: ResidualModel, distance: int, position: int | None) -> int:
+    # Rotary positions depend on the distance only, learned ones on the place.
     n_positions = model.parts.n_positions
     if position is None:
         if n_positions is not None:
