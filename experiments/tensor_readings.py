@@ -29,10 +29,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from jaxtyping import Bool, Float
 from scipy import stats
 from torch import Tensor
 from torch.nn import functional
@@ -51,7 +52,7 @@ from experiments.context import Outcome, RecipeContext
 
 ANSWERS = (("he", "she"), ("his", "her"), ("was", "is"), (".", ","), ("and", "to"))
 """Pairs of answers; those that are single tokens of a model are tested."""
-TEXTS, RANDOM, SAMPLES, LEAST = 600, 100, 300, 40
+TEXTS, RANDOM, SAMPLES, LEAST, BATCH = 400, 100, 200, 40, 32
 LENGTHS = (1024, 16_384, 65_536)
 STEPS = 30
 FEW = 2
@@ -115,20 +116,24 @@ def answers(model: ResidualModel, learned: Tensor, held_out: Tensor) -> pd.DataF
     """Return how well eigenvectors from weights predict answers, beside baselines, by AUC."""
     rows = []
     layer = model.n_layers - 1
-    for pair in single_tokens(model, ANSWERS):
+    pairs = single_tokens(model, ANSWERS)
+    before, tested = (positions_of(model, ids, pairs) for ids in (learned, held_out))
+    for pair in (pair for pair in pairs if pair in before and pair in tested):
         u = model.direction(pair[0], minus=pair[1])
-        inputs = [_inputs(model, layer, ids, pair) for ids in (learned, held_out)]
-        (x0, y0, _), (x, y, difference) = inputs
-        if min(int(y.sum()), int((~y).sum()), int(y0.sum()), int((~y0).sum())) < LEAST:
-            continue
+        (x0, y0, *_), (x, y, difference, _) = before[pair], tested[pair]
         spectrum = model.mlp(layer).interaction(u).eigh()
         generator = torch.Generator().manual_seed(0)
         random = torch.randn(RANDOM, x.shape[1], generator=generator, dtype=x.dtype)
         mean = x0[y0].mean(0) - x0[~y0].mean(0)
+        # The constant of the form is 1 in every input.
+        center = x0.mean(0) if not spectrum.constant else torch.cat([x0.mean(0), x0.new_ones(1)])
+        slope = (spectrum.dense() @ center)[: x.shape[1]]
         scores = {
             "strongest eigenvector of each sign, from weights": _ends(spectrum, 1)(x),
             f"{2 * FEW} strongest eigenvectors": _ends(spectrum, FEW)(x),
             "all eigenvectors (the whole form)": spectrum(x),
+            "slope of the form at the mean input": x @ slope,
+            "the unembedding's direction, from weights": x @ u.to(x),
             "difference of means, from texts": x @ mean,
             "ridge probe, from texts": x @ _probe(x0, y0),
             "the model's logits": difference,
@@ -149,16 +154,51 @@ def _ends(spectrum: Any, count: int) -> Any:
     return spectrum.select(torch.cat([order[:count], order[-count:]]))
 
 
-def _inputs(
-    model: ResidualModel, layer: int, ids: Tensor, pair: tuple[str, str]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs of an MLP before answers, True for the first, and their logits' difference."""
-    first, second = map(model.token, pair)
-    after = ids[:, 1:]
-    asked = (after == first) | (after == second)
-    x = model.mlp_inputs(layer, ids)[:, :-1][asked]
-    logits = model.logits(ids)[:, :-1][asked]
-    return x, after[asked] == first, logits[:, first] - logits[:, second]
+class Positions(NamedTuple):
+    """Positions of texts before an answer.
+
+    Attributes:
+        x: input of the last MLP.
+        is_first: True where the first answer follows.
+        difference: difference of the answers' logits.
+        size: number by which the last norm divides.
+    """
+
+    x: Float[Tensor, "positions d_model"]
+    is_first: Bool[Tensor, " positions"]
+    difference: Float[Tensor, " positions"]
+    size: Float[Tensor, " positions"]
+
+
+@torch.no_grad()
+def positions_of(
+    model: ResidualModel, ids: Tensor, pairs: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], Positions]:
+    """Return the positions of each pair of answers; pairs with few of either are left out."""
+    layer, norm = model.n_layers - 1, model.parts.norm
+    module: Any = norm.module  # type: ignore[union-attr]
+    batches: dict[tuple[str, str], list[tuple[Tensor, ...]]] = {pair: [] for pair in pairs}
+    for batch in ids.split(BATCH):
+        streams: list[Tensor] = []
+        record = streams.append
+        hook = module.register_forward_pre_hook(lambda _, args, record=record: record(args[0]))
+        with _hook(hook):
+            logits = model.logits(batch)[:, :-1]
+        size = 1 / norm.scale(streams[0])[:, :-1]  # type: ignore[union-attr]
+        x, after = model.mlp_inputs(layer, batch)[:, :-1], batch[:, 1:]
+        for pair, rows in batches.items():
+            first, second = map(model.token, pair)
+            mask = (after == first) | (after == second)
+            difference = logits[mask][:, first] - logits[mask][:, second]
+            rows.append((x[mask], after[mask] == first, difference, size[mask]))
+    joined = {
+        pair: Positions(*map(torch.cat, zip(*rows, strict=True))) for pair, rows in batches.items()
+    }
+    return {
+        pair: at
+        for pair, at in joined.items()
+        if LEAST <= int(at.is_first.sum()) <= len(at.is_first) - LEAST
+    }
 
 
 def _probe(x: Tensor, y: Tensor) -> Tensor:
@@ -290,18 +330,16 @@ def edits(model: ResidualModel, held_out: Tensor) -> pd.DataFrame:
     """
     rows = []
     layer = model.n_layers - 1
-    for pair in single_tokens(model, ANSWERS):
+    pairs = single_tokens(model, ANSWERS)
+    for pair, (x, y, before, size) in positions_of(model, held_out, pairs).items():
         u = model.direction(pair[0], minus=pair[1])
         form = model.mlp(layer).interaction(u)
-        selected = _ends(form.eigh(), FEW)
-        x, y, before = _inputs(model, layer, held_out, pair)
-        if min(int(y.sum()), int((~y).sum())) < LEAST:
-            continue
-        edited = edit(model, layer, selected.vectors)
-        _, _, after = _inputs(edited, layer, held_out, pair)
+        edited = edit(model, layer, _ends(form.eigh(), FEW).vectors)
+        after = positions_of(edited, held_out, [pair])[pair].difference
         change = after - before
-        # The scale of the last norm is taken from the unedited run.
-        predicted = -selected(x) / _last_scale(model, held_out, pair)
+        # The size is that of the unedited run.
+        fall = edited.mlp(layer).interaction(u)(x) - form(x)
+        predicted = fall / size
         rows.append(
             (
                 " - ".join(word.strip() for word in pair),
@@ -315,18 +353,6 @@ def edits(model: ResidualModel, held_out: Tensor) -> pd.DataFrame:
         )
     columns = ["answers", "measured", "predicted", "correlation", "R2", "AUC before", "AUC after"]
     return pd.DataFrame(rows, columns=columns)
-
-
-@torch.no_grad()
-def _last_scale(model: ResidualModel, ids: Tensor, pair: tuple[str, str]) -> Tensor:
-    """Return the size of the last stream before each answer, by which the last norm divides."""
-    first, second = map(model.token, pair)
-    asked = (ids[:, 1:] == first) | (ids[:, 1:] == second)
-    streams: list[Tensor] = []
-    norm: Any = model.parts.norm
-    with _hook(norm.module.register_forward_pre_hook(lambda _, args: streams.append(args[0]))):
-        model.logits(ids)
-    return 1 / norm.scale(streams[0][:, :-1][asked])
 
 
 def losses(

@@ -1,6 +1,7 @@
 """Transformers become tensors: exact copies, patterns without softmax, and distillation."""
 
 import signal
+from copy import deepcopy
 from dataclasses import replace
 
 import datasets
@@ -21,7 +22,14 @@ from bilens.train import trainer
 from bilens.train.linearise import linearise
 from bilens.train.patterns import PatternTraining, pattern_loss, teach_patterns
 from bilens.train.settings import TensoriseTraining
-from bilens.train.tensorise import OwnText, agreement, distillation_loss, interleaved, tensorise
+from bilens.train.tensorise import (
+    OwnText,
+    agreement,
+    distillation_loss,
+    interleaved,
+    memory,
+    tensorise,
+)
 from tests.families import FAMILIES, tiny
 from tests.language import TOKENS, VOCAB, random_model
 
@@ -365,3 +373,39 @@ def test_the_card_has_the_agreement_after_each_stage(tmp_path):
     for stage, by_text in result.stages.items():
         for text, row in by_text.items():
             assert f"| {stage} | {text} | {row.loss:.4f} | {row.rise:+.4f}" in card
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_memory_is_that_of_a_training(tied):
+    model = random_model(norm="rms", n_layers=2, tie_word_embeddings=tied).float()
+    model.requires_grad_()
+    original = deepcopy(model)
+    needed = memory(model.config, 3, TIME)
+    saved = {}
+
+    def save(x):
+        saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    ids = texts(3)
+    target = original(ids, use_cache=False).logits.detach()
+    output = model(ids, use_cache=False).logits
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
+        loss = distillation_loss(output, target, torch.ones_like(ids, dtype=torch.bool))
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss.backward()
+    optimizer.step()
+
+    def size(tensors):
+        return sum(x.numel() * x.element_size() for x in tensors)
+
+    assert needed["weights"] == needed["original"] == size(model.parameters())
+    assert needed["gradients"] == size(weight.grad for weight in model.parameters())
+    moments = (state[name] for state in optimizer.state.values() for name in MOMENTS)
+    assert needed["moments"] == size(moments)
+    # Saved are log-probabilities and probabilities; the logits and their gradient live besides.
+    assert needed["logits"] == pytest.approx(sum(saved.values()) + 2 * size([output]), rel=0.3)
+    assert needed["inputs of layers"] == 4 * 2 * 3 * TIME * 16
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -21,7 +21,7 @@ from bilens.errors import CheckpointError
 from bilens.files import write_json, write_text
 from bilens.lazy_imports import accelerate, datasets, pd
 from bilens.model_card import AGREEMENT_NAME, CARD_NAME, model_card
-from bilens.nn.language import LanguageModel
+from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.progress import progress_bar
 from bilens.reading import Fact, Reading
 from bilens.train.linearise import linearise
@@ -167,6 +167,32 @@ def tensorise(
         # The card was written before the last measurement.
         write_text(run / CARD_NAME, str(model_card(student.config.to_diff_dict(), run)))
     return Tensorised(stages)
+
+
+def memory(config: LanguageConfig, batch: int, length: int) -> dict[str, int]:
+    """Return the bytes of the last stage in float32, by their use.
+
+    The inputs of layers are all that is stored with `activation_checkpointing`. Without it come the
+    activations inside the layers. Of the logits, the loss stores those of the student, both
+    models' log-probabilities and the gradient. Squared attention needs no pattern in memory on a
+    GPU.
+
+    Args:
+        config: architecture of the tensor.
+        batch: texts of a process in a step.
+        length: tokens of a text.
+    """
+    with torch.device("meta"):
+        parameters = sum(weight.numel() for weight in LanguageModel(config).parameters())
+    tokens, width = batch * length, 4
+    return {
+        "weights": width * parameters,
+        "original": width * parameters,
+        "gradients": width * parameters,
+        "moments": 2 * width * parameters,
+        "inputs of layers": width * tokens * config.d_model * config.n_layers,
+        "logits": 4 * width * tokens * config.vocab_size,
+    }
 
 
 def interleaved(texts: list[Int[Tensor, "_ time"]]) -> Int[Tensor, "n_texts time"]:
