@@ -187,9 +187,6 @@ def reckon(model: Llama, taken: dict[str, float]) -> str:
     small, rank = 1024, HIDDEN * 1024
     products = model.d_hidden * model.d_model / (rank * small)
     spectra_seconds = taken["spectra"] / 16 * products * model.vocab_size
-    # A flow decomposes a form of width d_model at each layer and position.
-    forms = model.d_hidden * model.d_model**2 / (HIDDEN * 128**3)
-    flow_seconds = taken["tokens"] * (10 / 32) * (model.n_layers / 4) * forms
     blocks = 2 * (4 * 128**2 + 3 * HIDDEN * 128**2)
     corpus_seconds = taken["corpus"] / (512 * LENGTH) * 1e6 * model.parameters / blocks
     # 512 x 512 for four maps of attention, 512 x 1536 for three of the MLP.
@@ -212,9 +209,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     taken = {name: measure(operation)[0] for name, operation in OPERATIONS.items()}
     print("\nreckoned, float32; memory of the weights that are read, 1.12 times for processing")
-    print("| model | spectra of one layer, all logits | flow of 10 tokens | contexts, 1M tokens | "
-          "process |")  # fmt: skip
-    print("|---|---|---|---|---|")
+    print("| model | spectra of one layer, all logits | contexts, 1M tokens | process |")
+    print("|---|---|---|---|")
     for model in LLAMAS:
         print(reckon(model, taken))
 
