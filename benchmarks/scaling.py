@@ -195,9 +195,8 @@ def reckon(model: Llama, taken: dict[str, float]) -> str:
     factors = 4 * 3 * model.d_hidden * model.d_model / 2**30
     full = 4 * model.parameters / 2**30
     return (
-        f"| {model.name} | {hours(spectra_seconds)}, {factors:.1f} GB | {hours(flow_seconds)}, "
-        f"{full:.0f} GB | {hours(corpus_seconds)}, {full:.0f} GB | {hours(process_seconds)}, "
-        f"{1.12 * full:.0f} GB |"
+        f"| {model.name} | {hours(spectra_seconds)}, {factors:.1f} GB | {hours(corpus_seconds)}, "
+        f"{whole:.0f} GB | {hours(process_seconds)}, {1.12 * whole:.0f} GB |"
     )
 
 
