@@ -196,7 +196,7 @@ def reckon(model: Llama, taken: dict[str, float]) -> str:
     full = 4 * model.parameters / 2**30
     return (
         f"| {model.name} | {hours(spectra_seconds)}, {factors:.1f} GB | {hours(corpus_seconds)}, "
-        f"{whole:.0f} GB | {hours(process_seconds)}, {1.12 * whole:.0f} GB |"
+        f"{full:.0f} GB | {hours(process_seconds)}, {1.12 * full:.0f} GB |"
     )
 
 
