@@ -16,7 +16,8 @@ from bilens.read.flow.figures import (
     path_table,
     start_table,
 )
-from bilens.report import write_page
+from bilens.read.language.names import token_text
+from bilens.report import save_figure, write_page
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, visiting
 from tests.language import random_model, random_text, toy_tokenizer
@@ -130,6 +131,20 @@ def test_the_figure_has_heads_as_lines_and_all_labels(split_flow):
 def two_texts():
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
     return flow(view, random_text(), "t3", minus="t4", against=OTHER, m=3, threshold=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
+def test_the_figure_is_a_file(split_flow, tmp_path, kind):
+    tokens = (token_text("\x0b"), *TOKENS[1:])
+    save_figure(replace(split_flow, tokens=tokens).top(9).plot(), tmp_path / f"flow.{kind}")
+    start = (tmp_path / f"flow.{kind}").read_bytes()[:8]
+    assert start[:4] in (b"<svg", b"%PDF", b"\x89PNG")
+
+
+def test_names_of_tokens_are_text():
+    names = ["Ġkeys", "▁keys", "Ċ", "\x0b", "âĢĵ", "Ã", "plain"]
+    expected = [" keys", " keys", "\\n", "\\x0b", "–", "Ã", "plain"]
+    assert [token_text(name) for name in names] == expected
 
 
 GAPS = """[...document.querySelectorAll('.moves line')]

@@ -10,6 +10,7 @@ import torch
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.files import write_json
+from bilens.read.figures.style import save_figure
 from bilens.read.flow.reading import FlowReading
 from bilens.read.language import DirectionReading, shown_tokens
 from bilens.reading import Reading
@@ -143,6 +144,10 @@ def _write_graph(reading: FlowReading, path: Path, _: str, model: str) -> None:
     write_json(path, _graph(reading, path.stem, model))
 
 
+def _write_figure(reading: FlowReading, path: Path, _: str, __: str) -> None:
+    save_figure(reading.plot(), path)
+
+
 EXPORTERS: dict[type[Reading], tuple[Exporter, ...]] = {
     DirectionReading: (
         Exporter(
@@ -152,6 +157,11 @@ EXPORTERS: dict[type[Reading], tuple[Exporter, ...]] = {
         ),
     ),
     FlowReading: (
+        Exporter(
+            "figure",
+            "File to also draw the graph to: a name that ends in .svg, .pdf or .png.",
+            _write_figure,
+        ),
         Exporter(
             "viewer",
             "Folder to also write the graph to, in the files that circuit-tracer's viewer reads.",

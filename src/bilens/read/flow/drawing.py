@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
+from statistics import mean
 from typing import Any
 
 from jaxtyping import Float
@@ -15,6 +16,8 @@ from bilens.reading import signed
 
 LABELLED, EDGES = 10, 40
 """Nodes with labels, and edges that are drawn."""
+GAP, LETTER = 0.75, 0.0066
+"""Rows between two labels, and the share of a figure's width that a letter takes."""
 
 
 def graph_figure(
@@ -75,24 +78,28 @@ def graph_figure(
         hovertemplate="%{text}<extra></extra>",
         showlegend=False,
     )
-    order = sorted(range(1, len(nodes)), key=lambda i: -abs(nodes[i].flow))[:LABELLED]
-    taken: list[tuple[float, float]] = []
-    for i in sorted([0, *order], key=lambda i: -ys[i]):
-        column, y = round(xs[i]), ys[i]
-        while any(c == column and abs(y - other) < 0.9 for c, other in taken):
-            y -= 0.9
-        taken.append((column, y))
-        name = label(nodes[i], tokens) if i else f"logit {signed(nodes[0].flow)}"
-        text = escape(name, quote=False)
-        edge = max(
-            x for x, other in zip(xs, ys, strict=True) if other == ys[i] and round(x) == column
-        )
-        figure.add_annotation(
-            x=edge, y=y, text=text, showarrow=False, xanchor="left", xshift=12, font={"size": 10}
-        )
+    labelled = [0, *sorted(range(1, len(nodes)), key=lambda i: -abs(nodes[i].flow))[:LABELLED]]
+    longest = 0
+    for column in {round(x) for x in xs}:
+        members = sorted((i for i in labelled if round(xs[i]) == column), key=lambda i: -ys[i])
+        for i, y in zip(members, _spread([ys[i] for i in members]), strict=True):
+            name = label(nodes[i], tokens) if i else f"logit {signed(nodes[0].flow)}"
+            beside = [x for x, h in zip(xs, ys, strict=True) if h == ys[i] and round(x) == column]
+            longest = max(longest, len(name) if column == round(xs[0]) else 0)
+            figure.add_annotation(
+                x=max(beside),
+                y=y,
+                text=escape(name, quote=False),
+                showarrow=False,
+                xanchor="left",
+                xshift=12,
+                font={"size": 10},
+            )
     columns = ticks["columns"]
     names = [escape(f'"{tokens[p]}"', quote=False) for p in columns]
-    right = max(columns.values()) + 0.9
+    # Labels of the last column have a fixed width in letters, and columns share the remainder.
+    last, taken = max(columns.values()), min(0.6, (longest + 6) * LETTER)
+    right = (last + 0.2 + 0.6 * taken) / (1 - taken)
     figure.update_xaxes(
         tickvals=list(columns.values()), ticktext=names, range=[-0.6, right], zeroline=False
     )
@@ -103,6 +110,18 @@ def graph_figure(
         zeroline=False,
     )
     return figure.update_layout(margin={"l": 70, "r": 12, "t": 12, "b": 40})
+
+
+def _spread(heights: Sequence[float]) -> list[float]:
+    """Return the nearest heights, in descending order, that are a gap apart."""
+    # Pooled adjacent violators: labels that touch are moved as one block to their mean place.
+    blocks: list[list[float]] = []
+    for place, height in enumerate(heights):
+        blocks.append([height + GAP * place])
+        while len(blocks) > 1 and mean(blocks[-2]) < mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    moved = [mean(block) for block in blocks for _ in block]
+    return [height - GAP * place for place, height in enumerate(moved)]
 
 
 def _arranged(

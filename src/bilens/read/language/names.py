@@ -115,7 +115,9 @@ def token_text(name: str) -> str:
         text = bytes(BYTES[letter] for letter in name).decode()
     except (KeyError, UnicodeDecodeError):  # of another tokenizer, or a piece of a letter
         text = name.replace("Ġ", " ")
-    return text.replace("▁", " ").replace("\n", "\\n")
+    # Control letters are in no picture, and break its file.
+    shown = (x if x.isprintable() else repr(x)[1:-1] for x in text.replace("▁", " "))
+    return "".join(shown)
 
 
 def in_words(name: str) -> str:
