@@ -2,13 +2,20 @@
 
 First every kernel is compared with the chunked one in float64, and repeated. A race between
 programs shows as other bits in another run, and needs more programs than the card runs at once.
-Then, in bfloat16, one line for each d_head, length and direction of the pass. The floor is the time
+Then, in bfloat16, one line for each d_head, length and direction of the pass, and one for the same
+launches in a CUDA graph, without the host. Where flash-linear-attention is installed its squared
+attention, `parallel_rebased`, is timed too. The floor is the time
 that the matrix products of the kernels would take alone, at the rate of one large product here.
 """
 
+import math
 import statistics
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -17,12 +24,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.clock import machine
 from bilens.kernels import KernelName, bilinear_attention
 
+DEVICE = "cuda"
+KERNEL: KernelName = "triton"
 HEADS, WIDTHS = 8, (32, 64, 128)
 LENGTHS = tuple(2**power for power in range(10, 19))
 PATTERN = 2**33
 """Most numbers of a whole pattern that are tried: 16 GiB of them in bfloat16."""
 RATE = 8192
 """Width of the square matrices whose product defines the rate."""
+REBASED = 128
+"""Largest d_head that `parallel_rebased` takes."""
 RUNS = 4
 """Number of repetitions that must have the same bits."""
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -43,10 +54,41 @@ def milliseconds(call: Callable[[], object], repeats: int = 7) -> float:
     return statistics.median(times)
 
 
+def graph_milliseconds(call: Callable[[], object]) -> float:
+    """Return the median time of a call's launches, recorded in a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    # What is set up in the first calls cannot be recorded.
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return milliseconds(graph.replay)
+
+
+def rebased() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """Return squared attention of flash-linear-attention, not normalised; None without it."""
+    if find_spec("fla") is None:
+        return None
+    attend = import_module("fla.ops.rebased.parallel").parallel_rebased
+    # Versions differ in the layout that they take by default.
+    if "head_first" in signature(attend).parameters:
+        return partial(attend, use_normalize=False, head_first=True)
+
+    def transposed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y: Tensor = attend(*(x.transpose(1, 2) for x in (q, k, v)), use_normalize=False)
+        return y.transpose(1, 2)
+
+    return transposed
+
+
 def random_inputs(heads: int, length: int, width: int, dtype: torch.dtype) -> list[Tensor]:
     """q1, k1, v, q2 and k2."""
     shape = (1, heads, length, width)
-    return [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in range(5)]
+    return [torch.randn(shape, device=DEVICE, dtype=dtype, requires_grad=True) for _ in range(5)]
 
 
 def check(width: int, dtype: torch.dtype) -> None:
@@ -60,7 +102,7 @@ def check(width: int, dtype: torch.dtype) -> None:
         for name, selected in (("bilinear", given), ("squared", given[:3])):
             exact = [x.detach().double().requires_grad_() for x in selected]
             dy = torch.randn_like(given[2])
-            runs = [results(selected, dy, "triton") for _ in range(RUNS)]
+            runs = [results(selected, dy, KERNEL) for _ in range(RUNS)]
             expected = results(exact, dy.double(), "chunked")
             error = max(
                 float((a.double() - b).norm() / b.norm())
@@ -112,26 +154,35 @@ def both_ways(attend: Callable[..., Tensor], given: list[Tensor]) -> None:
 def row(length: int, width: int, rate: float) -> None:
     """Print one length of one width, forward and both ways."""
     q1, k1, v, q2, k2 = random_inputs(HEADS, length, width, torch.bfloat16)
-    attend = partial(bilinear_attention, kernel="triton")
+    attend = partial(bilinear_attention, kernel=KERNEL)
     full = partial(bilinear_attention, kernel="reference")
     softmax = partial(scaled_dot_product_attention, is_causal=True)
-    for backward in (False, True):
+    theirs = rebased() if width <= REBASED else None
+    fits = HEADS * length**2 <= PATTERN
+    for backward, clock in product((False, True), (milliseconds, graph_milliseconds)):
 
-        def took(call: Callable[..., Tensor], *given: Tensor, back: bool = backward) -> float:
+        def took(
+            call: Callable[..., Tensor] | None,
+            *given: Tensor,
+            back: bool = backward,
+            clock: Callable[[Callable[[], object]], float] = clock,
+        ) -> float:
+            if call is None:
+                return math.nan
             if back:
-                return milliseconds(lambda: both_ways(call, list(given)))
+                return clock(lambda: both_ways(call, list(given)))
             with torch.no_grad():
-                return milliseconds(lambda: call(*given))
+                return clock(lambda: call(*given))
 
         soft = took(softmax, q1, k1, v)
         result = {"squared": took(attend, q1, k1, v), "bilinear": took(attend, q1, k1, v, q2, k2)}
-        fits = HEADS * length**2 <= PATTERN
-        patterned = f"{took(full, q1, k1, v, q2, k2):9.2f}" if fits else "        -"
-        cells = [f"{width:4} {length:7} {'both' if backward else 'forward':8} {soft:9.2f}"]
-        cells.append(patterned)
+        way = "eager" if clock is milliseconds else "graph"
+        cells = [f"{width:4} {length:7} {'both' if backward else 'forward':8} {way:5} {soft:9.3f}"]
+        cells.append(f"{took(full if fits else None, q1, k1, v, q2, k2):9.3f}")
+        cells.append(f"{took(theirs, q1, k1, v):9.3f}")
         for name, item in result.items():
             least = floor(length, width, rate, squared=name == "squared", backward=backward)
-            cells.append(f"{item:9.2f} {soft / item:6.2f}x {least / item:6.1%}")
+            cells.append(f"{item:9.3f} {soft / item:6.2f}x {least / item:6.1%}")
         print(" ".join(cells), flush=True)
 
 
@@ -153,7 +204,10 @@ def main() -> None:
     rate = 2e3 * RATE**3 / milliseconds(lambda: square @ square)
     print(f"a product of {RATE} x {RATE} matrices: {rate / 1e12:.0f} TFLOP/s")
     print("milliseconds; by Triton also the gain over softmax and the floor's share of the time")
-    print("   d  tokens pass       softmax     whole           squared            bilinear")
+    print(
+        "   d  tokens pass     way     softmax   pattern   rebased           squared"
+        "            bilinear"
+    )
     for width in WIDTHS:
         for length in LENGTHS:
             row(length, width, rate)
