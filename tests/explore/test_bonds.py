@@ -30,9 +30,8 @@ def test_it_starts_with_the_directions_that_a_report_shows(view):
             single, other = (r.direction(bond, number) for r in (reading, report.cut_reading))
             assert single.share == pytest.approx(other.share)
             assert single.ends[0].images == other.ends[0].images
-    assert (
-        f"With {' + '.join(map(str, report.cut.ranks))} directions, as in a report, the model "
-        in (text := view.text(0))
+    assert f"With {' + '.join(map(str, report.cut.ranks))} directions, the fewest, the model " in (
+        text := view.text(0)
     )
     assert f"gets {report.cut_accuracy:.2%} of the test images" in text
     assert f"change by {report.held_out.error:.2g} of their size" in text

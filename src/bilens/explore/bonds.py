@@ -10,6 +10,7 @@ from bilens.data import ImageData
 from bilens.explore.screen import StateError
 from bilens.read import CutReading, rank_accuracies, read_bonds
 from bilens.read.cuts import (
+    LEAST_DRAWN,
     BondNode,
     Edge,
     draw_network,
@@ -24,7 +25,7 @@ from bilens.reading import signed
 from bilens.report import heat_figure, kept_directions_figure
 from bilens.tensor import TensorChain
 
-MOST, PARTNERS, LEAST, LONGEST_WALK = 60, 6, 0.005, 30
+MOST, PARTNERS, LONGEST_WALK = 60, 6, 30
 
 
 class BondView:
@@ -90,7 +91,7 @@ class BondView:
         """Return a sentence on the accuracy with this number of directions."""
         _, accuracy, error = self._measured(k)
         ranks = " + ".join(map(str, self.report.cut.ranks))
-        size = f"{k} directions at each bond" if k else f"{ranks} directions, as in a report,"
+        size = f"{k} directions between layers" if k else f"{ranks} directions, the fewest,"
         return (
             f"With {size} the model gets {accuracy:.2%} of the test images right, with all of them "
             f"{self.report.accuracy:.2%}. On these images the logits change by "
@@ -187,7 +188,11 @@ class BondView:
             )
         pictures = [diverging(as_image(x, self.shape)) for x in reading.pixels(bond, number)]
         captions = ("in pixels",) if bond == 0 else ("makes it large", "makes it small")
-        shown = "".join(self._pictures(c, [p]) for c, p in zip(captions, pictures, strict=True))
+        kinds = ("",) if bond == 0 else ("up", "down")
+        shown = "".join(
+            self._pictures(caption, [image], kind)
+            for caption, image, kind in zip(captions, pictures, kinds, strict=True)
+        )
         products = reading.products
         made = self._products(reading, "Made of", node, edges_into(products, node, PARTNERS))
         used = self._products(reading, "Goes into", node, edges_from(products, node, PARTNERS))
@@ -196,13 +201,18 @@ class BondView:
             f'<div class="tables">{made}{used}</div>{colour_bar_html()}</section>'
         )
 
-    def _pictures(self, caption: str, pictures: list[str]) -> str:
+    def _pictures(self, caption: str, pictures: list[str], kind: str = "") -> str:
         images = "".join(f'<img src="{picture}" alt="">' for picture in pictures)
-        return f"<figure><div>{images}</div><figcaption>{caption}</figcaption></figure>"
+        return (
+            f'<figure class="{kind}"><div>{images}</div>'
+            f'<figcaption class="{kind}">{caption}</figcaption></figure>'
+        )
 
     def _products(self, reading: CutReading, title: str, node: BondNode, edges: list[Edge]) -> str:
         """Return the strongest products that make a direction, or that it is part of."""
-        edges = [edge for edge in edges if edge.part >= LEAST]
+        edges = [edge for edge in edges if edge.part >= LEAST_DRAWN]
+        # A logit is explained by the products that raise it; those that lower it follow.
+        edges.sort(key=lambda edge: edge.target[0] == self.depth and edge.coefficient < 0)
         if not edges:
             return ""
         rows = []

@@ -278,15 +278,11 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
     bonds = view.bonds
     heading(
         "The few directions that it uses",
-        "What one layer hands to the next passes through a bond, and the model uses few directions "
-        "of it, here turned so that few products are large, and numbered by share of its squared "
-        "norm over the training images; in a report made with --metric weights they have others. "
-        "The drawing shows the products of two directions that make up most of a logit, and those "
-        "that make up most of these, down to the pixels: blue adds and red takes away, a "
-        "percentage is the share of what it adds to, and one line instead of two is a square. "
-        "Pixels of a direction are blue where they go with it and red where they go against it; "
-        "one after the first layer shows the test images where it is largest (+) and smallest "
-        "(−). Press a direction to look at it, and walk on from there.",
+        "The outputs of a layer are many numbers, and the next layer uses few directions of them. "
+        "2.1 is the first direction between layers 2 and 3. The drawing shows the products of two "
+        "directions that make up a logit, and the products that make up these, down to the pixels. "
+        "Pixels of a direction are blue where they raise it and red where they lower it. Press a "
+        "direction to see its parts, and walk on from there.",
     )
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
@@ -295,7 +291,7 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
                 bonds.most,
                 value=view.start.directions,
                 step=1,
-                label="Directions kept at each bond; 0 for as few as a report keeps",
+                label="Directions between any two layers (0: the fewest that keep the accuracy)",
                 elem_id="directions",
             )
             text = html("directions-text")

@@ -132,7 +132,8 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
     except (HTTPError, HFValidationError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{source} is not a directory here, and {name} could not be fetched from the hub. "
-            "Train a model with `bilens train images`, or check the name and the connection."
+            f"Check the name and the connection. `hf download {source}` on a machine with a "
+            "connection fetches it for use offline; a folder of this machine is given by its path."
         ) from error
 
 

@@ -21,6 +21,15 @@ SHOWN_IMAGES, END_SHARE = 4, 0.02
 """Images shown at the end of a direction, and the share of images that its effect averages."""
 OF_OUTPUT, OF_NODE = 4, 2
 """Products drawn into a logit, and into each coordinate."""
+LEAST_DRAWN = 0.03
+"""Share of a direction's squared norm, below which a product is neither drawn nor listed."""
+LEGEND = (
+    "Blue raises, red lowers; % is the share of a product.",
+    "Two lines into a dot are a product of two directions, one line is a square.",
+    "2.1 is direction 1 between layers 2 and 3; 0.1 is a direction of the pixels.",
+    "At + and − are the images on which a direction is largest and smallest.",
+)
+"""How a network is read, below it."""
 STEP, GAP, SPREAD, JOINT, THICKEST = 2.9, 0.3, 0.42, 0.8, 6.0
 BondNode = tuple[int, int]
 
@@ -177,6 +186,8 @@ def chosen_edges(
             into = edges_into(
                 products, (layer + 1, target), OF_OUTPUT if layer == depth - 1 else OF_NODE
             )
+            # Thinner lines hide the others; the strongest product is always there.
+            into = [edge for edge in into if edge.part >= LEAST_DRAWN] or into[:1]
             edges += into
             # Two targets may have a source in common, which is drawn once.
             sources |= {number for edge in into for _, number in edge.sources}
@@ -247,7 +258,9 @@ def draw_network(
     title = (
         f"What makes up the logit of {name}: products drawn into it, {into:.0%} of its squared norm"
     )
-    canvas = Canvas(STEP * depth + 1.6, height, unit=78, title=title)
+    canvas = Canvas(STEP * depth + 1.6, height + 0.25 * len(LEGEND) + 0.15, unit=78, title=title)
+    for line, text in enumerate(LEGEND):
+        canvas.label(text, x=(STEP * depth + 1.6) / 2, y=height + 0.1 + 0.25 * line)
     for edge in edges:
         # Edges into one node end side by side, in the order of their share.
         same = [other for other in edges if other.target == edge.target]

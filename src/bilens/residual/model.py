@@ -59,6 +59,14 @@ class ResidualModel:
 
     # What it is.
 
+    def __repr__(self) -> str:
+        return (
+            f"ResidualModel({type(self.model).__name__}, {self.n_layers} layers, {self.n_heads} "
+            f"heads, width {self.d_model}, {self.vocab_size:,} tokens, {self.W_E.dtype})".replace(
+                "torch.", ""
+            )
+        )
+
     @property
     def n_layers(self) -> int:
         """Number of layers."""
