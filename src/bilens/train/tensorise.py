@@ -172,7 +172,7 @@ def tensorise(
 def memory(config: LanguageConfig, batch: int, length: int) -> dict[str, int]:
     """Return the bytes of the last stage in float32, by their use.
 
-    The inputs of layers are all that is stored with `activation_checkpointing`. Without it come the
+    With `activation_checkpointing` a layer keeps only its input. Without it come the
     activations inside the layers. Of the logits, the loss stores those of the student, both
     models' log-probabilities and the gradient. Squared attention needs no pattern in memory on a
     GPU.
