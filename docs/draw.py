@@ -115,12 +115,14 @@ def flow() -> None:
     main(["flow", str(model), *texts, *tokens, "--output", "runs/flow.html"])
     with sync_playwright() as driver:
         chrome = shutil.which("chromium") or shutil.which("google-chrome")
-        page = driver.chromium.launch(executable_path=chrome, args=["--no-sandbox"]).new_page()
-        page.set_viewport_size({"width": 1000, "height": 1400})
+        page = driver.chromium.launch(executable_path=chrome, args=["--no-sandbox"]).new_page(
+            device_scale_factor=1.5
+        )
+        page.set_viewport_size({"width": 1400, "height": 1130})
         page.goto((Path("runs") / "flow.html").absolute().as_uri())
         page.locator(".graph circle").first.wait_for()
-        page.locator(".flow input").press("End")  # all nodes of the page
-        page.locator(".flow").screenshot(path=FOLDER / "flow.png")
+        page.locator(".flow input[type=range]").press("End")  # all nodes of the page
+        page.locator(".flow .graph").screenshot(path=FOLDER / "flow.png")
 
 
 def _classifier(run: str) -> ImageClassifier:

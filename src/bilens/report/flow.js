@@ -5,8 +5,10 @@
 window.bilensFlow = (place, graph, remove) => {
   const SVG = "http://www.w3.org/2000/svg";
   const BIGGEST = 13, SMALLEST = 2.5, LISTED = 8, LABELLED = 10, DRAWN = 40, LONGEST = 38;
-  const LEFT = 34, BOTTOM = 26, LETTER = 6.1;
+  const LEFT = 34, BOTTOM = 26, LETTER = 6.1, LEFTWARD = 0.36;
   const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font"];
+  const KEY = ["square: head, with a line from the token it attends to", "circle: direction of an MLP, or token",
+    "blue raises the logit, red lowers it; area: how much", "\"read\" → \"raised\" or ⊣ \"lowered\" tokens of a direction"];
   const LEAVES = ["token", "position", "bias"];
 
   const shape = (tag, attributes, parent, text = "") => {
@@ -124,7 +126,7 @@ window.bilensFlow = (place, graph, remove) => {
     for (const u of units) {
       const c = column.get(u.position), cell = lanes.get(u.lane).cells.get(c);
       const text = named.has(u) ? LETTER * short(u.label).length + 14 : 0;
-      c.width = Math.max(c.width, cell.width + 12 + 2 * Math.max(0, text - cell.width / 2) * 0.62);
+      c.width = Math.max(c.width, cell.width + 12, (cell.width / 2 + text) / (1 - LEFTWARD));
     }
     const spare = Math.max(0, box.clientWidth - LEFT - 12 - sum(columns.map((c) => c.width)));
     const wide = columns.filter((c) => !c.empty).length;
@@ -132,7 +134,7 @@ window.bilensFlow = (place, graph, remove) => {
     for (const c of columns) {
       c.width += c.empty ? 0 : spare / wide;
       // Labels are to the right of nodes, so that nodes are left of the middle.
-      c.x = x + c.width * (c.empty ? 0.5 : 0.36);
+      c.x = x + c.width * (c.empty ? 0.5 : LEFTWARD);
       x += c.width;
     }
     const all = [...lanes.values()].sort((a, b) => b.row - a.row);
@@ -211,6 +213,9 @@ window.bilensFlow = (place, graph, remove) => {
     const axes = shape("g", { class: "axes" }, svg);
     shape("rect", { x: 0, y: 0, width: LEFT, height: high }, axes);
     shape("rect", { x: 0, y: high - BOTTOM, width: box.clientWidth, height: BOTTOM }, axes);
+    // A saved picture has no paragraph beside it.
+    KEY.forEach((line, i) => shape("text", { x: LEFT + 6, y: 14 + 13 * i, class: "key" }, axes, line));
+    shape("text", { x: 2, y: high - 8, class: "key" }, axes, "layer");
     const layers = [];
     for (let l = 0; l < graph.layers; l++) {
       const parts = [rows.get(2 * l + 1), rows.get(2 * l + 2)].filter(Boolean);
