@@ -90,6 +90,7 @@ def _config(config: Any, parts: Parts) -> LanguageConfig:
         "norms of queries and keys": bool(heads.inner),
         "heads whose widths do not add up to the stream's": heads.d_head * heads.n_heads != width,
         "MLPs without gates": mlp.gate is None,
+        "experts": any(layer.mlp.router is not None for layer in parts.layers),
         "scaled embeddings or logits": parts.embed.scale != 1 or parts.logit_scale != 1,
         "scaled outputs of layers": mlp.residual_scale != 1,
         "scaled rotary positions": rope.get("rope_type", "default") != "default",

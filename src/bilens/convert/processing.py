@@ -121,9 +121,9 @@ def process(
         model = copy.deepcopy(model, shared)
         parts = parts_of(model)
     untied = any(step != "fold_value_biases" for step in selected) and _untie(model, parts)
-    bare = [part for part in _maps(parts) if part.module.bias is None]
+    bare = [part for part in _maps(parts) if part.bias() is None]
     folded = {step: STEPS[step](parts) for step in selected if step not in reasons}
-    added = tuple(part.name for part in bare if part.module.bias is not None)
+    added = tuple(part.name for part in bare if part.bias() is not None)
     add_to_processing(model.config, list(folded), added)
     remedy = "it has been changed: open it again" if in_place else "it is as it was"
     change = check_unchanged(model, before, "Processing", remedy)
@@ -222,7 +222,7 @@ def _without_mean(weight: Tensor, axis: int, part: LinearMap | Embedding) -> Ten
     nothing.
     """
     mean = weight.mean(axis, keepdim=True)
-    stored: Any = part.module.weight.dtype
+    stored = part.module.weight.dtype if isinstance(part, Embedding) else part.stored.dtype
     rounding = max(torch.finfo(stored).eps, 8 * torch.finfo(weight.dtype).eps)
     if _root_mean_square(mean) <= rounding * _root_mean_square(weight):
         return weight

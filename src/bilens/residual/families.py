@@ -16,7 +16,7 @@ from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
 from bilens.nn.layers import ScalarNorm
 from bilens.residual.layers import MLP, Heads, Layer, Parts
-from bilens.residual.parts import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
+from bilens.residual.parts import ConstantNorm, Embedding, ExpertMap, LinearMap, Norm, working_dtype
 
 NORM_ROUNDING = 1e-5
 """Norms of transformers compute in float32, also in a model of float64."""
@@ -57,6 +57,9 @@ class Family:
         up: the other factor.
         down: the map back to the stream.
         activation: the attribute of the MLP that is its activation.
+        experts: the experts of a mixture, with the parameters gate_up_proj and down_proj, in layers
+            that have them.
+        router: the map whose scores select experts.
         mlp_norm: the norm before the MLP.
         mlp_out_norm: the norm between the MLP's output and the stream.
         residual_mix: factors of the stream and of the embedding that a layer adds to it.
@@ -95,6 +98,8 @@ class Family:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     activation: str = "act_fn"
+    experts: str | None = None
+    router: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_out_norm: str | None = None
     residual_mix: str | None = None
@@ -121,6 +126,10 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": LLAMA,
     "Qwen3ForCausalLM": LLAMA,
     "HeliumForCausalLM": LLAMA,
+    **dict.fromkeys(
+        ("MixtralForCausalLM", "OlmoeForCausalLM", "Qwen3MoeForCausalLM"),
+        replace(LLAMA, experts="mlp.experts", router="mlp.gate"),
+    ),
     "GlmForCausalLM": FUSED_MLP,
     "Phi3ForCausalLM": replace(
         FUSED_MLP, query="self_attn.qkv_proj", key="self_attn.qkv_proj", value="self_attn.qkv_proj"
@@ -317,8 +326,11 @@ class _Finder:
         outer = [family.embed, family.norm, family.unembed]
         outer += [name for name in (family.positions, family.hidden_positions) if name]
         inner = [family.attn, family.query, family.key, family.value, family.out, family.mlp]
-        inner += [family.up, family.down, f"{family.mlp}.{family.activation}", *(family.pair or ())]
-        optional = [family.gate, family.attn_norm, family.attn_out_norm, family.mlp_norm]
+        inner += list(family.pair or ())
+        if not self._has_experts(f"{self.layers[0]}." if self.layers else ""):
+            inner += [family.up, family.down, f"{family.mlp}.{family.activation}"]
+            inner += [family.gate] if family.gate else []
+        optional = [family.attn_norm, family.attn_out_norm, family.mlp_norm]
         optional += [family.mlp_out_norm, family.residual_mix, family.v_first_share]
         inner += [name for name in optional if name]
         names = [*outer, *(f"{layer}.{name}" for layer in self.layers[:1] for name in inner)]
@@ -380,8 +392,14 @@ class _Finder:
             parts = list(rows.split(sizes))
         return [replace(fused, rows=part) for part in parts]
 
+    def _has_experts(self, layer: str) -> bool:
+        family = self.family
+        return family.experts is not None and self._get(layer + family.experts) is not None
+
     def _mlp(self, layer: str) -> MLP:
         family = self.family
+        if self._has_experts(layer):
+            return self._mixture(layer)
         up, down = self._map(layer + family.up), self._map(layer + family.down)
         gate = self._map(layer + family.gate) if family.gate else None
         if gate is not None and gate.module is up.module:
@@ -396,6 +414,33 @@ class _Finder:
             norm=self._norm(family.mlp_norm, layer),
             out_norm=self._norm(family.mlp_out_norm, layer),
             residual_scale=self.residual_scale,
+        )
+
+    def _mixture(self, layer: str) -> MLP:
+        """Return an MLP of experts: all their hidden units, one expert after the other."""
+        family = self.family
+        assert family.experts is not None
+        assert family.router is not None
+        name = layer + family.experts
+        module = self._module(name)
+        for parameter in ("gate_up_proj", "down_proj"):
+            if not isinstance(getattr(module, parameter, None), nn.Parameter):
+                raise self._unknown(name, f"experts with the parameter {parameter}")
+        both = ExpertMap(f"{name}.gate_up_proj", module, parameter="gate_up_proj")
+        n_experts, n_out, _ = both.stored.shape
+        # Each expert has the rows of its gate first, then those of its other factor.
+        rows = torch.arange(n_experts * n_out).unflatten(0, (n_experts, 2, n_out // 2))
+        return MLP(
+            name=layer + family.mlp,
+            module=self._module(layer + family.mlp),
+            up=replace(both, rows=rows[:, 1].flatten()),
+            gate=replace(both, rows=rows[:, 0].flatten()),
+            down=ExpertMap(f"{name}.down_proj", module, parameter="down_proj", joins=True),
+            activation=f"{family.experts.removeprefix(family.mlp + '.')}.{family.activation}",
+            norm=self._norm(family.mlp_norm, layer),
+            out_norm=self._norm(family.mlp_out_norm, layer),
+            residual_scale=self.residual_scale,
+            router=LinearMap(layer + family.router, self._module(layer + family.router)),
         )
 
     def _map(self, name: str) -> LinearMap:
@@ -450,9 +495,9 @@ def _check_unshared(parts: Parts) -> None:
     one place would change the other.
     """
     groups = parts.fold_groups()
-    modules = [
-        *((part.name, part.module) for group in groups for part in group.maps),
-        *((part.name, part.module) for part in parts.writes),
+    modules: list[tuple[str, nn.Module | nn.Parameter]] = [
+        *((part.name, part.stored) for group in groups for part in group.maps),
+        *((part.name, part.stored) for part in parts.writes),
         *((group.norm.name, group.norm.module) for group in groups if group.norm is not None),
     ]
     if not parts.parallel:

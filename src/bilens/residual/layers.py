@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -205,6 +206,9 @@ class MLP(NormedInput):
     `activation` is the attribute of the module. `norm` is between the stream and the maps,
     `out_norm` between the output and the stream. Each is None for an MLP without it.
     `residual_scale` is a factor of the output.
+
+    With a `router` the hidden units are those of all experts, and each is multiplied by the weight
+    of its expert, a function of the input that is 0 for most experts.
     """
 
     name: str
@@ -216,6 +220,12 @@ class MLP(NormedInput):
     norm: Norm | None = None
     out_norm: Norm | None = None
     residual_scale: float = 1.0
+    router: LinearMap | None = None
+
+    @property
+    def writer(self) -> nn.Module:
+        """Module whose output the stream receives, or the norm after the MLP."""
+        return self.down.module if self.router is None else self.module
 
     @property
     def reads(self) -> tuple[LinearMap, ...]:
@@ -229,13 +239,41 @@ class MLP(NormedInput):
     @torch.no_grad()
     def act_of_zero(self) -> Float[Tensor, " hidden"] | None:
         """Return act(0) of each hidden unit; None if all are 0, as in most activations."""
-        weight: Any = self.reads[0].module.weight
+        weight = self.reads[0].stored
         values = self.act(weight.new_zeros(1, self.reads[0].n_out))[0]
         return values.to(working_dtype(values.dtype)) if values.any() else None
 
     def activation_function(self) -> Any:
         """Return the activation, a function or a module."""
-        return getattr(self.module, self.activation)
+        return attrgetter(self.activation)(self.module)
+
+    def routing(self, outputs: Sequence[Tensor]) -> Float[Tensor, "rows hidden"]:
+        """Return the factor of each hidden unit from the outputs of the router's module."""
+        assert self.router is not None
+        # Routers of transformers return scores, and weights and numbers of the experts that run.
+        _, weights, experts = outputs
+        n_experts = self.router.n_out
+        of_experts = weights.new_zeros(len(weights), n_experts).scatter_(1, experts, weights)
+        return of_experts.repeat_interleave(self.up.n_out // n_experts, 1)
+
+    def expert(self, number: int, slope: float = 1.0) -> BilinearTensor:
+        """Return the tensor of one expert, before its weight by the router; see `factors`.
+
+        Raises:
+            BilensError: the MLP has no experts, or not this one.
+        """
+        if self.router is None:
+            raise BilensError(f"{self.name} has no experts; factors() is the tensor of the MLP")
+        n_experts = self.router.n_out
+        number = check_index("number", number, n_experts, "an expert of the layer")
+        tensor, size = self.factors(slope), self.up.n_out // n_experts
+        units = slice(number * size, (number + 1) * size)
+        return BilinearTensor(tensor.left[units], tensor.right[units], tensor.out[:, units])
+
+    def run(self, y: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Return the output of the module from the norm's output y."""
+        outputs: Tensor = self.module(y.reshape(1, -1, y.shape[-1]))
+        return outputs.reshape(y.shape[:-1] + outputs.shape[-1:])
 
     @torch.no_grad()
     @full_precision
@@ -288,16 +326,18 @@ class MLP(NormedInput):
     @full_precision
     def stream_output(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return the MLP's addition to streams x, by the modules of the model."""
-        stored: Any = self.up.module.weight
-        y = x.to(stored.dtype)
-        y = self.module(y if self.norm is None else self.norm.module(y))
+        y = x.to(self.up.stored.dtype)
+        y = self.run(y if self.norm is None else self.norm.module(y))
         y = y if self.out_norm is None else self.out_norm.module(y)
         return self.residual_scale * y.to(x.dtype)
 
     def output(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows d_model"]:
         """Return the output of the MLP on its inputs, computed from its parts."""
-        acted, *other = (part.select(part.module(x).mT).mT for part in self.reads)
-        return self.down.module(self.act(acted) * (other[0] if other else 1))
+        acted, *other = (part(x) for part in self.reads)
+        hidden = self.act(acted) * (other[0] if other else 1)
+        if self.router is not None:
+            hidden = hidden * self.routing(self.router.module(x)).to(x)
+        return self.down(hidden)
 
     @torch.no_grad()
     def check(self) -> None:
@@ -306,13 +346,13 @@ class MLP(NormedInput):
         Raises:
             BilensError: it computes something else.
         """
-        weight: Any = self.up.module.weight
+        weight = self.up.stored
         generator = torch.Generator().manual_seed(0)
-        width = weight.shape[0 if isinstance(self.up.module, Conv1D) else 1]
+        width = weight.shape[0 if isinstance(self.up.module, Conv1D) else -1]
         x = torch.randn(4, width, generator=generator).to(weight)
         rounding = 100 * torch.finfo(weight.dtype).eps
         try:
-            expected, output = self.module(x), self.output(x)
+            expected, output = self.run(x), self.output(x)
             same = torch.allclose(expected, output, rtol=rounding, atol=rounding, equal_nan=True)
         except RuntimeError:  # the maps do not even fit together
             same = False
@@ -521,11 +561,13 @@ class Parts(NormedInput):
             hidden = "positions are added between the norm and queries and keys"
         for layer in self.layers:
             heads, mlp = layer.heads, layer.mlp
+            routers = () if mlp.router is None else (mlp.router,)
             if heads.norm and mlp.norm and heads.norm.module is mlp.norm.module:
-                groups.append(FoldGroup(heads.norm, _fused((*heads.reads, *mlp.reads)), hidden))
+                maps = _fused((*heads.reads, *mlp.reads, *routers))
+                groups.append(FoldGroup(heads.norm, maps, hidden))
             else:
                 groups.append(FoldGroup(heads.norm, _fused(heads.reads), hidden))
-                groups.append(FoldGroup(mlp.norm, _fused(mlp.reads)))
+                groups.append(FoldGroup(mlp.norm, _fused((*mlp.reads, *routers))))
         return [*groups, FoldGroup(self.norm, [self.unembed])]
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -550,4 +592,4 @@ class Parts(NormedInput):
 
 def _fused(maps: Sequence[LinearMap]) -> list[LinearMap]:
     """Return each module once, with all its outputs."""
-    return list({id(part.module): part.fused for part in maps}.values())
+    return list({id(part.stored): part.fused for part in maps}.values())

@@ -193,6 +193,11 @@ class ResidualModel:
             Pearce et al. 2024, sections 3.2 and 6.3.
         """
         mlp = self.layer(layer).mlp
+        if mlp.router is not None:
+            raise NotBilinearError(
+                f"{mlp.name} has experts, whose weights depend on the input, so it is no tensor. "
+                "Read one expert by model.layer(layer).mlp.expert(number), or a flow of one text."
+            )
         if mlp.gate is None:
             raise NotBilinearError(
                 f"{mlp.name} has no gate, so that there is no product in it, and it is not a "

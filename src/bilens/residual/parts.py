@@ -7,6 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from bilens.errors import BilensError
+
 
 def working_dtype(stored: torch.dtype) -> torch.dtype:
     """Return the type in which weights are computed: float64 if stored so, else float32."""
@@ -33,11 +35,21 @@ class LinearMap:
         return replace(self, rows=None)
 
     @property
+    def stored(self) -> nn.Parameter:
+        """Parameter that holds W."""
+        return _weight(self.module)
+
+    @property
     def n_out(self) -> int:
         """Number of outputs."""
         if self.rows is not None:
             return len(self.rows)
-        return _weight(self.module).shape[1 if self._transposed else 0]
+        return self.stored.shape[1 if self._transposed else 0]
+
+    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
+        """Return the outputs of the module for inputs x, in the type of its storage."""
+        outputs: Tensor = self.module(x)
+        return outputs if self.rows is None else self.select(outputs.mT).mT
 
     def weight(self) -> Float[Tensor, "n_out n_in"]:
         """Return W in float32 or float64."""
@@ -47,7 +59,7 @@ class LinearMap:
 
     def bias(self) -> Float[Tensor, " n_out"] | None:
         """Return the bias b in float32 or float64; None without one."""
-        stored = self.module.bias
+        stored = getattr(self.module, "bias", None)
         if stored is None:
             return None
         assert isinstance(stored, Tensor)
@@ -77,6 +89,60 @@ class LinearMap:
     @property
     def _transposed(self) -> bool:
         return isinstance(self.module, Conv1D)
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertMap(LinearMap):
+    """A map of all experts of a layer, stored as one parameter (experts, n_out, n_in).
+
+    Experts are groups of hidden units. A map into the hidden units has the outputs of all experts,
+    one expert after the other; a map out of them has the inputs of all.
+
+    Attributes:
+        parameter: its name in the module.
+        joins: True for the map out of the hidden units, whose outputs all experts share.
+    """
+
+    parameter: str = ""
+    joins: bool = False
+
+    @property
+    def stored(self) -> nn.Parameter:
+        """Parameter that holds W."""
+        stored = getattr(self.module, self.parameter)
+        assert isinstance(stored, nn.Parameter)
+        return stored
+
+    @property
+    def n_out(self) -> int:
+        """Number of outputs."""
+        if self.rows is not None:
+            return len(self.rows)
+        return self.stored.shape[1] * (1 if self.joins else self.stored.shape[0])
+
+    def weight(self) -> Float[Tensor, "n_out n_in"]:
+        """Return W in float32 or float64."""
+        stored = self.stored.detach()
+        stored = stored.to(working_dtype(stored.dtype))
+        return stored.movedim(0, 1).flatten(1) if self.joins else self.select(stored.flatten(0, 1))
+
+    def set_weight(self, weight: Float[Tensor, "n_out n_in"]) -> None:
+        """Replace W, in the storage type."""
+        n_experts, n_out, n_in = self.stored.shape
+        if self.rows is not None:
+            weight = self.fused.weight().index_copy(0, self.rows.to(weight.device), weight)
+        if self.joins:
+            _put(self.stored, weight.unflatten(1, (n_experts, n_in)).movedim(1, 0).contiguous())
+        else:
+            _put(self.stored, weight.unflatten(0, (n_experts, n_out)))
+
+    def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
+        """Raise BilensError: the module has no place for biases."""
+        raise BilensError(f"{self.name} has no biases, expected a norm without one before it")
+
+    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
+        """Return W x for all experts, in the type of the storage."""
+        return x @ self.weight().to(x).mT
 
 
 @dataclass(frozen=True, eq=False)

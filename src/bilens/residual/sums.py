@@ -17,6 +17,7 @@ from bilens.checks import check_sum
 from bilens.errors import BilensError
 from bilens.residual.attention import recording
 from bilens.residual.families import evaluating
+from bilens.residual.layers import MLP
 from bilens.residual.model import ResidualModel
 from bilens.residual.trace import Trace
 from bilens.tensor.factors import with_constant
@@ -110,8 +111,8 @@ def check_alone(
     Raises:
         BilensError: they differ by more than rounding.
     """
-    silent = [part.heads.out for part in model.parts.layers]
-    silent += [part.mlp.down for number, part in enumerate(model.parts.layers) if number != layer]
+    silent: list[Any] = [part.heads.out for part in model.parts.layers]
+    silent += [part.mlp for number, part in enumerate(model.parts.layers) if number != layer]
     ids = torch.full((1, (position or 0) + 1), token)
     with recording() as is_recorded, ExitStack() as hooks:
 
@@ -119,7 +120,8 @@ def check_alone(
             return torch.zeros_like(output) if is_recorded() else None
 
         for part in silent:
-            hooks.enter_context(part.module.register_forward_hook(silence))
+            module = part.writer if isinstance(part, MLP) else part.module
+            hooks.enter_context(module.register_forward_hook(silence))
         logits = model.logits(ids)[0, -1, list(columns)]
     size = float(total.abs().max()) + model.d_model**0.5 * float(
         model.parts.logit_weights(columns)[0].norm(dim=0).max()

@@ -89,6 +89,8 @@ class LayerTrace:
         gate_ratio: (act(z) - act(0)) / z of each hidden unit, which makes the MLP bilinear on
             this text. If act(0) is not 0, it follows as the ratio of a second set of units.
         mlp_out_scale: scale of the norm after the MLP; 1 without one.
+        routing: factor of each hidden unit by the router of experts, which `gate_ratio` has in it;
+            None without experts.
     """
 
     stream: Float[Tensor, "time d_model"]
@@ -102,6 +104,7 @@ class LayerTrace:
     mlp_scale: Float[Tensor, " time"]
     gate_ratio: Float[Tensor, "time units"]
     mlp_out_scale: Float[Tensor, " time"]
+    routing: Float[Tensor, "time hidden"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +135,11 @@ def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
             heads, mlp = layer.heads, layer.mlp
             for module in (layer.module, heads.norm_or_module, mlp.norm_or_module):
                 seen.inputs_of(module, hooks)
-            for module in (heads.out.module, mlp.down.module, *(m.module for m in mlp.reads)):
+            for module in (heads.out.module, mlp.writer, *(m.module for m in mlp.reads)):
                 seen.outputs_of(module, hooks)
             seen.pattern_of(heads.module, hooks)
+            if mlp.router is not None:
+                seen.routing_of(mlp, mlp.router.module, hooks)
         last = parts.norm_or_module
         seen.inputs_of(last, hooks)
         output = model(ids[None], use_cache=False)
@@ -177,6 +182,7 @@ class _Recorder:
         self.inputs: dict[nn.Module, Tensor] = {}
         self.outputs: dict[nn.Module, Tensor] = {}
         self.patterns: dict[nn.Module, Tensor] = {}
+        self.routings: dict[nn.Module, Tensor] = {}
 
     def inputs_of(self, module: nn.Module, hooks: ExitStack) -> None:
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -208,12 +214,20 @@ class _Recorder:
 
         hooks.enter_context(module.register_forward_hook(record, with_kwargs=True))
 
+    def routing_of(self, mlp: MLP, router: nn.Module, hooks: ExitStack) -> None:
+        # Recorded, not computed again: a token between two experts may fall to the other one when
+        # its input is rounded differently.
+        def record(_: nn.Module, __: Any, outputs: Any) -> None:
+            if self.is_recorded():
+                self.routings[mlp.module] = _wide(mlp.routing(outputs))
+
+        hooks.enter_context(router.register_forward_hook(record))
+
     def layer(self, layer: Layer) -> LayerTrace:
         heads, mlp = layer.heads, layer.mlp
         attn_input = self.inputs[heads.norm_or_module]
         mlp_input = self.inputs[mlp.norm_or_module]
-        acted = mlp.reads[0]
-        z = acted.select(self.outputs[acted.module].mT).mT
+        mlp_n = mlp.normalised(mlp_input)
         return LayerTrace(
             stream=self.inputs[layer.module],
             attn_input=attn_input,
@@ -222,11 +236,22 @@ class _Recorder:
             pattern=self.patterns[heads.module],
             attn_out_scale=_scale(heads.out_norm, self.outputs[heads.out.module]),
             mlp_input=mlp_input,
-            mlp_n=mlp.normalised(mlp_input),
+            mlp_n=mlp_n,
             mlp_scale=mlp.scale(mlp_input),
-            gate_ratio=_ratio(mlp, z),
-            mlp_out_scale=_scale(mlp.out_norm, self.outputs[mlp.down.module]),
+            gate_ratio=self._gate_ratio(mlp, mlp_n),
+            routing=self.routings.get(mlp.module),
+            mlp_out_scale=_scale(mlp.out_norm, self.outputs[mlp.writer]),
         )
+
+    def _gate_ratio(self, mlp: MLP, n: Tensor) -> Tensor:
+        acted = mlp.reads[0]
+        if mlp.router is None:
+            return _ratio(mlp, acted.select(self.outputs[acted.module].mT).mT)
+        # Experts run on their own tokens only, inside one module. Here all of them read each token,
+        # and the weight 0 of those that did not run removes their hidden units.
+        y = n if mlp.norm is None else mlp.norm.applied(n)
+        ratio, routing = _ratio(mlp, acted(y)), self.routings[mlp.module].to(y)
+        return ratio * routing.repeat(1, ratio.shape[1] // routing.shape[1])
 
 
 def _ratio(mlp: MLP, z: Tensor) -> Tensor:

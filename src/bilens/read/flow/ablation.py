@@ -276,6 +276,11 @@ class _Runner:
     ) -> Changes:
         """Let L and R read so much more of a direction at some positions."""
         mlp = self.model.layer(layer).mlp
+        if mlp.router is not None:
+            raise BilensError(
+                f"{mlp.name} has experts, of which no direction can be removed; expected "
+                "heads, tokens or positions"
+            )
         assert mlp.gate is not None
         changes = []
         assert frozen.right is not None
@@ -301,7 +306,7 @@ class _Runner:
         if node.kind == "mlp":
             assert node.layer is not None
             mlp = self.model.layer(node.layer).mlp
-            module = mlp.down.module if mlp.out_norm is None else mlp.out_norm.module
+            module = mlp.writer if mlp.out_norm is None else mlp.out_norm.module
         else:
             table = parts.embed if node.kind == "token" else parts.positions
             assert table is not None

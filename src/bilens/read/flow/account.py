@@ -188,7 +188,7 @@ def _writer(part: Heads | MLP) -> nn.Module:
     """Return the last module of a part before its output is added to the stream."""
     if part.out_norm is not None:
         return part.out_norm.module
-    return part.out.module if isinstance(part, Heads) else part.down.module
+    return part.out.module if isinstance(part, Heads) else part.writer
 
 
 class _Patcher:

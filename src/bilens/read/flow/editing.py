@@ -37,6 +37,11 @@ def edit(
             the edit asks for a bias, and the model has none.
     """
     mlp = model.layer(layer).mlp
+    if mlp.router is not None:
+        raise BilensError(
+            f"{mlp.name} has experts, and their router reads the same input; edit "
+            "heads, or a model without experts"
+        )
     if mlp.gate is None:
         raise BilensError(f"{mlp.name} has no gate; edit() changes the input of gated MLPs")
     basis = _orthonormal(vectors.to(model.device, model.dtype), model.d_model)

@@ -128,11 +128,18 @@ class LinearMLP:
             hidden = [up * act for up, act in zip(ups, acts, strict=True)]
             slope = secant_slope(mlp.act, gates[0], gates[1])
             a, b = (acts[0] + acts[1]) / 2, (ups[0] + ups[1]) / 2 * slope
+        routed, (r1, r0) = None, (trace.layers[layer].routing for trace in traces)
+        if slope is not None and b is not None and r1 is not None and r0 is not None:
+            # D(h r) = r_ Dh + h_ Dr for hidden units h and their factors r by the router. Experts
+            # may change at once, so Dr is no linear function of Dn: it is written as a bias.
+            routed = (hidden[0] + hidden[1]) / 2 * (r1 - r0)
+            mean, hidden = (r1 + r0) / 2, [hidden[0] * r1, hidden[1] * r0]
+            a, b, slope = mean * a, mean * b, mean * slope
         return cls(
             left=left[:, :width],
             right=None if mlp.gate is None else right[:, :width],
             out=OutputMap.between(
-                mlp.down, mlp.out_norm, (hidden[0], hidden[1]), mlp.residual_scale
+                mlp.down, mlp.out_norm, (hidden[0], hidden[1]), mlp.residual_scale, routed
             ),
             z=n1 - n0,
             through_left=a,

@@ -18,7 +18,8 @@ class OutputMap:
         weight: W.
         norm: between W and the stream; the identity without one.
         gain: of the norm, times the factor of all writes.
-        bias: the part of the biases that is written at each position; 0 between two texts.
+        bias: the part of the biases that is written at each position. Between two texts it is the
+            change by the router of experts, or 0.
     """
 
     weight: Float[Tensor, "d_model hidden"]
@@ -45,12 +46,19 @@ class OutputMap:
         norm: Norm | None,
         hidden: tuple[Float[Tensor, "time hidden"], Float[Tensor, "time hidden"]],
         factor: float,
+        routed: Float[Tensor, "time hidden"] | None = None,
     ) -> "OutputMap":
-        """Return the secant between two texts, given the hidden numbers of both."""
+        """Return the secant between two texts, given the hidden numbers of both.
+
+        `routed` is a change of the hidden numbers that is written like a bias.
+        """
         weight, bias = part.weight(), part.bias()
         outputs = [h @ weight.T + (0 if bias is None else bias) for h in hidden]
         secant = norm_secant(norm, outputs[0], outputs[1])
-        return cls(weight, secant, _gain(norm, weight, factor), torch.zeros_like(outputs[0]))
+        gain, written = _gain(norm, weight, factor), torch.zeros_like(outputs[0])
+        if routed is not None:
+            written = gain * secant.push(routed @ weight.T)
+        return cls(weight, secant, gain, written)
 
     def pull(self, w: Float[Tensor, "time d_model"]) -> Float[Tensor, "time d_model"]:
         """Return directions of W's output that directions of the stream read."""

@@ -1,0 +1,125 @@
+"""Mixtures of experts: hidden units of all experts, with the weights of the router on a text."""
+
+import pytest
+import torch
+import transformers
+
+from bilens.convert import process
+from bilens.convert.gates import gated_mlps
+from bilens.convert.language_model import as_language_model
+from bilens.errors import BilensError, NotBilinearError
+from bilens.read.flow import edit, flow
+from bilens.residual import ResidualModel
+from bilens.residual.layers import MLP
+from bilens.testing import check_family
+
+SIZES = {
+    **{"vocab_size": 30, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32},
+    # Products of groups, the default, need weights of 32 bits or fewer.
+    **{"num_experts_per_tok": 2, "eos_token_id": 1, "experts_implementation": "eager"},
+}
+MIXTURES = {
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "olmoe": ("Olmoe", {"num_experts": 4}),
+    "olmoe-normed": ("Olmoe", {"num_experts": 4, "norm_topk_prob": True}),
+    "qwen3": ("Qwen3Moe", {"num_experts": 4, "moe_intermediate_size": 12, "head_dim": 6}),
+    "qwen3-dense": (
+        "Qwen3Moe",
+        {"num_experts": 4, "moe_intermediate_size": 12, "mlp_only_layers": [0, 2]},
+    ),
+}
+TEXT = torch.tensor([3, 14, 15, 9, 26, 5, 3])
+
+
+def mixture(name, dtype=torch.float64, **settings):
+    kind, own_settings = MIXTURES[name]
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **own_settings, **settings})
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        values = torch.randn(parameter.shape, generator=generator).double()
+        parameter.data = values / (parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 2)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_every_part_is_that_of_the_model(name):
+    check_family(mixture(name))
+
+
+def test_the_usual_types_and_products_of_groups():
+    check_family(
+        mixture("mixtral", torch.float32, experts_implementation="grouped_mm"), rounding=1e-4
+    )
+
+
+def test_a_router_that_is_ignored_is_noticed(monkeypatch):
+    model = mixture("mixtral")
+    monkeypatch.setattr(MLP, "routing", lambda mlp, _: torch.ones(1, mlp.up.n_out))
+    with pytest.raises(BilensError, match="the parts of an MLP but computes something else"):
+        check_family(model)
+    monkeypatch.setattr(MLP, "check", lambda _: None)
+    with pytest.raises(BilensError, match="not read exactly"):
+        check_family(model)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3"])
+def test_experts_add_up_to_the_mlp(name):
+    view = ResidualModel(mixture(name))
+    layer, mlp = view.trace(TEXT).layers[1], view.layer(1).mlp
+    size = mlp.up.n_out // 4
+    total = torch.zeros_like(layer.mlp_n)
+    for number in range(4):
+        tensor, units = mlp.expert(number), slice(number * size, (number + 1) * size)
+        hidden = (layer.mlp_n @ tensor.left.T) * (layer.mlp_n @ tensor.right.T)
+        total += hidden * layer.gate_ratio[:, units] @ tensor.out.T
+    torch.testing.assert_close(total, mlp.stream_output(layer.mlp_input))
+    runs = (layer.routing.unflatten(1, (4, size))[..., 0] != 0).sum(1)
+    assert runs.tolist() == [2] * len(TEXT)
+    with pytest.raises(BilensError, match="number=4, expected 0 to 3, an expert of the layer"):
+        mlp.expert(4)
+
+
+def test_flows_add_up_and_the_change_of_routing_is_a_bias():
+    view = ResidualModel(mixture("mixtral"))
+    on_text = flow(view, TEXT, view.direction(3, 4), m=2)
+    other = TEXT.flip(0)
+    between = flow(view, TEXT, view.direction(3, 4), against=other, m=2)
+    assert not any(node.kind == "bias" and node.part == "mlp" for node in on_text.nodes)
+    changes = [node for node in between.nodes if node.kind == "bias" and node.part == "mlp"]
+    assert {node.layer for node in changes} == {0, 1, 2}
+    leaves = sum(n.flow for n in between.nodes if n.kind in ("token", "position", "bias"))
+    assert leaves == pytest.approx(between.value, rel=1e-5)
+
+
+def test_processing_folds_the_norm_into_experts_and_router():
+    model, report = process(mixture("mixtral"))
+    assert not report.refused or "fold_norms" not in report.refused
+    layer = model.model.layers[0]
+    assert torch.equal(layer.post_attention_layernorm.weight, torch.ones(16).double())
+    assert not torch.equal(
+        layer.mlp.gate.weight, mixture("mixtral").model.layers[0].mlp.gate.weight
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda view: view.mlp(0), "has experts, whose weights depend on the input"),
+        (lambda view: edit(view, layer=0, vectors=torch.eye(16)[:1].double()), "has experts"),
+        (lambda view: gated_mlps(view.model), "3 layers and 0 gated MLPs"),
+        (lambda view: as_language_model(view.model), "MixtralConfig has experts"),
+    ],
+)
+def test_operations_without_experts_are_errors(read, message):
+    view = ResidualModel(mixture("mixtral"))
+    with pytest.raises((BilensError, NotBilinearError), match=message):
+        read(view)
+
+
+def test_dense_mlps_have_no_experts():
+    view = ResidualModel(mixture("qwen3-dense"))
+    assert [layer.mlp.router is None for layer in view.parts.layers] == [True, False, True]
+    with pytest.raises(BilensError, match="layers.0.mlp has no experts"):
+        view.layer(0).mlp.expert(0)
