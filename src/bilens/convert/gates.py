@@ -301,6 +301,7 @@ class GateSums:
         acted: Float[Tensor, "rows hidden"],
     ) -> None:
         """Add rows of u, g and act(g); multiply u by a number to weigh a row more."""
+        # The error of a hidden unit is u (act(g) - a g - b), so each row counts by u^2.
         weight = up.double().square()
         g, act = gate.double(), acted.double()
         parts = (torch.ones_like(g), g, g * g, act, act * g, act * act)
@@ -316,6 +317,7 @@ class GateSums:
         if not S_1.any():
             raise BilensError("texts hold no token at which the MLP is active; give other texts")
         check_finite(texts=self.sums)
+        # Units that are never active would divide 0 by 0. The ridge is on the slope only.
         S_1, S_gg = S_1 + TINY, S_gg * (1 + RIDGE) + TINY
         # Cramer's rule for the two equations of each unit
         det = S_gg * S_1 - S_g * S_g
@@ -365,6 +367,7 @@ def mark_linear(model: PreTrainedModel, mlps: Sequence[MLP], layers: Sequence[in
             if part.module.bias is None:
                 part.fused.set_bias(part.fused.weight().new_zeros(part.fused.n_out))
     else:
+        # Offsets need biases, which this architecture has no setting for: the record lists them.
         add_to_processing(config, [], [mlps[layer].reads[0].name for layer in layers])
     if has_biases and len(layers) == len(mlps):
         setattr(config, key, "bilinear" if ours else "linear")

@@ -108,6 +108,7 @@ def gguf_model(
     header = read_header(path)
     config = _config(header)
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    # Without memory: only the names and shapes of its parameters are compared with the file.
     with torch.device("meta"):
         empty = kind(config)
     kind_of_layout: Any = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)
@@ -219,6 +220,7 @@ def _config(header: Header) -> Any:
     if embedding is None:
         raise CheckpointError(f"{path} has no tensor token_embd.weight, the embedding of tokens")
     values["vocab_size"] = embedding.shape[0]
+    # The format has no setting for tied weights; a file that lacks the unembedding has them.
     values["tie_word_embeddings"] = "output.weight" not in header.tensors
     values |= _special_tokens(header, embedding.shape[0])
     layers: int = values["num_hidden_layers"]
@@ -230,6 +232,8 @@ def _config(header: Header) -> Any:
         )
     config = AutoConfig.for_model(architecture.model_type, **values)
     if name in SCALED:
+        # The format has no setting for the scale of scores of Gemma. The largest size differs from
+        # the others, and is recognised by its number of layers, as in llama.cpp.
         config.query_pre_attn_scalar = (
             config.hidden_size // config.num_attention_heads
             if layers == SCALED[name]
@@ -300,6 +304,7 @@ def _apply_scaling(header: Header, config: Any, given: dict[str, Any]) -> None:
             raise CheckpointError(
                 f"{header.path} has rope.scaling.factor={_shown(factor)}, expected at least 1"
             )
+        # Every position is divided by the factor: known to transformers under the same name.
         if kind == "linear" and factor != 1:
             parameters |= {"rope_type": "linear", "factor": float(factor)}
     if FREQUENCIES in header.tensors:
@@ -316,6 +321,7 @@ def _apply_scaling(header: Header, config: Any, given: dict[str, Any]) -> None:
 
 def _check_rest(header: Header, config: Any, given: Mapping[str, Any]) -> None:
     """Raise unless the settings that no configuration takes agree with the model or are unused."""
+    # Unknown settings are errors: a model that ignores one would compute something else, silently.
     heads, n_kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     d_head = getattr(config, "head_dim", None) or config.hidden_size // heads
     if heads % (n_kv_heads or heads) or d_head % 2:

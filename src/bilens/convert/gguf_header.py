@@ -112,6 +112,7 @@ class _Cursor:
         alignment = settings.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self.damaged(f"has alignment {alignment!r}, expected a power of two")
+        # Tensors begin at the first aligned byte after the table; -(-a // b) rounds up.
         begin = -(-self.place // alignment) * alignment
         expected, tensors = 0, dict[str, TensorInfo]()
         for name, shape, kind, offset in table:
@@ -121,11 +122,13 @@ class _Cursor:
             if shape[-1] % block:
                 raise self.damaged(f"has {name} in rows of {shape[-1]}, expected blocks of {block}")
             size = prod(shape) // block * block_bytes
+            # A gap or an overlap would be read as weights without any further sign of damage.
             if offset != expected:
                 raise self.damaged(f"has {name} at byte {offset:,}, expected {expected:,}")
             tensors[name] = TensorInfo(shape, kind, begin + offset, size)
             expected = -(-(offset + size) // alignment) * alignment
         end = max((tensor.start + tensor.size for tensor in tensors.values()), default=begin)
+        # Writers may or may not pad the last tensor, so both lengths are complete files.
         if not end <= len(self.content) <= -(-end // alignment) * alignment:
             raise self.damaged(f"has {len(self.content):,} bytes, expected {end:,}")
         return tensors
@@ -135,6 +138,7 @@ class _Cursor:
         name, n_axes = self.text(), self.number("I")
         if not 1 <= n_axes <= AXES:
             raise self.damaged(f"has {name} with {n_axes} axes, expected 1 to {AXES}")
+        # GGUF lists the fastest axis first, torch the slowest.
         shape = tuple(self.number("Q") for _ in range(n_axes))[::-1]
         if not all(0 < size < 2**31 for size in shape):
             raise self.damaged(f"has {name} of shape {shape}")
@@ -169,11 +173,13 @@ class _Cursor:
 
     def text(self) -> str:
         """Read a text after its length; bytes that are not UTF-8 are replaced."""
+        # Tokens of byte-level vocabularies are parts of characters.
         return self.take(self.count(1)).decode("utf-8", errors="replace")
 
     def count(self, size: int) -> int:
         """Read the number of entries that follow, at least `size` bytes each."""
         number = self.number("Q")
+        # Checked before anything is read: a damaged count could ask for all memory.
         if number * size > len(self.content) - self.place:
             raise self.damaged(
                 f"announces {number:,} entries at byte {self.place:,}, and ends before"

@@ -140,6 +140,7 @@ def _untie(model: PreTrainedModel, parts: Parts) -> bool:
     shared = next((t.module for t in parts.tables if t.module.weight is unembed.weight), None)
     if shared is None:
         return False
+    # The embedding has no norm before it, so a gain can be folded into the unembedding only.
     unembed.weight = nn.Parameter(shared.weight.detach().clone(), shared.weight.requires_grad)
     model.config.tie_word_embeddings = False
     # transformers has its own list of weights that it leaves out of a checkpoint.
@@ -153,9 +154,11 @@ def _fold_norms(model: Parts) -> list[str]:
         norm = reader.norm
         if norm is None:
             continue
+        # A norm that was folded before is plain; only centring may be left to do.
         plain = norm.is_plain()
         for part in reader.maps:
             weight, bias = part.weight(), part.bias()
+            # Both from the weights before any change: the bias of a norm passes through W.
             moved, added = norm.folded(weight, bias)
             if added is not bias and added is not None:
                 part.set_bias(added)
@@ -177,6 +180,8 @@ def _fold_value_biases(model: Parts) -> list[str]:
         if bias is None or not bias.any():
             continue
         # One copy for each head, if heads share values
+        # Rows of a pattern sum to 1, so that the bias of a value reaches the output unchanged,
+        # whatever the head attends to.
         per_head = repeat(bias, "(h d) -> (h n d)", d=heads.d_head, n=heads.sharing)
         folded = heads.out.weight() @ per_head
         out_bias = heads.out.bias()

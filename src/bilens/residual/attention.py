@@ -154,10 +154,15 @@ def _by_modules(
         ]
     if hasattr(heads.module, "queries_keys"):
         return _of_own_model(model, heads, x, position, linear=linear)
+    # The module runs with attention that records instead of attending, so that whatever it does to
+    # queries and keys, such as rotation or a scale, is in the result.
     with attends_by(model, RECORDING), _gains_only(heads.inner if linear else ()):
         arguments = _arguments(model, heads.module, position)
+        # Each row is a text of one token, at the given position.
         rows = x[:, None].to(heads.out.module.weight.dtype)  # type: ignore[arg-type]
         _recorded.set(None)
+        # Modules may fail on the recorded attention's output; queries and keys are recorded by
+        # then.
         with suppress(TypeError):
             heads.module(hidden_states=rows, **arguments)
     recorded = _recorded.get()

@@ -275,10 +275,12 @@ def parts_of(model: nn.Module) -> Parts:
     family = own_family(model.config) if kind == "LanguageModel" else FAMILIES[kind]
     with evaluating(model):
         parts = _Finder(model, family).parts()
+        # Names may fit by chance. On random numbers a different formula shows.
         for layer in parts.layers:
             layer.mlp.check()
     _check_unshared(parts)
     known = {id(parameter) for parameter in parts.parameters()}
+    # A weight without a role could add to the stream unseen, so the view would not be exact.
     strange = [name for name, part in model.named_parameters() if id(part) not in known]
     if strange:
         raise BilensError(
@@ -356,6 +358,7 @@ class _Finder:
     def _heads(self, layer: str) -> Heads:
         family, config = self.family, self.config
         n_heads = config.num_attention_heads
+        # Configurations without the setting have as many heads of keys as of queries.
         n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
         names = (family.query, family.key, family.value)
         if len(set(names)) == 1:
@@ -382,9 +385,11 @@ class _Finder:
         )
 
     def _fused(self, name: str, n_heads: int, n_kv_heads: int) -> list[LinearMap]:
+        # One module holds all three maps; each becomes a map with some of its rows.
         fused = self._map(name)
         rows = torch.arange(fused.n_out)
         if self.family.fused == "by head":
+            # GPT-NeoX: the rows of a head's query, key and value follow each other.
             parts = [part.flatten() for part in rows.reshape(n_heads, 3, -1).unbind(1)]
         else:
             d_head = fused.n_out // (n_heads + 2 * n_kv_heads)
@@ -403,6 +408,7 @@ class _Finder:
         up, down = self._map(layer + family.up), self._map(layer + family.down)
         gate = self._map(layer + family.gate) if family.gate else None
         if gate is not None and gate.module is up.module:
+            # Phi-3 and GLM: the first half of the rows is the gate.
             gate, up = (replace(up, rows=half) for half in torch.arange(up.n_out).chunk(2))
         return MLP(
             name=layer + family.mlp,
@@ -467,6 +473,7 @@ class _Finder:
             return None
         if isinstance(module, ScalarNorm):
             return ConstantNorm(name, module, centres=False, offset=0.0, eps=0.0)
+        # Norms without a gain would pass for any other module.
         if not isinstance(getattr(module, "weight", None), nn.Parameter):
             raise self._unknown(name, "a norm with a gain, or nn.Identity for none")
         return known_norm(name, module)
@@ -534,11 +541,14 @@ def known_norm(name: str, module: nn.Module) -> Norm:
     Raises:
         BilensError: the module computes something else.
     """
+    # Recognised by its outputs: classes of norms have no common interface, and the same name has
+    # the gain w in one family and 1 + w in another.
     weight: Any = module.weight
     wide = working_dtype(weight.dtype)
     eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
     eps = torch.finfo(wide).eps if eps is None else float(eps)
     generator = torch.Generator().manual_seed(0)
+    # Tiny inputs, since eps has no effect on those of size 1.
     sizes = torch.tensor([1.0, 1.0, 1e-3, 1e-3])[:, None]
     x = (sizes * (torch.randn(4, len(weight), generator=generator) + 1)).to(weight.device, wide)
     with torch.no_grad():

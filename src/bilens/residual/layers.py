@@ -184,10 +184,12 @@ class Heads(NormedInput):
         out, out_bias = folded_output(self.out, self.out_norm, self.residual_scale)
         bias = value.new_zeros(len(value)) if bias is None else bias
         if self.v_first_share is not None:
+            # v + share (v_1 - v): the layer's own values keep 1 - share.
             share = 1 - self.v_first_share.detach().to(value)
             value, bias = share * value, share * bias
 
         def by_head(values: Tensor) -> Tensor:
+            # Keys and values that heads share are repeated, so that head h is row h everywhere.
             split = values.unflatten(0, (self.n_kv_heads, self.d_head))
             return split.repeat_interleave(self.sharing, 0)
 
@@ -207,8 +209,8 @@ class MLP(NormedInput):
     `out_norm` between the output and the stream. Each is None for an MLP without it.
     `residual_scale` is a factor of the output.
 
-    With a `router` the hidden units are those of all experts, and each is multiplied by the weight
-    of its expert, a function of the input that is 0 for most experts.
+    With a `router` the hidden units are those of all experts. Each is multiplied by the weight of
+    its expert, a function of the input that is 0 for most experts.
     """
 
     name: str
@@ -289,6 +291,7 @@ class MLP(NormedInput):
         """
         check_finite(slope=torch.tensor(slope))
         left, left_bias = folded_input(self.up, self.norm)
+        # Without a gate the second factor is the constant 1, through the bias.
         right: Tensor = torch.zeros_like(left)
         right_bias: Tensor | None = left.new_ones(len(left))
         if self.gate is not None:
@@ -528,10 +531,13 @@ class Parts(NormedInput):
         It is 0 where the read comes first.
         """
         count = Moment.count(len(self.layers))
+        # Without mixing a vector stays in the stream unchanged: 1 for every later read.
         mixing = torch.ones(count, count, dtype=torch.float64).tril()
         for number, layer in enumerate(self.layers):
             if layer.residual_mix is not None:
                 entry = Moment.input(number)
+                # All that was written before this layer is multiplied once, for all reads from here
+                # on.
                 mixing[entry:, :entry] *= float(layer.residual_mix[0])
         return mixing
 
@@ -562,6 +568,8 @@ class Parts(NormedInput):
         for layer in self.layers:
             heads, mlp = layer.heads, layer.mlp
             routers = () if mlp.router is None else (mlp.router,)
+            # Parallel layers may share the norm. Its gain can be folded only into all its readers
+            # at once.
             if heads.norm and mlp.norm and heads.norm.module is mlp.norm.module:
                 maps = _fused((*heads.reads, *mlp.reads, *routers))
                 groups.append(FoldGroup(heads.norm, maps, hidden))

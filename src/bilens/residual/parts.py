@@ -72,6 +72,7 @@ class LinearMap:
     def set_weight(self, weight: Float[Tensor, "n_out n_in"]) -> None:
         """Replace W, in the storage type."""
         if self.rows is not None:
+            # The other rows of the module stay as they are.
             weight = self.fused.weight().index_copy(0, self.rows.to(weight.device), weight)
         _put(_weight(self.module), weight.T.contiguous() if self._transposed else weight)
 
@@ -95,8 +96,8 @@ class LinearMap:
 class ExpertMap(LinearMap):
     """A map of all experts of a layer, stored as one parameter (experts, n_out, n_in).
 
-    Experts are groups of hidden units. A map into the hidden units has the outputs of all experts,
-    one expert after the other; a map out of them has the inputs of all.
+    Experts are groups of hidden units, one after the other. A map into the hidden units has the
+    outputs of all experts, and a map out of them has the inputs of all.
 
     Attributes:
         parameter: its name in the module.
@@ -230,6 +231,7 @@ class Norm:
         if before is not None and before.any():
             added = weight @ before
             bias = added if bias is None else bias + added
+        # `centred` acts on the last axis, so on each row of W.
         return self.centred(weight * self.gain()), bias
 
     def folded_after(self, out: Float[Tensor, "d_model *n"]) -> Float[Tensor, "d_model *n"]:
@@ -237,6 +239,7 @@ class Norm:
 
         Such norms are between an output and the stream, as in Gemma 2. D may be a bias.
         """
+        # The norm subtracts the mean of its input D h, which is linear in D's columns.
         return (self.centred(out.T) * self.gain()).T
 
     def is_plain(self) -> bool:

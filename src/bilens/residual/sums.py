@@ -111,6 +111,7 @@ def check_alone(
     Raises:
         BilensError: they differ by more than rounding.
     """
+    # A token without context: nothing but its embedding and this MLP writes to the stream.
     silent: list[Any] = [part.heads.out for part in model.parts.layers]
     silent += [part.mlp for number, part in enumerate(model.parts.layers) if number != layer]
     ids = torch.full((1, (position or 0) + 1), token)

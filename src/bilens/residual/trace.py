@@ -130,6 +130,7 @@ class Trace:
 def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
     """Run a model on a text and return its trace, in float32 or float64."""
     with attends_by(model, "eager"), recording() as is_recorded, ExitStack() as hooks:
+        # Only eager attention returns its pattern.
         seen = _Recorder(is_recorded)
         for layer in parts.layers:
             heads, mlp = layer.heads, layer.mlp
@@ -140,6 +141,7 @@ def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
             seen.pattern_of(heads.module, hooks)
             if mlp.router is not None:
                 seen.routing_of(mlp, mlp.router.module, hooks)
+        # Its input is the stream after the last layer, of any architecture.
         last = parts.norm_or_module
         seen.inputs_of(last, hooks)
         output = model(ids[None], use_cache=False)
