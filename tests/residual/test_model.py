@@ -18,6 +18,7 @@ from bilens.tensor import with_constant
 from bilens.testing import CHECKS, FamilyCase, sum_of_parts
 from tests.families import ALL, FAMILIES, GATED, PLAIN, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
+from tests.residual.test_experts import MIXTURES, mixture
 
 
 @cache
@@ -226,7 +227,8 @@ def test_plain_mlps_have_no_tensor():
 def test_every_family_is_tested():
     from bilens.residual.families import known_families  # noqa: PLC0415
 
-    tested = {type(tiny(name)).__name__ for name in (*FAMILIES, "own-none")}
+    models = [*map(tiny, (*FAMILIES, "own-none")), *map(mixture, MIXTURES)]
+    tested = {type(model).__name__ for model in models}
     assert tested == {name for name in known_families() if not name.startswith("Made")}
 
 

@@ -71,8 +71,8 @@ class Process:
 
     The model's function stays the same; the largest change of a log-probability on random
     tokens is measured and printed. For bilens transformers, GPT-2, GPT-NeoX (Pythia), Llama,
-    Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3, Granite, OLMo 2, Helium, GLM and Cohere 2,
-    and for mixtures of experts: Mixtral, OLMoE and Qwen 3 MoE.
+    Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3, Granite, OLMo 2, Helium, GLM and Cohere 2.
+    Mixtures of experts may be Mixtral, OLMoE or Qwen 3 MoE.
 
         bilens process runs/grammar
         bilens process gpt2 --steps fold_norms --output gpt2-folded
