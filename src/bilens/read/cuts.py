@@ -56,7 +56,7 @@ class BondDirection:
         bond: number of the bond; the input's is 0.
         number: number of the coordinate at this bond.
         share: U_kk, the share of the model's squared norm lost if one use of it is removed.
-        ends: effects where it is largest, and where it is smallest.
+        ends: effects at its largest and at its smallest values.
     """
 
     bond: int
