@@ -63,6 +63,7 @@ class Text:
         most = min(rows, -(-workers // self._heads))
         parts = max(part for part in range(1, most + 1) if rows % part == 0)
         blocks = -(-rows // parts * row // budget)
+        # Blocks of equal size, as a short last one would run below the others' rate.
         step = -(-rows // parts // blocks)
         self.features = FeatureMap(
             rows=rows,
@@ -131,6 +132,7 @@ def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor,
     text, outputs = Text(inputs), list[Tensor]()
     features, memory = text.features, text.state(state)
     for piece in text.pieces:
+        # Not zeros: the patterns of a piece write all of it before states are added.
         y = piece[0].new_empty(*piece[0].shape[:3], piece[2].shape[-1])
         outputs.append(y)
         for heads, (q1, k1, v, q2, k2) in text.heads(piece):
@@ -139,6 +141,7 @@ def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor,
                 second = first if text.symmetric else q2[:, few] @ k2[:, few].mT
                 y[heads, few] = _causal(first * second) @ v[:, few]
             reading, writing = features.factors(q1, q2), features.factors(k1, k2)
+            # In the order of time: a chunk reads the state before it, then adds its own tokens.
             for i, before, after in text.chunks(piece, carried=state is not None):
                 if before:
                     y[heads, i].add_(features.read(memory[heads], *_chunk(i, *reading)))
@@ -159,6 +162,7 @@ def _gradients(
         after /= weights(features.rows, after)
     gradients = [[torch.empty_like(x) for x in piece] for piece in text.pieces]
     pieces = [*zip(text.pieces, text.cut(dy), gradients, strict=True)]
+    # States are made again instead of stored: one a chunk would need more memory than the inputs.
     for piece, above, sums in pieces:
         _pull_forward(text, piece, above, sums, before, carried=carried)
     for piece, above, sums in reversed(pieces):
@@ -204,6 +208,7 @@ def _pull_back(
     for heads, (q1, k1, v, q2, k2) in text.heads(piece):
         dy, (_, dk1, dv, _, dk2) = above[heads], _five(x[heads] for x in sums)
         reading, writing = features.factors(k1, k2), features.factors(q1, q2)
+        # From the end: the gradient of a state is the sum over all tokens that read it later.
         for i, comes, goes in reversed(text.chunks(piece, carried=carried)):
             if goes:
                 to_k1, to_k2 = features.pull(memory[heads], *_chunk(i, reading[0], k2, v))

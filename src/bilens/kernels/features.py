@@ -51,6 +51,7 @@ def _second_factors(b: Tensor, rows: int, *, symmetric: bool) -> Tensor:
     if not symmetric:
         return b[..., None, :].expand(*b.shape[:-1], rows, b.shape[-1])
     columns = row_length(rows, symmetric=True)
+    # The circle is unrolled once, so that every row is a window of it and nothing is gathered.
     return torch.cat([b, b[..., : columns - 1]], -1).unfold(-1, columns, 1)
 
 
@@ -118,6 +119,7 @@ class FeatureMap:
         if self.symmetric:
             state = state * weights(self.rows, state)
         y = a.new_zeros(len(a) * self.parts, a.shape[2], state.shape[-1])
+        # Sums over blocks stay in y: features of all rows together would not fit into the cache.
         for block in self._blocks():
             y.baddbmm_(self._features(a, b, block), self._state(state, block).flatten(1, 2))
         return y.view(-1, self.parts, *y.shape[1:]).sum(1)
@@ -132,6 +134,7 @@ class FeatureMap:
     def pull(self, state: Tensor, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of vectors a and b from dy, given a's factor."""
         if self.symmetric:
+            # The derivative by one coordinate meets each pair in both orders.
             state = both_orders(state, self.rows)
         left, right, dy = a[..., 0], self._shared(b), self._shared(dy)
         to_a = torch.zeros_like(left)

@@ -142,6 +142,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
 def _backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
     *given, state = ctx.saved_tensors
     inputs = tuple(given)
+    # Scaled once here, as every gradient is linear in dy: no kernel needs to know the scale.
     dy = dy * ctx.scale
     if torch.is_grad_enabled():
         # Gradients are recorded here if they will be differentiated again, at twice the cost.
@@ -208,6 +209,7 @@ def _attention_gradients(attend: Attend, inputs: Inputs, dy: Tensor) -> list[Ten
 
     def later(k1: Tensor, q1: Tensor, v: Tensor, k2: Tensor | None, q2: Tensor | None) -> Tensor:
         """Let keys attend to the queries after them, of all heads that share them."""
+        # Attention from the end is causal attention of the text reversed.
         second = (None, None) if k2 is None or q2 is None else (spread(k2), q2.flip(2))
         y = attend(spread(k1), q1.flip(2), v.flip(2), *second).flip(2)
         return y.view(*k1.shape[:2], sharing, *y.shape[2:]).sum(2)

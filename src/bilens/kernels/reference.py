@@ -20,6 +20,7 @@ def reference(inputs: Inputs, scale: float) -> Tensor:
     def score(q: Tensor, k: Tensor) -> Tensor:
         return q.to(dtype) @ k.to(dtype).repeat_interleave(sharing, 1).mT
 
+    # A squared score is made once: its pattern is the product with itself.
     first = score(q1, k1)
     second = first if q2 is None or k2 is None else score(q2, k2)
     pattern = (first * second * scale).tril()

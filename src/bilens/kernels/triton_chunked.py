@@ -95,6 +95,7 @@ def _gradients(
     before = text.states((k1, k2, v), state)
     after = text.states((q1, q2, above), dlast, reverse=True)
     twice = 2.0 if text.squared else 1.0
+    # Of a squared score both factors have the same gradient, hence one read instead of two, twice.
     results = [
         text.read((q2, above), (k2, v, k1), before, (1, 2, 0), twice),
         text.read((k2, v), (q2, above, q1), after, (1, 2, 0), twice, reverse=True),
@@ -193,6 +194,7 @@ class _Text:
         if start is not None:
             start = self.full(start)
             last = torch.empty_like(start)
+        # Sides of tiles are powers of two. Columns beyond the widths are read as zeros.
         constants = dict(zip(("DA", "DB", "DC", "WA", "WB", "WC"), (*sides, *widths), strict=True))
         constants |= sizes
 

@@ -219,6 +219,7 @@ def states_kernel(  # type: ignore[no-untyped-def]
     steps = tl.cdiv(chunks, segments)
     sharing = SHARING if REVERSE else 1
     if (not HALF) or (left + BJ > first):
+        # In float32 also for inputs of 16 bits: a state is a sum over the whole text.
         S = tl.zeros((BI * BJ, BN), tl.float32)
         if start is not None:
             S += tl.load(start + (head * segments + segment) * size + at)
