@@ -261,6 +261,22 @@ def test_the_whole_way_is_saved_resumed_and_read_exactly(tmp_path):
     assert stages == {"gates", "attention"}
 
 
+def test_activations_computed_twice_are_the_same(tmp_path):
+    model = tiny("llama", dtype=torch.float32).requires_grad_()
+    stored, computed = (
+        tensorise(
+            model,
+            TOKENS,
+            {"a": texts()},
+            replace(SMALL, checkpointing=twice),
+            tmp_path / str(twice),
+            use_cpu=True,
+        )
+        for twice in (False, True)
+    )
+    assert computed.facts()[0][1] == pytest.approx(stored.facts()[0][1], abs=1e-5)
+
+
 def test_a_resumed_run_takes_the_finished_stages(tmp_path, monkeypatch):
     model = tiny("llama", dtype=torch.float32).requires_grad_()
     settings = replace(SMALL, tokens=0)

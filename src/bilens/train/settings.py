@@ -150,6 +150,7 @@ class TensoriseTraining(TrainerSettings):
         data_share: largest share of given texts among those of the last stage.
         sample_batch: texts that are drawn from the model at once.
         learning_rate: highest learning rate of the last stage. It falls to zero.
+        checkpointing: compute the activations of the last stage twice instead of storing them.
     """
 
     attention: Literal["squared", "softmax"] = "squared"
@@ -166,6 +167,7 @@ class TensoriseTraining(TrainerSettings):
     learning_rate: Positive = 3e-4
     weight_decay: NotNegative = 0.0
     warmup: Annotated[float, Between(0, 1, below=True)] = 0.02
+    checkpointing: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

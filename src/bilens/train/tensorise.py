@@ -172,7 +172,7 @@ def tensorise(
 def memory(config: LanguageConfig, batch: int, length: int) -> dict[str, int]:
     """Return the bytes of the last stage in float32, by their use.
 
-    With `activation_checkpointing` a layer keeps only its input. Without it come the
+    With `TensoriseTraining.checkpointing` a layer keeps only its input. Without it come the
     activations inside the layers. Of the logits, the loss stores those of the student, both
     models' log-probabilities and the gradient. Squared attention needs no pattern in memory on a
     GPU.
@@ -391,7 +391,11 @@ def _distil(
         training,
         run,
         training.steps,
-        arguments={"lr_scheduler_type": "cosine", "adam_beta2": 0.95},
+        arguments={
+            "lr_scheduler_type": "cosine",
+            "adam_beta2": 0.95,
+            "activation_checkpointing": training.checkpointing,
+        },
         settings={"model": shape},
         use_cpu=how["use_cpu"],
         resume=how["resume"] and is_begun(run),
