@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bilens.errors import BilensError
 from bilens.read.flow import Ablation, flow
 from bilens.read.flow.figures import (
     ablation_figure,
@@ -16,7 +17,8 @@ from bilens.read.flow.figures import (
     path_table,
     start_table,
 )
-from bilens.read.language.names import token_text
+from bilens.read.flow.reading import missing_spaces
+from bilens.read.language.names import TokenDirection, token_text
 from bilens.report import save_figure, write_page
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, visiting
@@ -237,3 +239,25 @@ def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
         missed, heads = (page.locator(f".graph {which}").count() for which in (".missed", ".head"))
         assert heads
         assert missed + heads == page.locator(".graph .node").count()
+
+
+class Spaced:
+    """A vocabulary in which most words begin with a space."""
+
+    words = (" sea", " man", "man", " rain", ".")
+
+    def token(self, name: str) -> int:
+        if name not in self.words:
+            raise BilensError(name)
+        return self.words.index(name)
+
+
+@pytest.mark.parametrize(
+    ("minus", "notes"),
+    [
+        ((" man", " rain"), []),
+        (("man", "."), ['"man" and " man" are two tokens, and the first is taken']),
+    ],
+)
+def test_a_token_that_lacks_its_space_is_noted(minus, notes):
+    assert list(missing_spaces(Spaced(), TokenDirection(" sea", minus))) == notes

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bilens.errors import BilensError
-from bilens.read.flow import account, flow, measure, patch
+from bilens.read.flow import account, flow, measure, patch, remove
 from bilens.read.flow.account import estimates
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
@@ -113,3 +113,44 @@ def test_the_logit_cannot_be_measured():
     view = ResidualModel(random_model(), toy_tokenizer())
     with pytest.raises(BilensError, match="number=0 is output, expected one part of the model"):
         measure(view, between(view), [0])
+
+
+@pytest.mark.parametrize("against", [None, TWO[1]])
+def test_one_node_is_removed_as_it_is_measured(against):
+    view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
+    flows = flow(view, TWO[0], DIRECTION, against=against, m=2, threshold=1e-3)
+    kinds = {"token", "head", "direction"}
+    first = {n.kind: i for i, n in reversed([*enumerate(flows.nodes)]) if n.kind in kinds}
+    assert len(first) == 3
+    for number, result in zip(first.values(), measure(view, flows, [*first.values()]), strict=True):
+        together = remove(view, flows, [number, number])
+        assert together.actual == pytest.approx(result.actual, abs=1e-10)
+        assert together.predicted == pytest.approx(result.predicted)
+        assert together.part == flows.nodes[number].name(flows.tokens)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_all_tokens_removed_together_leave_no_change(name):
+    """Runs of both texts exchange all of their tokens; the flow of the group counts once."""
+    view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
+    with exact_norms():
+        flows = flow(view, first, DIRECTION, against=second, threshold=0)
+        tokens = [i for i, n in enumerate(flows.nodes) if n.kind == "token"]
+        result = remove(view, flows, tokens)
+        # A direction of the last layer beside the tokens adds what does not come from them.
+        above = next(i for i, n in enumerate(flows.nodes) if n.kind in ("direction", "mlp"))
+        group = remove(view, flows, [above, *tokens])
+    assert result.actual == pytest.approx(-flows.value, rel=1e-5)
+    assert result.predicted == pytest.approx(-flows.value, rel=1e-5)
+    inside = float(flows.edges()[above, tokens].sum())
+    expected = -(flows.nodes[above].flow + flows.value - inside)
+    assert group.predicted == pytest.approx(expected, rel=1e-5)
+
+
+def test_nothing_to_remove_is_said():
+    view = ResidualModel(random_model(), toy_tokenizer())
+    flows = flow(view, TWO[0], DIRECTION)
+    with pytest.raises(BilensError, match="numbers is empty"):
+        remove(view, flows, [])
+    with pytest.raises(BilensError, match="number=0 is output"):
+        remove(view, flows, [0])

@@ -1,12 +1,24 @@
 """Graphs, recurring nodes, and edits, which equal ablations of directions."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
 
 from bilens.convert import open_model, save_model
 from bilens.errors import BilensError
-from bilens.read.flow import StreamDirection, ablate, edit, edit_head_along, edit_heads, flow, flows
+from bilens.read.flow import (
+    StreamDirection,
+    ablate,
+    described,
+    edit,
+    edit_head_along,
+    edit_heads,
+    flow,
+    flows,
+)
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.families import GATED, exact_norms, some_text, tiny
@@ -56,6 +68,60 @@ def test_a_path_is_counted_only_where_it_is_whole(split_flow):
     graph = split_flow.graph(leaves)
     direct = float(split_flow.edges()[0, leaves].sum()) / split_flow.value
     assert graph.share_of_logit == pytest.approx(direct)
+
+
+def test_weights_of_all_paths_add_up_to_the_logit(view):
+    """Also those of a graph with remainders, and of its strongest paths one by one."""
+    small = flow(view, random_text(4), DIRECTION, m=2, threshold=0.05)
+    full = small.graph(range(len(small.nodes)))
+    paths = full.paths(10**6)
+    assert sum(weight for weight, _ in paths) == pytest.approx(small.value)
+    assert len({path for _, path in paths}) == len(paths) > 100
+    edges = full.edges
+    for weight, path in paths[:20]:
+        expected = float(edges[0, path[1]])
+        for above, below in itertools.pairwise(path):
+            expected *= float(edges[above, below]) / full.nodes[above].flow
+        assert weight == pytest.approx(expected)
+    strongest = sorted((abs(weight) for weight, _ in paths), reverse=True)[:7]
+    assert [abs(weight) for weight, _ in full.paths(7)] == pytest.approx(strongest)
+    # The weight of an edge is that of all paths through it.
+    a, b = paths[0][1][1:3] if len(paths[0][1]) > 2 else paths[0][1][:2]
+    through = sum(w for w, path in paths if (a, b) in itertools.pairwise(path))
+    assert float(full.path_weights[a, b]) == pytest.approx(through)
+
+
+def test_groups_have_the_sums_of_the_edges_of_their_nodes(split_flow):
+    edges, n = split_flow.edges(), len(split_flow.nodes)
+    groups = [[0], list(range(1, n, 3)), list(range(2, n, 3)), [5 * 3]]
+    sums = [[float(edges[a][:, b].sum()) for b in groups] for a in groups[:1]]
+    between = split_flow.edges_between([groups[0], groups[2]])
+    assert float(between[0, 1]) == pytest.approx(sums[0][2])
+    assert float(between[1, 1]) == pytest.approx(float(edges[groups[2]][:, groups[2]].sum()))
+
+
+def test_words_are_those_of_the_logit_lens(view):
+    """What a direction writes is its output's product with the unembedding."""
+    words = described(view, flow(view, random_text(), DIRECTION), 30)
+    numbers = [i for i, node in enumerate(words.nodes) if node.writes]
+    assert len(numbers) > 10
+    for i in numbers:
+        output = words.writes.vector[words.writes.node == i].sum(0)
+        logits = output @ view.W_U
+        assert words.nodes[i].writes[0] == f"t{int(logits.argmax())}"
+        assert words.nodes[i].lowers[0] == f"t{int(logits.argmin())}"
+        if words.nodes[i].kind == "direction":
+            read = words.vector(i)[:-1] @ view.W_U
+            assert words.nodes[i].reads[0] == f"t{int(read.argmax())}"
+
+
+def test_a_position_that_draws_most_attention_is_a_sink(split_flow):
+    assert split_flow.sinks == ()
+    pattern = torch.zeros(9, 9).double()
+    pattern[:, 0], pattern[3:, 2] = 0.6, 0.2
+    layers = [replace(layer, pattern=pattern[None]) for layer in split_flow.trace.layers]
+    trace = replace(split_flow.trace, layers=tuple(layers))
+    assert replace(split_flow, trace=trace).sinks == (0,)
 
 
 @pytest.mark.parametrize(

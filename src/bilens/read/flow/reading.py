@@ -182,7 +182,7 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
     ]
     data = figures.flow_data(split, direction=direction_in_words(direction), k=shown)
     probability = float(split.trace.logits[-1].softmax(-1)[model.token(direction.token)])
-    notes = tuple(_without_space(model, direction))
+    notes = tuple(missing_spaces(model, direction))
     other = against or (replaced(prompt, pairs) if pairs else "")
     return FlowReading(split, prompt, direction, data, probability, tuple(ablated), notes, other)
 
@@ -193,7 +193,7 @@ def direction_in_words(direction: TokenDirection) -> str:
     return f"{token} minus {', '.join(minus)}" if minus else token
 
 
-def _without_space(model: ResidualModel, direction: TokenDirection) -> Iterator[str]:
+def missing_spaces(model: ResidualModel, direction: TokenDirection) -> Iterator[str]:
     """Yield a note on each token that lacks the space with which the others begin."""
     names = [direction.token, *direction.minus]
     bare = [name for name in names if not name.startswith((" ", "Ġ", "▁"))]
