@@ -13,6 +13,7 @@ from typing import Any
 import jupytext
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
+from nbformat import NotebookNode
 
 __all__ = ["mathml", "on_page_markdown", "on_post_build", "on_post_page"]
 
@@ -66,9 +67,15 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:
-    """Write each tutorial as a notebook whose first cell installs bilens."""
+    """Write each tutorial as a notebook with its outputs, whose first cell installs bilens."""
     for page in Path(config.docs_dir).glob("tutorials/*.md"):
         notebook = jupytext.read(page)
+        outputs = json.loads(page.with_suffix(".json").read_text("utf-8"))
+        cells = (cell for cell in notebook.cells if cell.cell_type == "code")
+        for cell, text in zip(cells, outputs, strict=True):
+            stream = {"output_type": "stream", "name": "stdout", "text": text}
+            node = NotebookNode(stream)  # type: ignore[no-untyped-call]
+            cell.outputs = [node] if text else []
         notebook.cells[1:1] = jupytext.reads(INSTALL, "md").cells
         jupytext.write(notebook, Path(config.site_dir) / "tutorials" / f"{page.stem}.ipynb")
 
@@ -82,10 +89,11 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
     """
     if match := REMOTE.search(output):
         raise PluginError(f"{page.file.src_uri} loads from another host: {match.group()}")
-    # A page lists functions that a module of the same name hides after its room.
-    if room := ROOM.search(page.markdown):
+    # A page may also list functions, which come first or which a module of the same name hides.
+    named = ROOM.findall(page.markdown)
+    if rooms := [name for name in named if (SOURCE / name.replace(".", "/")).is_dir()]:
         entries = set(re.findall(r'id="bilens[\w.]*\.(\w+)"', output))
-        if missing := _public_names(room[1]) - entries:
+        if missing := _public_names(rooms[0]) - entries:
             raise PluginError(f"{page.file.src_uri} has no entry for {', '.join(sorted(missing))}")
     return output
 

@@ -104,10 +104,7 @@ def test_a_model_without_a_tensor_has_a_page_that_says_so(tmp_path, unchecked):
     assert list(figures) == ["composition"]
     body = " ".join((tmp_path / "report.html").read_text().split())
     assert "is not a tensor. `bilens linearise` fits lines, `bilens anneal` trains" in body
-    assert (
-        "norms divide by the size of the token and its MLP only and the effect of other layers"
-        in body
-    )
+    assert "norms see only the token and its MLP and the effect of other layers" in body
     assert body.count("<h2>Heads of layer 1") == 1
 
 

@@ -48,7 +48,7 @@ class DeepState:
         opened: nodes of its tree that are open, such as 0.2: the third eigenvector below the first.
         kept: paths kept over all classes.
         input: the image that is explained.
-        directions: how many are kept at each bond; 0 for as few as a report keeps.
+        directions: number between any two layers; 0 for the fewest that keep the accuracy.
         walk: directions on the way, such as 3.1, the logit of the first class of a
             model of three layers, and 2.4, the fourth between its layers 2 and 3.
     """

@@ -354,9 +354,7 @@ def ngram_table(frame: pd.DataFrame, caption: str) -> Table:
 def salient_section(salient: Mapping[BigramPart, pd.DataFrame], model: ResidualModel) -> Section:
     """Return the section on the most salient bigrams of the whole vocabulary."""
     later = model.n_layers > 1
-    parts = (
-        ["norms divide by the size of the token and its MLP only"] if model.parts.has_norms else []
-    )
+    parts = ["norms see only the token and its MLP"] if model.parts.has_norms else []
     parts += ["the effect of other layers is left out"] if later else []
     note = f" In this model {' and '.join(parts)}." if parts else ""
     return Section(
