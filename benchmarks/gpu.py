@@ -2,10 +2,10 @@
 
 First every kernel is compared with the chunked one in float64, and repeated. A race between
 programs shows as other bits in another run, and needs more programs than the card runs at once.
-Then, in bfloat16, one line for each d_head, length and direction of the pass, and one for the same
-launches in a CUDA graph, without the host. Where flash-linear-attention is installed its squared
-attention, `parallel_rebased`, is timed too. The floor is the time
-that the matrix products of the kernels would take alone, at the rate of one large product here.
+Then each d_head, length and direction of the pass has a line in bfloat16. A second line has the
+same launches in a CUDA graph, without the host. If flash-linear-attention is installed its squared
+attention, `parallel_rebased`, is timed too. The floor is the time of the kernels' matrix products
+only, at the rate of one large product here.
 """
 
 import math

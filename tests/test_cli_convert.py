@@ -73,9 +73,9 @@ def test_process(model, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "fold_norms" in shown
     assert "an RMSNorm" in shown
-    found = in_json(capsys, "process", model, "--output", tmp_path / "again")
-    assert found["change"] < 5e-5
-    assert found["model"] == str(tmp_path / "again")
+    result = in_json(capsys, "process", model, "--output", tmp_path / "again")
+    assert result["change"] < 5e-5
+    assert result["model"] == str(tmp_path / "again")
     processed = open_model(tmp_path / "done")
     difference = log_probabilities(processed) - log_probabilities(open_model(model))
     assert difference.abs().max() < 5e-5
@@ -111,12 +111,12 @@ def test_anneal_export_spectra(model, texts, tmp_path, capsys):
     assert "30 tokens" in capsys.readouterr().out
     names, spectrum = read_spectra(run / "s")
     options = ["--layer", "1", "--top", "3", "--output", run / "s"]
-    found = in_json(capsys, "spectra", run / "bilinear", *options)["tokens"]
-    assert found[2]["eigenvalues"] == spectrum.values[2].tolist()
+    result = in_json(capsys, "spectra", run / "bilinear", *options)["tokens"]
+    assert result[2]["eigenvalues"] == spectrum.values[2].tolist()
     assert names.tolist() == list(range(30))
     view = ResidualModel(annealed)
-    whole = view.mlp(1).interaction(annealed.lm_head.weight * annealed.model.norm.weight)
-    assert torch.allclose(spectrum.values, whole.eigh(3).values, rtol=1e-3, atol=1e-4)
+    full = view.mlp(1).interaction(annealed.lm_head.weight * annealed.model.norm.weight)
+    assert torch.allclose(spectrum.values, full.eigh(3).values, rtol=1e-3, atol=1e-4)
 
 
 def test_linearise_then_anneal(model, texts, tmp_path, capsys):
@@ -134,8 +134,8 @@ def test_linearise_then_anneal(model, texts, tmp_path, capsys):
     assert torch.allclose(log_probabilities(plain), log_probabilities(linear), atol=1e-5)
 
     training = ["--data", str(texts), "--batch-size", "4", "--learning-rate", "1e-9", *small]
-    found = in_json(capsys, "anneal", run, *training, "--output", tmp_path / "run")
-    assert (found["run"], found["beta"]) == (str(tmp_path / "run"), 0)
+    result = in_json(capsys, "anneal", run, *training, "--output", tmp_path / "run")
+    assert (result["run"], result["beta"]) == (str(tmp_path / "run"), 0)
     main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "out")])
     trained = log_probabilities(LlamaForCausalLM.from_pretrained(tmp_path / "out").eval())
     assert torch.allclose(trained, log_probabilities(linear), atol=1e-4)
@@ -146,11 +146,9 @@ def test_linearise_some_layers_within_a_budget(model, texts, tmp_path, capsys):
     main(["linearise", str(model), *given, "--layers", "1", "--output", str(tmp_path / "one")])
     assert "1 layers linear" in capsys.readouterr().out
     assert bilens.load(tmp_path / "one").mlp(1).n_out == 16
-    whole = in_json(
-        capsys, "linearise", model, *given, "--budget", "10", "--output", tmp_path / "a"
-    )
-    assert whole["layers"] == [0, 1]
-    assert set(whole["distances"]) == {"0", "1"}
+    full = in_json(capsys, "linearise", model, *given, "--budget", "10", "--output", tmp_path / "a")
+    assert full["layers"] == [0, 1]
+    assert set(full["distances"]) == {"0", "1"}
     with pytest.raises(SystemExit):
         main(["linearise", str(model), *given, "--length", "16", "--held-out", "15"])
     assert "--held_out=15, expected at least --length=16" in capsys.readouterr().err
@@ -190,8 +188,7 @@ def test_spectra_of_some_tokens(annealed, tmp_path, capsys):
 def test_processes_share_the_spectra(annealed, tmp_path, capsys, monkeypatch):
     for number in range(2):
         state = SimpleNamespace(process_index=number, num_processes=2, is_main_process=not number)
-        for module in ("accelerate", "bilens.convert.spectra"):
-            monkeypatch.setattr(f"{module}.PartialState", lambda found=state: found)
+        monkeypatch.setattr("accelerate.PartialState", lambda state=state: state)
         main(
             [
                 "spectra",
@@ -223,8 +220,8 @@ def test_commands_on_a_released_model(released, tmp_path, capsys):
     assert "30 tokens" in capsys.readouterr().out
     names, spectrum = read_spectra(tmp_path / "s")
     model = open_model(released)
-    whole = ResidualModel(model).mlp(2).interaction(model.W_U.T[names]).eigh(8)
-    assert torch.allclose(spectrum.values, whole.values, rtol=1e-3, atol=1e-3)
+    full = ResidualModel(model).mlp(2).interaction(model.W_U.T[names]).eigh(8)
+    assert torch.allclose(spectrum.values, full.values, rtol=1e-3, atol=1e-3)
     main(["generate", str(released), "--prompt", "t3", "--tokens", "3"])
     assert "t" in capsys.readouterr().out
     main(["process", str(released), "--output", str(tmp_path / "processed")])

@@ -92,8 +92,8 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     assert json.loads((tmp_path / "graphs" / "flow.json").read_text())["nodes"]
     text = shown(capsys)
     result = json.loads(page.with_suffix(".json").read_text())
-    said = f'"girl" minus "dog", "cat" {result["value"]:.4g}, probability of the token'
-    assert said in text
+    message_part = f'"girl" minus "dog", "cat" {result["value"]:.4g}, probability of the token'
+    assert message_part in text
     assert "other nodes" in text
     assert "one node removed" in text
     assert len(result["nodes"]) == 9

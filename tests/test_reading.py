@@ -76,13 +76,13 @@ def results():
 def language_results():
     corpus = small_corpus()
     model = random_model(vocab_size=len(corpus.tokenizer), n_ctx=8, d_model=16)
-    found = read_language(
+    reading = read_language(
         ResidualModel(model, corpus.tokenizer), corpus, [TokenDirection("lily", ("tom",))], layer=0
     )
     return {
-        "language": found,
-        "direction": found.directions[0],
-        "attention": found.attention,
+        "language": reading,
+        "direction": reading.directions[0],
+        "attention": reading.attention,
     }
 
 
@@ -171,16 +171,16 @@ def test_numbers_of_a_column_have_the_same_decimals(numbers, text):
 
 
 def test_tables_say_what_the_results_say(results):
-    spectra, svd, found = results["spectra"], results["svd"], results["flow"]
+    spectra, svd, outcome = results["spectra"], results["svd"], results["flow"]
     frame = spectra.frame()
     assert frame["eigenvalue"][3:6].tolist() == spectra.values[1].tolist()
     assert frame["form"].tolist() == [form for form in range(10) for _ in range(3)]
     assert svd.frame()["share"].sum() == pytest.approx(1, abs=1e-4)
     costs = results["bonds"].frame().query("bond == 1 and direction == 4")["error"]
     assert costs.item() == pytest.approx(results["bonds"].certificate((12, 3)), rel=1e-6)
-    strongest = found.top(1).nodes[1]
-    assert found.frame()["node"][0] == strongest.name(found.tokens)
-    assert found.frame()["flow"][0] == strongest.flow
+    strongest = outcome.top(1).nodes[1]
+    assert outcome.frame()["node"][0] == strongest.name(outcome.tokens)
+    assert outcome.frame()["flow"][0] == strongest.flow
 
 
 def test_frames_hold_what_the_objects_compute(results):
@@ -194,10 +194,10 @@ def test_frames_hold_what_the_objects_compute(results):
 
 
 def test_what_is_not_finite_or_zero_is_shown_too():
-    zero, one = torch.zeros(2), torch.eye(2)
-    assert "effective rank 0" in repr(Spectrum(zero, one, zero))
-    assert Spectrum(zero, one, zero).frame()["share"].tolist() == [0, 0]
-    assert repr(Spectrum(zero / 0, one, zero)) == "Spectrum(2 eigenpairs, 2 inputs)"
+    zero, single = torch.zeros(2), torch.eye(2)
+    assert "effective rank 0" in repr(Spectrum(zero, single, zero))
+    assert Spectrum(zero, single, zero).frame()["share"].tolist() == [0, 0]
+    assert repr(Spectrum(zero / 0, single, zero)) == "Spectrum(2 eigenpairs, 2 inputs)"
 
 
 def test_names_are_escaped():
@@ -234,11 +234,11 @@ def test_outputs_have_names(results):
         tensor.interaction(torch.ones(10), minus="a")
 
 
-@pytest.mark.parametrize("found", [True, False])
-def test_bars_are_drawn_in_notebooks(found, monkeypatch):
+@pytest.mark.parametrize("installed", [True, False])
+def test_bars_are_drawn_in_notebooks(installed, monkeypatch):
     monkeypatch.setattr(progress, "Console", lambda **_: Console(force_jupyter=True))
-    monkeypatch.setattr(progress, "find_spec", lambda name: found or None)
-    assert progress.progress_bar().disable == (not found)
+    monkeypatch.setattr(progress, "find_spec", lambda name: installed or None)
+    assert progress.progress_bar().disable == (not installed)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is wrong with a model's files is said, and nothing is half-written."""
+"""Faults of a model's files are named, and no file is half-written."""
 
 import contextlib
 import json
@@ -146,7 +146,7 @@ TRAP = "open({!r}, 'w').write('ran')\nraise SystemExit('ran')\n"
 
 
 def lay_trap(folder, tmp_path):
-    """A model's folder whose settings name code of its own, for the model and its tokenizer."""
+    """Return a folder whose settings name code of its own, for the model and its tokenizer."""
     sprung = tmp_path / "sprung"
     (folder / "trap.py").write_text(TRAP.format(str(sprung)))
     for name, key, value in (

@@ -31,11 +31,11 @@ def case(request):
 def test_all_edges_are_the_first_text_and_none_the_second(case):
     view, _, runs = case
     graph, number = EdgeGraph(view), logit_of(view, DIRECTION)
-    kept = torch.zeros(2, *graph.exists.shape, dtype=torch.bool)
-    kept[0] = True
+    remaining = torch.zeros(2, *graph.exists.shape, dtype=torch.bool)
+    remaining[0] = True
     ends = torch.stack([number(run.stream[None])[0] for run in runs])
     partial = PartialRuns(graph, runs, number)
-    torch.testing.assert_close(partial.with_edges(kept), ends)
+    torch.testing.assert_close(partial.with_edges(remaining), ends)
     nodes = torch.ones(1, graph.n_sources, dtype=torch.bool)
     torch.testing.assert_close(partial.with_nodes(nodes), ends[:1])
 
@@ -105,11 +105,11 @@ def test_gradients_of_edges_into_a_part_add_up_to_that_of_its_input(case):
 def test_masks_keep_the_largest_scores_and_areas_are_trapezoids():
     scores = torch.tensor([[1.0, -3.0, 2.0, 9.0]])
     exists = torch.tensor([[True, True, True, False]])
-    kept = recipe.masks(scores, exists)
-    assert kept.shape == (9, 1, 4)
+    remaining = recipe.masks(scores, exists)
+    assert remaining.shape == (9, 1, 4)
     # int(0.5 * 3) = 1 edge, the largest of those that exist.
-    assert kept.sum((1, 2)).tolist() == [0] * 8 + [1]
-    assert kept[-1, 0].tolist() == [False, False, True, False]
+    assert remaining.sum((1, 2)).tolist() == [0] * 8 + [1]
+    assert remaining[-1, 0].tolist() == [False, False, True, False]
     straight = np.array(recipe.SHARES)
     assert recipe.areas(straight)["CPR"] == pytest.approx((1 - 1e-6) / 2)
     assert recipe.areas(straight)["CMD"] == pytest.approx((1 - 1e-3) ** 2 / 2)

@@ -22,7 +22,7 @@ def model() -> ResidualModel:
         for question in questions(400, half)
     ]
     words = sorted(
-        {word for each in texts for part in each for word in part.replace(",", "").split()}
+        {word for item in texts for part in item for word in part.replace(",", "").split()}
     )
     vocabulary = {word: i for i, word in enumerate(["[UNK]", *words])}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -77,18 +77,18 @@ def test_all_directions_are_the_model_and_the_complement_is_at_its_mean(model):
     few = recipe._projected(x, mean, bond, 3)
     assert torch.allclose(few.mean(0), mean, atol=1e-5)
     assert torch.linalg.matrix_rank((few - mean).flatten(0, 1).double(), rtol=1e-4) == 3
-    whole = recipe.differences(model, texts)
-    assert torch.allclose(recipe.differences(model, texts, 2, x), whole, atol=1e-5)
+    full = recipe.differences(model, texts)
+    assert torch.allclose(recipe.differences(model, texts, 2, x), full, atol=1e-5)
 
 
 def test_the_fewest_that_suffice_are_found():
-    whole = torch.linspace(-1, 3, 50)
+    full = torch.linspace(-1, 3, 50)
 
     def change(k):
-        return whole - (0.0 if k >= 12 else 10.0)
+        return full - (0.0 if k >= 12 else 10.0)
 
-    assert recipe.fewest(change, recipe.RANKS, whole, 0.74) == (12, [0.0, pytest.approx(0.74)])
-    assert recipe.fewest(change, recipe.RANKS, whole, 0.77)[0] is None
+    assert recipe.fewest(change, recipe.RANKS, full, 0.74) == (12, [0.0, pytest.approx(0.74)])
+    assert recipe.fewest(change, recipe.RANKS, full, 0.77)[0] is None
 
 
 def test_halves_share_no_word():

@@ -113,15 +113,15 @@ def test_mixed_attention_is_each_model_at_both_ends():
     taught = without_softmax(original)
     ids = torch.randint(original.config.vocab_size, (3, 10))
     everywhere, nowhere = (
-        readings._mixed_loss(original, taught, ids, lambda *_, kept=kept: kept)
-        for kept in (True, False)
+        readings._mixed_loss(original, taught, ids, lambda *_, inside=inside: inside)
+        for inside in (True, False)
     )
     assert everywhere == pytest.approx(readings._loss(original, ids), rel=1e-5)
     assert nowhere == pytest.approx(readings._loss(taught, ids), rel=1e-5)
     frame = readings.softmax_kept(original, taught, ids)
-    one = readings._mixed_loss(original, taught, ids, lambda *at: at != (1, 2))
+    single = readings._mixed_loss(original, taught, ids, lambda *at: at != (1, 2))
     row = frame[frame["head"] == "1.2"].iloc[0]
-    assert row["rise if only it is squared"] == pytest.approx(one - everywhere)
+    assert row["rise if only it is squared"] == pytest.approx(single - everywhere)
 
 
 def test_edits_by_eigenvectors_change_what_weights_predict():

@@ -18,7 +18,7 @@ SHARES = torch.tensor([0, 1, 1, 2, 3, 3, 4]).double() / torch.arange(1, 8)
 
 @pytest.fixture
 def program(tmp_path):
-    """The share of a among all tokens, copied by an MLP, in the layout of tracr's weights.
+    """Return the share of a among all tokens, copied by an MLP, in the layout of tracr's weights.
 
     Of two heads in two layers only 0.1 is used, and of the MLPs only that of the last layer.
     """

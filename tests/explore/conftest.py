@@ -38,7 +38,7 @@ def deep_site(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def language_run(tmp_path_factory):
-    """A model with random weights, in the words of the grammar."""
+    """Return a model with random weights, in the words of the grammar."""
     folder = tmp_path_factory.mktemp("explore") / "grammar"
     grammar = Grammar()
     model = random_model(vocab_size=len(grammar.vocabulary)).float()

@@ -1,4 +1,4 @@
-"""The flow of a logit in the explorer: what is split, what is refused, and in a browser."""
+"""The flow of a logit in the explorer: its split, its errors, and a browser."""
 
 import json
 from html import escape
@@ -31,8 +31,8 @@ def test_the_graph_is_that_of_the_flow(view):
     data = json.loads(graph)
     assert data["value"] == pytest.approx(expected.value)
     assert data["nodes"][1]["estimated"] is not None
-    said = f'"lily" minus "tom", "ben": {expected.value:+#.3g}. Held fixed: patterns'
-    assert escape(said) in text
+    message_part = f'"lily" minus "tom", "ben": {expected.value:+#.3g}. Held fixed: patterns'
+    assert escape(message_part) in text
 
 
 def test_a_second_text_is_followed(view):
@@ -61,9 +61,9 @@ def test_a_node_is_removed_from_the_running_model(view):
     name = next(node["name"] for node in data["nodes"] if node["removable"])
     number = next(i for i, n in enumerate(split.nodes) if n.name(split.tokens) == name)
     (result,) = ablate(view.model, split, [number])
-    said = view.removed(FlowOf(TEXT, "lily"), (name,))
-    assert f"a change of {result.actual:+#.3g}. The flow" in said
-    assert f"predicts {result.predicted:+#.3g}" in said
+    message_part = view.removed(FlowOf(TEXT, "lily"), (name,))
+    assert f"a change of {result.actual:+#.3g}. The flow" in message_part
+    assert f"predicts {result.predicted:+#.3g}" in message_part
     assert view.removed(FlowOf(TEXT, "lily"), ("no such node",)) == ""
     assert view.removed(FlowOf(TEXT, "lily"), (data["nodes"][0]["name"],)) == ""
     assert view.removed(FlowOf("", "lily"), (name,)) == ""
@@ -74,9 +74,9 @@ def test_nodes_are_removed_together(view):
     nodes = [node for node in data["nodes"] if node["removable"]][:3]
     result = remove(view.model, split, [node["index"] for node in nodes])
     of = FlowOf(TEXT, "lily", against="once tom ate")
-    said = view.removed(of, tuple(node["name"] for node in nodes))
-    assert f"and {split.value + result.actual:+#.3g} without" in said
-    assert f"a change of {result.actual:+#.3g}. The flow" in said
+    message_part = view.removed(of, tuple(node["name"] for node in nodes))
+    assert f"and {split.value + result.actual:+#.3g} without" in message_part
+    assert f"a change of {result.actual:+#.3g}. The flow" in message_part
 
 
 def test_tokens_that_come_twice_are_told_apart(view):

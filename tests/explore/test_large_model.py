@@ -1,4 +1,4 @@
-"""The screen of a model without tensors opens on its flow, and hides what it lacks."""
+"""The screen of a model without tensors opens on its flow, and hides absent parts."""
 
 import gradio as gr
 import pytest

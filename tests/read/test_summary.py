@@ -1,4 +1,4 @@
-"""The summary of a language model: its loss, its strongest parts, and what its page says first."""
+"""The summary of a language model: its loss, its strongest parts, and the beginning of its page."""
 
 import pytest
 import torch

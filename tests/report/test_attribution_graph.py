@@ -72,8 +72,8 @@ KINDS = {
 def data(request):
     model, options = KINDS[request.param]
     view = ResidualModel(random_model(**model))
-    found = flow(view, random_text(), view.direction(3), m=3, threshold=0, **options)
-    return flow_data(found, direction='a "b"', k=60)
+    flows = flow(view, random_text(), view.direction(3), m=3, threshold=0, **options)
+    return flow_data(flows, direction='a "b"', k=60)
 
 
 def graph_of(data, slug="one"):

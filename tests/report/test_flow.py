@@ -1,4 +1,4 @@
-"""The page of a flow holds the graph, says what is in it, adds up, and escapes all text."""
+"""The page of a flow holds the graph and its description, adds up, and escapes all text."""
 
 import json
 import re
@@ -223,15 +223,15 @@ def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, browser):
         page.locator("[data-do=group]").click()
         visit.wait("document.querySelector('.node.group') !== null")
         page.locator(".node.group").click()
-        said = page.locator(".panel h3").text_content()
-        assert "both of them" in said
+        message = page.locator(".panel h3").text_content()
+        assert "both of them" in message
         names = re.search(r"group of (.*)", page.locator(".panel").inner_text())[1].split("; ")
         pair = [node["index"] for node in data["nodes"] if node["name"] in names]
         assert len(pair) == 2
         # A group's flow is that which leaves it.
         inside = float(split.edges_between([pair])[0, 0])
         expected = sum(split.nodes[i].flow for i in pair) - inside
-        assert float(said.split()[0]) == pytest.approx(expected, rel=0.01, abs=1e-4)
+        assert float(message.split()[0]) == pytest.approx(expected, rel=0.01, abs=1e-4)
         page.locator("[data-do=only]").click()
         assert page.locator(".graph .node").count() == 2  # the group and the logit
         page.locator("[data-do=clear]").click()
