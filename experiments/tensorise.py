@@ -83,6 +83,12 @@ OWN_TENSOR = replace(
     save_every=50,
 )
 PAPER = TensoriseTraining(tokens=20_000_000, calibration_tokens=2**20, precision="bf16")
+CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("both", {"tokens": 250_000}),
+    ("both, without local stages", {"tokens": 250_000}),
+    ("both", {"tokens": 250_000, "seed": 1}),
+)
+"""Variants of the model of two blocks with other settings: fewer tokens, and another seed."""
 HELD_OUT = 64
 """Texts to measure on."""
 
@@ -94,6 +100,9 @@ def run(context: RecipeContext) -> Outcome:
         for variant in VARIANTS:
             frame = variant_of(context, model, variant).frame()
             frames[f"{model}, {variant}"] = frame
+    for variant, changes in context.choose(CHANGES, ()):
+        frame = variant_of(context, "two blocks", variant, **changes).frame()
+        frames[f"two blocks, {variant}, {changes}"] = frame
     return Outcome(
         {name: frame.to_dict("records") for name, frame in frames.items()},
         parts=[Table(frame, name) for name, frame in frames.items()],

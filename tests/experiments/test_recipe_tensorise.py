@@ -35,6 +35,7 @@ def data(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(llama2c, "VOCAB", len(llama2c.ALL_PIECES))
     monkeypatch.setattr(recipe, "SMALL", TINY)
+    monkeypatch.setattr(recipe, "CHANGES", (("both", {"tokens": 16, "seed": 1}),))
     sizes = {"vocab_size": 64, "d_model": 16, "n_heads": 2, "d_hidden": 12, "n_ctx": 8}
     monkeypatch.setattr(recipe, "OWN", replace(recipe.OWN, **sizes))
     first = replace(recipe.OWN_FIRST, epochs=1, batch_size=4, precision="float32")
@@ -54,6 +55,7 @@ def data(tmp_path, monkeypatch):
 def test_every_variant_is_compared_with_the_original(data):
     outcome = recipe.run(RecipeContext("small", data / "models", data))
     numbers = json.loads(json.dumps(outcome.numbers, allow_nan=False))
+    assert len(numbers["two blocks, both, {'tokens': 16, 'seed': 1}"]) == 4
     for model in ("stories260K", "two blocks"):
         rows = {name: numbers[f"{model}, {name}"] for name in recipe.VARIANTS}
         both = ["original", "gates", "attention", "distilled"]
