@@ -153,6 +153,7 @@ class HeadsMap:
         mixed = self.mixing[head, position].push(branch.mixed(head, position, source))
         weight = self.out.weight.unflatten(1, (len(branch.flows), -1))
         rows = mixed.new_empty(len(mixed), len(weight))
+        # A matrix for every row would take the memory of all heads' outputs many times.
         for number in head.unique().tolist():
             of_head = head == number
             rows[of_head] = mixed[of_head] @ weight[:, number].T
@@ -192,6 +193,8 @@ class FrozenHeads(HeadsMap):
 
     def branches(self, back: Float[Tensor, "heads time d_head"]) -> list[HeadBranch]:
         """Return the one way through the heads: patterns times values."""
+        # A product of n factors that all vary has degree n: each factor carries an nth, as in
+        # Euler's theorem on homogeneous functions.
         share = 1.0 if self.asked is None else 1 / INPUTS
         reads = [Reads(part, True, share * self.pattern, back) for part in self.sources]
         along = back @ self.values.mT
@@ -214,6 +217,7 @@ class _PolynomialPattern:
         self.pairs = pairs if len(pairs) == 2 else pairs * 2
         (q1, k1), (q2, k2) = self.pairs
         raw = (q1.change @ k1.change.mT) * (q2.change @ k2.change.mT) * call.mask
+        # The factor of a row is found by least squares, which serves every way to scale a row.
         self.row = _ratio((raw * trace.layers[layer].pattern).sum(-1), raw.square().sum(-1))
 
     def reads(self, along: Float[Tensor, "heads time time"]) -> list[Reads]:
@@ -222,6 +226,7 @@ class _PolynomialPattern:
         for this, other in ((0, 1), (1, 0)):
             (q, k), (q_other, k_other) = self.pairs[this], self.pairs[other]
             score = q_other.change @ k_other.change.mT
+            # The other score is at its value, since the whole product gives each factor its share.
             weights = (self.row[..., None] * score * along).tril()
             reads += [Reads(q, False, weights, k.change), Reads(k, True, weights, q.change)]
         return reads
@@ -258,6 +263,7 @@ class SecantHeads(HeadsMap):
         scores = [self._scores(run) for run in runs]
         patterns, self.responses = self._patterns(scores[0], scores[1])
         self.pattern = (patterns[0] + patterns[1]) / 2
+        # middle and half of the change restore the values of both runs.
         mixed = [
             pattern @ (self.middle + sign * change / 2)
             for pattern, sign in zip(patterns, (1, -1), strict=True)
@@ -288,6 +294,7 @@ class SecantHeads(HeadsMap):
         }
         for (q, k), response in zip(self.pairs, self.responses, strict=True):
             weights = response.pull(back, self.middle)
+            # D(q.k) = k_mean . Dq + q_mean . Dk: the product is shared without a remainder.
             reads["queries"].append(Reads(q, False, weights, k.middle))
             reads["keys"].append(Reads(k, True, weights, q.middle))
             mixes["queries"].append((q.change @ k.middle.mT, self.middle, response))
@@ -324,6 +331,7 @@ class SecantHeads(HeadsMap):
                 for sign, half in zip(signs, halves, strict=True)
             ]
             return patterns, responses
+        # One score is squared, as [0] and [-1] are the same; two scores are multiplied.
         raw = [(scores[0] * scores[-1]).masked_fill(~seen, 0) for scores in (scores1, scores0)]
         middles = [(a + b) / 2 for a, b in zip(scores1, scores0, strict=True)]
         # D z^2 = 2 z_mean Dz, and of a product of two scores each is weighed by the other's mean.
@@ -348,6 +356,7 @@ class SecantHeads(HeadsMap):
         patterns = []
         for part in scores:
             masked = part.masked_fill(~seen, -torch.inf)
+            # A sink takes its share of the row, and moves no value.
             if sink is not None:
                 masked = torch.cat([masked, sink[..., None].to(masked)], -1)
             patterns.append(masked.softmax(-1)[..., : part.shape[-1]])

@@ -77,6 +77,7 @@ class Projection:
         if self.inner is not None:
             rows = self.inner[at, shared].pull(rows)
         x = rows.new_empty(len(rows), self.weight.shape[2])
+        # Heads that share keys and values share a matrix; gathering it for each row costs more.
         for number in shared.unique().tolist():
             of_head = shared == number
             x[of_head] = rows[of_head] @ self.weight[number]
@@ -87,6 +88,7 @@ class Projection:
     ) -> tuple[Float[Tensor, "m d_model"], Float[Tensor, " m"]]:
         """Return the same for a norm over all heads, by which each reads the others' outputs."""
         assert self.inner is not None
+        # The norm divides by the size of all heads together, so a row of one head reaches them all.
         all_heads = rows.new_zeros(len(rows), *self.weight.shape[:2])
         all_heads[torch.arange(len(rows), device=rows.device), head] = rows
         pulled = self.inner[at].pull(all_heads.flatten(1))
@@ -236,6 +238,8 @@ class CallRecorder:
         x = torch.zeros(
             d_head, self.time, self.model.d_model, dtype=dtype, device=self.model.device
         )
+        # Families rotate in many ways. Unit vectors in place of queries and keys come out as the
+        # columns of whatever matrix the module itself applies.
         with attends_by(self.model.model, OPTIONS), ExitStack() as stack:
             modules = {part.module for part in (query, key, heads.value)}
             for module in modules:
@@ -259,6 +263,7 @@ class CallRecorder:
         wide = self.model.dtype
         # (j, head, time, d) -> (time, d, j), which are the same for every head.
         rotations = tuple(options[name][:, 0].permute(1, 2, 0).to(wide) for name in ("q", "k"))
+        # Without a mask attention is causal; a mask of numbers excludes by very negative ones.
         mask = options["attention_mask"]
         if mask is not None:
             seen = mask[0, 0, :, : self.time]
@@ -469,6 +474,7 @@ class _Projector:
         self, weight: Tensor, runs: list[Tensor], *, bias: Tensor, **options: Any
     ) -> Projection:
         """Return the projection of one run, which is split itself, or of the change between two."""
+        # A bias does not change between two texts, and is a part of the flow of one.
         if len(runs) == 1:
             change, middle, biases = runs[0], runs[0], bias
         else:

@@ -92,6 +92,7 @@ def mean_square_secant(
     With r = mean(c^2) + eps and s = r^(-1/2), D(s c) = s_mean Dc + c_mean Ds, where
     Ds = -Dr / (sqrt(r1 r0) (sqrt r1 + sqrt r0)) and Dr = 2/d c_mean . Dc.
     """
+    # The slope has no difference in it: Ds is written by a sum of roots, so nothing cancels.
     root1, root0 = ((c.square().mean(-1) + eps).sqrt() for c in (c1, c0))
     slope = -2 / c1.shape[-1] / (root1 * root0 * (root1 + root0))
     return NormMap((1 / root1 + 1 / root0) / 2, centres, (c1 + c0) / 2, slope)
@@ -102,6 +103,7 @@ def secant_slope(
 ) -> Float[Tensor, "*n"]:
     """Return [f(x1) - f(x0)] / (x1 - x0), and the slope at the mean if the change is noise."""
     y1, y0, change = function(x1), function(x0), x1 - x0
+    # A quotient of two differences that are rounding would be noise of any size.
     size = torch.stack([x1.abs(), x0.abs(), y1.abs(), y0.abs()]).amax(0)
     tiny = change.abs() <= NOISE * torch.finfo(x1.dtype).eps * size
     with torch.enable_grad():
@@ -131,6 +133,7 @@ def softmax_secant(
     """
     logs = []
     for scores in (scores1, scores0):
+        # Logarithms of softmax entries come from scores, since the entries themselves underflow.
         masked = scores.masked_fill(~seen, -torch.inf)
         total = masked.logsumexp(-1, keepdim=True)
         if sink is not None:

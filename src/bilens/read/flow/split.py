@@ -285,9 +285,11 @@ class Split:
             branches = heads.branches(heads.back(above[written]))
             self.heads.insert(0, {b.role or "values": b.flows.sum((1, 2)) for b in branches})
             self.absolute += sum(float(branch.flows.abs().sum()) for branch in branches)
+            # The MLP and the heads may read the same stream, in families with parallel layers.
             w = w + from_mlp
             for reads in (part for branch in branches for part in branch.reads):
                 rows, _ = reads.total(torch.ones_like(reads.weights, dtype=torch.bool))
+                # Values may also come from the first layer, whose stream is reached last.
                 if reads.moment == entry:
                     w = w + rows
                 else:
@@ -333,6 +335,7 @@ class Split:
             number = graph.add(nodes, constants, signs[:, None] * parts.vector)
             graph.read(number, at, seen, reads)
             graph.write(number, at, written, mlp.write(along, at))
+            # The remainder is everything that the directions leave, so that each position adds up.
             flows = flows.index_add(0, at, -parts.flow)
             pulled, z = pulled.index_add(0, at, -read), z.index_add(0, at, -along)
             self._add_remainder(layer, mlp, flows, pulled, z, seen)
@@ -379,6 +382,7 @@ class Split:
         through, constant, writes = 0.0, 0.0, torch.zeros_like(w)
         left = []
         for branch in heads.branches(heads.back(w)):
+            # Pairs below the threshold are summed as one remainder of the layer, in its exact flow.
             strong = branch.flows.abs() >= least
             index = head, position, source = strong.nonzero(as_tuple=True)
             entries = zip(*(x.tolist() for x in (branch.flows[index], *index)), strict=True)
