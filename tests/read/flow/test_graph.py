@@ -101,7 +101,7 @@ def test_groups_have_the_sums_of_the_edges_of_their_nodes(split_flow):
 
 
 def test_words_are_those_of_the_logit_lens(view):
-    """What a direction writes is its output's product with the unembedding."""
+    """The words of a direction are its output's product with the unembedding."""
     words = described(view, flow(view, random_text(), DIRECTION), 30)
     numbers = [i for i, node in enumerate(words.nodes) if node.writes]
     assert len(numbers) > 10
