@@ -9,6 +9,7 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import (
     BondReading,
+    accurate_ranks,
     classifier_bonds,
     classifier_function_bonds,
     product_accuracies,
@@ -49,6 +50,21 @@ def test_the_cut_keeps_the_accuracy_on_the_images_it_was_chosen_on(bias):
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     low, high = record["held_out"]["interval"]
     assert low < result.cut_accuracy < high
+
+
+def test_a_choice_leaves_room_for_the_spread_of_two_measurements():
+    """On the images of its check, and for a loss that half as many images measure later."""
+    data, function = digits(), classifier_function_bonds(digit_model(n_layers=2), digits())
+    full = [bond.k for bond in function.bonds]
+    checked = torch.arange(len(data.train_images)) % 3 != 0
+    x, labels = data.train_images[checked], data.train_labels[checked]
+    before = (function.cut(full)(x).argmax(-1) == labels).double()
+    for drop in (0.02, 0.03, 0.04, 0.05, 0.07, 0.1):
+        ranks = accurate_ranks(function, data, drop)
+        lost = before - (function.cut(ranks)(x).argmax(-1) == labels).double()
+        deviation = float(lost.std()) * (1 / len(x) + 2 / len(x)) ** 0.5
+        assert list(ranks) != full
+        assert float(lost.mean()) + 3.09 * deviation <= drop
 
 
 def test_a_cut_model_is_saved_and_opened_as_any_other(tmp_path):
