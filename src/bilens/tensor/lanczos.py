@@ -198,13 +198,13 @@ class Search:
             batch.projected[:, place, : place + 1] = shares * follows[:, None]
             batch.scale = torch.maximum(batch.scale, image.norm(dim=-1))
             length, floor = remainder.norm(dim=-1), 100 * self.eps * batch.scale
-            kept = length > floor
-            batch.basis[:, place + 1] = remainder * (kept / length.clamp_min(self.tiny))[:, None]
+            nonzero = length > floor
+            batch.basis[:, place + 1] = remainder * (nonzero / length.clamp_min(self.tiny))[:, None]
             alphas.append(alpha)
             betas.append(batch.beta)
             # A beta of rounding size would let p_j overflow in one step.
             lengths.append(torch.maximum(length, floor))
-            batch.beta, batch.lost = length * (kept & follows), batch.scale * ~kept
+            batch.beta, batch.lost = length * (nonzero & follows), batch.scale * ~nonzero
         square = batch.projected[:, first : batch.width, first : batch.width]
         diagonal = square.diagonal(0, 1, 2)
         diagonal += torch.stack(alphas, 1)
