@@ -113,8 +113,8 @@ def edit_head_along(
         moment: M; without it the identity, for an orthogonal projection.
 
     Raises:
-        BilensError: the layer or head does not exist, shapes do not fit, a number is not finite,
-            the moment is singular, or the vectors are linearly dependent.
+        BilensError: the layer or head does not exist, shapes do not fit, or a number is not finite.
+            Or the moment is singular, or the vectors are linearly dependent.
     """
     out = model.layer(layer).heads.out
     check_index("head", head, model.n_heads)

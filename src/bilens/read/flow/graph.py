@@ -311,8 +311,8 @@ class FlowGraph(Reading):
         """Return the k strongest paths: their weights, and their nodes from the logit down.
 
         The weights of all paths among all nodes of a flow add up to the logit. A path's weight is
-        its edge into the logit, times a share at each node on the way: the share of the node's
-        inflow that comes from the next one.
+        its edge into the logit times one share for each node on the way. The share is that of the
+        node's inflow that comes from the next one.
 
         Raises:
             BilensError: k is not positive.
