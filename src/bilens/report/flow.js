@@ -438,8 +438,8 @@ window.bilensFlow = (place, graph, remove) => {
     });
   };
 
-  const COLUMNS = [["node", "name"], ["reads", "reads"], ["raises", "writes"], ["lowers", "lowers"], ["flow", "flow"],
-    ["estimated effect", "estimated"], ["measured effect", "measured"]];
+  const COLUMNS = [["node", "name"], ["flow", "flow"], ["estimated effect", "estimated"], ["measured effect", "measured"],
+    ["reads", "reads"], ["raises", "writes"], ["lowers", "lowers"]];
   const isNumber = (key) => ["flow", "estimated", "measured"].includes(key);
 
   // All nodes that are shown, by any column; the sums of the others are below.
