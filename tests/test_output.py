@@ -42,7 +42,7 @@ WRITERS = {
         *["--tokens", "0", "--calibration-tokens", "64", "--pattern-steps", "1"],
         *["--layer-steps", "1", "--held-out", "16", "--output"],
     ],
-    "spectra": ["spectra", "bilinear", "--tokens", "t3", "--top", "2", "--output"],
+    "spectra": ["spectra", "bilinear", "--layer", "0", "--tokens", "t3", "--top", "2", "--output"],
     "report": ["report", "images", "--output"],
     "explore": ["explore", "images", "--space"],
     "demo": ["demo", "--output"],
@@ -51,7 +51,7 @@ WRITERS = {
 """By name: the arguments before the path that a command writes to."""
 LONG = ("compare", "demo", "reproduce")
 """Commands of minutes, whose writers are those of the others."""
-SILENT = ("decompose", "generate", "doctor")
+SILENT = ("decompose", "doctor")
 """Commands without such an option; `decompose` writes into the run that it reads."""
 READINGS = ("ngrams", "heads", "contexts", "flow")
 """Commands of analyses whose output has a form of its own; the others share their writers."""

@@ -29,7 +29,7 @@ LEGEND = (
     "2.1 is direction 1 between layers 2 and 3; 0.1 is a direction of the pixels.",
     "At + and − are the images on which a direction is largest and smallest.",
 )
-"""How a network is read, below it."""
+"""Explanation of a network, below it."""
 STEP, GAP, SPREAD, JOINT, THICKEST = 2.9, 0.3, 0.42, 0.8, 6.0
 BondNode = tuple[int, int]
 

@@ -318,10 +318,11 @@ class Search:
         batch.begin(self._random(batch.basis[:, : batch.width]))
         # At -b the sign of p_j alternates, which the factor (-1)^j absorbs: both ends then run the
         # same recurrence, with alpha or -alpha. It is a chain of small steps, so the CPU has it.
-        ends, signs = b.double().cpu()[:, None], torch.tensor([1.0, -1.0], dtype=torch.float64)
-        before, now = torch.zeros(len(b), 2).double(), torch.ones(len(b), 2).double()
-        mass, beta = now.clone(), torch.zeros(len(b), 1).double()
-        passed = missed = torch.zeros(len(b), dtype=torch.bool)
+        ends = b.double().cpu()[:, None]
+        signs = ends.new_tensor([1.0, -1.0])
+        before, now = ends.new_zeros(len(b), 2), ends.new_ones(len(b), 2)
+        mass, beta = now.clone(), torch.zeros_like(ends)
+        passed = missed = torch.zeros_like(ends[:, 0], dtype=torch.bool)
         steps = MOST_STEPS
         while True:
             grown = mass
