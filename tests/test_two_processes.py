@@ -45,8 +45,8 @@ def test_they_train_the_same_model(two, tmp_path):
 
 
 def test_they_train_the_large_preset_made_small(two):
-    model = bilens.load(two / "preset")
-    assert (model.config.n_heads, model.config.norm, model.config.qk_norm) == (9, "rms", True)
+    config = bilens.load(two / "preset").model.config
+    assert (config.n_heads, config.norm, config.qk_norm) == (9, "rms", True)
     settings = json.loads((two / "preset" / "training.json").read_text())
     assert (settings["optimizer"], settings["warmup"]) == ("muon", 0.02)
     lines = (two / "preset" / "metrics.jsonl").read_text().splitlines()
@@ -63,7 +63,7 @@ def test_they_anneal_the_same_model(two, tmp_path):
 
 def test_they_find_the_same_contexts(two):
     for process in (0, 1):
-        record = json.loads((two / f"found-{process}.json").read_text())["contexts"]
+        record = json.loads((two / f"result-{process}.json").read_text())["contexts"]
         for custom, theirs in zip(contexts(), record, strict=True):
             for a, b in zip(custom, theirs, strict=True):
                 assert a == pytest.approx(b)
@@ -71,5 +71,5 @@ def test_they_find_the_same_contexts(two):
 
 def test_they_find_the_same_flows(two):
     for process in (0, 1):
-        record = json.loads((two / f"found-{process}.json").read_text())["recurring"]
+        record = json.loads((two / f"result-{process}.json").read_text())["recurring"]
         assert recurring() == pytest.approx(record)

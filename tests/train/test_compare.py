@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.train import is_finished, language
+from bilens.train import is_finished, trainer
 from bilens.train.compare import (
     Comparison,
     compare_architectures,
@@ -186,7 +186,7 @@ def test_what_is_finished_is_not_trained_again(compared, monkeypatch):
 
 def test_a_stopped_comparison_goes_on(tmp_path, monkeypatch):
     full = compare(tmp_path / "whole", replace(TRAINING, target_loss=0.1))
-    calls, collate = [], language.collate
+    calls, collate = [], trainer.collate
 
     def press(rows):
         calls.append(0)
@@ -195,7 +195,7 @@ def test_a_stopped_comparison_goes_on(tmp_path, monkeypatch):
         return collate(rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(language, "collate", press)
+        patch.setattr(trainer, "collate", press)
         with pytest.raises(KeyboardInterrupt):
             compare(tmp_path / "parts", replace(TRAINING, target_loss=0.1))
     assert is_finished(tmp_path / "parts" / "swiglu-softmax-seed0")

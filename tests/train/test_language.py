@@ -13,7 +13,7 @@ import bilens
 from bilens.convert import save_model
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn.language import LanguageModel
-from bilens.train import language
+from bilens.train import trainer
 from bilens.train.language import train_language
 from bilens.train.run_directory import is_finished, read_metrics
 from bilens.train.settings import LanguageTraining
@@ -100,7 +100,7 @@ def test_a_training_ends_at_its_target(tmp_path):
 
 def test_the_clock_leaves_validations_out_and_counts_on(tmp_path, monkeypatch):
     """Let time pass only with batches, a second each, also in validation."""
-    training, now, collate = replace(TRAINING, evaluate_every=2), [0], language.collate
+    training, now, collate = replace(TRAINING, evaluate_every=2), [0], trainer.collate
 
     def pass_time(rows):
         now[0] += 1
@@ -109,7 +109,7 @@ def test_the_clock_leaves_validations_out_and_counts_on(tmp_path, monkeypatch):
         return collate(rows)
 
     monkeypatch.setattr("bilens.train.trainer.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr(language, "collate", pass_time)
+    monkeypatch.setattr(trainer, "collate", pass_time)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, training)
     _, history = train(tmp_path, training, resume=True)
@@ -121,13 +121,13 @@ def test_the_clock_leaves_validations_out_and_counts_on(tmp_path, monkeypatch):
 
 def test_the_order_of_texts_depends_on_the_seed_alone(tmp_path, monkeypatch):
     orders = []
-    collate = language.collate
+    collate = trainer.collate
 
     def note(rows):
         orders[-1].append(torch.stack([row["input_ids"] for row in rows]))
         return collate(rows)
 
-    monkeypatch.setattr(language, "collate", note)
+    monkeypatch.setattr(trainer, "collate", note)
     training = replace(TRAINING, epochs=1)
     for number, part in enumerate(
         ({}, {"mlp": "swiglu"}, {"attention": "bilinear"}, {"n_layers": 3})
@@ -155,14 +155,14 @@ def test_a_finished_training_is_not_trained_on(trained, capsys):
 
 def test_metrics_are_written_as_they_come(tmp_path, monkeypatch):
     """At each record the file holds it and all before it."""
-    seen, collate = [], language.collate
+    seen, collate = [], trainer.collate
 
     def read(rows):
         if (tmp_path / "metrics.jsonl").exists():
             seen.append(len(read_metrics(tmp_path)))
         return collate(rows)
 
-    monkeypatch.setattr(language, "collate", read)
+    monkeypatch.setattr(trainer, "collate", read)
     _, history = train(tmp_path, replace(TRAINING, evaluate_every=100))
     assert len(history) == 11
     assert seen == sorted(seen)
@@ -182,7 +182,7 @@ def test_a_part_of_a_pass_has_no_step_too_many(tmp_path, epochs, steps):
 
 def stopped_at(step, monkeypatch):
     """Press ctrl-C while a batch is put together."""
-    calls, collate = [], language.collate
+    calls, collate = [], trainer.collate
 
     def press(rows):
         calls.append(0)
@@ -190,7 +190,7 @@ def stopped_at(step, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return collate(rows)
 
-    monkeypatch.setattr(language, "collate", press)
+    monkeypatch.setattr(trainer, "collate", press)
 
 
 @pytest.mark.parametrize(("optimizer", "norm"), [("adamw_torch", "scalar"), ("muon", "rms")])
