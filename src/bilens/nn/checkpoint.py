@@ -130,10 +130,15 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
         with hub_asked_once():
             return Path(hf_hub_download(str(source), name, **hub))
     except (HTTPError, HFValidationError, OSError, ValueError) as error:
+        remedy = (
+            "It is no name of the hub either. Train a model with `bilens train images`"
+            if isinstance(error, HFValidationError)
+            else f"Check the name and the connection. `hf download {source}` on a machine with a "
+            "connection fetches it for use offline; a folder of this machine is given by its path."
+        )
         raise CheckpointError(
             f"{source} is not a directory here, and {name} could not be fetched from the hub. "
-            f"Check the name and the connection. `hf download {source}` on a machine with a "
-            "connection fetches it for use offline; a folder of this machine is given by its path."
+            + remedy
         ) from error
 
 

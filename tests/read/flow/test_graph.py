@@ -80,7 +80,7 @@ def test_weights_of_all_paths_add_up_to_the_logit(view):
     edges = full.edges
     for weight, path in paths[:20]:
         expected = float(edges[0, path[1]])
-        for above, below in itertools.pairwise(path):
+        for above, below in itertools.pairwise(path[1:]):
             expected *= float(edges[above, below]) / full.nodes[above].flow
         assert weight == pytest.approx(expected)
     strongest = sorted((abs(weight) for weight, _ in paths), reverse=True)[:7]
