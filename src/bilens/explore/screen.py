@@ -263,9 +263,10 @@ class Screen(Generic[State]):
         outputs = {*given, *self.outputs, self.bar.component}
         events = [getattr(c.component, c.event) for c in self.controls.values()]
         how = {**EVENT, "concurrency_limit": AT_ONCE, "concurrency_id": "screen"}
-        gr.on(events, self.change_steps, given, outputs, **how)
-        gr.on([self.bar.component.input], self.address_steps, [self.bar.component], outputs, **how)
-        gr.on(None, self.load_steps, None, outputs, **how)
+        # As single updates: of steps that follow each other quickly the browser loses some.
+        gr.on(events, self.on_change, given, outputs, **how)
+        gr.on([self.bar.component.input], self.on_address, [self.bar.component], outputs, **how)
+        gr.on(None, self.on_load, None, outputs, **how)
         for event, output, act in self.actions:
             gr.on([event], act, [self.seen], [output], **how)
 
@@ -274,7 +275,7 @@ class Screen(Generic[State]):
         return _merged(self.change_steps(seen, *values))
 
     def change_steps(self, seen: State, *values: Any) -> Iterator[Updates]:
-        """Yield the updates of `on_change` part by part, so that none waits for a slow one."""
+        """Yield the updates of `on_change` part by part."""
         given = dict(zip(self.controls, values, strict=True))
         state, refused = self._asked(seen, given)
         steps = self._steps(state, _differences(seen, state))
@@ -318,10 +319,9 @@ class Screen(Generic[State]):
         """Yield the updates of `on_address`: all controls at once, then part by part."""
         yield from self._restored(parse_qsl(query, keep_blank_values=True))
 
-    def load_steps(self, request: gr.Request) -> Iterator[Updates]:
-        """Yield the updates that show the view of the page's address."""
-        # Gradio asks whether the function itself is a generator.
-        yield from self._restored(request.query_params.multi_items())
+    def on_load(self, request: gr.Request) -> Updates:
+        """Show the view of the page's address."""
+        return _merged(self._restored(request.query_params.multi_items()))
 
     def _restored(self, query: Iterable[tuple[str, str]]) -> Iterator[Updates]:
         state = self.view.start
