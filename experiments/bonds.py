@@ -81,7 +81,7 @@ MODELS = {
     "three layers, Fashion-MNIST": ("fashion", *THREE, False),
     "three layers, biases and residuals": ("mnist", *THREE, True),
     "three layers, d = 128": ("mnist", 3, 128, THREE[2], False),
-    "four layers": ("mnist", 4, 100, THREE[2], False),
+    "four layers, biases and residuals": ("mnist", 4, 100, THREE[2], True),
     "five layers, biases and residuals": ("mnist", 5, 100, THREE[2], True),
     "two layers": ("mnist", *SEARCHED["two layers"], False),
 }

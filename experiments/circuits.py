@@ -79,7 +79,8 @@ def evaluate(
     model: ResidualModel, name: str, level: str, counts: tuple[int, int], folder: Path
 ) -> list[dict[str, Any]]:
     """Return the difference of logits of each circuit on each pair, and keep them in a file."""
-    path = folder / f"circuits-{name}-{level}.jsonl"
+    # Circuits depend on the number of pairs that order them.
+    path = folder / f"circuits-{name}-{level}-{counts[0]}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {(row["text"], row["against"]) for row in rows}
@@ -94,7 +95,9 @@ def evaluate(
         if level == "nodes":
             scores = node_scores(measure(model, ordering, folder / f"patching-{name}.jsonl"))
         else:
-            scores = edge_scores(graph, ordering, folder / f"edges-{name}-{task}.safetensors")
+            scores = edge_scores(
+                graph, ordering, folder / f"edges-{name}-{task}-{counts[0]}.safetensors"
+            )
         for pair in todo:
             rows.append({**pair._asdict(), **circuits(graph, pair, scores, level)})
             with path.open("a") as file:

@@ -148,7 +148,7 @@ def test_circuits_are_ordered_by_other_pairs_than_they_are_measured_on(installed
     model = load(str(folder / "model"))
     circuits.evaluate(model, "tiny", "nodes", (1, 1), installed.models)
     used = {row["text"] for row in lines(installed.models / "patching-tiny.jsonl")}
-    measured = {row["text"] for row in lines(installed.models / "circuits-tiny-nodes.jsonl")}
+    measured = {row["text"] for row in lines(installed.models / "circuits-tiny-nodes-1.jsonl")}
     assert len(used) == len(measured) == len(circuits.TASKS)
     assert not used & measured
 
