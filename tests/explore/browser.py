@@ -21,7 +21,7 @@ PATIENCE = 120_000
 FITS = """() => {
   const scrolls = (e) => e && (getComputedStyle(e).overflowX === "auto" || held(e));
   const held = (e) => scrolls(e.parentElement);
-  const fixed = (e) => e.checkVisibility() && !held(e);
+  const fixed = (e) => e.checkVisibility() && !e.ownerSVGElement && !held(e);
   const ends = [...document.querySelectorAll("body *")].filter(fixed)
     .map((e) => e.getBoundingClientRect().right);
   return Math.max(...ends) <= innerWidth;

@@ -146,12 +146,12 @@ def test_weights_are_edited_in_the_browser(language_run, browser, tmp_path, monk
         text, token = (page.locator(f"#flow-{name} textarea") for name in ("prompt", "token"))
         token.fill("kite")
         token.press("Enter")
-        visit.wait("document.querySelector('#flow-text').innerText.includes('kite: ')")
+        visit.wait("document.querySelector('#flow-text').innerText.includes('\"kite\": ')")
         view = EditView(FlowView(bilens.load(language_run), "lily"), None)
         names = list(view.nodes(FlowOf(text.input_value(), "kite")))
         page.locator("#edited input").click()
         options = "[...document.querySelectorAll('#edited [role=option]')].map(o => o.ariaLabel)"
-        visit.wait(f"JSON.stringify({options}) === '{json.dumps(names, separators=(',', ':'))}'")
+        visit.wait(f"JSON.stringify({options}) === JSON.stringify({json.dumps(names)})")
         # and another text has other nodes, of which none is selected.
         text.fill("mia saw")
         text.press("Enter")
