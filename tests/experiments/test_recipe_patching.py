@@ -14,7 +14,7 @@ from bilens.errors import BilensError
 from bilens.models import load
 from bilens.read.flow import flow, patch
 from bilens.read.language import TokenDirection
-from experiments import circuits, directions, pairs
+from experiments import circuits, directions, pairs, pretrained
 from experiments import patching as recipe
 
 
@@ -26,8 +26,8 @@ class TinyContext(RecipeContext):
 def words():
     texts = [
         t
-        for pairs in pairs.templates().values()
-        for pair in pairs
+        for contrasts in pairs.templates().values()
+        for pair in contrasts
         for t in (*pair[1:4], *pair.minus)
     ]
     names = sorted({word for text in texts for word in text.split()})
@@ -62,8 +62,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def installed(folder, tmp_path, monkeypatch):
-    for module in (recipe, circuits, directions):
-        monkeypatch.setattr(module, "model_paths", lambda _: {"tiny": folder / "model"})
+    monkeypatch.setattr(pretrained, "model_paths", lambda _: {"tiny": folder / "model"})
     monkeypatch.setattr(circuits, "PATCHING_PAIRS", 1)
     return TinyContext("small", tmp_path)
 
@@ -170,6 +169,6 @@ def test_directions_are_removed_one_by_one(installed, folder):
 
 
 def test_a_missing_model_is_said(installed, monkeypatch):
-    monkeypatch.setattr(recipe, "model_paths", lambda _: {})
+    monkeypatch.setattr(pretrained, "model_paths", lambda _: {})
     with pytest.raises(BilensError, match="No model is installed"):
         recipe.run(installed)
