@@ -1,7 +1,7 @@
 """The mathematics: bilinear layers as third-order tensors, kept in their factors."""
 
 from bilens.tensor.bilinear import BilinearTensor, TensorSVD
-from bilens.tensor.chain import TensorChain
+from bilens.tensor.chain import TensorChain, TensorStack
 from bilens.tensor.chain_bonds import Bond, Bonds, TreeBonds, bonds
 from bilens.tensor.clusters import Features, cluster
 from bilens.tensor.cut import Cut, Products, product_weight, sparse_basis
@@ -15,7 +15,6 @@ from bilens.tensor.search import TopPaths, top_paths
 from bilens.tensor.similarity import best_match, expected_cosine, expected_inner, form_cosines
 from bilens.tensor.spectrum import Spectrum
 from bilens.tensor.steering import Steering, steer
-from bilens.tensor.tracing import TensorStack
 from bilens.tensor.tree import LazyTree, Paths, decompile, tree_to_networkx
 
 __all__ = [

@@ -25,6 +25,7 @@ from bilens.tensor.factors import (
     take_out_scale,
 )
 from bilens.tensor.quadratic import QuadraticForm
+from bilens.tensor.tracing import module_factors
 
 
 @full_precision
@@ -181,9 +182,7 @@ class BilinearTensor(Reading):
         Raises:
             NotBilinearError: the module is not bilinear, or has several layers.
         """
-        from bilens.tensor.tracing import module_tensor  # noqa: PLC0415  it builds these tensors
-
-        return module_tensor(module, input_shape)
+        return cls(*module_factors(module, input_shape))
 
     @property
     def n_in(self) -> int:

@@ -1,4 +1,4 @@
-"""A chain of tensors prepared for decomposition, from output directions to the input."""
+"""Deep models as chains of tensors, and chains prepared for decomposition."""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +8,13 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from bilens.checks import check_finite
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.tracing import chain_factors
 
 
 @runtime_checkable
@@ -34,6 +35,47 @@ class TensorChain(Protocol):
 
     def __call__(self, x: Tensor, /) -> Tensor:
         """Return the logits of a batch of inputs."""
+
+
+class TensorStack(nn.Module):
+    """A module of your own as a chain of tensors; a `TensorChain`, which every reading accepts.
+
+    Each product of two parts of the input is a layer. Everything between products has to be linear:
+    biases, residual connections, convolutions, means, norms with running statistics. A layer's
+    inputs are an orthonormal basis of the directions that it and later layers read.
+
+    Args:
+        module: the module, of flat inputs or of inputs with `input_shape`. It does not change.
+        input_shape: shape of a single input, such as (1, 28, 28); by default the module is called
+            on vectors, whose length is found.
+
+    Raises:
+        NotBilinearError: the module is no such chain, or its outputs differ from the tensors'.
+
+    Attributes:
+        module: the module.
+        input_shape: shape of a single input of the module.
+    """
+
+    def __init__(self, module: nn.Module, input_shape: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.eval()
+        chain, self._embedding, self.input_shape = chain_factors(module, input_shape)
+        self._tensors = [BilinearTensor(*factors) for factors in chain]
+
+    def layer_tensors(self) -> list[BilinearTensor]:
+        """Return one tensor for each layer; each reads the outputs of the one before."""
+        return self._tensors
+
+    def embedding(self) -> Float[Tensor, "n_read n_in"] | None:
+        """Return orthonormal rows that span the part of the input that is read; None for all."""
+        return self._embedding
+
+    def forward(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
+        """Return the module's outputs for flat inputs."""
+        outputs = self.module(x.reshape(-1, *self.input_shape))
+        return outputs.reshape(*x.shape[:-1], -1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from bilens.checks import check_finite, full_precision
 from bilens.errors import BilensError, NotBilinearError
-from bilens.tensor.bilinear import BilinearTensor
 
 PRODUCTS = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
 POWERS = {"pow", "pow_", "__pow__", "square", "square_"}
@@ -26,55 +26,31 @@ REMEDY = (
 )
 
 
-class TensorStack(nn.Module):
-    """A module of your own as a chain of tensors; a `TensorChain`, which every reading accepts.
+class Factors(NamedTuple):
+    """The factors of a layer s -> D((L s) * (R s)); with `constant` s ends in a 1."""
 
-    Each product of two parts of the input is a layer. Everything between products has to be linear:
-    biases, residual connections, convolutions, means, norms with running statistics. A layer's
-    inputs are an orthonormal basis of the directions that it and later layers read.
+    left: Float[Tensor, "rank n_in"]
+    right: Float[Tensor, "rank n_in"]
+    out: Float[Tensor, "n_out rank"]
+    constant: bool
 
-    Args:
-        module: the module, of flat inputs or of inputs with `input_shape`. It does not change.
-        input_shape: shape of a single input, such as (1, 28, 28); by default the module is called
-            on vectors, whose length is found.
+    def outputs(self, s: Float[Tensor, "samples n"]) -> Float[Tensor, "samples n_out"]:
+        """Evaluate the layer on each row of s, which may leave out the 1."""
+        if s.shape[1] < self.left.shape[1]:
+            s = functional.pad(s, (0, 1), value=1)
+        return ((s @ self.left.T) * (s @ self.right.T)) @ self.out.T
 
-    Raises:
-        NotBilinearError: the module is no such chain, or its outputs differ from the tensors'.
-
-    Attributes:
-        module: the module.
-        input_shape: shape of a single input of the module.
-    """
-
-    def __init__(self, module: nn.Module, input_shape: Sequence[int] | None = None) -> None:
-        super().__init__()
-        self.module = module
-        self.eval()
-        probe = _probed(module, input_shape)
-        self.input_shape = probe.shape
-        tensors, embedding = _minimal_chain(probe)
-        first = tensors[0] if embedding is None else tensors[0].change_basis(inputs=embedding)
-        _check(module, probe, [first, *tensors[1:]])
-        kind = _dtype(module)
-        self._tensors = [tensor.to(kind) for tensor in tensors]
-        self._embedding = None if embedding is None else embedding.to(kind)
-
-    def layer_tensors(self) -> list[BilinearTensor]:
-        """Return one tensor for each layer; each reads the outputs of the one before."""
-        return self._tensors
-
-    def embedding(self) -> Float[Tensor, "n_read n_in"] | None:
-        """Return orthonormal rows that span the part of the input that is read; None for all."""
-        return self._embedding
-
-    def forward(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
-        """Return the module's outputs for flat inputs."""
-        outputs = self.module(x.reshape(-1, *self.input_shape))
-        return outputs.reshape(*x.shape[:-1], -1)
+    def in_dtype_of(self, module: nn.Module) -> "Factors":
+        """Return the factors in the widest dtype of a module's parameters."""
+        kinds = [p.dtype for p in module.parameters() if p.is_floating_point()]
+        default = torch.get_default_dtype()
+        dtype = max(kinds, key=lambda kind: torch.finfo(kind).bits, default=default)
+        left, right, out = (factor.to(dtype) for factor in self[:3])
+        return Factors(left, right, out, self.constant)
 
 
-def module_tensor(module: nn.Module, input_shape: Sequence[int] | None = None) -> BilinearTensor:
-    """Return a module of one bilinear layer as a tensor; see `BilinearTensor.of`."""
+def module_factors(module: nn.Module, input_shape: Sequence[int] | None) -> Factors:
+    """Return the factors of a module of one bilinear layer; see `BilinearTensor.of`."""
     probe = _probed(module, input_shape)
     if probe.depth != 1:
         raise NotBilinearError(
@@ -84,11 +60,28 @@ def module_tensor(module: nn.Module, input_shape: Sequence[int] | None = None) -
         )
     # Coordinates stay the module's own: no basis is changed.
     n_in = prod(probe.shape)
-    maps = [_joined([p.factors[side].up_to(n_in) for p in probe.products]) for side in (0, 1)]
-    linear, out = probe.out.matrix[:, :n_in], probe.out.matrix[:, n_in:]
-    tensor = _layer(maps[0], maps[1], out, linear, probe.out.bias)
-    _check(module, probe, [tensor])
-    return tensor.to(_dtype(module))
+    left, right = (_joined([p.factors[i].up_to(n_in) for p in probe.products]) for i in (0, 1))
+    matrix = probe.out.matrix
+    layer = _Layer(left, right, matrix[:, n_in:], matrix[:, :n_in], probe.out.bias)
+    factors = layer.factors(constant=layer.is_affine)
+    _check(module, probe, [factors.outputs])
+    return factors.in_dtype_of(module)
+
+
+def chain_factors(
+    module: nn.Module, input_shape: Sequence[int] | None
+) -> tuple[list[Factors], Float[Tensor, "n_read n_in"] | None, tuple[int, ...]]:
+    """Return the factors of each layer of a module, the map before the first, and the input shape.
+
+    The map is None if the first layer reads the inputs themselves. See `TensorStack`.
+    """
+    probe = _probed(module, input_shape)
+    layers, embedding = _minimal_chain(probe)
+    chain = [layer.factors(constant=any(part.is_affine for part in layers)) for layer in layers]
+    steps = [] if embedding is None else [lambda x: x @ embedding.T]
+    _check(module, probe, [*steps, *(factors.outputs for factors in chain)])
+    chain = [factors.in_dtype_of(module) for factors in chain]
+    return chain, None if embedding is None else embedding.to(chain[0].left), probe.shape
 
 
 @dataclass(frozen=True)
@@ -100,6 +93,51 @@ class _Affine:
 
     def up_to(self, n: int) -> "_Affine":
         return _Affine(self.matrix[:, :n], self.bias)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The map s -> out ((left s) * (right s)) + linear s + bias."""
+
+    left: _Affine
+    right: _Affine
+    out: Tensor
+    linear: Tensor
+    bias: Tensor
+
+    @property
+    def is_affine(self) -> bool:
+        """True if it has a part of degree 0 or 1, which needs the constant coordinate."""
+        biases = (self.left.bias, self.right.bias, self.bias)
+        return self._is_linear or any(float(b.abs().max()) > self._tiny for b in biases)
+
+    @property
+    def _tiny(self) -> float:
+        return ROUNDING * max(float(self.out.norm()), 1)
+
+    @property
+    def _is_linear(self) -> bool:
+        return float(self.linear.norm()) > self._tiny
+
+    def factors(self, *, constant: bool) -> Factors:
+        """Return the factors, with the constant coordinate or without."""
+        if not constant:
+            return Factors(self.left.matrix, self.right.matrix, self.out, constant=False)
+        # A bias is a weight that reads the constant.
+        left, right = ([torch.cat([m.matrix, m.bias[:, None]], 1)] for m in (self.left, self.right))
+        out, unit = [self.out], left[0].new_zeros(1, left[0].shape[1])
+        unit[0, -1] = 1
+        if float(self.bias.abs().max()) > self._tiny:
+            # A hidden unit that reads the constant twice is always 1.
+            left, right, out = [*left, unit], [*right, unit], [*out, self.bias[:, None]]
+        if self._is_linear:
+            # A linear map of rank k is k products with the constant coordinate.
+            U, values, V = torch.linalg.svd(self.linear, full_matrices=False)
+            k = int((values > ROUNDING * values[0]).sum())
+            left.append(functional.pad(V[:k], (0, 1)))
+            right.append(unit.expand(k, -1))
+            out.append(U[:, :k] * values[:k])
+        return Factors(torch.cat(left), torch.cat(right), torch.cat(out, 1), constant=True)
 
 
 @dataclass
@@ -304,8 +342,8 @@ def _input_shape(module: nn.Module, input_shape: Sequence[int] | None) -> tuple[
 @full_precision
 def _minimal_chain(
     probe: _Probe,
-) -> tuple[list[BilinearTensor], Float[Tensor, "n_read n_in"] | None]:
-    """Return a tensor for each level, and the map from inputs to the first one's inputs.
+) -> tuple[list[_Layer], Float[Tensor, "n_read n_in"] | None]:
+    """Return a layer for each level, and the map from inputs to the first one's inputs.
 
     The state between two levels is the smallest from which everything later follows. It is the row
     space of all later factors and of the output, over the variables so far. So it contains
@@ -331,7 +369,7 @@ def _minimal_chain(
         _row_space([*(m for pair in maps[level:] for m in pair), out], n_in + sizes[level])
         for level in range(depth)
     ]
-    tensors = []
+    layers = []
     for level, (left, right) in enumerate(maps):
         basis, end = bases[level], n_in + sizes[level]
         # The next state is linear in this one and in the new hidden units.
@@ -339,10 +377,8 @@ def _minimal_chain(
         bias = out.bias if level + 1 == depth else above.matrix.new_zeros(len(above.matrix))
         old, new = above.matrix[:, :end], above.matrix[:, end : n_in + sizes[level + 1]]
         first, second = (_Affine(m.up_to(end).matrix @ basis.T, m.bias) for m in (left, right))
-        tensors.append(_layer(first, second, new, old @ basis.T, bias))
-    if any(tensor.constant for tensor in tensors):
-        tensors = [tensor if tensor.constant else tensor.with_bias() for tensor in tensors]
-    return tensors, None if len(bases[0]) == n_in else bases[0]
+        layers.append(_Layer(first, second, new, old @ basis.T, bias))
+    return layers, None if len(bases[0]) == n_in else bases[0]
 
 
 def _row_space(maps: Sequence[_Affine], n: int) -> Float[Tensor, "k n"]:
@@ -361,28 +397,6 @@ def _row_space(maps: Sequence[_Affine], n: int) -> Float[Tensor, "k n"]:
     return basis
 
 
-def _layer(
-    left: _Affine, right: _Affine, out: Tensor, linear: Tensor, bias: Tensor
-) -> BilinearTensor:
-    """Return the tensor of s -> out ((left s) * (right s)) + linear s + bias."""
-    tensor = BilinearTensor(left.matrix, right.matrix, out)
-    biases = [left.bias, right.bias, bias]
-    tiny = ROUNDING * max(float(out.norm()), 1)
-    is_linear = float(linear.norm()) > tiny
-    if not is_linear and all(float(b.abs().max()) <= tiny for b in biases):
-        return tensor
-    tensor = tensor.with_bias(left.bias, right.bias, bias if float(bias.abs().max()) else None)
-    if not is_linear:
-        return tensor
-    # A linear map of rank k is k products with the constant coordinate.
-    U, values, V = torch.linalg.svd(linear, full_matrices=False)
-    k = int((values > ROUNDING * values[0]).sum())
-    reads = torch.cat([V[:k], V.new_zeros(k, 1)], 1)
-    constant = torch.zeros_like(reads)
-    constant[:, -1] = 1
-    return tensor + BilinearTensor(reads, constant, U[:, :k] * values[:k], constant=True)
-
-
 def _joined(maps: Sequence[_Affine]) -> _Affine:
     return _Affine(torch.cat([m.matrix for m in maps]), torch.cat([m.bias for m in maps]))
 
@@ -393,11 +407,6 @@ def _ordered(m: _Affine, columns: Tensor) -> _Affine:
 
 def _indices(columns: slice) -> Tensor:
     return torch.arange(columns.start, columns.stop)
-
-
-def _dtype(module: nn.Module) -> torch.dtype:
-    kinds = [p.dtype for p in module.parameters() if p.is_floating_point()]
-    return max(kinds, key=lambda kind: torch.finfo(kind).bits, default=torch.get_default_dtype())
 
 
 def _culprit(module: nn.Module, shape: Sequence[int]) -> str:
@@ -413,13 +422,13 @@ def _culprit(module: nn.Module, shape: Sequence[int]) -> str:
 
 @full_precision
 @torch.no_grad()
-def _check(module: nn.Module, probe: _Probe, tensors: Sequence[BilinearTensor]) -> None:
-    """Raise unless a chain of tensors, of the flat inputs, equals its module on random inputs."""
+def _check(module: nn.Module, probe: _Probe, steps: Sequence[Callable[[Tensor], Tensor]]) -> None:
+    """Raise unless maps, one after another, of flat inputs equal their module on random ones."""
     copied = deepcopy(module).to("cpu", torch.float64).eval().requires_grad_(False)
     x = _random(SAMPLES, probe.shape)
     expected, outputs = copied(x).flatten(1), x.flatten(1)
-    for tensor in tensors:
-        outputs = tensor(outputs)
+    for step in steps:
+        outputs = step(outputs)
     error = (outputs - expected).abs()
     if not bool((error <= TOLERANCE * (1 + expected.abs().max())).all()):
         worst = error.nan_to_num(torch.inf).argmax()
