@@ -14,6 +14,7 @@ from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
 from bilens.read import Basis, BondReading, ClassifierReading, DeepReading, Metric, Order
+from bilens.read.bonds import BONDS_NAME, recorded_settings
 from bilens.read.chain import input_tensors
 from bilens.read.deep import PATHS_NAME, save_paths
 from bilens.reading import Reading
@@ -101,8 +102,9 @@ class Report:
             pixels; for models of one layer.
         paths: (images) number of the strongest paths to find in a model of several layers.
         drop: (images) accuracy that the cut to few directions may lose, as a share of the images;
-            for models of several layers.
-        metric: (images) directions for the training images, or from weights only; likewise.
+            for models of several layers. By default that of `decompose --bonds`, or else 0.01.
+        metric: (images) inputs of the directions, as in `decompose --bonds`; by default those that
+            it was run with, or else the training images.
         order: (images) eigenvectors by eigenvalue, or by mean activation over the test set.
         token: (language) the output to explain; by default an example of the paper, or else
             the most frequent word.
@@ -122,8 +124,8 @@ class Report:
     add: tuple[str, ...] = ()
     basis: Basis = "model"
     paths: int = 1000
-    drop: float = 0.01
-    metric: Metric = "images"
+    drop: float | None = None
+    metric: Metric | None = None
     order: Order = "eigenvalue"
     token: str | None = None
     minus: str = ""
@@ -179,6 +181,8 @@ class Report:
         settings = {name: value for name, value in vars(self).items() if value not in (None, "")}
         if entry.name == "paths":
             settings |= {"k": self.paths, "saved": Path(self.model) / PATHS_NAME}
+        if entry.name == "bonds":
+            settings = recorded_settings(self.model) | settings
         return run_analysis(entry, model, settings, source=self.model)
 
 
@@ -205,9 +209,9 @@ def _save_bonds(run: Path, reading: BondReading) -> list[Path]:
     }
     write_safetensors(run / "bonds.safetensors", tensors)
     record = reading.record()
-    write_json(run / "bonds.json", record)
+    write_json(run / BONDS_NAME, record)
     cut = run / CUT_NAME
     reading.cut_model().save_files(cut)
     names = ("data", "metric", "drop", "kind", "ranks", "tree_certificate")
     write_json(cut / TRAINING_NAME, {"cut_of": run.name} | {name: record[name] for name in names})
-    return [run / "bonds.safetensors", run / "bonds.json", cut]
+    return [run / "bonds.safetensors", run / BONDS_NAME, cut]

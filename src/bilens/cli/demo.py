@@ -48,7 +48,7 @@ class Demo:
         TrainImages(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES).run()
         # From the weights: the demo shows what no data has chosen.
         records = {"decompose": Decompose(deep, bonds=True, metric="weights").run()}
-        Report(str(deep), metric="weights").run()
+        Report(str(deep)).run()
         out.print(f"\n“{PROMPT}”: why {TOKEN}, and not {MINUS}?", style="bold")
         TrainLanguage(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS).run()
         # The command, and not the function, so that the demo shows what users will type.

@@ -22,7 +22,6 @@ from bilens.explore.request_guard import RequestGuard, own_names
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import SparseAutoencoder
-from bilens.read.deep import PATHS_NAME
 from bilens.read.figures.style import DARK
 from bilens.registry import named_analyses
 from bilens.tensor import TensorChain
@@ -165,7 +164,7 @@ def explorer(
             images = data if isinstance(data, ImageData) else load_images(name, data_dir)
             images = images.to(device)
             if len(model.layer_tensors()) > 1:
-                deep_view = DeepView(model, images, Path(of) / PATHS_NAME)
+                deep_view = DeepView(model, images, Path(of))
                 deep_view.add_panels(added, [images])
                 deep_screen(deep_view)
             else:

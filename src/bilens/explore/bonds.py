@@ -3,6 +3,7 @@
 import math
 from functools import lru_cache
 from html import escape
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -39,13 +40,16 @@ class BondView:
         model: of several layers; read in float64 on the CPU.
         data: images to measure it on.
         shape: height and width of an input as an image.
+        settings: of `read_bonds`.
 
     Raises:
         NotBilinearError: a gate is not linear, or the model has a norm.
     """
 
-    def __init__(self, model: TensorChain, data: ImageData, shape: tuple[int, int]) -> None:
-        self.report = read_bonds(model, data)
+    def __init__(
+        self, model: TensorChain, data: ImageData, shape: tuple[int, int], **settings: Any
+    ) -> None:
+        self.report = read_bonds(model, data, **settings)
         self.model, self.data, self.shape = self.report.model, self.report.data, shape
         self.bonds = self.report.bonds
         self.sizes = [*(bond.k for bond in self.bonds.bonds), data.n_classes]

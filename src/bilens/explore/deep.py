@@ -17,7 +17,9 @@ from bilens.explore.readings import PanelView
 from bilens.explore.screen import Screen, StateError, check_ranges
 from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.read import class_paths, explain_deep, read_deep
+from bilens.read.bonds import recorded_settings
 from bilens.read.chain import size_facts
+from bilens.read.deep import PATHS_NAME
 from bilens.read.figures.canvas import as_image, diverging
 from bilens.reading import shown, signed
 from bilens.report import (
@@ -67,20 +69,21 @@ class DeepView(PanelView):
     Args:
         model: its inputs are images.
         data: images to measure it on.
-        saved: a file of `save_paths`, which saves the search if it is of this model.
+        run: its run directory, whose saved paths and settings of a cut are used.
 
     Raises:
         NotBilinearError: a gate is not linear, or the model has a norm.
         BilensError: its inputs have no image shape, or the data does not fit it.
     """
 
-    def __init__(self, model: TensorChain, data: ImageData, saved: Path | None = None) -> None:
+    def __init__(self, model: TensorChain, data: ImageData, run: Path | None = None) -> None:
         self.model, self.data, self.shape = model, data, data.shape
         self.names = data.class_names
-        self.reading = read_deep(model, data, PATHS, saved)
+        self.reading = read_deep(model, data, PATHS, None if run is None else run / PATHS_NAME)
         self.tree = self.reading.tree
         self.n_paths = len(self.reading.search.paths)
-        self.bonds = BondView(model, data, self.shape)
+        settings = {} if run is None else recorded_settings(run)
+        self.bonds = BondView(model, data, self.shape, **settings)
         self.start = DeepState(kept=min(100, self.n_paths))
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from bilens.checks import check_sum, checked, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
+from bilens.files import read_json_object
 from bilens.lazy_imports import go, pd
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import chain
@@ -42,6 +44,8 @@ from bilens.tensor import (
 )
 from bilens.tensor.jacobian_bonds import Measure
 
+BONDS_NAME = "bonds.json"
+"""File in a run with the record of its cut."""
 COLORS = (BLUE, RED, "#1b7837", "#762a83", "#b35806")
 INPUTS = {
     "images": "the training images",
@@ -190,8 +194,6 @@ class BondReading(Reading):
         over = INPUTS[self.metric]
         low, high = self.held_out.interval
         ranks_of = {kind: " + ".join(map(str, sizes)) for kind, sizes in self.ranks.items()}
-        order = f"; numbers go by share over {over}"
-        order += "" if self.metric == "images" else ", in the explorer over the training images"
         (frame,) = self.tables().values()
         shown = [k % 4 == 0 for k, _, _ in self.by_rank[:-1]] + [True, True]
         return [
@@ -216,7 +218,8 @@ class BondReading(Reading):
                 "coordinates that make up most of it, those that make up most of these, and so "
                 "on. A percentage belongs to a product, blue where it adds and red where it "
                 "subtracts: its share of the sum that it is part of. One line into it is a "
-                f"square. The same number is the same coordinate in every drawing{order}. "
+                f"square. The same number is the same coordinate in every drawing; numbers go "
+                f"by share over {over}. "
                 "Coordinates after the first layer show the test images where they are largest "
                 "and smallest.",
                 [
@@ -355,7 +358,7 @@ def read_bonds(
         model: the classifier.
         data: its images.
         drop: accuracy that the cut may lose, as a share of the images.
-        metric: second moment of inputs, that of the training images or the identity.
+        metric: inputs of the bonds.
 
     Raises:
         NotBilinearError: a gate is not linear, or a norm divides by the input's length.
@@ -388,6 +391,18 @@ def read_bonds(
         held_out=held_out(logits, cut_reading.coordinates[-1], data.test_labels),
         by_products=product_accuracies(cut_reading.cut, data),
     )
+
+
+def recorded_settings(run: str | Path) -> dict[str, Any]:
+    """Return `drop` and `metric` of the cut that is saved in a run; empty if there is none.
+
+    Raises:
+        CheckpointError: the record is damaged.
+    """
+    path = Path(run) / BONDS_NAME
+    record = read_json_object(path) if path.is_file() else {}
+    # Whatever reads the run next then shows the cut that is saved in it.
+    return {name: record[name] for name in ("drop", "metric") if name in record}
 
 
 def _sum(ranks: Sequence[int]) -> str:
