@@ -35,11 +35,11 @@ import torch
 from torch import Tensor
 
 from bilens.data import DeepGrammar, load_corpus
-from bilens.data.deep_grammar import (
+from bilens.data.languages import (
     ADJECTIVES,
     BRACKETS,
     CUES,
-    FILLERS,
+    DEEP_FILLERS,
     NOUNS,
     PREPOSITIONS,
     VALUES,
@@ -170,7 +170,7 @@ class Circuits:
     @torch.no_grad()
     def induction(self) -> Pairs:
         """Pairs of heads by which a cue looks for itself as the word before a value."""
-        words = self._embedded("map", *CUES, *VALUES, *FILLERS)
+        words = self._embedded("map", *CUES, *VALUES, *DEEP_FILLERS)
         cues = torch.arange(1, 1 + len(CUES))
         values = words[1 + len(CUES) : 1 + len(CUES) + len(VALUES)]
         looking, named = self._after(words[cues]), set()
@@ -184,7 +184,7 @@ class Circuits:
     def agreement(self, least: float = 0.99) -> Pairs:
         """Pairs of heads by which a noun looks for nouns that follow no preposition."""
         nouns = self._embedded(*NOUNS[0], *NOUNS[1])
-        free = self._embedded("tale", *FILLERS, *VERBS[0], *VERBS[1])
+        free = self._embedded("tale", *DEEP_FILLERS, *VERBS[0], *VERBS[1])
         inner = self._embedded(*PREPOSITIONS, *ADJECTIVES)
         looking, named = self._after(nouns), set()
         for first in range(self.model.n_heads):
@@ -202,7 +202,7 @@ class Circuits:
     def brackets(self) -> set[int]:
         """Heads of the second block that send each open bracket to what closes it."""
         opening = self._embedded(*BRACKETS)
-        now = self._after(self._embedded(*BRACKETS, *BRACKETS.values(), *FILLERS))
+        now = self._after(self._embedded(*BRACKETS, *BRACKETS.values(), *DEEP_FILLERS))
         closing = self._unembedded(*BRACKETS.values())
         named = set()
         for head, OV in enumerate(self._ov[1]):
@@ -222,7 +222,7 @@ class Circuits:
         all A, B and distances: where the second block's heads raise B, of all A' most behind A
         itself, and of all words most. False is where another A' raises it most.
         """
-        words = ("map", *CUES, *VALUES, *FILLERS)
+        words = ("map", *CUES, *VALUES, *DEEP_FILLERS)
         cues, values = self._embedded(*CUES), self._embedded(*VALUES)
         places = torch.tensor([words.index(value) for value in VALUES])
         looks = self._scores(0, values, cues, 1)

@@ -9,7 +9,7 @@ from experiments.context import RecipeContext
 from experiments.rules import KINDS, Circuits, count, divergence, parts_of_rules
 
 from bilens.data import DeepGrammar
-from bilens.data.deep_grammar import BRACKETS, FILLERS, NOUNS, VERBS
+from bilens.data.languages import BRACKETS, DEEP_FILLERS, NOUNS, VERBS
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.reproduce import recipes, reproduce
 from bilens.residual import ResidualModel
@@ -45,7 +45,7 @@ def built() -> LanguageModel:
     second.key.weight[:N] = before
     second.value.weight[:N] = token
     second.out.weight[:, :N] = token.T
-    free = rows("tale", *FILLERS, *VERBS[0], *VERBS[1])
+    free = rows("tale", *DEEP_FILLERS, *VERBS[0], *VERBS[1])
     second.query.weight[N, rows(*NOUNS[0], *NOUNS[1])] = 1
     second.key.weight[N, [N + row for row in free]] = 1
     second.value.weight[N:] = token

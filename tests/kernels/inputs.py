@@ -4,7 +4,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bilens.kernels.reference import reference
+from bilens.kernels.attention import reference
 
 shapes = {
     "batch": st.integers(1, 2),

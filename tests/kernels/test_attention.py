@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import bilens.kernels
 from bilens.errors import BilensError
 from bilens.kernels import bilinear_attention, resume_attention
+from bilens.kernels.attention import reference
 from bilens.kernels.features import products, row_length, weights
-from bilens.kernels.reference import reference
 from tests.kernels.inputs import error, random_inputs, results, shapes
 
 

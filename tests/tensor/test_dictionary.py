@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.tensor.dictionary import Dictionary, reexpress
+from bilens.tensor.reexpression import Dictionary, reexpress
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bilens.tensor.chain import joined
-from bilens.tensor.polynomial import hermite, monomials, n_monomials, written_out
+from bilens.tensor.expectation import hermite, monomials, n_monomials, written_out
 from tests.tensor.deep import chains, forward, random_chain
 from tests.tensor.factors import close, normal
 

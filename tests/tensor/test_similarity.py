@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.tensor import BilinearTensor
-from bilens.tensor.similarity import (
+from bilens.tensor import (
+    BilinearTensor,
     best_match,
     expected_cosine,
     expected_inner,
     form_cosines,
-    unit_rows,
 )
+from bilens.tensor.similarity import unit_rows
 from tests.tensor.deep import KINDS, random_chain
 from tests.tensor.factors import close, normal, random_tensor, shapes
 

@@ -1,10 +1,8 @@
 """Data sets: images as tensors, stories as rows of tokens; from files, the hub, or synthetic."""
 
 from bilens.data.corpus import Corpus, load_corpus, load_documents
-from bilens.data.deep_grammar import DeepGrammar
-from bilens.data.grammar import Grammar
-from bilens.data.image_data import ImageData, fit_drawing, ink_of
-from bilens.data.images import load_images, modular_addition
+from bilens.data.images import ImageData, fit_drawing, ink_of, load_images, modular_addition
+from bilens.data.languages import DeepGrammar, Grammar
 from bilens.data.texts import clean, read_texts, train_tokenizer
 
 __all__ = [

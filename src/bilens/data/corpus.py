@@ -10,8 +10,7 @@ import numpy as np
 from huggingface_hub import constants
 
 from bilens.checks import check_count, checked
-from bilens.data.deep_grammar import DeepGrammar
-from bilens.data.grammar import Grammar
+from bilens.data.languages import DeepGrammar, Grammar
 from bilens.data.texts import clean, read_texts, read_tokenizer, text_files, train_tokenizer
 from bilens.errors import CheckpointError, DataError
 from bilens.files import file_errors, folder_written_whole

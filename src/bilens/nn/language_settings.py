@@ -10,9 +10,8 @@ from bilens.nn.layers import AttentionNorm, MlpBias, MlpName, NormName
 from bilens.settings import Depth, NotNegative, Positive, Size, check_settings
 
 if TYPE_CHECKING:
-    from bilens.nn.language import attention, product
+    from bilens.nn.language import attention
 else:  # transformers takes seconds to import, and classifiers do not need it.
-    product = lazy_import("bilens.nn.language.product")
     attention = lazy_import("bilens.nn.language.attention")
 
 
@@ -55,13 +54,13 @@ class AttentionKind:
 ATTENTIONS: dict[str, AttentionKind] = {
     "softmax": AttentionKind(lambda: attention.SoftmaxAttention, product=(0,), sums_to_one=True),
     "squared": AttentionKind(
-        lambda: product.ProductAttention,
+        lambda: attention.ProductAttention,
         product=(0, 0),
         keeps_state=True,
         norms=("none", "sum", "rms"),
     ),
     "bilinear": AttentionKind(
-        lambda: product.ProductAttention,
+        lambda: attention.ProductAttention,
         pairs=2,
         product=(0, 1),
         keeps_state=True,

@@ -10,8 +10,8 @@ from torch import Tensor
 from bilens.checks import full_precision
 from bilens.errors import BilensError
 from bilens.settings import Count, Seed, Size, Tolerance
-from bilens.tensor.clusters import leaders
 from bilens.tensor.quadratic import QuadraticForm
+from bilens.tensor.similarity import leaders
 
 SAME = 0.999
 """Points of at least this cosine (up to sign, without nonnegative) count as the same."""

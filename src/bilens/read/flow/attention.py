@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.nn.language.product import EPS
+from bilens.nn.language.attention import EPS
 from bilens.read.flow.outputs import OutputMap
 from bilens.read.flow.projections import (
     AttentionCall,

@@ -20,7 +20,7 @@ from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.reading import Fact, Reading
 from bilens.residual import ResidualModel
-from bilens.tensor.clusters import cluster
+from bilens.tensor.similarity import cluster
 
 COLUMNS = ["prompt", "kind", "layer", "number", "flow", "vector"]
 
