@@ -40,7 +40,7 @@ def test_opened_nodes_show_what_they_branch_into(view):
     ("changes", "message"),
     [
         ({"output": 10}, "output: 10 is not a whole number from 0 to 9"),
-        ({"kept": 301}, "kept: 301 is not a whole number from 1 to 300"),
+        ({"n_paths": 301}, "n_paths: 301 is not a whole number from 1 to 300"),
         ({"opened": ("0.0",)}, "opened: '0.0' is not a node: up to 1 numbers below 24 with dots"),
         ({"opened": ("24",)}, "opened: '24' is not a node"),
         ({"opened": ("<b>",)}, "opened: '<b>' is not a node"),
@@ -54,7 +54,7 @@ def test_a_state_that_the_model_has_not(view, changes, message):
 
 
 def test_logits_of_the_paths_kept(view):
-    figure = view.input_figure(DeepState(kept=300, input="test-5"))
+    figure = view.input_figure(DeepState(n_paths=300, input="test-5"))
     remaining, full = (np.array(trace.y) for trace in figure.data)
     x = digits().test_images[5]
     assert np.allclose(full, digit_model(2)(x).detach().numpy(), atol=1e-5)

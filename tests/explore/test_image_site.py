@@ -52,7 +52,7 @@ def test_choosing_a_direction_changes_figures_and_address(image_site, browser):
 @needs_chrome
 def test_an_address_is_a_view(image_site, browser):
     with visiting(browser) as visit:
-        query = "?by=difference&output=3&minus=8&kept=2&input=test-7"
+        query = "?by=difference&output=3&minus=8&n_eigenvectors=2&input=test-7"
         page = visit.open(image_site + query, "#explanation .main-svg")
         visit.wait("document.querySelector('#accuracy-text').textContent.includes('With 2 of')")
         title = page.evaluate("document.querySelector('#eigenvectors .gtitle').textContent")
@@ -68,7 +68,7 @@ def test_an_address_is_a_view(image_site, browser):
 def test_an_address_that_makes_no_sense_warns_and_starts_anew(image_site, browser):
     with visiting(browser) as visit:
         # On a busy machine the warning has gone before the figures are there.
-        address = image_site + "?kept=<img src=x onerror=alert(1)>"
+        address = image_site + "?n_eigenvectors=<img src=x onerror=alert(1)>"
         page = visit.open(address, "text=The address cannot be shown")
         page.wait_for_selector(DRAWN)
         assert page.locator("img[src=x]").count() == 0
@@ -171,14 +171,16 @@ def test_test_images_and_pictures_are_put_on_the_sheet(image_site, browser, tmp_
 def test_what_is_refused_is_said_where_it_was_typed(image_site, browser):
     with visiting(browser) as visit:
         page = visit.open(image_site, "#explanation .main-svg")
-        box = page.locator("#kept input[type=number]")
+        box = page.locator("#n_eigenvectors input[type=number]")
         for typed in ("0", "100000", "2.5"):
             box.fill(typed)
-            visit.wait(f"document.querySelector('#kept').innerText.includes('{typed} is not')")
+            visit.wait(
+                f"document.querySelector('#n_eigenvectors').innerText.includes('{typed} is not')"
+            )
             assert box.input_value() == "10"
         box.fill("7")
-        visit.wait("!document.querySelector('#kept').innerText.includes('is not')")
-        visit.wait("location.search === '?kept=7'")
+        visit.wait("!document.querySelector('#n_eigenvectors').innerText.includes('is not')")
+        visit.wait("location.search === '?n_eigenvectors=7'")
         class_ = page.get_by_label("Class", exact=True)
         class_.fill("banana <b>")
         class_.press("Enter")
@@ -190,10 +192,10 @@ def test_what_is_refused_is_said_where_it_was_typed(image_site, browser):
 def test_back_goes_through_the_views_and_stays_in_the_explorer(image_site, browser):
     with visiting(browser) as visit:
         page = visit.open(image_site, "#explanation .main-svg")
-        box = page.locator("#kept input[type=number]")
+        box = page.locator("#n_eigenvectors input[type=number]")
         for remaining in range(1, 4):
             box.fill(str(remaining))
-            visit.wait(f"location.search === '?kept={remaining}'")
+            visit.wait(f"location.search === '?n_eigenvectors={remaining}'")
             page.wait_for_timeout(1100)
         for remaining in range(2, 0, -1):
             page.go_back()
@@ -206,7 +208,7 @@ def test_back_goes_through_the_views_and_stays_in_the_explorer(image_site, brows
         assert page.url == image_site
         page.go_forward()
         visit.wait("document.querySelector('#accuracy-text').innerText.includes('With 1 ')")
-        assert page.url.endswith("?kept=1")
+        assert page.url.endswith("?n_eigenvectors=1")
 
 
 @needs_chrome

@@ -53,20 +53,20 @@ def test_titles_say_what_is_shown(view):
 
 
 def test_keeping_all_eigenvectors_gives_the_models_logits(view):
-    figure, explanation = view.input_figures(ImageState(kept=view.reading.spectrum.k))
+    figure, explanation = view.input_figures(ImageState(n_eigenvectors=view.reading.spectrum.k))
     remaining, full = (np.array(trace.y) for trace in figure.data)
     assert np.allclose(remaining, full, atol=1e-3)
-    figure, _ = view.input_figures(ImageState(kept=1))
+    figure, _ = view.input_figures(ImageState(n_eigenvectors=1))
     remaining, full = (np.array(trace.y) for trace in figure.data)
     assert not np.allclose(remaining, full, atol=1e-1)
     assert len(explanation.layout.images) == 2 + 3 * 5  # the input and the colour scale
 
 
 def test_the_slider_moves_the_mark(view):
-    figure = view.curve_figure(ImageState(kept=3))
+    figure = view.curve_figure(ImageState(n_eigenvectors=3))
     assert figure.data[-1].x == (3,)
     assert figure.data[-1].y == (100 * view.reading.curve.accuracy[2],)
-    assert "With 3 of 24 eigenvectors" in view.accuracy_text(ImageState(kept=3))
+    assert "With 3 of 24 eigenvectors" in view.accuracy_text(ImageState(n_eigenvectors=3))
 
 
 def test_a_drawing_has_an_address(view):
@@ -86,7 +86,7 @@ def test_a_drawing_has_an_address(view):
         ({"output": 10}, "output: 10 is not a whole number from 0 to 9"),
         ({"minus": 99}, "minus: 99 is not a whole number from 0 to 9"),
         ({"component": 10}, "component: 10 is not a whole number from 0 to 9"),
-        ({"kept": 0}, "kept: 0 is not a whole number from 1 to 24"),
+        ({"n_eigenvectors": 0}, "n_eigenvectors: 0 is not a whole number from 1 to 24"),
         ({"input": "test-360"}, "neither a test image from 0 to 359 nor a drawing of 64 pixels"),
         ({"input": "test-²"}, "neither a test image"),
         ({"input": "../../etc/passwd"}, "neither a test image"),

@@ -34,7 +34,7 @@ STATE = LanguageState("lily", ("tom", "ben"), prompt="once lily ate")
 
 
 def test_a_logit_is_the_sum_of_its_bars(view):
-    state = view.checked(replace(STATE, chosen="soup"))
+    state = view.checked(replace(STATE, next_token="soup"))
     _, likely, figure = view.prediction(state)
     *parts, full = figure.data[0].x
     logits = view.model.logits(view.model.ids(state.prompt)[None])[0, -1]
@@ -152,7 +152,7 @@ def test_later_layers_are_read_when_they_are_asked_for():
             "token: expected a single token of the vocabulary; .*the nearest are lily",
         ),
         ({"minus": ("<script>",)}, "minus: expected a single token of the vocabulary"),
-        ({"chosen": "nothing at all"}, "chosen: expected a single token"),
+        ({"next_token": "nothing at all"}, "chosen: expected a single token"),
         ({"layer": 1}, "layer: 1 is not a whole number from 0 to 0"),
         ({"head": 4}, "head: 4 is not a whole number from 0 to 3"),
         ({"number": 8}, "number: 8 is not a whole number from 0 to 7"),

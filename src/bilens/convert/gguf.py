@@ -89,6 +89,8 @@ UNUSED = ("tensor_data_layout",)
 """Settings that change nothing."""
 FREQUENCIES = "rope_freqs.weight"
 """Tensor with the factors of Llama 3's rotary positions, which transformers has as settings."""
+BLOCKS = 8192
+"""Blocks of a tensor that are dequantised at a time: few calls, and arrays that stay in a cache."""
 SPECIAL = {"bos": "bos", "eos": "eos", "padding": "pad"}
 """Special tokens of a file's tokenizer by their names in transformers."""
 
@@ -380,19 +382,25 @@ def _dequantised(
     header: Header, names: Collection[str] | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the tensors of a file, in float32."""
-    content = np.memmap(header.path, dtype=np.uint8, mode="r")
+    # A plain array: each slice of a memmap would take a Python call of its own.
+    content = np.memmap(header.path, dtype=np.uint8, mode="r").view(np.ndarray)
     for name in header.tensors if names is None else names:
         tensor = header.tensors[name]
-        stored = content[tensor.start : tensor.start + tensor.size]
+        stored = content[None, tensor.start : tensor.start + tensor.size]
+        step = BLOCKS * gguf.GGML_QUANT_SIZES[tensor.kind][1]
         try:
-            values = gguf.dequantize(stored.reshape(*tensor.shape[:-1], -1), tensor.kind)
+            # As single rows: gguf takes 16 rows at a time, which are short in most models.
+            parts = [
+                gguf.dequantize(stored[:, start : start + step], tensor.kind)[0]
+                for start in range(0, tensor.size, step)
+            ]
         except NotImplementedError as error:
             raise CheckpointError(
                 f"{header.path} has {name} in {tensor.kind.name}, which cannot be dequantised; "
                 "convert the model to another format"
             ) from error
-        # A view of the file would change with it.
-        yield name, np.array(values, dtype=np.float32)
+        # Concatenated into new memory: a view of the file would change with it.
+        yield name, np.concatenate(parts, dtype=np.float32).reshape(tensor.shape)
 
 
 def _check_values(path: Path, name: str, values: np.ndarray) -> None:

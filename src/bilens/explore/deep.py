@@ -48,7 +48,7 @@ class DeepState:
     Attributes:
         output: number of the class.
         opened: nodes of its tree that are open, such as 0.2: the third eigenvector below the first.
-        kept: paths kept over all classes.
+        n_paths: paths kept over all classes.
         input: the image that is explained.
         directions: number between any two layers; 0 for the fewest that keep the accuracy.
         walk: directions on the way, such as 3.1, the logit of the first class of a
@@ -57,7 +57,7 @@ class DeepState:
 
     output: int = 0
     opened: tuple[str, ...] = ("0",)
-    kept: int = 100
+    n_paths: int = 100
     input: str = "test-0"
     directions: int = 0
     walk: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class DeepView(PanelView):
         self.n_paths = len(self.reading.search.paths)
         settings = {} if run is None else recorded_settings(run)
         self.bonds = BondView(model, data, self.shape, **settings)
-        self.start = DeepState(kept=min(100, self.n_paths))
+        self.start = DeepState(n_paths=min(100, self.n_paths))
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -106,7 +106,7 @@ class DeepView(PanelView):
         check_ranges(
             state,
             output=(0, len(self.names) - 1),
-            kept=(1, self.n_paths),
+            n_paths=(1, self.n_paths),
             directions=(0, self.bonds.most),
         )
         self.bonds.check(state.walk)
@@ -153,8 +153,8 @@ class DeepView(PanelView):
         x = unpack_input(state.input, self.data)
         with torch.no_grad():
             logits = self.model(x)
-        truncated = self.reading.search.paths.truncate(state.kept)(x)
-        title = f"Logits: {state.kept} paths, and all"
+        truncated = self.reading.search.paths.truncate(state.n_paths)(x)
+        title = f"Logits: {state.n_paths} paths, and all"
         return logits_figure(logits, truncated, self.names, title=title)
 
     def _numbers(self, node: str) -> tuple[int, ...]:
@@ -374,12 +374,12 @@ def _input(view: DeepView, screen: Screen[DeepState]) -> None:
     n_paths = gr.Slider(
         1,
         view.n_paths,
-        value=view.start.kept,
+        value=view.start.n_paths,
         step=1,
         label="Strongest paths kept, over all classes",
-        elem_id="kept",
+        elem_id="n_paths",
     )
-    screen.control("kept", n_paths)
+    screen.control("n_paths", n_paths)
     with gr.Row():
         with gr.Column(min_width=320):
             logits = picture("logits")
@@ -390,4 +390,6 @@ def _input(view: DeepView, screen: Screen[DeepState]) -> None:
         [explanation],
         lambda state: [plot_of(view.explanation_figure(state), "explanation")],
     )
-    screen.part("kept input", [logits], lambda state: [plot_of(view.input_figure(state), "logits")])
+    screen.part(
+        "n_paths input", [logits], lambda state: [plot_of(view.input_figure(state), "logits")]
+    )

@@ -42,7 +42,7 @@ class ImageState:
         output: number of the class.
         minus: number of the class that is subtracted.
         component: number of the singular component, from 0.
-        kept: eigenvectors kept of each class.
+        n_eigenvectors: eigenvectors kept of each class.
         input: the image that is explained.
     """
 
@@ -50,7 +50,7 @@ class ImageState:
     output: int = 0
     minus: int = 1
     component: int = 0
-    kept: int = 10
+    n_eigenvectors: int = 10
     input: str = "test-0"
 
 
@@ -71,7 +71,7 @@ class ImageView(PanelView):
         self.names = data.class_names
         self.reading = read_classifier(model, data)
         self.svd = input_tensors(model)[0].svd()
-        self.start = ImageState(kept=min(10, self.reading.spectrum.k))
+        self.start = ImageState(n_eigenvectors=min(10, self.reading.spectrum.k))
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -97,7 +97,7 @@ class ImageView(PanelView):
             output=classes,
             minus=classes,
             component=(0, len(self.svd) - 1),
-            kept=(1, self.reading.spectrum.k),
+            n_eigenvectors=(1, self.reading.spectrum.k),
         )
         unpack_input(state.input, self.data)
         return state
@@ -135,24 +135,24 @@ class ImageView(PanelView):
 
     def curve_figure(self, state: ImageState) -> go.Figure:
         """Accuracy against the number of eigenvectors, with a mark at the number kept."""
-        return kept_figure(self.reading.curve, state.kept)
+        return kept_figure(self.reading.curve, state.n_eigenvectors)
 
     def accuracy_text(self, state: ImageState) -> str:
         """Return a sentence on the accuracy with this number of eigenvectors."""
-        curve = self.reading.curve
+        curve, k = self.reading.curve, state.n_eigenvectors
         return (
-            f"With {state.kept} of {len(curve.accuracy)} eigenvectors for each class the model "
-            f"gets {curve.accuracy[state.kept - 1]:.2%} of the test images right, with all of them "
+            f"With {k} of {len(curve.accuracy)} eigenvectors for each class the model gets "
+            f"{curve.accuracy[k - 1]:.2%} of the test images right, with all of them "
             f"{curve.full:.2%}."
         )
 
     def input_figures(self, state: ImageState) -> tuple[go.Figure, go.Figure]:
         """Logits of the input, and the eigenvectors that make the highest of them."""
         x = unpack_input(state.input, self.data)
-        truncated = self.reading.spectrum.truncate(state.kept)
+        truncated = self.reading.spectrum.truncate(state.n_eigenvectors)
         with torch.no_grad():
             logits = self.model(x)
-        title = f"Logits: {state.kept} kept, and all"
+        title = f"Logits: {state.n_eigenvectors} kept, and all"
         explanation = explain(truncated, x)
         return (
             logits_figure(logits, explanation.logits, self.names, title=title),
@@ -242,15 +242,15 @@ def _truncation(view: ImageView, screen: Screen[ImageState]) -> None:
     count = gr.Slider(
         1,
         view.reading.spectrum.k,
-        value=view.start.kept,
+        value=view.start.n_eigenvectors,
         step=1,
         label="Eigenvectors kept of each class",
-        elem_id="kept",
+        elem_id="n_eigenvectors",
     )
     text, curve = html("accuracy-text"), picture("accuracy")
-    screen.control("kept", count)
+    screen.control("n_eigenvectors", count)
     screen.part(
-        "kept",
+        "n_eigenvectors",
         [text, curve],
         lambda state: [
             note_html(view.accuracy_text(state)),
@@ -275,4 +275,4 @@ def _input(view: ImageView, screen: Screen[ImageState]) -> None:
         bars, parts = view.input_figures(state)
         return [plot_of(bars, "logits"), plot_of(parts, "explanation")]
 
-    screen.part("kept input", [logits, explanation], figures)
+    screen.part("n_eigenvectors input", [logits, explanation], figures)

@@ -70,7 +70,7 @@ class LanguageState:
         number: which of the outermost eigenvectors' contexts are shown.
         head: number of the head whose attention in the text is shown.
         prompt: the text whose next token is split.
-        chosen: the next token whose logit is split; empty for the most likely one.
+        next_token: the next token whose logit is split; empty for the most likely one.
         flow_prompt: the text whose flow is shown.
         flow_token: its next token; empty for the most likely one, minus the next likely one.
         flow_minus: tokens whose mean is subtracted.
@@ -87,7 +87,7 @@ class LanguageState:
     number: int = 0
     head: int = 0
     prompt: str = ""
-    chosen: str = ""
+    next_token: str = ""
     flow_prompt: str = ""
     flow_token: str = ""
     flow_minus: tuple[str, ...] = ()
@@ -167,8 +167,8 @@ class LanguageView(PanelView):
         Raises:
             StateError: it has no such token, layer or eigenvector, or cannot read the prompt.
         """
-        split = filter(None, [state.chosen])
-        check_tokens(self.model, token=[state.token], minus=state.minus, chosen=split)
+        split = filter(None, [state.next_token])
+        check_tokens(self.model, token=[state.token], minus=state.minus, next_token=split)
         eigenvectors = min(2 * OUTERMOST, self.model.d_model)
         check_ranges(
             state,
@@ -304,7 +304,7 @@ class LanguageView(PanelView):
         best = logits.topk(min(NEXT, len(logits))).indices
         frame = self._by_path(terms, logits, best)
         likely = token_names(self.model, best)
-        token = state.chosen or likely[0]
+        token = state.next_token or likely[0]
         parts = split_by_eigenvectors(terms, token, k=NAMED)
         summands = [
             *zip(parts.sources, parts.residual.tolist(), strict=True),

@@ -124,7 +124,7 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
                 ("the most likely one", ""),
                 *((in_words(name), name) for name in view.choices),
             ]
-            next_token = screen.choice("chosen", likely, label="Next token whose logit is split")
+            next_token = screen.choice("next_token", likely, label="Next token that is split")
             parts = picture("parts")
 
     heading(
@@ -159,4 +159,4 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
 
     # `input` leaves out what is pasted.
     screen.control("prompt", prompt, event="change")
-    screen.part("prompt chosen", [notice, table, next_token, parts], prediction)
+    screen.part("prompt next_token", [notice, table, next_token, parts], prediction)

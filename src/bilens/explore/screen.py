@@ -1,6 +1,7 @@
 """A screen: controls that hold its state, parts of the page that show it, and its address."""
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -257,36 +258,62 @@ class Screen(Generic[State]):
     def connect(self) -> None:
         """Tie everything together; the address of the view and its button come last."""
         self.bar = AddressBar()
-        self.seen = gr.State(self.view.start)
+        # None until the first view has been computed.
+        self.seen = gr.State(None)
+        self.restored = gr.State(0)
         components = [control.component for control in self.controls.values()]
-        given = [self.seen, *components]
-        outputs = {*given, *self.outputs, self.bar.component}
+        outputs = {self.seen, *components, *self.outputs, self.bar.component}
         events = [getattr(c.component, c.event) for c in self.controls.values()]
+        # An address sets the fields by an event of its own, which is answered at once; the change
+        # of `restored` then computes the view as any change of a field does. So text that is typed
+        # meanwhile stays, and the last request is always the one that is shown. Everything that is
+        # computed arrives in one update: a browser loses some of those that come one by one.
         how = {**EVENT, "concurrency_limit": AT_ONCE, "concurrency_id": "screen"}
-        # As single updates: of steps that follow each other quickly the browser loses some.
-        gr.on(events, self.on_change, given, outputs, **how)
-        gr.on([self.bar.component.input], self.on_address, [self.bar.component], outputs, **how)
-        gr.on(None, self.on_load, None, outputs, **how)
+        gr.on(
+            [*events, self.restored.change],
+            self.on_change,
+            [self.seen, *components],
+            outputs,
+            **how,
+        )
+        fields: set[Any] = {self.restored, *components}
+        gr.on([self.bar.component.input], self.on_address, [self.bar.component], fields, **EVENT)
+        gr.on(None, self.on_load, None, fields, **EVENT)
         for event, output, act in self.actions:
             gr.on([event], act, [self.seen], [output], **how)
 
-    def on_change(self, seen: State, *values: Any) -> Updates:
-        """Show the state of the controls; a control with a value that is not there goes back."""
-        return _merged(self.change_steps(seen, *values))
+    def on_change(self, seen: State | None, *values: Any) -> Updates:
+        """Show the state of the controls; a control with a value that is not there goes back.
 
-    def change_steps(self, seen: State, *values: Any) -> Iterator[Updates]:
-        """Yield the updates of `on_change` part by part."""
+        Args:
+            seen: The state that is shown; None if none is yet.
+            values: Those of the controls.
+        """
+        before = self.view.start if seen is None else seen
         given = dict(zip(self.controls, values, strict=True))
-        state, refused = self._asked(seen, given)
-        steps = self._steps(state, _differences(seen, state))
-        updates = next(steps, {})
+        state, refused = self._asked(before, given)
+        names = {field.name for field in fields(state)}  # type: ignore[arg-type]
+        changed = {n for n in names if seen is None or getattr(seen, n) != getattr(state, n)}
+        updates: Updates = {}
+        if changed:
+            updates = {
+                self.seen: state,
+                self.bar.component: self.bar.update(*write_address(state, self.view.start)),
+            }
+        for field in changed & self.controls.keys():
+            _merge(
+                updates, self.controls[field].component, gr.update(**self.controls[field].say(""))
+            )
         for field, reason in refused.items():
             control = self.controls[field]
             # An empty box is about to be filled.
-            back = {} if given[field] is None else control.write(getattr(seen, field))
-            updates[control.component] = gr.update(**back, **control.say(reason))
-        yield updates
-        yield from steps
+            back = {} if given[field] is None else control.write(getattr(before, field))
+            _merge(updates, control.component, gr.update(**back, **control.say(reason)))
+        for depends, show in self.parts:
+            if seen is None or depends & changed:
+                for component, update in show(state).items():
+                    _merge(updates, component, update)
+        return updates
 
     def _asked(self, seen: State, given: dict[str, Any]) -> tuple[State, dict[str, str]]:
         """Return the state of the controls, and the reasons why controls were refused."""
@@ -312,60 +339,28 @@ class Screen(Generic[State]):
                 state = replace(state, **{error.field: getattr(seen, error.field)})  # type: ignore[type-var]
 
     def on_address(self, query: str) -> Updates:
-        """Show the view of an address, as when a person goes back."""
-        return _merged(self.address_steps(query))
-
-    def address_steps(self, query: str) -> Iterator[Updates]:
-        """Yield the updates of `on_address`: all controls at once, then part by part."""
-        yield from self._restored(parse_qsl(query, keep_blank_values=True))
+        """Set the fields to those of an address, as when a person goes back."""
+        return self._restored(parse_qsl(query, keep_blank_values=True))
 
     def on_load(self, request: gr.Request) -> Updates:
-        """Show the view of the page's address."""
-        return _merged(self._restored(request.query_params.multi_items()))
+        """Set the fields to those of the page's address."""
+        return self._restored(request.query_params.multi_items())
 
-    def _restored(self, query: Iterable[tuple[str, str]]) -> Iterator[Updates]:
+    def _restored(self, query: Iterable[tuple[str, str]]) -> Updates:
         state = self.view.start
         try:
             state = self.view.checked(read_address(state, query))
         except StateError as error:
             gr.Warning(escape(f"The address cannot be shown. {error}"))
-        steps = self._steps(state, {field.name for field in fields(state)})  # type: ignore[arg-type]
-        updates = next(steps)
+        updates: Updates = {self.restored: time.monotonic_ns()}
         for field, control in self.controls.items():
             shown = {**control.write(getattr(state, field)), **control.say("")}
             updates[control.component] = gr.update(**shown)
-        yield updates
-        yield from steps
-
-    def _steps(self, state: State, changed: set[str]) -> Iterator[Updates]:
-        """Yield the address and the controls, and then each part that depends on the changes.
-
-        Controls come first, so that a person who goes back sees the fields before slow parts.
-        """
-        if not changed:
-            return
-        updates: Updates = {self.seen: state}
-        for field in changed & self.controls.keys():
-            control = self.controls[field]
-            updates[control.component] = gr.update(**control.say(""))
-        updates[self.bar.component] = self.bar.update(*write_address(state, self.view.start))
-        yield updates
-        for names, show in self.parts:
-            if names & changed:
-                yield show(state)
+        return updates
 
 
-def _merged(steps: Iterable[Updates]) -> Updates:
-    """Return the updates of all steps as one; a later setting of a component goes before."""
-    merged: Updates = {}
-    for updates in steps:
-        for component, update in updates.items():
-            earlier = merged.get(component)
-            both = isinstance(update, dict) and isinstance(earlier, dict)
-            merged[component] = {**earlier, **update} if both else update  # type: ignore[dict-item]
-    return merged
-
-
-def _differences(state: Any, other: Any) -> set[str]:
-    names = (field.name for field in fields(state))
-    return {name for name in names if getattr(state, name) != getattr(other, name)}
+def _merge(updates: Updates, component: Any, update: Any) -> None:
+    """Add an update of a component, which may have one with other settings already."""
+    earlier = updates.get(component)
+    both = isinstance(update, dict) and isinstance(earlier, dict)
+    updates[component] = {**earlier, **update} if both else update  # type: ignore[dict-item]
