@@ -262,3 +262,14 @@ def test_a_flow_needs_a_tokenizer(run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["flow", str(tmp_path), "--prompt", "a", "--token", "girl"])
     assert "came without a tokenizer, which texts need" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "endings"), [("figure", ".svg or .pdf or .png"), ("save-graph", ".json")]
+)
+def test_an_ending_is_refused_before_the_model_is_opened(monkeypatch, capsys, option, endings):
+    monkeypatch.setattr("bilens.cli.readings.load", lambda *args, **how: pytest.fail("opened"))
+    with pytest.raises(SystemExit):
+        main(["flow", "m", "--prompt", "a", "--token", "b", f"--{option}", "flow.txt"])
+    message = f"--{option}=flow.txt: expected a name that ends in {endings}"
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -33,13 +33,19 @@ class Visitor:
     """A browser: values of the controls, the hidden state, and all values that are shown."""
 
     def __init__(self, screen: Screen[LanguageState]) -> None:
-        self.screen, self.shown = screen, {}
-        self._show(screen.on_address(""))
+        self.screen, self.shown = screen, {screen.seen: None}
+        self.opens("")
 
     @property
     def state(self) -> LanguageState:
         """The state that the server keeps for this visitor."""
         return self.shown[self.screen.seen]
+
+    def opens(self, query: str) -> None:
+        """Open an address: its fields are set first, and then its view is computed from them."""
+        fields = self.screen.on_address(query)
+        values = (fields[c.component].get("value") for c in self.screen.controls.values())
+        self._show(self.screen.on_change(self.state, *values))
 
     def _show(self, updates) -> None:
         values = {}
@@ -125,7 +131,7 @@ def test_clicks_on_edits_change_the_predictions_and_save_the_model(screen):
     # The address restores all of it for another visitor.
     query, left_out = write_address(visitor.state, view.start)
     other = Visitor(screen)
-    other._show(screen.on_address(query))
+    other.opens(query)
     assert left_out == []
     assert other.state == visitor.state
     assert other.page("edit-page") == visitor.page("edit-page")

@@ -1,6 +1,7 @@
 """The flow of a logit in the explorer: its split, its errors, and a browser."""
 
 import json
+import threading
 from html import escape
 
 import pytest
@@ -152,3 +153,81 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
         page.set_viewport_size({"width": 390, "height": 900})
         page.wait_for_timeout(300)
         visit.fits()
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Return two events: a flow has begun, and flows may end."""
+    plain, begun, may_end = FlowView.page, threading.Event(), threading.Event()
+
+    def slow(view, of):
+        begun.set()
+        assert may_end.wait(60)
+        return plain(view, of)
+
+    monkeypatch.setattr(FlowView, "page", slow)
+    may_end.set()
+    yield begun, may_end
+    may_end.set()
+
+
+@needs_chrome
+def test_text_that_is_typed_during_a_computation_stays(language_site, browser, gate):
+    begun, may_end = gate
+    with visiting(browser) as visit:
+        page = visit.open(language_site, "#flow svg .node")
+        prompt, against = (page.locator(f"#flow-{name} textarea") for name in ("prompt", "against"))
+        begun.clear(), may_end.clear()
+        prompt.fill("once lily ate")
+        prompt.press("Enter")
+        assert begun.wait(30)
+        prompt.type(" the")
+        against.fill("once tom")
+        may_end.set()
+        visit.wait("new URLSearchParams(location.search).get('flow_prompt') === 'once lily ate'")
+        page.wait_for_timeout(500)
+        assert prompt.input_value() == "once lily ate the"
+        assert against.input_value() == "once tom"
+
+
+@needs_chrome
+def test_back_and_a_reload_set_the_fields_before_the_flow_is_computed(language_site, browser, gate):
+    begun, may_end = gate
+    with visiting(browser) as visit:
+        page = visit.open(language_site + "?flow_token=kite", "#flow svg .node")
+        direction = "document.querySelector('#flow-text').innerText"
+        prompt, token = (page.locator(f"#flow-{name} textarea") for name in ("prompt", "token"))
+        start = prompt.input_value()
+        prompt.fill("once lily ate")
+        prompt.press("Enter")
+        visit.wait("new URLSearchParams(location.search).get('flow_prompt') === 'once lily ate'")
+        for step in (page.go_back, page.reload):
+            begun.clear(), may_end.clear()
+            step()
+            visit.wait(f"document.querySelector('#flow-prompt textarea')?.value === '{start}'")
+            assert begun.wait(30)
+            assert token.input_value() == "kite"
+            token.fill("lily")
+            may_end.set()
+            last = "[...document.querySelectorAll('#flow text.token')].at(-1)?.firstChild"
+            visit.wait(f"{last}?.textContent === '\"{start.split()[-1]}\"'")
+            page.wait_for_timeout(500)
+            assert token.input_value() == "lily"
+        token.press("Enter")
+        visit.wait(f"{direction}.startsWith('\"lily\"')")
+
+
+@needs_chrome
+def test_pinned_nodes_are_pinned_after_a_reload(language_site, browser):
+    with visiting(browser) as visit:
+        page = visit.open(language_site, "#flow svg .node")
+        page.locator("#flow .list tr[data-node]").nth(1).click()
+        page.locator("#flow [data-do=pin]").click()
+        (name,) = page.locator("#flow .pinned title").all_text_contents()
+        page.reload()
+        page.wait_for_selector("#flow svg .pinned")
+        assert page.locator("#flow .pinned title").all_text_contents() == [name]
+        page.locator("#flow [data-do=clear]").click()
+        page.reload()
+        page.wait_for_selector("#flow svg .node")
+        assert page.locator("#flow svg .pinned").count() == 0

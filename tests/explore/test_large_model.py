@@ -24,11 +24,9 @@ def shown(updates):
 
 
 def test_the_flow_comes_first_and_what_needs_a_tensor_is_hidden(screen):
-    steps = list(screen.address_steps(""))
-    # The controls come before anything is computed, so that Back restores them at once.
-    assert screen.controls["flow_prompt"].component in steps[0]
-    assert "flow" in shown(steps[1])
-    assert "contexts" not in shown(s for step in steps for s in step)
+    updates = screen.on_change(None, *values(screen, ""))
+    assert "flow" in shown(updates)
+    assert "contexts" not in shown(updates)
     assert not screen.view.panels
     names = {getattr(output, "elem_id", None) for output in screen.outputs}
     assert {"flow", "attention"} <= names
@@ -36,11 +34,12 @@ def test_the_flow_comes_first_and_what_needs_a_tensor_is_hidden(screen):
 
 
 def test_a_step_back_is_complete(screen):
-    updates = screen.on_address("flow_token=lily&head=1")
-    assert updates[screen.controls["flow_token"].component]["value"] == "lily"
-    assert updates[screen.seen].head == 1
-    assert screen.on_change(updates[screen.seen], *_values(screen, updates[screen.seen])) == {}
+    asked = values(screen, "flow_token=lily&head=1")
+    state = screen.on_change(screen.view.start, *asked)[screen.seen]
+    assert (state.flow_token, state.head) == ("lily", 1)
+    assert screen.on_change(state, *asked) == {}
 
 
-def _values(screen, state):
-    return [c.write(getattr(state, name)).get("value") for name, c in screen.controls.items()]
+def values(screen, query):
+    fields = screen.on_address(query)
+    return [fields[c.component].get("value") for c in screen.controls.values()]

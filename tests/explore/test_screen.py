@@ -118,14 +118,25 @@ def test_an_address_sets_every_control(page):
     assert updates[page.saved]["value"] == 7
     assert updates[page.class_]["value"] == 1
     assert updates[page.word]["value"] == "a"
+    # Its parts are computed by the change that follows.
+    assert page.shown == []
+    assert page.screen.restored in updates
+    page.change(State(), saved=7, class_=1)
     assert page.shown == ["number 7", str(State(7, 1))]
+
+
+def test_the_first_view_is_computed_although_nothing_has_changed(page):
+    updates = page.screen.on_change(None, 3, 0, "a")
+    assert page.shown == ["number 3", str(State())]
+    assert updates[page.screen.seen] == State()
+    assert "value" not in updates[page.word]
 
 
 def test_an_address_that_makes_no_sense_opens_the_first_view(page, monkeypatch):
     message = []
     monkeypatch.setattr(gr, "Warning", message.append)
     updates = page.screen.on_address("saved=<b>")
-    assert updates[page.screen.seen] == State()
+    assert updates[page.saved]["value"] == State().saved
     assert message == [
         "The address cannot be shown. saved: &#x27;&lt;b&gt;&#x27; is not a whole number"
     ]

@@ -1,6 +1,7 @@
 """The command line: every command is a dataclass, its help is its docstring."""
 
 import atexit
+import gc
 import json
 import os
 import re
@@ -77,6 +78,7 @@ def main(args: list[str] | None = None) -> None:
     as_json, command = JSON in given, None
     try:
         command = parse(given)
+        gc.enable()
         with (
             redirect_stdout(sys.stderr) if as_json else nullcontext(),
             files.file_errors(doing="used"),

@@ -52,6 +52,12 @@ class ReadingCommand:
             raise BilensError(
                 f"--output={self.output}: expected PAGE.html, NUMBERS.json or a folder"
             )
+        exporters = EXPORTERS.get(self.analysis.hints["return"], ())
+        for exporter in exporters:
+            path = getattr(self, exporter.name)
+            if path and exporter.endings and path.suffix not in exporter.endings:
+                option, endings = exporter.name.replace("_", "-"), " or ".join(exporter.endings)
+                raise BilensError(f"--{option}={path}: expected a name that ends in {endings}")
         model = load(self.model, device=choose_device(self.device), low_memory=self.low_memory)
         # vars holds more than the analysis needs, which picks its own by name.
         reading = run_analysis(self.analysis, model, vars(self), source=self.model)
@@ -59,7 +65,7 @@ class ReadingCommand:
         if self.output is not None:
             write_reading(reading, self.output)
             out.print(f"written: {self.output}")
-        for exporter in EXPORTERS.get(type(reading), ()):
+        for exporter in exporters:
             path = getattr(self, exporter.name)
             if path:
                 of = Path(self.model).stem

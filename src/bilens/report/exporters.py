@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from bilens.checks import checked
-from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.read.figures.style import save_figure
 from bilens.read.flow.reading import FlowReading
@@ -111,11 +110,13 @@ class Exporter:
     Attributes:
         name: Of the option that asks for the path.
         help: A sentence about it.
+        endings: Endings of the path, of which it has one; a folder has none.
         write: Write a reading to a path, under a name, with the model's name.
     """
 
     name: str
     help: str
+    endings: tuple[str, ...]
     write: Callable[[Any, Path, str, str], None]
 
 
@@ -139,8 +140,6 @@ def _write_viewer(reading: FlowReading, folder: Path, name: str, model: str) -> 
 
 
 def _write_graph(reading: FlowReading, path: Path, _: str, model: str) -> None:
-    if path.suffix != ".json":
-        raise BilensError(f"--save-graph={path}: expected the name of a .json file")
     write_json(path, _graph(reading, path.stem, model))
 
 
@@ -153,6 +152,7 @@ EXPORTERS: dict[type[Reading], tuple[Exporter, ...]] = {
         Exporter(
             "neuronpedia",
             "Folder to also write the eigenvectors to, as features for Neuronpedia's dashboards.",
+            (),
             _write_neuronpedia,
         ),
     ),
@@ -160,16 +160,19 @@ EXPORTERS: dict[type[Reading], tuple[Exporter, ...]] = {
         Exporter(
             "figure",
             "File to also draw the graph to: a name that ends in .svg, .pdf or .png.",
+            (".svg", ".pdf", ".png"),
             _write_figure,
         ),
         Exporter(
             "viewer",
             "Folder to also write the graph to, in the files that circuit-tracer's viewer reads.",
+            (),
             _write_viewer,
         ),
         Exporter(
             "save_graph",
             "File to also write the graph to, as an attribution graph for Neuronpedia.",
+            (".json",),
             _write_graph,
         ),
     ),

@@ -39,7 +39,15 @@ window.bilensFlow = (place, graph, remove) => {
     u.kind === "output" ? BIGGEST : Math.max(SMALLEST, BIGGEST * Math.sqrt(Math.abs(u.flow) / largest));
 
   let count = 1, chosen = 0, only = false, order = "flow", held = false;
-  let pinned = new Set(), groups = [], view = null, zoom = null;
+  let view = null, zoom = null;
+
+  // Pins outlast a reload: the session keeps them for each graph, where the browser has storage.
+  const key = ["bilens", graph.direction, graph.nodes.length, ...graph.tokens].join(" ");
+  const recalled = () => { try { return JSON.parse(sessionStorage.getItem(key)) || {}; } catch { return {}; } };
+  const remember = () => {
+    try { sessionStorage.setItem(key, JSON.stringify({ pins: [...pinned], groups, shown: slider.value })); } catch { /* none */ }
+  };
+  let { pins = [], groups = [], shown: position = graph.start } = recalled(), pinned = new Set(pins);
 
   // What is drawn: nodes, and groups of them, each with the flow that leaves it.
   const gather = () => {
@@ -489,10 +497,11 @@ window.bilensFlow = (place, graph, remove) => {
     nodeList();
     show(view.owner.get(before) ?? logit());
     search();
+    remember();
   };
 
   slider.max = graph.shares.length - 1;
-  slider.value = graph.start;
+  slider.value = position;
   slider.oninput = () => { zoom = null; redraw(); };
   find.oninput = search;
   find.onkeydown = (event) => {
