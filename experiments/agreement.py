@@ -3,7 +3,7 @@
 A pretrained SwiGLU model, SmolLM2-135M-Instruct, reads prefixes such as "The keys to the cabinet".
 `bilens.read.flow` splits the right form of the verb minus the wrong one over its parts. Half of the
 subjects are plural. In the mean over prefixes, parts that favour one form everywhere cancel, and
-parts that carry agreement do not. The eigenvectors of MLPs that recur are clustered by cosine.
+parts that carry agreement do not. The directions of MLPs that recur are clustered by cosine.
 
 Edits of the weights, all after the first quarter of the layers:
 
@@ -191,7 +191,7 @@ def _intervene(
     model: ResidualModel, graph: Flow, seed: int, results: dict[str, list[Ablation]]
 ) -> None:
     """Remove strong nodes of a flow, drawn at random, one at a time."""
-    kinds = ("token", "head", "eigenvector")
+    kinds = ("token", "head", "direction")
     strong = [i for i in graph.top(AMONG).numbers if graph.nodes[i].kind in kinds]
     order = torch.randperm(len(strong), generator=torch.Generator().manual_seed(seed))
     numbers = [strong[i] for i in order[:EACH].tolist()]

@@ -74,6 +74,7 @@ def test_the_recipe_finds_edits_and_measures(folder):
         assert edit["others_mean_absolute"] == abs(changes["others"])
         assert edit["others_mean_absolute"] <= edit["others_flips"] <= 100
     assert numbers["nodes"]["neurons"]["50 %"] <= numbers["nodes"]["neurons"]["80 %"]
+    assert {"direction", "head"} <= numbers["interventions"].keys()
     assert sum(fit["nodes"] for fit in numbers["interventions"].values()) > 4
     assert outcome.figures.keys() == {"interventions"}
 
