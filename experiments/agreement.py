@@ -53,8 +53,8 @@ from bilens.read.flow import (
     flows,
 )
 from bilens.read.flow.figures import ablation_figure
-from bilens.read.flow.mlp import LinearMLP
 from bilens.read.language import TokenDirection
+from bilens.read.linear.mlp import LinearMLP
 from bilens.reading import Table, signed
 from bilens.residual import Moment, ResidualModel
 from experiments.blimp import Pair, Preferences, load_pairs

@@ -21,9 +21,9 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.read.flow.contrast import embedded
 from bilens.read.flow.patching import Hooks, Number, StoredRun, last_stream
-from bilens.read.flow.projections import Reads
-from bilens.read.flow.secants import norm_secant
 from bilens.read.flow.split import Split
+from bilens.read.linear.projections import Reads
+from bilens.read.linear.secants import norm_secant
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.layers import NormedInput
 from bilens.residual.parts import LinearMap, Norm

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError, NotBilinearError
+from bilens.read.flow import flow
 from bilens.read.language import (
     Context,
     ContextIndex,
@@ -17,6 +18,7 @@ from bilens.read.language import (
     preceding,
     read_ngrams,
     read_stream,
+    shown_tokens,
     skip_trigrams,
     split_by_eigenvectors,
     split_logits,
@@ -83,20 +85,49 @@ def test_a_logit_by_eigenvectors_is_the_models(token, k, seed, **options):
     assert (result.activations.abs().diff() <= 1e-12).all()
 
 
-@pytest.mark.parametrize("name", GATED)
-def test_logits_of_every_bilinear_family_are_split(name):
-    from bilens.convert import give_swish  # noqa: PLC0415
-
-    model, ids = tiny(name), some_text()[0]
-    give_swish(model).beta = 0.0
+@pytest.mark.parametrize("name", ALL)
+def test_logits_of_every_family_are_split(name):
     with exact_norms():
-        view = ResidualModel(model)
+        view, ids = ResidualModel(tiny(name)), some_text()[0]
         terms, logits = split_logits(view, ids), view.trace(ids).logits[-1]
+        if name in GATED:
+            result = split_by_eigenvectors(terms, 3, k=4)
     if view.parts.softcap is not None:
         logits = view.parts.softcap * torch.atanh(logits / view.parts.softcap)
     torch.testing.assert_close(terms.total(), logits)
-    result = split_by_eigenvectors(terms, 3, k=4)
-    assert result.total() == pytest.approx(float(logits[3]), rel=1e-6)
+    torch.testing.assert_close(terms.residual.sum(0) + terms.pairs.sum((0, 1)), logits)
+    torch.testing.assert_close(terms.pairs, terms.pairs.transpose(0, 1))
+    if name in GATED:
+        assert result.total() == pytest.approx(float(logits[3]), rel=1e-6)
+
+
+@given(**parts, seed=st.integers(0, 100))
+def test_a_column_of_split_logits_is_a_flow_of_depth_one(seed, **options):
+    view, ids = view_of(seed=seed, n_layers=2, **{**options, "logit_cap": None}), random_text()
+    terms = split_logits(view, ids)
+    whole = flow(view, ids, TokenDirection(shown_tokens(view, [3])[0]), m=None, threshold=0.0)
+    edges, layer = whole.edges([0, *range(1, len(whole.nodes))])[0], view.n_layers - 1
+    from_heads = torch.zeros(view.n_heads, dtype=edges.dtype)
+    for node, through in zip(whole.nodes, edges, strict=True):
+        if node.kind == "head" and node.layer == layer:
+            from_heads[node.number] += through
+    last = len(ids) - 1
+    strongest = [
+        node.flow
+        for node in whole.nodes
+        if node.kind == "direction" and node.layer == layer and node.position == last
+    ]
+    result = split_by_eigenvectors(terms, 3, k=len(strongest))
+    torch.testing.assert_close(result.activations.tolist(), strongest)
+    size = float(terms.residual[:, 3].abs().sum()) + 1
+    if not options["bias"] and options["norm"] != "layer":
+        assert (from_heads - terms.residual[1:-1, 3]).abs().max() < 1e-10 * size
+
+
+def test_the_largest_terms_of_all_tokens_are_found():
+    terms = split_logits(view_of(), random_text())
+    top, dense = terms.matrix.top_entries(5), terms.matrix.dense()
+    torch.testing.assert_close(top.values, dense.flatten().topk(5).values)
 
 
 def token_alone(view, token, layer):
@@ -354,14 +385,11 @@ def test_a_batch_of_spectra_has_no_contexts():
 
 def test_what_needs_a_tensor_says_so():
     view = ResidualModel(tiny("llama"), TOKENS)
-    for read in (
-        lambda: split_logits(view, random_text()),
-        lambda: skip_trigrams(view, 3, 0, layer=0),
-    ):
-        with pytest.raises(
-            NotBilinearError, match="`bilens linearise` fits lines, `bilens anneal`"
-        ):
-            read()
+    with pytest.raises(NotBilinearError, match="`bilens linearise` fits lines, `bilens anneal`"):
+        skip_trigrams(view, 3, 0, layer=0)
+    terms = split_logits(ResidualModel(tiny("gpt2"), TOKENS), random_text())
+    with pytest.raises(NotBilinearError, match="has no gate"):
+        split_by_eigenvectors(terms, 3)
 
 
 def test_texts_of_any_length_have_contexts():

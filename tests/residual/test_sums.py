@@ -132,10 +132,11 @@ def test_a_reading_that_is_broken_says_so(way, name, monkeypatch):
         READINGS[name](view)
 
 
-def test_eigenvectors_of_another_tensor_are_noticed(monkeypatch):
+def test_eigenvectors_of_another_tensor_are_noticed():
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
     terms = split_logits(view, IDS)
-    lost_hidden_unit(monkeypatch)
+    left = terms.mlp.left.index_fill(0, torch.tensor(3), 0)
+    terms = replace(terms, mlp=replace(terms.mlp, left=left))
     with pytest.raises(BilensError, match="The logit, split by eigenvectors, adds up to"):
         split_by_eigenvectors(terms, 3)
 

@@ -295,17 +295,17 @@ class LanguageView(PanelView):
 
     def prediction(self, state: LanguageState) -> tuple[str, list[str], go.Figure | None]:
         """Return the most likely next tokens by path, their names, and a token by eigenvectors."""
-        ids = self.model.ids(state.prompt)
-        try:
-            terms = split_logits(self.model, ids)
-        except NotBilinearError as error:
-            return note_html(str(error)), [], None
+        terms = split_logits(self.model, self.model.ids(state.prompt))
         logits = terms.total()
         best = logits.topk(min(NEXT, len(logits))).indices
         frame = self._by_path(terms, logits, best)
         likely = token_names(self.model, best)
         token = state.next_token or likely[0]
-        parts = split_by_eigenvectors(terms, token, k=NAMED)
+        table = table_html(Table(frame, NEXT_CAPTION, {"probability": ".1%"}), "next-token")
+        try:
+            parts = split_by_eigenvectors(terms, token, k=NAMED)
+        except NotBilinearError as error:
+            return table + note_html(str(error)), likely, None
         summands = [
             *zip(parts.sources, parts.residual.tolist(), strict=True),
             *(
@@ -318,19 +318,20 @@ class LanguageView(PanelView):
         ]
         names, values = zip(*summands, strict=True)
         return (
-            table_html(Table(frame, NEXT_CAPTION, {"probability": ".1%"}), "next-token"),
+            table,
             likely,
             summands_figure(names, values, title=f"The logit of {token}"),
         )
 
     def _by_path(self, terms: LogitTerms, logits: Tensor, best: Int[Tensor, " n"]) -> pd.DataFrame:
-        paths = {name: terms.residual[row, best].tolist() for row, name in enumerate(terms.sources)}
+        residual = terms.residual[:, best].tolist()
+        paths = dict(zip(terms.sources, residual, strict=True))
         return pd.DataFrame(
             {
                 "token": token_names(self.model, best),
                 "probability": logits.softmax(0)[best].tolist(),
                 "logit": logits[best].tolist(),
                 **paths,
-                "MLP": terms.pairs.sum((0, 1))[best].tolist(),
+                "MLP": terms.through_mlp()[best].tolist(),
             }
         )

@@ -546,9 +546,15 @@ class Parts(NormedInput):
         row = self.mixing()[moment].tolist()
         return sum(row[written] * factor for written, factor in self.embedding_factors().items())
 
-    def final_share(self, moment: Moment) -> float:
-        """Return the factor of a vector written at a moment in the stream after the last layer."""
-        return float(self.mixing()[-1, moment])
+    def carried(
+        self, moment: Moment, rows: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch d_model"]:
+        """Return rows that are written at a moment as the stream after the last layer has them.
+
+        Layers that mix the embedding in multiply the stream by a number. The same number turns a
+        direction of the last stream into the one that it reads of those rows.
+        """
+        return float(self.mixing()[-1, moment]) * rows
 
     def mlp_moment(self, layer: int) -> Moment:
         """Return the moment at which the MLP of a layer reads the stream."""

@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from bilens.checks import full_precision
 from bilens.errors import BilensError
-from bilens.read.flow.attention import FrozenHeads
 from bilens.read.flow.graph import Flow
-from bilens.read.flow.mlp import LinearMLP
 from bilens.read.flow.nodes import Node
+from bilens.read.linear.heads import FrozenHeads
+from bilens.read.linear.mlp import LinearMLP
 from bilens.reading import Fact, Reading, signed
 from bilens.residual import Moment, ResidualModel
 from bilens.residual.parts import LinearMap

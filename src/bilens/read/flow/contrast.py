@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from bilens.checks import check_finite
 from bilens.errors import BilensError
-from bilens.read.flow.projections import CallRecorder
-from bilens.read.flow.secants import logarithmic_mean, secant_slope
 from bilens.read.language.names import TokenDirection, shown_tokens
+from bilens.read.linear.projections import CallRecorder
+from bilens.read.linear.secants import logarithmic_mean, secant_slope
 from bilens.residual import ResidualModel, Trace
 from bilens.residual.sums import check_logits
 

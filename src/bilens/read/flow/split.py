@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bilens.checks import check_sum, checked
 from bilens.errors import BilensError
-from bilens.read.flow.attention import FrozenHeads, HeadsMap, SecantHeads
 from bilens.read.flow.builder import FlowBuilder
 from bilens.read.flow.contrast import (
     Against,
@@ -21,11 +20,12 @@ from bilens.read.flow.contrast import (
 )
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import described
-from bilens.read.flow.mlp import LinearMLP
 from bilens.read.flow.nodes import Node, NodeKind
-from bilens.read.flow.projections import CallRecorder
-from bilens.read.flow.secants import frozen_norm, norm_secant
 from bilens.read.language.names import TokenDirection
+from bilens.read.linear.heads import FrozenHeads, HeadsMap, SecantHeads
+from bilens.read.linear.mlp import LinearMLP
+from bilens.read.linear.projections import CallRecorder
+from bilens.read.linear.secants import frozen_norm, norm_secant
 from bilens.residual import Moment, ResidualModel, Trace
 from bilens.settings import Between
 

@@ -7,16 +7,20 @@ import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from bilens.checks import check_index, check_sum, full_precision
 from bilens.errors import BilensError
 from bilens.read.language.names import token_names, token_number
+from bilens.read.linear.heads import FrozenHeads
+from bilens.read.linear.mlp import LinearMLP
+from bilens.read.linear.secants import NormMap, frozen_norm
 from bilens.reading import Fact, Reading
 from bilens.registry import reading
 from bilens.residual import Moment, ResidualModel, Trace
 from bilens.residual.sums import check_split
 from bilens.settings import Count
-from bilens.tensor.factors import with_constant
+from bilens.tensor import FactoredMatrix
 
 SHOWN = 10
 """Logits in the table of a split."""
@@ -58,41 +62,32 @@ def read_stream(
     """
     ids = model.ids(text)
     check_index("position", position, len(ids), "a position in the text")
-    mlp = model.layer(layer).mlp
     trace = model.trace(ids[: position + 1])
-    layer_trace = trace.layers[layer]
-    # Everything below is at this position only: the MLP reads no other.
-    direct = layer_trace.attn_input[position]
+    parts = _parts(model, trace, layer)
     if model.parts.mlp_moment(layer) < Moment.attention(layer):
-        heads, constant = direct.new_zeros(model.n_heads, position + 1, model.d_model), 0 * direct
-    else:
-        heads, constant = head_outputs_at(model, trace, layer, position)
+        parts[1:] = 0
+    mlp, of_layer = model.layer(layer).mlp, trace.layers[layer]
     # The norm's scale on the text is held fixed, which makes the split linear.
-    scale = layer_trace.mlp_scale[position]
-    stream = Stream(*(mlp.centred(part) * scale for part in (direct, heads, constant)))
+    parts = frozen_norm(mlp.norm, of_layer.mlp_scale[-1]).push(parts)
+    heads = parts[1:-1].unflatten(0, (model.n_heads, -1))
+    stream = Stream(parts[0], heads, parts[-1])
     check_sum(
         f"The input of {mlp.name}, split by source,",
         stream.total(),
-        layer_trace.mlp_n[position],
-        size=float(scale * (direct.abs() + heads.abs().sum((0, 1)) + constant.abs()).max()),
+        of_layer.mlp_n[position],
+        size=float(parts.abs().sum(0).max()),
         dtype=model.parts.embed.module.weight.dtype,
     )
     return stream
 
 
-def head_outputs_at(
-    model: ResidualModel, trace: Trace, layer: int, position: int
-) -> tuple[Float[Tensor, "heads time d_model"], Float[Tensor, " d_model"]]:
-    """Return the output of each head at a position from each token, and attention's biases."""
-    layer_trace, weights = trace.layers[layer], model.layer(layer).heads.weights()
-    sources = model.parts.value_sources(layer)
-    values = torch.stack([trace.layers[s.layer].attn_n @ s.value for s in sources]).sum(0)
-    bias = torch.stack([source.bias for source in sources]).sum(0)
-    pattern, scale = layer_trace.pattern[:, position], layer_trace.attn_out_scale[position]
-    heads = torch.einsum("ht,hte,hed->htd", pattern, values, weights.out)
-    # The values' bias is multiplied by the row sum of the pattern, which need not be 1.
-    value_bias = torch.einsum("h,he,hed->d", pattern.sum(-1), bias, weights.out)
-    return scale * heads, scale * (value_bias + weights.out_bias)
+def _parts(model: ResidualModel, trace: Trace, layer: int) -> Float[Tensor, "parts d_model"]:
+    """Return the stream after a layer's heads at the last position, as a sum of parts.
+
+    These are the stream before the layer, each head from each token, and attention's biases.
+    """
+    heads, constant = FrozenHeads(model, trace, layer).last()
+    return torch.cat([trace.layers[layer].attn_input[-1:], heads.flatten(0, 1), constant[None]])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,27 +95,31 @@ class LogitTerms(Reading):
     """Logits of the next token as a sum over paths through the last layer.
 
     Let p_a be the parts of the stream: the stream before the layer, each head's output, and biases.
-    M and N are the scales of the norms before the MLP and before the unembedding. Then
+    M and N are the scales of the norms before the MLP and before the unembedding, and B is the MLP
+    with its gate ratios, all held fixed at their values on this text. Then
 
         logits = sum_a W_U N p_a + sum_ab W_U N B(M p_a, M p_b) + b_U
+
+    A term is a vector of the stream times a column of W_U. So all terms are one `FactoredMatrix`:
+    a column is the flow into that logit from the last layer, and `matrix.top_entries(k)` finds
+    the largest terms of all tokens.
 
     Attributes:
         model: the model.
         position: the position in the text.
         sources: names of the p_a.
-        residual: logits of each part past the MLP; b_U is added to those of the biases.
-        pairs: W_U N B(M p_a, M p_b), symmetric in a and b.
-        inputs: M p_a; their sum is the MLP's input.
-        scale: N, times the scale of a norm after the MLP, if the model has one.
+        matrix: the terms, rows by part and columns by token: N p_a, then N B(M p_a, M p_b). The
+            last column of its left factor is 1 for biases, whose term has b_U.
+        mlp: the last MLP on the text.
+        last: N of every position.
     """
 
     model: ResidualModel
     position: int
     sources: tuple[str, ...]
-    residual: Float[Tensor, "sources vocab"]
-    pairs: Float[Tensor, "sources sources vocab"]
-    inputs: Float[Tensor, "sources n_in"]
-    scale: float
+    matrix: FactoredMatrix
+    mlp: LinearMLP
+    last: NormMap
 
     axes: ClassVar[dict[str, str]] = {"x": "token", "y": "logit"}
     explanation: ClassVar[str] = (
@@ -128,9 +127,24 @@ class LogitTerms(Reading):
         "passes the last MLP, and one for the MLP."
     )
 
+    @property
+    def residual(self) -> Float[Tensor, "sources vocab"]:
+        """Logits of each part past the MLP; b_U is added to those of the biases."""
+        return self.matrix.left[: len(self.sources)] @ self.matrix.right
+
+    @property
+    def pairs(self) -> Float[Tensor, "sources sources vocab"]:
+        """Terms W_U N B(M p_a, M p_b), symmetric in a and b."""
+        n = len(self.sources)
+        return self.matrix.left[n:].unflatten(0, (n, n)) @ self.matrix.right
+
+    def through_mlp(self) -> Float[Tensor, " vocab"]:
+        """Return the logits through the MLP, the sum of all pairs."""
+        return self.matrix.left[len(self.sources) :].sum(0) @ self.matrix.right
+
     def total(self) -> Float[Tensor, " vocab"]:
         """Return the model's logits, before a soft-cap if it has one."""
-        return self.residual.sum(0) + self.pairs.sum((0, 1))
+        return self.matrix.left.sum(0) @ self.matrix.right
 
     @property
     def title(self) -> str:
@@ -151,14 +165,14 @@ class LogitTerms(Reading):
         )
         for name, row in zip(self.sources, self.residual, strict=True):
             frame[name] = row[best.indices].tolist()
-        return frame.assign(mlp=self.pairs.sum((0, 1))[best.indices].tolist())
+        return frame.assign(mlp=self.through_mlp()[best.indices].tolist())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LogitParts(Reading):
     """Logit of one token as a sum over parts of the stream and eigenvectors of the last MLP.
 
-        logit = sum_a u . N p_a + sum_i N lambda_i (v_i . M y)^2
+        logit = sum_a u . N p_a + sum_i N lambda_i (v_i . M y)^2 + biases after the MLP
 
     Attributes:
         token: name of the token.
@@ -166,7 +180,7 @@ class LogitParts(Reading):
         residual: u . N p_a, the contribution of each part past the MLP.
         eigenvalues: lambda_i of the eigenvectors of largest |activation|.
         activations: N lambda_i (v_i . M y)^2 of these eigenvectors.
-        remainder: sum of the activations of all other eigenvectors.
+        remainder: sum of the activations of all other eigenvectors, and of biases after the MLP.
     """
 
     token: str
@@ -214,12 +228,9 @@ def split_logits(
     attend to the only token, so without norms the split is the same for every text.
 
     Args:
-        model: the model; its last MLP has to be a tensor.
+        model: the model.
         text: a string or token ids.
         position: position whose next token is predicted; a negative one counts from the end.
-
-    Raises:
-        NotBilinearError: the MLP is not a tensor.
 
     Source:
         Pearce et al. 2024, section 6.1; Elhage et al. 2021 for the paths around the MLP.
@@ -229,35 +240,27 @@ def split_logits(
         raise BilensError(f"position={position}, expected {-len(ids)} to {len(ids) - 1}")
     # Everything after the position is cut off, as the model is causal.
     position %= len(ids)
-    layer = model.n_layers - 1
-    tensor, parts = model.mlp(layer), model.layer(layer).mlp
-    trace = model.trace(ids[: position + 1])
-    layer_trace = trace.layers[layer]
-    heads, constant = head_outputs_at(model, trace, layer, position)
-    sources = torch.cat([layer_trace.attn_input[position][None], heads.sum(1), constant[None]])
+    layer, trace = model.n_layers - 1, model.trace(ids[: position + 1])
+    direct, *heads, constant = _parts(model, trace, layer).split(
+        [1, *[position + 1] * model.n_heads, 1]
+    )
+    sources = torch.cat([direct, *(part.sum(0, keepdim=True) for part in heads), constant])
     inputs = sources.clone()
     if model.parts.mlp_moment(layer) < Moment.attention(layer):
         # An MLP parallel to attention does not see the heads.
         inputs[1:] = 0
-    inputs = parts.centred(inputs) * layer_trace.mlp_scale[position]
-    if tensor.constant:
-        # The constant coordinate belongs to the biases only, the last source.
-        inputs = with_constant(inputs)
-        inputs[:-1, -1] = 0
-    # Norms divide by the stream of this text, which freezes their scales.
-    final_scale = float(trace.scale[position])
-    scale = final_scale * float(layer_trace.mlp_out_scale[position])
-    left, right = inputs @ tensor.left.T, inputs @ tensor.right.T
-    # Symmetric in a and b, since the order of two sources has no meaning.
-    hidden = (left[:, None] * right[None] + left[None] * right[:, None]) / 2
-    W_U, b_U = model.W_U, model.b_U
-    residual = final_scale * sources @ W_U
-    # The unembedding's bias belongs to no part of the stream.
-    residual[-1] += b_U
+    mlp = LinearMLP.frozen(model, trace, layer)
+    last = frozen_norm(model.parts.norm, trace.scale)
+    pairs = mlp.pairs(mlp.norm[-1].push(inputs), position).flatten(0, 1)
+    # The unembedding's bias belongs to no part of the stream: it is one more coordinate.
+    rows = functional.pad(last[-1].push(torch.cat([sources, pairs])), (0, 1))
+    rows[len(sources) - 1, -1] = 1
+    W_U, b_U = model.parts.logit_weights()
+    matrix = FactoredMatrix(rows, torch.cat([W_U, b_U[None]]))
     names = ("direct", *(f"head {h}" for h in range(model.n_heads)), "biases")
-    pairs = scale * hidden @ tensor.out.T @ W_U
-    terms = LogitTerms(model, position, names, residual, pairs, inputs, scale)
-    size = float((residual.abs().sum(0) + pairs.abs().sum((0, 1))).max())
+    terms = LogitTerms(model, position, names, matrix, mlp, last)
+    sizes = [(part @ matrix.right).abs().sum(0) for part in rows.split(len(sources))]
+    size = float(torch.stack(sizes).sum(0).max())
     check_split(model, terms.total(), trace.logits[-1], "The split logit", size=size)
     return terms
 
@@ -267,32 +270,36 @@ def split_logits(
 def split_by_eigenvectors(terms: LogitTerms, token: str | int, *, k: Count = 8) -> LogitParts:
     """Split the logit of one token, from `split_logits`, by the eigenvectors of the last MLP.
 
-    The k eigenvectors of largest |activation| are named, and all others are summed.
+    They are those of its form on this text, with norms' scales and gate ratios held fixed. The k of
+    largest |activation| are named, and all others are summed with biases after the MLP.
 
     Raises:
-        NotBilinearError: the MLP is not a tensor.
+        NotBilinearError: the MLP has no gate.
 
     Source:
         Pearce et al. 2024, sections 4.1 and 6.1.
     """
-    model, number = terms.model, token_number(terms.model, token)
-    spectrum = model.mlp(model.n_layers - 1).interaction(model.direction(number)).eigh()
-    # The eigenvectors are of the whole MLP, so they see the sum of the sources.
-    activations = terms.scale * spectrum.activations(terms.inputs.sum(0))
-    strongest = activations.abs().topk(min(k, spectrum.k)).indices
+    model, mlp, number = terms.model, terms.mlp, token_number(terms.model, token)
+    if mlp.right is None:
+        # Raises, and names the remedy.
+        model.mlp(model.n_layers - 1)
+    w = torch.zeros_like(mlp.norm.push(mlp.z[:, : model.d_model]))
+    w[-1] = terms.last[-1].pull(model.parts.logit_weights([number])[0][:, 0])
+    # The terms of a column, one layer deep, are a flow: its directions with all m of them.
+    eigenvectors = mlp.directions(mlp.weights(w), None, 0.0)
     parts = LogitParts(
         token=token_names(model, [number])[0],
         sources=terms.sources,
         residual=terms.residual[:, number],
-        eigenvalues=spectrum.values[strongest],
-        activations=activations[strongest],
-        remainder=float(activations.sum() - activations[strongest].sum()),
+        eigenvalues=eigenvectors.value[:k],
+        activations=eigenvectors.flow[:k],
+        remainder=float(eigenvectors.flow[k:].sum() + (w * mlp.out.bias).sum()),
     )
     check_sum(
         "The logit, split by eigenvectors,",
         parts.total(),
         terms.total()[number],
-        size=float(activations.abs().sum() + parts.residual.abs().sum()),
+        size=float(eigenvectors.flow.abs().sum() + parts.residual.abs().sum()),
         dtype=model.parts.embed.module.weight.dtype,
     )
     return parts

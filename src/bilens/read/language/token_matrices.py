@@ -125,10 +125,9 @@ def head_outputs(
     tokens = token_range(model, among)
     e = model.parts.embedded(tokens, position)
     check_heads(model, layer, _token_stream(model, e[0], layer))
-    values = _values(model, layer, e)
-    values = model.parts.final_share(Moment.attention(layer)) * values
-    out = model.layer(layer).heads.weights().out
-    return FactoredMatrix(values, out @ model.parts.logit_weights(tokens.tolist())[0])
+    out = model.parts.carried(Moment.attention(layer), model.layer(layer).heads.weights().out)
+    W_U = model.parts.logit_weights(tokens.tolist())[0]
+    return FactoredMatrix(_values(model, layer, e), out @ W_U)
 
 
 @torch.no_grad()
@@ -155,13 +154,13 @@ def skip_trigram_matrix(
     e = model.parts.embedded(token_range(model, among), position)
     written = _head_output(model, layer, head, e)
     last = _final_stream(model, e, layer)[2]
-    # Later layers may multiply the stream, and what it holds of this one with it.
-    share = model.parts.final_share(Moment.attention(layer))
-    ov = FactoredMatrix((share * written @ u)[:, None], last.T)
+    by_head, by_mlp = (
+        model.parts.carried(moment(layer), u) for moment in (Moment.attention, Moment.mlp)
+    )
+    ov = FactoredMatrix((written @ by_head)[:, None], last.T)
     if part == "ov":
         return ov
-    share = model.parts.final_share(Moment.mlp(layer))
-    form, mlp_input = model.mlp(layer).interaction(share * u), model.layer(layer).mlp
+    form, mlp_input = model.mlp(layer).interaction(by_mlp), model.layer(layer).mlp
     x = _token_stream(model, e, layer)
     check_heads(model, layer, x[0])
     check_mlp(model, layer, x[0])
@@ -216,7 +215,7 @@ def _final_stream(
     """Return a token's stream after the last layer, an MLP's output, and the final norm's scale."""
     parts, x = model.parts, _token_stream(model, e, model.n_layers)
     mlp = model.layer(layer).mlp.stream_output(_token_stream(model, e, layer))
-    mlp = parts.final_share(Moment.mlp(layer)) * mlp
+    mlp = parts.carried(Moment.mlp(layer), mlp)
     return parts.centred(x), parts.centred(mlp), parts.scale(x + mlp)[:, None]
 
 

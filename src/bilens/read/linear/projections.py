@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bilens.errors import BilensError
 from bilens.nn.language.attention import rotate
-from bilens.read.flow.secants import NormMap, frozen_norm, mean_square_secant, norm_secant
+from bilens.read.linear.secants import NormMap, frozen_norm, mean_square_secant, norm_secant
 from bilens.residual import Moment, ResidualModel, Trace
 from bilens.residual.attention import StopForwardError, attends_by
 from bilens.residual.layers import Heads

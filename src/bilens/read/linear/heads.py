@@ -9,15 +9,20 @@ from torch import Tensor
 
 from bilens.errors import BilensError
 from bilens.nn.language.attention import EPS
-from bilens.read.flow.outputs import OutputMap
-from bilens.read.flow.projections import (
+from bilens.read.linear.projections import (
     AttentionCall,
     CallRecorder,
     Reads,
     projections,
     values,
 )
-from bilens.read.flow.secants import NormMap, mean_square_secant, secant_slope, softmax_secant
+from bilens.read.linear.secants import (
+    NormMap,
+    OutputMap,
+    mean_square_secant,
+    secant_slope,
+    softmax_secant,
+)
 from bilens.residual import ResidualModel, Trace
 
 Role = Literal["values", "queries", "keys"]
@@ -179,7 +184,7 @@ class FrozenHeads(HeadsMap):
     """
 
     def __init__(
-        self, model: ResidualModel, trace: Trace, layer: int, *, through_patterns: bool
+        self, model: ResidualModel, trace: Trace, layer: int, *, through_patterns: bool = False
     ) -> None:
         heads, of_layer = model.layer(layer).heads, trace.layers[layer]
         self.pattern = of_layer.pattern
@@ -201,6 +206,16 @@ class FrozenHeads(HeadsMap):
         if self.asked is not None:
             reads += self.asked.reads(share * along)
         return [HeadBranch(None, self.pattern * along, reads, [(self.pattern, self.values, None)])]
+
+    def last(self) -> tuple[Float[Tensor, "heads time d_model"], Float[Tensor, " d_model"]]:
+        """Return the output at the last position of each head from each token, and of biases."""
+        bias = torch.stack([part.bias[0] for part in self.sources if part.bias is not None]).sum(0)
+        weight = self.out.weight.unflatten(1, (len(bias), -1))
+        pattern, at = self.pattern[:, -1], torch.tensor(-1, device=bias.device)
+        heads = torch.einsum("ht,hte,dhe->htd", pattern, self.values - bias[:, None], weight)
+        # The values' bias is multiplied by the row sum of the pattern, which need not be 1.
+        constant = torch.einsum("h,he,dhe->d", pattern.sum(-1), bias, weight)
+        return self.out.push(heads, at), self.out.push(constant, at) + self.out.bias[-1]
 
 
 class _PolynomialPattern:

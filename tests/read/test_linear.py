@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from bilens.nn.layers import ACTIVATIONS
-from bilens.read.flow.directions import ritz_pairs
-from bilens.read.flow.secants import (
+from bilens.read.linear.mlp import ritz_pairs
+from bilens.read.linear.secants import (
     logarithmic_mean,
     mean_square_secant,
     secant_slope,

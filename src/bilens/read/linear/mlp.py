@@ -1,5 +1,6 @@
 """MLPs as linear maps, on one text or between two, split into a few directions each."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -8,14 +9,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.read.flow.directions import ritz_pairs
-from bilens.read.flow.outputs import OutputMap
-from bilens.read.flow.secants import NormMap, frozen_norm, norm_secant, secant_slope
+from bilens.read.linear.secants import (
+    NormMap,
+    OutputMap,
+    frozen_norm,
+    norm_secant,
+    secant_slope,
+)
 from bilens.residual import ResidualModel, Trace
 from bilens.tensor import QuadraticForm
 from bilens.tensor.factors import with_constant
 from bilens.tensor.quadratic import apply_factored
 
+GONE = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""A vector that orthogonalisation leaves this share of its length lies in the space already."""
 FORMS_BYTES = 128 * 1024**2
 """Working memory of the forms that are decomposed at once."""
 
@@ -186,6 +193,29 @@ class LinearMLP:
             hidden = hidden + self.through_right[position] * (rows @ self.right.T)
         return self.out.push(hidden @ self.out.weight.T, position)
 
+    def pairs(
+        self, parts: Float[Tensor, "parts d_model"], position: int
+    ) -> Float[Tensor, "parts parts d_model"]:
+        """Return the output at a position for each pair of parts of its normalised input.
+
+        The constant coordinate belongs to the last part, and so does a bias of the output.
+        """
+        if self.constant:
+            parts = with_constant(parts)
+            parts[:-1, -1] = 0
+        left = parts @ self.left.T
+        if self.right is None or self.curvature is None:
+            # Without a gate the second factor is the constant 1.
+            right, ratio = torch.zeros_like(left), self.through_left
+            right[-1] = 1
+        else:
+            right, ratio = parts @ self.right.T, self.curvature
+        # Symmetric in both parts, since their order has no meaning.
+        hidden = (left[:, None] * right + right[:, None] * left) / 2 * ratio[position]
+        rows = self.out.push(hidden @ self.out.weight.T, torch.tensor(position))
+        rows[-1, -1] += self.out.bias[position]
+        return rows
+
     def directions(
         self, weights: Float[Tensor, "time rank"], m: int | None, least: float
     ) -> Directions:
@@ -237,3 +267,60 @@ def _strongest(
         overlap=overlap[row, which],
         pull=pull[row, which],
     )
+
+
+def ritz_pairs(
+    apply: Callable[[Float[Tensor, "forms k n"]], Float[Tensor, "forms k n"]],
+    starts: Float[Tensor, "forms s n"],
+    m: int,
+) -> tuple[Float[Tensor, "forms m"], Float[Tensor, "forms m n"]]:
+    """Return Ritz values and vectors of symmetric forms in Krylov spaces of m dimensions.
+
+    The space of each form Q is spanned by the starts x, y, then Qx, Qy, Q^2 x and so on, m vectors
+    in all. The Ritz vectors are an orthonormal basis of it. A vector in the span of the starts is
+    the sum of its parts along them. For starts z and Qz this is m-point Gauss
+    quadrature of z'Qz. If a space has fewer dimensions, the remaining vectors are zero. Costs
+    m products with each form.
+
+    Args:
+        apply: the product of each form with k vectors.
+        starts: vectors that the space holds.
+        m: number of dimensions, at least the number of starts.
+
+    Source:
+        Golub and Meurant 2010, "Matrices, Moments and Quadrature with Applications".
+    """
+    basis: list[Tensor] = []
+    images: list[Tensor] = []
+    for number in range(m):
+        # The first vectors are the starts; each later one is the image of an earlier one.
+        behind = number - starts.shape[1]
+        candidate = starts[:, number] if behind < 0 else images[behind]
+        basis.append(_orthogonalised(candidate, basis))
+        images.append(apply(basis[-1][:, None])[:, 0])
+    space, applied = torch.stack(basis, 1), torch.stack(images, 1)
+    small = (space @ applied.mT).double()
+    small = (small + small.mT) / 2
+    # A zero vector gets a value beyond all others, so that it does not mix with the rest.
+    absent = (space == 0).all(-1)
+    beyond = 2 * small.abs().sum((-1, -2)) + 1
+    values, rotation = torch.linalg.eigh(small + torch.diag_embed(absent * beyond[:, None]))
+    vectors = rotation.mT.to(space) @ space
+    return values.to(space), vectors
+
+
+def _orthogonalised(x: Float[Tensor, "forms n"], basis: list[Tensor]) -> Float[Tensor, "forms n"]:
+    """Return unit vectors orthogonal to a basis; zero where it spans x already."""
+    length = x.norm(dim=-1, keepdim=True)
+    y = x / length.clamp_min(torch.finfo(x.dtype).tiny)
+    if not basis:
+        return y
+    space = torch.stack(basis, 1)
+    left = torch.ones_like(length)
+    # Twice is enough to be orthogonal at rounding accuracy, once the first remainder has length 1
+    # again (Kahan and Parlett).
+    for _ in range(2):
+        y = y - ((space @ y[..., None]).mT @ space)[:, 0]
+        size = y.norm(dim=-1, keepdim=True)
+        left, y = left * size, y / size.clamp_min(torch.finfo(x.dtype).tiny)
+    return torch.where((left > GONE[x.dtype]) & (length > 0), y, 0)
