@@ -95,14 +95,14 @@ class LogitTerms(Reading):
     """Logits of the next token as a sum over paths through the last layer.
 
     Let p_a be the parts of the stream: the stream before the layer, each head's output, and biases.
-    M and N are the scales of the norms before the MLP and before the unembedding, and B is the MLP
-    with its gate ratios, all held fixed at their values on this text. Then
+    M and N are the scales of the norms before the MLP and before the unembedding. B is the MLP with
+    its gate ratios. All are held fixed at their values on this text. Then
 
         logits = sum_a W_U N p_a + sum_ab W_U N B(M p_a, M p_b) + b_U
 
-    A term is a vector of the stream times a column of W_U. So all terms are one `FactoredMatrix`:
-    a column is the flow into that logit from the last layer, and `matrix.top_entries(k)` finds
-    the largest terms of all tokens.
+    A term is a vector of the stream times a column of W_U, so that all terms are one matrix. A
+    column of it is the flow into that logit from the last layer. `matrix.top_entries(k)` finds the
+    largest terms of all tokens.
 
     Attributes:
         model: the model.
