@@ -115,7 +115,7 @@ def gguf_model(
         empty = kind(config)
     kind_of_layout: Any = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)
     processor = kind_of_layout(config=config.to_dict())
-    names = _tensor_names(empty, processor)
+    names: dict[str, str] = get_gguf_hf_weights_map(_Named(empty), processor)
     _check_tensors(header, names, empty)
     n_weights = sum(prod(tensor.shape) for tensor in header.tensors.values())
     if not low_memory:
@@ -191,12 +191,6 @@ class _Named:
                 yield name, _Named(child, has_children=False)
 
 
-def _tensor_names(model: nn.Module, processor: TensorProcessor) -> dict[str, str]:
-    """Return the parameter of each name of a tensor in a file."""
-    names: dict[str, str] = get_gguf_hf_weights_map(_Named(model), processor)
-    return names
-
-
 def _config(header: Header) -> Any:
     """Return the configuration of transformers, each setting of the file used or checked."""
     name, path = header.architecture, header.path
@@ -258,16 +252,11 @@ def _check_setting(path: Path, name: str, setting: str, value: Any) -> None:
         most = LARGEST.get(setting, 2**24)
         allowed, fits = f"1 to {most:,}", type(value) is int and 1 <= value <= most
     if not fits:
-        raise CheckpointError(f"{path} has {name}={_shown(value)}, expected {allowed}")
+        raise CheckpointError(f"{path} has {name}={value!r:.80}, expected {allowed}")
 
 
 def _is_real(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _special_tokens(header: Header, vocab_size: int) -> dict[str, int | None]:
@@ -288,7 +277,7 @@ def _special_tokens(header: Header, vocab_size: int) -> dict[str, int | None]:
             continue
         if type(number) is not int or not 0 <= number < vocab_size:
             raise CheckpointError(
-                f"{path} has tokenizer.ggml.{key}_token_id={_shown(number)}, expected 0 to "
+                f"{path} has tokenizer.ggml.{key}_token_id={number!r:.80}, expected 0 to "
                 f"{vocab_size - 1}"
             )
         special[f"{name}_token_id"] = number
@@ -304,7 +293,7 @@ def _apply_scaling(header: Header, config: Any, given: dict[str, Any]) -> None:
         given.pop("rope.scaling.finetuned", None)
         if not _is_real(factor) or factor < 1:
             raise CheckpointError(
-                f"{header.path} has rope.scaling.factor={_shown(factor)}, expected at least 1"
+                f"{header.path} has rope.scaling.factor={factor!r:.80}, expected at least 1"
             )
         # Every position is divided by the factor: known to transformers under the same name.
         if kind == "linear" and factor != 1:
@@ -343,12 +332,12 @@ def _check_rest(header: Header, config: Any, given: Mapping[str, Any]) -> None:
         if key in expected:
             if value != expected[key]:
                 raise CheckpointError(
-                    f"{header.path} has {name}={_shown(value)}, expected {expected[key]}, which "
+                    f"{header.path} has {name}={value!r:.80}, expected {expected[key]}, which "
                     "follows from its other settings"
                 )
         elif key not in UNUSED and value not in (0, "none"):
             raise CheckpointError(
-                f"{header.path} has {name}={_shown(value)}, a setting that bilens does not know "
+                f"{header.path} has {name}={value!r:.80}, a setting that bilens does not know "
                 "and the model may compute with. Open the model's folder in the format of "
                 "transformers instead."
             )

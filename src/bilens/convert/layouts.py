@@ -154,7 +154,6 @@ def paper_model(
     the settings, so it is that of the embedding.
 
     Raises:
-        BilensError: a setting is out of range.
         CheckpointError: bilens has no such MLP, or rotary positions have other frequencies.
     """
     mlp = PAPER_MLPS.get((bool(settings["bilinear"]), settings["gate"]))
@@ -213,9 +212,6 @@ def paper_classifier(
     """Return an empty image classifier of the paper, and the table of its weights.
 
     Images are square if the number of their pixels is a square.
-
-    Raises:
-        BilensError: a setting is out of range.
     """
     pixels, side = settings["d_input"], isqrt(settings["d_input"])
     config = ClassifierConfig(
@@ -256,9 +252,6 @@ def tensor_transformer(
     The embedding is normalised in its table. Swapping the halves of each query and key reverses
     the sense of rotary positions, and an MLP that squares is bilinear with two equal factors. So
     neither needs a setting.
-
-    Raises:
-        BilensError: a setting is out of range.
     """
     heads, width = settings["n_head"], settings["n_embd"]
     attention = VARIANT_ATTENTION[bool(settings["squared_attn"]), bool(settings["bilinear_attn"])]

@@ -47,7 +47,6 @@ def write_spectra(
         tolerance: largest residual of a pair; see `QuadraticForm.eigh`.
 
     Raises:
-        BilensError: an argument is out of range.
         CheckpointError: the folder holds the spectra of something else.
 
     Source:

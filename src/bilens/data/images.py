@@ -365,9 +365,6 @@ def modular_addition(p: Annotated[int, Between(1, 256)], seed: Seed = 0) -> Imag
         p: the modulus, up to 256.
         seed: seed of the split.
 
-    Raises:
-        BilensError: p is out of range, or too small for two splits.
-
     Source: Nanda et al. 2023, "Progress measures for grokking via mechanistic interpretability",
     arXiv:2301.05217.
     """
@@ -470,9 +467,6 @@ def fit_drawing(
     Args:
         ink: ink of the drawing, from 0 to 1.
         data: the data set that determines size and position.
-
-    Raises:
-        BilensError: the drawing is empty.
 
     Source:
         LeCun et al. 1998, "The MNIST database of handwritten digits", on size and centre.

@@ -107,20 +107,13 @@ class SyntheticLanguage(ABC):
 
         Args:
             ids: sentences of this language or their beginnings, as positions in `vocabulary`.
-
-        Raises:
-            BilensError: one of them does not start with [BOS], or is not a sentence.
         """
         return self._tables[1].to(ids.device)[self._states(ids)]
 
     def is_kind(
         self, ids: Int[Tensor, "*batch length"], kind: str
     ) -> Bool[Tensor, "*batch length"]:
-        """Return True at the positions where a rule of this kind decides the next token.
-
-        Raises:
-            BilensError: the kind does not exist, or as in `next_distribution`.
-        """
+        """Return True at the positions where a rule of this kind decides the next token."""
         kinds = self._tables[0]
         if kind not in kinds:
             raise BilensError(f"kind={kind!r}, expected one of {', '.join(sorted(set(kinds)))}")

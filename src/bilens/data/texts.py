@@ -290,10 +290,8 @@ def train_tokenizer(
 
     Args:
         texts: cleaned texts (`bilens.data.clean`). The same texts yield the same tokenizer.
-        vocab_size: the largest number of tokens, with the special ones; short texts yield fewer.
-
-    Raises:
-        BilensError: `vocab_size` is smaller than the number of single characters, which are needed.
+        vocab_size: the largest number of tokens, with the special ones and all single characters;
+            short texts yield fewer.
 
     Source: Pearce et al. 2024, appendix C.4; WordPiece: Wu et al. 2016, arXiv:1609.08144.
     """

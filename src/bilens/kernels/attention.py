@@ -72,10 +72,6 @@ def bilinear_attention(  # noqa: PLR0913
             bfloat16, for heads and values of up to 128, with a version of Triton that was tested.
             Auto is triton wherever it can be, else the reference for short texts, else chunked.
 
-    Raises:
-        BilensError: shapes, dtypes or devices do not fit, or the kernel cannot take them, or two
-            scores come with a constant or normalised rows.
-
     Source: The post on tensor-transformer variants, "Replacing softmax attention".
     """
     inputs = q1, k1, v, q2, k2
@@ -112,9 +108,6 @@ def resume_attention(
         k2: second keys.
         state: of the tokens before, from an earlier call; None at the start of a text.
         scale: of the product of both scores; 1 / d_head^2 by default.
-
-    Raises:
-        BilensError: shapes, dtypes or devices do not fit.
     """
     inputs = q1, k1, v, q2, k2
     if not _are_valid(inputs):

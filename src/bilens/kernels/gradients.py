@@ -75,63 +75,31 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False)
 
 
-def _run_attend(
-    kernel: str,
-    q1: Tensor,
-    k1: Tensor,
-    v: Tensor,
-    q2: Tensor | None,
-    k2: Tensor | None,
-    state: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    with no_autocast(v.device):
-        y, last = KERNELS[kernel]().attend((q1, k1, v, q2, k2), scale, state)
-    return y, v.new_empty(0) if last is None else last
+# Arguments of operators: those of `_INPUTS` first, a kernel, five inputs and a state.
 
 
-def _run_gradients(  # noqa: PLR0913, PLR0917  those of the operator
-    kernel: str,
-    q1: Tensor,
-    k1: Tensor,
-    v: Tensor,
-    q2: Tensor | None,
-    k2: Tensor | None,
-    state: Tensor | None,
-    dy: Tensor,
-    dlast: Tensor | None,
-) -> list[Tensor]:
-    with no_autocast(v.device):
-        gradients = KERNELS[kernel]().gradients((q1, k1, v, q2, k2), state, dy, dlast)
+def _run_attend(kernel: str, *given: Any) -> tuple[Tensor, Tensor]:
+    *inputs, state, scale = given
+    with no_autocast(inputs[2].device):
+        y, last = KERNELS[kernel]().attend(tuple(inputs), scale, state)
+    return y, y.new_empty(0) if last is None else last
+
+
+def _run_gradients(kernel: str, *given: Any) -> list[Tensor]:
+    *inputs, state, dy, dlast = given
+    with no_autocast(dy.device):
+        gradients = KERNELS[kernel]().gradients(tuple(inputs), state, dy, dlast)
     return [x for x in gradients if x is not None]
 
 
-def _fake_attend(
-    kernel: str,
-    q1: Tensor,
-    k1: Tensor,
-    v: Tensor,
-    q2: Tensor | None,
-    k2: Tensor | None,
-    state: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def _fake_attend(kernel: str, *given: Any) -> tuple[Tensor, Tensor]:
+    q1, _, v, _, _, state, _ = given
     y = v.new_empty(*q1.shape[:3], v.shape[-1])
     return y, v.new_empty(0) if state is None else torch.empty_like(state)
 
 
-def _fake_gradients(  # noqa: PLR0913, PLR0917  those of the operator
-    kernel: str,
-    q1: Tensor,
-    k1: Tensor,
-    v: Tensor,
-    q2: Tensor | None,
-    k2: Tensor | None,
-    state: Tensor | None,
-    dy: Tensor,
-    dlast: Tensor | None,
-) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in (q1, k1, v, q2, k2, state) if x is not None]
+def _fake_gradients(kernel: str, *given: Any) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in given[:6] if x is not None]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:

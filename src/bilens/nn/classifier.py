@@ -244,11 +244,7 @@ class ImageClassifier(Checkpointed):
         labels: Int[Tensor, " samples"],
         batch_size: Count = 8192,
     ) -> float:
-        """Return the share of samples, on any device, whose largest logit is their label's.
-
-        Raises:
-            BilensError: x is empty, a label is not a class, or logits are not finite.
-        """
+        """Return the share of samples, on any device, whose largest logit is their label's."""
         check_labels(labels, self.config.n_classes)
         right = 0
         for batch, targets in zip(x.split(batch_size), labels.split(batch_size), strict=True):

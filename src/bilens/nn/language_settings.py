@@ -113,10 +113,6 @@ class LanguageSettings:
             sqrt(2 n_layers) for maps to the residual stream.
         tie_word_embeddings: embedding and unembedding are one matrix.
 
-    Raises:
-        BilensError: a setting is out of range, d_model is not a multiple of n_heads, or n_heads of
-            n_kv_heads, or attention_norm does not fit attention.
-
     Source: Pearce et al. 2024, appendix C, Table 3.
     """
 

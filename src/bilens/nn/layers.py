@@ -76,9 +76,6 @@ class GatedLayer(nn.Module):
         out_bias: add a bias to D; None for the value of bias.
         residual: add the input to the output.
 
-    Raises:
-        BilensError: a residual between different widths, or an unknown gate.
-
     Source: Pearce et al. 2024, equation 1; Shazeer 2020. Their W, V are L, R here.
     """
 

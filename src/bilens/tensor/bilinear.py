@@ -120,10 +120,6 @@ class BilinearTensor(Reading):
             then be given without it.
         names: of the outputs, such as classes; may be left out.
 
-    Raises:
-        BilensError: the factors' shapes, dtypes or devices do not fit together; or, by every
-            method, an argument does not fit, or a number is not finite.
-
     Source:
         Pearce et al. 2024, sections 3.2 and 3.3; their W, V are L, R here, and their layer has
         D = 1 unless an out-projection follows.

@@ -125,10 +125,6 @@ def make_chain(
     Half precision is read in float32. After an embedding the first layer reads only d_model
     directions of the pixels, so the span of L and R replaces the pixels. Outside of this span every
     eigenvalue is zero.
-
-    Raises:
-        BilensError: the chain is empty or does not fit together, the directions do not fit its
-            last tensor, or a number is not finite.
     """
     chain = joined(tensors, directions)
     # From the top down, since a layer that is read less has fewer rows to span.

@@ -15,7 +15,7 @@ matrices of the layer of factors LK, RK, D: of its outputs, and of its inputs.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import factorial
 from typing import ClassVar
 
@@ -295,9 +295,7 @@ def bonds(
             `affine(E, bias)`. Folded into the first tensor it has the same result, more slowly.
 
     Raises:
-        BilensError: tensors, directions, metric and embedding do not fit together. Or the metric is
-            not symmetric or has a negative eigenvalue, a number is not finite, or the model is zero
-            along the directions.
+        BilensError: the model is zero along the directions, or its norm leaves float64.
 
     Source: Dooms et al. 2025, arXiv 2504.02667, appendix G, with dense cores at O(n^4) a layer.
     """
@@ -305,7 +303,8 @@ def bonds(
         BilinearTensor(t.left, t.right, t.out).to(torch.float64)
         for t in joined(tensors, directions)
     ]
-    E, sizes = _checked_input(chain[0], metric, embedding)
+    E = checked_embedding(chain[0], embedding)
+    sizes = E.T if metric is None else checked_positive("metric", metric, E.shape[1]).to(E) @ E.T
     # Upwards: the second moment of each vector, from which its coordinates of unit size follow.
     roots, below, scales = [], [], []
     P, scale = E @ sizes, torch.zeros((), dtype=torch.float64, device=E.device)
@@ -326,28 +325,52 @@ def bonds(
     for i in reversed(range(len(chain))):
         # The scale of the weights cancels in the shares, and would leave float64 in deep models.
         H = below[i].change_basis(outputs=weights / weights.abs().max()).input_gram()
-        values, V = torch.linalg.eigh(H)
-        shares, V = values.flip(0).clamp_min(0), V.flip(1)
-        shares = shares / shares.sum()
-        K, inverse = roots[i]
-        read, write = V.T @ inverse, K @ V
+        bond = principal_bond(H, *roots[i], 2 ** (len(chain) - i))
         # Rows with U of this bond as Gram matrix: the layer below needs nothing else of the model.
-        weights = shares.sqrt()[:, None] * read
-        result.insert(0, Bond(shares, read / scales[i], write * scales[i], 2 ** (len(chain) - i)))
-    reads = [bond.read for bond in result[1:]]
-    cores = tuple(
-        tensor.change_basis(bond.write, above)
-        for tensor, bond, above in zip(chain, result, [*reads, None], strict=True)
-    )
-    # Pixels instead of the embedding: read is exact, write is the least-squares input.
-    first = result[0]
-    result[0] = Bond(first.shares, first.read @ E, sizes @ first.read.T, first.uses)
+        weights = bond.shares.sqrt()[:, None] * bond.read
+        read, write = bond.read / scales[i], bond.write * scales[i]
+        result.insert(0, replace(bond, read=read, write=write))
+    result, cores = in_directions(chain, result, E, sizes)
     if not 0 < norm < torch.inf or not all(torch.isfinite(core.left).all() for core in cores):
         raise BilensError(
             f"The model's norm is {norm:.3g}, outside of the range of float64; scale its weights "
             "or the metric"
         )
     return TreeBonds(tuple(result), cores, W, norm, tensors[0].constant)
+
+
+def principal_bond(
+    H: Float64[Tensor, "k k"],
+    K: Float64[Tensor, "n k"],
+    inverse: Float64[Tensor, "k n"],
+    uses: int,
+) -> Bond:
+    """Return the bond along the eigenvectors of H = K'UK, for the metric P = K K'."""
+    values, V = torch.linalg.eigh(H)
+    values, V = values.flip(0).clamp_min(0), V.flip(1)
+    return Bond(values / values.sum(), V.T @ inverse, K @ V, uses)
+
+
+def in_directions(
+    chain: Sequence[BilinearTensor],
+    bonds: Sequence[Bond],
+    E: Float64[Tensor, "n n_in"],
+    cross: Float64[Tensor, "n_in n"],
+) -> tuple[list[Bond], tuple[BilinearTensor, ...]]:
+    """Return the bonds, the first one of the inputs, and the layers in all directions.
+
+    `cross` is E[x h'], of the inputs x and the vectors h = E x of the first bond.
+    """
+    reads = [*(bond.read for bond in bonds[1:]), None]
+    # Written in all directions once, so that every cut is a corner of these arrays.
+    cores = tuple(
+        tensor.change_basis(bond.write, above)
+        for tensor, bond, above in zip(chain, bonds, reads, strict=True)
+    )
+    first, *others = bonds
+    # Inputs are read exactly, and reconstructed by least squares: E[x z'], as E[z z'] = 1.
+    first = replace(first, read=first.read @ E, write=cross @ first.read.T)
+    return [first, *others], cores
 
 
 def _gram_with(
@@ -370,10 +393,8 @@ def _of_trace_1(
     return P / trace, log_scale + trace.log()
 
 
-def _checked_input(
-    first: BilinearTensor, metric: Tensor | None, embedding: Tensor | None
-) -> tuple[Float64[Tensor, "n n_in"], Float64[Tensor, "n_in n"]]:
-    """Return E and M E' in float64."""
+def checked_embedding(first: BilinearTensor, embedding: Tensor | None) -> Float64[Tensor, "n n_in"]:
+    """Return the map from inputs to the first tensor in float64, by default the identity."""
     eye = torch.eye(first.n_in, dtype=torch.float64, device=first.left.device)
     E = eye if embedding is None else embedding.to(eye)
     if E.shape[0] != first.n_in:
@@ -382,4 +403,4 @@ def _checked_input(
             "of the first tensor, the constant among them"
         )
     check_finite(embedding=E)
-    return E, E.T if metric is None else checked_positive("metric", metric, E.shape[1]).to(E) @ E.T
+    return E

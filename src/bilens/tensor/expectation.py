@@ -77,11 +77,7 @@ def expected_inner(
         b: those of the other; it may differ in depth, ranks and in having biases.
         mean: of x, without the constant coordinate; by default 0.
         covariance: of x; by default the identity.
-        max_operations: largest cost.
-
-    Raises:
-        BilensError: a chain, the models, mean or covariance do not fit together, a number is not
-            finite, or the cost is above `max_operations`.
+        max_operations: largest cost; a larger one raises BilensError.
 
     Source: Isserlis 1918; orthogonal parts: Janson 1997, "Gaussian Hilbert Spaces", chapter 3.
     """

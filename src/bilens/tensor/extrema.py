@@ -79,10 +79,6 @@ def local_extrema(
         tolerance: largest residual of a point that has converged.
         seed: of the random starts.
 
-    Raises:
-        BilensError: the form is a batch, zero or not finite, or an option is out of bounds. Or the
-            form has a constant coordinate, which is not a free input.
-
     Source: Pearce & Dooms 2024, "Future Work" and "The MNIST digit basis"; the step is the
         projected shifted power method of Kolda & Mayo 2011.
     """

@@ -47,9 +47,6 @@ def top_entries(
         blocks: rows of the matrix, or of each matrix of a batch, in blocks of any size.
         k: number of entries; all of them if the matrix has fewer.
         largest: the largest entries, otherwise the smallest.
-
-    Raises:
-        BilensError: k is not positive, blocks is empty, or an entry that counts is not finite.
     """
     start, best = 0, None
     for block in blocks:
@@ -129,10 +126,6 @@ class FactoredMatrix(Reading):
     Attributes:
         left: A.
         right: B.
-
-    Raises:
-        BilensError: the factors' shapes, dtypes or devices do not fit together; or, by every
-            method, an argument does not fit, or a number is not finite.
     """
 
     left: Float[Tensor, "*batch n_rows rank"]

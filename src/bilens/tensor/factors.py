@@ -119,9 +119,6 @@ def fit_input(
     """Return `x` with the number of inputs, dtype and device of the `rows` that read it.
 
     If the last input is the constant 1, it is appended to inputs without it.
-
-    Raises:
-        BilensError: the last axis of `x` has another length than the rows.
     """
     n_in = rows.shape[-1]
     if x.ndim and x.shape[-1] == n_in:

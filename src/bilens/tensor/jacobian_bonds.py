@@ -41,7 +41,13 @@ from bilens.lazy_imports import pd
 from bilens.settings import Count, Seed
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
-from bilens.tensor.chain_bonds import Bond, Bonds
+from bilens.tensor.chain_bonds import (
+    Bond,
+    Bonds,
+    checked_embedding,
+    in_directions,
+    principal_bond,
+)
 from bilens.tensor.factors import checked_positive, fit_input, square_root
 
 Measure = Literal["outputs", "relative", "probabilities"]
@@ -126,20 +132,13 @@ def function_bonds(
             for the change of softmax(W f), with one row of W for each class.
 
     Raises:
-        BilensError: tensors, directions, x and embedding do not fit together, a number is not
-            finite, or the model is zero on the samples.
+        BilensError: the model is zero on the samples.
     """
     check_finite(x=x)
     constant = bool(tensors) and tensors[0].constant
     chain = [tensor.to(torch.float64) for tensor in joined(tensors, directions)]
     like = chain[0].left
-    E = torch.eye(chain[0].n_in).to(like) if embedding is None else embedding.to(like)
-    check_finite(embedding=E)
-    if E.shape[0] != chain[0].n_in:
-        raise BilensError(
-            f"embedding has shape {tuple(E.shape)}; expected {chain[0].n_in} rows, one for each "
-            "input of the first tensor, the constant among them"
-        )
+    E = checked_embedding(chain[0], embedding)
     if len(x) < 2:
         raise BilensError(f"x has shape {tuple(x.shape)}, expected at least 2 samples")
     x, W = fit_input(x, E, constant), directions.to(like).reshape(-1, directions.shape[-1])
@@ -175,17 +174,7 @@ def balanced_bonds(
         moments: P and U of each bond.
         E: the embedding.
     """
-    bonds = principal_bonds(moments)
-    # Written in all directions once, so that every cut is a corner of these arrays.
-    cores = tuple(
-        tensor.change_basis(bond.write, above)
-        for tensor, bond, above in zip(
-            chain, bonds, [*(bond.read for bond in bonds[1:]), None], strict=True
-        )
-    )
-    first = bonds[0]
-    # The input is reconstructed from z by least squares: E[x z'], as E[z z'] is the identity.
-    bonds[0] = Bond(first.shares, first.read @ E, moments.cross @ first.read.T, first.uses)
+    bonds, cores = in_directions(chain, principal_bonds(moments), E, moments.cross)
     return FunctionBonds(
         bonds=tuple(bonds),
         cores=cores,
@@ -208,12 +197,7 @@ def gaussian_samples(
     covariance: Float[Tensor, "n_in n_in"],
     seed: Seed = 0,
 ) -> Float64[Tensor, "samples n_in"]:
-    """Return samples of N(mean, covariance), one in each row, in float64.
-
-    Raises:
-        BilensError: mean and covariance do not fit together, or the covariance is not symmetric or
-            has a negative eigenvalue.
-    """
+    """Return samples of N(mean, covariance), one in each row, in float64."""
     check_finite(mean=mean)
     root, _ = square_root(checked_positive("covariance", covariance, len(mean)))
     generator = torch.Generator(root.device).manual_seed(int(seed))
@@ -308,11 +292,9 @@ def principal_bonds(moments: Moments) -> list[Bond]:
     for i, (P, U) in enumerate(zip(moments.vectors, moments.gradients, strict=True)):
         # K has the rank of P: directions that no sample has would be divided by zero.
         K, inverse = square_root(P)
-        values, V = torch.linalg.eigh(K.T @ U @ K)
-        values, V = values.flip(0).clamp_min(0), V.flip(1)
         # The number of times that the tree has this bond, so that frames of both kinds agree.
         uses = 2 ** (len(moments.vectors) - i)
-        bonds.append(Bond(values / values.sum(), V.T @ inverse, K @ V, uses))
+        bonds.append(principal_bond(K.T @ U @ K, K, inverse, uses))
     return bonds
 
 

@@ -50,9 +50,6 @@ class QuadraticForm(Reading):
         weights: w = D'u, one number for each hidden unit, for each form.
         constant: the last input coordinate is the constant 1.
 
-    Raises:
-        BilensError: (by every method) an argument does not fit, or a number is not finite.
-
     Source: Pearce et al. 2024, section 3.2.
     """
 

@@ -30,9 +30,6 @@ class Dictionary:
         singular_values: of F, the largest first, in float64.
         rank: how many of them count; the rest was taken for zero.
 
-    Raises:
-        BilensError: (by every method) an argument does not fit, or a number is not finite.
-
     Source: Pearce & Dooms 2024, "The pseudoinverse trick for feature dictionaries"; their D is F
     here.
         Pearce et al. 2024, appendix B.1.
@@ -175,9 +172,6 @@ def reexpress(
         k: number of eigenpairs of each direction; all of them by default, which is exact.
         require_complete: refuse directions that do not span all outputs.
 
-    Raises:
-        BilensError: U is empty, not finite, does not fit or is not complete, or k is out of range.
-
     Source: Pearce et al. 2024, appendix B.1. Its u_k are rows in one sentence and columns in
         another: here rows of U, and the u+_k are columns of U^+.
     """
@@ -282,9 +276,6 @@ def steer(
         tensor: the layer.
         s: vectors to add to the input, without the constant coordinate, which never changes.
         x: inputs.
-
-    Raises:
-        BilensError: s or x does not fit the tensor.
 
     Source: The discussion of the post on tensor-transformer variants.
     """

@@ -22,8 +22,7 @@ def best_match(
 ) -> Float[Tensor, "*batch k_a"]:
     """Return the |cosine| of each row of `a` with the best matching row of `b`, (*batch, k_a).
 
-    max_j |a_i . b_j| / (|a_i| |b_j|), and 0 for a row of zeros. Raises BilensError if shapes do not
-    fit, `b` has no rows, or a value is not finite.
+    max_j |a_i . b_j| / (|a_i| |b_j|), and 0 for a row of zeros.
 
     Source: Pearce et al. 2024, figure 4.
     """
@@ -41,9 +40,6 @@ def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b
     Applied to `svd.components` they compare the components of two layers: take absolute values,
     since signs are arbitrary there. A zero form has cosine 0. Computed from the factors in float64,
     at O(rank_a rank_b n_in).
-
-    Raises:
-        BilensError: a or b is not a batch along one axis or not finite, or their inputs differ.
 
     Source: Pearce & Dooms 2024, appendix "MNIST training".
     """
@@ -111,10 +107,6 @@ def cluster(
         vectors: one row each, of any length but zero; their lengths play no part.
         weights: how much each row matters, such as |effective eigenvalue|; not negative.
         threshold: least |cosine| with the leader of a group, above 0 and at most 1.
-
-    Raises:
-        BilensError: shapes or threshold do not fit, a vector or all weights are zero, a weight is
-            negative, or a number is not finite.
     """
     _check(vectors, weights)
     units, w = unit_rows(vectors.double()), weights.double()

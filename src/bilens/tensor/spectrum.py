@@ -42,9 +42,6 @@ class Spectrum(Reading):
         miss_chance: for each form, an upper bound on the chance that `eigh` missed a larger
             eigenvalue. It is 0 if the form was decomposed in full, and None if unknown.
 
-    Raises:
-        BilensError: (by every method) an argument does not fit, or a number is not finite.
-
     Source: Pearce et al. 2024, equations 2 and 3.
     """
 

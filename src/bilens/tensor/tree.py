@@ -225,11 +225,7 @@ def decompile(
     Args:
         tensors: one for each layer; each reads the outputs of the one before.
         directions: u, one vector or a batch of them in the last axis.
-        max_leaves: the largest tree to make.
-
-    Raises:
-        BilensError: the tree would have more than `max_leaves` leaves, the tensors or directions do
-            not fit together, or a number is not finite.
+        max_leaves: the largest tree to make; a larger one raises BilensError.
 
     Source: Pearce et al. 2024, section 4.2.
     """

@@ -209,7 +209,8 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: tokens.
-            attention_mask: 0 for padding, also for tokens in the cache.
+            attention_mask: 0 for padding, also for tokens in the cache. Attention without softmax
+                can mask tokens, not pairs of them.
             position_ids: positions, counted from the end of the cache by default.
             past_key_values: keys and values of earlier tokens.
             labels: tokens again, or -100 to omit one from the loss; each position is compared with
@@ -217,10 +218,6 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
             use_cache: keep keys and values for the next call.
             logits_to_keep: number of last positions to return; 0 for all.
             loss: options of the loss, such as `num_items_in_batch`.
-
-        Raises:
-            BilensError: the text is longer than the positions, or attention without softmax gets a
-                mask of pairs of tokens, or a cache of keys.
         """
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
