@@ -5,6 +5,7 @@ numbers and compiled with the sizes that ship. The least times are those of the
 operations at the rate of the data sheet. The time of the bytes of all tensors is at its bandwidth.
 """
 
+import argparse
 import re
 import subprocess
 import tempfile
@@ -21,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from bilens.kernels import triton_chunked
-from bilens.kernels.triton_kernels import OTHER, READ, read_kernel, states_kernel
+from bilens.kernels.triton_kernels import OTHER, TILES, read_kernel, states_kernel
 
 HEADS, LENGTH = 8, 2**16
 WIDTHS = (32, 64, 128)
@@ -31,6 +32,8 @@ NUMBERS = {"time", "length", "segments", "heads", "key_heads"} | {
     for axis in ("batch", "head", "time")
 }
 """Arguments of the kernels that are numbers at run time."""
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+NEEDS = ("shared", "registers", "spilled")
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
 
@@ -50,7 +53,7 @@ class Card(NamedTuple):
     def tiles(self) -> str:
         """Name of the card in the tables of tiles."""
         name = f"sm_{self.target.arch}"
-        return name if name in READ else OTHER
+        return name if name in TILES else OTHER
 
 
 def _card(
@@ -70,9 +73,11 @@ CARDS = {
     "sm_80 (A100)": _card("cuda", 80, (312, 156 / 3), 2.04e12, 108, 163),
     "sm_89 (RTX 4090)": _card("cuda", 89, (165, 82.6 / 3), 1.01e12, 128, 99),
     "sm_90 (H100)": _card("cuda", 90, (989, 495 / 3), 3.35e12, 132, 227),
+    "sm_100 (B200)": _card("cuda", 100, (2250, 1100 / 3), 8e12, 148, 227),
     "gfx942 (MI300X)": _card("hip", "gfx942", (1307, 163), 5.3e12, 304, 64),
 }
-"""Shared memory is the limit of a block, in kB."""
+"""Shared memory is the limit of a block, in kB. An L4 takes the code of an RTX 4090, and an H200
+that of an H100."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +214,7 @@ def _read_cuda(asm: dict[str, Any]) -> tuple[int, int, int]:
         command = [str(tool), "-res-usage", file.name]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, spilled = re.findall(r"REG:(\d+) STACK:(\d+)", shown)[-1]
-    products = re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", asm["ptx"])
+    products = re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)", asm["ptx"])
     return int(registers), int(spilled), len(products)
 
 
@@ -221,45 +226,76 @@ def _read_hip(asm: dict[str, Any]) -> tuple[int, int, int]:
     return number("vgpr_count"), spilled, asm["amdgcn"].count("v_mfma")
 
 
-def show(card: Card, dtype: torch.dtype, width: int, length: int, *, squared: bool) -> None:
-    """Print the kernels of one kind of attention, and the least time of both passes."""
-    sums, seen, backward = [0.0, 0.0], set(), False
-    kind = f"{str(dtype)[6:]:8} {width:4} {length:6} {'squared' if squared else 'bilinear':8}"
-    for launch in launches(width, dtype, squared=squared, card=card, length=length):
-        work = launch.operations() / card.rates[dtype]
-        memory = launch.moved() / card.bandwidth
-        sums[backward] += max(work, memory)
-        backward |= launch.name == "y"
-        constants = launch.constants()
-        if constants in seen:
-            continue
-        seen.add(constants)
-        result = compiled(launch, card.target)
-        print(
-            f"{kind} {launch.name:7} {result.shared / 1024:5.0f} kB {result.registers:10}"
-            f" {result.spilled:6} B {result.products:9} {result.seconds:8.1f} s"
-            f" {1e3 * work:8.3f} {1e3 * memory:8.3f}"
-            + (" DOES NOT FIT" if result.shared > card.shared else ""),
-            flush=True,
+class Table:
+    """Rows of a card, each kernel compiled once.
+
+    Attributes:
+        card: the card.
+        seen: resources of the kernels so far, by their constants.
+    """
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.seen: dict[tuple[tuple[str, Any], ...], Compiled] = {}
+
+    def show(self, dtype: torch.dtype, width: int, length: int, *, squared: bool) -> None:
+        """Print the kernels of one kind of attention, and the least time of both passes."""
+        card, sums, backward = self.card, [0.0, 0.0], False
+        kind = f"{str(dtype)[6:]:8} {width:4} {length:6} {'squared' if squared else 'bilinear':8}"
+        for launch in launches(width, dtype, squared=squared, card=card, length=length):
+            work = launch.operations() / card.rates[dtype]
+            memory = launch.moved() / card.bandwidth
+            sums[backward] += max(work, memory)
+            backward |= launch.name == "y"
+            constants = launch.constants()
+            if constants in self.seen:
+                continue
+            result = self.seen[constants] = compiled(launch, card.target)
+            tiles = " ".join(
+                f"{name} {launch.arguments[name]}"
+                for name in ("BT", "BS", "BI", "BJ", "BK", "BN", "num_warps", "num_stages")
+                if name in launch.arguments
+            )
+            print(
+                f"{kind} {launch.name:7} {result.shared / 1024:5.0f} kB {result.registers:10}"
+                f" {result.spilled:6} B {result.products:9} {result.seconds:8.1f} s"
+                f" {1e3 * work:8.3f} {1e3 * memory:8.3f}  {tiles}"
+                + (" DOES NOT FIT" if result.shared > card.shared else ""),
+                flush=True,
+            )
+        print(f"{kind} forward at least {1e3 * sums[0]:.3f} ms, backward {1e3 * sums[1]:.3f} ms")
+
+    def summary(self) -> str:
+        """Return the most of each resource over all kernels, beside the card's limit."""
+        most = [max(getattr(x, name) for x in self.seen.values()) for name in NEEDS]
+        limit = self.card.shared / 1024
+        return (
+            f"{len(self.seen)} kernels: at most {most[0] / 1024:.0f} of {limit:.0f} kB shared, "
+            f"{most[1]} registers, {most[2]} B spilled; tiles: {TILES[self.card.tiles].source}"
         )
-    print(f"{kind} forward at least {1e3 * sums[0]:.3f} ms, backward {1e3 * sums[1]:.3f} ms")
 
 
 def main() -> None:
-    """Print every kernel on every card."""
+    """Print every kernel on the cards."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--card", choices=CARDS, help="all by default")
+    parser.add_argument("--dtype", choices=DTYPES, help="both by default")
+    given = parser.parse_args()
     print(f"triton {triton.__version__}; {HEADS} heads")
-    for name, card in CARDS.items():
+    for name in [given.card] if given.card else CARDS:
+        table = Table(CARDS[name])
         print(f"\n{name}")
         print(
             "dtype       d tokens attention kernel  shared  registers  spilled  products  compiled"
             "  ms by operations, by bytes"
         )
-        for dtype in card.rates:
+        for dtype in [DTYPES[given.dtype]] if given.dtype else DTYPES.values():
             for width in WIDTHS:
                 for squared in (False, True):
                     # The longest text that is one chunk, and one of many.
                     for length in (width**2, LENGTH):
-                        show(card, dtype, width, length, squared=squared)
+                        table.show(dtype, width, length, squared=squared)
+        print(table.summary(), flush=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_kernels_fit_a_card_and_use_its_tensor_cores(kernels):
 def test_every_card_has_tiles_for_every_launch():
     """Whatever a card has none of its own for, it has from the tiles that fit any."""
     sizes = pytest.importorskip("bilens.kernels.triton_kernels")
-    for card in (*sizes.READ, "sm_75"):
+    for card in (*sizes.TILES, "sm_75"):
         for itemsize, width, half in product((2, 4), (16, 32, 64, 128), (False, True)):
             widths = (width,) * 3
             for one_chunk in (False, True):

@@ -25,6 +25,7 @@ from bilens.read.language import (
     token_names,
     top_contexts,
 )
+from bilens.read.language.contexts import contributions
 from bilens.residual import ResidualModel
 from tests.families import ALL, GATED, exact_norms, some_text, tiny
 from tests.language import (
@@ -297,6 +298,20 @@ def test_contributions_add_up_to_the_activation(layer, number, **options):
     assert float(result.tokens()[-1]) == pytest.approx(
         result.direct + float(result.heads[:, -1].sum())
     )
+
+
+def test_contributions_of_many_contexts_are_those_of_each():
+    view, ids = view_of(n_layers=2), random_text()
+    spectrum = view.mlp(1).interaction(view.direction(3)).eigh(4)
+    pairs = [(n % 4, Context(random_text(seed=n), 2 + n % 5, 0.0)) for n in range(20)]
+    for (number, context), result in zip(
+        pairs, contributions(view, spectrum, pairs, layer=1), strict=True
+    ):
+        alone = contribution(view, spectrum, number, context, layer=1)
+        assert result.total() == pytest.approx(alone.total())
+        torch.testing.assert_close(result.heads, alone.heads)
+    with pytest.raises(BilensError, match="position=9, expected 0 to"):
+        contributions(view, spectrum, [(0, Context(ids[:9], 9, 0.0))], layer=1)
 
 
 @given(**parts, k=st.integers(1, 4), batch_size=st.integers(1, 7))

@@ -1,5 +1,6 @@
 """One view of every transformer: its parts compute the same as the model."""
 
+from dataclasses import fields
 from functools import cache
 
 import pytest
@@ -104,6 +105,22 @@ def test_reading_leaves_the_model_alone():
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert view.model.config._attn_implementation == attends
     assert not any(module._forward_hooks for module in view.model.modules())
+
+
+@pytest.mark.parametrize("name", [*ALL, *MIXTURES])
+def test_texts_in_batches_have_the_traces_of_each(name):
+    view = ResidualModel(mixture(name)) if name in MIXTURES else view_of(name)
+    text = some_text()[0]
+    texts = [text, text[:3], text[2:7]]
+    for ids, trace in zip(texts, view.traces(iter(texts), batch_size=2), strict=True):
+        alone = view.trace(ids)
+        assert torch.equal(trace.ids, ids)
+        pairs = [(getattr(trace, x), getattr(alone, x)) for x in ("stream", "scale", "logits")]
+        for layer, expected in zip(trace.layers, alone.layers, strict=True):
+            pairs += [(getattr(layer, x.name), getattr(expected, x.name)) for x in fields(layer)]
+        for batched, expected in pairs:
+            # transformers computes softmax in float32.
+            torch.testing.assert_close(batched, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_tokens_by_name():

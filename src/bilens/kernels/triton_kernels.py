@@ -15,6 +15,7 @@ one 1. Widths that are no power of two are masked. Head h has the keys of head h
 """
 
 from functools import cache
+from typing import Literal, NamedTuple
 
 import triton
 import triton.language as tl
@@ -22,61 +23,67 @@ import triton.language as tl
 Tiles = dict[str, int]
 OTHER = "other"
 """Any card without measurements of its own."""
+READ_SIZES = ("BT", "BS", "BI", "BK", "BN", "num_warps", "num_stages")
+STATES_SIZES = ("BT", "BI", "BJ", "BN", "num_warps", "num_stages")
 
-READ: dict[str, dict[tuple[int, int, str], Tiles]] = {
-    OTHER: {
-        (2, 32, "any"): {"BT": 128, "BS": 32, "BI": 4, "BK": 32, "num_warps": 4, "num_stages": 3},
-        (2, 64, "any"): {"BT": 128, "BS": 32, "BI": 2, "BK": 64, "num_warps": 8, "num_stages": 3},
-        (2, 128, "any"): {"BT": 64, "BS": 32, "BI": 1, "BK": 64, "num_warps": 4, "num_stages": 2},
-        (4, 32, "any"): {"BT": 64, "BS": 32, "BI": 1, "BK": 32, "num_warps": 4, "num_stages": 2},
-        (4, 64, "any"): {"BT": 64, "BS": 32, "BI": 1, "BK": 32, "num_warps": 8, "num_stages": 1},
-        (4, 128, "any"): {
-            **{"BT": 32, "BS": 16, "BI": 1, "BK": 32, "BN": 64},
-            **{"num_warps": 4, "num_stages": 1},
+
+class CardTiles(NamedTuple):
+    """Tiles of a card, by bytes of a number, largest width, and kind of launch.
+
+    Attributes:
+        source: where the sizes come from.
+        read: `READ_SIZES` of `read_kernel`, for texts of one chunk, texts with states, or any.
+        states: `STATES_SIZES` of `states_kernel`, for symmetric states (half) or any.
+    """
+
+    source: str
+    read: dict[tuple[int, int, str], tuple[int, ...]]
+    states: dict[tuple[int, int, str], tuple[int, ...]]
+
+
+TILES = {
+    OTHER: CardTiles(
+        "not timed; chosen to fit the registers and the 99 kB of shared memory of cards since 2020",
+        read={
+            (2, 32, "any"): (128, 32, 4, 32, 128, 4, 3),
+            (2, 64, "any"): (128, 32, 2, 64, 128, 8, 3),
+            (2, 128, "any"): (64, 32, 1, 64, 128, 4, 2),
+            (4, 32, "any"): (64, 32, 1, 32, 128, 4, 2),
+            (4, 64, "any"): (64, 32, 1, 32, 128, 8, 1),
+            (4, 128, "any"): (32, 16, 1, 32, 64, 4, 1),
         },
-    },
-    "sm_90": {
-        (2, 32, "chunk"): {"BT": 64, "BS": 128, "num_warps": 4, "num_stages": 3},
-        (2, 64, "chunk"): {"BT": 64, "BS": 64, "num_warps": 4, "num_stages": 3},
-        (2, 128, "chunk"): {"BT": 128, "BS": 64, "num_warps": 8, "num_stages": 3},
-        (2, 32, "states"): {
-            **{"BT": 128, "BS": 32, "BI": 4, "BK": 32},
-            **{"num_warps": 4, "num_stages": 3},
+        states={
+            (2, 32, "any"): (64, 4, 32, 128, 4, 3),
+            (2, 64, "any"): (64, 2, 64, 128, 4, 3),
+            (2, 128, "any"): (64, 1, 128, 128, 8, 2),
+            (4, 32, "any"): (32, 2, 32, 128, 4, 2),
+            (4, 64, "any"): (32, 1, 64, 128, 4, 2),
+            (4, 128, "any"): (32, 1, 64, 64, 4, 2),
         },
-        (2, 64, "states"): {
-            **{"BT": 128, "BS": 32, "BI": 2, "BK": 64},
-            **{"num_warps": 4, "num_stages": 3},
+    ),
+    "sm_90": CardTiles(
+        "the fastest timed on an H100 with Triton 3.9, 4,096 to 65,536 tokens, 8 heads; all gave "
+        "the same bits four times",
+        read={
+            (2, 32, "chunk"): (64, 128, 1, 16, 128, 4, 3),
+            (2, 64, "chunk"): (64, 64, 1, 16, 128, 4, 3),
+            (2, 128, "chunk"): (128, 64, 1, 16, 128, 8, 3),
+            (2, 32, "states"): (128, 32, 4, 32, 128, 4, 3),
+            (2, 64, "states"): (128, 32, 2, 64, 128, 4, 3),
+            (2, 128, "states"): (128, 64, 4, 32, 128, 8, 3),
         },
-        (2, 128, "states"): {
-            **{"BT": 128, "BS": 64, "BI": 4, "BK": 32},
-            **{"num_warps": 8, "num_stages": 3},
+        states={
+            (2, 32, "half"): (128, 4, 16, 128, 4, 3),
+            (2, 32, "any"): (128, 2, 32, 128, 4, 3),
+            (2, 64, "half"): (128, 8, 16, 128, 4, 2),
+            (2, 64, "any"): (128, 8, 16, 128, 4, 3),
+            (2, 128, "half"): (128, 8, 16, 128, 4, 2),
+            (2, 128, "any"): (128, 8, 16, 128, 4, 3),
         },
-    },
+    ),
 }
-"""Tiles of `read_kernel` by card, and by bytes of a number, largest width, and whether the text is
-one chunk. Those of an H100 (sm_90) are the fastest that were timed on one with Triton 3.9. Texts
-had 4,096 to 65,536 tokens and 8 heads, and all tiles gave the same bits four times. Those of any
-other card were chosen without one: they fit into its registers and 99 kB of shared memory, the
-least since 2020. `python -m benchmarks.kernels_static` compiles all."""
-STATES: dict[str, dict[tuple[int, int, str], Tiles]] = {
-    OTHER: {
-        (2, 32, "any"): {"BT": 64, "BI": 4, "BJ": 32, "num_warps": 4, "num_stages": 3},
-        (2, 64, "any"): {"BT": 64, "BI": 2, "BJ": 64, "num_warps": 4, "num_stages": 3},
-        (2, 128, "any"): {"BT": 64, "BI": 1, "BJ": 128, "num_warps": 8, "num_stages": 2},
-        (4, 32, "any"): {"BT": 32, "BI": 2, "BJ": 32, "num_warps": 4, "num_stages": 2},
-        (4, 64, "any"): {"BT": 32, "BI": 1, "BJ": 64, "num_warps": 4, "num_stages": 2},
-        (4, 128, "any"): {"BT": 32, "BI": 1, "BJ": 64, "BN": 64, "num_warps": 4, "num_stages": 2},
-    },
-    "sm_90": {
-        (2, 32, "half"): {"BT": 128, "BI": 4, "BJ": 16, "num_warps": 4, "num_stages": 3},
-        (2, 32, "any"): {"BT": 128, "BI": 2, "BJ": 32, "num_warps": 4, "num_stages": 3},
-        (2, 64, "half"): {"BT": 128, "BI": 8, "BJ": 16, "num_warps": 4, "num_stages": 2},
-        (2, 64, "any"): {"BT": 128, "BI": 8, "BJ": 16, "num_warps": 4, "num_stages": 3},
-        (2, 128, "half"): {"BT": 128, "BI": 8, "BJ": 16, "num_warps": 4, "num_stages": 2},
-        (2, 128, "any"): {"BT": 128, "BI": 8, "BJ": 16, "num_warps": 4, "num_stages": 3},
-    },
-}
-"""Tiles of `states_kernel`; half is that of a symmetric state. Sources as for `READ`."""
+"""Tiles by card. `python -m benchmarks.kernels_static` compiles all and compares them with the
+limits of each card."""
 LENGTHS = {16: 256, 32: 512, 64: 1024, 128: 4096}
 """Tokens of a chunk by width, the fastest of those timed on an H100; 16 was not timed."""
 HALF = 16
@@ -94,13 +101,13 @@ def read_sizes(
         itemsize: bytes of a number.
         half: whether both factors are the same.
         one_chunk: whether the text is a single chunk, without states.
-        card: a key of `READ`.
+        card: a key of `TILES`.
     """
-    tiles = _find(READ, card, itemsize, widths, "chunk" if one_chunk else "states")
-    products = tiles.get("BI", 1) * tiles.get("BK", HALF)
-    columns = HALF if half else min(tiles.get("BK", HALF), widths[1])
-    rows = min(products // columns, widths[0])
-    return tiles | {"BI": rows, "BK": columns, "BN": min(tiles.get("BN", 128), widths[2])}
+    sizes = _find("read", card, itemsize, widths, "chunk" if one_chunk else "states")
+    tiles = dict(zip(READ_SIZES, sizes, strict=True))
+    columns = HALF if half else min(tiles["BK"], widths[1])
+    rows = min(tiles["BI"] * tiles["BK"] // columns, widths[0])
+    return tiles | {"BI": rows, "BK": columns, "BN": min(tiles["BN"], widths[2])}
 
 
 @cache
@@ -108,26 +115,28 @@ def states_sizes(
     widths: tuple[int, int, int], itemsize: int, *, half: bool, card: str = OTHER
 ) -> Tiles:
     """Return tiles of `states_kernel`: BT tokens, BI by BJ products of coordinates, BN columns."""
-    tiles = _find(STATES, card, itemsize, widths, "half" if half else "any")
+    sizes = _find("states", card, itemsize, widths, "half" if half else "any")
+    tiles = dict(zip(STATES_SIZES, sizes, strict=True))
     columns = HALF if half else min(tiles["BJ"], widths[1])
     rows = min(tiles["BI"] * tiles["BJ"] // columns, widths[0])
-    return tiles | {"BI": rows, "BJ": columns, "BN": min(tiles.get("BN", 128), widths[2])}
+    return tiles | {"BI": rows, "BJ": columns, "BN": min(tiles["BN"], widths[2])}
 
 
 def _find(
-    table: dict[str, dict[tuple[int, int, str], Tiles]],
+    kernel: Literal["read", "states"],
     card: str,
     itemsize: int,
     widths: tuple[int, int, int],
     kind: str,
-) -> Tiles:
-    """Return the tiles of a card for a kind of launch, for any kind, or of any card."""
+) -> tuple[int, ...]:
+    """Return the sizes of a card for a kind of launch, for any kind, or of any card."""
     width = max(*widths, 32)
     for place in (card, OTHER):
+        table = getattr(TILES.get(place), kernel, {})
         for name in (kind, "any"):
-            tiles = table.get(place, {}).get((itemsize, width, name))
-            if tiles is not None:
-                return tiles
+            if (itemsize, width, name) in table:
+                sizes: tuple[int, ...] = table[itemsize, width, name]
+                return sizes
     raise LookupError(f"no tiles of {itemsize} bytes and width {width}")
 
 

@@ -1,6 +1,6 @@
 """One view of any transformer that adds to a residual stream, the start of all readings."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,14 +11,15 @@ from transformers import PreTrainedTokenizerBase
 from transformers.activations import LinearActivation
 
 from bilens.checks import check_index, check_text, check_weights, full_precision
+from bilens.data.corpus import batched
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
 from bilens.residual.attention import query_key_maps
 from bilens.residual.families import parts_of
 from bilens.residual.layers import Layer
 from bilens.residual.parts import working_dtype
-from bilens.residual.trace import Trace, mlp_inputs, text_ids, trace
-from bilens.settings import Place
+from bilens.residual.trace import Trace, mlp_inputs, text_ids, traces
+from bilens.settings import Count, Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
 
 
@@ -241,8 +242,9 @@ class ResidualModel:
         Source:
             Elhage et al. 2021, as for `ov`.
         """
-        asked = query_key_maps(self, layer, distance)
         answered = query_key_maps(self, layer, 0)
+        # Each needs a pass of the model up to the layer.
+        asked = query_key_maps(self, layer, distance) if distance else answered
         return tuple(
             FactoredMatrix(q[:-1].transpose(0, 1), k[:-1].permute(1, 2, 0))
             for (q, _), (_, k) in zip(asked, answered, strict=True)
@@ -271,9 +273,24 @@ class ResidualModel:
 
     def trace(self, text: str | Int[Tensor, " time"]) -> Trace:
         """Run the model on a text and return its streams, norm scales, patterns and gate ratios."""
-        ids = self.ids(text)
-        check_unhooked(self.model)
-        return trace(self.model, self.parts, ids)
+        return next(self.traces([text]))
+
+    def traces(
+        self, texts: Iterable[str | Int[Tensor, " time"]], *, batch_size: Count = 16
+    ) -> Iterator[Trace]:
+        """Run the model on texts in batches and yield the trace of each, in their order.
+
+        Texts of a batch may differ in length: they are padded to that of the longest. The traces of
+        a batch share its memory.
+
+        Args:
+            texts: strings or token ids.
+            batch_size: number of texts in a batch.
+        """
+        for batch in batched(texts, batch_size):
+            rows = [self.ids(text) for text in batch]
+            check_unhooked(self.model)
+            yield from traces(self.model, self.parts, rows)
 
     def mlp_inputs(
         self, layer: int, ids: Int[Tensor, "batch time"]

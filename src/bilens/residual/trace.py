@@ -1,6 +1,6 @@
 """Texts in tokens, and a model on a text: streams, norm scales, patterns and gate ratios."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from bilens.checks import check_text
+from bilens.checks import check_text, full_precision
 from bilens.data.texts import clean
 from bilens.errors import BilensError
 from bilens.residual.attention import StopForwardError, attends_by, recording
@@ -127,11 +128,14 @@ class Trace:
 
 
 @torch.no_grad()
-def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
-    """Run a model on a text and return its trace, in float32 or float64."""
+@full_precision
+def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> list[Trace]:
+    """Run a model on texts of any lengths at once; return their traces, in float32 or float64."""
+    # Attention is causal: padding at the end changes no position before it.
+    ids = pad_sequence(list(texts), batch_first=True)
     with attends_by(model, "eager"), recording() as is_recorded, ExitStack() as hooks:
         # Only eager attention returns its pattern.
-        seen = _Recorder(is_recorded)
+        seen = _Recorder(is_recorded, len(ids))
         for layer in parts.layers:
             heads, mlp = layer.heads, layer.mlp
             for module in (layer.module, heads.norm_or_module, mlp.norm_or_module):
@@ -144,15 +148,15 @@ def trace(model: Any, parts: Parts, ids: Int[Tensor, " time"]) -> Trace:
         # Its input is the stream after the last layer, of any architecture.
         last = parts.norm_or_module
         seen.inputs_of(last, hooks)
-        output = model(ids[None], use_cache=False)
-    stream = seen.inputs[last]
-    return Trace(
-        ids=ids,
-        layers=tuple(seen.layer(layer) for layer in parts.layers),
-        stream=stream,
-        scale=parts.scale(stream),
-        logits=_wide(getattr(output, "logits", output)[0]),
-    )
+        output = model(ids, use_cache=False)
+    streams, logits = seen.inputs[last], getattr(output, "logits", output)
+    result = []
+    for row, text in enumerate(texts):
+        stream = streams[row, : len(text)]
+        layers = tuple(_OnText(seen, row, len(text)).layer(layer) for layer in parts.layers)
+        scale = parts.scale(stream)
+        result.append(Trace(text, layers, stream, scale, _wide(logits[row, : len(text)])))
+    return result
 
 
 @torch.no_grad()
@@ -177,10 +181,10 @@ def mlp_inputs(
 
 
 class _Recorder:
-    """Inputs and outputs of modules in one forward pass of one text."""
+    """Inputs and outputs of modules in one forward pass of a batch of texts."""
 
-    def __init__(self, is_recorded: Callable[[], bool]) -> None:
-        self.is_recorded = is_recorded
+    def __init__(self, is_recorded: Callable[[], bool], texts: int) -> None:
+        self.is_recorded, self.texts = is_recorded, texts
         self.inputs: dict[nn.Module, Tensor] = {}
         self.outputs: dict[nn.Module, Tensor] = {}
         self.patterns: dict[nn.Module, Tensor] = {}
@@ -189,14 +193,14 @@ class _Recorder:
     def inputs_of(self, module: nn.Module, hooks: ExitStack) -> None:
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.is_recorded():
-                self.inputs[module] = _wide((args[0] if args else kwargs["hidden_states"])[0])
+                self.inputs[module] = _wide(args[0] if args else kwargs["hidden_states"])
 
         hooks.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
 
     def outputs_of(self, module: nn.Module, hooks: ExitStack) -> None:
         def record(module: nn.Module, _: Any, output: Tensor) -> None:
             if self.is_recorded():
-                self.outputs[module] = _wide(output[0])
+                self.outputs[module] = _wide(output)
 
         hooks.enter_context(module.register_forward_hook(record))
 
@@ -212,7 +216,7 @@ class _Recorder:
             else:
                 x, pos_embed, rope, _, _, v_first = args
                 pattern = ask(x, pos_embed, rope, v_first)
-            self.patterns[module] = _wide(pattern[0])
+            self.patterns[module] = _wide(pattern)
 
         hooks.enter_context(module.register_forward_hook(record, with_kwargs=True))
 
@@ -221,39 +225,54 @@ class _Recorder:
         # its input is rounded differently.
         def record(_: nn.Module, __: Any, outputs: Any) -> None:
             if self.is_recorded():
-                self.routings[mlp.module] = _wide(mlp.routing(outputs))
+                # Routers take the tokens of all texts as one list.
+                rows = _wide(mlp.routing(outputs))
+                self.routings[mlp.module] = rows.unflatten(0, (self.texts, -1))
 
         hooks.enter_context(router.register_forward_hook(record))
 
+
+@dataclass(frozen=True)
+class _OnText:
+    """The records of one text of a batch, without the padding after it."""
+
+    seen: _Recorder
+    row: int
+    time: int
+
     def layer(self, layer: Layer) -> LayerTrace:
-        heads, mlp = layer.heads, layer.mlp
-        attn_input = self.inputs[heads.norm_or_module]
-        mlp_input = self.inputs[mlp.norm_or_module]
+        heads, mlp, seen = layer.heads, layer.mlp, self.seen
+        attn_input = self._select(seen.inputs[heads.norm_or_module])
+        mlp_input = self._select(seen.inputs[mlp.norm_or_module])
         mlp_n = mlp.normalised(mlp_input)
+        routing = None if mlp.router is None else self._select(seen.routings[mlp.module])
         return LayerTrace(
-            stream=self.inputs[layer.module],
+            stream=self._select(seen.inputs[layer.module]),
             attn_input=attn_input,
             attn_n=heads.normalised(attn_input),
             attn_scale=heads.scale(attn_input),
-            pattern=self.patterns[heads.module],
-            attn_out_scale=_scale(heads.out_norm, self.outputs[heads.out.module]),
+            pattern=seen.patterns[heads.module][self.row, :, : self.time, : self.time],
+            attn_out_scale=_scale(heads.out_norm, self._select(seen.outputs[heads.out.module])),
             mlp_input=mlp_input,
             mlp_n=mlp_n,
             mlp_scale=mlp.scale(mlp_input),
-            gate_ratio=self._gate_ratio(mlp, mlp_n),
-            routing=self.routings.get(mlp.module),
-            mlp_out_scale=_scale(mlp.out_norm, self.outputs[mlp.writer]),
+            gate_ratio=self._gate_ratio(mlp, mlp_n, routing),
+            routing=routing,
+            mlp_out_scale=_scale(mlp.out_norm, self._select(seen.outputs[mlp.writer])),
         )
 
-    def _gate_ratio(self, mlp: MLP, n: Tensor) -> Tensor:
+    def _select(self, batch: Tensor) -> Tensor:
+        return batch[self.row, : self.time]
+
+    def _gate_ratio(self, mlp: MLP, n: Tensor, routing: Tensor | None) -> Tensor:
         acted = mlp.reads[0]
-        if mlp.router is None:
-            return _ratio(mlp, acted.select(self.outputs[acted.module].mT).mT)
+        if routing is None:
+            return _ratio(mlp, acted.select(self._select(self.seen.outputs[acted.module]).mT).mT)
         # Experts run on their own tokens only, inside one module. Here all of them read each token,
         # and the weight 0 of those that did not run removes their hidden units.
         y = n if mlp.norm is None else mlp.norm.applied(n)
-        ratio, routing = _ratio(mlp, acted(y)), self.routings[mlp.module].to(y)
-        return ratio * routing.repeat(1, ratio.shape[1] // routing.shape[1])
+        ratio = _ratio(mlp, acted(y))
+        return ratio * routing.to(y).repeat(1, ratio.shape[1] // routing.shape[1])
 
 
 def _ratio(mlp: MLP, z: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Texts in the tokens of a model, and those in which eigenvectors are most active."""
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import accelerate
 from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection
-from bilens.read.language.stream import read_stream
+from bilens.read.language.stream import Stream, last_stream
 from bilens.reading import Fact, Reading, Section
 from bilens.registry import reading
 from bilens.residual import ResidualModel
@@ -236,8 +236,34 @@ def contribution(
     Source:
         Pearce et al. 2024, figure 7.
     """
-    _check(spectrum, number)
-    stream = read_stream(model, context.ids, context.position, layer=layer)
+    (result,) = contributions(model, spectrum, [(number, context)], layer=layer)
+    return result
+
+
+@torch.no_grad()
+@full_precision
+def contributions(
+    model: ResidualModel,
+    spectrum: Spectrum,
+    contexts: Sequence[tuple[int, Context]],
+    *,
+    layer: int,
+) -> list[Contribution]:
+    """Split activations as `contribution` does, each of an eigenvector's number and a context."""
+    for number, context in contexts:
+        _check(spectrum, number)
+        check_index("position", context.position, len(context.ids), "a position in the text")
+    texts = (context.ids[: context.position + 1] for _, context in contexts)
+    # The traces of a batch go with it, so that memory does not grow with the contexts.
+    return [
+        _contribution(model, spectrum, number, last_stream(model, trace, layer))
+        for (number, _), trace in zip(contexts, model.traces(texts), strict=True)
+    ]
+
+
+def _contribution(
+    model: ResidualModel, spectrum: Spectrum, number: int, stream: Stream
+) -> Contribution:
     vector = spectrum.vectors[number].to(stream.direct)
     total, width = stream.total(), len(stream.direct)
     # The constant coordinate of the form, if it has one, belongs to the biases.

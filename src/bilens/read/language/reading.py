@@ -14,7 +14,7 @@ from bilens.read.figures.plots import spectrum_figure
 from bilens.read.language.contexts import (
     Context,
     Contribution,
-    contribution,
+    contributions,
     example_directions,
     top_contexts,
 )
@@ -283,19 +283,15 @@ def read_direction(
     spectrum = all_eigenvectors.outermost(eigenvectors)
     texts = (row["input_ids"] for row in corpus.validation)
     contexts = top_contexts(model, spectrum, texts, layer=layer, k=k)
+    pairs = [(number, context) for number, row in enumerate(contexts) for context in row]
+    split = iter(contributions(model, spectrum, pairs, layer=layer))
     return DirectionReading(
         model=model,
         direction=TokenDirection.of(model, token, minus),
         layer=layer,
         all_eigenvectors=all_eigenvectors,
         spectrum=spectrum,
-        contexts=[
-            [
-                FoundContext(context, contribution(model, spectrum, number, context, layer=layer))
-                for context in of_eigenvector
-            ]
-            for number, of_eigenvector in enumerate(contexts)
-        ],
+        contexts=[[FoundContext(context, next(split)) for context in row] for row in contexts],
         data=corpus.name,
     )
 

@@ -62,7 +62,11 @@ def read_stream(
     """
     ids = model.ids(text)
     check_index("position", position, len(ids), "a position in the text")
-    trace = model.trace(ids[: position + 1])
+    return last_stream(model, model.trace(ids[: position + 1]), layer)
+
+
+def last_stream(model: ResidualModel, trace: Trace, layer: int) -> Stream:
+    """Split the MLP input of a layer at the last position of a trace."""
     parts = _parts(model, trace, layer)
     if model.parts.mlp_moment(layer) < Moment.attention(layer):
         parts[1:] = 0
@@ -74,7 +78,7 @@ def read_stream(
     check_sum(
         f"The input of {mlp.name}, split by source,",
         stream.total(),
-        of_layer.mlp_n[position],
+        of_layer.mlp_n[-1],
         size=float(parts.abs().sum(0).max()),
         dtype=model.parts.embed.module.weight.dtype,
     )
