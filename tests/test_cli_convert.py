@@ -150,8 +150,8 @@ def test_linearise_some_layers_within_a_budget(model, texts, tmp_path, capsys):
     assert full["layers"] == [0, 1]
     assert set(full["distances"]) == {"0", "1"}
     with pytest.raises(SystemExit):
-        main(["linearise", str(model), *given, "--length", "16", "--held-out", "15"])
-    assert "--held_out=15, expected at least --length=16" in capsys.readouterr().err
+        main(["linearise", str(model), *given, "--length", "16", "--tokens", "15"])
+    assert "--tokens=15, expected at least --length=16" in capsys.readouterr().err
 
 
 def test_spectra_of_some_tokens(annealed, tmp_path, capsys):

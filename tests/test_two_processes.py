@@ -14,7 +14,7 @@ import bilens
 from bilens.convert import find_swish, open_model
 from bilens.train.language import train_language
 from tests.language import small_config, small_corpus
-from tests.two_processes import TRAINING, anneal_gated, contexts, recurring
+from tests.two_processes import TRAINING, anneal_gated, contexts, recurring, tensorise_gated
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,6 +59,18 @@ def test_they_anneal_the_same_model(two, tmp_path):
     for name in single:
         torch.testing.assert_close(single[name], both[name], rtol=1e-3, atol=1e-4)
     assert find_swish(open_model(two / "annealed").config) == 0
+
+
+def test_they_make_the_same_tensor(two, tmp_path):
+    tensorise_gated(tmp_path)
+    single, both = (load_file(run / "model.safetensors") for run in (tmp_path, two / "tensor"))
+    for name in single:
+        torch.testing.assert_close(single[name], both[name], rtol=1e-3, atol=1e-4)
+    records = [
+        json.loads((run / "tensorise.json").read_text()) for run in (tmp_path, two / "tensor")
+    ]
+    for stage, texts in records[0].items():
+        assert records[1][stage]["a"] == pytest.approx(texts["a"], rel=1e-4, abs=1e-6)
 
 
 def test_they_find_the_same_contexts(two):

@@ -2,9 +2,11 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate import PartialState
 
 import bilens.cli
@@ -14,8 +16,18 @@ from bilens.residual import ResidualModel
 from bilens.train.anneal import anneal
 from bilens.train.language import train_language
 from bilens.train.settings import LanguageTraining
-from tests.language import random_model, random_text, small_config, small_corpus, toy_tokenizer
+from bilens.train.tensorise import tensorise
+from tests.families import tiny
+from tests.language import (
+    TOKENS,
+    random_model,
+    random_text,
+    small_config,
+    small_corpus,
+    toy_tokenizer,
+)
 from tests.train import test_anneal as annealing
+from tests.train import test_tensorise as tensors
 
 TRAINING = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2)
 
@@ -51,10 +63,18 @@ def anneal_gated(folder: Path) -> None:
     anneal(annealing.fresh(), annealing.corpus(), annealing.TRAINING, folder, use_cpu=True)
 
 
+def tensorise_gated(folder: Path) -> None:
+    """Turn a small model into a tensor: all three stages, four steps each."""
+    model = tiny("llama", dtype=torch.float32).requires_grad_()
+    settings = replace(tensors.SMALL, layer_steps=4, pattern_steps=4, tokens=4 * 2 * tensors.TIME)
+    tensorise(model, TOKENS, {"a": tensors.texts()}, settings, folder, use_cpu=True)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     train_language(small_config(), small_corpus(), TRAINING, folder, use_cpu=True)
     train_preset(folder / "preset")
     anneal_gated(folder / "annealed")
+    tensorise_gated(folder / "tensor")
     result = json.dumps({"contexts": contexts(), "recurring": recurring()})
     (folder / f"result-{PartialState().process_index}.json").write_text(result)

@@ -1,10 +1,10 @@
 """Transformers become tensors: exact copies, patterns without softmax, and distillation."""
 
+import json
 import signal
 from copy import deepcopy
 from dataclasses import replace
 
-import datasets
 import pytest
 import torch
 import transformers
@@ -15,21 +15,16 @@ from torch.nn import functional
 import bilens
 from bilens.convert import process
 from bilens.convert.language_model import as_language_model, without_softmax
-from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.read.flow import flow
 from bilens.train import trainer
+from bilens.train.agreement import agreement, distillation_loss
+from bilens.train.layers import Rows
 from bilens.train.linearise import linearise
-from bilens.train.patterns import PatternTraining, pattern_loss, teach_patterns
-from bilens.train.settings import TensoriseTraining
-from bilens.train.tensorise import (
-    OwnText,
-    agreement,
-    distillation_loss,
-    interleaved,
-    memory,
-    tensorise,
-)
+from bilens.train.own_text import OwnText, interleaved
+from bilens.train.patterns import pattern_loss, teach_patterns
+from bilens.train.settings import Distillation, TensoriseTraining
+from bilens.train.tensorise import memory, tensorise
 from tests.families import FAMILIES, tiny
 from tests.language import TOKENS, VOCAB, random_model
 
@@ -44,11 +39,6 @@ SMALL = TensoriseTraining(
     batch_size=2,
     sample_batch=16,
 )
-
-
-def corpus(n=16):
-    rows = datasets.Dataset.from_dict({"input_ids": texts(n).numpy()}).with_format("torch")
-    return Corpus("toys", TOKENS, rows, rows)
 
 
 def texts(n=8, seed=0):
@@ -171,21 +161,24 @@ def test_patterns_are_learned_and_everything_else_stays(tmp_path):
     with torch.no_grad():
         for block in teacher.blocks:
             block.attn.query.weight *= 8  # sharp patterns, far from squares of small scores
-    student = without_softmax(teacher).requires_grad_()
+    student = without_softmax(teacher)
     before = {name: weight.clone() for name, weight in student.state_dict().items()}
-    training = PatternTraining(steps=100, batch_size=16, learning_rate=1e-2, log_every=1)
-    history = teach_patterns(student, teacher, corpus(), training, tmp_path, use_cpu=True)
-    first, *_, last = [record["loss"] for record in history if "loss" in record]
-    assert last < first - 0.05
-    positions = torch.arange(TIME)[None]
-    x, _, rope = teacher.embed_text(texts(16), positions)
-    expected = []
-    for block in teacher.blocks:
-        pair = without_softmax(teacher).blocks[len(expected)].attn, block.attn
-        expected.append(pattern_loss(*pair, block.attn_norm(x), rope))
+    training = Distillation(steps=100, batch_size=16, learning_rate=1e-2, log_every=1)
+    last = teach_patterns(student, teacher, texts(16), training, tmp_path)
+    untaught = without_softmax(teacher)
+    for part in (teacher, student, untaught):
+        part.requires_grad_(False)
+    x, _, rope = teacher.embed_text(texts(16), torch.arange(TIME)[None])
+    for layer, block in enumerate(teacher.blocks):
+        losses = [
+            float(pattern_loss(copy.blocks[layer].attn, block.attn, block.attn_norm(x), rope))
+            for copy in (untaught, student)
+        ]
+        metrics = (tmp_path / f"layer-{layer:03}" / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(metrics[0])["loss"] == pytest.approx(losses[0], rel=1e-4)
+        assert last[layer] == pytest.approx(losses[1], rel=1e-4)
+        assert losses[1] < losses[0] - 0.02
         x = block(x, None, rope)
-    assert first == pytest.approx(float(sum(expected).detach()) / 2, rel=1e-4)
-    assert all(weight.requires_grad for weight in student.parameters())
     assert student(texts()).logits.shape[-1] == VOCAB
     moved = {n for n, w in student.state_dict().items() if not torch.equal(w, before[n])}
     learned = ("query.weight", "key.weight", "score_constant")
@@ -258,7 +251,7 @@ def test_the_whole_way_is_saved_resumed_and_read_exactly(tmp_path):
     split = flow(opened, texts()[0], opened.direction(3), through_patterns=True)
     assert split.value == pytest.approx(float(opened.trace(texts()[0]).logits[-1, 3]), rel=1e-4)
     stages = {path.name for path in (tmp_path / "stages").iterdir()}
-    assert stages == {"gates", "attention"}
+    assert stages == {"gates", "attention", "text.safetensors"}
 
 
 def test_activations_computed_twice_are_the_same(tmp_path):
@@ -309,22 +302,30 @@ def test_either_part_may_stay_as_it_is(attention, mlp, expected, tmp_path):
 
 def test_an_interrupted_run_resumes_in_every_stage(tmp_path, monkeypatch):
     model = tiny("llama", dtype=torch.float32).requires_grad_()
-    settings = replace(SMALL, pattern_steps=4, tokens=4 * 2 * TIME, save_every=1)
+    settings = replace(SMALL, layer_steps=4, pattern_steps=4, tokens=4 * 2 * TIME, save_every=1)
     result = tensorise(model, TOKENS, {"a": texts()}, settings, tmp_path / "whole", use_cpu=True)
-    collated = trainer.collate
-    run, resume = tmp_path / "parts", False
-    for calls in (2, 5):  # inside the training of patterns, and inside the distillation
-        numbers = iter(range(100))
+    run, resume, stages = tmp_path / "parts", False, tmp_path / "parts" / "stages"
+    inside = {
+        "layer 2 of the gates": (Rows, "__getitems__", 7),
+        "layer 1 of the patterns": (Rows, "__getitems__", 5),
+        "the distillation": (trainer, "collate", 2),
+    }
+    for place, (owner, name, stop) in inside.items():
+        numbers, function = iter(range(100)), getattr(owner, name)
 
-        def press(rows, stop=calls, numbers=numbers):
+        def press(*args, stop=stop, numbers=numbers, function=function):
             if next(numbers) == stop:
                 signal.raise_signal(signal.SIGINT)
-            return collated(rows)
+            return function(*args)
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(trainer, "collate", press)
+            patch.setattr(owner, name, press)
             tensorise(model, TOKENS, {"a": texts()}, settings, run, use_cpu=True, resume=resume)
         resume = True
+        done = {str(path.relative_to(stages)) for path in stages.rglob("*.safetensors")}
+        assert ("gates/layer-000.safetensors" in done) is True
+        assert ("gates/layer-001.safetensors" in done) is (place != "layer 2 of the gates")
+        assert ("attention/layer-000.safetensors" in done) is (place == "the distillation")
     again = tensorise(model, TOKENS, {"a": texts()}, settings, run, use_cpu=True, resume=True)
     assert again.stages == result.stages
     with pytest.raises(CheckpointError, match="exists already; resume with --resume"):

@@ -15,16 +15,17 @@ from bilens.files import write_json
 from bilens.lazy_imports import accelerate, lazy_import
 from bilens.models import load
 from bilens.reading import signed
-from bilens.settings import Count, check_settings
+from bilens.settings import Count, Size, check_settings
 from bilens.train.settings import AnnealTraining, Distillation, TensoriseTraining
 
 if TYPE_CHECKING:
     from bilens import analyses
-    from bilens.train import anneal, linearise, tensorise
+    from bilens.train import agreement, anneal, layers, linearise, own_text, tensorise
 else:  # They import transformers, which takes seconds, and `--help` does without it.
     analyses = lazy_import("bilens.analyses")
-    anneal, linearise, tensorise = map(
-        lazy_import, ("bilens.train.anneal", "bilens.train.linearise", "bilens.train.tensorise")
+    agreement, anneal, layers, linearise, own_text, tensorise = (
+        lazy_import(f"bilens.train.{name}")
+        for name in ("agreement", "anneal", "layers", "linearise", "own_text", "tensorise")
     )
 
 STEP_NAMES = ("fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed")
@@ -48,9 +49,9 @@ class OnPretrained:
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def open(self) -> tuple[Any, Any]:
+    def open(self, **options: Any) -> tuple[Any, Any]:
         """Return the model and its tokenizer."""
-        model = bilens.convert.open_model(self.model)
+        model = bilens.convert.open_model(self.model, **options)
         return model, bilens.convert.open_tokenizer(self.model, model)
 
     def folder(self, kind: str) -> Path:
@@ -191,49 +192,95 @@ WORST = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linearise(OnPretrained):
+class InStages(OnPretrained):
+    """Settings of commands that change a model in stages and compare it with the original.
+
+    Attributes:
+        data: tinystories, or a text, parquet or jsonl file, or a folder of them.
+        held_out: tokens of other texts of each name to measure on.
+        resume: continue from the last finished layer or checkpoint in output.
+        device: auto takes a GPU if the machine has one; cpu ignores it.
+        low_memory: leave weights and streams in files, except for those of one layer.
+    """
+
+    data: tuple[str, ...] = ()
+    held_out: Count = 16_384
+    resume: bool = False
+    device: Literal["auto", "cpu"] = "auto"
+    low_memory: bool = False
+
+    def begin(self, length: int) -> tuple[Any, Any, list[Any], dict[str, torch.Tensor]]:
+        """Return the model, its tokenizer, texts to learn from, and texts to measure on."""
+        accelerate.PartialState(cpu=self.device == "cpu")
+        model, tokenizer = self.open(low_memory=self.low_memory)
+        corpora = [self.texts(name, tokenizer, length) for name in self.data]
+        # At least one text, however long texts are.
+        n_texts = max(1, self.held_out // length)
+        held_out = {c.name: c.validation[:n_texts]["input_ids"] for c in corpora}
+        learned = [c.train[:]["input_ids"] for c in corpora]
+        return model.to(choose_device(self.device)), tokenizer, learned, held_out
+
+    def show(self, tensorised: Any, output: Path) -> "agreement.pd.DataFrame":
+        """Print the agreement with the original after each stage, and return it."""
+        frame = tensorised.frame()
+        rows = [
+            (stage, text, f"{loss:.4f}", f"{rise:+.4f}", f"{kl:.4f}", f"{top1:.1%}")
+            for stage, text, loss, rise, kl, top1 in frame.itertuples(index=False)
+        ]
+        show_table(("stage", "text", "loss", "rise", "KL", "same top token"), rows, words=2)
+        out.print(f"model: {output}")
+        return frame
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linearise(InStages):
     """Make the gates of a pretrained gated model linear, so that its layers are bilinear.
 
     Each gate becomes the line nearest to it on a text, and each down map is fitted to the
     layer's output. This is done in closed form, layer by layer. Prints the loss with only one layer
-    linear at a time and with all of them.
+    linear at a time and with all of them. It is the first stage of `bilens tensorise`.
 
         bilens linearise HuggingFaceTB/SmolLM2-135M --data stories.txt --budget 0.1
 
     Attributes:
-        data: tinystories, or a text, parquet or jsonl file, or a folder of them.
-        output: folder for the model; by default runs/linear-NAME.
+        output: folder for the model; by default runs/linear-NAME. Layers that have learned are in
+            its folder stages.
         layers: which layers, by their numbers; all by default.
         budget: most nats a token that the loss may rise; layers that cost most are left gated.
         steps: of Adam, by which each layer then learns, by itself, to return its former output.
         tokens: to fit on, as 8192, 32K or 1M.
-        held_out: tokens of other texts to measure losses on.
         length: tokens of a text.
     """
 
-    data: str
+    data: tuple[str, ...]
+    held_out: Count = 8192
     layers: tuple[int, ...] | None = None
     budget: float | None = None
     steps: int = 0
-    tokens: int = 8192
-    held_out: int = 8192
-    length: int = 256
-    device: Device = "auto"
+    tokens: Count = 8192
+    length: Size = 256
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any] | None:
         """Fit, save and print."""
-        how = Distillation(steps=self.steps)
-        model, tokenizer = self.open()
-        corpus = self.texts(self.data, tokenizer, self.length)
+        how, output = Distillation(steps=self.steps), self.folder("linear")
+        folder = layers.stages_of(output, resume=self.resume)
+        model, tokenizer, learned, held_out = self.begin(self.length)
+        if self.tokens < self.length:
+            raise BilensError(f"--tokens={self.tokens}, expected at least --length={self.length}")
+        measurements = agreement.Measurements(output, layers.sharing_copy(model), held_out)
+        measurements.add("original", model)
         linearised = linearise.linearise(
-            model.to(choose_device(self.device)),
-            self._rows("tokens", corpus.train),
-            self._rows("held_out", corpus.validation),
+            model,
+            own_text.interleaved(learned)[: self.tokens // self.length],
+            torch.cat(list(held_out.values())),
             self.layers,
             budget=self.budget,
             distillation=how,
+            run=folder / "gates",
         )
-        output = self.folder("linear")
+        measurements.add("gates", model)
+        if not accelerate.PartialState().is_main_process:
+            return None
         bilens.convert.save_model(output, model, tokenizer)
         rows = []
         for layer, loss in linearised.alone.items():
@@ -247,7 +294,7 @@ class Linearise(OnPretrained):
         out.print(f"layers that suffer most: {', '.join(map(str, worst))}")
         out.print(
             f"{len(linearised.layers)} layers linear: {linearised.after:.4f} nats a token, "
-            f"{linearised.before:.4f} before\nmodel: {output}",
+            f"{linearised.before:.4f} before",
         )
         return {
             "model": output,
@@ -256,19 +303,12 @@ class Linearise(OnPretrained):
             "loss": linearised.after,
             "loss_alone": linearised.alone,
             "distances": {layer: fit.distance for layer, fit in linearised.fits.items()},
+            "stages": self.show(measurements.finish(model), output),
         }
-
-    def _rows(self, name: str, texts: Any) -> torch.Tensor:
-        """Return texts that hold the number of tokens asked for."""
-        asked = int(getattr(self, name))
-        if asked < self.length:
-            raise BilensError(f"--{name}={asked}, expected at least --length={self.length}")
-        rows: torch.Tensor = texts[: asked // self.length]["input_ids"]
-        return rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tensorise(OnPretrained):
+class Tensorise(InStages):
     """Turn a pretrained Llama-like model into a tensor: linear gates, attention without softmax.
 
     Gates become lines, attention becomes squared with rows divided by their sum, and then all
@@ -281,48 +321,27 @@ class Tensorise(OnPretrained):
         data: texts to measure on, and to learn from besides own text: tinystories, or a text,
             parquet or jsonl file, or a folder of them. Without any, held-out own text is measured.
         output: run directory; by default runs/tensor-NAME.
-        held_out: tokens of each text to measure on.
-        resume: continue from the last finished stage or checkpoint in output.
-        device: auto takes a GPU if the machine has one; cpu ignores it.
     """
 
-    data: tuple[str, ...] = ()
-    held_out: Count = 16_384
-    resume: bool = False
-    device: Literal["auto", "cpu"] = "auto"
     training: TensoriseTraining = field(default_factory=TensoriseTraining)
 
     def run(self) -> dict[str, Any] | None:
         """Train, save and print."""
-        cpu, output = self.device == "cpu", self.folder("tensor")
-        state = accelerate.PartialState(cpu=cpu)
-        model, tokenizer = self.open()
-        length = self.training.length
-        corpora = [self.texts(name, tokenizer, length) for name in self.data]
-        # At least one text, however long texts are.
-        n_texts = max(1, self.held_out // length)
-        held_out = {c.name: c.validation[:n_texts]["input_ids"] for c in corpora}
-        learned = [c.train[:]["input_ids"] for c in corpora]
+        output = self.folder("tensor")
+        model, tokenizer, learned, held_out = self.begin(self.training.length)
         tensorised = tensorise.tensorise(
-            model.to(choose_device(self.device)),
+            model,
             tokenizer,
             held_out,
             self.training,
             output,
-            texts=tensorise.interleaved(learned) if learned else None,
+            texts=own_text.interleaved(learned) if learned else None,
             resume=self.resume,
-            use_cpu=cpu,
+            use_cpu=self.device == "cpu",
         )
-        if not state.is_main_process:
+        if not accelerate.PartialState().is_main_process:
             return None
-        frame = tensorised.frame()
-        rows = [
-            (stage, text, f"{loss:.4f}", f"{rise:+.4f}", f"{kl:.4f}", f"{top1:.1%}")
-            for stage, text, loss, rise, kl, top1 in frame.itertuples(index=False)
-        ]
-        show_table(("stage", "text", "loss", "rise", "KL", "same top token"), rows, words=2)
-        out.print(f"model: {output}")
-        return {"model": output, "stages": frame}
+        return {"model": output, "stages": self.show(tensorised, output)}
 
 
 SHOWN = 10

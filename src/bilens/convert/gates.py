@@ -342,6 +342,11 @@ def set_line(mlp: MLP, line: Line) -> None:
     slope, offset = (part.to(weight) for part in (line.slope, line.offset))
     gate.set_weight(slope[:, None] * weight)
     gate.set_bias(offset if bias is None else slope * bias + offset)
+    drop_activation(mlp)
+
+
+def drop_activation(mlp: MLP) -> None:
+    """Make the activation of an MLP the identity."""
     ours = isinstance(mlp.module, GatedLayer)
     setattr(mlp.module, mlp.activation, Gate() if ours else ACT2FN["linear"])
 

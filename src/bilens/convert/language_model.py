@@ -1,10 +1,9 @@
 """Pretrained transformers as models of bilens, whose attention may lose its softmax."""
 
-from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.activations import ACT2FN, LinearActivation
 
 from bilens.errors import BilensError
@@ -22,7 +21,9 @@ GATES: dict[type[nn.Module], Any] = {
 
 
 def as_language_model(model: Any) -> LanguageModel:
-    """Return a copy of a Llama-like transformer, a `LanguageModel` with the same logits.
+    """Return a Llama-like transformer as a `LanguageModel` with the same logits.
+
+    Weights that need no change are shared with the original.
 
     Its norms are RMSNorms before attention, MLP and unembedding, its positions are rotary, and its
     MLPs are gated. The logits of both models are compared on random tokens.
@@ -38,25 +39,23 @@ def as_language_model(model: Any) -> LanguageModel:
             "mixed values or embeddings": settings.value_mix or settings.embed_mix,
         }
         _check_none("LanguageConfig", missing)
-        return deepcopy(model).eval()  # type: ignore[no-untyped-call]
+        return model.eval()  # type: ignore[no-untyped-call]
     parts = parts_of(model)
     config = _config(model.config, parts)
-    with torch.random.fork_rng(devices=[]):
+    dtype = parts.embed.module.weight.dtype
+    with torch.device("meta"):
         copy: Any = LanguageModel(config)
-    copy = copy.to(device=parts.embed.module.weight.device, dtype=parts.embed.module.weight.dtype)
-    state = dict(_weights(copy, parts))
-    copy.load_state_dict(state, strict=not config.tie_word_embeddings)
-    copy.eval()
+    copy = _filled(copy, {name: weight.to(dtype) for name, weight in _weights(copy, parts)})
     action = f"Copying this {type(model).__name__}"
     check_unchanged(copy, log_probabilities(model), action, "no model of bilens is its copy")
     return copy
 
 
 def without_softmax(model: LanguageModel) -> LanguageModel:
-    """Return a copy with squared attention whose rows are divided by their sum.
+    """Return a model with squared attention whose rows are divided by their sum.
 
     A score s = q.k / sqrt(d) enters as (s / 2 + 1)^2, close to exp(s) for small s. Queries keep
-    their weights. The constant of each head is a parameter.
+    their weights. The constant of each head is a parameter. All other weights are shared.
     """
     settings = model.config.settings() | {
         "attention": "squared",
@@ -65,15 +64,22 @@ def without_softmax(model: LanguageModel) -> LanguageModel:
         "attention_scale": 0.5 / (model.config.d_model // model.config.n_heads) ** 0.5,
     }
     extra = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id")}
-    with torch.random.fork_rng(devices=[]):
+    with torch.device("meta"):
         copy: Any = LanguageModel(LanguageConfig(**settings, **extra))
-    weight = model.embed.weight
-    copy = copy.to(device=weight.device, dtype=weight.dtype)
-    copy.load_state_dict(model.state_dict(), strict=False)
-    with torch.no_grad():
-        for block in copy.blocks:
-            block.attn.score_constant.fill_(1.0)
-    return copy.eval()
+    weights = model.state_dict()
+    for name, constant in copy.named_parameters():
+        if name.endswith("score_constant"):
+            weights[name] = torch.ones_like(constant, device="cpu").to(model.embed.weight)
+    return _filled(copy, weights)
+
+
+def _filled(model: Any, weights: dict[str, Tensor]) -> LanguageModel:
+    """Return a model without memory of its own, with these weights."""
+    tied = model.config.tie_word_embeddings
+    model.load_state_dict(weights, strict=not tied, assign=True)
+    if tied:
+        model.unembed.weight = model.embed.weight
+    return model.eval()
 
 
 def _config(config: Any, parts: Parts) -> LanguageConfig:

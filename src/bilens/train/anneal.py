@@ -10,7 +10,7 @@ from bilens.checks import check_weights
 from bilens.convert import Swish, give_swish
 from bilens.data import Corpus
 from bilens.train.settings import SCHEDULES, AnnealTraining
-from bilens.train.trainer import check_vocabulary, train_steps
+from bilens.train.trainer import Stage, check_vocabulary
 
 DECAYS = {"none": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
@@ -61,23 +61,21 @@ def anneal(
     if schedule is not None:
         settings["schedule"] = getattr(schedule, "__name__", repr(schedule))
     fall = _Fall(give_swish(model), schedule or SCHEDULES[training.schedule], training)
-    history = train_steps(
+    stage = Stage(
+        "annealing",
         model,
         corpus,
         training,
-        run,
         training.steps,
         arguments={
             "lr_scheduler_type": DECAYS[training.decay],
             "activation_checkpointing": training.checkpointing,
         },
         settings=settings,
-        resume=resume,
-        use_cpu=use_cpu,
-        extra=lambda: {"beta": fall.swish.beta},
         # The fall of beta comes first, so that whatever follows a step has the next beta.
-        callbacks=[fall],
+        options={"extra": lambda: {"beta": fall.swish.beta}, "callbacks": [fall]},
     )
+    history = stage.run(run, resume=resume, use_cpu=use_cpu)
     fall.set(training.steps)
     model.eval()
     return history

@@ -1,16 +1,21 @@
 """Make a gated model bilinear without training, or with little: layer by layer, on a text.
 
 Each layer is fitted on the outputs of the layers before it, which have linear gates already. The
-target is the output of its own gated MLP at these inputs. No gradient leaves a layer.
+target is the output y of its own gated MLP at these inputs x. No gradient leaves a layer. A row
+counts by w = 1 / |s|^2 with s the layer's input stream. Later norms divide by the size of the
+stream, so this measures an error by its effect on later layers. A few tokens have a much larger
+stream than the others. In the layer that makes their stream large they count like any token; in
+later layers they do not outweigh the others.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -18,10 +23,13 @@ from transformers import PreTrainedModel
 from bilens.checks import check_weights, checked
 from bilens.convert.gates import (
     LINEAR_NAME,
+    GateSums,
     activation_key,
+    drop_activation,
     find_swish,
     gated_mlps,
     mark_linear,
+    set_line,
 )
 from bilens.errors import BilensError
 from bilens.nn.language_settings import LanguageSettings
@@ -29,14 +37,121 @@ from bilens.progress import progress_bar
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
 from bilens.settings import NotNegative
-from bilens.train.layer_fit import BATCH, Fit, FitRows, LayerRuns, fit_mlp
+from bilens.train.layers import (
+    BATCH,
+    LayerStreams,
+    keep_layer,
+    open_layer,
+    own_weights,
+    teach,
+    working_folder,
+)
 from bilens.train.settings import Distillation
 
 RIDGE = 2.0
 """Ridge towards the original down map, for one hidden unit per calibration token.
 
 With fewer tokens a unit's fitted column is less certain, so the ridge grows in proportion."""
+CHUNK = 4096
+"""Rows whose hidden units are in memory at once."""
+TINY = 1e-30
 CLOSED_FORM = Distillation(steps=0)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Errors of a layer with linear gates relative to the gated layer, on the calibration text.
+
+    Attributes:
+        lines: share of sum w (u act(g))^2 that the lines leave unexplained.
+        distance: sqrt(sum w |y - y'|^2 / sum w |y|^2), of the MLP's output.
+    """
+
+    lines: float
+    distance: float
+
+
+@dataclass(frozen=True, eq=False)
+class FitRows:
+    """Inputs, targets and row weights of a fit.
+
+    Attributes:
+        x: inputs of the MLP.
+        y: outputs of the MLP with its original activation.
+        weight: w, in float32 or float64.
+    """
+
+    x: Float[Tensor, "rows d_in"]
+    y: Float[Tensor, "rows d_out"]
+    weight: Float[Tensor, " rows"]
+
+    def distance(self, module: Any) -> float:
+        """Return the weighted relative distance of a module's outputs from y."""
+        error = energy = 0.0
+        with torch.no_grad():
+            for x, y, w in self.chunks(next(module.parameters()).device):
+                error += float((w[:, None] * (module(x) - y).square()).sum(dtype=torch.float64))
+                energy += float((w[:, None] * y.square()).sum(dtype=torch.float64))
+        return (error / max(energy, TINY)) ** 0.5
+
+    def chunks(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield x, y and w for `CHUNK` rows at a time, on a device."""
+        columns = (self.x, self.y, self.weight)
+        for parts in zip(*(column.split(CHUNK) for column in columns), strict=True):
+            x, y, w = (part.to(device) for part in parts)
+            yield x, y.to(w.dtype), w
+
+
+def fit_mlp(mlp: MLP, rows: FitRows, ridge: float) -> float:
+    """Make an MLP bilinear, in place, and return `Fit.lines`.
+
+    An infinite `ridge` leaves its down map unchanged.
+    """
+    share = _fit_gate(mlp, rows)
+    if ridge < torch.inf:
+        _fit_down(mlp, rows, ridge)
+    return share
+
+
+@torch.no_grad()
+def _fit_gate(mlp: MLP, rows: FitRows) -> float:
+    assert mlp.gate is not None
+    device = mlp.down.stored.device
+    sums = GateSums(mlp.gate.n_out, device)
+    for x, _, w in rows.chunks(device):
+        up, gate = (part.select(part.module(x).mT).mT for part in (mlp.up, mlp.gate))
+        sums.add(up * w[:, None].sqrt(), gate, mlp.act(gate))
+    line = sums.line()
+    set_line(mlp, line)
+    return line.error
+
+
+@torch.no_grad()
+def _fit_down(mlp: MLP, rows: FitRows, ridge: float) -> None:
+    """Set the down map D to the minimiser of a sum over the rows.
+
+        sum w |D h + c - y|^2 + ridge sum_i E_i |D_i - D0_i|^2,   E_i = sum w h_i^2
+
+    for the hidden units h = u (a g + b), with D0 the original map and c its bias.
+    """
+    down = mlp.down
+    before, bias = down.weight().double(), down.bias()
+    gram = before.new_zeros(before.shape[1], before.shape[1])
+    cross = torch.zeros_like(before)
+    for x, y, w in rows.chunks(before.device):
+        up, gate = (part.select(part.module(x).mT).mT for part in mlp.reads[::-1])
+        root = w[:, None].sqrt()
+        h = (up * gate).to(root.dtype) * root
+        gram += (h.mT @ h).double()
+        cross += (((y if bias is None else y - bias) * root).mT @ h).double()
+    energy = gram.diagonal()
+    keep = ridge * energy + energy.mean() * 1e-9 + TINY
+    # Energies of units differ by many orders of magnitude. With unit diagonal the condition number
+    # of the Gram matrix is near the least that scaling of rows and columns allows.
+    size = (energy + keep).rsqrt()
+    scaled = (gram + torch.diag(keep)) * size * size[:, None]
+    wanted = (cross + before * keep) * size
+    down.set_weight(torch.linalg.solve(scaled, wanted, left=False) * size)
 
 
 @dataclass(frozen=True)
@@ -71,6 +186,7 @@ def linearise(
     budget: NotNegative | None = None,
     distillation: Distillation | None = None,
     alone: bool = True,
+    run: Path | None = None,
 ) -> Linearised:
     """Make the gates of a model linear, in place: bilinear layers, from one text and no labels.
 
@@ -91,8 +207,11 @@ def linearise(
         layers: layers to make linear; all by default.
         budget: greatest rise of the loss, in nats, before any distillation. Layers are taken in the
             order of their `alone` losses, as many as stay within it together.
-        distillation: settings of a training of each layer by itself; none by default.
+        distillation: settings of a training of each layer by itself; none by default. It is one of
+            the Trainer: processes, ctrl-C and checkpoints are as in `train_language`.
         alone: measure the loss with each single layer linear, too; a budget needs it.
+        run: folder for the layers that have learned, and for checkpoints. Layers that are there
+            already are opened, so a call with the same arguments resumes.
 
     Raises:
         BilensError: the model is not gated or not as it was trained, an argument does not fit it,
@@ -112,7 +231,7 @@ def linearise(
         )
     for name, ids in (("texts", texts), ("held_out", held_out)):
         _check_tokens(name, ids, model.config.vocab_size)
-    texts, held_out = (ids.to(model.device) for ids in (texts, held_out))
+    held_out = held_out.to(model.device)
     before = next_token_loss(model, held_out)
     losses: dict[int, float] = {}
 
@@ -120,7 +239,7 @@ def linearise(
         losses[layer] = next_token_loss(model, held_out)
 
     if alone or budget is not None:
-        _fit(model, mlps, texts, selected, CLOSED_FORM, measure)
+        _fit(model, mlps, texts, selected, CLOSED_FORM, alone=measure)
     if budget is not None:
         order = sorted(selected, key=lambda layer: losses[layer])
 
@@ -130,7 +249,7 @@ def linearise(
                 return next_token_loss(model, held_out) <= before + budget
 
         selected = _most_within(order, within)
-    fits = _fit(model, mlps, texts, selected, distillation or CLOSED_FORM)
+    fits = _fit(model, mlps, texts, selected, distillation or CLOSED_FORM, run)
     if selected:
         mark_linear(model, mlps, selected)
     return Linearised(before, next_token_loss(model, held_out), tuple(selected), losses, fits)
@@ -156,31 +275,61 @@ def _fit(
     texts: Int[Tensor, "texts time"],
     layers: Sequence[int],
     distillation: Distillation,
+    run: Path | None = None,
     alone: Callable[[int], None] | None = None,
 ) -> dict[int, Fit]:
     """Fit layers in order, each on the outputs of those before it.
 
-    With `alone` each layer is fitted by itself, measured by that function, and restored.
+    With `alone` each layer is fitted by itself, measured by that function, and restored. Layers
+    that learned in `run` before are opened.
     """
     if not layers:
         return {}
-    runs, fits = LayerRuns(model, mlps, texts), {}
-    with progress_bar() as bar:
-        task = bar.add_task("layers alone" if alone else "layers", total=len(layers), note="")
+    fits: dict[int, Fit] = {}
+    blocks = [model.get_submodule(mlp.name.rpartition(".")[0]) for mlp in mlps]
+    with progress_bar() as bar, working_folder(run) as folder:
+        # The Trainer shows the progress of each layer.
+        task = bar.add_task("gates", total=len(layers), note="", visible=not distillation.steps)
+        streams = LayerStreams(model, blocks, texts, folder)
         for layer in range(max(layers) + 1):
-            reads, writes, stream = runs.run(layer)
             if layer in layers:
-                dtype = working_dtype(stream.dtype)
-                size = stream.to(dtype).square().mean(-1)
-                rows = FitRows(reads, writes.to(dtype), 1 / (size + 1e-6 * size.mean()))
                 with _restored(mlps, [layer] if alone else []):
-                    ridge = RIDGE * mlps[layer].up.n_out / len(reads)
-                    fits[layer] = fit_mlp(mlps[layer], rows, ridge, distillation)
+                    own_weights(mlps[layer].module)
+                    layer_run = (run or folder) / f"layer-{layer:03}"
+                    name = f"gates, layer {len(fits) + 1} of {len(layers)}"
+                    fits[layer] = _learn(mlps[layer], streams, distillation, layer_run, name)
+                    if run is not None:
+                        keep_layer(layer_run, mlps[layer].module, asdict(fits[layer]))
                     if alone is not None:
                         alone(layer)
                 bar.advance(task)
-            runs.advance(layer, changed=layer in fits and alone is None)
+            streams.advance()
     return fits
+
+
+def _learn(
+    mlp: MLP, streams: LayerStreams, distillation: Distillation, run: Path, name: str
+) -> Fit:
+    """Make the MLP of the current layer bilinear: open it, or fit it, and train it in `run`."""
+    errors = open_layer(run, mlp.module)
+    if errors is not None:
+        drop_activation(mlp)
+        return Fit(**errors)
+    x, y = streams.seen(mlp.module)
+    stream = streams.stream.flatten(0, 1)
+    # By chunks: the streams of all texts may be larger than memory.
+    dtype = working_dtype(stream.dtype)
+    size = torch.cat([part.to(dtype).square().mean(-1) for part in stream.split(CHUNK)])
+    rows = FitRows(x, y, 1 / (size + 1e-6 * size.mean()))
+    lines = fit_mlp(mlp, rows, RIDGE * mlp.up.n_out / len(x))
+    energy = sum(float((w[:, None] * y.square()).sum()) for _, y, w in rows.chunks(size.device))
+    scale = max(energy / y.numel(), TINY)
+
+    def loss(module: Any, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return (w[:, None] * (module(x.to(w.dtype)) - y).square()).mean() / scale
+
+    teach(mlp.module, loss, (x, y, rows.weight), distillation, run, name)
+    return Fit(lines, rows.distance(mlp.module))
 
 
 def _most_within(order: list[int], fits: Callable[[list[int]], bool]) -> list[int]:
@@ -200,7 +349,8 @@ def _restored(mlps: list[MLP], layers: Sequence[int]) -> Iterator[None]:
     """Restore the weights, biases and activations of layers at the end of the block."""
     activations = [(mlps[layer], mlps[layer].activation_function()) for layer in layers]
     parts = [part.module for mlp, _ in activations for part in (*mlp.reads, mlp.down)]
-    stored = [(module, deepcopy(module._parameters)) for module in parts]
+    # A layer learns on copies, so its own weights are as they were.
+    stored = [(module, dict(module._parameters)) for module in parts]
     try:
         yield
     finally:

@@ -1,108 +1,84 @@
 """Teach attention without softmax the patterns of attention with softmax, on the same stream."""
 
-from dataclasses import dataclass
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
 
-from bilens.data import Corpus
 from bilens.nn.language import LanguageModel
 from bilens.nn.language.attention import Attention, Rope
-from bilens.settings import Count, NotNegative, Positive
-from bilens.train.settings import TrainerSettings
-from bilens.train.trainer import train_steps
+from bilens.residual.parts import working_dtype
+from bilens.train.layers import (
+    LayerStreams,
+    keep_layer,
+    open_layer,
+    own_weights,
+    teach,
+    working_folder,
+)
+from bilens.train.settings import Distillation
 
 EPS = 1e-6
 """Smallest attention that the cross-entropy resolves."""
 
 
-@dataclass(frozen=True)
-class PatternTraining(TrainerSettings):
-    """Settings of the training of patterns.
-
-    Attributes:
-        steps: steps of Adam.
-        batch_size: texts in a step.
-        learning_rate: at the start. It falls to zero along half a cosine.
-    """
-
-    steps: Count = 400
-    batch_size: Count = 16
-    learning_rate: Positive = 3e-3
-    weight_decay: NotNegative = 0.0
-
-
 def teach_patterns(
     student: LanguageModel,
     teacher: LanguageModel,
-    corpus: Corpus,
-    training: PatternTraining,
-    run: Path,
-    *,
-    resume: bool = False,
-    use_cpu: bool = False,
-) -> list[dict[str, Any]]:
-    """Train queries, keys and constants of a student in place; return the logged losses.
+    texts: Int[Tensor, "texts time"],
+    training: Distillation,
+    run: Path | None = None,
+) -> list[float]:
+    """Train queries, keys and constants of a student in place; return the losses of its layers.
 
-    Every layer of the student reads the teacher's stream, so no gradient crosses layers and all
-    layers learn at once. The loss is the mean of `pattern_loss` over layers. Everything else of the
-    student stays. The training is one of the Trainer: processes, ctrl-C and checkpoints are as in
+    Every layer of the student reads the teacher's stream, so layers learn one by one. The loss is
+    `pattern_loss`, and `training.batch_size` counts texts. Everything else of the student stays.
+    The training is one of the Trainer: processes, ctrl-C and checkpoints are as in
     `train_language`.
 
     Args:
         student: model of the teacher's sizes, whose rows of patterns sum to 1.
         teacher: model with softmax.
-        corpus: texts in their tokens.
+        texts: texts in their tokens.
         training: settings.
-        run: the directory to write to.
-        resume: resume from the newest intact checkpoint in `run`.
-        use_cpu: ignore GPUs.
+        run: folder for the layers that have learned, and for checkpoints. Layers that are there
+            already are opened, so a call with the same arguments resumes.
 
     Raises:
         BilensError: the training diverged.
         KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
     """
-    tutor: Any = teacher
-    blocks: Any = zip(student.blocks, teacher.blocks, strict=True)
-    pairs: list[tuple[Attention, Attention]] = [(pupil.attn, block.attn) for pupil, block in blocks]
-    required = {name: weight.requires_grad for name, weight in student.named_parameters()}
-    student.requires_grad_(False)
-    for pupil, _ in pairs:
-        for weight in _learned(pupil):
-            weight.requires_grad_()
+    like = next(teacher.parameters())
+    dtype = working_dtype(like.dtype)
+    positions = torch.arange(texts.shape[1], device=like.device)
+    rope = teacher.embed_text(texts[:1].to(like.device), positions[None])[2]
+    rope = None if rope is None else (rope[0].to(dtype), rope[1].to(dtype))
+    pairs: list[Any] = list(zip(student.blocks, teacher.blocks, strict=True))
+    losses = []
+    with working_folder(run) as folder:
+        streams = LayerStreams(teacher, [block for _, block in pairs], texts, folder)
+        for layer, (pupil, block) in enumerate(pairs):
+            layer_run = (run or folder) / f"layer-{layer:03}"
+            errors = open_layer(layer_run, pupil.attn)
+            if errors is None:
+                own_weights(pupil.attn)
+                norm, attention = (deepcopy(p).to(dtype) for p in (block.attn_norm, block.attn))
 
-    def forward(input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        inputs = _attention_inputs(tutor.to(input_ids.device), input_ids)
-        # Recomputed in the backward pass: the patterns of all layers do not fit into memory.
-        losses = [
-            checkpoint(pattern_loss, *pair, *x, use_reentrant=False)
-            for pair, x in zip(pairs, inputs, strict=True)
-        ]
-        return {"loss": torch.stack(losses).mean()}
+                def loss(module: Attention, x: Tensor, norm=norm, attention=attention) -> Tensor:
+                    return pattern_loss(module, attention, norm(x.to(dtype)), rope)
 
-    # The Trainer, and the wrappers of several processes, call the model for its loss.
-    student.forward = forward  # type: ignore[assignment]
-    try:
-        return train_steps(
-            student,
-            corpus,
-            training,
-            run,
-            training.steps,
-            arguments={"lr_scheduler_type": "cosine", "adam_beta2": 0.99},
-            settings={"model": student.config.settings()},
-            resume=resume,
-            use_cpu=use_cpu,
-        )
-    finally:
-        del student.forward
-        for name, weight in student.named_parameters():
-            weight.requires_grad_(required[name])
-        student.train(mode=False)
+                name = f"patterns, layer {layer + 1} of {len(pairs)}"
+                columns = [streams.stream]
+                last = teach(pupil.attn, loss, columns, training, layer_run, name, learned=_learned)
+                errors = {"loss": last}
+                if run is not None:
+                    keep_layer(layer_run, pupil.attn, errors)
+            losses.append(errors["loss"])
+            streams.advance()
+    return losses
 
 
 def pattern_loss(
@@ -129,23 +105,9 @@ def pattern_loss(
     return (entropy + error).mean()
 
 
-def _learned(attention: Attention) -> list[torch.nn.Parameter]:
+def _learned(attention: Any) -> list[nn.Parameter]:
     maps = [attention.query, attention.key]
     if attention.pairs == 2:
         maps += [attention.query2, attention.key2]
     weights = [weight for part in maps for weight in part.parameters()]
-    return [*weights, attention.score_constant]  # type: ignore[list-item]
-
-
-@torch.no_grad()
-def _attention_inputs(
-    teacher: LanguageModel, ids: Int[Tensor, "batch time"]
-) -> list[tuple[Float[Tensor, "batch time d_model"], Rope | None]]:
-    """Return the normalised stream before the attention of each layer, and the rotation."""
-    positions = torch.arange(ids.shape[1], device=ids.device)[None]
-    x, _, rope = teacher.embed_text(ids, positions)
-    inputs = []
-    for block in teacher.blocks:
-        inputs.append((block.attn_norm(x), rope))  # type: ignore[operator]
-        x = block(x, None, rope)
-    return inputs
+    return [*weights, attention.score_constant]

@@ -137,7 +137,8 @@ class RunDirectory:
         """Mark the training as finished; everything else has to be written before."""
         self.finished = True
         self.write_settings()
-        write_text(self.path / CARD_NAME, str(model_card(read_config(self.path), self.path)))
+        if (self.path / CONFIG_NAME).exists():  # parts of models have none
+            write_text(self.path / CARD_NAME, str(model_card(read_config(self.path), self.path)))
 
     def write_settings(self) -> None:
         """Write the settings, with the version of torch and the state of the training."""

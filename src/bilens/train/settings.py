@@ -93,6 +93,22 @@ class TrainerSettings(CheckedSettings):
 
 
 @dataclass(frozen=True)
+class Distillation(TrainerSettings):
+    """Settings of the training of one layer towards the outputs of the layer that it replaces.
+
+    Attributes:
+        steps: steps of Adam for each layer; 0 for none.
+        batch_size: samples in a step: tokens for an MLP, texts for attention.
+        learning_rate: at the start. It falls to zero along half a cosine.
+    """
+
+    steps: Annotated[int, Between(0, 10**15)] = 200
+    batch_size: Count = 512
+    learning_rate: Positive = 3e-3
+    weight_decay: NotNegative = 0.0
+
+
+@dataclass(frozen=True)
 class AnnealTraining(TrainerSettings):
     """Settings of the annealing of a model. The defaults are Table 4 of Pearce et al. 2024.
 
@@ -268,20 +284,3 @@ def check_precision(attention: str, precision: str) -> None:
             f"precision='fp16' with attention={attention!r}: products of scores leave the range of "
             "float16; expected precision='bf16' or 'float32'"
         )
-
-
-@dataclass(frozen=True)
-class Distillation(CheckedSettings):
-    """Settings of the training of a bilinear MLP towards the gated MLP's outputs.
-
-    Attributes:
-        steps: steps of Adam for each layer; 0 for none.
-        batch_size: tokens in a step.
-        learning_rate: at the start; it falls to zero.
-        seed: seed of the order of the tokens.
-    """
-
-    steps: Annotated[int, Between(0)] = 200
-    batch_size: Count = 512
-    learning_rate: Annotated[float, Between(0, above=True)] = 3e-3
-    seed: Annotated[int, Between(0, 2**63)] = 0

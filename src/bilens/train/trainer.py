@@ -7,14 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 from rich.progress import Progress
-from torch import Tensor
+from safetensors.torch import load_file
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import SequentialSampler
 from transformers import (
@@ -32,8 +33,9 @@ from bilens.checks import check_weights
 from bilens.convert import open_model, save_model
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
-from bilens.files import file_errors
+from bilens.files import file_errors, write_safetensors
 from bilens.lazy_imports import accelerate
+from bilens.nn.checkpoint import WEIGHTS_NAME
 from bilens.progress import no_progress, progress_bar
 from bilens.train.run_directory import (
     CHECKPOINTS,
@@ -244,11 +246,13 @@ class _Watch(TrainerCallback):
     validations and checkpoints.
     """
 
-    def __init__(self, interrupt: Interrupt, bar: Progress, target: float | None) -> None:
+    def __init__(
+        self, interrupt: Interrupt, bar: Progress, name: str, target: float | None
+    ) -> None:
         self.interrupt, self.bar = interrupt, bar
         self.target = -math.inf if target is None else target
         self.reached = False
-        self.task = bar.add_task("training", note="")
+        self.task = bar.add_task(name, note="")
         self.trainer: ResumableTrainer
 
     def on_train_begin(
@@ -307,52 +311,59 @@ class _Watch(TrainerCallback):
         return cast(dict[str, Any], callbacks.setdefault(type(self).__name__, {}))
 
 
-def train_steps(
-    model: PreTrainedModel,
-    corpus: Corpus,
-    training: TrainerSettings,
-    run: Path,
-    steps: int,
-    *,
-    arguments: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    use_cpu: bool,
-    **options: Any,
-) -> list[dict[str, Any]]:
-    """Train all weights that require gradients for a number of steps of AdamW, in place.
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A training of some weights of a model by AdamW: which weights, on what text, by which loss.
 
-    Args:
-        model: the model to train, saved in `run` at the end.
-        corpus: texts in its tokens.
+    Attributes:
+        name: for the progress display.
+        model: transformer or part of one, saved at the end. All weights that require gradients
+            learn.
+        corpus: texts in its tokens, or inputs of the part.
         training: settings of the training.
-        run: the directory to write to; checkpoints go below it.
         steps: steps of the optimizer.
         arguments: other arguments of `transformers.TrainingArguments`.
         settings: entries of training.json besides `training`.
-        use_cpu: ignore GPUs.
-        options: `resume` and other options of `run_trainer`.
-
-    Returns:
-        The logged metrics.
+        options: options of `run_trainer`; `compute_loss_func` is another loss than the model's.
     """
-    with alone_with_seed(training.seed):
-        trainer_options = trainer_arguments(
-            training, run, use_cpu=use_cpu, max_steps=steps, optim="adamw_torch", **arguments
-        )
-        steps_per_epoch(trainer_options, corpus)
-        trainer_options.eval_steps = training.evaluate_every or steps
-        record = {"data": corpus.name, **asdict(training), **settings}
-        return run_trainer(model, corpus, record, run, trainer_options, **options)
+
+    name: str
+    model: nn.Module
+    corpus: Corpus
+    training: TrainerSettings
+    steps: int
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, run: Path, *, resume: bool, use_cpu: bool) -> list[dict[str, Any]]:
+        """Train the model in place and save it in `run`; return the logged metrics."""
+        training, steps = self.training, self.steps
+        with alone_with_seed(training.seed):
+            arguments = trainer_arguments(
+                training,
+                run,
+                use_cpu=use_cpu,
+                max_steps=steps,
+                optim="adamw_torch",
+                **self.arguments,
+            )
+            steps_per_epoch(arguments, self.corpus)
+            arguments.eval_steps = training.evaluate_every or steps
+            record = {"data": self.corpus.name, **asdict(training), **self.settings}
+            how = {"name": self.name, "resume": resume, **self.options}
+            return run_trainer(self.model, self.corpus, record, run, arguments, **how)
 
 
 def run_trainer(
-    model: PreTrainedModel,
+    model: nn.Module,
     corpus: Corpus,
     settings: dict[str, Any],
     run: Path,
     arguments: TrainingArguments,
     *,
     resume: bool,
+    name: str = "training",
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Train a model in place and save it in `run` with its tokenizer, or resume that.
@@ -364,22 +375,28 @@ def run_trainer(
         run: the directory to write to.
         arguments: arguments of the Trainer, with the number of steps.
         resume: resume from the newest intact checkpoint in `run`.
+        name: for the progress display.
         options: options of `ResumableTrainer`, and `target`, the validation loss to end at.
 
     Returns:
         The logged metrics.
     """
     target, callbacks = options.pop("target", None), list(options.pop("callbacks", ()))
+    is_transformer = isinstance(model, PreTrainedModel)
     with ExitStack() as stack:
         directory, checkpoint = _open(stack, run, settings, resume, arguments)
         if directory.finished:
-            model.load_state_dict(open_model(run).state_dict())
+            trained = (
+                open_model(run).state_dict() if is_transformer else load_file(run / WEIGHTS_NAME)
+            )
+            model.load_state_dict(trained)
             return read_metrics(run)
         interrupt = stack.enter_context(interrupt_between_steps())
         bar = stack.enter_context(progress_bar())
         stack.enter_context(no_progress())
-        watch = _Watch(interrupt, bar, target)
-        cached, model.config.use_cache = model.config.use_cache, False
+        watch = _Watch(interrupt, bar, name, target)
+        if is_transformer:
+            cached, model.config.use_cache = model.config.use_cache, False
         trainer = watch.trainer = ResumableTrainer(
             directory,
             model=model,
@@ -393,12 +410,16 @@ def run_trainer(
         if not watch.reached and trainer.state.global_step < arguments.max_steps:
             raise KeyboardInterrupt
         trainer.require_finite_weights()
-        model.config.use_cache = cached
         # Under FSDP each process holds a part of every weight, and all have to take part here.
         sharded = trainer.is_fsdp_enabled
         state = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
+        if is_transformer:
+            model.config.use_cache = cached
         if trainer.is_world_process_zero():
-            save_model(run, model, corpus.tokenizer, state)
+            if is_transformer:
+                save_model(run, model, corpus.tokenizer, state)
+            else:
+                write_safetensors(run / WEIGHTS_NAME, state or model.state_dict())
             directory.finish()
         trainer.accelerator.wait_for_everyone()
     return trainer.state.log_history

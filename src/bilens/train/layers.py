@@ -1,0 +1,289 @@
+"""Teach the layers of a model one by one, through the Trainer, on inputs that are kept in files.
+
+Only the weights of one layer learn at a time, so the others need not be in memory. A model opened
+with `low_memory` leaves them in its files, and the streams of all texts are in a file too.
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel
+
+from bilens.data import Corpus
+from bilens.errors import BilensError, CheckpointError
+from bilens.files import UNFINISHED, write_safetensors
+from bilens.lazy_imports import accelerate
+from bilens.nn.checkpoint import WEIGHTS_NAME
+from bilens.residual.attention import StopForwardError
+from bilens.residual.parts import working_dtype
+from bilens.train.run_directory import CHECKPOINTS, is_begun
+from bilens.train.settings import Distillation
+from bilens.train.trainer import Stage
+
+BATCH = 8
+"""Texts that run at once."""
+
+
+class LayerStreams:
+    """Texts that run through a model one layer at a time, so that layers may change in between.
+
+    Positions and masks depend on the size of the batch and not on its texts, so they are recorded
+    once for each size. Streams are on the CPU, mapped from files, whatever the model's device is.
+
+    Attributes:
+        stream: input stream of the current layer.
+
+    Args:
+        model: the model.
+        layers: its layers.
+        texts: the texts.
+        folder: folder for the files.
+    """
+
+    stream: Float[Tensor, "texts time d_model"]
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: Sequence[nn.Module],
+        texts: Int[Tensor, "texts time"],
+        folder: Path,
+    ) -> None:
+        self._layers, self._folder = list(layers), folder
+        self._shape, self._device = tuple(texts.shape), next(model.parameters()).device
+        self._beside: dict[int, list[tuple[Any, Any]]] = {}
+        self._number = 0
+        for start in range(0, len(texts), BATCH):
+            entered = self._enter(model, texts[start : start + BATCH].to(self._device))
+            if start == 0:
+                self.stream = self._mapped("stream", entered)
+            self.stream[start : start + BATCH] = entered
+
+    @torch.no_grad()
+    def seen(
+        self, module: nn.Module
+    ) -> tuple[Float[Tensor, "rows d_in"], Float[Tensor, "rows d_out"]]:
+        """Return the inputs and outputs of a module of the current layer, for all tokens."""
+        parts: list[Tensor] = []
+        with module.register_forward_hook(lambda _, given, made: parts.extend([given[0], made])):
+            for start in range(0, len(self.stream), BATCH):
+                parts.clear()
+                self._run(self.stream[start : start + BATCH])
+                if start == 0:
+                    columns = [self._mapped(f"seen{n}", part) for n, part in enumerate(parts)]
+                for target, part in zip(columns, parts, strict=True):
+                    target[start : start + BATCH] = part
+        inputs, outputs = (part.flatten(0, 1) for part in columns)
+        return inputs, outputs
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Move the texts past the current layer."""
+        for part in self.stream.split(BATCH):
+            part.copy_(self._run(part))
+        self._number += 1
+
+    def _run(self, stream: Tensor) -> Tensor:
+        given, named = self._beside[len(stream)][self._number]
+        made = self._layers[self._number](stream.to(self._device), *given, **named)
+        return made[0] if isinstance(made, tuple) else made
+
+    def _mapped(self, name: str, like: Tensor) -> Tensor:
+        """Return a tensor in a file, for all texts, with the width and type of one for a batch."""
+        shape = (*self._shape, like.shape[-1])
+        path, size = self._folder / name, math.prod(shape)
+        if not path.exists() and shutil.disk_usage(self._folder).free < size * like.itemsize:
+            # Without room a write to the mapped file would end the process.
+            raise BilensError(
+                f"{self._folder} has no room for {size * like.itemsize:,} bytes, the stream of "
+                f"{math.prod(self._shape):,} tokens; use fewer tokens"
+            )
+        return torch.from_file(str(path), shared=True, size=size, dtype=like.dtype).view(shape)
+
+    def _enter(self, model: PreTrainedModel, texts: Int[Tensor, "texts time"]) -> Tensor:
+        """Return the first layer's input stream; record the arguments of layers at a new size."""
+        entered: list[Tensor] = []
+        beside: list[tuple[Any, Any]] = []
+        new = len(texts) not in self._beside
+
+        def catch(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if not entered:
+                entered.append(given[0])
+            if not new:
+                raise StopForwardError
+            beside.append((given[1:], named))
+
+        with ExitStack() as stack:
+            for layer in self._layers:
+                stack.enter_context(layer.register_forward_pre_hook(catch, with_kwargs=True))
+            stack.enter_context(suppress(StopForwardError))
+            model.base_model(texts, use_cache=False)
+        if new:
+            self._beside[len(texts)] = beside
+        return entered[0]
+
+
+class Rows(Dataset[dict[str, Any]]):
+    """Rows of several tensors, read together."""
+
+    def __init__(self, *columns: Tensor) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitems__(self, numbers: list[int]) -> dict[str, Any]:
+        return {"rows": tuple(column[numbers] for column in self.columns)}
+
+
+class Part(nn.Module):
+    """A part of a model that learns by itself, in the form that the Trainer expects.
+
+    Args:
+        module: the part. Its weights that require gradients learn.
+        loss: function of the module and a batch of each column.
+    """
+
+    def __init__(self, module: nn.Module, loss: Callable[..., Float[Tensor, ""]]) -> None:
+        super().__init__()
+        self.module, self.loss = module, loss
+
+    def forward(self, rows: tuple[Tensor, ...], *, return_loss: bool = True) -> dict[str, Tensor]:
+        """Return the loss; `return_loss` tells the Trainer that rows need no labels."""
+        return {"loss": self.loss(self.module, *rows)}
+
+
+def teach(
+    module: nn.Module,
+    loss: Callable[..., Float[Tensor, ""]],
+    columns: Sequence[Tensor],
+    training: Distillation,
+    folder: Path,
+    name: str,
+    *,
+    learned: Callable[[nn.Module], list[nn.Parameter]] = lambda module: list(module.parameters()),
+) -> float:
+    """Teach a module by a loss, through the Trainer, in float32 or float64; return the last loss.
+
+    Args:
+        module: the module; its weights change in place.
+        loss: function of the module and a batch of each column.
+        columns: inputs of the loss, a row for each sample.
+        training: settings; without steps nothing is done, and the loss is NaN.
+        folder: the run directory. A training that was begun there is resumed.
+        name: for the progress display.
+        learned: function that returns the weights to train; all by default.
+
+    Raises:
+        BilensError: the training diverged.
+        KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
+    """
+    if not training.steps:
+        return math.nan
+    weight = next(module.parameters())
+    training = replace(training, batch_size=min(training.batch_size, len(columns[0])))
+    student = deepcopy(module).to(working_dtype(weight.dtype)).requires_grad_(False)
+    for parameter in learned(student):
+        parameter.requires_grad_()
+    rows = Rows(*columns)
+    first = Rows(*(column[: training.batch_size] for column in columns))
+    corpus: Any = Corpus(f"inputs of {name}", None, rows, first)  # type: ignore[arg-type]
+    stage = Stage(
+        name,
+        Part(student, loss),
+        corpus,
+        training,
+        training.steps,
+        arguments={
+            "lr_scheduler_type": "cosine",
+            "adam_beta2": 0.99,
+            "remove_unused_columns": False,  # a batch has no columns
+        },
+        options={"data_collator": lambda batch: batch},
+    )
+    history = stage.run(folder, resume=is_begun(folder), use_cpu=weight.device.type == "cpu")
+    with torch.no_grad():
+        for stored, trained in zip(module.parameters(), student.parameters(), strict=True):
+            stored.copy_(trained)
+    return next(record["eval_loss"] for record in reversed(history) if "eval_loss" in record)
+
+
+def own_weights(module: nn.Module) -> None:
+    """Replace the weights of a module by copies; other models that share them stay unchanged."""
+    for part in module.modules():
+        for name, weight in part._parameters.items():
+            if weight is not None:
+                part._parameters[name] = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+
+
+def sharing_copy(model: Any) -> Any:
+    """Return a copy of a model with the same weights in memory, until a layer gets its own."""
+    return deepcopy(model, {id(weight): weight for weight in model.parameters()})
+
+
+def keep_layer(folder: Path, module: nn.Module, result: dict[str, float]) -> None:
+    """Write the weights of a layer that has learned with its errors, and map them from the file."""
+    state = accelerate.PartialState()
+    state.wait_for_everyone()  # all have seen that the file is not there yet
+    if state.is_main_process:
+        errors = {name: str(value) for name, value in result.items()}
+        write_safetensors(_file_of(folder), module.state_dict(), errors)
+        for unneeded in (folder / CHECKPOINTS, folder / WEIGHTS_NAME):
+            shutil.rmtree(unneeded, ignore_errors=True)
+            unneeded.unlink(missing_ok=True)
+    state.wait_for_everyone()
+    open_layer(folder, module)
+
+
+def open_layer(folder: Path, module: nn.Module) -> dict[str, float] | None:
+    """Give a module the weights of a layer that has learned, and return its errors, if any."""
+    file = _file_of(folder)
+    if not file.is_file():
+        return None
+    before = next(module.parameters())
+    # On a CPU the weights stay in the file, mapped, so that only one layer takes memory. Learning
+    # may have added biases.
+    for name, weight in load_file(file, str(before.device)).items():
+        owner, _, leaf = name.rpartition(".")
+        part = module.get_submodule(owner)
+        part._parameters[leaf] = nn.Parameter(weight, before.requires_grad)
+    with safe_open(file, "pt") as opened:
+        return {name: float(value) for name, value in (opened.metadata() or {}).items()}
+
+
+def _file_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.safetensors")
+
+
+def stages_of(run: Path, *, resume: bool) -> Path:
+    """Return the folder of a run's stages; CheckpointError if a new run would write into it."""
+    folder = run / "stages"
+    if not resume and folder.exists():
+        raise CheckpointError(
+            f"{folder} exists already; resume with --resume, or choose another --output"
+        )
+    return folder
+
+
+@contextmanager
+def working_folder(run: Path | None) -> Iterator[Path]:
+    """Yield a temporary folder for streams, on the disk of the run."""
+    if run is not None:
+        run.mkdir(parents=True, exist_ok=True)
+    # Windows does not remove mapped files.
+    with TemporaryDirectory(prefix=UNFINISHED, dir=run, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
