@@ -252,7 +252,7 @@ class Linearise(InStages):
         length: tokens of a text.
     """
 
-    data: tuple[str, ...]
+    data: tuple[str, ...] = field()  # the commands on own text need none
     held_out: Count = 8192
     layers: tuple[int, ...] | None = None
     budget: float | None = None
