@@ -1,12 +1,15 @@
 """Figure 8 and Table 5: a pretrained SwiGLU model annealed into a bilinear one.
 
-Reproduces the fine-tuning of Pearce et al. 2024, section 6.3 and appendix D, on another model: the
-260,000 parameters of llama2.c's stories260K (SwiGLU, grouped-query attention), trained further on
-TinyStories, where the source has TinyLlama 1.1B on FineWeb. Four trainings see the same texts in
-the same order: beta held at 1, which fine-tunes the model as it is; beta = 0 from the start; the
-gates made linear in closed form, and trained on from there; and beta falling linearly to 0 in the
-first quarter, where it stays: in the source too the line takes a fifth of all tokens, and the rest
-is further training. All are validated in the middle and at the end.
+Reproduces the fine-tuning of Pearce et al. 2024, section 6.3 and appendix D, on another model. This
+is stories260K of llama2.c (260,000 parameters, SwiGLU, grouped-query attention), trained further on
+TinyStories. The source has TinyLlama 1.1B on FineWeb. Four trainings see the same texts in the same
+order, and are validated in the middle and at the end:
+
+- beta held at 1, which fine-tunes the model as it is;
+- beta = 0 from the start;
+- the gates made linear in closed form, and trained on from there;
+- beta falling linearly to 0 in the first quarter, and then 0. In the source the line takes a fifth
+  of all tokens.
 
 The validation losses are in nats a token of this model's 512 tokens. The stories may have been
 among those that the model was trained on, held out ones too.
@@ -15,7 +18,7 @@ Table 5 of the source: base model 2.559, bilinear after 105M tokens 2.450, after
 fine-tuned with 105M 2.294. There the fine-tuning meets a new kind of text, and every row gains;
 here the model knows the text already.
 
-The learning rate falls linearly to 0, which a small budget of tokens asks for; the source's stays.
+The learning rate falls linearly to 0, which a small budget of tokens needs; the source's stays.
 
 Small: 4.8 million tokens each, 40 minutes on one core. Paper: 105 million.
 """

@@ -8,7 +8,7 @@ the eigenvectors of this matrix for four of the ten features of largest mean act
 directions are most specific to a single digit. Sparsity and error are measured on 20,000 pairs that
 are drawn anew. A feature is dead if it is active for none of them.
 
-The source, with d = 1000 and weight decay 1: 5000 features of which 3544 are active, L0 30.4,
+The source, with d = 1000 and weight decay 1: 5000 features, 3544 active, L0 30.4,
 MSE/L2^2 0.29. It gives no weights or rates; ours are tuned on one model for such an L0 and such an
 error. Ours has an embedding before the layer, folded in here, and is trained without input noise.
 

@@ -9,7 +9,7 @@ both kinds of activations against each other. Loss recovered is measured from ra
 squares recovers everything by construction if the active features span all outputs; `rank` is the
 number of the d outputs that they span.
 
-The source, with d = 1000 and weight decay 1: 2000 features of which 87 are active, L0 5.2,
+The source, with d = 1000 and weight decay 1: 2000 features, 87 active, L0 5.2,
 MSE/L2^2 0.28, 87.1 % of the loss recovered by the autoencoder and 98.1 % by least squares. It names
 no weights or rates. Ours are tuned on one model for such an L0 and such an error, and the large
 rate makes most features die, as there. Ours has an embedding before the layer, folded in here, and

@@ -1,18 +1,19 @@
 """Figure 2: eigenvectors of single-layer models of MNIST and Fashion-MNIST.
 
-Reproduces figure 2 of Pearce et al. 2024. Panel A: for the first seven classes of either data set
-the top positive eigenvectors by mean activation over the test images, each beside the three images
-it reacts to most; the negative ones stand below them. Panel C: the spectrum of digit 1 and its
-three outermost eigenvectors of either sign, by eigenvalue. The models have the settings of Table 2:
-d = 300, 20 epochs, input noise 1.0, and weight decay 0.5 for MNIST and 1.0 for Fashion-MNIST.
+Reproduces figure 2 of Pearce et al. 2024. Panel A has the first seven classes of either data set.
+It shows the top positive eigenvectors by mean activation over the test images, and below them the
+negative ones. Each is beside the three images of its largest activation. Panel C has the spectrum
+of digit 1 and its three outermost eigenvectors of either sign, by eigenvalue. The models have the
+settings of Table 2: d = 300, 20 epochs, input noise 1.0, and weight decay 0.5 for MNIST and 1.0 for
+Fashion-MNIST.
 
 The source says that the eigenvector of largest mean activation is often the first or second by
 eigenvalue: its rank is recorded for each class. It also says that digit 1's first positive
-eigenvector reacts most to three 4s: the classes of those images are recorded. Of the accuracies,
-the source gives 98.05 % for the MNIST model (section 5.2) and none for Fashion-MNIST.
+eigenvector reacts most to three 4s: the classes of those images are recorded. The source has an
+accuracy of 98.05 % for the MNIST model (section 5.2) and none for Fashion-MNIST.
 
 Both scales do the same, with seed 0 (the source may train for up to 100 epochs). Training takes
-about 1.5 minutes for each model on one core, the rest seconds.
+about 1.5 minutes for each model on one core, everything else seconds.
 """
 
 from typing import Any

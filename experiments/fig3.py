@@ -1,19 +1,19 @@
-"""Figure 3: the accuracy that the first few eigenvectors of each digit keep.
+"""Figure 3: accuracy with the first few eigenvectors of each digit.
 
 Reproduces figure 3 of Pearce et al. 2024: single-layer MNIST models, with the settings of their
-Table 2 (20 epochs, weight decay 0.5, input noise 1.0), cut to the k eigenvectors of largest
-|eigenvalue| of each class. Measured is the drop of the test accuracy, and the smallest k from which
-on the drop stays under 1 point and under 0.1 point. Numbers are shares, so a point is 0.01; the
-spread is over initialisations.
+Table 2 (20 epochs, weight decay 0.5, input noise 1.0). They are cut to the k eigenvectors of
+largest |eigenvalue| of each class. Measured are the drop of the test accuracy, and the smallest k
+that keeps it under 1 point and under 0.1 point, as do all larger ones. Numbers are shares, so a
+point is 0.01; the spread is over initialisations.
 
 The source loses under 1 point with 10 eigenvectors at d = 300, and says that the drop falls
 exponentially with k. An independent reproduction needed 11, 16, 20 and 28 eigenvectors for 0.1
 point at d = 30, 100, 300 and 1000.
 
-Small: d = 30 and 100 from 3 initialisations, d = 300 from 5 and d = 1000 from 2, all of 20 epochs:
-about 1 minute for each of the small ones, 1.5 for each of the next and 6 to 10 for each of the
-largest on one core, half an hour in all, and 1 minute where the models are there already. Paper: 20
-initialisations of each size: some 4 hours on one core. The source plots one model and one size
+Small: d = 30 and 100 from 3 initialisations, d = 300 from 5 and d = 1000 from 2, all of 20 epochs.
+A model takes about 1 minute on one core for the small ones, 1.5 for the next and 6 to 10 for the
+largest. That is half an hour in all, or 1 minute if the models exist already. Paper: 20
+initialisations of each size, some 4 hours on one core. The source plots one model and one size
 only.
 """
 
@@ -62,7 +62,7 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def needed_under(curve: TruncationCurve, drop: float, n_samples: int) -> int:
-    """Return the smallest k from which on the accuracy lost stays strictly under `drop`.
+    """Return the smallest k that loses less than `drop`, as do all larger ones.
 
     Accuracies are whole numbers of samples, so half of one decides without a rounding error.
     """

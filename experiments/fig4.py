@@ -1,26 +1,26 @@
-"""Figure 4: how alike the eigenvectors of different models are.
+"""Figure 4: similarity of the eigenvectors of different models.
 
-Reproduces figure 4 of Pearce et al. 2024: the positive eigenvectors of each digit in d = 300 MNIST
-models, by rank, against the positive eigenvector of the same digit in another model that resembles
-each most. Eigenvectors are read in pixels through the embedding and compared by |cosine|, and the
+Reproduces figure 4 of Pearce et al. 2024. The positive eigenvectors of each digit in d = 300 MNIST
+models, by rank, are compared with those of the same digit in another model. The most similar one is
+the match. Eigenvectors are read in pixels through the embedding and compared by |cosine|, and the
 similarities averaged over digits. Models have the settings of Table 2 (20 epochs, weight decay 0.5,
 input noise 1.0).
 
 The first version of the paper, with 5 initialisations of each size, trains with latent noise: 0.33
-standard deviations before the embedding, the layer and the readout, and no other input noise. Such
-models of d = 300, and models without any noise, are compared with their like on lines of their own.
-For each kind of d = 300 models the mean over the first five ranks is given for the other choice of
-eigenvectors too, those that are orthonormal in pixels instead of behind the embedding.
+standard deviations before the embedding, the layer and the readout. It has no other input noise.
+Such models of d = 300, and models without any noise, are compared among themselves. Eigenvectors
+that are orthonormal in pixels, instead of after the embedding, have their own mean over the first
+five ranks, for each kind of d = 300 models.
 
-A pair never shares its seed: models of different width with the same seed begin with the same first
-rows of the embedding and see the images in the same order. Each compared model gives one number,
-its mean over the d = 300 models, and the shaded 95 % interval is of the mean of those. As a check,
-the last line matches the eigenvectors of the next digit.
+The models of a pair have different seeds. Those of different width with the same seed begin with
+the same first rows of the embedding, and see the images in the same order. Each compared model has
+one number, its mean over the d = 300 models, and the shaded 95 % interval is of the mean of those.
+As a check, the last line matches the eigenvectors of the next digit.
 
 The source finds about 0.9 for the first five ranks at d = 300, and 0.5 to 0.6 at d = 30.
 
-Small: d = 30, 50 and 100 from 3 initialisations and d = 300 from 5 of each kind: some 34 minutes of
-training on one core, of which figures 3 and 5 share 22, and 1 minute where the models are there
+Small: d = 30, 50 and 100 from 3 initialisations and d = 300 from 5 of each kind. Training takes
+some 34 minutes on one core (figures 3 and 5 share 22 of them), or 1 minute if the models exist
 already. Paper: 20 initialisations of each size and kind, d = 1000 too, as in the source: some 5.5
 hours.
 """

@@ -1,21 +1,21 @@
-"""Figure 6: a two-layer model taken apart, from the logit of a digit to the pixels.
+"""Figure 6: the eigenvectors of a two-layer model, from the logit of a digit to the pixels.
 
 Reproduces figure 6 of Pearce et al. 2024 for a two-layer MNIST model of d = 300 (weight decay 0.5,
-input noise 1.0, 8 epochs). Of the last layer's eigenvectors for a digit the outermost positive (P)
-and negative (N) one are followed into the first layer, where each is a direction with positive (+)
-and negative (-) eigenvectors of its own.
+input noise 1.0, 8 epochs). For each digit the outermost positive (P) and negative (N) eigenvector
+of the last layer are followed into the first layer. There each is a direction with positive (+) and
+negative (-) eigenvectors of its own.
 
-The sign of an eigenvector of the last layer is arbitrary, and turning it makes + out of -. It is
-chosen as in figure 2B, so that the inputs that it reacts to most give it a positive value.
+The sign of an eigenvector of the last layer is arbitrary, and the other sign exchanges + and -. It
+is chosen as in figure 2B, so that the images with the largest activation have a positive value.
 
-The source says that there is typically one prominent eigenvalue of either sign in the last layer;
-recorded is, for every digit, by how much the first of a sign exceeds the second. It sees the digit
-itself in P+ and N-, sharp in the one and vague in the other, and other digits in P- and N+:
-recorded is how many
-of the test images that the first four eigenvectors of each kind react to most, three for each, are
-of the digit itself.
+The source says that there is typically one prominent eigenvalue of either sign in the last layer.
+Recorded is, for every digit, the ratio of the first of a sign to the second. The source sees the
+digit itself in P+ and N-, sharp in the first and vague in the second, and other digits in P- and
+N+. Recorded is the share of top images that are of the digit itself, three images for each of the
+first four eigenvectors of a kind.
 
-Both scales do the same, with seed 0. Training takes about 2 minutes on one core, the rest seconds.
+Both scales do the same, with seed 0. Training takes about 2 minutes on one core, everything else
+seconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -118,7 +118,7 @@ def own_shares(parts: Branches, data: ImageData, label: int) -> dict[str, float]
 
 
 def _means(digits: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return means over digits, each of which may lack a key."""
+    """Return means over digits; a digit may lack a key."""
     keys = sorted({key for digit in digits for key in digit})
     return {key: fmean(digit[key] for digit in digits if key in digit) for key in keys}
 

@@ -1,15 +1,15 @@
 """Figures 9 and 10: the spectrum and the outermost eigenvectors of every digit.
 
-Reproduces figures 9 and 10 (appendix E) of Pearce et al. 2024 for one single-layer MNIST model with
-the settings of their Table 2 (d = 300, 20 epochs, weight decay 0.5, input noise 1.0): for each
-digit the eigenvalues of its logit, and the largest positive and negative eigenvectors, each beside
-the three test images it reacts to most.
+Reproduces figures 9 and 10 (appendix E) of Pearce et al. 2024. One single-layer MNIST model has the
+settings of their Table 2 (d = 300, 20 epochs, weight decay 0.5, input noise 1.0). Figures show the
+eigenvalues of each digit's logit, and the largest positive and negative eigenvectors. Each is
+beside the three test images of its largest activation.
 
-The source shows pictures and gives no numbers. Recorded here are the accuracy and, for each digit,
-the effective rank, the three outermost eigenvalues of either sign and what the images shown beside
-their eigenvectors are.
+The source shows pictures and no numbers. Recorded here are the accuracy and, for each digit, the
+effective rank and the three outermost eigenvalues of either sign. The classes of the images beside
+their eigenvectors are recorded too.
 
-Both scales do the same, with seed 0. Training takes about 1.5 minutes on one core, the rest
+Both scales do the same, with seed 0. Training takes about 1.5 minutes on one core, everything else
 seconds; the model is the one of figure 2.
 """
 

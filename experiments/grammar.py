@@ -1,23 +1,23 @@
-"""The synthetic grammar: what is known of it, found in the weights of a model trained on it.
+"""The synthetic grammar: its rules, found in the weights of a model trained on it.
 
-No figure of the papers: a ground truth for their method. A language whose rules are written down
-(`bilens.data.Grammar`) trains a one-layer bilinear transformer without norms, and its rules are
-looked for in the weights. Measured are
+No figure of the papers: a ground truth for their method. A language with known rules
+(`bilens.data.Grammar`) trains a one-layer bilinear transformer without norms, and the rules are
+searched for in the weights. Measured are
 
 - the KL divergence from the grammar's true next-token distribution to the model's, at positions
   that a bigram decides and at those that a skip-trigram decides. A published toy model has 0.001
   and 0.010 nats there, on a grammar of its own;
-- how many of the 10 known bigrams are among the 20 most salient ones of the whole vocabulary,
+- the number of the 10 known bigrams among the 20 most salient ones of the complete vocabulary,
   through the residual stream and the MLP's diagonal together;
-- how many of the 24 known skip-trigrams A ... B -> C are among the 48 whose A raises the
-  probability of C most, over all texts of two tokens (`pair_trigrams`);
-- how many of the 24 pairs of a verb that looks at a name are among the 48 that a head looks at most
-  at a distance of 2, over all pairs of tokens (`attention_pairs`), for the head that has the most,
-  and for all heads together.
+- the number of the 24 known skip-trigrams A ... B -> C among the 48 whose A raises the probability
+  of C most, over all texts of two tokens (`pair_trigrams`);
+- the number of the 24 pairs of a verb that attends to a name among the 48 strongest of a head.
+  Pairs are of all tokens, at a distance of 2 (`attention_pairs`). It is counted for the head that
+  has the most, and for all heads together.
 
-For the bigrams the unembedding is centred over the vocabulary, which changes no probability: a
-logit says something only beside the others. Read head by head in logits (`skip_trigrams`), the
-known skip-trigrams drown among tokens that are never said: a tenth to a quarter of them is found.
+For the bigrams the unembedding is centred over the vocabulary, which changes no probability: only
+differences of logits matter. Head by head in logits (`skip_trigrams`), tokens that never occur
+together have the largest numbers. Only a tenth to a quarter of the known skip-trigrams is found.
 
 Small: 3 initialisations of about 2 minutes on one core each. Paper: 10.
 """
@@ -63,7 +63,7 @@ def run(context: RecipeContext) -> Outcome:
 
 @torch.no_grad()
 def divergences(model: ResidualModel, grammar: Grammar, ids: Tensor) -> dict[str, float]:
-    """Mean KL of truth to model, in nats, by what decides the next token."""
+    """Return the mean KL of truth to model, in nats, by the rule that decides the next token."""
     truth = grammar.next_distribution(ids)
     predicted = model.logits(ids).double().log_softmax(-1)
     kl = (torch.special.xlogy(truth, truth) - truth * predicted).sum(-1)

@@ -1,16 +1,16 @@
 """Masks: pictures from one digit's eigenvectors that turn other digits into it.
 
-A mask is added to every test image of another digit, and the sum clipped to what an image can be.
-Measured, against its length, are the share of images that the model then takes for the digit of the
-mask (targeted) and the share that it takes for any digit but their own (fooled), as a mean over the
-ten digits. Compared are five Gaussian masks of equal length and five with the mask's own pixels in
-random places, for each digit.
+A mask is added to every test image of another digit, and the sum clipped to the range of an image.
+Measured, against its length, is the share of images that the model then assigns to the digit of the
+mask (targeted). The share that it assigns to any digit but their own (fooled) is measured too, both
+as means over the ten digits. For comparison each digit has five Gaussian masks of equal length, and
+five with the mask's own pixels in random places.
 
-The masks come from the weights alone: `bilens.read.class_mask`. The models are the single-layer
-ones of Pearce et al. 2024, d = 300 and 20 epochs, with the regularisation of their Table 2 (weight
-decay 0.5, input noise 1.0) and with none. The source proposes no such attack and gives no numbers.
-The length of a mask is to be compared with that of a test image, which is recorded; numbers are
-shares, with their spread over initialisations.
+The masks come from the weights only: `bilens.read.class_mask`. The models are the single-layer ones
+of Pearce et al. 2024, d = 300 and 20 epochs, with the regularisation of their Table 2 (weight decay
+0.5, input noise 1.0) and with none. The source proposes no such attack and has no numbers. Compare
+the length of a mask with that of a test image, which is recorded. Numbers are shares, with their
+spread over initialisations.
 
 Small: 3 initialisations of either kind on 1,000 test images, some 9 minutes of training on one
 core, which figure 5 shares, and 3 minutes of attacks. Paper: 10 initialisations on all 10,000,

@@ -1,17 +1,16 @@
 """Modular addition: the waves of its known solution, read out of the weights.
 
-No figure of the papers: a ground truth for reading a model whole. Classifiers of one and of two
+No figure of the papers: a ground truth for reading a complete model. Classifiers of one and of two
 bilinear layers learn a + b mod 59 from 80 % of the pairs. Networks that add modulo a prime use
 waves of a few frequencies k, cos(2 pi k (a + b - c) / p) (Nanda et al. 2023, who found them by
-experiments on a transformer). Here they are read from the p^3 logits that are all there is to the
-model (`bilens.read.read_fourier`). Measured are, over initialisations,
+experiments on a transformer). Here they are read from the p^3 logits, which are the complete model
+(`bilens.read.read_fourier`). Measured are, over initialisations,
 
 - the accuracy on the pairs that were held out;
-- the share of these waves in what of the logits depends on a, b and c together, and how many
-  frequencies have at least 1 %;
-- the accuracy over all pairs where the logits keep the waves of these frequencies alone, and where
-  they lose them;
-- the share of a single frequency in what a hidden unit of the first layer reads.
+- the share of these waves in the part of the logits that depends on a, b and c together, and the
+  number of frequencies of at least 1 %;
+- the accuracy over all pairs of logits with only the waves of these frequencies, and without them;
+- the share of a single frequency in a hidden unit's weights of the first layer for a number.
 
 Small: 5 initialisations, two minutes on one core. Paper: p = 113 and 10 initialisations.
 """

@@ -1,13 +1,15 @@
-"""Noises: the kinds and amounts, held against accuracy, truncation and matches at once.
+"""Noises: their kinds and amounts against accuracy, truncation and matches at once.
 
-Pearce et al. 2024 report three figures of their MNIST models of d = 300: an accuracy of 98.30 %
-(with input noise, section 5.2), less than 1 point lost with ten eigenvectors of each digit
-(figure 3), and a best match of about 0.9 between the first five positive eigenvectors of different
-initialisations (figure 4). Neither version says all of the noise: the first trains with latent
-noise of 0.33, the second with input noise of 1.0 in a unit that it does not give. Here both kinds
-are swept, in standard deviations of what the noise is added to: a digit's pixels have one of about
-0.31 where black is 0 and white 1, so that input noise of 1.0 in the unit of the pixels would be 3.2
-here. Weight decay is 0.5, and everything else as in their Table 2.
+Pearce et al. 2024 report three figures of their MNIST models of d = 300. The accuracy is 98.30 %,
+with input noise (section 5.2). Ten eigenvectors of each digit lose less than 1 point (figure 3).
+The first five positive eigenvectors of different initialisations have a best match of about 0.9
+(figure 4).
+
+Neither version states all of the noise. The first trains with latent noise of 0.33, the second with
+input noise of 1.0 in a unit that it does not name. Here both kinds are swept, in standard
+deviations of the vector that the noise is added to. A digit's pixels have one of about 0.31 if
+black is 0 and white 1. So input noise of 1.0 in the unit of the pixels would be 3.2 here. Weight
+decay is 0.5, and everything else as in their Table 2.
 
 Small: 5 initialisations of 20 epochs for each of five noises, trained at once, about 5 minutes on
 one core for each noise. Paper: 20 initialisations for each of nine.

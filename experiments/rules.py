@@ -1,27 +1,29 @@
 """Rules that need two blocks, found in the weights of models trained on them.
 
-No figure of the papers: a ground truth for reading how heads work together. A language whose rules
-are written down (`bilens.data.DeepGrammar`) trains models of two blocks without norms, with softmax
-and with bilinear attention: induction ("a b ... a -> b"), agreement of a verb with a noun across
-others, and brackets of two types. Measured are
+No figure of the papers: a ground truth for reading heads that work together. A language with known
+rules (`bilens.data.DeepGrammar`) trains models of two blocks without norms, with softmax and with
+bilinear attention. The rules are induction ("a b ... a -> b"), agreement of a verb with a noun
+across others, and brackets of two types. Measured are
 
-- the KL divergence from the true next-token distribution where each rule decides, and the same of a
-  model with one block, which cannot know them;
-- what the weights say of each rule. A pair of heads of both blocks is named
-  for induction where of all words of such sentences every cue looks most for itself as the word
-  before, at every distance from 1 to 16: the score of q(A) for k(A', B), A' behind the first head,
-  averaged over the values B;
-  for agreement where every noun looks more for nouns behind what is no preposition or adjective,
-  in 99 % of all comparisons;
-  and a head of the second block for brackets where both open ones raise what closes them;
-- whether it is so: a head is part of a rule if the KL rises by 0.1 nats or more where the rule
-  decides once the head is silent. Heads of the second block that are named and part of the rule
-  are found, named and not are false, not named are missed;
-- induction by all heads together: how often what followed a cue is what they raise most at the cue,
-  for every cue, value and distance.
+- the KL divergence from the true next-token distribution at the positions that each rule decides.
+  A model with one block, which cannot know the rules, is measured too;
+- the heads that the weights name for each rule, as below;
+- whether these are part of the rule. A head is part of it if the KL rises by 0.1 nats or more at
+  the rule's positions once the head is silent. Heads of the second block that are named and part
+  of the rule are found. Named heads that are not part are false, and parts that are not named are
+  missed;
+- induction by all heads together: whether they raise the value after a cue most at the cue. The
+  share is over cues, values and distances.
 
-The first block's MLP is in all of this, as the tensor that it is; what its heads do at once, and
-the second MLP, are in none but the brackets.
+A pair of heads of both blocks is named for induction if every cue attends most to itself as the
+word before. All words of such sentences are compared. This is tested at every distance from 1 to
+16. The score is that of q(A) for k(A', B), with A' moved by the first head, averaged over the
+values B. A pair is named for agreement if every noun attends more to nouns that follow no
+preposition and no adjective, in 99 % of all comparisons. A head of the second block is named for
+brackets if each open bracket raises its closing one.
+
+The MLP of the first block is included as its tensor. The sum of the first block's heads is not
+included, and the second MLP only for brackets.
 
 Small: 3 initialisations of 12 passes over 47,500 sentences, 5 minutes on one core each. Paper: 10.
 """
@@ -73,7 +75,7 @@ Pairs = set[tuple[int, int]]
 
 
 def run(context: RecipeContext) -> Outcome:
-    """Train on the language and look for its rules in the weights."""
+    """Train on the language and search for its rules in the weights."""
     grammar = DeepGrammar()
     corpus = load_corpus("deep-grammar", n_ctx=SIZES["n_ctx"])
     ids = corpus.validation[:HELD_OUT]["input_ids"]
@@ -126,7 +128,7 @@ def _trained(context: RecipeContext, attention: str, seed: int, n_layers: int) -
 
 @torch.no_grad()
 def divergence(model: ResidualModel, grammar: DeepGrammar, ids: Tensor) -> dict[str, float]:
-    """Mean KL of truth to model, in nats, by what decides the next token."""
+    """Return the mean KL of truth to model, in nats, by the rule that decides the next token."""
     truth = grammar.next_distribution(ids)
     predicted = model.logits(ids).double().log_softmax(-1)
     kl = (torch.special.xlogy(truth, truth) - truth * predicted).sum(-1)
@@ -135,7 +137,7 @@ def divergence(model: ResidualModel, grammar: DeepGrammar, ids: Tensor) -> dict[
 
 @torch.no_grad()
 def parts_of_rules(model: ResidualModel, grammar: DeepGrammar, ids: Tensor) -> dict[str, set[int]]:
-    """Heads of the second block without which a rule is missed by `LEAST` nats more."""
+    """Return heads of the second block whose removal costs a rule at least `LEAST` nats."""
     baseline = divergence(model, grammar, ids)
     results: dict[str, set[int]] = {kind: set() for kind in KINDS}
     out: Any = model.layer(1).heads.out.module
@@ -169,26 +171,26 @@ class Circuits:
 
     @torch.no_grad()
     def induction(self) -> Pairs:
-        """Pairs of heads by which a cue looks for itself as the word before a value."""
+        """Return pairs of heads by which a cue attends to itself as the word before a value."""
         words = self._embedded("map", *CUES, *VALUES, *DEEP_FILLERS)
         cues = torch.arange(1, 1 + len(CUES))
         values = words[1 + len(CUES) : 1 + len(CUES) + len(VALUES)]
         looking, named = self._after(words[cues]), set()
         for first in range(self.model.n_heads):
-            keys = self._behind(words, values, first)
+            keys = self._shifted(words, values, first)
             best = [self._scores(1, looking, keys, d).argmax(-1) == cues for d in DISTANCES]
             named |= {(first, int(h)) for h in torch.stack(best).all(0).all(-1).nonzero()}
         return named
 
     @torch.no_grad()
     def agreement(self, least: float = 0.99) -> Pairs:
-        """Pairs of heads by which a noun looks for nouns that follow no preposition."""
+        """Return pairs of heads by which a noun attends to nouns that follow no preposition."""
         nouns = self._embedded(*NOUNS[0], *NOUNS[1])
         free = self._embedded("tale", *DEEP_FILLERS, *VERBS[0], *VERBS[1])
         inner = self._embedded(*PREPOSITIONS, *ADJECTIVES)
         looking, named = self._after(nouns), set()
         for first in range(self.model.n_heads):
-            sides = [self._behind(words, nouns, first) for words in (free, inner)]
+            sides = [self._shifted(words, nouns, first) for words in (free, inner)]
             more = [
                 left[..., :, None] > right[..., None, :]
                 for d in DISTANCES[1:8]
@@ -200,7 +202,7 @@ class Circuits:
 
     @torch.no_grad()
     def brackets(self) -> set[int]:
-        """Heads of the second block that send each open bracket to what closes it."""
+        """Return heads of the second block that raise the closing bracket of each open one."""
         opening = self._embedded(*BRACKETS)
         now = self._after(self._embedded(*BRACKETS, *BRACKETS.values(), *DEEP_FILLERS))
         closing = self._unembedded(*BRACKETS.values())
@@ -218,9 +220,10 @@ class Circuits:
     def repeated(self) -> dict[str, float]:
         """Return the share in which all heads repeat the word after a cue, in texts "A' B ... A".
 
-        The first block makes of A' B what it makes of a text of these two. Found is a share of
-        all A, B and distances: where the second block's heads raise B, of all A' most behind A
-        itself, and of all words most. False is where another A' raises it most.
+        The first block's output for A' B is that of a text of these two. Shares are of all A, B
+        and distances. A case is found if the second block's heads raise B more than all other
+        words, and more after A itself than after any other A'. It is false if another A' raises B
+        most.
         """
         words = ("map", *CUES, *VALUES, *DEEP_FILLERS)
         cues, values = self._embedded(*CUES), self._embedded(*VALUES)
@@ -260,7 +263,7 @@ class Circuits:
         """Return the stream after the first MLP, from streams before it."""
         return x + self.model.mlp(0)(x)
 
-    def _behind(self, before: Tensor, words: Tensor, head: int) -> Tensor:
+    def _shifted(self, before: Tensor, words: Tensor, head: int) -> Tensor:
         """Return words after the first block, if a head attends to the word before them."""
         return self._after(words + (before @ self._ov[0][head])[:, None]).mean(1)
 

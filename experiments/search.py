@@ -82,7 +82,7 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def within(curve: Curve, full: float, drop: float) -> int | None:
-    """Return the smallest measured k from which on less than `drop` is lost, or None."""
+    """Return the smallest measured k that loses less than `drop`, as do all larger, or None."""
     enough = None
     for k, accuracy in reversed(curve):
         # Accuracies are shares of whole images; their difference is so only up to rounding.

@@ -1,17 +1,22 @@
 """A one-layer bilinear transformer on TinyStories: tables 1, 6 and 7 and figures 7, 11 and 13.
 
 Reproduces section 6 and appendices F and G of Pearce et al. 2024 on a model without norms and
-biases, trained here: the tokens before and after "girl" (table 1), the most salient bigrams of the
-residual stream and of the MLP's diagonal (table 6), the skip-trigrams of every head that end in a
-quotation mark (table 7), and the contexts that the eigenvectors of "swim" minus other verbs and of
-the quotation mark react to most (figures 7, 13 and 11). Measured besides are the validation loss in
-nats a token, and how exactly all paths add up to the logits of a first position, and what tokens
-contribute to an activation, in float32 and float64; a story is kept.
+biases, trained here:
+
+- the tokens before and after "girl" (table 1);
+- the most salient bigrams of the residual stream and of the MLP's diagonal (table 6);
+- the skip-trigrams of every head that end in a quotation mark (table 7);
+- the contexts of largest activation for the eigenvectors of "swim" minus other verbs, and of the
+  quotation mark (figures 7, 13 and 11).
+
+Measured too are the validation loss in nats a token, and the errors of two sums in float32 and
+float64. One is of all paths, against the logits of a first position. The other is of contributions
+of tokens, against an activation. A story is stored.
 
 The source finds 99 of the 100 strongest pairs of its head 0.2 to be a talk-related verb before a
-comma or a colon. Here that is counted for every head, with the words of `TALK`, on the pairs that
-raise the quotation mark through the MLP: among all tokens, and among the 500 most frequent ones,
-since a model that has seen little gives rare tokens the largest weights.
+comma or a colon. Here these pairs are counted for every head, with the words of `TALK`. They are
+the pairs that raise the quotation mark through the MLP, among all tokens and among the 500 most
+frequent ones. After little training, rare tokens have the largest weights.
 
 Small: the preset tiny (d = 256, two passes over a part of TinyStories that is 3.5 million tokens
 long), about 10 minutes on two cores. Paper: the preset paper, for a GPU.

@@ -109,7 +109,7 @@ def run(context: RecipeContext) -> Outcome:
 
 
 def agreement(n: int, half: int) -> list[Question]:
-    """Return questions of which half have a plural subject; the halves share no noun."""
+    """Return questions, half of them with a plural subject; the halves share no noun."""
     draw, nouns = random.Random(half), [noun.split() for noun in NOUNS[half::2]]
     questions = []
     for number in range(n):
