@@ -78,8 +78,9 @@ def options_of(analysis: Analysis) -> list[Option]:
         elif name == "layer" and default is REQUIRED:
             options.append(Option("layer", int | None, None, LAYER_HELP))
         elif _is(kind, Corpus) or _is(kind, ImageData):
+            optional = analysis.help.get(name, DATA_HELP) if default is None else DATA_HELP
             options += [
-                Option("data", str | None, None, DATA_HELP),
+                Option("data", str | None, None, optional),
                 Option("data_dir", Path | None, None, DATA_DIR_HELP),
             ]
         else:
@@ -123,13 +124,12 @@ def run_analysis(
         elif _is(kind, Corpus) or _is(kind, ImageData):
             # The explorer has loaded the data once, and passes it to every reading.
             loaded = [item for item in inputs if isinstance(item, Corpus | ImageData)]
-            arguments[name] = loaded[0] if loaded else _load(kind, model, settings, source)
+            if loaded or settings.get("data") or parameter.default is REQUIRED:
+                arguments[name] = loaded[0] if loaded else _load(kind, model, settings, source)
         elif name == "minus":
             arguments[name] = minus_of(settings.get("minus", ""))
-        elif name in settings:
-            arguments[name] = settings[name]
-        elif name == "text" and "prompt" in settings:
-            arguments[name] = settings["prompt"]
+        elif name in settings or (name == "text" and "prompt" in settings):
+            arguments[name] = settings[name if name in settings else "prompt"]
         if name == "among" and isinstance(arguments.get(name), int):
             arguments[name] = range(min(arguments[name], model.vocab_size))
         # A layer is never guessed: a model of several needs its number.

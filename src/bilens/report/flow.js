@@ -81,6 +81,8 @@ window.bilensFlow = (place, graph, remove) => {
       u.sink = u.members.every((i) => graph.nodes[i].sink);
     });
     const edges = [...flows].map(([key, flow]) => [...key.split(" ").map(Number), flow, weights.get(key)]);
+    units.forEach((u) => { u.carried = u.kind === "output" ? Infinity : 0; });
+    edges.forEach(([, below, , weight]) => { units[below].carried += weight; });
     return { units, edges, owner, carried: weigh.carried };
   };
 
@@ -108,7 +110,8 @@ window.bilensFlow = (place, graph, remove) => {
 
   // Places of units, columns and rows. Empty rows vanish, and empty columns shrink to a mark.
   const arrange = (units) => {
-    const named = new Set([...units].sort((u, v) => Math.abs(v.flow) - Math.abs(u.flow))
+    // Parts of early layers have large flows that cancel, so that labels go by what reaches the logit.
+    const named = new Set([...units].sort((u, v) => Math.abs(v.carried) - Math.abs(u.carried))
       .filter((u, n) => n < LABELLED + 1 || u.members.some((i) => pinned.has(i))));
     const used = new Set(units.flatMap((u) => [u.position, moves(u) ? u.source : null]));
     const columns = used.has(null) && units.some((u) => u.position === null) ? [{ at: [null], width: 30, text: "" }] : [];
@@ -201,7 +204,7 @@ window.bilensFlow = (place, graph, remove) => {
       mark.setAttribute("role", "button");
       mark.setAttribute("aria-label", name);
       mark.dataset.node = u.number;
-      const notes = [name, u.reads.length && `reads ${quoted(u.reads)}`, u.writes.length && `raises ${quoted(u.writes)}`,
+      const notes = [name, u.after.length && `after ${quoted(u.after)}`, u.reads.length && `reads ${quoted(u.reads)}`, u.writes.length && `raises ${quoted(u.writes)}`,
         u.lowers.length && `lowers ${quoted(u.lowers)}`, u.sink && "at an attention sink"];
       shape("title", {}, mark, notes.filter(Boolean).join("\n"));
       mark.addEventListener("pointerenter", (event) => { if (event.pointerType === "mouse" && !held) show(u.number); });
@@ -330,6 +333,7 @@ window.bilensFlow = (place, graph, remove) => {
     write("b", signed(u.flow), title, sign(u.flow));
     write("span", ` ${u.name}`, title);
     const facts = [
+      u.after.length && `most active after ${quoted(u.after)}`,
       u.reads.length && `reads ${quoted(u.reads)}`,
       u.writes.length && `raises ${quoted(u.writes)}`,
       u.lowers.length && `lowers ${quoted(u.lowers)}`,
@@ -441,13 +445,13 @@ window.bilensFlow = (place, graph, remove) => {
     const words = find.value.trim().toLowerCase();
     place.querySelectorAll("[data-node]").forEach((mark) => {
       const u = view.units[mark.dataset.node];
-      const text = [u.name, ...u.reads, ...u.writes, ...u.lowers].join(" ").toLowerCase();
+      const text = [u.name, ...u.after, ...u.reads, ...u.writes, ...u.lowers].join(" ").toLowerCase();
       mark.classList.toggle("missed", words !== "" && !text.includes(words));
     });
   };
 
   const COLUMNS = [["node", "name"], ["flow", "flow"], ["estimated effect", "estimated"], ["measured effect", "measured"],
-    ["reads", "reads"], ["raises", "writes"], ["lowers", "lowers"]];
+    ["after", "after"], ["reads", "reads"], ["raises", "writes"], ["lowers", "lowers"]];
   const isNumber = (key) => ["flow", "estimated", "measured"].includes(key);
 
   // All nodes that are shown, by any column; the sums of the others are below.

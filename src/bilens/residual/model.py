@@ -297,8 +297,14 @@ class ResidualModel:
     ) -> Float[Tensor, "batch time d_model"]:
         """Return the normalised stream that an MLP reads, at every position of texts."""
         self.parts.check_ids(ids)
-        mlp = self.layer(layer).mlp
-        return mlp.normalised(mlp_inputs(self.model, mlp, ids.to(self.device)))
+        return mlp_inputs(self.model, [self.layer(layer).mlp], ids.to(self.device))[0]
+
+    def all_mlp_inputs(
+        self, text: str | Int[Tensor, " time"]
+    ) -> list[Float[Tensor, "time d_model"]]:
+        """Return the normalised stream that the MLP of each layer reads, by one run on a text."""
+        ids = self.ids(text)[None]
+        return [n[0] for n in mlp_inputs(self.model, [x.mlp for x in self.parts.layers], ids)]
 
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:

@@ -161,23 +161,25 @@ def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> l
 
 @torch.no_grad()
 def mlp_inputs(
-    model: Any, mlp: MLP, ids: Int[Tensor, "batch time"]
-) -> Float[Tensor, "batch time d_model"]:
-    """Return the input of an MLP before its norm, at every position of texts.
+    model: Any, mlps: Sequence[MLP], ids: Int[Tensor, "batch time"]
+) -> list[Float[Tensor, "batch time d_model"]]:
+    """Return the normalised inputs of MLPs, in their order, at every position of texts.
 
-    The forward pass stops there.
+    The forward pass stops at the last of them.
     """
     inputs: list[Tensor] = []
 
-    def record(_: nn.Module, args: tuple[Any, ...]) -> None:
+    def record(module: nn.Module, args: tuple[Any, ...]) -> None:
         if is_recorded():
-            inputs.append(_wide(args[0]))
-            raise StopForwardError
+            inputs.append(mlps[len(inputs)].normalised(_wide(args[0])))
+            if len(inputs) == len(mlps):
+                raise StopForwardError
 
-    hook = mlp.norm_or_module.register_forward_pre_hook(record)
-    with recording() as is_recorded, hook, suppress(StopForwardError):
+    with recording() as is_recorded, ExitStack() as hooks, suppress(StopForwardError):
+        for mlp in mlps:
+            hooks.enter_context(mlp.norm_or_module.register_forward_pre_hook(record))
         model(ids, use_cache=False)
-    return inputs[0]
+    return inputs
 
 
 class _Recorder:

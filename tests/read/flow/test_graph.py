@@ -2,6 +2,8 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
+from html import escape
 
 import pytest
 import torch
@@ -18,8 +20,11 @@ from bilens.read.flow import (
     edit_heads,
     flow,
     flows,
+    read_flow,
 )
-from bilens.read.language import TokenDirection
+from bilens.read.flow.nodes import label
+from bilens.read.language import TokenDirection, shown_tokens
+from bilens.reading import signed
 from bilens.residual import ResidualModel
 from tests.families import GATED, exact_norms, some_text, tiny
 from tests.language import random_model, random_text, toy_tokenizer
@@ -113,6 +118,43 @@ def test_words_are_those_of_the_logit_lens(view):
         if words.nodes[i].kind == "direction":
             read = words.vector(i)[:-1] @ view.W_U
             assert words.nodes[i].reads[0] == f"t{int(read.argmax())}"
+
+
+def test_directions_are_described_by_the_ends_of_texts_where_they_are_most_active(view):
+    texts = [random_text(6, seed) for seed in range(5)]
+    words = described(view, flow(view, random_text(), DIRECTION), 30, texts)
+    numbers = [i for i, node in enumerate(words.nodes) if node.after]
+    assert {words.nodes[i].kind for i in numbers} == {"direction"}
+    assert {words.nodes[i].layer for i in numbers} == {0, 1}
+    for i in numbers:
+        layer, v = words.nodes[i].layer, words.vector(i)[:-1]
+        active = torch.stack([view.mlp_inputs(layer, ids[None])[0] @ v for ids in texts])
+        text, position = divmod(int(active.argmax()), active.shape[1])
+        end = texts[text][max(0, position - 3) : position + 1].tolist()
+        assert words.nodes[i].after[0] == "".join(shown_tokens(view, end))
+        assert len(words.nodes[i].after) == 3
+
+
+def test_the_second_run_of_a_command_may_be_several_texts_or_a_mean(view):
+    read = partial(read_flow, view, "t3 t4 t5", DIRECTION)
+    several = read(against="t3 t4 t6|t7 t4 t5")
+    expected = flow(view, "t3 t4 t5", DIRECTION, against=["t3 t4 t6", "t7 t4 t5"])
+    assert several.flow.value == pytest.approx(expected.value)
+    expected = flow(view, "t3 t4 t5", DIRECTION, against=view.W_E.mean(0))
+    mean = read(mean=True)
+    assert mean.flow.value == pytest.approx(expected.value)
+    assert mean.record()["against"] == "mean embeddings"
+    with pytest.raises(BilensError, match="mean=True and a second text"):
+        read(mean=True, against="t3 t4 t6")
+
+
+def test_labels_go_to_the_nodes_whose_paths_reach_the_logit(split_flow):
+    graph = split_flow.top(40)
+    reaching = graph.path_weights.sum(0).abs().tolist()
+    order = sorted(range(1, len(graph.nodes)), key=lambda i: -reaching[i])
+    texts = {note.text for note in graph.plot().layout.annotations}
+    expected = {escape(label(graph.nodes[i], split_flow.tokens), quote=False) for i in order[:10]}
+    assert texts - {f"logit {signed(split_flow.value)}"} == expected
 
 
 def test_a_position_that_draws_most_attention_is_a_sink(split_flow):

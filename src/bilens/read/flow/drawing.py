@@ -29,7 +29,8 @@ def graph_figure(
     """Draw a graph over the tokens of its text: positions across, layers upwards.
 
     A head is a line from the position that it attends to, with a square where it writes. Curves are
-    the edges with the largest weights on paths to the logit. The strongest nodes are labelled.
+    the edges with the largest weights on paths to the logit. The nodes with the largest sums of
+    these weights are labelled.
 
     Args:
         nodes: the logit first.
@@ -78,7 +79,10 @@ def graph_figure(
         hovertemplate="%{text}<extra></extra>",
         showlegend=False,
     )
-    labelled = [0, *sorted(range(1, len(nodes)), key=lambda i: -abs(nodes[i].flow))[:LABELLED]]
+    # Flows of early layers are large and cancel, so that labels go by the share that reaches the
+    # logit on paths among these nodes.
+    reaching = weights.sum(0).abs().tolist()
+    labelled = [0, *sorted(range(1, len(nodes)), key=lambda i: -reaching[i])[:LABELLED]]
     longest = 0
     for column in {round(x) for x in xs}:
         members = sorted((i for i in labelled if round(xs[i]) == column), key=lambda i: -ys[i])

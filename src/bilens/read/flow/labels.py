@@ -1,9 +1,11 @@
-"""Words for the nodes of a flow: the tokens that a direction reads, and those that it raises."""
+"""Words for the nodes of a flow: tokens and contexts that it reads, and tokens that it raises."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import full_precision
@@ -11,29 +13,37 @@ from bilens.read.flow.graph import Flow
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
 
-TOP = 4
-"""Tokens of a label."""
+TOP, ENDS, ENDING = 4, 3, 4
+"""Tokens of a label; texts of a label, and tokens that each of them shows."""
 
 
 @torch.no_grad()
 @full_precision
-def described(model: ResidualModel, flow: Flow, k: int) -> Flow:
+def described(
+    model: ResidualModel, flow: Flow, k: int, texts: Iterable[Int[Tensor, " time"]] = ()
+) -> Flow:
     """Return a flow whose k strongest nodes have the tokens that they read and write.
 
     A direction v reads the tokens with the largest v . W_U, in the sign that it has on this text. A
     direction or a head writes the tokens whose logits its output o raises most, by o . W_U.
-    This is the logit lens, which counts no later layer.
+    This is the logit lens, which counts no later layer. In early layers tokens say little. Given
+    texts, a direction is also described by the ends of those after which v . n is largest, n the
+    normalised input of its MLP.
 
     Args:
         model: the model of the flow.
         flow: the flow.
         k: number of nodes.
+        texts: token ids of texts that are searched; the model runs on each.
     """
     strongest = sorted(range(len(flow.nodes)), key=lambda i: -abs(flow.nodes[i].flow))[:k]
     directions = [i for i in strongest if flow.nodes[i].kind == "direction"]
     writers = [i for i in strongest if flow.nodes[i].kind in ("direction", "mlp", "head")]
     place = {number: row for row, number in enumerate(flow.direction_numbers)}
-    reads, _ = _lens(model, flow.vectors[[place[i] for i in directions], :-1])
+    vectors = flow.vectors[[place[i] for i in directions], :-1]
+    reads, _ = _lens(model, vectors)
+    layers = [flow.nodes[i].layer or 0 for i in directions]
+    ends = dict(zip(directions, strongest_ends(model, layers, vectors, texts), strict=True))
     writes, lowers = _lens(model, _outputs(flow, writers))
     read = dict(zip(directions, reads, strict=True))
     written = dict(zip(writers, zip(writes, lowers, strict=True), strict=True))
@@ -41,8 +51,35 @@ def described(model: ResidualModel, flow: Flow, k: int) -> Flow:
     for i, node in enumerate(flow.nodes):
         raises, lowered = written.get(i, (node.writes, node.lowers))
         reads_now = read.get(i, node.reads)
-        nodes.append(replace(node, reads=reads_now, writes=raises, lowers=lowered))
+        after = ends.get(i) or node.after
+        nodes.append(replace(node, after=after, reads=reads_now, writes=raises, lowers=lowered))
     return replace(flow, nodes=tuple(nodes))
+
+
+def strongest_ends(
+    model: ResidualModel,
+    layers: Sequence[int],
+    vectors: Float[Tensor, "n d_model"],
+    texts: Iterable[Int[Tensor, " time"]],
+) -> list[tuple[str, ...]]:
+    """Return the ends of the texts after which directions of MLPs' inputs are most active.
+
+    Args:
+        model: the model.
+        layers: the layer of each direction.
+        vectors: the directions, in the normalised stream.
+        texts: token ids. A text counts once for each direction, at its strongest position.
+    """
+    best: list[list[tuple[float, str]]] = [[] for _ in layers]
+    for ids in texts if layers else ():
+        inputs = model.all_mlp_inputs(ids)
+        for number, (layer, vector) in enumerate(zip(layers, vectors, strict=True)):
+            active, position = (inputs[layer] @ vector).max(0)
+            first = max(0, int(position) + 1 - ENDING)
+            end = "".join(shown_tokens(model, ids[first : int(position) + 1]))
+            best[number].append((float(active), end))
+    ranked = [dict.fromkeys(end for _, end in sorted(ends, reverse=True)) for ends in best]
+    return [tuple(islice(ends, ENDS)) for ends in ranked]
 
 
 def _outputs(flow: Flow, numbers: list[int]) -> Float[Tensor, "n d_model"]:

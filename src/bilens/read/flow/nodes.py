@@ -12,7 +12,7 @@ from torch import Tensor
 NodeKind = Literal["output", "token", "position", "head", "direction", "mlp", "bias", "rest"]
 LEAVES = ("token", "position", "bias")
 """Kinds of nodes at which a flow starts."""
-WORDS = ("reads", "writes", "lowers")
+WORDS = ("after", "reads", "writes", "lowers")
 ROLES = {"values": "", "queries": " by query", "keys": " by key", None: ""}
 """Words for the roles of heads in pictures."""
 
@@ -36,6 +36,7 @@ class Node:
             the positions that it attends to.
         estimated: its effect to first order, by gradients; None until `account` finds it.
         measured: its effect in the running model; None where it is not measured.
+        after: ends of texts after which a direction is most active, if texts were searched.
         reads: tokens that the vector of a direction has most of, if they were looked up.
         writes: tokens that its output raises most, likewise; also of heads.
         lowers: tokens that its output lowers most.
@@ -52,6 +53,7 @@ class Node:
     role: Literal["values", "queries", "keys"] | None = None
     estimated: float | None = None
     measured: float | None = None
+    after: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     lowers: tuple[str, ...] = ()
@@ -98,10 +100,8 @@ def label(node: Node, tokens: Sequence[str]) -> str:
         source = "" if node.source is None else f'"{tokens[node.source]}"'
         return f"{node.layer}.{node.number}{ROLES[node.role]}: {source} → {at}"
     if node.kind == "direction":
-        read = ", ".join(map('"{}"'.format, node.reads[:2]))
-        return (
-            f"MLP {node.layer}: {read} {written(node)}" if node.reads else f"MLP {node.layer} {at}"
-        )
+        read = ", ".join(map('"{}"'.format, node.after[:1] or node.reads[:2]))
+        return f"MLP {node.layer}: {read} {written(node)}" if read else f"MLP {node.layer} {at}"
     return at if node.kind == "token" else node.name(tokens)
 
 
@@ -160,11 +160,9 @@ def node_frame(nodes: Sequence[Node], tokens: Sequence[str]) -> pd.DataFrame:
             "estimated effect": [node.estimated for node in nodes],
             "measured effect": [node.measured for node in nodes],
             "eigenvalue": [node.eigenvalue for node in nodes],
-            "reads": [", ".join(node.reads) for node in nodes],
-            "writes": [", ".join(node.writes) for node in nodes],
-            "lowers": [", ".join(node.lowers) for node in nodes],
+            **{side: [", ".join(getattr(node, side)) for node in nodes] for side in WORDS},
         }
     )
-    optional = ["estimated effect", "measured effect", "reads", "writes", "lowers"]
+    optional = ["estimated effect", "measured effect", *WORDS]
     empty = [name for name in optional if not frame[name].replace("", None).notna().any()]
     return frame.drop(columns=empty)

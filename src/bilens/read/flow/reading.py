@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from bilens.checks import full_precision
+from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
 from bilens.read.flow import figures
 from bilens.read.flow.ablation import Ablation, ablation_frame
 from bilens.read.flow.account import account
-from bilens.read.flow.contrast import Target, replaced
+from bilens.read.flow.contrast import Against, Target, replaced
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import described
 from bilens.read.flow.split import flow
@@ -22,6 +26,9 @@ from bilens.reading import Fact, Percent, Reading, Section
 from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.settings import Between, Count
+
+SEARCHED = 4096
+"""Tokens of texts that are searched for contexts of directions."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,8 +133,10 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
     model: ResidualModel,
     prompt: str,
     direction: TokenDirection,
+    corpus: Corpus | None = None,
     *,
     against: str | None = None,
+    mean: bool = False,
     replace: str = "",
     target: Target = "logit",
     m: Annotated[int, Between(0)] = 4,
@@ -148,7 +157,11 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
         model: Any, with its tokenizer.
         prompt: The text; the logit that is split is of the token after it.
         direction: The token that is predicted, and those whose mean is subtracted.
-        against: A second text of as many tokens; the change of the logit between both is split.
+        corpus: Texts that describe directions; without them, directions have tokens only.
+        against: A second text of as many tokens; the change of the logit between both is split. Of
+            several, separated by |, the mean embedding is taken.
+        mean: The second run has the mean embedding at each position, of the texts or else of the
+            vocabulary.
         replace: Words of the prompt and their replacements in a second text, as keys=key,was=is.
         target: The logit, or between two texts the log-probability or the probability.
         m: Directions of each MLP at each position, at least 2; 0 for all eigenvectors.
@@ -162,18 +175,27 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
         BilensError: the model has no tokenizer, a text is empty, or a token is unknown.
     """
     pairs = dict(pair.partition("=")[::2] for pair in replace.split(",") if pair)
+    texts = [] if corpus is None else list(some_texts(corpus))
+    second: Against | None = against or None
+    if mean and against:
+        raise BilensError("mean=True and a second text; expected one of them")
+    if mean:
+        rows = model.parts.embed.rows(torch.cat(texts)) if texts else model.W_E
+        second = rows.mean(0)
+    elif against and "|" in against:
+        second = against.split("|")
     split = flow(
         model,
         prompt,
         direction,
-        against=against or None,
+        against=second,
         replace=pairs or None,
         target=target,
         m=m or None,
         threshold=threshold,
         through_patterns=through_patterns,
     )
-    split = described(model, account(model, split, measured=ablate), shown)
+    split = described(model, account(model, split, measured=ablate), shown, texts)
     strongest = sorted(split.nodes, key=lambda node: -abs(node.flow))
     ablated = [
         Ablation(-node.flow, -node.measured, node.name(split.tokens), node.kind)
@@ -183,8 +205,17 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
     data = figures.flow_data(split, direction=direction_in_words(direction), k=shown)
     probability = float(split.trace.logits[-1].softmax(-1)[model.token(direction.token)])
     notes = tuple(missing_spaces(model, direction))
-    other = against or (replaced(prompt, pairs) if pairs else "")
+    other = against or ("mean embeddings" if mean else replaced(prompt, pairs) if pairs else "")
     return FlowReading(split, prompt, direction, data, probability, tuple(ablated), notes, other)
+
+
+def some_texts(corpus: Corpus, n_tokens: int = SEARCHED) -> Iterator[Int[Tensor, " time"]]:
+    """Yield the token ids of validation texts, up to a number of tokens."""
+    for row in corpus.validation:
+        if n_tokens <= 0:
+            return
+        yield row["input_ids"]
+        n_tokens -= len(row["input_ids"])
 
 
 def direction_in_words(direction: TokenDirection) -> str:
