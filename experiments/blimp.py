@@ -107,8 +107,9 @@ class Preferences:
             first, length = torch.tensor(ends).T
             kept = torch.arange(int(first.min()), ids.shape[1])
             with starting_at(model, self.layer, stream):
-                logits = model.model(ids, use_cache=False, logits_to_keep=kept - 1).logits
-            chances = logits.log_softmax(-1).gather(-1, ids[:, kept, None])[..., 0]
+                n_kept = len(kept) + 1
+                logits = model.model(ids, use_cache=False, logits_to_keep=n_kept).logits
+            chances = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, kept, None])[..., 0]
             counted = (kept >= first[:, None]) & (kept < length[:, None])
             scores[numbers] = torch.where(counted, chances, 0.0).sum(1).to(scores)
         good, bad = scores.unflatten(0, (-1, 2)).T

@@ -1,34 +1,43 @@
 """Transformers made tensors: readings from weights alone, tested on text, and losses by kind.
 
-The models are the tensors of the recipe `tensorise`, both stories260K and the model of two blocks,
-beside their originals. Tables:
+The model is the tensor of the recipe `tensorise`, stories260K without softmax and gates, beside its
+original. The recipe `tensorise_own` has the same tables of heads of 64 coordinates. Tables:
 
 - Answers: eigenvectors of the last MLP along a difference of two answers, such as he minus she,
-  from weights alone. At each held-out position whose next token is one of the two, their activation
-  predicts which (area under the ROC curve, 0.5 is chance, with a bootstrap interval of 95 %).
-  Beside it are 100 random directions, the difference of the means of both answers' inputs on other
-  texts, a ridge probe on these inputs, and the model's own logits.
-- Attention: the pattern of each head computed from the embeddings of the tokens alone, against its
+  from weights. Their activation predicts the answer at held-out positions whose next token is one
+  of the two. The number is the area under the ROC curve, with a bootstrap interval of 95 %; 0.5 is
+  chance. Beside it are 100 random directions and the unembedding's direction. From other texts come
+  the difference of the means of both answers' inputs, and a ridge probe on these inputs. The last
+  row is the model's own logits.
+- Attention: the pattern of each head computed from the embeddings of the tokens only, against its
   pattern on held-out text: the mean correlation within rows. Beside it is the same with other
-  tokens at the same positions.
+  tokens at the same positions, and the mean pattern of the other texts, which knows no token. OV:
+  the logits that a head adds for a token, from its embedding against its input on text. It is the
+  mean correlation over the vocabulary, beside the embedding of another token.
+- BLiMP: share of pairs whose acceptable sentence is more probable, for each paradigm. Columns are
+  the original, its tensor and the frequency of tokens; 0.5 is chance. The first rows hold the means
+  over paradigms with intervals of 95 % and the correlations over paradigms.
 - Effects: every head and MLP takes its mean output, in the original and in its tensor; correlation
   of the rises of the loss.
-- Edits: the strongest eigenvectors are removed from the MLP; the change of the difference of the
-  answers' logits, predicted from weights and measured, on held-out text.
+- Edits: the strongest eigenvectors are removed from the MLP. The change of the difference of the
+  answers' logits is predicted from weights and measured on held-out text. Last columns: the change
+  of the accuracy on BLiMP, with its spread over paradigms.
 - Losses: by position, by frequency of the token, and on random tokens that repeat.
 - Generation: bytes that decoding keeps and processor time of the next token after 1,024 and 16,384
   tokens, and of whole texts of 16,384 and 65,536 tokens for the tensor.
-- Softmax: the loss if a single head of the original is squared, with its taught pattern, and if
-  all are squared but a single one keeps softmax.
+- Softmax: the loss if only one head of the original is squared, with its taught pattern, and if
+  only one keeps softmax.
 
-Small: a minute for each model, besides the trainings of `tensorise`. Paper: SmolLM2 on a GPU.
+Small: two minutes on one core, besides the training of `tensorise`. Paper: SmolLM2 on a GPU.
 """
 
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -48,36 +57,49 @@ from bilens.read.flow import edit
 from bilens.reading import Table
 from bilens.residual import ResidualModel
 from experiments import tensorise as tensors
-from experiments.context import Outcome, RecipeContext
+from experiments.blimp import Pair, Preferences, load_pairs, preferred
+from experiments.context import Outcome, RecipeContext, interval
 
 ANSWERS = (("he", "she"), ("his", "her"), ("was", "is"), (".", ","), ("and", "to"))
 """Pairs of answers; those that are single tokens of a model are tested."""
 TEXTS, RANDOM, SAMPLES, LEAST, BATCH = 400, 100, 200, 40, 32
+READ = (("stories260K", {"tokens": 500_000}),)
+"""Models, with changes of the settings of `tensorise`."""
+PAIRS = 100
+"""Pairs of sentences of each paradigm."""
 LENGTHS = (1024, 16_384, 65_536)
 STEPS = 30
+SUMMARY = ("mean", "low", "high", "std")
 FEW = 2
 """Eigenvectors of each sign that an edit removes."""
 RIDGE = 1e-2
 
 
 def run(context: RecipeContext) -> Outcome:
-    """Read both tensors, and compare them with their originals."""
+    """Read a tensor, and compare it with its original."""
+    return read(context, context.choose(READ, (("SmolLM2", {}),)))
+
+
+def read(context: RecipeContext, models: Iterable[tuple[str, dict[str, Any]]]) -> Outcome:
+    """Read the tensors of models, each made with these changes of its settings."""
     tables: dict[str, pd.DataFrame] = {}
-    for name in context.choose(("stories260K", "two blocks"), ("SmolLM2",)):
-        for variant in ("attention", "both"):
-            tensors.variant_of(context, name, variant)
+    folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
+    pairs = load_pairs(folder / "blimp", PAIRS)
+    for name, changes in models:
+        tensors.variant_of(context, name, "both", **changes)
+        made = tensors.folder_of(context, name, "both", changes)
         model, tokenizer, _, _, training = tensors.source(context, name)
         original: Any = ResidualModel(as_language_model(model), tokenizer)
-        tensor: Any = load(str(tensors.folder_of(context, name, "both")))
-        taught: Any = open_model(
-            tensors.folder_of(context, name, "attention") / "stages" / "attention"
-        )
+        tensor: Any = load(str(made))
+        taught: Any = open_model(made / "stages" / "attention")
         texts = _texts(context, name, tokenizer, training.length)
         parts = {
             "answers": answers(tensor, *texts),
-            "attention": attention(tensor, texts[1]),
+            "attention, original": attention(original, texts[1]),
+            "attention, tensor": attention(tensor, texts[1]),
+            "BLiMP": minimal_pairs(original, tensor, pairs, texts[0]),
             "effects": effects(original, tensor, texts[1][:24]),
-            "edits": edits(tensor, texts[1]),
+            "edits": edits(tensor, texts[1], pairs),
             "losses": losses(original, tensor, *texts),
             "generation": generation({"original": original.model, "tensor": tensor.model}),
             "softmax": softmax_kept(original.model, taught, texts[1][:24]),
@@ -232,41 +254,84 @@ def bootstrap(score: Tensor, label: Tensor) -> tuple[float, float]:
 
 @torch.no_grad()
 def attention(model: ResidualModel, texts: Tensor) -> pd.DataFrame:
-    """Return the correlation of each head's pattern from embeddings with its pattern on text."""
+    """Return correlations of patterns and OV logits from embeddings with those on text, by head."""
     own: Any = model.model
     ids = texts[:16]
     positions = torch.arange(ids.shape[1])[None]
-    shuffled = ids[:, torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(0))]
-    streams = [own.embed_text(tokens, positions) for tokens in (ids, ids, shuffled)]
-    x, _, rope = streams[0]
+    order = torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(0))
+    (x, _, rope), (embedded, *_), (shuffled, *_) = (
+        own.embed_text(tokens, positions) for tokens in (ids, ids, ids[:, order])
+    )
+    unembed = own.unembed.weight * own.norm.weight
     rows = []
     for number, block in enumerate(own.blocks):
-        patterns = [
-            block.attn.attention_pattern(block.attn_norm(stream), None, rope)
-            for stream in (x, streams[1][0], streams[2][0])
+        streams = [block.attn_norm(stream) for stream in (x, embedded, shuffled)]
+        patterns = [block.attn.attention_pattern(stream, None, rope) for stream in streams]
+        measured, *guesses = (_rows(pattern) for pattern in patterns)
+        others = (measured.sum(0, keepdim=True) - measured) / (len(ids) - 1)
+        values = [
+            block.attn.values(stream).repeat_interleave(model.n_heads // block.attn.n_kv_heads, 1)
+            for stream in streams
         ]
-        measured, from_weights, other = (_rows(pattern) for pattern in patterns)
         for head in range(model.n_heads):
-            numbers = [
-                _row_correlation(measured[:, head], guess[:, head])
-                for guess in (from_weights, other)
-            ]
-            rows.append((f"{number}.{head}", *numbers))
+            qk = [_correlation(measured[:, head], guess[:, head]) for guess in (*guesses, others)]
+            map_ = block.attn.W_O[head] @ unembed.T
+            target, *logits = ((value[:, head] @ map_).double() for value in values)
+            ov = [_correlation(target, guess) for guess in logits]
+            rows.append((f"{number}.{head}", *qk, *ov))
         x = block(x, None, rope)
-    return pd.DataFrame(rows, columns=["head", "from embeddings", "other tokens"])
+    columns = [
+        "head",
+        "QK",
+        "QK, other tokens",
+        "QK, mean of other texts",
+        "OV",
+        "OV, other tokens",
+    ]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _rows(pattern: Tensor) -> Tensor:
-    """Return the later half of the rows, which see enough tokens."""
-    return pattern[:, :, pattern.shape[2] // 2 :].double()
+    """Return the later half of the rows, on the tokens that each of them sees."""
+    half = pattern.shape[2] // 2
+    return pattern[:, :, half:, :half].double()
 
 
-def _row_correlation(a: Tensor, b: Tensor) -> float:
-    """Return the mean over rows of the correlation among the tokens that every row sees."""
-    width = a.shape[-1] // 2
-    a, b = (part[..., :width] - part[..., :width].mean(-1, keepdim=True) for part in (a, b))
+def _correlation(a: Tensor, b: Tensor) -> float:
+    """Return the mean over rows of the correlation of their numbers."""
+    a, b = (part - part.mean(-1, keepdim=True) for part in (a, b))
     scale = a.norm(dim=-1) * b.norm(dim=-1)
     return float(((a * b).sum(-1) / scale.clamp_min(1e-30)).mean())
+
+
+def minimal_pairs(
+    original: ResidualModel, tensor: ResidualModel, pairs: Sequence[Pair], learned: Tensor
+) -> pd.DataFrame:
+    """Return the accuracy of both models on BLiMP by paradigm, after the means over paradigms."""
+    chances = torch.bincount(learned.flatten(), minlength=original.vocab_size).add(1).log().double()
+
+    def frequency(text: str) -> float:
+        ids: Any = original.tokenizer(text)["input_ids"]  # type: ignore[misc]
+        return float((chances[ids] - chances.logsumexp(0)).sum())
+
+    answers = {
+        "original": preferred(original, pairs),
+        "tensor": preferred(tensor, pairs),
+        "frequency": [frequency(pair.good) > frequency(pair.bad) for pair in pairs],
+    }
+    frame = pd.DataFrame(answers).assign(paradigm=[pair.paradigm for pair in pairs])
+    same = float((frame.original == frame.tensor).mean())
+    grouped = frame.groupby("paradigm")
+    shares, counts = grouped.mean(), grouped.size()
+    names = list(answers)
+    ends = {name: [interval(list(shares[name]))[key] for key in SUMMARY] for name in names}
+    first = pd.DataFrame(ends, index=[f"all paradigms, {key}" for key in SUMMARY])
+    related = shares.corr().loc[["tensor"]].rename({"tensor": "correlation with the tensor"})
+    related.loc["pairs answered as by the tensor"] = {"original": same, "tensor": 1.0}
+    # Half of the interval of 95 % of a share, at its largest, at one half.
+    half = (0.25 * 1.96**2 / counts) ** 0.5
+    shares = shares.assign(pairs=counts, half=half)
+    return pd.concat([first, related, shares]).rename_axis("paradigm").reset_index()
 
 
 def effects(original: ResidualModel, tensor: ResidualModel, texts: Tensor) -> pd.DataFrame:
@@ -321,7 +386,7 @@ def _loss(model: Any, texts: Tensor) -> float:
     return float(_token_losses(model, texts).mean())
 
 
-def edits(model: ResidualModel, held_out: Tensor) -> pd.DataFrame:
+def edits(model: ResidualModel, held_out: Tensor, sentences: Sequence[Pair]) -> pd.DataFrame:
     """Return the change of an answer's logit by an edit, predicted from weights and measured.
 
     The edit removes the strongest eigenvectors of each sign from the last MLP's input. The last
@@ -331,6 +396,9 @@ def edits(model: ResidualModel, held_out: Tensor) -> pd.DataFrame:
     rows = []
     layer = model.n_layers - 1
     pairs = single_tokens(model, ANSWERS)
+    prefers = Preferences(model, sentences, layer)
+    paradigms = [sentence.paradigm for sentence in sentences]
+    unedited = prefers(model)
     for pair, (x, y, before, size) in positions_of(model, held_out, pairs).items():
         u = model.direction(pair[0], minus=pair[1])
         form = model.mlp(layer).interaction(u)
@@ -340,6 +408,8 @@ def edits(model: ResidualModel, held_out: Tensor) -> pd.DataFrame:
         # The size is that of the unedited run.
         fall = edited.mlp(layer).interaction(u)(x) - form(x)
         predicted = fall / size
+        preferences = pd.DataFrame({"before": unedited, "after": prefers(edited)}).astype(float)
+        falls = (preferences.after - preferences.before).groupby(paradigms).mean()
         rows.append(
             (
                 " - ".join(word.strip() for word in pair),
@@ -349,9 +419,13 @@ def edits(model: ResidualModel, held_out: Tensor) -> pd.DataFrame:
                 float(1 - (change - predicted).square().sum() / change.square().sum()),
                 auc(before, y),
                 auc(after, y),
+                float(falls.mean()),
+                float(falls.min()),
+                float(falls.max()),
             )
         )
     columns = ["answers", "measured", "predicted", "correlation", "R2", "AUC before", "AUC after"]
+    columns += ["BLiMP, mean", "BLiMP, least", "BLiMP, most"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -408,8 +482,8 @@ def softmax_kept(original: LanguageModel, taught: LanguageModel, texts: Tensor) 
     rows = [
         (
             f"{layer}.{head}",
-            loss(lambda *at, one=(layer, head): at != one) - all_softmax,
-            none - loss(lambda *at, one=(layer, head): at == one),
+            loss(lambda *at, place=(layer, head): at != place) - all_softmax,
+            none - loss(lambda *at, place=(layer, head): at == place),
         )
         for layer, head in heads
     ]

@@ -15,6 +15,7 @@ from bilens.read.flow import edit
 from bilens.residual import ResidualModel
 from experiments import tensor_readings as readings
 from experiments import tensorise as recipe
+from experiments import tensorise_own as own
 from tests.convert import test_llama2c as llama2c
 from tests.language import random_model
 
@@ -35,13 +36,18 @@ def data(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(llama2c, "VOCAB", len(llama2c.ALL_PIECES))
     monkeypatch.setattr(recipe, "SMALL", TINY)
-    monkeypatch.setattr(recipe, "CHANGES", (("both", {"tokens": 16, "seed": 1}),))
+    changed = ({"tokens": 32, "seed": 1}, {"distinct": 1})
+    rows = [("stories260K", variant, {}) for variant in recipe.VARIANTS]
+    rows += [("stories260K", "both", changes) for changes in changed]
+    monkeypatch.setattr(recipe, "ROWS", rows)
+    monkeypatch.setattr(own, "ROWS", own.ROWS[:3])
+    monkeypatch.setattr(readings, "READ", (("stories260K", {}),))
     sizes = {"vocab_size": 64, "d_model": 16, "n_heads": 2, "d_hidden": 12, "n_ctx": 8}
     monkeypatch.setattr(recipe, "OWN", replace(recipe.OWN, **sizes))
     first = replace(recipe.OWN_FIRST, epochs=1, batch_size=4, precision="float32")
     monkeypatch.setattr(recipe, "OWN_FIRST", first)
     monkeypatch.setattr(recipe, "OWN_TENSOR", replace(TINY, data_share=0.75))
-    for folder in ("llama2c", "tinystories"):
+    for folder in ("llama2c", "tinystories", "blimp"):
         (tmp_path / folder).mkdir()
     llama2c.write(tmp_path / recipe.STORIES, llama2c.weights(True))
     llama2c.write_tokenizer(tmp_path / "llama2c" / f"tok{len(llama2c.ALL_PIECES)}.bin")
@@ -49,25 +55,29 @@ def data(tmp_path, monkeypatch):
     for split, part in (("train", stories[:50]), ("valid", stories[50:])):
         with gzip.open(tmp_path / "tinystories" / f"{split}.txt.gz", "wt") as file:
             file.write("\n<|endoftext|>\n".join(part))
+    for number, name in enumerate(("tea", "hares")):
+        pair = {"sentence_good": "the hare ate tea", "sentence_bad": f"the {'ate ' * (2 + number)}"}
+        with gzip.open(tmp_path / "blimp" / f"{name}.jsonl.gz", "wt") as file:
+            file.write(json.dumps(pair | {"linguistics_term": "order"}) + "\n")
     return tmp_path
 
 
 def test_every_variant_is_compared_with_the_original(data):
     outcome = recipe.run(RecipeContext("small", data / "models", data))
     numbers = json.loads(json.dumps(outcome.numbers, allow_nan=False))
-    assert len(numbers["two blocks, both, {'tokens': 16, 'seed': 1}"]) == 4
-    for model in ("stories260K", "two blocks"):
-        rows = {name: numbers[f"{model}, {name}"] for name in recipe.VARIANTS}
-        both = ["original", "gates", "attention", "distilled"]
-        assert {name: [row["stage"] for row in part] for name, part in rows.items()} == {
-            "gates": ["original", "gates", "distilled"],
-            "attention": ["original", "attention", "distilled"],
-            "both": both,
-            "control": ["original", "distilled"],
-            "both, without local stages": both,
-        }
-        assert rows["control"][1]["kl"] == pytest.approx(0, abs=1e-5)
-        assert all(row["kl"] > 1e-6 for row in rows["both"][1:])
+    whole, repeated = (numbers[f"stories260K, both{end}"] for end in ("", ", distinct=1"))
+    assert len(numbers["stories260K, both, tokens=32, seed=1"]) == len(whole) == 4
+    assert whole[3]["kl"] != repeated[3]["kl"], "the texts of training differ"
+    rows = {name: numbers[f"stories260K, {name}"] for name in recipe.VARIANTS}
+    both = ["original", "gates", "attention", "distilled"]
+    assert {name: [row["stage"] for row in part] for name, part in rows.items()} == {
+        "gates": ["original", "gates", "distilled"],
+        "attention": ["original", "attention", "distilled"],
+        "control": ["original", "distilled"],
+        **dict.fromkeys([name for name in recipe.VARIANTS if name.startswith("both")], both),
+    }
+    assert rows["control"][1]["kl"] == pytest.approx(0, abs=1e-5)
+    assert all(row["kl"] > 1e-6 for row in rows["both"][1:])
 
 
 def test_the_model_has_to_be_there(tmp_path):
@@ -80,17 +90,25 @@ def test_readings_of_tensors_are_tables(data, monkeypatch):
     monkeypatch.setattr(readings, "LENGTHS", (16, 64, 128))
     monkeypatch.setattr(readings, "STEPS", 2)
     monkeypatch.setattr(readings, "ANSWERS", (("h", "t"), ("xyzzy", "t")))
-    outcome = readings.run(RecipeContext("small", data / "models", data))
-    numbers = json.loads(json.dumps(outcome.numbers))
-    assert len(numbers) == 2 * 7
+    context = RecipeContext("small", data / "models", data)
+    numbers = readings.run(context).numbers | own.run(context).numbers
+    numbers = json.loads(json.dumps(numbers))
+    assert len(numbers) == 2 * 9 + 3
     for name in ("stories260K", "two blocks"):
         answers = numbers[f"{name}: answers"]
         assert all(0 <= row["low"] <= row["AUC"] <= row["high"] <= 1 for row in answers[:6])
-        heads = numbers[f"{name}: attention"]
-        first = [row for row in heads if row["head"].startswith("0.")]
-        # The first layer reads nothing but the embeddings.
-        assert all(row["from embeddings"] == pytest.approx(1, abs=1e-5) for row in first)
-        assert all(row["other tokens"] < 1 for row in first)
+        for kind in ("original", "tensor"):
+            heads = numbers[f"{name}: attention, {kind}"]
+            first = [row for row in heads if row["head"].startswith("0.")]
+            # The first layer reads nothing but the embeddings.
+            assert all(row["QK"] == pytest.approx(1, abs=1e-5) for row in first)
+            assert all(row["OV"] == pytest.approx(1, abs=1e-5) for row in first)
+            assert all(max(row["QK, other tokens"], row["OV, other tokens"]) < 1 for row in first)
+        shares = {row["paradigm"]: row for row in numbers[f"{name}: BLiMP"]}
+        for column in ("original", "tensor", "frequency"):
+            each = [shares[paradigm][column] for paradigm in ("hares", "tea")]
+            assert shares["all paradigms, mean"][column] == pytest.approx(sum(each) / 2)
+        assert shares["tea"]["pairs"] == 1
         state = [row["bytes kept"] for row in numbers[f"{name}: generation"]]
         assert state[1] > state[0], "keys of softmax grow"
         assert state[2] == state[3] == state[4], "the state of the tensor does not"
