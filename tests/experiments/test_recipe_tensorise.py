@@ -15,7 +15,7 @@ from bilens.read.flow import edit
 from bilens.residual import ResidualModel
 from experiments import tensor_readings as readings
 from experiments import tensorise as recipe
-from experiments import tensorise_own as own
+from experiments import tensorise_own as heads64
 from tests.convert import test_llama2c as llama2c
 from tests.language import random_model
 
@@ -40,7 +40,7 @@ def data(tmp_path, monkeypatch):
     rows = [("stories260K", variant, {}) for variant in recipe.VARIANTS]
     rows += [("stories260K", "both", changes) for changes in changed]
     monkeypatch.setattr(recipe, "ROWS", rows)
-    monkeypatch.setattr(own, "ROWS", own.ROWS[:3])
+    monkeypatch.setattr(heads64, "ROWS", heads64.ROWS[:3])
     monkeypatch.setattr(readings, "READ", (("stories260K", {}),))
     sizes = {"vocab_size": 64, "d_model": 16, "n_heads": 2, "d_hidden": 12, "n_ctx": 8}
     monkeypatch.setattr(recipe, "OWN", replace(recipe.OWN, **sizes))
@@ -65,9 +65,9 @@ def data(tmp_path, monkeypatch):
 def test_every_variant_is_compared_with_the_original(data):
     outcome = recipe.run(RecipeContext("small", data / "models", data))
     numbers = json.loads(json.dumps(outcome.numbers, allow_nan=False))
-    whole, repeated = (numbers[f"stories260K, both{end}"] for end in ("", ", distinct=1"))
-    assert len(numbers["stories260K, both, tokens=32, seed=1"]) == len(whole) == 4
-    assert whole[3]["kl"] != repeated[3]["kl"], "the texts of training differ"
+    fresh, repeated = (numbers[f"stories260K, both{end}"] for end in ("", ", distinct=1"))
+    assert len(numbers["stories260K, both, tokens=32, seed=1"]) == len(fresh) == 4
+    assert fresh[3]["kl"] != repeated[3]["kl"], "the texts of training differ"
     rows = {name: numbers[f"stories260K, {name}"] for name in recipe.VARIANTS}
     both = ["original", "gates", "attention", "distilled"]
     assert {name: [row["stage"] for row in part] for name, part in rows.items()} == {
@@ -91,7 +91,7 @@ def test_readings_of_tensors_are_tables(data, monkeypatch):
     monkeypatch.setattr(readings, "STEPS", 2)
     monkeypatch.setattr(readings, "ANSWERS", (("h", "t"), ("xyzzy", "t")))
     context = RecipeContext("small", data / "models", data)
-    numbers = readings.run(context).numbers | own.run(context).numbers
+    numbers = readings.run(context).numbers | heads64.run(context).numbers
     numbers = json.loads(json.dumps(numbers))
     assert len(numbers) == 2 * 9 + 3
     for name in ("stories260K", "two blocks"):
@@ -106,8 +106,8 @@ def test_readings_of_tensors_are_tables(data, monkeypatch):
             assert all(max(row["QK, other tokens"], row["OV, other tokens"]) < 1 for row in first)
         shares = {row["paradigm"]: row for row in numbers[f"{name}: BLiMP"]}
         for column in ("original", "tensor", "frequency"):
-            each = [shares[paradigm][column] for paradigm in ("hares", "tea")]
-            assert shares["all paradigms, mean"][column] == pytest.approx(sum(each) / 2)
+            values = [shares[paradigm][column] for paradigm in ("hares", "tea")]
+            assert shares["all paradigms, mean"][column] == pytest.approx(sum(values) / 2)
         assert shares["tea"]["pairs"] == 1
         state = [row["bytes kept"] for row in numbers[f"{name}: generation"]]
         assert state[1] > state[0], "keys of softmax grow"
