@@ -132,6 +132,7 @@ def gated_mlps(model: Any) -> list[MLP]:
     Raises:
         BilensError: a layer has none, or several, or one that computes something else.
     """
+    # By structure, not by names of classes: a new family with known parts needs no entry here.
     mlps = [mlp for name, module in model.named_modules() if (mlp := _gated_mlp(name, module))]
     n_layers = model.config.num_hidden_layers
     if len(mlps) != n_layers:
@@ -157,6 +158,7 @@ def _gated_mlp(name: str, module: Any) -> MLP | None:
         maps = linear("up_proj"), linear("gate_proj"), linear("down_proj")
         return MLP(name, module, *maps, "act_fn")
     if {"gate_up_proj", "down_proj", "activation_fn"} <= parts:
+        # Phi-3 stacks the two maps in one matrix, the gate first.
         both = linear("gate_up_proj")
         gate, up = (replace(both, rows=rows) for rows in torch.arange(both.n_out).chunk(2))
         return MLP(name, module, up, gate, linear("down_proj"), "activation_fn")
@@ -217,6 +219,7 @@ def give_swish(model: PreTrainedModel) -> Swish:
         )
     gate = Gate("swish", START[was])
     for mlp in mlps:
+        # Swish at beta = 0 is z / 2.
         if was == "linear":
             mlp.scale_gate(2.0)
         setattr(mlp.module, mlp.activation, gate)

@@ -127,6 +127,8 @@ def gguf_model(
         if name == FREQUENCIES:
             continue
         _check_values(path, name, values)
+        # Files have other layouts for some families: rows of queries and keys are in the order of
+        # neighbouring rotary pairs, and the norms of Gemma have the 1 of 1 + w added.
         processed = processor.process(
             weights=values,
             name=name,
@@ -304,6 +306,7 @@ def _apply_scaling(header: Header, config: Any, given: dict[str, Any]) -> None:
         parameters |= {
             "rope_type": "llama3",
             "factor": float(factors.max()),
+            # The other numbers are the same in all sizes of Llama 3.1 and 3.2.
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
@@ -321,6 +324,7 @@ def _check_rest(header: Header, config: Any, given: Mapping[str, Any]) -> None:
             "keys, expected an even width and a number that the other divides"
         )
     rotary = getattr(config, "rope_parameters", None) or {}
+    # Settings that follow from others: a file may state them, if it states the same.
     expected = {
         "attention.key_length": d_head,
         "attention.value_length": d_head,
@@ -409,6 +413,7 @@ def _check_frequencies(header: Header, model: Any) -> None:
         return
     factors = next(values for _, values in _dequantised(header, [FREQUENCIES]))
     d_head = 2 * factors.size
+    # base^(-2 i / d_head), each divided by its factor: compared with what the model turns by.
     exponents = -np.arange(0, d_head, 2) / d_head
     expected = model.config.rope_parameters["rope_theta"] ** exponents / factors.ravel()
     actual = model.model.rotary_emb.inv_freq.double().numpy()

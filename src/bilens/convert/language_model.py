@@ -164,5 +164,6 @@ def _weights(copy: LanguageModel, parts: Parts) -> Any:
         yield f"{name}.weight", part.weight()
         module: Any = copy.get_submodule(name)
         if module.bias is not None:
+            # One setting gives all maps of a layer biases, so those without one get zeros.
             bias = part.bias()
             yield f"{name}.bias", part.weight().new_zeros(part.n_out) if bias is None else bias

@@ -42,6 +42,7 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 """Files of weights, in the order of preference; an index names the files that share them."""
+# torch.load and safetensors let any of these through for a damaged file.
 DAMAGED = (SafetensorError, UnpicklingError, RuntimeError, EOFError, LookupError, TypeError)
 DAMAGED += (ValueError, AttributeError)  # type: ignore[assignment]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -163,6 +164,7 @@ def paper_model(
             "bilens has no such MLP; expected bilinear with gate None, relu, silu or gelu, or not "
             "bilinear with gate relu or gelu"
         )
+    # Its absence is reported with all other missing weights, so any size will do here.
     embed = weights.get("transformer.wte.weight")
     config = LanguageConfig(
         vocab_size=1 if embed is None else embed.shape[0],
@@ -177,6 +179,7 @@ def paper_model(
         norm_eps=1e-8,
     )
     _remove_frequencies(weights, config)
+    # Without memory: the weights of the checkpoint become those of the model.
     with torch.device("meta"):
         model = LanguageModel(config)
     scale = (2 * config.n_layers) ** -0.5

@@ -139,6 +139,7 @@ def _layout(config: Any) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _read_weights(path: Path, config: Any) -> Iterator[tuple[str, Tensor]]:
+    # Mapped: only one weight at a time is copied.
     numbers = np.memmap(path, dtype="<f4", mode="r", offset=4 * HEADER)
     d_head, start = config.hidden_size // config.num_attention_heads, 0
     for name, shape in _layout(config):

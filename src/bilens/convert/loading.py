@@ -26,22 +26,8 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils.hub import cached_file
 
 from bilens.checks import check_count, check_weights, checked
-from bilens.convert.gates import (
-    ProcessingRecord,
-    find_swish,
-    give_swish,
-    read_record,
-    restore_activation,
-    restore_linear,
-)
+from bilens.convert import gates, layouts
 from bilens.convert.gguf import gguf_model
-from bilens.convert.layouts import (
-    WEIGHT_FILES,
-    find_layout,
-    out_of_memory,
-    shard_names,
-    stored_numbers,
-)
 from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
@@ -117,7 +103,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
         return _open_gguf(Path(source), low_memory=low_memory, **hub)
     place = {name: value for name, value in hub.items() if name in PLACE}
     settings = read_config(source, **place)
-    layout = find_layout(settings)
+    layout = layouts.find_layout(settings)
     if layout is not None:
         opened, dtype = layout.open(source, settings, **place), hub.get("dtype")
         return opened if dtype in (None, "auto") else opened.to(dtype)
@@ -126,6 +112,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
             raise CheckpointError(
                 f"{source} holds {kind.__name__}, expected a language model; bilens.load opens it"
             )
+    # Layers of quantised models compute with packed numbers, which no reading understands.
     quantization = settings.get("quantization_config")
     if quantization:
         method = "some method"
@@ -136,14 +123,16 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
             "weights; open the model that it was made from, or dequantise it first"
         )
     with _complete(source):
+        # Checked one by one before any weight is read: a damaged file must not take memory or time.
         config = AutoConfig.from_pretrained(source, **HARMLESS, **place)
         for name, most in LARGEST.items():
             check_count(name, getattr(config, name, 1), most)
-        swish = find_swish(config)
-        restore_activation(config)
+        swish = gates.find_swish(config)
+        gates.restore_activation(config)
         _check_shards(source, **place)
         model_class = _class_of(config)
-        processing = read_record(config, ProcessingRecord) or ProcessingRecord()
+        processing = gates.read_record(config, gates.ProcessingRecord) or gates.ProcessingRecord()
+        # The class of transformers has no room for biases that processing added.
         with_biases = _with_biases(model_class, processing.added_biases)
         _check_first_token(source, config)
         mapped = low_memory and hub.get("dtype") in (None, "auto")
@@ -161,8 +150,9 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
             "files again."
         )
     if swish is not None:
-        give_swish(model).beta = swish
-    restore_linear(model)
+        gates.give_swish(model).beta = swish
+    gates.restore_linear(model)
+    # Buffers are computed from settings and never loaded, so no check of weights sees them.
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and not torch.isfinite(buffer).all():
             raise CheckpointError(
@@ -181,7 +171,7 @@ def _check_sizes(
     **place: Any,
 ) -> None:
     """Raise if config.json describes a model far larger than its files, before memory is taken."""
-    n_stored = stored_numbers(source, **place)
+    n_stored = layouts.stored_numbers(source, **place)
     if n_stored is None:
         return
     with torch.device("meta"):
@@ -230,6 +220,7 @@ def open_tokenizer(source: str | Path, model: PreTrainedModel) -> PreTrainedToke
             )
             # A tokenizer that lacks its token for unknown words opens, and fails at the first one.
             tokenizer(UNKNOWN)
+    # Fewer tokens are usual: embeddings are padded to multiples of 64 or so.
     if len(tokenizer) > size:
         raise CheckpointError(
             f"The tokenizer in {source} has {len(tokenizer)} tokens, the model {size}; they do not "
@@ -290,7 +281,7 @@ def _complete(source: str | Path, what: str = MODEL) -> Iterator[None]:
         # Errors of tokenizers itself are plain Exceptions.
         damage = type(error) is Exception or isinstance(error, ERRORS)
         named = isinstance(error, (CheckpointError, MemoryLimitError))
-        if named or not damage or out_of_memory(error):
+        if named or not damage or layouts.out_of_memory(error):
             raise
         raise CheckpointError(f"{source} holds no complete {what}: {error}") from error
 
@@ -326,7 +317,7 @@ def _named_tokenizer(source: str | Path) -> str | None:
     if cached_file(str(source), name, _raise_exceptions_for_missing_entries=False):
         return None
     settings = read_config(source)
-    layout = find_layout(settings)
+    layout = layouts.find_layout(settings)
     return layout.tokenizers.get(settings.get("tokenizer")) if layout is not None else None
 
 
@@ -341,10 +332,10 @@ def _class_of(config: Any) -> type[PreTrainedModel]:
 
 def _check_shards(source: str | Path, **place: Any) -> None:
     """Raise if an index names files in another folder."""
-    for name in (name for name in WEIGHT_FILES if name.endswith(".index.json")):
+    for name in (name for name in layouts.WEIGHT_FILES if name.endswith(".index.json")):
         index = cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **place)
         if index is not None:
-            shard_names(Path(index))
+            layouts.shard_names(Path(index))
 
 
 def _with_biases(kind: type[PreTrainedModel], names: Sequence[str]) -> Any:

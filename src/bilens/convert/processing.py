@@ -120,6 +120,7 @@ def process(
         shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
         model = copy.deepcopy(model, shared)
         parts = parts_of(model)
+    # Folding value biases leaves both tables alone, so they may stay one matrix.
     untied = any(step != "fold_value_biases" for step in selected) and _untie(model, parts)
     bare = [part for part in _maps(parts) if part.bias() is None]
     folded = {step: STEPS[step](parts) for step in selected if step not in reasons}

@@ -62,12 +62,14 @@ def write_spectra(
         "tolerance": tolerance,
         "constant": tensor.constant,
         "names": list(names),
+        # Norms stand for the weights: a folder of another model is recognised without a copy of it.
         "factors": [float(f.double().norm()) for f in (tensor.left, tensor.right, tensor.out)],
         "along": float(directions.double().norm()),
     }
     _check_folder(folder, settings)
     if state.is_main_process:
         write_json(folder / SPECTRA_NAME, settings)
+    # Every n-th file: processes that begin together need no other agreement.
     starts = range(0, len(directions), batch_size)[state.process_index :: state.num_processes]
     with progress_bar() as bar:
         task = bar.add_task("spectra", total=len(starts), note="")

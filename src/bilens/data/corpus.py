@@ -144,6 +144,7 @@ def load_documents(
     """
     settings = _Settings(n_ctx, validation_share, shortest=shortest)
     bare = tokenizer("a")["input_ids"][:1] != [tokenizer.bos_token_id]
+    # A tokenizer that begins texts marks where each starts; without that the end has to.
     end = [tokenizer.eos_token_id] if bare and tokenizer.eos_token_id is not None else []
     held_out = round(SHARES * validation_share)
 
@@ -151,6 +152,8 @@ def load_documents(
         for split in ("train", "validation"):
             distinct = _distinct(read_texts(name, data_dir), str)
             held = split == "validation"
+            # By its digest, not its place: another order or more texts move no text to the other
+            # split.
             texts = (text for text in distinct if (_digest(text) % SHARES < held_out) == held)
             _write_split(draft / f"{split}.arrow", _encoded(texts, tokenizer, [], end), settings)
 
@@ -269,6 +272,7 @@ def _packed(texts: Iterable[list[int]], length: int) -> Iterator[list[int]]:
     joined: list[int] = []
     for ids in texts:
         joined += ids
+        # Texts are joined before they are cut, so that no row is padded.
         end = len(joined) // length * length
         yield from (joined[i : i + length] for i in range(0, end, length))
         joined = joined[end:]
@@ -330,6 +334,8 @@ def _open(
         splits = [datasets.Dataset.from_file(str(path)) for path in paths]
         for split in splits:
             split.data.table.validate(full=True)
+            # Arrow validates its own layout only, and an id beyond the vocabulary fails late, in
+            # training.
             ends = pc.min_max(pc.list_flatten(split.data.table["input_ids"])).as_py()
             if not 0 <= ends["min"] <= ends["max"] < len(reader):
                 raise LookupError(f"{ends['max']} is not one of the {len(reader)} tokens")

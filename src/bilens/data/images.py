@@ -348,6 +348,7 @@ def _assembled(
 def _digits(seed: int) -> ImageData:
     digits = datasets.load_digits()
     images, labels = digits.images.astype(np.uint8), digits.target
+    # Stratified, since 1,797 images in ten classes leave few of each for the test.
     how = {"test_size": 0.2, "random_state": seed, "stratify": labels}
     parts = model_selection.train_test_split(images, labels, **how)
     return _assembled("digits", [parts[i] for i in (0, 2, 1, 3)], FIGURES, white=16)
@@ -415,6 +416,7 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
                     raise DataError(
                         f"{path} announces {size:,} bytes, expected at most {LARGEST:,}"
                     )
+                # One byte more than announced, which tells whether the file goes on.
                 values = file.read(size + 1)
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise DataError(
@@ -450,6 +452,7 @@ def ink_of(picture: Image.Image) -> Float[np.ndarray, "height width"]:
     solid = Image.new("RGBA", picture.size, "white")
     solid.alpha_composite(picture)
     ink = 1 - np.asarray(solid.convert("L"), dtype=np.float64) / 255
+    # Drawings leave the border free, whichever of the two is dark.
     border = np.concatenate([ink[0], ink[-1], ink[:, 0], ink[:, -1]])
     return 1 - ink if np.median(border) > 0.5 else ink
 
@@ -510,6 +513,7 @@ def _centre(ink: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "2"]:
 def _framing(data: ImageData) -> tuple[int, Float[np.ndarray, "2"]]:
     """Return the median longer side of an image's bounding box, and the mean centre of mass."""
     images = data.train_images[:SEEN].double().cpu().numpy().reshape(-1, *data.shape)
+    # Empty images have no box.
     images = images[images.max((1, 2)) > 0]
     boxes = [_box(image / image.max()) for image in images]
     sides = [max(part.stop - part.start for part in box) for box in boxes]

@@ -89,6 +89,7 @@ class SyntheticLanguage(ABC):
         """
         generator = torch.Generator().manual_seed(int(seed))
         _, following, moves = self._tables
+        # By inversion of these sums, for all sentences at once.
         cumulative = following.cumsum(dim=-1)
         ids = torch.full((n, length), self._ids[BOS])
         states = torch.zeros(n, dtype=torch.int64)
@@ -137,6 +138,7 @@ class SyntheticLanguage(ABC):
         self,
     ) -> tuple[list[str], Float64[Tensor, "states vocab"], Int[Tensor, "states vocab"]]:
         """Kind, next-word probabilities and next states (or -1) of each reachable state."""
+        # Breadth first from the start, so that only reachable states have a row.
         states, numbers = [self.start], {self.start: 0}
         following, moves = [], []
         for state in states:  # the list grows inside the loop
@@ -154,6 +156,7 @@ class SyntheticLanguage(ABC):
 
     def _states(self, ids: Int[Tensor, "*batch length"]) -> Int[Tensor, "*batch length"]:
         moves = self._tables[2].to(ids.device)
+        # -1 marks rows that have left the language, and stays.
         states = torch.where(ids[..., :1] == self._ids[BOS], 0, -1)
         for token in ids[..., 1:].unbind(-1):
             last = states[..., -1]

@@ -138,6 +138,7 @@ def _read_file(path: Path) -> Iterator[str]:
 
 def _read_text(path: Path) -> Iterator[str]:
     with _opened(path) as file:
+        # How a file separates stories is seen from its head; the file itself is then read by lines.
         head = file.read(LONGEST).strip()
     marked = re.search(rf"^[^\S\n]*{re.escape(END_OF_STORY)}[^\S\n]*$", head, re.MULTILINE)
     separator = END_OF_STORY if marked else ""
@@ -199,6 +200,7 @@ def _opened(path: Path) -> io.TextIOWrapper:
     if path.suffix.lower() != ".gz":
         return path.open(encoding="utf-8-sig")
     with gzip.open(path) as packed:
+        # Unpacked once without keeping it: the header of gzip does not bound the size.
         while packed.read(2**20):
             _check_unpacked(path, packed.tell())
     return io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig")

@@ -23,6 +23,7 @@ KernelName = Literal["auto", "reference", "chunked", "recurrent", "triton"]
 KERNELS: tuple[str, ...] = get_args(KernelName)
 """The same as a tuple."""
 
+# float16 is missing on purpose: products of two scores leave its range.
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 SHORT = 16
 """On a CPU, reference and chunked cross at about this many tokens for each coordinate of a head, as

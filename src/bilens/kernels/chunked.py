@@ -56,7 +56,9 @@ class Text:
         on_cpu = v.device.type == "cpu"
         self._length = min(CHUNK if on_cpu else GPU_CHUNK, time)
         budget, workers = (FEATURES, torch.get_num_threads()) if on_cpu else (GPU_FEATURES, 1)
+        # Features of one row of a block, for the tokens of all heads that share keys.
         row = sharing * self._length * width
+        # Heads side by side: as many as have room for all their features, at least one a thread.
         self._heads = min(heads, workers * max(1, budget // (rows * row)))
         self._patterns = max(1, workers * budget // (self._heads * sharing * self._length**2))
         # Where there are fewer heads than threads, each thread has some of the features' rows.
@@ -79,6 +81,7 @@ class Text:
     def cut(self, x: Tensor) -> list[Tensor]:
         """Return the part of (batch, heads, time, width) in each of the pieces."""
         x = x.unflatten(1, (self._kv_heads, -1)).flatten(0, 1).to(self._dtype)
+        # Full chunks make one batch. The shorter rest would have to be padded to join it.
         full = x.shape[2] // self._length * self._length
         spans = x[:, :, :full], x[:, :, full:]
         return [
@@ -236,6 +239,7 @@ def _pattern_gradients(
     first, dpattern = q1 @ k1.mT, dy @ v.mT
     if symmetric:
         dv = _causal(first * first).mT @ dy
+        # Both factors of the square are this score, hence twice.
         dfirst = _causal(2 * dpattern * first)
         return dfirst @ k1, dfirst.mT @ q1, dv
     second = q2 @ k2.mT

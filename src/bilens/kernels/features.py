@@ -72,6 +72,7 @@ def _one_of_each(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     columns = row_length(width, symmetric=True)
     j = torch.arange(width, device=device)
     i = j[:, None]
+    # ij is stored in row i if j is at most half a circle after i, otherwise ji is, in row j.
     away = (j - i) % width
     stored = torch.where(away < columns, i * columns + away, j * columns + width - away)
     every = i * width + (i + j[:columns]) % width

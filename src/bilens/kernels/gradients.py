@@ -182,6 +182,7 @@ def _attention_gradients(attend: Attend, inputs: Inputs, dy: Tensor) -> list[Ten
         y = attend(spread(k1), q1.flip(2), v.flip(2), *second).flip(2)
         return y.view(*k1.shape[:2], sharing, *y.shape[2:]).sum(2)
 
+    # The keys play the queries: dv_s sums over the queries after it, with dy as values.
     dv = later(k1, q1, dy, k2, q2)
     if q2 is None or k2 is None:
         dq = 2 * attend(dy, v, k1, q1, k1)
@@ -199,6 +200,7 @@ def _state_gradients(
     q1, k1, v, *second = (x.to(state.dtype) for x in given[:-1])
     q2, k2 = second or (q1, k1)
     symmetric = not second
+    # Written with autograd's own operations: this is only for gradients of gradients.
     read = products(q1, q2, symmetric=symmetric)
     if symmetric:
         read = read * weights(q1.shape[-1], q1).T

@@ -164,6 +164,7 @@ class _Text:
         if self.squared:
             # The gradient of a state may differ where one pair has two rows.
             products = (products + products.transpose(1, 2)) / 2
+        # Tiles are powers of two; zeros beyond the widths have no effect on sums.
         more = [padded(width) - width for width in (rows, columns, v.shape[-1])]
         return functional.pad(products, (0, more[2], 0, more[1], 0, more[0])).contiguous()
 
@@ -189,6 +190,7 @@ class _Text:
         programs = heads * prod(
             side // sizes[name] for side, name in zip(sides, ("BI", "BJ", "BN"), strict=True)
         )
+        # In the dtype of the inputs; the sums over a text are in float32, in registers.
         states = a.new_empty(heads, chunks, *sides)
         last = None
         if start is not None:

@@ -149,6 +149,7 @@ def _head(x, head, heads, in_batch, in_head):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _tile(x, rows, columns, end, stride, W: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return rows and columns of a matrix (end, W), zero after both."""
+    # Offsets of long texts exceed 32 bits.
     at = rows.to(tl.int64)[:, None] * stride + columns[None]
     inside = (rows < end)[:, None]
     if W != D:
@@ -195,6 +196,7 @@ def states_kernel(  # type: ignore[no-untyped-def]
     i, j = first + tile // BJ, left + tile % BJ
     e = program % (DC // BN) * BN + tl.arange(0, BN)
     at = (i * DB + j)[:, None] * DC + e[None]
+    # The place of the mirror image, for a symmetric state.
     below = (j * DB + i)[:, None] * DC + e[None]
     size = DA * DB * DC
     chunks = tl.cdiv(time, length)
@@ -251,6 +253,7 @@ def _add_block(  # type: ignore[no-untyped-def]
         keys = _tile(b, s, tl.arange(0, DB), end, b_time, WB, DB)
         pattern *= tl.dot(query_b, tl.trans(keys), input_precision=PRECISION)
     if DIAGONAL:
+        # Only blocks at the diagonal pay for the mask.
         seen = t[:, None] <= s[None] if REVERSE else t[:, None] >= s[None]
         pattern = tl.where(seen, pattern, 0.0)
     values = _tile(c, s, e, end, c_time, WC, DC)

@@ -130,6 +130,7 @@ class ImageClassifier(Checkpointed):
         try:
             torch.zeros((), dtype=torch.float64, device=self.device)
         except (TypeError, RuntimeError):
+            # As on Apple's GPUs: Gram matrices need float64.
             return deepcopy(self).to("cpu")
         return self
 
@@ -154,6 +155,7 @@ class ImageClassifier(Checkpointed):
         outputs = model.unembed.weight
         if self.config.norm == "scalar":
             *scales, last = (norm.scale for norm in cast(list[ScalarNorm], model.norms))
+            # A scalar norm is a number, which scales the inputs of the layer after it.
             same = torch.eye(self.config.d_model, dtype=outputs.dtype, device=outputs.device)
             chain = [
                 tensor.change_basis(inputs=scale * same)
@@ -221,6 +223,7 @@ class ImageClassifier(Checkpointed):
             norm="none",
             residual=False,
         )
+        # All weights are overwritten: the caller's random numbers stay where they are.
         with torch.random.fork_rng(devices=[]):
             model = cls(sizes)
         for parameter in model.parameters():

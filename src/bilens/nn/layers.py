@@ -283,6 +283,7 @@ class ScalarNorm(nn.Module):
         """Divide by the scale."""
         if not self.training:
             return x * self.scale.to(x.dtype)
+        # Squares overflow float16, and sums of them lose digits in bfloat16.
         now = x.to(torch.promote_types(x.dtype, torch.float32)).square().mean()
         with torch.no_grad():
             # As in Adam, division by the weight makes the mean right from the first step on.

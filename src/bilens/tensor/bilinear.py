@@ -13,17 +13,8 @@ from bilens.checks import check_count, check_finite, check_index, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.reading import Fact, Reading
+from bilens.tensor import factors
 from bilens.tensor.factored import FactoredMatrix
-from bilens.tensor.factors import (
-    DENSE_LIMIT,
-    affine,
-    check_dense_size,
-    check_factors,
-    fit_input,
-    hidden_product,
-    input_gram,
-    take_out_scale,
-)
 from bilens.tensor.quadratic import QuadraticForm
 from bilens.tensor.tracing import module_factors
 
@@ -155,7 +146,7 @@ class BilinearTensor(Reading):
         if self.out is None:
             identity = torch.eye(len(self.left), dtype=self.left.dtype, device=self.left.device)
             object.__setattr__(self, "out", identity)
-        check_factors(left=self.left, right=self.right, out=self.out)
+        factors.check_factors(left=self.left, right=self.right, out=self.out)
         if 0 in (*self.left.shape, *self.out.shape):
             raise BilensError(
                 f"The tensor is empty: left {tuple(self.left.shape)}, out {tuple(self.out.shape)}. "
@@ -212,10 +203,10 @@ class BilinearTensor(Reading):
         With `y`, B(x, y) = 1/2 D((L x) * (R y) + (L y) * (R x)), symmetric and linear in both; the
         axes before the last broadcast. B(x, x) = B(x).
         """
-        x = fit_input(x, self.left, self.constant)
+        x = factors.fit_input(x, self.left, self.constant)
         if y is None:
             return ((x @ self.left.T) * (x @ self.right.T)) @ self.out.T
-        y = fit_input(y, self.left, self.constant, "y")
+        y = factors.fit_input(y, self.left, self.constant, "y")
         straight = (x @ self.left.T) * (y @ self.right.T)
         crossed = (y @ self.left.T) * (x @ self.right.T)
         return (straight + crossed) @ self.out.T / 2
@@ -226,7 +217,7 @@ class BilinearTensor(Reading):
         Its singular vectors are the directions of the other input that x works together with, and
         of the output that they move. A constant coordinate is its last column.
         """
-        x = fit_input(x, self.left, self.constant)
+        x = factors.fit_input(x, self.left, self.constant)
         # Either input may be the one that is given, so the matrix is the mean of both orders.
         halves = (self.out * (x @ factor.T)[..., None, :] / 2 for factor in (self.right, self.left))
         reading = torch.cat([self.left, self.right])
@@ -319,7 +310,7 @@ class BilinearTensor(Reading):
         if inputs is not None:
             E = inputs.to(left)
             if self.constant and E.shape[0] == self.n_in - 1:
-                E = affine(E, None)
+                E = factors.affine(E, None)
             if E.shape[0] != self.n_in:
                 raise BilensError(
                     f"inputs has shape {tuple(inputs.shape)}; expected ({self.n_in}, k), one "
@@ -416,7 +407,7 @@ class BilinearTensor(Reading):
         In float64, as all inner products and Gram matrices.
         """
         check_finite(left=self.left, right=self.right, out=self.out)
-        left, right, out, scales = take_out_scale(
+        left, right, out, scales = factors.take_out_scale(
             self.left.double(), self.right.double(), self.out.double()
         )
         # The outputs keep their ratios; only a common factor is divided out.
@@ -441,12 +432,14 @@ class BilinearTensor(Reading):
         Rounding leaves 1e-8 of the norms of A and B in the norm of A - B.
         """
         unit, scale = self.without_scale()
+        # Rounding leaves squares of a difference of equal tensors below 0.
         return scale * _unit_inner(unit, unit).clamp_min(0).sqrt()
 
     def cosine(self, other: "BilinearTensor") -> Float64[Tensor, ""]:
         """Return the cosine `<A,B> / (|A| |B|)` of two symmetric tensors; 0 if either is zero."""
         self._check_alike(other)
         a, b = self.without_scale()[0], other.without_scale()[0]
+        # Each at a scale near 1: products of norms may leave float64 where the cosine does not.
         squares = (_unit_inner(unit, unit).clamp_min(0) for unit in (a, b))
         norms = [square.sqrt() for square in squares]
         scale = norms[0] * norms[1]
@@ -460,7 +453,7 @@ class BilinearTensor(Reading):
     def input_gram(self) -> Float64[Tensor, "n_in n_in"]:
         """Return the inputs' Gram matrix M[i,j] = sum_ok B[o,i,k] B[o,j,k], in float64."""
         unit, scale = self.without_scale()
-        return scale**2 * input_gram(unit.left, unit.right, unit.out)
+        return scale**2 * factors.input_gram(unit.left, unit.right, unit.out)
 
     def svd(self, k: int | None = None) -> TensorSVD:
         """Return the singular value decomposition of the n_out x n_in^2 unfolding, or its top k.
@@ -491,9 +484,9 @@ class BilinearTensor(Reading):
             norm=(scale * gram.trace().clamp_min(0).sqrt()).to(dtype),
         )
 
-    def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "n_out n_in n_in"]:
+    def dense(self, max_bytes: int = factors.DENSE_LIMIT) -> Float[Tensor, "n_out n_in n_in"]:
         """Return the tensor itself, (n_out, n_in, n_in), for tests and small layers."""
-        check_dense_size((self.n_out, self.n_in, self.n_in), self.out, max_bytes)
+        factors.check_dense_size((self.n_out, self.n_in, self.n_in), self.out, max_bytes)
         half = einsum(self.out, self.left, self.right, "o h, h i, h j -> o i j")
         return (half + half.mT) / 2
 
@@ -508,10 +501,10 @@ class BilinearTensor(Reading):
 
 
 def _unit_inner(a: BilinearTensor, b: BilinearTensor) -> Float64[Tensor, ""]:
-    K = hidden_product(a.left, a.right, b.left, b.right)
+    K = factors.hidden_product(a.left, a.right, b.left, b.right)
     return einsum(a.out.T @ b.out, K, "g h, g h ->")
 
 
 def _unit_output_gram(unit: BilinearTensor) -> Float64[Tensor, "n_out n_out"]:
-    K = hidden_product(unit.left, unit.right, unit.left, unit.right)
+    K = factors.hidden_product(unit.left, unit.right, unit.left, unit.right)
     return unit.out @ K @ unit.out.T

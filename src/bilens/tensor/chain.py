@@ -110,6 +110,7 @@ class Chain:
     @property
     def n_inner(self) -> int:
         """Number of nodes that have an interaction matrix, the directions among them."""
+        # Leaves are eigenvectors of the first tensor, and have no interaction matrix below them.
         nodes, total = len(self.directions), 0
         for tensor in reversed(self.tensors):
             total += nodes

@@ -128,6 +128,7 @@ class Bonds(Reading):
     def ranks_within(self, error: NotNegative) -> tuple[int, ...]:
         """Return the fewest directions over all bonds with `costs` of at most error^2 in all."""
         costs = self.costs()
+        # Costs of all bonds are in one unit, so that their directions can be ranked together.
         numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
         ordered, order = torch.cat(costs).sort()
         # The cheapest directions of all bonds go first. A bond keeps at least one.
@@ -147,6 +148,7 @@ class Bonds(Reading):
         reached = score(self.cut(full))
         if not reached >= least:
             raise BilensError(f"least={least}, but with all directions the model scores {reached}")
+        # Bisection takes the score as monotonic in the cut, which it nearly is.
         too_few, enough = 0, max(full)
         while enough - too_few > 1:
             k = (too_few + enough) // 2
@@ -240,6 +242,7 @@ class TreeBonds(Bonds):
         It is the root of a difference of squares: 1e-14 of these is 1e-7 of the result.
         """
         sizes = self._checked_ranks(ranks)
+        # At the input P is the identity in these coordinates, and the cut has the first of them.
         mixed = torch.eye(self.bonds[0].k, sizes[0]).to(self.directions)
         small = mixed[: sizes[0]]
         for full, cut in zip(self.cores, self.cut(sizes).cores, strict=True):

@@ -100,6 +100,7 @@ class Cut:
                 f"sizes {self.ranks}, one for each bond"
             )
         turned = [rotation.to(self.read) for rotation in rotations]
+        # A basis that is not orthonormal would change environments and shares.
         for i, turn in enumerate(turned):
             if not torch.allclose(turn.T @ turn, torch.eye(len(turn)).to(turn), atol=1e-8):
                 raise BilensError(f"rotations[{i}] is not orthogonal, so the model would change")
@@ -210,6 +211,7 @@ def sparse_basis(cut: Cut, *, steps: Count = 200) -> Cut:
             loss.backward()
             optimizer.step()
     with torch.no_grad():
+        # Rotations of the model that was given: no rounding of 200 steps adds up.
         turned = cut.rotate(_rotations(best))
         sizes = [U.diagonal() for U in turned.environments[:-1]]
         # A rotation mixes the order by importance, which `BondDirection` and figures rely on.

@@ -110,6 +110,7 @@ def _unit_inner(
 ) -> Float64[Tensor, ""]:
     """Return the expectation for chains from `_prepared`."""
     if max(len(a), len(b)) > 2:
+        # All outputs: expectations sum over them.
         full_a = joined(a, torch.eye(a[-1].n_out).to(a[-1].out))
         full_b = full_a if a is b else joined(b, torch.eye(b[-1].n_out).to(b[-1].out))
         spans = (
@@ -154,6 +155,8 @@ class _Parts:
 
     def _degree_3(self, that: "_Parts", S: Tensor, traces: Tensor) -> Tensor:
         """Return 2 tr(M M') n.n' + 4 n'M'M n', summed over pairs of units."""
+        # Units stand twice, once for each factor whose matrix is M. All 3! = 6 ways to join three
+        # legs with three: 2 join M with M, 4 cross.
         S = S.repeat(2, 2)
         total = 2 * (S * traces * (self.others @ that.others.T)).sum()
         for M, n, s in zip(self.matrices, self.others, S, strict=True):
@@ -166,6 +169,7 @@ class _Parts:
         4 tr(AA') tr(BB') + 4 tr(AB') tr(BA') + 16 tr(AA'BB')
         """
         r, s = S.shape
+        # All 4! = 24 ways to join four legs with four are 4 + 4 + 16.
         pairs = traces[:r, :s] * traces[r:, s:] + traces[:r, s:] * traces[r:, :s]
         total = 4 * (S * pairs).sum()
         # Unit by unit, since all pairs of products at once would need r s m^2 numbers.
@@ -191,8 +195,11 @@ def _orthogonal_parts(chain: Sequence[BilinearTensor], span: Float64[Tensor, "n 
     if second.n_in > d:
         a, b = a + second.left[:, d], b + second.right[:, d]
     # Products of two Hermite expansions: every contraction of legs within the pair is one term.
+    # No leg is left: constants, one leg of each joined, or both, in two ways.
     degree_0 = a * b + (p * q).sum(-1) + 2 * (A * B).sum((-2, -1))
+    # One leg is left where a leg of A joins that of q, in two ways, or the reverse.
     reached = einsum(A, q, "h i j, h j -> h i") + einsum(B, p, "h i j, h j -> h i")
+    # Two are left free in p q', and in A B where one leg of each is joined, in four ways.
     half = p[:, :, None] * q[:, None] / 2 + 2 * A @ B
     degree_2 = a[:, None, None] * B + b[:, None, None] * A + half + half.mT
     return _Parts(

@@ -90,6 +90,7 @@ def local_extrema(
         scale = spectrum.abs().max()
         if not scale > 0:
             raise BilensError("form is zero, so every input is an extremum of it")
+        # As small as is safe: a larger shift makes steps shorter.
         shift = scale / 100 - spectrum[0]
         generator = torch.Generator(Q.device).manual_seed(int(seed))
         points = _starts(n_starts, Q, nonnegative, generator)

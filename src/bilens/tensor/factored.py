@@ -280,6 +280,7 @@ class FactoredMatrix(Reading):
         def blocks() -> Iterator[Tensor]:
             for start in range(0, self.n_rows, batch_size):
                 block = slice(start, start + batch_size)
+                # The product of blocks needs no product of factors, whose ranks would multiply.
                 yield reduce(mul, [matrix.rows(block) for matrix in matrices])
 
         return top_entries(blocks(), k, largest=largest)
@@ -320,6 +321,7 @@ class FactoredMatrix(Reading):
             )
         self._check_finite()
         A, B = self.left.double(), self.right.double()
+        # The smaller product: the eigenvalues that the larger one has besides are all 0.
         values: Tensor = torch.linalg.eigvals(B @ A if self.rank <= self.n_rows else A @ B)
         return values.gather(-1, values.abs().argsort(dim=-1, descending=True))
 
@@ -331,6 +333,7 @@ class FactoredMatrix(Reading):
 
     def _orthogonalised(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return Q_A, R_A R_B' and Q_B, in float64."""
+        # Gram matrices would square the condition number, which QR leaves as it is.
         Q_A, R_A = torch.linalg.qr(self.left.double())
         Q_B, R_B = torch.linalg.qr(self.right.mT.double())
         return Q_A, R_A @ R_B.mT, Q_B

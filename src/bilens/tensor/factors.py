@@ -62,6 +62,7 @@ def take_out_scale(
     row_left, row_right = (_exponents(f.detach().abs().amax(-1)) for f in (left, right))
     rows = torch.where((row_left > NOTHING) & (row_right > NOTHING), row_left + row_right, 0)
     top = (_exponents(weights) + rows).amax(-1, keepdim=True)
+    # A form that is zero has scale 1, not 2^NOTHING.
     top = torch.where(top > NOTHING // 2, top, 0)
     scale = torch.exp2(top.double())
     left, right = (
@@ -178,6 +179,7 @@ def checked_positive(name: str, matrix: Float[Tensor, "n n"], n: int) -> Float64
     check_finite(**{name: matrix})
     M = matrix.double()
     largest = float(M.abs().max())
+    # x.T @ x is symmetric and positive up to n roundings of its largest entry.
     rounding = 8 * n * torch.finfo(matrix.dtype).eps * largest
     if largest == 0 or float((M - M.T).abs().max()) > rounding:
         kind = "zero" if largest == 0 else "not symmetric"

@@ -127,6 +127,8 @@ class Search:
         forms, n = len(weights), left.shape[1]
         on_cpu = left.device.type == "cpu"
         self.k, self.tolerance, self.weights = k, tolerance, weights
+        # Pairs beyond the top k are followed too. With them in the basis the form that is tested is
+        # smaller, and its test shorter.
         self.n_pairs, self.room = 2 * k + 16, basis_size(k)
         # Of many forms the last are slow ones, for which products with L and R are no longer large:
         # decomposing them is cheaper.
@@ -145,6 +147,7 @@ class Search:
         )
         if self.by_onednn:
             self.reading, self.writing = self.reading.to_mkldnn(), self.writing.to_mkldnn()
+        # Continues a run whose Krylov space is exhausted, as for forms of low rank.
         self.spare = self._random(left.new_zeros(1, 1, n))
         self.values, self.residuals = left.new_empty(forms, k), left.new_empty(forms, k)
         self.vectors = left.new_empty(forms, k, n)
@@ -159,6 +162,7 @@ class Search:
                 batch = self._test(*self._search(batch))
 
     def _start(self, start: int) -> Batch:
+        # Q is the mean of both orders of L and R, hence half of the weights.
         weights = self.weights[start : start + self.slots] / 2
         form = torch.arange(start, start + len(weights), device=weights.device)
         batch = self._empty(form, weights)
@@ -195,8 +199,10 @@ class Search:
             shares = (remainder[:, None] @ basis.mT)[:, 0]
             remainder = torch.baddbmm(remainder[:, None], shares[:, None], basis, alpha=-1)[:, 0]
             follows = batch.lost == 0
+            # Shares of a spare vector are no entries of the form, as it is no image.
             batch.projected[:, place, : place + 1] = shares * follows[:, None]
             batch.scale = torch.maximum(batch.scale, image.norm(dim=-1))
+            # A remainder of this size is rounding of the product: no direction is left in it.
             length, floor = remainder.norm(dim=-1), 100 * self.eps * batch.scale
             nonzero = length > floor
             batch.basis[:, place + 1] = remainder * (nonzero / length.clamp_min(self.tiny))[:, None]
@@ -207,6 +213,7 @@ class Search:
             batch.beta, batch.lost = length * (nonzero & follows), batch.scale * ~nonzero
         square = batch.projected[:, first : batch.width, first : batch.width]
         diagonal = square.diagonal(0, 1, 2)
+        # The terms that were subtracted before the pass over the basis belong to the form too.
         diagonal += torch.stack(alphas, 1)
         above = max(first, 1)
         below = batch.projected[:, above : batch.width, above - 1 : batch.width - 1]
@@ -254,6 +261,7 @@ class Search:
 
     def _ritz_pairs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return Ritz values, their mixtures of the basis, and residuals over the tolerance."""
+        # eigh reads the lower triangle only, the part that `_advance` fills.
         values, columns = torch.linalg.eigh(batch.projected[:, : batch.width, : batch.width])
         order = values.abs().argsort(dim=-1, descending=True)[:, : self.n_pairs]
         values = values.gather(-1, order)
@@ -274,6 +282,7 @@ class Search:
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return the pairs of forms whose top k have converged, and b; mark those that leave."""
         k, width = self.k, batch.width
+        # Residuals are measured on the vectors, by their images, and not estimated from beta.
         vectors, images = (mix @ part[rows, :width] for part in (batch.basis, batch.images))
         errors = (images - values[..., None] * vectors).norm(dim=-1)
         sizes = values.abs().double()
@@ -286,6 +295,7 @@ class Search:
         b = t - lowered.gather(1, n_pairs[:, None] - 1)[:, 0]
         left_out = sizes.gather(1, n_pairs[:, None])[:, 0]
         residuals = errors[:, :k] / sizes[:, :1].to(errors)
+        # A form of rank below k has its other eigenvalues at 0, with rounding as residual.
         low_rank = sizes[:, k - 1] <= ROUNDING * self.eps * sizes[:, 0]
         ready = (residuals <= self.tolerance).all(-1) & (left_out <= MARGIN * b) & ~low_rank
         # Eigenvalues of 0 have any vector as eigenvector: no test of them would end.
@@ -305,6 +315,7 @@ class Search:
         """Return a batch of forms whose bases are their pairs, zero where a form has fewer."""
         form, weights, scale, values, vectors, images = map(torch.cat, zip(*tested, strict=True))
         batch = self._empty(form, weights)
+        # Vectors that are zero stay without effect: they have no share in anything.
         batch.basis[:, : self.n_pairs], batch.images[:, : self.n_pairs] = vectors, images
         batch.projected[:, : self.n_pairs, : self.n_pairs] = torch.diag_embed(values)
         batch.scale, batch.width, batch.steps = scale, self.n_pairs, steps
@@ -320,6 +331,7 @@ class Search:
         # same recurrence, with alpha or -alpha. It is a chain of small steps, so the CPU has it.
         ends = b.double().cpu()[:, None]
         signs = ends.new_tensor([1.0, -1.0])
+        # p_0 = 1, so that both sums begin at 1.
         before, now = ends.new_zeros(len(b), 2), ends.new_ones(len(b), 2)
         mass, beta = now.clone(), torch.zeros_like(ends)
         passed = missed = torch.zeros_like(ends[:, 0], dtype=torch.bool)
@@ -337,6 +349,8 @@ class Search:
             undecided, room = ~(passed | missed), self.room - batch.width
             if not undecided.any() or not room or batch.steps >= self.most_steps:
                 return batch.select(missed.nonzero()[:, 0].to(b.device))
+            # The sums grow by a constant factor a step once b is beyond the spectrum, so the steps
+            # that are left can be estimated. A check that comes too early only costs itself.
             growth = (mass / grown).amin(1)[undecided].log().median() / steps
             lacking = (self.enough / mass).amax(1)[undecided].log().median()
             wait = math.ceil(lacking / growth.clamp_min(0.1))
@@ -353,6 +367,7 @@ class Search:
         vector = torch.randn(
             shape, dtype=basis.dtype, device=basis.device, generator=self.generator
         )
+        # The second pass removes what rounding left of the basis in the first.
         for _ in range(2):
             shares = vector[:, None] @ basis.mT
             vector = vector - (shares @ basis)[:, 0]
@@ -361,4 +376,5 @@ class Search:
 
 def basis_size(k: int) -> int:
     """Return the largest number of vectors in the basis of a form."""
+    # Search and tests share this room; a form that fills it is decomposed in full.
     return 16 * k + 128

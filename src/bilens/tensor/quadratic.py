@@ -14,15 +14,7 @@ from bilens.lazy_imports import pd
 from bilens.memory import check_memory
 from bilens.reading import Fact, Reading
 from bilens.settings import Seed, Tolerance
-from bilens.tensor.factors import (
-    DENSE_LIMIT,
-    check_dense_size,
-    check_factors,
-    fit_input,
-    hidden_product,
-    readable,
-    take_out_scale,
-)
+from bilens.tensor import factors
 from bilens.tensor.lanczos import MISS, Search, basis_size
 from bilens.tensor.spectrum import Spectrum
 
@@ -79,7 +71,7 @@ class QuadraticForm(Reading):
         return "" if self.n_in > SHOWN else super()._table_html()
 
     def __post_init__(self) -> None:
-        check_factors(left=self.left, right=self.right, weights=self.weights)
+        factors.check_factors(left=self.left, right=self.right, weights=self.weights)
 
     @property
     def n_in(self) -> int:
@@ -99,21 +91,21 @@ class QuadraticForm(Reading):
 
     def __call__(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
         """Evaluate x'Qx: shape `samples` followed by the batch axes."""
-        x = fit_input(x, self.left, self.constant)
+        x = factors.fit_input(x, self.left, self.constant)
         hidden = (x @ self.left.T) * (x @ self.right.T)
         values = hidden @ self.weights.reshape(-1, self.weights.shape[-1]).T
         return values.reshape([*x.shape[:-1], *self.batch_shape])
 
     def apply(self, vectors: Float[Tensor, "*batch k n_in"]) -> Float[Tensor, "*batch k n_in"]:
         """Return Q v for k vectors of each form, from the factors: O(k rank n_in) each."""
-        vectors = fit_input(vectors, self.left, False, "vectors")
+        vectors = factors.fit_input(vectors, self.left, False, "vectors")
         return apply_factored(self.left, self.right, self.weights, vectors)
 
     def norm(self) -> Float64[Tensor, "*batch"]:
         """Return the Frobenius norm of each Q, in float64, from the factors: sqrt(w' K w)."""
         unit, scale = self.without_scale()
         L, R, w = unit.left.double(), unit.right.double(), unit.weights.double()
-        K = hidden_product(L, R, L, R)
+        K = factors.hidden_product(L, R, L, R)
         squares = einsum(w @ K, w, "... h, ... h -> ...")
         return scale * squares.clamp_min(0).sqrt()
 
@@ -123,12 +115,14 @@ class QuadraticForm(Reading):
         In the dtype of the factors, but at least in float32.
         """
         check_finite(left=self.left, right=self.right, weights=self.weights)
-        left, right, weights, scale = take_out_scale(*readable(self.left, self.right, self.weights))
+        left, right, weights, scale = factors.take_out_scale(
+            *factors.readable(self.left, self.right, self.weights)
+        )
         return QuadraticForm(left, right, weights, self.constant), scale[..., 0]
 
-    def dense(self, max_bytes: int = DENSE_LIMIT) -> Float[Tensor, "*batch n_in n_in"]:
+    def dense(self, max_bytes: int = factors.DENSE_LIMIT) -> Float[Tensor, "*batch n_in n_in"]:
         """Return the matrices themselves, (*batch, n_in, n_in)."""
-        check_dense_size((*self.batch_shape, self.n_in, self.n_in), self.left, max_bytes)
+        factors.check_dense_size((*self.batch_shape, self.n_in, self.n_in), self.left, max_bytes)
         half = (self.left * self.weights[..., None]).mT @ self.right
         return (half + half.mT) / 2
 
@@ -237,8 +231,10 @@ def top_eigenpairs(
     in full.
     """
     n, size = left.shape[1], basis_size(k)
+    # A basis of half of the inputs costs as much as the full decomposition.
     if n <= SMALL or 2 * size > n:
         return dense_eigenpairs(left, right, weights, k)
+    # Each form has its basis and the images of it, n numbers each, and the projected form.
     slots = WORKING_BYTES // ((2 * n + size) * size * left.element_size())
     search = Search(
         left, right, weights, k, tolerance, seed, slots=min(max(1, slots), len(weights))

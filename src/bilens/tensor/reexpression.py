@@ -200,6 +200,8 @@ def _pseudoinverse(
         )
     check_finite(**{name: matrix})
     exact = matrix.double()
+    # By the stored dtype: singular values below its rounding are noise, whatever they are
+    # computed in.
     relative = max(matrix.shape) * torch.finfo(matrix.dtype).eps
     singular_values = torch.linalg.svdvals(exact.detach())
     rank = int((singular_values > relative * singular_values[0]).sum())

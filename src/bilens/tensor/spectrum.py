@@ -236,6 +236,7 @@ class Spectrum(Reading):
         """
         check_finite(values=self.values)
         magnitudes = self.values.abs()
+        # Squares of small eigenvalues would underflow.
         largest = magnitudes.amax(-1, keepdim=True)
         magnitudes = magnitudes / torch.where(largest > 0, largest, 1)
         return magnitudes.sum(-1) ** 2 / (magnitudes**2).sum(-1).clamp_min(1)

@@ -18,6 +18,8 @@ from bilens.errors import BilensError, NotBilinearError
 PRODUCTS = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
 POWERS = {"pow", "pow_", "__pow__", "square", "square_"}
 CONTRACTIONS = {"einsum", "matmul", "__matmul__", "mm", "bmm", "linear", "inner", "outer"}
+# Both relative, in float64. Outputs of exact tensors agree to about 1e-13; entries below ROUNDING
+# are differences of equal numbers.
 TOLERANCE, ROUNDING = 1e-8, 1e-12
 SAMPLES = 16
 REMEDY = (
@@ -219,6 +221,7 @@ class _Nonlinear(_Products):
         name = getattr(func, "__name__", "")
         is_product = name in PRODUCTS | POWERS | CONTRACTIONS | {"bilinear"}
         depends = any(_depends(arg) for arg in _flat((args, kwargs or {})))
+        # In-place functions, whose names end so, would change their input from test to test.
         if depends and not self.first and not is_product and not name.endswith("_"):
             by = [_scaled(func, args, kwargs or {}, factor) for factor in (-1.0, 0.0, 1.0, 2.0)]
             if all(isinstance(y, Tensor) and y.is_floating_point() for y in by):
@@ -268,6 +271,8 @@ def _probed(module: nn.Module, input_shape: Sequence[int] | None) -> _Probe:
 
     def count(first: Tensor, second: Tensor) -> Tensor:
         sizes.append(first[0].numel())
+        # A product is a variable of its own. As it requires a gradient, so does all that depends on
+        # it, which is how `_depends` finds the next products.
         return (first * second).detach().requires_grad_()
 
     with torch.enable_grad():
@@ -281,6 +286,7 @@ def _probed(module: nn.Module, input_shape: Sequence[int] | None) -> _Probe:
             )
         n_in = prod(shape)
         n_rows = 1 + n_in + sum(sizes)
+        # One run for all variables: the batch has a row at zero and one for each unit vector.
         x = torch.zeros(n_rows, n_in, dtype=torch.float64)
         x[1 : 1 + n_in] = torch.eye(n_in, dtype=torch.float64)
         products: list[_Product] = []
@@ -295,6 +301,7 @@ def _probed(module: nn.Module, input_shape: Sequence[int] | None) -> _Probe:
             columns = slice(start, start + sizes[len(products)])
             products.append(_Product(columns, (_affine(first), _affine(second))))
             hidden = first.new_zeros(n_rows, sizes[len(products) - 1])
+            # Row 0 is the run at zero, so unit vectors begin at row 1.
             hidden[columns.start + 1 : columns.stop + 1].fill_diagonal_(1)
             return hidden.reshape(first.shape).requires_grad_()
 
@@ -389,6 +396,7 @@ def _row_space(maps: Sequence[_Affine], n: int) -> Float[Tensor, "k n"]:
     rows = rows[rows.abs().amax(1) > ROUNDING]
     # Variables that nobody reads are left out exactly.
     used = rows.abs().amax(0) > ROUNDING if len(rows) else torch.zeros(n, dtype=torch.bool)
+    # Rows of many maps repeat each other; an SVD finds their span whatever their number.
     values, vectors = torch.linalg.svd(rows[:, used], full_matrices=False)[1:]
     k = int((values > ROUNDING * values[:1]).sum())
     basis = rows.new_zeros(k, n)

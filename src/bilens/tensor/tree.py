@@ -134,6 +134,8 @@ class Paths(Reading):
         levels = list(self._levels())
         blocks = []
         for block in torch.split(x.reshape(-1, self.n_in), batch_size):
+            # From the leaves up: a node's value is the sum over its branches of lambda times a
+            # square.
             values = self.vectors @ block.T
             for eigenvalues, parents, n_parents in levels:
                 summands = eigenvalues[:, None] * values**2
@@ -239,6 +241,7 @@ def decompile(
     names = torch.arange(len(vectors), device=vectors.device)[:, None]
     eigenvalues = vectors.new_empty(len(vectors), 0)
     for tensor in reversed(chain.tensors):
+        # All nodes of a layer at once, so that their matrices are one batch.
         spectrum = tensor.interaction(vectors).eigh()
         k = spectrum.k
         numbers = torch.arange(k, device=vectors.device).repeat(len(vectors))

@@ -29,6 +29,7 @@ def rotation(
     """
     if width % 2:
         raise BilensError(f"width={width}: rotary positions need heads of even width")
+    # In float32 whatever the model's dtype: bfloat16 skips integers above 256.
     speeds = 1 / base ** (torch.arange(0, width, 2, device=positions.device).float() / width)
     angles = positions[..., None].float() * speeds
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
@@ -121,6 +122,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch heads time time"]:
         """Return the pattern A: the weight of each position for every later one, by head."""
         scores = [q @ k.mT for q, k in self.queries_keys(x, pos_embed, rope)]
+        # Only norms of outputs make a pattern depend on values.
         values = self.values(x, v_first).repeat_interleave(self.n_heads // self.n_kv_heads, 1)
         seen = torch.ones(scores[0].shape[-2:], dtype=torch.bool, device=x.device).tril()
         return self.pattern(scores, seen, values)
@@ -279,6 +281,7 @@ class DifferentialAttention(SoftmaxAttention):
         """Attend by torch's fused kernels, one softmax after the other."""
         (q1, k1), (q2, k2) = qk
         if cache is not None:
+            # A cache holds one array of keys for each layer, so both are kept side by side.
             both, v = cache.update(torch.cat([k1, k2], -1), v, self.layer)
             k1, k2 = both.chunk(2, -1)
         first, second = (_mixed(q, k, v, mask, self.scale) for q, k in ((q1, k1), (q2, k2)))

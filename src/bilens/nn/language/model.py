@@ -172,6 +172,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         super()._init_weights(module)  # type: ignore[no-untyped-call]
         writing = {part.out for block in self.blocks for part in (block.attn, block.mlp)}  # type: ignore[union-attr]
         if isinstance(module, nn.Linear) and module in writing:
+            # 2 n_layers maps add to the stream, whose variance then does not grow with the depth.
             std = self.config.initializer_range / (2 * self.config.n_layers) ** 0.5
             initialization.normal_(module.weight, mean=0.0, std=std)
 
@@ -232,6 +233,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         x0, v_first = x, self.first_block_values(x)
         for block in self.blocks:
             x = block(x, pos_embed, rope, mask, past_key_values, v_first, x0)
+        # -0 is 0, so that 0 keeps all positions.
         logits = self.unembed(self.norm(x[:, -logits_to_keep:]))
         if self.config.logit_cap is not None:
             logits = self.config.logit_cap * torch.tanh(logits / self.config.logit_cap)
@@ -267,6 +269,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
                     f"attention_mask has shape {tuple(attention_mask.shape)}, expected (batch, "
                     f"time): {self.config.attention} attention can mask tokens, not pairs"
                 )
+            # Padding in the cache needs no mask: its keys were zero when they entered the state.
             return attention_mask[:, None, None, -x.shape[1] :].bool()
         return create_causal_mask(  # type: ignore[return-value]
             config=self.config,
@@ -288,6 +291,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         x, config = self.embed(input_ids), self.config
         if config.positions == "rotary":
             width = config.d_model // config.n_heads
+            # Models that were trained with rounded angles need the same rounding.
             like = x.new_empty(0, dtype=torch.bfloat16) if config.rope_bfloat16 else x
             cos, sin = rotation(position_ids, width, config.rope_base, like)
             return x, None, (cos.to(x.dtype), sin.to(x.dtype))
