@@ -95,14 +95,22 @@ def _agreement() -> Iterator[Pair]:
 
 
 def _gender() -> Iterator[Pair]:
-    middles = ("said that", "was tired because", "came home and then", "was late since")
+    middles = [
+        *("said that", "was tired because", "came home and then", "was late since"),
+        *("was happy because", "went out and then", "was angry because", "knew that"),
+        *("left early because", "fell asleep before", "was hungry, so", "smiled because"),
+        *("stayed at home because", "thought that", "woke up and then", "was afraid that"),
+    ]
     for nouns, middle in product(HE_SHE, middles):
         he, she = nouns.split()
         yield Pair("gender", f"The {he} {middle}", f"The {she} {middle}", " he", (" she",))
 
 
 def _greater_than() -> Iterator[Pair]:
-    events = ("war", "project", "siege", "journey", "reign", "trial")
+    events = [
+        *("war", "project", "siege", "journey", "reign", "trial"),
+        *("strike", "drought", "voyage", "conflict", "famine", "debate"),
+    ]
     for event, century, late, last in product(events, (14, 16, 17, 18), (5, 6, 7), (1, 4)):
         texts = [
             f"The {event} lasted from the year {century}{d}{last} to {century}" for d in (late, 1)
@@ -111,7 +119,10 @@ def _greater_than() -> Iterator[Pair]:
 
 
 def _facts() -> Iterator[Pair]:
-    forms = ("The capital of {} is", "The capital city of {} is called")
+    forms = (
+        *("The capital of {} is", "The capital city of {} is called"),
+        *("The name of the capital of {} is", "The government of {} sits in the city of"),
+    )
     for form, (a, b) in product(forms, combinations(CAPITALS, 2)):
         yield Pair("facts", form.format(a), form.format(b), f" {CAPITALS[a]}", (f" {CAPITALS[b]}",))
 
@@ -123,7 +134,8 @@ def _induction() -> Iterator[Pair]:
 
 
 def _brackets() -> Iterator[Pair]:
-    left, inside = ("x = ", "y = f", "print", "total += g"), ("a, b", "1, 2", "x + y", "i")
+    left = ("x = ", "y = f", "print", "total += g", "return ", "result = ", "a = b", "z = max")
+    inside = ("a, b", "1, 2", "x + y", "i", "n", "0, 1", "a + 1", "x")
     kinds = {"(": ")", "[": "]", "{": "}"}
     for start, text, (a, b) in product(left, inside, permutations(kinds, 2)):
         yield Pair("brackets", f"{start}{a}{text}", f"{start}{b}{text}", kinds[a], (kinds[b],))

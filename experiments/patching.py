@@ -24,16 +24,20 @@ tokens. Its pairs are of two templates of stories: he or she after a name, and a
 again. A missing model is left out. Results of each pair are kept in the folder of models, and a
 stopped run resumes.
 
+On fewer pairs the same is measured by block and position (`experiments/positions.py`), for the
+stream, attention and MLPs.
+
 For induction the heads that attend to the previous token are listed, with their ranks among all
 heads by effect and by each attribution.
 
-Small: 3 pairs of each template, 5 minutes on a core for SmolLM2. Paper: 15 pairs of each. Of
-stories 15 and 50.
+Small: 3 pairs of each template, 5 minutes on a core for SmolLM2. Paper: 100 pairs of each, hours.
+Of stories 15 and 50. By position 1 and 5.
 
 Source: Rezaei Jafari et al. 2025 (arXiv 2508.21258), figure 2; Zhang and Nanda 2023.
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -52,15 +56,15 @@ from bilens.read.flow.patching import (
     patched_effects,
     stored_runs,
 )
-from bilens.read.flow.split import split
+from bilens.read.flow.split import Split, split
 from bilens.read.language import TokenDirection
 from bilens.reading import Table
 from bilens.residual import Moment, ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, cue_pairs, pairs_of, story_templates
+from experiments.positions import KINDS, POINTS, by_position
 from experiments.pretrained import STORY_MODEL, SavedRows, open_models
 
-POINTS = 8
 SAMPLES = 2000
 METRICS = ("pearson", "spearman", "r2")
 PREVIOUS = 0.5
@@ -75,7 +79,7 @@ def run(context: RecipeContext) -> Outcome:
         if name == STORY_MODEL:
             pairs = pairs_of(model, context.choose(15, 50), story_templates())
         else:
-            pairs = pairs_of(model, context.choose(3, 15))
+            pairs = pairs_of(model, context.choose(3, 100))
         rows = measure(model, pairs, context.models / f"patching-{name}.jsonl")
         numbers[name] = summary(rows)
         parts += [
@@ -83,6 +87,13 @@ def run(context: RecipeContext) -> Outcome:
             for kind, table in tables(rows).items()
         ]
         if name != STORY_MODEL:
+            few = pairs_of(model, context.choose(1, 5))
+            rows = positions(model, few, context.models / f"positions-{name}.jsonl")
+            numbers[name]["by position"] = summary(rows, KINDS)
+            parts += [
+                Table(table, f"{name}, {len(rows)} pairs, by block and position: {kind}")
+                for kind, table in tables(rows, KINDS).items()
+            ]
             cues = cue_pairs(model, context.choose(3, 15))
             ranks = previous_token_ranks(
                 model, measure(model, cues, context.models / f"cues-{name}.jsonl")
@@ -98,6 +109,15 @@ def measure(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[st
     for pair in pairs:
         if (pair.text, pair.against) not in saved:
             saved.add({**pair._asdict(), **attributions(model, pair)})
+    return saved.of((pair.text, pair.against) for pair in pairs)
+
+
+def positions(model: ResidualModel, pairs: list[Pair], path: Path) -> list[dict[str, Any]]:
+    """Return effects and attributions by block and position of all pairs, and keep them."""
+    saved = SavedRows(path, "text", "against")
+    for pair in pairs:
+        if (pair.text, pair.against) not in saved:
+            saved.add({**pair._asdict(), "seconds": {}, **by_position(model, pair)})
     return saved.of((pair.text, pair.against) for pair in pairs)
 
 
@@ -126,12 +146,17 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
 
     timed("patching", patched)
     timed("contrastive flow", lambda: _contrastive(model, pair, direction))
-    timed("frozen flow (LRP)", lambda: _frozen(model, pair, direction, runs))
+    start = time.process_time()
+    through = split(model, pair.text, direction)
+    splitting = time.process_time() - start
+    timed("frozen flow (LRP)", lambda: _frozen(through, runs))
     timed("gradient (AtP)", lambda: gradients(1.0))
     timed("mean gradient", lambda: gradients(0.0, 1.0))
     timed("EAP-IG inputs", lambda: gradients(*[(i + 1) / POINTS for i in range(POINTS)]))
     timed("integrated gradients", lambda: gradients(*[(i + 0.5) / POINTS for i in range(POINTS)]))
-    timed("direct logit attribution", lambda: _direct(model, pair, direction, runs))
+    timed("direct logit attribution", lambda: _frozen(through, runs, direct=True))
+    for name in ("frozen flow (LRP)", "direct logit attribution"):
+        seconds[name] += splitting
     return {
         "seconds": seconds,
         "heads": {name: heads.flatten().tolist() for name, (heads, _) in attributed.items()},
@@ -150,15 +175,10 @@ def _contrastive(
 
 @torch.no_grad()
 def _frozen(
-    model: ResidualModel,
-    pair: Pair,
-    direction: TokenDirection,
-    runs: tuple[StoredRun, StoredRun],
-    *,
-    direct: bool = False,
+    through: Split, runs: tuple[StoredRun, StoredRun], *, direct: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return relevances on the first text times the change of each part's output."""
-    through = split(model, pair.text, direction)
+    model = through.model
     heads, mlps = [], []
     for layer in range(model.n_layers):
         above, after = (
@@ -175,15 +195,6 @@ def _frozen(
         written = runs[0].outputs[layer] - runs[1].outputs[layer]
         mlps.append((through.mlp_map(layer).out.pull(after) * written).sum())
     return torch.stack(heads), torch.stack(mlps)
-
-
-def _direct(
-    model: ResidualModel,
-    pair: Pair,
-    direction: TokenDirection,
-    runs: tuple[StoredRun, StoredRun],
-) -> tuple[Tensor, Tensor]:
-    return _frozen(model, pair, direction, runs, direct=True)
 
 
 def previous_token_ranks(model: ResidualModel, rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -215,7 +226,7 @@ def previous_token_ranks(model: ResidualModel, rows: list[dict[str, Any]]) -> pd
 
 
 def scores(row: dict[str, Any], kind: str) -> dict[str, dict[str, float]]:
-    """Return the metrics of each attribution of the heads or MLPs of a pair."""
+    """Return the metrics of each attribution of a kind of part of a pair."""
     effect = np.array(row[kind]["patching"])
     generator = np.random.default_rng(crc32(row["text"].encode()))
     metrics = {}
@@ -223,19 +234,22 @@ def scores(row: dict[str, Any], kind: str) -> dict[str, dict[str, float]]:
         if name == "patching":
             continue
         predicted = np.array(values)
-        left = ((effect - predicted) ** 2).sum() / ((effect - effect.mean()) ** 2).sum()
+        # A constant agrees with nothing.
+        constant = not (np.ptp(effect) and np.ptp(predicted))
+        left = ((effect - predicted) ** 2).sum()
+        spread = ((effect - effect.mean()) ** 2).sum()
         metrics[name] = {
-            "pearson": float(np.corrcoef(effect, predicted)[0, 1]),
-            "spearman": float(stats.spearmanr(effect, predicted).statistic),
-            "r2": float(1 - left),
+            "pearson": 0.0 if constant else float(np.corrcoef(effect, predicted)[0, 1]),
+            "spearman": 0.0 if constant else float(stats.spearmanr(effect, predicted).statistic),
+            "r2": float(1 - left / spread) if spread else 0.0,
         }
     return metrics
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: list[dict[str, Any]], kinds: Sequence[str] = ("heads", "mlps")) -> dict[str, Any]:
     """Return means with bootstrap intervals, over all pairs and for each task."""
     numbers: dict[str, Any] = {"pairs": len(rows), "tasks": {}}
-    for kind in ("heads", "mlps"):
+    for kind in kinds:
         metrics = [scores(row, kind) for row in rows]
         numbers[kind] = {
             name: {
@@ -260,15 +274,17 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _interval(values: list[float]) -> dict[str, float]:
     generator = np.random.default_rng(0)
-    array = np.nan_to_num(np.array(values))
+    array = np.array(values)
     means = generator.choice(array, (SAMPLES, len(array))).mean(1)
     low, high = np.quantile(means, [0.025, 0.975])
     return {"mean": float(array.mean()), "low": float(low), "high": float(high)}
 
 
-def tables(rows: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
-    """Return the metrics of heads and of MLPs, a row for each attribution."""
-    numbers = summary(rows)
+def tables(
+    rows: list[dict[str, Any]], kinds: Sequence[str] = ("heads", "mlps")
+) -> dict[str, pd.DataFrame]:
+    """Return the metrics of each kind of part, a row for each attribution."""
+    numbers = summary(rows, kinds)
     return {
         kind: pd.DataFrame(
             [
@@ -282,5 +298,5 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
             ],
             columns=["attribution", "Pearson", "Spearman", "R2", "interval of Pearson", "seconds"],
         )
-        for kind in ("heads", "mlps")
+        for kind in kinds
     }

@@ -20,7 +20,7 @@ from experiments import patching as recipe
 
 class TinyContext(RecipeContext):
     def choose(self, small, paper):
-        return {3: 2, (2, 2): (1, 1), 4: 3}[small]
+        return {1: 1, 3: 2, (2, 2): (1, 1), 4: 3}[small]
 
 
 def words():
@@ -88,6 +88,9 @@ def test_patching_compares_attributions_with_effects(installed, folder):
     for kind in ("heads", "mlps"):
         values = numbers[kind]["contrastive flow"]["pearson"]
         assert -1 <= values["low"] <= values["mean"] <= values["high"] <= 1
+    of_position = numbers["by position"]
+    assert of_position["pairs"] == len(numbers["tasks"])
+    assert -1 <= of_position["residual"]["contrastive flow"]["pearson"]["mean"] <= 1
     # A run that goes on measures nothing twice, and fewer pairs are a part of what is there.
     before = (installed.models / "patching-tiny.jsonl").read_text()
     recipe.run(installed)
@@ -172,3 +175,9 @@ def test_a_missing_model_is_said(installed, monkeypatch):
     monkeypatch.setattr(pretrained, "model_paths", lambda _: {})
     with pytest.raises(BilensError, match="No model is installed"):
         recipe.run(installed)
+
+
+def test_there_are_templates_for_a_hundred_pairs_of_each_task():
+    for task, contrasts in pairs.templates().items():
+        texts = {(pair.text, pair.against) for _, pair in zip(range(200), contrasts, strict=False)}
+        assert len(texts) > 150, task

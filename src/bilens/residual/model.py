@@ -132,15 +132,17 @@ class ResidualModel:
                 "token, or ResidualModel(model, tokenizer)"
             )
         check_text("token", name)
-        vocabulary = self.tokenizer.get_vocab()
-        if name in vocabulary:
-            return int(vocabulary[name])
+        # The whole vocabulary as a dictionary takes seconds where it is large.
+        number = self.tokenizer.convert_tokens_to_ids(name)
+        if number is not None and self.tokenizer.convert_ids_to_tokens(number) == name:
+            return int(number)
         pieces = self.tokenizer(name, add_special_tokens=False)["input_ids"]
         # A tokenizer returns one piece for an unknown name, too.
         same = str(self.tokenizer.decode(pieces)).strip().casefold() == name.strip().casefold()
         if len(pieces) == 1 and same:
             return int(pieces[0])
         shown = " ".join(self.tokenizer.convert_ids_to_tokens(pieces))
+        vocabulary = self.tokenizer.get_vocab()
         nearest = get_close_matches(name.lower(), vocabulary, n=5, cutoff=0.5)
         raise BilensError(
             f"token={name!r}, expected a single token of the vocabulary"

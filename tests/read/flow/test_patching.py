@@ -65,6 +65,8 @@ def naive(view, ids, other):
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ("llama-tied", "neox")])
 def test_patches_are_those_of_full_runs(name):
     view, (first, second) = ResidualModel(tiny(name), toy_tokenizer()), some_text()[:2]
+    # Positions that both texts begin with are not computed again.
+    second[:2] = first[:2]
     with exact_norms():
         result = patch(view, first, DIRECTION, against=second)
         down, up = naive(view, first, second), naive(view, second, first)

@@ -173,7 +173,7 @@ def _slopes(
                 def keep(_: Any, __: Any, y: Tensor, moment: Moment = moment) -> None:
                     outputs.append((moment, y))
 
-                stack.enter_context(_writer(part).register_forward_hook(keep))
+                stack.enter_context(writer_of(part).register_forward_hook(keep))
         value = number(last_stream(model, flow.ids[None])).sum()
         slopes = torch.autograd.grad(value, [given, *(y for _, y in outputs)])
     result = tokens.new_zeros(Moment.count(model.n_layers), *tokens.shape)
@@ -184,7 +184,7 @@ def _slopes(
     return result
 
 
-def _writer(part: Heads | MLP) -> nn.Module:
+def writer_of(part: Heads | MLP) -> nn.Module:
     """Return the last module of a part before its output is added to the stream."""
     if part.out_norm is not None:
         return part.out_norm.module
@@ -250,7 +250,7 @@ class _Patcher:
 
     def _writer(self, layer: int, part: str | None) -> nn.Module:
         of_layer = self.model.parts.layers[layer]
-        return _writer(of_layer.heads if part == "attention" else of_layer.mlp)
+        return writer_of(of_layer.heads if part == "attention" else of_layer.mlp)
 
     def _rows(self, batch: Sequence[int], start_only: bool) -> Float[Tensor, "batch time d_model"]:
         writes = self.flow.writes

@@ -19,6 +19,8 @@ from bilens.residual.attention import StopForwardError
 
 Number = Callable[[Float[Tensor, "batch d_model"]], Float[Tensor, " batch"]]
 """A number of the stream after the last layer, at the last position."""
+BATCH = 2**22
+"""Numbers of the streams of a batch, of about 16 MB, when runs from several layers are joined."""
 Hooks = Sequence[tuple[nn.Module, bool, Callable[..., Any]]]
 """Modules, whether their inputs or their outputs are changed, and the hooks that do so."""
 
@@ -122,6 +124,7 @@ class StoredRun:
         mixed: mixed values of the heads of each layer, all heads side by side.
         outputs: outputs of the MLP of each layer, before a norm.
         stream: the stream after the last layer at the last position.
+        by_position: outputs of the maps and MLPs, which take each position by itself.
     """
 
     model: ResidualModel
@@ -131,6 +134,29 @@ class StoredRun:
     mixed: list[Float[Tensor, "time all_heads"]]
     outputs: list[Float[Tensor, "time d_model"]]
     stream: Float[Tensor, " d_model"]
+    by_position: dict[nn.Module, Float[Tensor, "time width"]]
+
+    @contextmanager
+    def prefix_kept(self, time: int) -> Iterator[None]:
+        """Take the first positions of maps and MLPs from this run as long as this runs.
+
+        Those modules compute only the other positions, which is most of a run's time. Hooks before
+        a module see the other positions, and hooks after it all of them.
+        """
+
+        def cut(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (args[0][:, time:].contiguous(), *args[1:])
+
+        with ExitStack() as stack:
+            for module, output in self.by_position.items():
+                start = output[:time]
+
+                def join(_: Any, __: Any, y: Tensor, start: Tensor = start) -> Tensor:
+                    return torch.cat([start.expand(len(y), -1, -1), y], 1)
+
+                stack.enter_context(module.register_forward_pre_hook(cut))
+                stack.enter_context(module.register_forward_hook(join))
+            yield
 
     def run_from(self, layer: int, rows: int, hooks: Hooks) -> Float[Tensor, "rows d_model"]:
         """Return the last streams of a batch that starts at a layer, with outputs changed there."""
@@ -169,7 +195,17 @@ def stored_run(
 
 def _stored(model: ResidualModel, ids: Tensor, tokens: Tensor) -> StoredRun:
     calls: dict[nn.Module, tuple[Tensor, tuple[Any, ...], dict[str, Any]]] = {}
+    by_position: dict[nn.Module, Tensor] = {}
+
+    def keep(module: nn.Module, _: Any, y: Tensor) -> None:
+        by_position[module] = y[0]
+
     with recorded_parts(model) as (mixed, outputs), ExitStack() as stack:
+        for layer in model.parts.layers:
+            heads = layer.heads
+            maps = {part.module for part in (*heads.reads, heads.out)}
+            for module in (*maps, layer.mlp.module):
+                stack.enter_context(module.register_forward_hook(keep))
         for layer in model.parts.layers:
 
             def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -187,6 +223,7 @@ def _stored(model: ResidualModel, ids: Tensor, tokens: Tensor) -> StoredRun:
         mixed=[x[0] for x in mixed],
         outputs=[x[0] for x in outputs],
         stream=stream[0],
+        by_position=by_position,
     )
 
 
@@ -225,36 +262,54 @@ def last_stream(model: ResidualModel, ids: Int[Tensor, "batch time"]) -> Float[T
 
 def patched_effects(runs: tuple[StoredRun, StoredRun], number: Number) -> Effects:
     """Return the effects of all heads and MLPs, the mean of both directions."""
-    model, n_heads = runs[0].model, runs[0].model.n_heads
+    model, width = runs[0].model, runs[0].model.n_heads + 1
     ends = [float(number(run.stream[None])[0]) for run in runs]
-    heads = torch.zeros(model.n_layers, n_heads, dtype=torch.float64)
-    mlps = torch.zeros(model.n_layers, dtype=torch.float64)
-    for (run, other), end, sign in (((runs[0], runs[1]), ends[0], 1), (runs[::-1], ends[1], -1)):
-        for number_of_layer, layer in enumerate(model.parts.layers):
-            mixed, output = other.mixed[number_of_layer], other.outputs[number_of_layer]
-            width = mixed.shape[1] // n_heads
+    total = torch.zeros(model.n_layers, width, dtype=torch.float64)
+    group = max(1, BATCH // (width * runs[0].tokens.numel()))
+    for run, other, end, sign in ((*runs, ends[0], 1), (*runs[::-1], ends[1], -1)):
+        for first in range(0, model.n_layers, group):
+            layers = range(first, min(first + group, model.n_layers))
+            change = end - number(_patched_streams(run, other, layers)).double().cpu()
+            total[layers.start : layers.stop] += sign / 2 * change.reshape(-1, width)
+    return Effects(ends[0] - ends[1], total[:, :-1], total[:, -1])
 
-            def give_heads(_: Any, args: Any, mixed: Tensor = mixed, width: int = width) -> Any:
-                x = args[0].clone()
-                for head in range(n_heads):
-                    columns = slice(head * width, (head + 1) * width)
-                    x[head, :, columns] = mixed[:, columns]
-                return (x, *args[1:])
 
-            def give_mlp(_: Any, __: Any, y: Tensor, output: Tensor = output) -> Tensor:
-                y = y.clone()
-                y[n_heads] = output
-                return y
+def _patched_streams(
+    run: StoredRun, other: StoredRun, layers: range
+) -> Float[Tensor, "rows d_model"]:
+    """Return the last streams of runs that each have a head or MLP of these layers of the other.
 
-            hooks: Hooks = [
-                (layer.heads.out.module, True, give_heads),
-                (layer.mlp.module, False, give_mlp),
-            ]
-            streams = run.run_from(number_of_layer, n_heads + 1, hooks)
-            change = sign * (end - number(streams)).double().cpu()
-            heads[number_of_layer] += change[:-1] / 2
-            mlps[number_of_layer] += change[-1] / 2
-    return Effects(ends[0] - ends[1], heads, mlps)
+    A row is added for every head and for the MLP when the batch comes to its layer.
+    """
+    parts, n_heads = run.model.parts, run.model.n_heads
+    # Texts are equal up to their first different token, and so is everything computed there.
+    start = int((run.tokens != other.tokens).any(-1).int().argmax())
+    x = run.calls[layers.start][0][:0]
+    with run.prefix_kept(start):
+        for number in range(layers.start, len(parts.layers)):
+            layer, (stream, args, kwargs) = parts.layers[number], run.calls[number]
+            with ExitStack() as stack:
+                if number in layers:
+                    mixed, output = other.mixed[number][start:], other.outputs[number]
+
+                    def give_heads(_: Any, args: Any, mixed: Tensor = mixed) -> Any:
+                        y = args[0].clone()
+                        by_head = y[-n_heads - 1 : -1].unflatten(-1, (n_heads, -1))
+                        by_head.diagonal(0, 0, 2)[:] = mixed.unflatten(-1, (n_heads, -1)).mT
+                        return (y, *args[1:])
+
+                    def give_mlp(_: Any, __: Any, y: Tensor, output: Tensor = output) -> Tensor:
+                        y = y.clone()
+                        y[-1] = output
+                        return y
+
+                    x = torch.cat([x, stream.expand(n_heads + 1, -1, -1)])
+                    out = layer.heads.out.module
+                    stack.enter_context(out.register_forward_pre_hook(give_heads))
+                    stack.enter_context(layer.mlp.module.register_forward_hook(give_mlp))
+                result = layer.module(x, *args, **kwargs)
+                x = result[0] if isinstance(result, tuple) else result
+    return x[:, -1]
 
 
 def gradient_effects(
