@@ -13,8 +13,8 @@ from bilens.convert import find_swish, give_swish, make_bilinear, open_model, sa
 from bilens.convert.gates import gated_mlps
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import linearise as module
-from bilens.train.layers import LayerStreams
-from bilens.train.linearise import FitRows, fit_mlp, linearise, next_token_loss
+from bilens.train.layers import LayerStreams, Rows
+from bilens.train.linearise import fit_mlp, linearise, next_token_loss, weighted_squares
 from bilens.train.settings import Distillation
 from tests.families import GATED, VOCAB, log_probabilities, tiny
 
@@ -38,7 +38,7 @@ def seen(model, mlp, ids):
 def some_rows(mlp, n=60):
     torch.manual_seed(0)
     x = torch.randn(n, 16, dtype=torch.float64)
-    return FitRows(x, mlp.module(x), torch.rand(n, dtype=torch.float64) + 0.1)
+    return Rows(x, mlp.module(x), torch.rand(n, dtype=torch.float64) + 0.1)
 
 
 def streams_of(model, ids, folder):
@@ -79,18 +79,20 @@ def test_the_down_map_minimises_its_objective(name):
     model, ridge = tiny(name), 0.3
     mlp = gated_mlps(model)[0]
     rows = some_rows(mlp)
+    x, y, w = rows.columns
     before, bias = mlp.down.weight().clone(), mlp.down.bias()
     fit_mlp(mlp, rows, ridge)
-    up, gate = (part.select(part.module(rows.x).T).T for part in (mlp.up, mlp.gate))
-    hidden, root = up * gate, rows.weight[:, None].sqrt()
-    keep = (ridge * (rows.weight[:, None] * hidden.square()).sum(0)).sqrt()
+    up, gate = (part.select(part.module(x).T).T for part in (mlp.up, mlp.gate))
+    hidden, root = up * gate, w[:, None].sqrt()
+    keep = (ridge * (w[:, None] * hidden.square()).sum(0)).sqrt()
     left = torch.cat([hidden * root, torch.diag(keep)])
-    wanted_of = rows.y if bias is None else rows.y - bias
+    wanted_of = y if bias is None else y - bias
     right = torch.cat([wanted_of * root, (before * keep).T])
     wanted = torch.linalg.lstsq(left, right).solution.T
     torch.testing.assert_close(mlp.down.weight(), wanted, rtol=1e-5, atol=1e-6)
-    wrong = (mlp.module(rows.x) - rows.y) * root
-    assert rows.distance(mlp.module) == pytest.approx(float(wrong.norm() / (rows.y * root).norm()))
+    wrong = (mlp.module(x) - y) * root
+    sums = float(wrong.square().sum()), float((y * root).square().sum())
+    assert weighted_squares(mlp.module, rows) == pytest.approx(sums)
 
 
 def test_each_layer_is_fitted_on_what_the_linear_ones_before_it_hand_it(monkeypatch):

@@ -6,7 +6,7 @@ with `low_memory` leaves them in its files, and the streams of all texts are in 
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -35,6 +35,8 @@ from bilens.train.trainer import Stage
 
 BATCH = 8
 """Texts that run at once."""
+CHUNK = 4096
+"""Rows whose hidden units are in memory at once."""
 
 
 class LayerStreams:
@@ -149,6 +151,11 @@ class Rows(Dataset[dict[str, Any]]):
     def __getitems__(self, numbers: list[int]) -> dict[str, Any]:
         return {"rows": tuple(column[numbers] for column in self.columns)}
 
+    def chunks(self, device: torch.device) -> Iterator[list[Tensor]]:
+        """Yield `CHUNK` rows of each column at a time, on a device and in the last one's dtype."""
+        for parts in zip(*(column.split(CHUNK) for column in self.columns), strict=True):
+            yield [parts[0].to(device), *(part.to(device, parts[-1].dtype) for part in parts[1:])]
+
 
 class Part(nn.Module):
     """A part of a model that learns by itself, in the form that the Trainer expects.
@@ -170,19 +177,19 @@ class Part(nn.Module):
 def teach(
     module: nn.Module,
     loss: Callable[..., Float[Tensor, ""]],
-    columns: Sequence[Tensor],
+    rows: Rows,
     training: Distillation,
     folder: Path,
     name: str,
     *,
-    learned: Callable[[nn.Module], list[nn.Parameter]] = lambda module: list(module.parameters()),
+    learned: Callable[[Any], Iterable[nn.Parameter]] = nn.Module.parameters,
 ) -> float:
     """Teach a module by a loss, through the Trainer, in float32 or float64; return the last loss.
 
     Args:
         module: the module; its weights change in place.
         loss: function of the module and a batch of each column.
-        columns: inputs of the loss, a row for each sample.
+        rows: inputs of the loss, a row for each sample.
         training: settings; without steps nothing is done, and the loss is NaN.
         folder: the run directory. A training that was begun there is resumed.
         name: for the progress display.
@@ -195,12 +202,11 @@ def teach(
     if not training.steps:
         return math.nan
     weight = next(module.parameters())
-    training = replace(training, batch_size=min(training.batch_size, len(columns[0])))
+    training = replace(training, batch_size=min(training.batch_size, len(rows)))
     student = deepcopy(module).to(working_dtype(weight.dtype)).requires_grad_(False)
     for parameter in learned(student):
         parameter.requires_grad_()
-    rows = Rows(*columns)
-    first = Rows(*(column[: training.batch_size] for column in columns))
+    first = Rows(*(column[: training.batch_size] for column in rows.columns))
     corpus: Any = Corpus(f"inputs of {name}", None, rows, first)  # type: ignore[arg-type]
     stage = Stage(
         name,
@@ -222,51 +228,56 @@ def teach(
     return next(record["eval_loss"] for record in reversed(history) if "eval_loss" in record)
 
 
-def own_weights(module: nn.Module) -> None:
-    """Replace the weights of a module by copies; other models that share them stay unchanged."""
-    for part in module.modules():
-        for name, weight in part._parameters.items():
-            if weight is not None:
-                part._parameters[name] = nn.Parameter(weight.detach().clone(), weight.requires_grad)
-
-
 def sharing_copy(model: Any) -> Any:
     """Return a copy of a model with the same weights in memory, until a layer gets its own."""
     return deepcopy(model, {id(weight): weight for weight in model.parameters()})
 
 
-def keep_layer(folder: Path, module: nn.Module, result: dict[str, float]) -> None:
-    """Write the weights of a layer that has learned with its errors, and map them from the file."""
-    state = accelerate.PartialState()
-    state.wait_for_everyone()  # all have seen that the file is not there yet
-    if state.is_main_process:
-        errors = {name: str(value) for name, value in result.items()}
-        write_safetensors(_file_of(folder), module.state_dict(), errors)
-        for unneeded in (folder / CHECKPOINTS, folder / WEIGHTS_NAME):
-            shutil.rmtree(unneeded, ignore_errors=True)
-            unneeded.unlink(missing_ok=True)
-    state.wait_for_everyone()
-    open_layer(folder, module)
+def learn_layer(
+    run: Path | None,
+    folder: Path,
+    layer: int,
+    module: nn.Module,
+    learn: Callable[[Path], dict[str, float]],
+) -> dict[str, float]:
+    """Let a module of a layer learn on copies of its weights, and return its errors.
 
+    Other models that share the weights stay unchanged.
 
-def open_layer(folder: Path, module: nn.Module) -> dict[str, float] | None:
-    """Give a module the weights of a layer that has learned, and return its errors, if any."""
-    file = _file_of(folder)
-    if not file.is_file():
-        return None
-    before = next(module.parameters())
+    Args:
+        run: folder that keeps the layer. If it learned there before, it is opened.
+        folder: folder for the training if `run` is None.
+        layer: number of the layer.
+        module: the module.
+        learn: function that trains it in a folder and returns its errors.
+    """
+    place, state = (run or folder) / f"layer-{layer:03}", accelerate.PartialState()
+    file = place.with_name(f"{place.name}.safetensors")
+    if run is None or not file.is_file():
+        for part in module.modules():
+            for name, weight in part._parameters.items():
+                if weight is not None:
+                    copy = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+                    part._parameters[name] = copy
+        errors = learn(place)
+        if run is None:
+            return errors
+        state.wait_for_everyone()  # all have seen that the file is not there yet
+        if state.is_main_process:
+            texts = {name: str(value) for name, value in errors.items()}
+            write_safetensors(file, module.state_dict(), texts)
+            shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+            (place / WEIGHTS_NAME).unlink(missing_ok=True)
+        state.wait_for_everyone()
+    like = next(module.parameters())
     # On a CPU the weights stay in the file, mapped, so that only one layer takes memory. Learning
     # may have added biases.
-    for name, weight in load_file(file, str(before.device)).items():
+    for name, weight in load_file(file, str(like.device)).items():
         owner, _, leaf = name.rpartition(".")
-        part = module.get_submodule(owner)
-        part._parameters[leaf] = nn.Parameter(weight, before.requires_grad)
+        owned = module.get_submodule(owner)._parameters
+        owned[leaf] = nn.Parameter(weight, like.requires_grad)
     with safe_open(file, "pt") as opened:
-        return {name: float(value) for name, value in (opened.metadata() or {}).items()}
-
-
-def _file_of(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.safetensors")
+        return {name: float(value) for name, value in opened.metadata().items()}
 
 
 def stages_of(run: Path, *, resume: bool) -> Path:

@@ -10,12 +10,12 @@ later layers they do not outweigh the others.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -39,10 +39,10 @@ from bilens.residual.parts import working_dtype
 from bilens.settings import NotNegative
 from bilens.train.layers import (
     BATCH,
+    CHUNK,
     LayerStreams,
-    keep_layer,
-    open_layer,
-    own_weights,
+    Rows,
+    learn_layer,
     teach,
     working_folder,
 )
@@ -52,8 +52,6 @@ RIDGE = 2.0
 """Ridge towards the original down map, for one hidden unit per calibration token.
 
 With fewer tokens a unit's fitted column is less certain, so the ridge grows in proportion."""
-CHUNK = 4096
-"""Rows whose hidden units are in memory at once."""
 TINY = 1e-30
 CLOSED_FORM = Distillation(steps=0)
 
@@ -71,41 +69,10 @@ class Fit:
     distance: float
 
 
-@dataclass(frozen=True, eq=False)
-class FitRows:
-    """Inputs, targets and row weights of a fit.
-
-    Attributes:
-        x: inputs of the MLP.
-        y: outputs of the MLP with its original activation.
-        weight: w, in float32 or float64.
-    """
-
-    x: Float[Tensor, "rows d_in"]
-    y: Float[Tensor, "rows d_out"]
-    weight: Float[Tensor, " rows"]
-
-    def distance(self, module: Any) -> float:
-        """Return the weighted relative distance of a module's outputs from y."""
-        error = energy = 0.0
-        with torch.no_grad():
-            for x, y, w in self.chunks(next(module.parameters()).device):
-                error += float((w[:, None] * (module(x) - y).square()).sum(dtype=torch.float64))
-                energy += float((w[:, None] * y.square()).sum(dtype=torch.float64))
-        return (error / max(energy, TINY)) ** 0.5
-
-    def chunks(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield x, y and w for `CHUNK` rows at a time, on a device."""
-        columns = (self.x, self.y, self.weight)
-        for parts in zip(*(column.split(CHUNK) for column in columns), strict=True):
-            x, y, w = (part.to(device) for part in parts)
-            yield x, y.to(w.dtype), w
-
-
-def fit_mlp(mlp: MLP, rows: FitRows, ridge: float) -> float:
+def fit_mlp(mlp: MLP, rows: Rows, ridge: float) -> float:
     """Make an MLP bilinear, in place, and return `Fit.lines`.
 
-    An infinite `ridge` leaves its down map unchanged.
+    `rows` are inputs x, targets y and weights w. An infinite `ridge` leaves its down map unchanged.
     """
     share = _fit_gate(mlp, rows)
     if ridge < torch.inf:
@@ -114,7 +81,18 @@ def fit_mlp(mlp: MLP, rows: FitRows, ridge: float) -> float:
 
 
 @torch.no_grad()
-def _fit_gate(mlp: MLP, rows: FitRows) -> float:
+def weighted_squares(module: Any, rows: Rows) -> tuple[float, float]:
+    """Return sum w |y - y'|^2 for the outputs y' of a module, and sum w |y|^2."""
+    sums = torch.zeros(2, dtype=torch.float64)
+    for x, y, w in rows.chunks(next(module.parameters()).device):
+        parts = [w[:, None] * part.square() for part in (module(x) - y, y)]
+        sums += torch.stack([part.sum(dtype=torch.float64) for part in parts]).cpu()
+    error, energy = sums.tolist()
+    return error, max(energy, TINY)
+
+
+@torch.no_grad()
+def _fit_gate(mlp: MLP, rows: Rows) -> float:
     assert mlp.gate is not None
     device = mlp.down.stored.device
     sums = GateSums(mlp.gate.n_out, device)
@@ -127,7 +105,7 @@ def _fit_gate(mlp: MLP, rows: FitRows) -> float:
 
 
 @torch.no_grad()
-def _fit_down(mlp: MLP, rows: FitRows, ridge: float) -> None:
+def _fit_down(mlp: MLP, rows: Rows, ridge: float) -> None:
     """Set the down map D to the minimiser of a sum over the rows.
 
         sum w |D h + c - y|^2 + ridge sum_i E_i |D_i - D0_i|^2,   E_i = sum w h_i^2
@@ -293,13 +271,14 @@ def _fit(
         streams = LayerStreams(model, blocks, texts, folder)
         for layer in range(max(layers) + 1):
             if layer in layers:
+                mlp, name = mlps[layer], f"gates, layer {len(fits) + 1} of {len(layers)}"
+
+                def learn(place: Path, mlp: MLP = mlp, name: str = name) -> dict[str, float]:
+                    return _learn(mlp, streams, distillation, place, name)
+
                 with _restored(mlps, [layer] if alone else []):
-                    own_weights(mlps[layer].module)
-                    layer_run = (run or folder) / f"layer-{layer:03}"
-                    name = f"gates, layer {len(fits) + 1} of {len(layers)}"
-                    fits[layer] = _learn(mlps[layer], streams, distillation, layer_run, name)
-                    if run is not None:
-                        keep_layer(layer_run, mlps[layer].module, asdict(fits[layer]))
+                    fits[layer] = Fit(**learn_layer(run, folder, layer, mlp.module, learn))
+                    drop_activation(mlp)
                     if alone is not None:
                         alone(layer)
                 bar.advance(task)
@@ -309,27 +288,23 @@ def _fit(
 
 def _learn(
     mlp: MLP, streams: LayerStreams, distillation: Distillation, run: Path, name: str
-) -> Fit:
-    """Make the MLP of the current layer bilinear: open it, or fit it, and train it in `run`."""
-    errors = open_layer(run, mlp.module)
-    if errors is not None:
-        drop_activation(mlp)
-        return Fit(**errors)
+) -> dict[str, float]:
+    """Make the MLP of the current layer bilinear: fit it, train it in `run`, return its `Fit`."""
     x, y = streams.seen(mlp.module)
     stream = streams.stream.flatten(0, 1)
     # By chunks: the streams of all texts may be larger than memory.
     dtype = working_dtype(stream.dtype)
     size = torch.cat([part.to(dtype).square().mean(-1) for part in stream.split(CHUNK)])
-    rows = FitRows(x, y, 1 / (size + 1e-6 * size.mean()))
+    rows = Rows(x, y, 1 / (size + 1e-6 * size.mean()))
     lines = fit_mlp(mlp, rows, RIDGE * mlp.up.n_out / len(x))
-    energy = sum(float((w[:, None] * y.square()).sum()) for _, y, w in rows.chunks(size.device))
-    scale = max(energy / y.numel(), TINY)
+    scale = weighted_squares(mlp.module, rows)[1] / y.numel()
 
     def loss(module: Any, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         return (w[:, None] * (module(x.to(w.dtype)) - y).square()).mean() / scale
 
-    teach(mlp.module, loss, (x, y, rows.weight), distillation, run, name)
-    return Fit(lines, rows.distance(mlp.module))
+    teach(mlp.module, loss, rows, distillation, run, name)
+    error, energy = weighted_squares(mlp.module, rows)
+    return {"lines": lines, "distance": (error / energy) ** 0.5}
 
 
 def _most_within(order: list[int], fits: Callable[[list[int]], bool]) -> list[int]:

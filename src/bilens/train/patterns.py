@@ -13,9 +13,8 @@ from bilens.nn.language.attention import Attention, Rope
 from bilens.residual.parts import working_dtype
 from bilens.train.layers import (
     LayerStreams,
-    keep_layer,
-    open_layer,
-    own_weights,
+    Rows,
+    learn_layer,
     teach,
     working_folder,
 )
@@ -61,22 +60,21 @@ def teach_patterns(
     with working_folder(run) as folder:
         streams = LayerStreams(teacher, [block for _, block in pairs], texts, folder)
         for layer, (pupil, block) in enumerate(pairs):
-            layer_run = (run or folder) / f"layer-{layer:03}"
-            errors = open_layer(layer_run, pupil.attn)
-            if errors is None:
-                own_weights(pupil.attn)
-                norm, attention = (deepcopy(p).to(dtype) for p in (block.attn_norm, block.attn))
+            norm, attention = (deepcopy(part).to(dtype) for part in (block.attn_norm, block.attn))
 
-                def loss(module: Attention, x: Tensor, norm=norm, attention=attention) -> Tensor:
-                    return pattern_loss(module, attention, norm(x.to(dtype)), rope)
+            def loss(
+                module: Any, x: Tensor, norm: Any = norm, attention: Any = attention
+            ) -> Tensor:
+                return pattern_loss(module, attention, norm(x.to(dtype)), rope)
 
-                name = f"patterns, layer {layer + 1} of {len(pairs)}"
-                columns = [streams.stream]
-                last = teach(pupil.attn, loss, columns, training, layer_run, name, learned=_learned)
-                errors = {"loss": last}
-                if run is not None:
-                    keep_layer(layer_run, pupil.attn, errors)
-            losses.append(errors["loss"])
+            def learn(
+                place: Path, pupil: Any = pupil, layer: int = layer, loss: Any = loss
+            ) -> dict[str, float]:
+                rows, name = Rows(streams.stream), f"patterns, layer {layer + 1} of {len(pairs)}"
+                last = teach(pupil.attn, loss, rows, training, place, name, learned=_learned)
+                return {"loss": last}
+
+            losses.append(learn_layer(run, folder, layer, pupil.attn, learn)["loss"])
             streams.advance()
     return losses
 
