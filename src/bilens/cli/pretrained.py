@@ -216,7 +216,13 @@ class InStages(OnPretrained):
         corpora = [self.texts(name, tokenizer, length) for name in self.data]
         # At least one text, however long texts are.
         n_texts = max(1, self.held_out // length)
-        held_out = {c.name: c.validation[:n_texts]["input_ids"] for c in corpora}
+        names = [Path(c.name).name for c in corpora]  # a card shows no folder of this machine
+        if len(set(names)) < len(names):
+            raise BilensError(f"--data has names {names}, expected each once")
+        held_out = {
+            name: c.validation[:n_texts]["input_ids"]
+            for name, c in zip(names, corpora, strict=True)
+        }
         learned = [c.train[:]["input_ids"] for c in corpora]
         return model.to(choose_device(self.device)), tokenizer, learned, held_out
 
