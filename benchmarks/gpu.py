@@ -1,11 +1,12 @@
 """Bilinear attention on a GPU: Triton against softmax, the whole pattern, and the products' floor.
 
-First every kernel is compared with the chunked one in float64, and repeated. A race between
-programs shows as other bits in another run, and needs more programs than the card runs at once.
-Then each d_head, length and direction of the pass has a line in bfloat16. A second line has the
-same launches in a CUDA graph, without the host. If flash-linear-attention is installed its squared
-attention, `parallel_rebased`, is timed too. The floor is the time of the kernels' matrix products
-only, at the rate of one large product here.
+First every kernel is compared with the chunked one in float64, and repeated, also as a CUDA graph.
+A race between programs shows as other bits in another run, and needs more programs than the card
+runs at once. Then each d_head, length and direction of the pass has a line in bfloat16. A second
+line has the same launches in a CUDA graph, without the host. Squared attention of other packages is
+timed if they are installed: `parallel_rebased` of flash-linear-attention, and `power_retention` of
+degree 2 of retention. The floor is the time of the kernels' matrix products only, at the rate of
+one large product here. `python -m benchmarks.step` has training steps.
 """
 
 import math
@@ -16,6 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from itertools import product
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +28,8 @@ from bilens.kernels import KernelName, bilinear_attention
 
 DEVICE = "cuda"
 KERNEL: KernelName = "triton"
+Attend = Callable[..., Tensor]
+Outputs = TypeVar("Outputs")
 HEADS, WIDTHS = 8, (32, 64, 128)
 LENGTHS = tuple(2**power for power in range(10, 19))
 PATTERN = 2**33
@@ -54,8 +58,8 @@ def milliseconds(call: Callable[[], object], repeats: int = 7) -> float:
     return statistics.median(times)
 
 
-def graph_milliseconds(call: Callable[[], object]) -> float:
-    """Return the median time of a call's launches, recorded in a CUDA graph."""
+def recorded(call: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+    """Return a function that replays a call's launches as a CUDA graph, and their outputs."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     # What is set up in the first calls cannot be recorded.
@@ -65,11 +69,17 @@ def graph_milliseconds(call: Callable[[], object]) -> float:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
-    return milliseconds(graph.replay)
+        outputs = call()
+    return graph.replay, outputs
 
 
-def rebased() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+def graph_milliseconds(call: Callable[[], object]) -> float:
+    """Return the median time of a call's launches, recorded in a CUDA graph."""
+    replay, _ = recorded(call)
+    return milliseconds(replay)
+
+
+def rebased() -> Attend | None:
     """Return squared attention of flash-linear-attention, not normalised; None without it."""
     if find_spec("fla") is None:
         return None
@@ -77,10 +87,19 @@ def rebased() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     # Versions differ in the layout that they take by default.
     if "head_first" in signature(attend).parameters:
         return partial(attend, use_normalize=False, head_first=True)
+    return _with_time_first(partial(attend, use_normalize=False))
 
+
+def retention() -> Attend | None:
+    """Return squared attention of retention, its rows normalised; None without it."""
+    if find_spec("retention") is None:
+        return None
+    return _with_time_first(partial(import_module("retention").power_retention, deg=2))
+
+
+def _with_time_first(attend: Attend) -> Attend:
     def transposed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        y: Tensor = attend(*(x.transpose(1, 2) for x in (q, k, v)), use_normalize=False)
-        return y.transpose(1, 2)
+        return attend(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
     return transposed
 
@@ -102,7 +121,12 @@ def check(width: int, dtype: torch.dtype) -> None:
         for name, selected in (("bilinear", given), ("squared", given[:3])):
             exact = [x.detach().double().requires_grad_() for x in selected]
             dy = torch.randn_like(given[2])
-            runs = [results(selected, dy, KERNEL) for _ in range(RUNS)]
+            once = partial(results, selected, dy, KERNEL)
+            runs = [once() for _ in range(RUNS)]
+            replay, outputs = recorded(once)
+            for _ in range(RUNS):
+                replay()
+                runs.append([x.clone() for x in outputs])
             expected = results(exact, dy.double(), "chunked")
             error = max(
                 float((a.double() - b).norm() / b.norm())
@@ -118,11 +142,11 @@ def check(width: int, dtype: torch.dtype) -> None:
 def results(inputs: list[Tensor], dy: Tensor, kernel: KernelName) -> list[Tensor]:
     """Return the output and the gradients of all inputs."""
     y = bilinear_attention(*inputs, kernel=kernel)
-    return [y, *torch.autograd.grad(y, inputs, dy)]
+    return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
 
 
 def check_bits(runs: list[list[Tensor]]) -> None:
-    """See that every run gave the same bits.
+    """See that every run gave the same bits, eagerly and as a graph.
 
     Raises:
         RuntimeError: names the tensors that differ.
@@ -157,7 +181,7 @@ def row(length: int, width: int, rate: float) -> None:
     attend = partial(bilinear_attention, kernel=KERNEL)
     full = partial(bilinear_attention, kernel="reference")
     softmax = partial(scaled_dot_product_attention, is_causal=True)
-    theirs = rebased() if width <= REBASED else None
+    others = rebased() if width <= REBASED else None, retention()
     fits = HEADS * length**2 <= PATTERN
     for backward, clock in product((False, True), (milliseconds, graph_milliseconds)):
 
@@ -179,7 +203,7 @@ def row(length: int, width: int, rate: float) -> None:
         way = "eager" if clock is milliseconds else "graph"
         cells = [f"{width:4} {length:7} {'both' if backward else 'forward':8} {way:5} {soft:9.3f}"]
         cells.append(f"{took(full if fits else None, q1, k1, v, q2, k2):9.3f}")
-        cells.append(f"{took(theirs, q1, k1, v):9.3f}")
+        cells += [f"{took(theirs, q1, k1, v):9.3f}" for theirs in others]
         for name, item in result.items():
             least = floor(length, width, rate, squared=name == "squared", backward=backward)
             cells.append(f"{item:9.3f} {soft / item:6.2f}x {least / item:6.1%}")
@@ -205,7 +229,7 @@ def main() -> None:
     print(f"a product of {RATE} x {RATE} matrices: {rate / 1e12:.0f} TFLOP/s")
     print("milliseconds; by Triton also the gain over softmax and the floor's share of the time")
     print(
-        "   d  tokens pass     way     softmax   pattern   rebased           squared"
+        "   d  tokens pass     way     softmax   pattern   rebased retention           squared"
         "            bilinear"
     )
     for width in WIDTHS:

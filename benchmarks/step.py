@@ -1,65 +1,128 @@
-"""A training step of a small model at T = 1024: attention without softmax against softmax."""
+"""A training step of a language model: each attention's tokens a second and share of the rate.
 
+`python -m benchmarks.step` is for the CPU: a small model, texts of 1,024 tokens, float32. On a GPU
+`python -m benchmarks.step --preset 500m --compile --precision bf16 --length 1024 8192`. The rate is
+that of one large product. The share counts the products of weights only, 6 for each weight and
+token, so that attention's own work lowers it.
+"""
+
+import argparse
 import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from benchmarks.clock import machine, wait
+from benchmarks.clock import machine, seconds, wait
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language_settings import ATTENTIONS
+from bilens.train.settings import PRESETS
 
-LENGTH, TEXTS, VOCAB, ROUNDS = 1024, 2, 4096, 7
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "d_model": 256,
-    "n_layers": 4,
-    "n_heads": 4,
-    "d_hidden": 768,
-    "n_ctx": LENGTH,
-    "norm": "rms",
-    "qk_norm": True,
+ROUNDS = 7
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {
+        "vocab_size": 4096,
+        "d_model": 256,
+        "n_layers": 4,
+        "n_heads": 4,
+        "d_hidden": 768,
+        "norm": "rms",
+        "qk_norm": True,
+    },
+    "500m": asdict(PRESETS["500m"].model),
 }
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+SIDE = {"cpu": 1024, "cuda": 8192}
+"""Side of the square matrices whose product defines the rate."""
 
 
 class Step:
     """Forward, backward and AdamW on one batch of random tokens."""
 
-    def __init__(self, attention: str) -> None:
+    def __init__(self, sizes: dict[str, Any], texts: int, dtype: torch.dtype, *, compiled: bool):
         torch.manual_seed(0)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        with torch.device(device):
-            self.model = LanguageModel(LanguageConfig(**{**SIZES, "attention": attention}))
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.ids = torch.randint(VOCAB, (TEXTS, LENGTH), device=device)
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        with torch.device(self.device):
+            self.model = LanguageModel(LanguageConfig(**sizes))
+        self.run: Any = torch.compile(self.model, fullgraph=True) if compiled else self.model
+        self.dtype = dtype
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+        shape = (texts, sizes["n_ctx"])
+        self.ids = torch.randint(sizes["vocab_size"], shape, device=self.device)
 
     def __call__(self) -> float:
         """Take a step and return its seconds."""
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        self.model(self.ids, labels=self.ids).loss.backward()
+        with torch.autocast(self.device, self.dtype, enabled=self.dtype != torch.float32):
+            loss = self.run(self.ids, labels=self.ids).loss
+        loss.backward()
         self.optimizer.step()
         wait()
         return time.perf_counter() - start
 
+    def operations(self) -> float:
+        """Multiplications and additions of the products of weights, forward and backward."""
+        weights = sum(weight.numel() for weight in self.model.parameters())
+        weights -= self.model.get_input_embeddings().weight.numel()
+        return 6.0 * weights * self.ids.numel()
 
-def main() -> None:
-    """Print the time per token of each attention, and as a multiple of softmax's."""
-    print(machine())
-    print(f"{TEXTS} texts of {LENGTH} tokens, {SIZES}")
-    steps = {name: Step(name) for name in ATTENTIONS}
+
+def product_rate(dtype: torch.dtype) -> float:
+    """Return the multiplications and additions a second of one large product."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    side = SIDE[device]
+    square = torch.randn(side, side, device=device, dtype=dtype)
+    return 2 * side**3 / seconds(lambda: square @ square)
+
+
+def show(steps: dict[str, Step], rate: float) -> None:
+    """Print a line for each attention, its time also as a multiple of softmax's."""
     for step in steps.values():
         step()
     # In turns, so that all meet the same machine; each ratio is of one turn.
     turns = [{name: step() for name, step in steps.items()} for _ in range(ROUNDS)]
     for name, step in steps.items():
-        seconds = statistics.median(turn[name] for turn in turns)
+        taken = statistics.median(turn[name] for turn in turns)
         ratio = statistics.median(turn[name] / turn["softmax"] for turn in turns)
+        texts, length = step.ids.shape
         size = sum(weight.numel() for weight in step.model.parameters())
         print(
-            f"{name:13} {size / 1e6:5.2f}M parameters   {1e6 * seconds / TEXTS / LENGTH:7.1f} us a "
-            f"token   {ratio:5.2f} x softmax"
+            f"{name:13} {length:6} {texts:5} {size / 1e6:10.2f}M {texts * length / taken:10.0f}"
+            f" {step.operations() / taken / rate:7.1%} {ratio:9.2f}",
+            flush=True,
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table of a size."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--preset", choices=SIZES, default="small")
+    parser.add_argument("--attention", nargs="+", choices=ATTENTIONS, default=list(ATTENTIONS))
+    parser.add_argument("--length", nargs="+", type=int, default=[1024])
+    parser.add_argument("--tokens", type=int, default=2048, help="of a step")
+    parser.add_argument("--precision", choices=DTYPES, default="float32")
+    parser.add_argument("--compile", action="store_true", help="by torch.compile, as one graph")
+    given = parser.parse_args(arguments)
+    print(machine())
+    dtype = DTYPES[given.precision]
+    rate = product_rate(dtype)
+    print(f"{given.preset}, {given.precision}; one product: {rate / 1e12:.3g} TFLOP/s")
+    print("attention     length texts  parameters   tokens/s   share  x softmax")
+    for length in given.length:
+        show(
+            {
+                name: Step(
+                    {**SIZES[given.preset], "attention": name, "n_ctx": length},
+                    max(1, given.tokens // length),
+                    dtype,
+                    compiled=given.compile,
+                )
+                for name in dict.fromkeys(["softmax", *given.attention])
+            },
+            rate,
         )
 
 

@@ -1,6 +1,7 @@
 """GGUF files open as the models that were written, and no damaged file opens."""
 
 import struct
+import weakref
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import bilens
+from bilens.convert import gguf as convert_gguf
 from bilens.convert import open_model, save_model
 from bilens.errors import BilensError, CheckpointError
 from tests.convert.gguf_files import GgufFile, gguf_file
@@ -42,10 +44,10 @@ def test_a_file_opens_as_the_model_that_was_written(family, tmp_path):
     torch.testing.assert_close(again(some_text()).logits, model(some_text()).logits)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "F16", "BF16"])
-def test_weights_are_dequantised(kind, tmp_path):
-    model, path = tiny("llama", dtype=torch.float32), tmp_path / "tiny.gguf"
-    file, kind = gguf_file(model, "llama"), gguf.GGMLQuantizationType[kind]
+def write_quantised(path, kind):
+    """Write a tiny model's weights in a format of numbers; return the weights as it rounds them."""
+    file = gguf_file(tiny("llama", dtype=torch.float32), "llama")
+    kind = gguf.GGMLQuantizationType[kind]
     writer = gguf.GGUFWriter(path, "llama")
     for name, form, value in file.settings[1:]:
         # The writer finds the type of a value by itself, and takes a whole number for 64 bits.
@@ -61,8 +63,38 @@ def test_weights_are_dequantised(kind, tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return expected
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "F16", "BF16"])
+def test_weights_are_dequantised(kind, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    expected = write_quantised(path, kind)
     opened = gguf_file(open_model(path), "llama").tensors
     assert all(np.array_equal(opened[name], values) for name, values in expected.items())
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_with_little_memory_one_weight_after_another_is_dequantised(kind, tmp_path, monkeypatch):
+    path, alive = tmp_path / "tiny.gguf", []
+    write_quantised(path, kind)
+    dequantised, weights = convert_gguf._dequantised, []
+
+    def watched(*arguments):
+        for name, values in dequantised(*arguments):
+            weights.append(weakref.ref(values))
+            alive.append(sum(weight() is not None for weight in weights))
+            yield name, values
+
+    monkeypatch.setattr(convert_gguf, "_dequantised", watched)
+    model = bilens.load(path, low_memory=True)
+    # This one, and the one before it, which the loop still holds.
+    assert max(alive) <= 2 < len(alive)
+    ids = torch.arange(7)[None]
+    alive.clear(), weights.clear()
+    in_memory = bilens.load(path)
+    assert max(alive) > 2
+    assert torch.equal(model.logits(ids), in_memory.logits(ids))
 
 
 def test_rotary_positions_of_llama_3(tmp_path):

@@ -1,7 +1,6 @@
 """Every kernel, outputs and gradients, against the whole pattern."""
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -348,6 +347,29 @@ def test_the_benchmark_of_a_gpu_names_what_differs_between_runs():
         gpu.check_bits([run, run, other])
 
 
+@pytest.mark.parametrize("place", [None, 0, 3])
+def test_the_benchmark_of_a_gpu_compares_graphs_with_eager_launches(monkeypatch, place):
+    """A graph that replays to other bits is named, though each of its replays is the same."""
+
+    def recorded(call):
+        outputs = call()
+        if place is not None:
+            outputs[place] = outputs[place] * (1 + 2**-22)
+        return (lambda: None), outputs
+
+    monkeypatch.setattr(gpu, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu, "KERNEL", "chunked")
+    monkeypatch.setattr(gpu, "HEADS", 1)
+    monkeypatch.setattr(gpu, "recorded", recorded)
+    if place is None:
+        gpu.check(8, torch.float32)
+        return
+    with pytest.raises(
+        RuntimeError, match=f"run 4 gave other bits than run 0: {['y', 'dv'][place // 3]}"
+    ):
+        gpu.check(8, torch.float32)
+
+
 def changed(place, change):
     inputs = random_inputs(sharing=2)
     inputs[place] = change(inputs[place])
@@ -425,15 +447,23 @@ def test_the_benchmark_for_a_gpu_prints_every_row(monkeypatch, capsys, head_firs
         return q * k * v
 
     theirs = with_heads_first if head_first else with_time_first
-    monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
+
+    def power_retention(q, k, v, *, deg):
+        assert deg == 2
+        return with_time_first(q, k, v, use_normalize=False)
+
+    modules = {
+        "fla.ops.rebased.parallel": SimpleNamespace(parallel_rebased=theirs),
+        "retention": SimpleNamespace(power_retention=power_retention),
+    }
     monkeypatch.setattr(gpu, "find_spec", lambda name: name)
-    monkeypatch.setattr(gpu, "import_module", lambda name: SimpleNamespace(parallel_rebased=theirs))
+    monkeypatch.setattr(gpu, "import_module", modules.__getitem__)
     monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(gpu, "KERNEL", "chunked")
     for clock in ("milliseconds", "graph_milliseconds"):
         monkeypatch.setattr(gpu, clock, lambda call: float(call() is None) + 1)
     gpu.row(64, 32, 1e12)
-    assert seen == [(1, gpu.HEADS, 64, 32)] * 4
+    assert seen == [(1, gpu.HEADS, 64, 32)] * 8
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["32", "64"]] * 4
     assert not any("nan" in line for line in lines)
