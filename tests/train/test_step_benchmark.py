@@ -36,8 +36,8 @@ def test_every_attention_has_a_row_for_every_length(monkeypatch, capsys, precisi
 
 
 def test_operations_are_six_for_each_weight_and_token():
-    one = step.Step({**TINY, "n_ctx": 8}, 4, torch.float32, compiled=False)
+    small_step = step.Step({**TINY, "n_ctx": 8}, 4, torch.float32, compiled=False)
     # Four maps of attention, three of the MLP and the unembedding, which is not the embedding.
     weights = 4 * 16 * 16 + 3 * 16 * 24 + 20 * 16
-    others = sum(x.numel() for x in one.model.parameters() if x.ndim == 1)
-    assert one.operations() == 6 * (weights + others) * 32
+    others = sum(x.numel() for x in small_step.model.parameters() if x.ndim == 1)
+    assert small_step.operations() == 6 * (weights + others) * 32
