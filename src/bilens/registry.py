@@ -40,6 +40,10 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "logits": ("language.stream", "Next token's logits by path through the last layer."),
         "generate": ("language.contexts", "Let a language model continue a text."),
         "flow": ("flow.reading", "Where a logit comes from on a text, node by node."),
+        "recurring": (
+            "flow.recurring",
+            "Heads and directions that recur in the flows of many texts.",
+        ),
         "eigenvectors": ("classifier", "Eigenvectors of a classifier of one layer."),
         "paths": ("deep", "Strongest paths through a classifier of several layers."),
         "bonds": ("bonds", "The few directions between the layers of a classifier."),

@@ -21,13 +21,14 @@ from bilens.read.flow import (
     flow,
     flows,
     read_flow,
+    read_recurring,
 )
 from bilens.read.flow.nodes import label
 from bilens.read.language import TokenDirection, shown_tokens
 from bilens.reading import signed
 from bilens.residual import ResidualModel
 from tests.families import GATED, exact_norms, some_text, tiny
-from tests.language import random_model, random_text, toy_tokenizer
+from tests.language import random_model, random_text, small_corpus, toy_tokenizer
 
 DIRECTION = TokenDirection("t3", ("t7", "t8"))
 
@@ -210,6 +211,30 @@ def test_the_same_prompt_twice_has_the_same_parts(view):
     assert first.mean == pytest.approx(once.nodes[strongest].flow)
     assert abs(float(first.vector @ once.vector(strongest))) == pytest.approx(1)
     assert first.direction.layer == first.layer
+    output = once.writes.vector[once.writes.node == strongest].sum(0)
+    assert first.words["writes"][0] == f"t{int((output @ view.W_U).argmax())}"
+    assert first.words["reads"][0] == f"t{int((once.vector(strongest)[:-1] @ view.W_U).argmax())}"
+
+
+def test_recurring_flows_of_a_file_of_pairs(view, tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("t3 t4 t5\tt3\tt7,t8\tt3 t4 t6\nt9 t4 t5\tt3\tt7,t8\tt9 t4 t6\n")
+    texts, against = ["t3 t4 t5", "t9 t4 t5"], ["t3 t4 t6", "t9 t4 t6"]
+    expected = flows(view, texts, DIRECTION, against=against)
+    result = read_recurring(view, str(path))
+    assert result.values == expected.values
+    assert result.frame().equals(expected.frame())
+    assert set(result.frame().columns) >= {"reads", "writes", "lowers"}
+    corpus = small_corpus()
+    model = random_model(vocab_size=len(corpus.tokenizer), n_ctx=8, d_model=16)
+    path.write_text("ben ate\trice\tsoup\n")
+    named = read_recurring(ResidualModel(model, corpus.tokenizer), str(path), corpus)
+    assert (named.frame().after != "").sum() == min(20, len(named.directions)) > 1
+    path.write_text("t3 t4\tt3\n")
+    with pytest.raises(BilensError, match="expected three columns in every line, or four"):
+        read_recurring(view, str(path))
+    with pytest.raises(BilensError, match="expected a file"):
+        read_recurring(view, "no such file")
 
 
 def test_recurring_flows_between_texts_are_means(view):

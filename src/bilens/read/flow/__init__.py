@@ -13,6 +13,7 @@ from bilens.read.flow.recurring import (
     RecurringFlows,
     RecurringHead,
     flows,
+    read_recurring,
 )
 from bilens.read.flow.split import flow
 
@@ -39,5 +40,6 @@ __all__ = [
     "measure",
     "patch",
     "read_flow",
+    "read_recurring",
     "remove",
 ]

@@ -1,6 +1,6 @@
 """Words for the nodes of a flow: tokens and contexts that it reads, and tokens that it raises."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -9,12 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import full_precision
+from bilens.data import Corpus
 from bilens.read.flow.graph import Flow
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
 
 TOP, ENDS, ENDING = 4, 3, 4
 """Tokens of a label; texts of a label, and tokens that each of them shows."""
+SEARCHED = 4096
+"""Tokens of texts that are searched for contexts of directions."""
 
 
 @torch.no_grad()
@@ -41,10 +44,10 @@ def described(
     writers = [i for i in strongest if flow.nodes[i].kind in ("direction", "mlp", "head")]
     place = {number: row for row, number in enumerate(flow.direction_numbers)}
     vectors = flow.vectors[[place[i] for i in directions], :-1]
-    reads, _ = _lens(model, vectors)
+    reads, _ = lens(model, vectors)
     layers = [flow.nodes[i].layer or 0 for i in directions]
     ends = dict(zip(directions, strongest_ends(model, layers, vectors, texts), strict=True))
-    writes, lowers = _lens(model, _outputs(flow, writers))
+    writes, lowers = lens(model, node_outputs(flow, writers))
     read = dict(zip(directions, reads, strict=True))
     written = dict(zip(writers, zip(writes, lowers, strict=True), strict=True))
     nodes = []
@@ -82,7 +85,16 @@ def strongest_ends(
     return [tuple(islice(ends, ENDS)) for ends in ranked]
 
 
-def _outputs(flow: Flow, numbers: list[int]) -> Float[Tensor, "n d_model"]:
+def first_texts(corpus: Corpus, n_tokens: int = SEARCHED) -> Iterator[Int[Tensor, " time"]]:
+    """Yield the token ids of validation texts, up to a number of tokens."""
+    for row in corpus.validation:
+        if n_tokens <= 0:
+            return
+        yield row["input_ids"]
+        n_tokens -= len(row["input_ids"])
+
+
+def node_outputs(flow: Flow, numbers: list[int]) -> Float[Tensor, "n d_model"]:
     """Return the outputs of some nodes, added up over positions."""
     place = torch.full((len(flow.nodes),), -1, device=flow.constants.device)
     place[numbers] = torch.arange(len(numbers), device=place.device)
@@ -91,7 +103,7 @@ def _outputs(flow: Flow, numbers: list[int]) -> Float[Tensor, "n d_model"]:
     return outputs.index_add(0, row[row >= 0], flow.writes.vector[row >= 0])
 
 
-def _lens(
+def lens(
     model: ResidualModel, rows: Float[Tensor, "n d_model"]
 ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """Return the tokens whose logits each row raises most, and those that it lowers most."""

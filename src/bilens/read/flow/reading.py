@@ -7,8 +7,6 @@ from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from bilens.checks import full_precision
 from bilens.data import Corpus
@@ -19,16 +17,13 @@ from bilens.read.flow.ablation import Ablation, ablation_frame
 from bilens.read.flow.account import account
 from bilens.read.flow.contrast import Against, Target, replaced
 from bilens.read.flow.graph import Flow
-from bilens.read.flow.labels import described
+from bilens.read.flow.labels import described, first_texts
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.reading import Fact, Percent, Reading, Section
 from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.settings import Between, Count
-
-SEARCHED = 4096
-"""Tokens of texts that are searched for contexts of directions."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -175,7 +170,7 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
         BilensError: the model has no tokenizer, a text is empty, or a token is unknown.
     """
     pairs = dict(pair.partition("=")[::2] for pair in replace.split(",") if pair)
-    texts = [] if corpus is None else list(some_texts(corpus))
+    texts = [] if corpus is None else list(first_texts(corpus))
     second: Against | None = against or None
     if mean and against:
         raise BilensError("mean=True and a second text; expected one of them")
@@ -207,15 +202,6 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
     notes = tuple(missing_spaces(model, direction))
     other = against or ("mean embeddings" if mean else replaced(prompt, pairs) if pairs else "")
     return FlowReading(split, prompt, direction, data, probability, tuple(ablated), notes, other)
-
-
-def some_texts(corpus: Corpus, n_tokens: int = SEARCHED) -> Iterator[Int[Tensor, " time"]]:
-    """Yield the token ids of validation texts, up to a number of tokens."""
-    for row in corpus.validation:
-        if n_tokens <= 0:
-            return
-        yield row["input_ids"]
-        n_tokens -= len(row["input_ids"])
 
 
 def direction_in_words(direction: TokenDirection) -> str:

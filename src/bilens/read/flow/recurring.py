@@ -1,9 +1,10 @@
 """Heads and directions of MLPs that carry the flows of many prompts."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 import torch
@@ -11,18 +12,25 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import full_precision
+from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.lazy_imports import accelerate
 from bilens.read.flow.ablation import StreamDirection
 from bilens.read.flow.contrast import Against
 from bilens.read.flow.graph import Flow
+from bilens.read.flow.labels import first_texts, lens, node_outputs, strongest_ends
+from bilens.read.flow.nodes import WORDS, quoted
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.reading import Fact, Reading
+from bilens.registry import reading
 from bilens.residual import ResidualModel
+from bilens.settings import Between
 from bilens.tensor.similarity import cluster
 
-COLUMNS = ["prompt", "kind", "layer", "number", "flow", "vector"]
+COLUMNS = ["prompt", "kind", "layer", "number", "flow", "vector", "output"]
+NAMED = 20
+"""Directions with words."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +58,14 @@ class RecurringDirection:
 
     Attributes:
         layer: their layer.
-        vector: of unit length: the direction of their largest weighted sum of squares.
+        vector: of unit length: the direction of their largest weighted sum of squares. Most of the
+            texts have a positive part along it.
         mean: mean flow over all prompts.
         absolute: mean over all prompts of the sum of their |flow|.
         prompts: number of prompts that have one.
         agreement: the least |cosine| of one of them with the vector.
+        words: its tokens and the ends of texts after which it is most active, as nodes of a flow
+            have them. They are empty if it is not among the strongest.
     """
 
     layer: int
@@ -63,6 +74,7 @@ class RecurringDirection:
     absolute: float
     prompts: int
     agreement: float
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def direction(self) -> StreamDirection:
@@ -97,20 +109,25 @@ class RecurringFlows(Reading):
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each head and direction, the largest |mean| first."""
+        parts: list[tuple[str, RecurringHead | RecurringDirection]] = [
+            *((f"head {head.layer}.{head.head}", head) for head in self.heads),
+            *((f"MLP {x.layer} direction {i}", x) for i, x in enumerate(self.directions, 1)),
+        ]
         rows = [
-            (f"head {head.layer}.{head.head}", head.mean, head.absolute, head.prompts)
-            for head in self.heads
+            (
+                *(name, part.mean, part.absolute, part.prompts),
+                *(quoted(getattr(part, "words", {}).get(side, ())) for side in WORDS),
+            )
+            for name, part in parts
         ]
-        rows += [
-            (f"MLP {part.layer} direction {number}", part.mean, part.absolute, part.prompts)
-            for number, part in enumerate(self.directions, 1)
-        ]
-        frame = pd.DataFrame(rows, columns=["part", "mean", "mean of |flow|", "prompts"])
+        columns = ["part", "mean", "mean of |flow|", "prompts", *WORDS]
+        frame = pd.DataFrame(rows, columns=columns)
+        frame = frame.drop(columns=[side for side in WORDS if not frame[side].any()])
         return frame.sort_values("mean", key=abs, ascending=False, ignore_index=True)
 
 
 @full_precision
-def flows(
+def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
     model: ResidualModel,
     prompts: Sequence[str | Int[Tensor, " _"]],
     directions: TokenDirection | Sequence[TokenDirection],
@@ -119,6 +136,7 @@ def flows(
     m: int | None = 4,
     threshold: float = 1e-3,
     similarity: float = 0.9,
+    texts: Sequence[Int[Tensor, " time"]] = (),
     progress: Callable[[Flow], None] | None = None,
 ) -> RecurringFlows:
     """Return the heads and directions that recur in the flows of many prompts, by their mean.
@@ -140,6 +158,7 @@ def flows(
         m: as for `flow`.
         threshold: as for `flow`.
         similarity: least |cosine| within a direction, above 0 and at most 1.
+        texts: token ids of texts in which the strongest directions are looked up.
         progress: called with each flow, in the process that computes it.
 
     Raises:
@@ -177,36 +196,110 @@ def flows(
         RecurringHead(int(layer), int(head), **shares(group))
         for (layer, head), group in rows[rows["kind"] == "head"].groupby(["layer", "number"])
     ]
-    recurring = []
+    recurring: list[tuple[RecurringDirection, Tensor]] = []
     for layer, group in rows[rows["kind"] == "direction"].groupby("layer"):
         weights = torch.tensor(group["flow"].abs().to_numpy())
         alike = cluster(torch.stack(list(group["vector"])), weights, similarity)
-        recurring += [
-            RecurringDirection(
+        for vector, members, agreement in zip(
+            alike.vectors, alike.members, alike.agreement, strict=True
+        ):
+            of_direction = group.iloc[members.tolist()]
+            # Vectors of flows point to where their text is, and similar ones up to sign are merged.
+            along = torch.stack(list(of_direction["vector"])) @ vector
+            direction = RecurringDirection(
                 int(layer),
-                vector.to(model.device),
+                (vector if along.sum() >= 0 else -vector).to(model.device),
                 agreement=float(agreement),
-                **shares(group.iloc[members.tolist()]),
+                **shares(of_direction),
             )
-            for vector, members, agreement in zip(
-                alike.vectors, alike.members, alike.agreement, strict=True
-            )
-        ]
+            recurring.append((direction, sum(of_direction["output"])))
+    recurring.sort(key=lambda pair: -abs(pair[0].mean))
     return RecurringFlows(
         tuple(value for _, value, _ in gathered),
         tuple(sorted(heads, key=lambda head: -abs(head.mean))),
-        tuple(sorted(recurring, key=lambda direction: -abs(direction.mean))),
+        (*_with_words(model, recurring[:NAMED], texts), *(part for part, _ in recurring[NAMED:])),
     )
+
+
+@torch.no_grad()
+def _with_words(
+    model: ResidualModel,
+    recurring: Sequence[tuple[RecurringDirection, Tensor]],
+    texts: Sequence[Tensor],
+) -> list[RecurringDirection]:
+    """Return directions with their words, given the sum of their outputs."""
+    if not recurring:
+        return []
+    vectors = torch.stack([part.vector[: model.d_model] for part, _ in recurring])
+    outputs = torch.stack([output for _, output in recurring]).to(vectors)
+    ends = strongest_ends(model, [part.layer for part, _ in recurring], vectors, texts)
+    words = zip(ends, lens(model, vectors)[0], *lens(model, outputs), strict=True)
+    return [
+        replace(part, words=dict(zip(WORDS, of_part, strict=True)))
+        for (part, _), of_part in zip(recurring, words, strict=True)
+    ]
 
 
 def _rows(number: int, split: Flow) -> list[tuple[Any, ...]]:
     """Return the heads and directions of a prompt's flow, on the CPU, for other processes."""
-    vectors = iter(split.vectors.cpu())
+    numbers = list(split.direction_numbers)
+    both = zip(split.vectors.cpu(), node_outputs(split, numbers).cpu(), strict=True)
+    of_direction = dict(zip(numbers, both, strict=True))
     return [
         (
             *(number, node.kind, node.layer, node.number, node.flow),
-            next(vectors) if node.kind == "direction" else None,
+            *of_direction.get(i, (None, None)),
         )
-        for node in split.nodes
+        for i, node in enumerate(split.nodes)
         if node.kind in ("head", "direction")
     ]
+
+
+@reading("recurring")
+@full_precision
+def read_recurring(
+    model: ResidualModel,
+    pairs: str,
+    corpus: Corpus | None = None,
+    *,
+    m: Annotated[int, Between(2)] = 4,
+    threshold: Annotated[float, Between(0, 1, below=True)] = 1e-3,
+) -> RecurringFlows:
+    """Find the heads and directions that recur in the flows of many texts, or pairs of texts.
+
+        bilens recurring model.gguf --pairs pairs.tsv --data wikitext.txt
+
+    Args:
+        model: Any, with its tokenizer.
+        pairs: File with a line for each text, its columns separated by tabs. These are the text,
+            the token that is predicted, tokens to subtract, separated by commas, and the second
+            text, which may be left out.
+        corpus: Texts that describe directions; without them, directions have tokens only.
+        m: Directions of each MLP at each position, at least 2.
+        threshold: Nodes that carry less than this share of the absolute flow are not split.
+
+    Raises:
+        BilensError: the file does not exist, or a line does not have three or four columns.
+    """
+    path = Path(pairs)
+    if not path.is_file():
+        raise BilensError(f"pairs={pairs}: expected a file with a text, token and minus in a line")
+    rows = [line.split("\t") for line in path.read_text().splitlines() if line.strip()]
+    if any(len(row) != len(rows[0]) or len(row) not in (3, 4) for row in rows):
+        raise BilensError(
+            f"pairs={pairs}: expected three columns in every line, or four, separated by tabs"
+        )
+    texts, tokens, minus, *against = zip(*rows, strict=True) if rows else ((), (), ())
+    directions = [
+        TokenDirection(token, tuple(filter(None, names.split(","))))
+        for token, names in zip(tokens, minus, strict=True)
+    ]
+    return flows(
+        model,
+        texts,
+        directions,
+        against=against[0] if against else None,
+        m=m,
+        threshold=threshold,
+        texts=[] if corpus is None else list(first_texts(corpus)),
+    )
