@@ -171,6 +171,7 @@ def activation_key(config: Any) -> str:
     Raises:
         BilensError: the configuration has none.
     """
+    # In this order: Gemma's configurations have hidden_act as well, and ignore it.
     for key in ("hidden_activation", "hidden_act", "mlp"):
         if getattr(config, key, None) is not None:
             return key

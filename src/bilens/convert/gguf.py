@@ -137,6 +137,7 @@ def gguf_model(
         )
         if processed.name is not None:  # otherwise the processor has put it into `state`
             state[names[processed.name]] = torch.from_numpy(np.ascontiguousarray(processed.weights))
+    # By from_pretrained, which ties weights and reports those that are missing.
     model, report = kind.from_pretrained(
         None,
         config=config,

@@ -115,6 +115,7 @@ class Layout:
 
 def find_layout(settings: Mapping[str, Any]) -> Layout | None:
     """Return the layout of a config.json; None for models of transformers and of bilens."""
+    # transformers and bilens always write a type, these layouts never.
     if settings.get("model_type"):
         return None
     return next((layout for layout in LAYOUTS if layout.marks <= settings.keys()), None)
@@ -505,6 +506,7 @@ def fill(
         if name.endswith(("norm.weight", ".bias")):
             value = 0.0 if name.endswith("bias") else 1.0
             state[name] = torch.full(shapes[name], value, dtype=dtype)
+    # Assigned: parameters on the meta device have no memory to copy to.
     model.load_state_dict(state, assign=True)
     check_weights(model)
 

@@ -141,6 +141,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
         model, report = with_biases.from_pretrained(
             source, config=config, output_loading_info=True, use_safetensors=True, **hub
         )
+        # The class with biases only serves to load them: a saved model names its own.
         model.__class__ = model_class
     wrong = {complaint: names for complaint, names in report.items() if names}
     if wrong:

@@ -293,6 +293,7 @@ def _write_split(path: Path, texts: Iterable[list[int]], settings: _Settings) ->
 
 def _write(path: Path, rows: Iterable[Any], column: str) -> int:
     """Write texts, or rows of token ids, as an Arrow file, and return their number."""
+    # Any vocabulary fits into int32, at half the space of the tensors' int64.
     text, ids = datasets.Value("string"), datasets.List(datasets.Value("int32"))
     features = datasets.Features({column: text if column == "text" else ids})
     with datasets.arrow_writer.ArrowWriter(path=str(path), features=features) as writer:

@@ -116,6 +116,7 @@ class ImageData(Reading):
                     f"{split}_images has shape {tuple(images.shape)}, expected (count, "
                     f"{self.n_inputs}), images of {self.shape[0]}x{self.shape[1]} pixels"
                 )
+            # Without memory there are shapes only.
             if labels.is_meta:
                 continue
             check_finite(**{f"{split}_images": images})
@@ -279,6 +280,7 @@ def _read_folder(
     name: str, candidates: list[Path], class_names: tuple[str, ...] | None
 ) -> ImageData:
     """Read the four files from the first folder that has all of them."""
+    # The one that lacks fewest: an error should name the files of the likely folder.
     folder = min(candidates, key=lambda candidate: _files(candidate).count(None))
     files = _files(folder)
     missing = [name for name, path in zip(IDX_FILES, files, strict=True) if path is None]
@@ -509,6 +511,7 @@ def _centre(ink: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "2"]:
     return places @ ink.ravel() / ink.sum()
 
 
+# A drawing is scaled at every stroke, by the same data.
 @lru_cache(maxsize=4)
 def _framing(data: ImageData) -> tuple[int, Float[np.ndarray, "2"]]:
     """Return the median longer side of an image's bounding box, and the mean centre of mass."""

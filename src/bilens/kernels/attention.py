@@ -101,14 +101,8 @@ def resume_attention(
 ]:
     """Continue `bilinear_attention` from a recurrent state; return y and the state after it.
 
-    Args:
-        q1: of the new tokens, as are k1, v, q2 and k2.
-        k1: first keys.
-        v: values.
-        q2: second queries.
-        k2: second keys.
-        state: of the tokens before, from an earlier call; None at the start of a text.
-        scale: of the product of both scores; 1 / d_head^2 by default.
+    `state` is that of the tokens before, from an earlier call, or None at the start of a text. The
+    other arguments are those of `bilinear_attention`, for the new tokens.
     """
     inputs = q1, k1, v, q2, k2
     if not _are_valid(inputs):

@@ -94,6 +94,7 @@ class Checkpointed(nn.Module, ModelHubMixin):
         with torch.device("meta"):
             model = cls(config)
         path = fetch(pretrained_model_name_or_path, WEIGHTS_NAME, **hub)
+        # In the dtype of the model's class. A name that it lacks is reported by load_state_dict.
         kinds = {name: weight.dtype for name, weight in model.state_dict().items()}
         try:
             # Copied: a mapped file has another alignment, and the file may be deleted later.

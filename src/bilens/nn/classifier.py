@@ -104,6 +104,7 @@ class ImageClassifier(Checkpointed):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw initial weights anew, as torch draws those of its linear layers."""
+        # As torch's own initialisation, which takes no generator.
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.kaiming_uniform_(module.weight, a=5**0.5, generator=generator)
@@ -252,6 +253,7 @@ class ImageClassifier(Checkpointed):
         right = 0
         for batch, targets in zip(x.split(batch_size), labels.split(batch_size), strict=True):
             logits = self(fit_input(batch, self.embed.weight, constant=False))
+            # The largest of NaNs is a class too.
             check_finite(logits=logits)
             right += int((logits.argmax(-1) == targets.to(self.device)).sum())
         return right / len(labels)
@@ -321,4 +323,5 @@ class SparseAutoencoder(Checkpointed):
     @torch.no_grad()
     def normalise(self) -> None:
         """Scale every feature to unit length."""
+        # A dead feature of zeros stays as it is.
         self.features.div_(self.features.norm(dim=0).clamp_min(1e-12))

@@ -309,4 +309,5 @@ def make_norm(name: NormName, width: int, eps: float | None = None) -> nn.Module
         case "rms":
             return nn.RMSNorm(width, eps)
         case "layer":
+            # RMSNorm takes None for its own eps, LayerNorm does not.
             return nn.LayerNorm(width) if eps is None else nn.LayerNorm(width, eps)

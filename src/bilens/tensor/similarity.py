@@ -63,6 +63,7 @@ def form_cosines(a: QuadraticForm, b: QuadraticForm) -> Float64[Tensor, "k_a k_b
 
 def unit_rows(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
     """Return each vector at unit length, however small or large it is; zero stays zero."""
+    # Squares of very small or large entries leave the range of the dtype.
     largest = rows.abs().amax(-1, keepdim=True)
     scaled = rows / torch.where(largest > 0, largest, torch.ones_like(largest))
     length: Tensor = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
@@ -113,6 +114,7 @@ def cluster(
     order = w.argsort(descending=True, stable=True)
     groups = _groups(leaders(units, order, threshold))
     representatives = torch.stack([_principal(units, w, rows) for rows in groups])
+    # Leaders are single rows, found greedily: their groups' principal directions assign better.
     groups = _groups((units @ representatives.T).abs().argmax(-1))
     groups.sort(key=lambda rows: -float(w[rows].sum()))
     features = torch.stack([_principal(units, w, rows) for rows in groups])

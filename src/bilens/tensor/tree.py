@@ -333,6 +333,7 @@ class LazyTree:
                     raise BilensError(
                         f"node={name} ends in eigenvector {name[-1]}, expected 0 to {above.k - 1}"
                     )
+                # A node is opened through the one above, whose eigenvector is its direction.
                 vector = above.vectors[name[-1]]
             tensor = self._chain.tensors[self.depth - len(name)]
             self._opened[name] = tensor.interaction(vector).eigh()

@@ -165,6 +165,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.norm = make_norm(config.norm, config.d_model, config.norm_eps)
         self.unembed = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        # transformers finds its loss by this name.
         self.loss_type = "ForCausalLM"
         self.post_init()  # type: ignore[no-untyped-call]
 
@@ -221,9 +222,8 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
             loss: options of the loss, such as `num_items_in_batch`.
         """
         if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-            if self._keeps_state():
-                past_key_values = Cache(layers=[StateLayer() for _ in self.blocks])
+            states = Cache(layers=[StateLayer() for _ in self.blocks])
+            past_key_values = states if self._keeps_state() else DynamicCache(config=self.config)
         if position_ids is None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             times = torch.arange(seen, seen + input_ids.shape[1], device=input_ids.device)
@@ -331,5 +331,6 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         return self.blocks[check_index("layer", layer, len(self.blocks))].mlp  # type: ignore[return-value]
 
 
+# Auto classes open saved models once this module is imported.
 AutoConfig.register(LanguageConfig.model_type, LanguageConfig)
 AutoModelForCausalLM.register(LanguageConfig, LanguageModel)
