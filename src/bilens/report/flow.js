@@ -38,7 +38,9 @@ window.bilensFlow = (place, graph, remove) => {
   const radius = (u) =>
     u.kind === "output" ? BIGGEST : Math.max(SMALLEST, BIGGEST * Math.sqrt(Math.abs(u.flow) / largest));
 
-  let count = 1, chosen = 0, only = false, order = "flow", held = false;
+  // On one text, gradients predict the effect of a removal better than the flow. Between two the flow does.
+  const byGradients = graph.values.length === 1 && graph.nodes.some((n) => n.estimated !== null);
+  let count = 1, chosen = 0, only = false, order = byGradients ? "estimated" : "flow", held = false;
   let view = null, zoom = null;
 
   // Pins outlast a reload: the session keeps them for each graph, where the browser has storage.

@@ -19,8 +19,8 @@ from bilens.residual.attention import StopForwardError
 
 Number = Callable[[Float[Tensor, "batch d_model"]], Float[Tensor, " batch"]]
 """A number of the stream after the last layer, at the last position."""
-BATCH = 2**22
-"""Numbers of the streams of a batch, of about 16 MB, when runs from several layers are joined."""
+BATCH = 2**19
+"""Numbers of the streams of a batch, of about 2 MB, when runs from several layers are joined."""
 Hooks = Sequence[tuple[nn.Module, bool, Callable[..., Any]]]
 """Modules, whether their inputs or their outputs are changed, and the hooks that do so."""
 
