@@ -19,12 +19,12 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.read.flow import flow
 from bilens.train import trainer
 from bilens.train.agreement import agreement, distillation_loss
-from bilens.train.layers import Rows
+from bilens.train.layers import LayerStreams, Rows
 from bilens.train.linearise import linearise
 from bilens.train.own_text import OwnText, interleaved
 from bilens.train.patterns import pattern_loss, teach_patterns
 from bilens.train.settings import Distillation, TensoriseTraining
-from bilens.train.tensorise import memory, tensorise
+from bilens.train.tensorise import layer_memory, memory, tensorise
 from tests.families import FAMILIES, tiny
 from tests.language import TOKENS, VOCAB, random_model
 
@@ -423,6 +423,18 @@ def test_the_memory_is_that_of_a_training(tied):
     # Saved are log-probabilities and probabilities; the logits and their gradient live besides.
     assert needed["logits"] == pytest.approx(sum(saved.values()) + 2 * size([output]), rel=0.3)
     assert needed["inputs of layers"] == 4 * 2 * 3 * TIME * 16
+
+
+def test_the_memory_of_a_layer_is_that_of_its_training(tmp_path):
+    model = random_model(norm="rms", n_layers=2, mlp="swiglu").float()
+    mlp = model.blocks[0].mlp
+    needed = layer_memory(model.config, texts(16).numel())
+    weights = [part.weight for part in (mlp.left, mlp.right, mlp.out)]
+    assert needed["training"] == 5 * sum(x.numel() * x.element_size() for x in weights)
+    streams = LayerStreams(model, list(model.blocks), texts(16), tmp_path)
+    streams.seen(mlp)
+    files = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert needed["streams in files"] == files
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

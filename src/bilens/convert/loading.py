@@ -263,7 +263,8 @@ def save_model(
     with file_errors(directory):
         check_target(directory).mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=UNFINISHED, dir=directory) as draft, no_progress():
-            model.save_pretrained(draft, state_dict=state)
+            # A file is put together in memory, and a model may be larger than that.
+            model.save_pretrained(draft, state_dict=state, max_shard_size="4GB")
             write_card(Path(draft), model.config.to_diff_dict(), model.name_or_path)
             if tokenizer is not None:
                 tokenizer.save_pretrained(draft)

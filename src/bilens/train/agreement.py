@@ -15,7 +15,8 @@ from bilens.lazy_imports import accelerate, pd
 from bilens.model_card import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.reading import Fact, Reading
 
-BATCH = 16
+BATCH = 4
+"""Texts that are compared at once: their logits are the largest tensors of a stage."""
 
 
 @dataclass(frozen=True)
