@@ -105,12 +105,12 @@ class Preferences:
         for numbers, ids, stream in self.batches:
             ends = [(self.sentences[i][1], len(self.sentences[i][0])) for i in numbers]
             first, length = torch.tensor(ends).T
-            kept = torch.arange(int(first.min()), ids.shape[1])
+            places = torch.arange(int(first.min()), ids.shape[1])
             with starting_at(model, self.layer, stream):
-                n_kept = len(kept) + 1
+                n_kept = len(places) + 1
                 logits = model.model(ids, use_cache=False, logits_to_keep=n_kept).logits
-            chances = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, kept, None])[..., 0]
-            counted = (kept >= first[:, None]) & (kept < length[:, None])
+            chances = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, places, None])[..., 0]
+            counted = (places >= first[:, None]) & (places < length[:, None])
             scores[numbers] = torch.where(counted, chances, 0.0).sum(1).to(scores)
         good, bad = scores.unflatten(0, (-1, 2)).T
         return [bool(better) for better in good > bad]

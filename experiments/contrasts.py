@@ -64,12 +64,14 @@ class Contrasts:
 
 
 def contrasts(model: ResidualModel, n: int) -> Contrasts:
-    """Return what contrastive flow, gradients and direct logit attribution assign to heads."""
+    """Return scores of heads by contrastive flow, gradients and direct logit attribution."""
     plurals, singulars, directions = zip(*pairs(model, n), strict=True)
     size = (model.n_layers, model.n_heads)
     by_flow = torch.zeros(size)
-    found = flows(model, plurals, list(directions), against=list(singulars), threshold=THRESHOLD)
-    for head in found.heads:
+    recurring = flows(
+        model, plurals, list(directions), against=list(singulars), threshold=THRESHOLD
+    )
+    for head in recurring.heads:
         by_flow[head.layer, head.head] += head.mean
     z, slopes, moments = [], [], []
     for texts in (plurals, singulars):
@@ -79,7 +81,7 @@ def contrasts(model: ResidualModel, n: int) -> Contrasts:
         moments.append(torch.stack([moment for _, _, moment in runs]).mean(0))
     changes = z[0] - z[1]
     out = torch.stack([layer.heads.weights().out for layer in _layers(model)])
-    u = torch.stack([model.direction(each.token, each.minus) for each in directions])
+    u = torch.stack([model.direction(pair.token, pair.minus) for pair in directions])
     scales = torch.stack([model.trace(text).scale[-1] for text in plurals])
     written = torch.einsum("tlhd,lhdm,tm->tlh", changes, out, u)
     scores = {

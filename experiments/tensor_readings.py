@@ -255,16 +255,16 @@ def bootstrap(score: Tensor, label: Tensor) -> tuple[float, float]:
 @torch.no_grad()
 def attention(model: ResidualModel, texts: Tensor) -> pd.DataFrame:
     """Return correlations of patterns and OV logits from embeddings with those on text, by head."""
-    own: Any = model.model
+    inner: Any = model.model
     ids = texts[:16]
     positions = torch.arange(ids.shape[1])[None]
     order = torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(0))
     (x, _, rope), (embedded, *_), (shuffled, *_) = (
-        own.embed_text(tokens, positions) for tokens in (ids, ids, ids[:, order])
+        inner.embed_text(tokens, positions) for tokens in (ids, ids, ids[:, order])
     )
-    unembed = own.unembed.weight * own.norm.weight
+    unembed = inner.unembed.weight * inner.norm.weight
     rows = []
-    for number, block in enumerate(own.blocks):
+    for number, block in enumerate(inner.blocks):
         streams = [block.attn_norm(stream) for stream in (x, embedded, shuffled)]
         patterns = [block.attn.attention_pattern(stream, None, rope) for stream in streams]
         measured, *guesses = (_rows(pattern) for pattern in patterns)
@@ -390,8 +390,8 @@ def edits(model: ResidualModel, held_out: Tensor, sentences: Sequence[Pair]) -> 
     """Return the change of an answer's logit by an edit, predicted from weights and measured.
 
     The edit removes the strongest eigenvectors of each sign from the last MLP's input. The last
-    MLP writes directly into the logits, so the change is the difference of the form on the input
-    and on what the edit leaves of it, divided by the last norm's scale.
+    MLP writes directly into the logits. So the change is the difference of the form on the input
+    before and after the edit, divided by the last norm's scale.
     """
     rows = []
     layer = model.n_layers - 1

@@ -1,8 +1,9 @@
 """Pretrained transformers made tensors: gates, attention and both, with controls.
 
 Each row is a model after a stage of `bilens tensorise`, compared with its original on held-out
-text: the rise of the loss in nats a token, the KL divergence from the original's next-token
-distribution, and the share of positions at which both have the same top token. Three variants are
+text. Columns are the rise of the loss in nats a token and the KL divergence from the original's
+next-token distribution. The last is the share of positions at which both have the same top token.
+Three variants are
 trained: linear gates with softmax, squared attention with the original gates, and both. The control
 keeps softmax and gates and is trained in the same way, so it shows the effect of training alone.
 Without local stages, gates become lines in closed form, patterns keep their initial weights, and
@@ -157,9 +158,9 @@ def source(
 ) -> tuple[Any, Any, Tensor | None, Mapping[str, Tensor], TensoriseTraining]:
     """Return a model with its tokenizer, texts to learn from, texts to measure on, and settings."""
     folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
-    names, training, own = ["tinystories"], SMALL, name == "two blocks"
+    names, training, is_own = ["tinystories"], SMALL, name == "two blocks"
     model: Any
-    if own:
+    if is_own:
         original = context.language("tinystories", OWN_FIRST, OWN)
         model, training = original.model, OWN_TENSOR
         tokenizer: Any = original.tokenizer
@@ -175,7 +176,7 @@ def source(
     if torch.cuda.is_available():
         model = model.cuda()
     n_ctx, data_dir = training.length, context.data_dir
-    if own:
+    if is_own:
         corpora = [context.corpus("tinystories", n_ctx, OWN.vocab_size)]
     else:
         corpora = [load_documents(n, tokenizer, n_ctx=n_ctx, data_dir=data_dir) for n in names]
