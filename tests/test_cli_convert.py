@@ -154,6 +154,26 @@ def test_linearise_some_layers_within_a_budget(model, texts, tmp_path, capsys):
     assert "--tokens=15, expected at least --length=16" in capsys.readouterr().err
 
 
+def test_linearise_resumes_and_leaves_weights_in_files(model, texts, tmp_path, capsys):
+    given = ["--data", str(texts), "--length", "8", "--tokens", "256", "--held-out", "16"]
+    command = ["linearise", model, *given, "--steps", "3", "--device", "cpu", "--output"]
+    first = in_json(capsys, *command, tmp_path / "a")
+    with pytest.raises(SystemExit):
+        main([*map(str, command), str(tmp_path / "a")])
+    assert "stages exists already; resume with --resume" in capsys.readouterr().err
+    layers = list((tmp_path / "a" / "stages" / "gates").glob("*.safetensors"))
+    written = [path.stat().st_mtime_ns for path in layers]
+    assert len(layers) == 2
+    assert in_json(capsys, *command, tmp_path / "a", "--resume") == first
+    assert [path.stat().st_mtime_ns for path in layers] == written
+    low = in_json(capsys, *command, tmp_path / "b", "--low-memory")
+    assert low["stages"] == first["stages"]
+    assert f"| gates | {texts.name} |" in (tmp_path / "a" / "README.md").read_text()
+    with pytest.raises(SystemExit):
+        main(["linearise", str(model), "--data", str(texts), str(texts), *given[2:]])
+    assert "expected each once" in capsys.readouterr().err
+
+
 def test_spectra_of_some_tokens(annealed, tmp_path, capsys):
     main(
         [
