@@ -280,6 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--card", choices=CARDS, help="all by default")
     parser.add_argument("--dtype", choices=DTYPES, help="both by default")
+    parser.add_argument("--width", type=int, choices=WIDTHS, help="d_head; all by default")
     given = parser.parse_args()
     print(f"triton {triton.__version__}; {HEADS} heads")
     for name in [given.card] if given.card else CARDS:
@@ -290,7 +291,7 @@ def main() -> None:
             "  ms by operations, by bytes"
         )
         for dtype in [DTYPES[given.dtype]] if given.dtype else DTYPES.values():
-            for width in WIDTHS:
+            for width in [given.width] if given.width else WIDTHS:
                 for squared in (False, True):
                     # The longest text that is one chunk, and one of many.
                     for length in (width**2, LENGTH):

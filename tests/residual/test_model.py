@@ -110,8 +110,8 @@ def test_reading_leaves_the_model_alone():
 @pytest.mark.parametrize("name", [*ALL, *MIXTURES])
 def test_texts_in_batches_have_the_traces_of_each(name):
     view = ResidualModel(mixture(name)) if name in MIXTURES else view_of(name)
-    text = some_text()[0]
-    texts = [text, text[:3], text[2:7]]
+    first, second, third = some_text()
+    texts = [first[:3], second, third[2:7]]
     for ids, trace in zip(texts, view.traces(iter(texts), batch_size=2), strict=True):
         alone = view.trace(ids)
         assert torch.equal(trace.ids, ids)
