@@ -52,11 +52,14 @@ def image_clicks(view: ImageView) -> dict[str, Callable[[], object]]:
     start = view.start
 
     def direction(state: ImageState) -> object:
-        figures = [*view.direction_figures(state), view.weights_figure(state)]
+        figures = [
+            draw(state)
+            for draw in (view.spectrum_figure, view.eigenvectors_figure, view.weights_figure)
+        ]
         return [plot_of(figure, "") for figure in figures if figure]
 
     def apart(state: ImageState) -> object:
-        return [plot_of(figure, "") for figure in view.input_figures(state)]
+        return [plot_of(draw(state), "") for draw in (view.logits_figure, view.explanation_figure)]
 
     def slider(state: ImageState) -> object:
         return [plot_of(view.curve_figure(state), ""), apart(state)]

@@ -11,7 +11,9 @@ __all__ = [
     "accelerate",
     "datasets",
     "go",
+    "gradio",
     "lazy_import",
+    "middleware",
     "networkx",
     "pd",
     "pio",
@@ -64,6 +66,7 @@ class _LazyModule(ModuleType):
 if TYPE_CHECKING:
     import accelerate
     import datasets
+    import gradio
     import networkx  # type: ignore[import-untyped]
     import pandas as pd
     import plotly.express as px
@@ -72,9 +75,12 @@ if TYPE_CHECKING:
     import safetensors
     import tokenizers
     import transformers
+    from starlette import middleware
 else:  # They take seconds to import; the mathematics, and whoever reads images, do without.
     accelerate = lazy_import("accelerate", install="bilens[train]")
     datasets = lazy_import("datasets", install="bilens[train]")
+    gradio = lazy_import("gradio", install="bilens[explore]")
+    middleware = lazy_import("starlette.middleware", install="bilens[explore]")
     networkx, safetensors = map(lazy_import, ("networkx", "safetensors"))
     pd, px, go = map(lazy_import, ("pandas", "plotly.express", "plotly.graph_objects"))
     pio = lazy_import("plotly.io")

@@ -9,10 +9,10 @@ from html import escape
 import pytest
 
 from bilens.explore.flows import FlowOf
-from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.language import LanguageState, LanguageView
 from bilens.explore.language_screen import language_screen
 from bilens.explore.screen import AT_ONCE, Screen, write_address
+from bilens.lazy_imports import gradio as gr
 from bilens.read.flow import edit_heads, remove
 from bilens.residual import ResidualModel
 from tests.language import random_model, small_corpus

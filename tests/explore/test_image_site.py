@@ -103,13 +103,13 @@ def draw_three(page, steps: int, pause: int) -> None:
 )
 def test_the_last_state_of_the_sheet_wins(image_site, browser, monkeypatch, steps, pause, taken):
     """The explanation and the address are those of the final drawing."""
-    plain = ImageView.input_figures
+    plain = ImageView.logits_figure
 
     def slow(view, state):
         time.sleep(taken)
         return plain(view, state)
 
-    monkeypatch.setattr(ImageView, "input_figures", slow)
+    monkeypatch.setattr(ImageView, "logits_figure", slow)
     with visiting(browser) as visit:
         page = visit.open(image_site, "#explanation .main-svg")
         page.locator("#sketchpad .clear").click()

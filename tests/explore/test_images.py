@@ -53,10 +53,11 @@ def test_titles_say_what_is_shown(view):
 
 
 def test_keeping_all_eigenvectors_gives_the_models_logits(view):
-    figure, explanation = view.input_figures(ImageState(n_eigenvectors=view.reading.spectrum.k))
+    every = ImageState(n_eigenvectors=view.reading.spectrum.k)
+    figure, explanation = view.logits_figure(every), view.explanation_figure(every)
     remaining, full = (np.array(trace.y) for trace in figure.data)
     assert np.allclose(remaining, full, atol=1e-3)
-    figure, _ = view.input_figures(ImageState(n_eigenvectors=1))
+    figure = view.logits_figure(ImageState(n_eigenvectors=1))
     remaining, full = (np.array(trace.y) for trace in figure.data)
     assert not np.allclose(remaining, full, atol=1e-1)
     assert len(explanation.layout.images) == 2 + 3 * 5  # the input and the colour scale

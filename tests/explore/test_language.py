@@ -153,7 +153,7 @@ def test_later_layers_are_read_when_they_are_asked_for():
             "token: expected a single token of the vocabulary; .*the nearest are lily",
         ),
         ({"minus": ("<script>",)}, "minus: expected a single token of the vocabulary"),
-        ({"next_token": "nothing at all"}, "chosen: expected a single token"),
+        ({"next_token": "nothing at all"}, "next_token: expected a single token"),
         ({"layer": 1}, "layer: 1 is not a whole number from 0 to 0"),
         ({"head": 4}, "head: 4 is not a whole number from 0 to 3"),
         ({"number": 8}, "number: 8 is not a whole number from 0 to 7"),

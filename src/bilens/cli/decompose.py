@@ -9,23 +9,18 @@ from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
 from bilens.cli.readings import show_reading
 from bilens.cli.terminal import out
 from bilens.errors import BilensError
-from bilens.files import write_json, write_safetensors
 from bilens.lazy_imports import lazy_import
 from bilens.models import load
 from bilens.nn import ImageClassifier, SparseAutoencoder
-from bilens.read import Basis, BondReading, ClassifierReading, DeepReading, Metric, Order
-from bilens.read.bonds import BONDS_NAME, recorded_settings
-from bilens.read.chain import input_tensors
-from bilens.read.deep import PATHS_NAME, save_paths
+from bilens.read import Basis, Metric, Order
+from bilens.read.bonds import recorded_settings
+from bilens.read.deep import PATHS_NAME
 from bilens.reading import Reading
 from bilens.registry import Analysis, analysis, named_analyses
 from bilens.report import save_figures, write_report
-from bilens.train import TRAINING_NAME
+from bilens.report.exporters import EXPORTERS
 
 language, summary = lazy_import("bilens.read.language"), lazy_import("bilens.read.summary")
-
-CUT_NAME = "cut"
-"""Folder in a run with the smallest cut that keeps its accuracy."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +72,9 @@ class Decompose:
         settings = {**vars(self), "k": self.paths, "saved": self.run_dir / PATHS_NAME}
         reading = run_analysis(analysis(name), model, settings, source=self.run_dir)
         show_reading(reading)
-        for file in _save(self.run_dir, reading):
-            out.print(f"written: {file}")
+        (arrays,) = EXPORTERS[type(reading)]
+        arrays.write(reading, self.run_dir, name, self.run_dir.name)
+        out.print(f"written: {self.run_dir}")
         return reading.record()
 
 
@@ -184,34 +180,3 @@ class Report:
         if entry.name == "bonds":
             settings = recorded_settings(self.model) | settings
         return run_analysis(entry, model, settings, source=self.model)
-
-
-def _save(run: Path, reading: Reading) -> list[Path]:
-    """Write the arrays of a reading of a classifier into its run, and return the files."""
-    if isinstance(reading, BondReading):
-        return _save_bonds(run, reading)
-    if isinstance(reading, DeepReading):
-        file = run / PATHS_NAME
-        save_paths(file, reading.search, input_tensors(reading.model))
-    else:
-        assert isinstance(reading, ClassifierReading)
-        file = run / "spectra.safetensors"
-        reading.spectrum.save(file)
-    write_json(run / "decomposition.json", reading.record())
-    return [file, run / "decomposition.json"]
-
-
-def _save_bonds(run: Path, reading: BondReading) -> list[Path]:
-    tensors = {
-        f"{name}.{number}": getattr(bond, name)
-        for number, bond in enumerate(reading.bonds.bonds)
-        for name in ("shares", "read", "write")
-    }
-    write_safetensors(run / "bonds.safetensors", tensors)
-    record = reading.record()
-    write_json(run / BONDS_NAME, record)
-    cut = run / CUT_NAME
-    reading.cut_model().save_files(cut)
-    names = ("data", "metric", "drop", "kind", "ranks", "tree_certificate")
-    write_json(cut / TRAINING_NAME, {"cut_of": run.name} | {name: record[name] for name in names})
-    return [run / "bonds.safetensors", run / BONDS_NAME, cut]

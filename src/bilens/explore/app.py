@@ -14,12 +14,11 @@ from bilens.checks import check_count
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
 from bilens.explore.deep import DeepView, deep_screen
-from bilens.explore.gradio_import import gradio as gr
-from bilens.explore.gradio_import import middleware
 from bilens.explore.images import ImageView, image_screen
 from bilens.explore.layout import html
 from bilens.explore.request_guard import RequestGuard, own_names
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import gradio as gr
+from bilens.lazy_imports import lazy_import, middleware
 from bilens.models import load
 from bilens.nn import SparseAutoencoder
 from bilens.read.figures.style import DARK
@@ -164,13 +163,9 @@ def explorer(
             images = data if isinstance(data, ImageData) else load_images(name, data_dir)
             images = images.to(device)
             if len(model.layer_tensors()) > 1:
-                deep_view = DeepView(model, images, Path(of))
-                deep_view.add_panels(added, [images])
-                deep_screen(deep_view)
+                deep_screen(DeepView(model, images, Path(of), added))
             else:
-                image_view = ImageView(model, images)
-                image_view.add_panels(added, [images])
-                image_screen(image_view)
+                image_screen(ImageView(model, images, added))
         else:
             corpus = contexts.corpus_for(model, name, data_dir)
             folder = None if save_to is None else Path(save_to)

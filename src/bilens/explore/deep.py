@@ -1,6 +1,6 @@
 """The screen of a classifier of several layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -11,17 +11,17 @@ import torch
 
 from bilens.data import ImageData
 from bilens.explore.bonds import BondView
-from bilens.explore.gradio_import import gradio as gr
-from bilens.explore.layout import facts_html, heading, html, note_html, picture, plot_of
-from bilens.explore.readings import PanelView
+from bilens.explore.layout import heading, html, note_html, picture
+from bilens.explore.readings import PanelView, lay_out
 from bilens.explore.screen import Screen, StateError, check_ranges
 from bilens.explore.sketchpad import sketchpad, unpack_input
+from bilens.lazy_imports import gradio as gr
 from bilens.read import class_paths, explain_deep, read_deep
 from bilens.read.bonds import recorded_settings
-from bilens.read.chain import size_facts
 from bilens.read.deep import PATHS_NAME
 from bilens.read.figures.canvas import as_image, diverging
-from bilens.reading import shown, signed
+from bilens.reading import signed
+from bilens.registry import Analysis
 from bilens.report import (
     Branch,
     branches_html,
@@ -70,13 +70,20 @@ class DeepView(PanelView):
         model: its inputs are images.
         data: images to measure it on.
         run: its run directory, whose saved paths and settings of a cut are used.
+        added: further analyses, each with a panel.
 
     Raises:
         NotBilinearError: a gate is not linear, or the model has a norm.
         BilensError: its inputs have no image shape, or the data does not fit it.
     """
 
-    def __init__(self, model: TensorChain, data: ImageData, run: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: TensorChain,
+        data: ImageData,
+        run: Path | None = None,
+        added: Sequence[Analysis] = (),
+    ) -> None:
         self.model, self.data, self.shape = model, data, data.shape
         self.names = data.class_names
         self.reading = read_deep(model, data, PATHS, None if run is None else run / PATHS_NAME)
@@ -85,17 +92,7 @@ class DeepView(PanelView):
         settings = {} if run is None else recorded_settings(run)
         self.bonds = BondView(model, data, self.shape, **settings)
         self.start = DeepState(n_paths=min(100, self.n_paths))
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        """A name and a value each."""
-        search = self.reading.search
-        return [
-            ("data", self.data.name),
-            ("test accuracy", f"{self.reading.accuracy:.2%}"),
-            *((name, shown(value)) for name, value in size_facts(self.model)),
-            ("nodes decomposed", f"{search.expanded:,} of {search.total:,}"),
-        ]
+        self.add_panels(added, [data])
 
     def checked(self, state: DeepState) -> DeepState:
         """Return the state, if it fits the model.
@@ -244,15 +241,7 @@ def deep_screen(view: DeepView) -> Screen[DeepState]:
     Args:
         view: the classifier, read.
     """
-    screen = Screen(view)
-    html("facts", facts_html(view.facts))
-    _bonds(view, screen)
-    _tree(view, screen)
-    _input(view, screen)
-    for panel in view.panels:
-        panel.lay_out(screen)
-    screen.connect()
-    return screen
+    return lay_out(view, view.reading.facts(), _bonds, _tree, _input)
 
 
 def _nodes(
@@ -297,9 +286,11 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
                 label="Directions between any two layers (0: the fewest that keep the accuracy)",
                 elem_id="directions",
             )
-            text = html("directions-text")
+            screen.content(
+                "directions-text", "directions", lambda s: note_html(bonds.text(s.directions))
+            )
         with gr.Column(scale=3, min_width=320):
-            curve = picture("directions-curve")
+            screen.picture("directions-curve", "directions", lambda s: bonds.curve(s.directions))
     screen.control("directions", per_bond)
     _nodes(
         screen,
@@ -309,29 +300,12 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
         js_on_load=STEP + PRESSED,
         depth=bonds.depth,
     )
-    names = {"ends": bonds.ends, "made": bonds.made, "used": bonds.used}
     with gr.Row():
-        plots = []
-        for name in names:
+        for name, draw in {"ends": bonds.ends, "made": bonds.made, "used": bonds.used}.items():
             with gr.Column(min_width=320):
-                plots.append(picture(name))
-
-    def figures(state: DeepState) -> list[Any]:
-        explanation = [show(state.directions, state.walk) for show in names.values()]
-        return [
-            gr.update(value=figure and plot_of(figure, name), visible=figure is not None)
-            for name, figure in zip(names, explanation, strict=True)
-        ]
-
-    screen.part("directions walk", plots, figures)
-    screen.part(
-        "directions",
-        [text, curve],
-        lambda state: [
-            note_html(bonds.text(state.directions)),
-            plot_of(bonds.curve(state.directions), "directions-curve"),
-        ],
-    )
+                screen.picture(
+                    name, "directions walk", lambda s, draw=draw: draw(s.directions, s.walk)
+                )
 
 
 def _tree(view: DeepView, screen: Screen[DeepState]) -> None:
@@ -348,13 +322,7 @@ def _tree(view: DeepView, screen: Screen[DeepState]) -> None:
         with gr.Column(scale=3, min_width=320):
             _nodes(screen, "opened", "output opened", view.tree_html, js_on_load=TOGGLE + PRESSED)
         with gr.Column(scale=4, min_width=320):
-            tree = picture("tree")
-
-    def drawn(state: DeepState) -> list[Any]:
-        figure = view.tree_picture(state)
-        return [plot_of(figure, "tree") if figure else None]
-
-    screen.part("output", [tree], drawn)
+            screen.picture("tree", "output", view.tree_picture)
 
 
 def _input(view: DeepView, screen: Screen[DeepState]) -> None:
@@ -369,7 +337,7 @@ def _input(view: DeepView, screen: Screen[DeepState]) -> None:
         with gr.Column(scale=2, min_width=280):
             sketchpad(screen, view.data)
         with gr.Column(scale=5, min_width=320):
-            explanation = picture("explanation")
+            screen.picture("explanation", "input", view.explanation_figure)
     heading("How many paths it takes")
     n_paths = gr.Slider(
         1,
@@ -382,14 +350,6 @@ def _input(view: DeepView, screen: Screen[DeepState]) -> None:
     screen.control("n_paths", n_paths)
     with gr.Row():
         with gr.Column(min_width=320):
-            logits = picture("logits")
+            screen.picture("logits", "n_paths input", view.input_figure)
         with gr.Column(min_width=320):
             picture("paths", view.paths_picture())
-    screen.part(
-        "input",
-        [explanation],
-        lambda state: [plot_of(view.explanation_figure(state), "explanation")],
-    )
-    screen.part(
-        "n_paths input", [logits], lambda state: [plot_of(view.input_figure(state), "logits")]
-    )

@@ -12,10 +12,10 @@ from torch import Tensor
 from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.explore.flows import SHOWN, FlowOf, FlowView
-from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.layout import heading, html, note_html
 from bilens.explore.screen import Screen
 from bilens.files import write_json
+from bilens.lazy_imports import gradio as gr
 from bilens.read.flow import edit, edit_heads
 from bilens.read.language import token_names
 from bilens.reading import Table, signed
@@ -180,10 +180,10 @@ def edit_screen(view: EditView, screen: Screen[Any]) -> None:
 
     of_flow = "flow_prompt flow_token flow_minus flow_against"
     screen.part(of_flow, [names], choices)
-    screen.part(
+    screen.content(
+        "edit-page",
         f"{of_flow} edited edit_percent edit_prompt",
-        [html("edit-page")],
-        lambda state: [view.page(state.flow, state.edited, state.edit_percent, state.edit_prompt)],
+        lambda s: view.page(s.flow, s.edited, s.edit_percent, s.edit_prompt),
     )
     if view.save_to is not None:
         button = gr.Button("Save the edited model", elem_id="edit-save")

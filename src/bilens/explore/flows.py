@@ -7,9 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.layout import heading, html, note_html
 from bilens.explore.screen import Screen, StateError, check_tokens, said_of
+from bilens.lazy_imports import gradio as gr
 from bilens.read.flow import Flow, account, described, flow, remove
 from bilens.read.flow.contrast import other_of
 from bilens.read.flow.editing import sharing_weights
@@ -204,7 +204,8 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
         js_on_load=_shared("flow.js") + DRAW,
         graph="",
     )
-    removed = html("flow-removed")
+    fields = "flow_prompt flow_token flow_minus flow_against"
+    screen.content("flow-removed", f"{fields} removed", lambda s: view.removed(s.flow, s.removed))
 
     def drawn(state: Any) -> list[Any]:
         summary, graph = view.page(state.flow)
@@ -228,11 +229,7 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
         write=lambda names: {"value": json.dumps(names)},
         say=lambda _: {},
     )
-    fields = "flow_prompt flow_token flow_minus flow_against"
     screen.part(fields, [text, drawing], drawn)
-    screen.part(
-        f"{fields} removed", [removed], lambda state: [view.removed(state.flow, state.removed)]
-    )
 
 
 def _names(text: Any) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """The screen of a classifier of one layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
 
 import plotly.graph_objects as go
 import torch
@@ -9,14 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.data import ImageData
-from bilens.explore.gradio_import import gradio as gr
-from bilens.explore.layout import facts_html, heading, html, note_html, picture, plot_of
-from bilens.explore.readings import PanelView
+from bilens.explore.layout import heading, note_html
+from bilens.explore.readings import PanelView, lay_out
 from bilens.explore.screen import Screen, StateError, check_ranges
 from bilens.explore.sketchpad import sketchpad, unpack_input
-from bilens.read import explain, read_classifier, spectra
-from bilens.read.chain import input_tensors, size_facts
-from bilens.reading import shown
+from bilens.lazy_imports import gradio as gr
+from bilens.read import Explanation, explain, read_classifier, spectra
+from bilens.read.chain import input_tensors
+from bilens.registry import Analysis
 from bilens.report import (
     direction_figure,
     eigenvector_figure,
@@ -60,28 +61,20 @@ class ImageView(PanelView):
     Args:
         model: of one layer, whose inputs are images.
         data: images to measure it on, the source of its top inputs.
+        added: further analyses, each with a panel.
 
     Raises:
         NotBilinearError: the model is not one tensor.
         BilensError: its inputs have no image shape, or the data does not fit it.
     """
 
-    def __init__(self, model: TensorChain, data: ImageData) -> None:
+    def __init__(self, model: TensorChain, data: ImageData, added: Sequence[Analysis] = ()) -> None:
         self.model, self.data, self.shape = model, data, data.shape
         self.names = data.class_names
         self.reading = read_classifier(model, data)
         self.svd = input_tensors(model)[0].svd()
         self.start = ImageState(n_eigenvectors=min(10, self.reading.spectrum.k))
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        """A name and a value each."""
-        return [
-            ("data", self.data.name),
-            ("test accuracy", f"{self.reading.accuracy:.2%}"),
-            *((name, shown(value)) for name, value in size_facts(self.model)),
-            ("eigenvectors a class", str(self.reading.spectrum.k)),
-        ]
+        self.add_panels(added, [data])
 
     def checked(self, state: ImageState) -> ImageState:
         """Return the state, if it fits the model.
@@ -112,19 +105,23 @@ class ImageView(PanelView):
             return unit[state.output] - unit[state.minus], f"{name} minus {self.names[state.minus]}"
         return unit[state.output], name
 
+    @lru_cache(maxsize=8)  # noqa: B019  a view lives as long as its app
     def spectrum(self, state: ImageState) -> tuple[Spectrum, str]:
         """Return all eigenvectors of the direction, and its name."""
         direction, title = self.direction(state)
         return spectra(self.model, direction), title
 
-    def direction_figures(self, state: ImageState) -> tuple[go.Figure, go.Figure]:
-        """Draw the spectrum, and the outermost eigenvectors with their top inputs."""
+    def spectrum_figure(self, state: ImageState) -> go.Figure:
+        """Draw the eigenvalues."""
+        return spectrum_figure(self.spectrum(state)[0], title="Spectrum")
+
+    def eigenvectors_figure(self, state: ImageState) -> go.Figure:
+        """Draw the outermost eigenvectors with their top inputs."""
         spectrum, title = self.spectrum(state)
         x = self.data.test_images
         outermost = spectrum.outermost(SHOWN).oriented(x)
-        return (
-            spectrum_figure(spectrum, title="Spectrum"),
-            eigenvector_figure(outermost, x, self.shape, title=f"Eigenvectors of {title}", k=SHOWN),
+        return eigenvector_figure(
+            outermost, x, self.shape, title=f"Eigenvectors of {title}", k=SHOWN
         )
 
     def weights_figure(self, state: ImageState) -> go.Figure | None:
@@ -146,20 +143,22 @@ class ImageView(PanelView):
             f"{curve.full:.2%}."
         )
 
-    def input_figures(self, state: ImageState) -> tuple[go.Figure, go.Figure]:
-        """Logits of the input, and the eigenvectors that make the highest of them."""
+    def logits_figure(self, state: ImageState) -> go.Figure:
+        """Draw the logits of the input, and their parts that the eigenvectors kept add up to."""
         x = unpack_input(state.input, self.data)
-        truncated = self.reading.spectrum.truncate(state.n_eigenvectors)
         with torch.no_grad():
             logits = self.model(x)
         title = f"Logits: {state.n_eigenvectors} kept, and all"
-        explanation = explain(truncated, x)
-        return (
-            logits_figure(logits, explanation.logits, self.names, title=title),
-            explanation_figure(
-                explanation, self.shape, self.names, title="What makes the highest logits"
-            ),
-        )
+        return logits_figure(logits, self._explanation(state).logits, self.names, title=title)
+
+    def explanation_figure(self, state: ImageState) -> go.Figure:
+        """Draw the eigenvectors that make the highest logits of the input."""
+        title = "What makes the highest logits"
+        return explanation_figure(self._explanation(state), self.shape, self.names, title=title)
+
+    def _explanation(self, state: ImageState) -> Explanation:
+        truncated = self.reading.spectrum.truncate(state.n_eigenvectors)
+        return explain(truncated, unpack_input(state.input, self.data))
 
 
 CHOICES = {
@@ -175,15 +174,7 @@ def image_screen(view: ImageView) -> Screen[ImageState]:
     Args:
         view: the classifier, read.
     """
-    screen = Screen(view)
-    html("facts", facts_html(view.facts))
-    _direction(view, screen)
-    _truncation(view, screen)
-    _input(view, screen)
-    for panel in view.panels:
-        panel.lay_out(screen)
-    screen.connect()
-    return screen
+    return lay_out(view, view.reading.facts(), _direction, _truncation, _input)
 
 
 def _direction(view: ImageView, screen: Screen[ImageState]) -> None:
@@ -211,30 +202,22 @@ def _direction(view: ImageView, screen: Screen[ImageState]) -> None:
         output = screen.choice("output", view.names, label="Class")
         minus = screen.choice("minus", view.names, label="Minus", visible=False)
         component = screen.choice("component", components, label="Component", visible=False)
-    with gr.Row():
-        with gr.Column(scale=2, min_width=280):
-            spectrum, weights = picture("spectrum"), picture("direction")
-        with gr.Column(scale=5, min_width=320):
-            vectors = picture("eigenvectors")
-
-    def controls(state: ImageState) -> list[Any]:
-        return [
+    screen.part(
+        "by",
+        [output, minus, component],
+        lambda state: [
             gr.update(visible=state.by != "component"),
             gr.update(visible=state.by == "difference"),
             gr.update(visible=state.by == "component"),
-        ]
-
-    def figures(state: ImageState) -> list[Any]:
-        eigenvalues, eigenvectors = view.direction_figures(state)
-        bars = view.weights_figure(state)
-        return [
-            plot_of(eigenvalues, "spectrum"),
-            plot_of(eigenvectors, "eigenvectors"),
-            gr.update(value=bars and plot_of(bars, "direction"), visible=bars is not None),
-        ]
-
-    screen.part("by", [output, minus, component], controls)
-    screen.part("by output minus component", [spectrum, vectors, weights], figures)
+        ],
+    )
+    fields = "by output minus component"
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            screen.picture("spectrum", fields, view.spectrum_figure)
+            screen.picture("direction", fields, view.weights_figure)
+        with gr.Column(scale=5, min_width=320):
+            screen.picture("eigenvectors", fields, view.eigenvectors_figure)
 
 
 def _truncation(view: ImageView, screen: Screen[ImageState]) -> None:
@@ -247,16 +230,11 @@ def _truncation(view: ImageView, screen: Screen[ImageState]) -> None:
         label="Eigenvectors kept of each class",
         elem_id="n_eigenvectors",
     )
-    text, curve = html("accuracy-text"), picture("accuracy")
     screen.control("n_eigenvectors", count)
-    screen.part(
-        "n_eigenvectors",
-        [text, curve],
-        lambda state: [
-            note_html(view.accuracy_text(state)),
-            plot_of(view.curve_figure(state), "accuracy"),
-        ],
+    screen.content(
+        "accuracy-text", "n_eigenvectors", lambda state: note_html(view.accuracy_text(state))
     )
+    screen.picture("accuracy", "n_eigenvectors", view.curve_figure)
 
 
 def _input(view: ImageView, screen: Screen[ImageState]) -> None:
@@ -269,10 +247,5 @@ def _input(view: ImageView, screen: Screen[ImageState]) -> None:
         with gr.Column(scale=2, min_width=280):
             sketchpad(screen, view.data)
         with gr.Column(scale=5, min_width=320):
-            logits, explanation = picture("logits"), picture("explanation")
-
-    def figures(state: ImageState) -> list[Any]:
-        bars, parts = view.input_figures(state)
-        return [plot_of(bars, "logits"), plot_of(parts, "explanation")]
-
-    screen.part("n_eigenvectors input", [logits, explanation], figures)
+            screen.picture("logits", "n_eigenvectors input", view.logits_figure)
+            screen.picture("explanation", "n_eigenvectors input", view.explanation_figure)

@@ -4,10 +4,11 @@ from typing import Any
 
 from bilens.explore.edits import edit_screen
 from bilens.explore.flows import flow_screen
-from bilens.explore.gradio_import import gradio as gr
 from bilens.explore.language import LanguageState, LanguageView
-from bilens.explore.layout import facts_html, heading, html, picture, plot_of, prompt_notice
+from bilens.explore.layout import heading, html, picture, plot_of, prompt_notice
+from bilens.explore.readings import lay_out
 from bilens.explore.screen import Screen
+from bilens.lazy_imports import gradio as gr
 from bilens.read.language.names import in_words
 
 
@@ -17,21 +18,17 @@ def language_screen(view: LanguageView) -> Screen[LanguageState]:
     Args:
         view: the model, read.
     """
-    screen = Screen(view)
-    html("facts", facts_html(view.facts))
-    if view.is_bilinear:
-        _direction(view, screen)
-        _prompt(view, screen)
-        flow_screen(view.flows, screen)
-    else:
-        # A flow is made for any model; eigenvectors are those of tensors only.
-        flow_screen(view.flows, screen)
-        _texts(view, screen)
+    # A flow is made for any model; eigenvectors are those of tensors only.
+    parts = (_direction, _prompt, _flow) if view.is_bilinear else (_flow, _texts)
+    return lay_out(view, view.facts, *parts, _edits)
+
+
+def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
+    flow_screen(view.flows, screen)
+
+
+def _edits(view: LanguageView, screen: Screen[LanguageState]) -> None:
     edit_screen(view.edits, screen)
-    for panel in view.panels:
-        panel.lay_out(screen)
-    screen.connect()
-    return screen
 
 
 def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:
@@ -44,24 +41,20 @@ def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:
         "brackets. Tokens in blue make the number larger, those in red smaller.",
     )
     _tokens(view, screen)
+    direction = "token minus layer"
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
-            spectrum = picture("spectrum")
+            screen.picture("spectrum", direction, view.spectrum_picture)
         with gr.Column(scale=5, min_width=320):
             number = gr.Radio([], label="Eigenvector", elem_id="eigenvector")
-            contexts = html("contexts")
+            screen.content("contexts", f"{direction} number", view.contexts_page)
 
-    def eigenvectors(state: LanguageState) -> list[Any]:
+    def names(state: LanguageState) -> list[Any]:
         choices = [(name, i) for i, name in enumerate(view.eigenvectors(state))]
-        figure = view.spectrum_picture(state)
-        return [
-            gr.update(value=figure and plot_of(figure, "spectrum"), visible=figure is not None),
-            gr.update(choices=choices, value=state.number, visible=bool(choices)),
-        ]
+        return [gr.update(choices=choices, value=state.number, visible=bool(choices))]
 
     screen.control("number", number)
-    screen.part("token minus layer", [spectrum, number], eigenvectors)
-    screen.part("token minus layer number", [contexts], lambda state: [view.contexts_page(state)])
+    screen.part(direction, [number], names)
 
 
 def _tokens(view: LanguageView, screen: Screen[LanguageState]) -> None:
@@ -91,17 +84,17 @@ def _texts(view: LanguageView, screen: Screen[LanguageState]) -> None:
     heading("Attention in a text", "Each row is a token, and shows the tokens that it attends to.")
     _tokens(view, screen)
     with gr.Row():
-        prompt = gr.Textbox(
-            value=view.start.prompt, label="A text", elem_id="prompt", lines=2, max_lines=4
-        )
-        screen.control("prompt", prompt, event="change")
+        _text(view, screen)
         _head(view, screen)
-    attention = picture("attention")
-    screen.part(
-        "prompt layer head",
-        [attention],
-        lambda state: [plot_of(view.attention_figure(state), "attention")],
+    screen.picture("attention", "prompt layer head", view.attention_figure)
+
+
+def _text(view: LanguageView, screen: Screen[LanguageState]) -> None:
+    prompt = gr.Textbox(
+        value=view.start.prompt, label="A text", elem_id="prompt", lines=2, max_lines=4
     )
+    # `input` leaves out what is pasted.
+    screen.control("prompt", prompt, event="change")
 
 
 def _head(view: LanguageView, screen: Screen[LanguageState]) -> None:
@@ -112,9 +105,7 @@ def _head(view: LanguageView, screen: Screen[LanguageState]) -> None:
 
 def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
     heading("One prediction, taken apart")
-    prompt = gr.Textbox(
-        value=view.start.prompt, label="A text", elem_id="prompt", lines=2, max_lines=4
-    )
+    _text(view, screen)
     notice = html("prompt-notice")
     with gr.Row():
         with gr.Column(scale=3, min_width=320):
@@ -137,15 +128,9 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
     _head(view, screen)
     with gr.Row():
         with gr.Column(min_width=320):
-            fed = html("fed")
+            screen.content("fed", "prompt token minus layer", view.fed_page)
         with gr.Column(min_width=320):
-            attention = picture("attention")
-    screen.part("prompt token minus layer", [fed], lambda state: [view.fed_page(state)])
-    screen.part(
-        "prompt layer head",
-        [attention],
-        lambda state: [plot_of(view.attention_figure(state), "attention")],
-    )
+            screen.picture("attention", "prompt layer head", view.attention_figure)
 
     def prediction(state: LanguageState) -> list[Any]:
         page, _, figure = view.prediction(state)
@@ -157,6 +142,4 @@ def _prompt(view: LanguageView, screen: Screen[LanguageState]) -> None:
             gr.update(value=bars, visible=figure is not None),
         ]
 
-    # `input` leaves out what is pasted.
-    screen.control("prompt", prompt, event="change")
     screen.part("prompt next_token", [notice, table, next_token, parts], prediction)

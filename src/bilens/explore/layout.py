@@ -9,7 +9,9 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.io.json import to_json_plotly
 
-from bilens.explore.gradio_import import gradio as gr
+from bilens.lazy_imports import gradio as gr
+from bilens.reading import Fact
+from bilens.reading import shown as shown_fact
 from bilens.report.page import CONFIG
 from bilens.residual import ResidualModel
 from bilens.residual.trace import prepare_text
@@ -53,9 +55,10 @@ def note_html(text: str) -> str:
     return f'<p class="bilens-note">{escape(text)}</p>'
 
 
-def facts_html(facts: Sequence[tuple[str, str]]) -> str:
+def facts_html(facts: Sequence[Fact]) -> str:
     """Return names and values for the head of a screen."""
-    rows = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    shown = ((escape(name), escape(shown_fact(value))) for name, value in facts)
+    rows = (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in shown)
     return f'<dl class="bilens-facts">{"".join(rows)}</dl>'
 
 

@@ -10,11 +10,20 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from bilens.analyses import REQUIRED, Option, options_of, run_analysis
 from bilens.errors import BilensError
-from bilens.explore.gradio_import import gradio as gr
-from bilens.explore.layout import heading, html, note_html, picture, plot_of
+from bilens.explore.layout import facts_html, heading, html, note_html, picture, plot_of
 from bilens.explore.screen import Screen, StateError
+from bilens.lazy_imports import gradio as gr
 from bilens.read.figures.style import house_style
-from bilens.reading import ContextList, FlowDrawing, Picture, Reading, Section, Table, fact_text
+from bilens.reading import (
+    ContextList,
+    Fact,
+    FlowDrawing,
+    Picture,
+    Reading,
+    Section,
+    Table,
+    fact_text,
+)
 from bilens.registry import Analysis
 from bilens.report import contexts_html, table_html
 
@@ -186,6 +195,26 @@ class PanelView:
     def _model(self) -> Any:
         # Several threads read a model of their own: the attribute is asked for each time.
         return self.model  # type: ignore[attr-defined]
+
+
+def lay_out(
+    view: Any, facts: Sequence[Fact], *parts: Callable[[Any, Screen[Any]], None]
+) -> Screen[Any]:
+    """Lay out a screen inside a `gr.Blocks`: facts, parts of the page, and the view's panels.
+
+    Args:
+        view: Of a model, a `PanelView`.
+        facts: About the model, for the head of the page.
+        parts: Functions that lay out a part.
+    """
+    screen = Screen[Any](view)
+    html("facts", facts_html(facts))
+    for part in parts:
+        part(view, screen)
+    for panel in view.panels:
+        panel.lay_out(screen)
+    screen.connect()
+    return screen
 
 
 def sections_html(sections: Sequence[Section], name: str) -> str:

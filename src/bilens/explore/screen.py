@@ -10,8 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, urlencode
 
 from bilens.errors import BilensError
-from bilens.explore.gradio_import import gradio as gr
-from bilens.explore.layout import AddressBar
+from bilens.explore.layout import AddressBar, html, picture, plot_of
+from bilens.lazy_imports import gradio as gr
 
 
 class StateError(BilensError):
@@ -250,6 +250,25 @@ class Screen(Generic[State]):
                 lambda state: dict(zip(outputs, show(state), strict=True)),
             )
         )
+
+    def picture(self, name: str, names: str, draw: Callable[[State], Any]) -> None:
+        """Lay out a figure of the state; without one, its place is hidden.
+
+        Args:
+            name: of the place, and of a saved picture.
+            names: of the fields that it depends on, as in `part`.
+            draw: the figure of a state, or None.
+        """
+
+        def show(state: State) -> list[Any]:
+            figure = draw(state)
+            return [gr.update(value=figure and plot_of(figure, name), visible=figure is not None)]
+
+        self.part(names, [picture(name)], show)
+
+    def content(self, name: str, names: str, show: Callable[[State], str]) -> None:
+        """Lay out HTML of the state, escaped by `show`; see `picture`."""
+        self.part(names, [html(name)], lambda state: [show(state)])
 
     def action(self, event: Any, output: Any, act: Callable[[State], str]) -> None:
         """On an event, act on the state, and show the message."""

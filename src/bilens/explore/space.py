@@ -7,8 +7,8 @@ from pathlib import Path
 from huggingface_hub import SpaceCardData
 
 from bilens.errors import BilensError
-from bilens.explore.gradio_import import gradio as gr
 from bilens.files import folder_written_whole
+from bilens.lazy_imports import gradio as gr
 from bilens.version import __version__
 
 LEFT_OUT = shutil.ignore_patterns("checkpoints", "cut", "figures", "*.html", ".*")

@@ -1,4 +1,4 @@
-"""Readings in the files that other projects' viewers open."""
+"""Readings as files of arrays, and in the files that other projects' viewers open."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,13 +8,18 @@ from typing import Any
 import torch
 
 from bilens.checks import checked
-from bilens.files import write_json
+from bilens.files import write_json, write_safetensors
+from bilens.read import BondReading, ClassifierReading, DeepReading
+from bilens.read.bonds import BONDS_NAME
+from bilens.read.chain import input_tensors
+from bilens.read.deep import PATHS_NAME, save_paths
 from bilens.read.figures.style import save_figure
 from bilens.read.flow.reading import FlowReading
 from bilens.read.language import DirectionReading, shown_tokens
 from bilens.reading import Reading
 from bilens.report.attribution_graph import attribution_graph, write_viewer_files
 from bilens.residual import ResidualModel
+from bilens.train import TRAINING_NAME
 
 HISTOGRAM = 50
 UNUSED = ("neuron_alignment", "correlated_neurons", "correlated_features")
@@ -147,7 +152,37 @@ def _write_figure(reading: FlowReading, path: Path, _: str, __: str) -> None:
     save_figure(reading.plot(), path)
 
 
+def _write_spectra(reading: ClassifierReading, folder: Path, _: str, __: str) -> None:
+    reading.spectrum.save(folder / "spectra.safetensors")
+    write_json(folder / "decomposition.json", reading.record())
+
+
+def _write_paths(reading: DeepReading, folder: Path, _: str, __: str) -> None:
+    save_paths(folder / PATHS_NAME, reading.search, input_tensors(reading.model))
+    write_json(folder / "decomposition.json", reading.record())
+
+
+def _write_bonds(reading: BondReading, folder: Path, _: str, model: str) -> None:
+    tensors = {
+        f"{name}.{number}": getattr(bond, name)
+        for number, bond in enumerate(reading.bonds.bonds)
+        for name in ("shares", "read", "write")
+    }
+    write_safetensors(folder / "bonds.safetensors", tensors)
+    record = reading.record()
+    write_json(folder / BONDS_NAME, record)
+    # The smallest cut that keeps the accuracy is a run like any other.
+    reading.cut_model().save_files(folder / "cut")
+    names = ("data", "metric", "drop", "kind", "ranks", "tree_certificate")
+    about = {"cut_of": model} | {name: record[name] for name in names}
+    write_json(folder / "cut" / TRAINING_NAME, about)
+
+
+ARRAYS = ("arrays", "Folder to also write the arrays to, with the numbers as JSON.", ())
 EXPORTERS: dict[type[Reading], tuple[Exporter, ...]] = {
+    ClassifierReading: (Exporter(*ARRAYS, _write_spectra),),
+    DeepReading: (Exporter(*ARRAYS, _write_paths),),
+    BondReading: (Exporter(*ARRAYS, _write_bonds),),
     DirectionReading: (
         Exporter(
             "neuronpedia",
