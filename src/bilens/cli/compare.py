@@ -1,6 +1,5 @@
 """`bilens compare`."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -8,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from bilens.cli.terminal import out, show_table
+from bilens.cli.readings import show_reading, write_reading
+from bilens.cli.terminal import out
 from bilens.cli.train import LanguageSetup
-from bilens.files import write_json
-from bilens.lazy_imports import lazy_import, pd
+from bilens.lazy_imports import lazy_import
 from bilens.nn import MlpName
 from bilens.nn.language_settings import LanguageSettings
 from bilens.train.settings import LanguageTraining, check_precision
@@ -98,21 +97,12 @@ class Compare(LanguageSetup):
         # Other processes train along and print nothing.
         if not self.is_main_process():
             return None
-        record: dict[str, Any] = {"data": comparison.data, "target": comparison.target}
-        for name, rows in (
-            ("validations", comparison.validations),
-            ("summary", comparison.summary()),
-        ):
-            record[name] = json.loads(rows.to_json(orient="records"))
-        write_json(self.output / "comparison.json", record)
-        settings = {**asdict(training), "seed": list(self.seeds)}
+        reading = report.ComparisonReading(comparison, asdict(training) | {"seed": self.seeds})
+        show_reading(reading)
         page = self.output / "comparison.html"
-        facts = [(name, str(value)) for name, value in settings.items()]
-        report.write_comparison_report(page, comparison, facts)
-        table = report.comparison_table(comparison)
-        show_table(table.header, table.rows, table.caption, words=table.n_words)
+        write_reading(reading, page)
         out.print(f"page: {page}")
-        return record
+        return reading.record()
 
     def _tell(self, curve: "pd.DataFrame") -> None:
         if self.is_main_process():

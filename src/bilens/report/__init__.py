@@ -16,15 +16,15 @@ from bilens.read.figures.plots import (
 )
 from bilens.read.figures.style import save_figure, save_figures
 from bilens.read.shared import shared_figure
-from bilens.report.compare import Axis, comparison_table, loss_figure, write_comparison_report
+from bilens.report.compare import Axis, ComparisonReading, loss_figure
 from bilens.report.page import contexts_html, render_page, table_html, write_page, write_report
 
 __all__ = [
     "Axis",
     "Branch",
+    "ComparisonReading",
     "bond_figure",
     "branches_html",
-    "comparison_table",
     "contexts_html",
     "direction_figure",
     "directions_figure",
@@ -47,7 +47,6 @@ __all__ = [
     "table_html",
     "tree_figure",
     "truncation_figure",
-    "write_comparison_report",
     "write_page",
     "write_report",
 ]

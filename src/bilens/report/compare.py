@@ -1,17 +1,16 @@
 """The report of a comparison of architectures: the cost of the target, and loss curves."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from html import escape
-from math import isnan
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import plotly.graph_objects as go
 
 from bilens.lazy_imports import pd
 from bilens.read.figures.style import BLUE, GREY, RED, dress
-from bilens.reading import Section, Table
-from bilens.report.page import write_page
+from bilens.reading import Fact, Picture, Reading, Section, Table
 
 if TYPE_CHECKING:  # pandas takes its time to import
     from bilens.train.compare import Comparison
@@ -19,22 +18,100 @@ if TYPE_CHECKING:  # pandas takes its time to import
 Axis = Literal["steps", "tokens", "seconds"]
 """Axes of validation losses."""
 
-NBSP = "\N{NO-BREAK SPACE}"
+COLUMNS = {
+    "mlp": "MLP",
+    "attention": "attention",
+    "parameters": "parameters",
+    "steps": "steps",
+    "deviation": "±",
+    "steps_ratio": "ratio of steps",
+    "tokens": "tokens",
+    "seconds_per_step": "s/step",
+    "seconds": "seconds",
+    "seconds_ratio": "ratio of seconds",
+    "best": "best",
+    "missed": "seeds that missed",
+}
+"""Columns of the table, by those of `Comparison.summary`."""
 COLORS = (BLUE, RED, "#1b7837", "#b35806")
 """One for each attention."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """One for each MLP."""
 
 
-def comparison_table(comparison: "Comparison") -> Table:
-    """Return the cost of the target for each architecture; ratios are to the first."""
-    header = "MLP attention params steps ratio tokens s/step seconds ratio best"
-    rows = [_row(row) for row in comparison.summary().itertuples()]
-    return Table(
-        pd.DataFrame(rows, columns=header.split()),
-        f"To a validation loss of {comparison.target:g} nats a token",
-        words=2,
+@dataclass(frozen=True, eq=False, repr=False)
+class ComparisonReading(Reading):
+    """The cost of the target for each architecture, and loss curves.
+
+    Attributes:
+        comparison: The trainings.
+        settings: Of all trainings, by name.
+    """
+
+    comparison: "Comparison"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    formats: ClassVar = {
+        "steps": ",.0f",
+        "±": ".1f",
+        "ratio of steps": ".3f",
+        "tokens": ",.0f",
+        "s/step": ".3g",
+        "seconds": ",.1f",
+        "ratio of seconds": ".3f",
+        "best": ".3f",
+    }
+    explanation: ClassVar = (
+        "All were trained on the same texts in the same order, and ratios are to the first. Where "
+        "the loss crosses the target is read off the straight line between two validations. The "
+        "ratio of steps is the ratio of seconds if a step took all of them equally long, as with "
+        "equally good kernels; the ratio of seconds is as measured here, without validations and "
+        "checkpoints."
     )
+
+    @property
+    def title(self) -> str:
+        """The target."""
+        return f"To a validation loss of {self.comparison.target:g} nats a token"
+
+    def facts(self) -> list[Fact]:
+        """Return the data and the target."""
+        return [("data", self.comparison.data), ("target", self.comparison.target)]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row for each architecture; costs are empty where a seed missed the target."""
+        summary = self.comparison.summary()
+        summary["missed"] = summary["seeds"] - summary["reached"]
+        return summary[list(COLUMNS)].rename(columns=COLUMNS)
+
+    def figures(self) -> dict[str, go.Figure]:
+        """Return the loss curves by their axes."""
+        return {axis: loss_figure(self.comparison, axis) for axis in get_args(Axis)}
+
+    def record(self) -> dict[str, Any]:
+        """Return every validation, and the summary."""
+        frames = {
+            "validations": self.comparison.validations,
+            "summary": self.comparison.summary(),
+        }
+        # Through pandas, which writes null where a cost is missing.
+        rows = {name: json.loads(f.to_json(orient="records")) for name, f in frames.items()}
+        return {**dict(self.facts()), **rows}
+
+    def sections(self) -> list[Section]:
+        """Return the table, the curves, and the settings."""
+        pictures = [[Picture(name, figure)] for name, figure in self.figures().items()]
+        settings = pd.DataFrame(
+            [(name, str(value)) for name, value in self.settings.items()],
+            columns=["setting", "value"],
+        )
+        return [
+            Section(self.title, self.explanation, [[Table(self.frame(), "", self.formats)]]),
+            Section(
+                "Validation loss", "Thin lines are single seeds, thick ones their means.", pictures
+            ),
+            Section("Settings of all trainings", rows=[[Table(settings)]], folded=True),
+        ]
 
 
 def loss_figure(comparison: "Comparison", axis: Axis) -> go.Figure:
@@ -74,56 +151,3 @@ def loss_figure(comparison: "Comparison", axis: Axis) -> go.Figure:
     dress(figure, height=420, alt=f"Validation losses against {axis}")
     legend = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0}
     return figure.update_layout(legend=legend, margin={"t": 60})
-
-
-def write_comparison_report(
-    path: Path, comparison: "Comparison", facts: Sequence[tuple[str, str]]
-) -> dict[str, go.Figure]:
-    """Write the page of a comparison and return its figures by their axes."""
-    figures = {axis: loss_figure(comparison, axis) for axis in get_args(Axis)}
-    sections = [
-        Section(
-            "What the target cost",
-            "All were trained on the same texts in the same order, and ratios are to the first. "
-            "Where the loss crosses the target is read off the straight line between two "
-            "validations. The ratio of steps is the ratio of seconds if a step took all of them "
-            "equally long, as with equally good kernels; the ratio of seconds is as measured here, "
-            "without validations and checkpoints.",
-            [[comparison_table(comparison)]],
-        ),
-        Section(
-            "Validation loss",
-            "Thin lines are single seeds, thick ones their means.",
-            [[figure] for figure in figures.values()],
-        ),
-    ]
-    summary = (
-        f"How much training on {comparison.data} each architecture needs for a validation loss of "
-        f"{comparison.target:g} nats a token."
-    )
-    write_page(path, "Architectures compared", summary, facts, sections)
-    return figures
-
-
-def _row(row: Any) -> tuple[str, ...]:
-    """Return the table's cells for a row of the summary."""
-    about = (row.mlp, row.attention, f"{row.parameters / 1e6:.3g}M")
-    pace, best = f"{row.seconds_per_step:.3g}", f"{row.best:.3f}"
-    if row.reached < row.seeds:
-        missed = f"missed by {row.seeds - row.reached} of {row.seeds}"
-        return (*about, missed, "", "", pace, "", "", best)
-    spread = f"{NBSP}±{NBSP}{row.deviation:.1f}" if row.seeds > 1 else ""
-    return (
-        *about,
-        f"{row.steps:,.0f}{spread}",
-        _ratio(row.steps_ratio),
-        f"{row.tokens / 1e6:.3g}M",
-        pace,
-        f"{row.seconds:,.1f}",
-        _ratio(row.seconds_ratio),
-        best,
-    )
-
-
-def _ratio(value: float) -> str:
-    return "" if isnan(value) else f"{value:.3f}"
