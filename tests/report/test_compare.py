@@ -29,7 +29,7 @@ SINGLE = Comparison("data", 2.5, CURVES[0])
 
 def test_the_table_gives_steps_tokens_and_seconds_with_ratios_to_the_first():
     reading = ComparisonReading(COMPARISON)
-    assert reading.title == "To a validation loss of 2.5 nats a token"
+    assert dict(reading.facts())["target"] == 2.5
     (table,) = reading.sections()[0].parts
     assert table.header[3:6] == ["steps", "±", "ratio of steps"]
     assert list(table.rows[0][3:6]) == ["18", "0.0", "1.000"]

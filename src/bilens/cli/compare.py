@@ -10,7 +10,7 @@ import tyro
 from bilens.cli.readings import show_reading, write_reading
 from bilens.cli.terminal import out
 from bilens.cli.train import LanguageSetup
-from bilens.lazy_imports import lazy_import
+from bilens.lazy_imports import lazy_import, pd
 from bilens.nn import MlpName
 from bilens.nn.language_settings import LanguageSettings
 from bilens.train.settings import LanguageTraining, check_precision

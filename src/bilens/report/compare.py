@@ -71,12 +71,15 @@ class ComparisonReading(Reading):
 
     @property
     def title(self) -> str:
-        """The target."""
-        return f"To a validation loss of {self.comparison.target:g} nats a token"
+        """Its heading."""
+        return "Architectures compared"
 
     def facts(self) -> list[Fact]:
         """Return the data and the target."""
-        return [("data", self.comparison.data), ("target", self.comparison.target)]
+        return [
+            ("data", self.comparison.data),
+            ("target", self.comparison.target),
+        ]
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each architecture; costs are empty where a seed missed the target."""
