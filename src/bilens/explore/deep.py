@@ -300,12 +300,14 @@ def _bonds(view: DeepView, screen: Screen[DeepState]) -> None:
         js_on_load=STEP + PRESSED,
         depth=bonds.depth,
     )
+
+    def of_walk(draw: Callable[[int, tuple[str, ...]], Any]) -> Callable[[DeepState], Any]:
+        return lambda state: draw(state.directions, state.walk)
+
     with gr.Row():
         for name, draw in {"ends": bonds.ends, "made": bonds.made, "used": bonds.used}.items():
             with gr.Column(min_width=320):
-                screen.picture(
-                    name, "directions walk", lambda s, draw=draw: draw(s.directions, s.walk)
-                )
+                screen.picture(name, "directions walk", of_walk(draw))
 
 
 def _tree(view: DeepView, screen: Screen[DeepState]) -> None:
