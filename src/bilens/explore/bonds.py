@@ -86,6 +86,7 @@ class BondView:
 
     def nodes(self, k: int, walk: tuple[str, ...]) -> list[BondNode]:
         """Return a walk that starts at a logit, without directions that the cut leaves out."""
+        # The slider may have gone below a direction of the walk since it was taken.
         steps = [node for node in map(self._node, walk) if node is not None]
         sizes = (*self.reading(k).cut.ranks, self.data.n_classes)
         steps = [node for node in steps if node[1] < sizes[node[0]]]

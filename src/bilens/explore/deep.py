@@ -170,6 +170,7 @@ class DeepView(PanelView):
 
     def _branch(self, node: tuple[int, ...], above: tuple[float, ...], opened: set[str]) -> Branch:
         """Return a node, with its branches if it is open; the root always is."""
+        # Closed nodes are not decomposed: all nodes of a tree would take minutes.
         name = ".".join(map(str, node[1:]))
         value = above[-1] if above else 1.0
         if name and name not in opened:

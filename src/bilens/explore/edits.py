@@ -62,6 +62,8 @@ class EditView:
         Raises:
             BilensError: only a bias that the model has no place for could do it.
         """
+        # Nodes of a layer are edited together: one after the other, the second edit would scale
+        # the part that it shares with the first once more.
         model, scale = self.flows.model, percent / 100
         split, _ = self.flows.split(of)
         heads: dict[int, list[int]] = defaultdict(list)

@@ -105,6 +105,7 @@ class FlowView:
         """Return the tokens, the most likely ones if none are given."""
         if of.token:
             return TokenDirection(of.token, of.minus)
+        # Beside its rival, since a single logit is mostly a constant that all tokens share.
         ids = self.model.ids(of.prompt)
         likely = self.model.logits(ids[None])[0, -1].topk(2).indices
         token, second = token_names(self.model, likely)
@@ -114,6 +115,7 @@ class FlowView:
     def split(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:
         """Return the flow, and the data of its drawing."""
         direction = self.direction(of)
+        # With the same prompt, direction and text the nodes have the same numbers, which edits use.
         split = flow(self.model, of.prompt, direction, against=of.against or None)
         split = described(self.model, account(self.model, split), SHOWN)
         return split, flow_data(split, direction=direction_in_words(direction), k=SHOWN)

@@ -97,6 +97,7 @@ class ImageView(PanelView):
 
     def direction(self, state: ImageState) -> tuple[Float[Tensor, " classes"], str]:
         """Return the direction in the logits, and its name."""
+        # Each kind is a direction of the logits, so that one page serves all three.
         unit = torch.eye(len(self.names))
         if state.by == "component":
             return self.svd.outputs[state.component], f"component {state.component + 1}"

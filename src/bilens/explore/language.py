@@ -137,6 +137,7 @@ class LanguageView(PanelView):
             flow_minus=split.minus if split else (),
         )
         positions = model.parts.positions or model.parts.hidden_positions
+        # All pairs of a large vocabulary would take minutes a head.
         fixed = {"among": self.frequent, "position": 1 if positions else None}
         # N-grams are those of one layer: of a deep model they say little, and take half a minute.
         first_panels = [analysis("ngrams")] if self.is_bilinear or model.n_layers == 1 else []

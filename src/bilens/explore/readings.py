@@ -120,9 +120,9 @@ class ReadingPanel:
                 reading = self.reading(state)
                 first, *others = reading.sections()
                 sections = [replace(first, facts=reading.facts()), *others]
+                page = sections_html(sections, name)
             except BilensError as error:
-                hidden = gr.update(value=None, visible=False)
-                return [note_html(str(error)), *[hidden] * PLOTS]
+                sections, page = [], note_html(str(error))
             drawn = [part.figure for s in sections for part in s.parts if isinstance(part, Picture)]
             updates = [
                 gr.update(
@@ -130,11 +130,12 @@ class ReadingPanel:
                 )
                 for number, figure in enumerate(drawn[:PLOTS])
             ]
+            # Gradio lays components out once: places without a figure are hidden.
             hidden = gr.update(value=None, visible=False)
-            return [sections_html(sections, name), *updates, *[hidden] * (PLOTS - len(updates))]
+            return [page, *updates, *[hidden] * (PLOTS - len(updates))]
 
         names = {*self.page_fields.values(), *self.fields.values()}
-        screen.part(" ".join(names) or name, [content, *plots], show)
+        screen.part(" ".join(names), [content, *plots], show)
 
     def _control(self, option: Option, screen: Screen[Any]) -> None:
         field, kind = self.fields[option.name], _kind(option)
@@ -186,6 +187,7 @@ class PanelView:
         added = [field for panel in panels for field in panel.state_fields]
         self.panels = [*self.panels, *panels]
         if added:
+            # A field for each setting puts it into the address and into Back without further code.
             kind = make_dataclass(
                 type(self.start).__name__, added, bases=(type(self.start),), frozen=True
             )

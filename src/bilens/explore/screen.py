@@ -80,9 +80,11 @@ def write_address(state: Any, start: Any) -> tuple[str, list[str]]:
     for field in fields(state):
         value = getattr(state, field.name)
         if value != getattr(start, field.name):
+            # An empty list has to differ from a field that is left out.
             values = (value or ("",)) if isinstance(value, tuple) else (value,)
             parts[field.name] = urlencode([(field.name, part) for part in values])
     left_out = []
+    # The longest part goes first, such as a drawing, so that as few as possible go.
     while len(query := "&".join(parts.values())) > LONGEST:
         left_out.append(max(parts, key=lambda name: len(parts[name])))
         del parts[left_out[-1]]
@@ -341,6 +343,7 @@ class Screen(Generic[State]):
         for field, control in self.controls.items():
             try:
                 value, held = control.read(given[field]), getattr(seen, field)
+                # Values come from a browser, which may send anything.
                 if type(value) is not type(held):
                     shown = "An empty box" if value is None else str(value)[:40]
                     kind = "a whole number" if isinstance(held, int) else "a text"
@@ -348,6 +351,8 @@ class Screen(Generic[State]):
                 state = replace(state, **{field: value})  # type: ignore[type-var]
             except StateError as error:
                 refused[field] = error.reason
+        # A check stops at the first field that does not fit. That field goes back, and the others
+        # are checked again, so that one refusal does not hold back the others.
         while True:
             try:
                 return self.view.checked(state), refused

@@ -51,7 +51,7 @@ class ComparisonReading(Reading):
     comparison: "Comparison"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    formats: ClassVar = {
+    formats: ClassVar[dict[str, str]] = {
         "steps": ",.0f",
         "±": ".1f",
         "ratio of steps": ".3f",
@@ -61,7 +61,7 @@ class ComparisonReading(Reading):
         "ratio of seconds": ".3f",
         "best": ".3f",
     }
-    explanation: ClassVar = (
+    explanation: ClassVar[str] = (
         "All were trained on the same texts in the same order, and ratios are to the first. Where "
         "the loss crosses the target is read off the straight line between two validations. The "
         "ratio of steps is the ratio of seconds if a step took all of them equally long, as with "
