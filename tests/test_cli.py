@@ -179,6 +179,14 @@ def test_a_run_without_its_record(run, capsys):
     assert "training.json is missing or damaged" in " ".join(capsys.readouterr().err.split())
 
 
+def test_commands_of_readings_write_the_arrays_of_decompose(run, tmp_path):
+    main(["decompose", str(run)])
+    main(["eigenvectors", str(run), "--arrays", str(tmp_path / "arrays")])
+    a, b = (load_file(folder / "spectra.safetensors") for folder in (run, tmp_path / "arrays"))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
 def test_deep_models_are_read_by_their_paths(deep_run, capsys, monkeypatch):
     main(["decompose", str(deep_run), "--paths", "50"])
     shown = capsys.readouterr().out
