@@ -214,14 +214,15 @@ class PartialRuns:
         """
         first, second = self.runs
         hooks: list[Any] = []
+        changed = int((first.tokens != second.tokens).any(-1).int().argmax())
         for number, layer in enumerate(self.graph.model.parts.layers):
             start = self.graph.source(number)
             end = start + self.graph.model.n_heads
-            hooks.append(
-                (layer.heads.out.module, True, _mixer(clean[:, start:end], second.mixed[number]))
-            )
-            hooks.append((layer.mlp.module, False, _chooser(clean[:, end], second.outputs[number])))
-        return self.number(first.run_from(0, len(clean), hooks))
+            mixed, output = second.mixed[number][changed:], second.outputs[number]
+            hooks.append((layer.heads.out.module, True, _mixer(clean[:, start:end], mixed)))
+            hooks.append((layer.mlp.module, False, _chooser(clean[:, end], output)))
+        with first.prefix_kept(changed):
+            return self.number(first.run_from(0, len(clean), hooks))
 
     @torch.no_grad()
     def with_edges(self, clean: Bool[Tensor, "rows readers sources"]) -> Float[Tensor, " rows"]:

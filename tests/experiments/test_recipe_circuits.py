@@ -23,6 +23,8 @@ def case(request):
     with exact_norms():
         view = ResidualModel(tiny(request.param), toy_tokenizer())
         ids, other = random_text(seed=1), random_text(seed=2)
+        # Positions that both texts begin with are not computed again.
+        other[:2] = ids[:2]
         with torch.no_grad():
             runs = stored_runs(view, ids, Other(view, ids, other))
         yield view, (ids, other), runs
