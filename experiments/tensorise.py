@@ -99,7 +99,7 @@ ROWS: tuple[Row, ...] = (
     ("stories260K", "both", {"distinct": 24}),
     *(("stories260K", "both", {"tokens": tokens}) for tokens in (50_000, 200_000, 500_000)),
     ("stories260K", "gates", {"tokens": 200_000}),
-    ("stories260K", "gates", {"learning_rate": 5e-3}),
+    *(("stories260K", v, {"learning_rate": 5e-4}) for v in ("control", "gates", "both")),
 )
 """Rows of the small scale: a model, a variant, and changes of its settings."""
 LARGE: tuple[Row, ...] = tuple(("SmolLM2", variant, {}) for variant in VARIANTS)
