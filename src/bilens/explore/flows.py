@@ -91,7 +91,7 @@ class FlowView:
             n = len(self.model.ids(of.prompt))
         if of.against:
             with said_of("flow_against", "against "):
-                other_of(self.model, of.prompt, self.model.ids(of.prompt), of.against, None)
+                other_of(self.model, of.prompt, of.against, None)
         most = int(LARGEST / self.cost)
         if n > most:
             raise StateError(

@@ -254,8 +254,10 @@ class ResidualModel:
 
     # Texts.
 
-    def ids(self, text: str | Int[Tensor, " time"]) -> Int[Tensor, " time"]:
+    def ids(self, text: str | Int[Tensor, " any_time"], until: int = -1) -> Int[Tensor, " time"]:
         """Return the token ids of a text, (time,) on the model's device; ids pass unchanged.
+
+        The last one is at the position `until`, counted from the end if negative.
 
         A string is cleaned if the model was trained on clean texts, and follows the token that
         texts begin with, if the tokenizer adds one.
@@ -271,7 +273,9 @@ class ResidualModel:
         else:
             ids = text.to(self.device)
         self.parts.check_ids(ids)
-        return ids
+        if not -len(ids) <= until < len(ids):
+            raise BilensError(f"position={until}, expected {-len(ids)} to {len(ids) - 1}")
+        return ids[: until % len(ids) + 1]
 
     def trace(self, text: str | Int[Tensor, " time"]) -> Trace:
         """Run the model on a text and return its streams, norm scales, patterns and gate ratios."""
@@ -300,13 +304,6 @@ class ResidualModel:
         """Return the normalised stream that an MLP reads, at every position of texts."""
         self.parts.check_ids(ids)
         return mlp_inputs(self.model, [self.layer(layer).mlp], ids.to(self.device))[0]
-
-    def all_mlp_inputs(
-        self, text: str | Int[Tensor, " time"]
-    ) -> list[Float[Tensor, "time d_model"]]:
-        """Return the normalised stream that the MLP of each layer reads, by one run on a text."""
-        ids = self.ids(text)[None]
-        return [n[0] for n in mlp_inputs(self.model, [x.mlp for x in self.parts.layers], ids)]
 
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:

@@ -129,3 +129,9 @@ def test_a_second_text_is_asked_for():
     view = ResidualModel(random_model(), toy_tokenizer())
     with pytest.raises(BilensError, match="against and replace name the second run"):
         patch(view, TWO[0], DIRECTION)
+
+
+def test_a_position_outside_of_the_text_is_an_error():
+    view = ResidualModel(random_model(), toy_tokenizer())
+    with pytest.raises(BilensError, match="position=9, expected -9 to 8"):
+        patch(view, TWO[0], DIRECTION, 9, against=TWO[1])

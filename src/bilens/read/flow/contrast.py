@@ -44,7 +44,6 @@ def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
 def other_of(
     model: ResidualModel,
     text: str | Tensor,
-    ids: Int[Tensor, " time"],
     against: Against | None,
     replace: Mapping[str, str] | None,
 ) -> "Other":
@@ -55,6 +54,7 @@ def other_of(
     """
     if (against is None) == (replace is None):
         raise BilensError("against and replace name the second run, expected one of them")
+    ids = model.ids(text)
     return Other(model, ids, replaced(text, replace or {}) if against is None else against)
 
 

@@ -13,6 +13,7 @@ from bilens.data import Corpus
 from bilens.read.flow.graph import Flow
 from bilens.read.language.names import shown_tokens
 from bilens.residual import ResidualModel
+from bilens.residual.trace import mlp_inputs
 
 TOP, ENDS, ENDING = 4, 3, 4
 """Tokens of a label; texts of a label, and tokens that each of them shows."""
@@ -75,7 +76,8 @@ def strongest_ends(
     """
     best: list[list[tuple[float, str]]] = [[] for _ in layers]
     for ids in texts if layers else ():
-        inputs = model.all_mlp_inputs(ids)
+        batch = model.ids(ids)[None]
+        inputs = [n[0] for n in mlp_inputs(model.model, [x.mlp for x in model.parts.layers], batch)]
         for number, (layer, vector) in enumerate(zip(layers, vectors, strict=True)):
             active, position = (inputs[layer] @ vector).max(0)
             first = max(0, int(position) + 1 - ENDING)

@@ -97,13 +97,11 @@ def patch(
     Source:
         Zhang and Nanda 2023, "Towards best practices of activation patching".
     """
-    ids = model.ids(text)
-    other = other_of(model, text, ids, against, replace)
+    ids = model.ids(text, position)
+    other = other_of(model, text, against, replace).cut(len(ids))
     if isinstance(token, str):
         token = TokenDirection(token, (minus,) if isinstance(minus, str) else tuple(minus))
-    time = range(len(ids))[position] + 1
-    runs = stored_runs(model, ids[:time], other.cut(time))
-    return patched_effects(runs, logit_of(model, token))
+    return patched_effects(stored_runs(model, ids, other), logit_of(model, token))
 
 
 def logit_of(model: ResidualModel, token: TokenDirection) -> Number:

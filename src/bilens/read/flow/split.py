@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bilens.checks import check_sum, checked
 from bilens.errors import BilensError
-from bilens.read.flow.builder import FlowBuilder
 from bilens.read.flow.contrast import (
     Against,
     Measured,
@@ -18,7 +17,7 @@ from bilens.read.flow.contrast import (
     other_of,
     recorded_trace,
 )
-from bilens.read.flow.graph import Flow
+from bilens.read.flow.graph import Flow, FlowBuilder
 from bilens.read.flow.labels import described
 from bilens.read.flow.nodes import Node, NodeKind
 from bilens.read.language.names import TokenDirection
@@ -133,9 +132,7 @@ def split(  # noqa: PLR0913
     Raises:
         BilensError: as for `flow`.
     """
-    ids = model.ids(text)
-    if not -len(ids) <= position < len(ids):
-        raise BilensError(f"position={position}, expected {-len(ids)} to {len(ids) - 1}")
+    ids = model.ids(text, position)
     one_text = against is None and replace is None
     if through_patterns and not one_text:
         raise BilensError(
@@ -151,10 +148,9 @@ def split(  # noqa: PLR0913
         token = TokenDirection(token, (minus,) if isinstance(minus, str) else tuple(minus))
     elif minus:
         raise BilensError("minus needs token as a string; TokenDirection(token, minus) has both")
-    time = position % len(ids) + 1
-    other = None if one_text else other_of(model, text, ids, against, replace).cut(time)
+    other = None if one_text else other_of(model, text, against, replace).cut(len(ids))
     # Later tokens are not read.
-    trace, recorder = recorded_trace(model, ids[:time])
+    trace, recorder = recorded_trace(model, ids)
     return Split(model, trace, recorder, other, token, target, through_patterns)
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.checks import check_index, check_sum, full_precision
-from bilens.errors import BilensError
-from bilens.read.language.names import token_names, token_number
+from bilens.read.language.names import in_words, token_names, token_number
 from bilens.read.linear.heads import FrozenHeads
 from bilens.read.linear.mlp import LinearMLP
 from bilens.read.linear.secants import NormMap, frozen_norm
@@ -158,15 +157,17 @@ class LogitTerms(Reading):
     def facts(self) -> list[Fact]:
         """Return the position and the most likely token."""
         best = self.total().argmax()[None]
-        return [("position", self.position), ("most likely", token_names(self.model, best)[0])]
+        return [
+            ("position", self.position),
+            ("most likely", in_words(token_names(self.model, best)[0])),
+        ]
 
     def frame(self) -> pd.DataFrame:
         """Return the ten largest logits: their token, value and terms."""
         # Largest logits first: the others are improbable.
         best = self.total().topk(min(SHOWN, self.residual.shape[1]))
-        frame = pd.DataFrame(
-            {"token": token_names(self.model, best.indices), "logit": best.values.tolist()}
-        )
+        names = [in_words(name) for name in token_names(self.model, best.indices)]
+        frame = pd.DataFrame({"token": names, "logit": best.values.tolist()})
         for name, row in zip(self.sources, self.residual, strict=True):
             frame[name] = row[best.indices].tolist()
         return frame.assign(mlp=self.through_mlp()[best.indices].tolist())
@@ -239,12 +240,9 @@ def split_logits(
     Source:
         Pearce et al. 2024, section 6.1; Elhage et al. 2021 for the paths around the MLP.
     """
-    ids = model.ids(text)
-    if not -len(ids) <= position < len(ids):
-        raise BilensError(f"position={position}, expected {-len(ids)} to {len(ids) - 1}")
     # Everything after the position is cut off, as the model is causal.
-    position %= len(ids)
-    layer, trace = model.n_layers - 1, model.trace(ids[: position + 1])
+    layer, trace = model.n_layers - 1, model.trace(model.ids(text, position))
+    position = len(trace.ids) - 1
     direct, *heads, constant = _parts(model, trace, layer).split(
         [1, *[position + 1] * model.n_heads, 1]
     )
