@@ -226,7 +226,7 @@ class InStages(OnPretrained):
         learned = [c.train[:]["input_ids"] for c in corpora]
         return model.to(choose_device(self.device)), tokenizer, learned, held_out
 
-    def show(self, tensorised: Any, output: Path) -> "agreement.pd.DataFrame":
+    def show(self, tensorised: Any, output: Path) -> Any:
         """Print the agreement with the original after each stage, and return it."""
         frame = tensorised.frame()
         rows = [

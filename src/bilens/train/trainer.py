@@ -382,21 +382,21 @@ def run_trainer(
         The logged metrics.
     """
     target, callbacks = options.pop("target", None), list(options.pop("callbacks", ()))
+    trained: Any = model
     is_transformer = isinstance(model, PreTrainedModel)
     with ExitStack() as stack:
         directory, checkpoint = _open(stack, run, settings, resume, arguments)
         if directory.finished:
-            trained = (
+            model.load_state_dict(
                 open_model(run).state_dict() if is_transformer else load_file(run / WEIGHTS_NAME)
             )
-            model.load_state_dict(trained)
             return read_metrics(run)
         interrupt = stack.enter_context(interrupt_between_steps())
         bar = stack.enter_context(progress_bar())
         stack.enter_context(no_progress())
         watch = _Watch(interrupt, bar, name, target)
         if is_transformer:
-            cached, model.config.use_cache = model.config.use_cache, False
+            cached, trained.config.use_cache = trained.config.use_cache, False
         trainer = watch.trainer = ResumableTrainer(
             directory,
             model=model,
@@ -414,10 +414,10 @@ def run_trainer(
         sharded = trainer.is_fsdp_enabled
         state = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
         if is_transformer:
-            model.config.use_cache = cached
+            trained.config.use_cache = cached
         if trainer.is_world_process_zero():
             if is_transformer:
-                save_model(run, model, corpus.tokenizer, state)
+                save_model(run, trained, corpus.tokenizer, state)
             else:
                 write_safetensors(run / WEIGHTS_NAME, state or model.state_dict())
             directory.finish()
