@@ -135,7 +135,7 @@ def test_a_reading_that_is_broken_says_so(way, name, monkeypatch):
 def test_eigenvectors_of_another_tensor_are_noticed():
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
     terms = split_logits(view, IDS)
-    left = terms.mlp.left.index_fill(0, torch.tensor(3), 0)
+    left = terms.mlp.left.index_fill(0, torch.arange(3), 0)
     terms = replace(terms, mlp=replace(terms.mlp, left=left))
     with pytest.raises(BilensError, match="The logit, split by eigenvectors, adds up to"):
         split_by_eigenvectors(terms, 3)
