@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +69,8 @@ def main() -> None:
     given = parser.parse_args()
     print(machine())
     opened = open_model(given.model)
-    corpus = load_documents(given.corpus, open_tokenizer(given.model, opened), n_ctx=given.length)
+    tokenizer: Any = open_tokenizer(given.model, opened)
+    corpus = load_documents(given.corpus, tokenizer, n_ctx=given.length)
     model = as_language_model(opened).requires_grad_(False)
     texts = corpus.train[: given.texts]["input_ids"]
     held_out = corpus.validation[:16]["input_ids"]

@@ -65,8 +65,7 @@ class Step:
 
     def operations(self) -> float:
         """Multiplications and additions of the products of weights, forward and backward."""
-        weights = sum(weight.numel() for weight in self.model.parameters())
-        weights -= self.model.get_input_embeddings().weight.numel()
+        weights = self.model.num_parameters(exclude_embeddings=True)
         return 6.0 * weights * self.ids.numel()
 
 

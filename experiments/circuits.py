@@ -41,7 +41,8 @@ from bilens.residual import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.edges import EdgeGraph, PartialRuns
 from experiments.pairs import Pair, pairs_of, templates
-from experiments.patching import POINTS, SAMPLES, measure
+from experiments.patching import SAMPLES, measure
+from experiments.positions import POINTS
 from experiments.pretrained import SavedRows, open_models
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

@@ -22,6 +22,7 @@ from bilens.read.flow.patching import Number, StoredRun, last_stream, logit_of, 
 from bilens.read.flow.split import Split, split
 from bilens.read.language import TokenDirection
 from bilens.residual import Moment, ResidualModel
+from bilens.residual.layers import MLP, Heads, Layer
 from experiments.edges import EdgeGraph
 from experiments.pairs import Pair
 
@@ -90,13 +91,17 @@ def effects(
             for layer, of_layer in enumerate(model.parts.layers):
                 rows = sign * _one_by_one(change[:, layer, start:], change.shape[2])
                 hooks: list[Any] = [(of_layer.module, True, partial(_add_first, rows[0]))]
-                for i, part in enumerate((of_layer.heads, of_layer.mlp), 1):
+                for i, part in enumerate(_parts(of_layer), 1):
                     added = rows[i] / part.residual_scale
                     hooks.append((writer_of(part), False, partial(_add, i, added)))
                 streams = run.run_from(layer, len(rows.flatten(0, 1)), hooks)
                 falls = sign * (number(streams) - end)
                 total[:, layer, start:] += falls.reshape(len(KINDS), -1) / 2
     return total
+
+
+def _parts(layer: Layer) -> tuple[Heads | MLP, ...]:
+    return (layer.heads, layer.mlp)
 
 
 def _one_by_one(rows: Float[Tensor, "kinds t d"], time: int) -> Float[Tensor, "kinds t time d"]:
@@ -151,7 +156,7 @@ def gradients(runs: tuple[StoredRun, StoredRun], number: Number, points: Sequenc
         for layer in model.parts.layers:
             hook = layer.module.register_forward_pre_hook(keep_input, with_kwargs=True)
             stack.enter_context(hook)
-            for i, part in enumerate((layer.heads, layer.mlp), 1):
+            for i, part in enumerate(_parts(layer), 1):
                 stack.enter_context(writer_of(part).register_forward_hook(partial(keep, i)))
         streams = last_stream(model, first.ids.expand(len(points), -1))
         value = number(streams).sum() / len(points)

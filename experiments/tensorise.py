@@ -33,8 +33,9 @@ from bilens.data import load_documents
 from bilens.errors import DataError
 from bilens.nn.language_settings import LanguageSettings
 from bilens.reading import Table
+from bilens.train.agreement import Tensorised
 from bilens.train.settings import LanguageTraining, TensoriseTraining
-from bilens.train.tensorise import Tensorised, tensorise
+from bilens.train.tensorise import tensorise
 from experiments.context import Outcome, RecipeContext
 
 STORIES = Path("llama2c") / "stories260K.bin"

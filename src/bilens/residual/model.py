@@ -134,8 +134,8 @@ class ResidualModel:
         check_text("token", name)
         # The whole vocabulary as a dictionary takes seconds where it is large.
         number = self.tokenizer.convert_tokens_to_ids(name)
-        if number is not None and self.tokenizer.convert_ids_to_tokens(number) == name:
-            return int(number)
+        if isinstance(number, int) and self.tokenizer.convert_ids_to_tokens(number) == name:
+            return number
         pieces = self.tokenizer(name, add_special_tokens=False)["input_ids"]
         # A tokenizer returns one piece for an unknown name, too.
         same = str(self.tokenizer.decode(pieces)).strip().casefold() == name.strip().casefold()

@@ -272,10 +272,10 @@ def learn_layer(
     like = next(module.parameters())
     # On a CPU the weights stay in the file, mapped, so that only one layer takes memory. Learning
     # may have added biases.
-    for name, weight in load_file(file, str(like.device)).items():
+    for name, learned in load_file(file, str(like.device)).items():
         owner, _, leaf = name.rpartition(".")
-        owned = module.get_submodule(owner)._parameters
-        owned[leaf] = nn.Parameter(weight, like.requires_grad)
+        weight = nn.Parameter(learned, like.requires_grad)
+        module.get_submodule(owner).register_parameter(leaf, weight)
     with safe_open(file, "pt") as opened:
         return {name: float(value) for name, value in opened.metadata().items()}
 

@@ -88,8 +88,8 @@ def tensorise(
             write_safetensors(file, {"input_ids": rows})
         return rows
 
-    def settings(steps: int, **batch: int) -> Distillation:
-        shared = {name: getattr(training, name) for name in SHARED}
+    def settings(steps: int, **batch: Any) -> Distillation:
+        shared: dict[str, Any] = {name: getattr(training, name) for name in SHARED}
         return Distillation(steps=steps, **batch, **shared)
 
     def gates(student: Any, folder: Path) -> Any:
