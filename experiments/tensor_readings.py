@@ -121,17 +121,25 @@ def _texts(context: RecipeContext, name: str, tokenizer: Any, n_ctx: int) -> tup
 
 
 def single_tokens(model: ResidualModel, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the pairs whose names are single tokens of a model, with its mark of a word."""
-    known = []
-    for pair in pairs:
-        for mark in ("", " "):
+    """Return the pairs whose names are single tokens of a model, with its mark of a word.
+
+    A word without the mark is a piece inside of words, unless a model has no mark.
+    """
+
+    def known(pairs: Sequence[tuple[str, str]], mark: str) -> list[tuple[str, str]]:
+        named = []
+        for first, second in pairs:
+            names = (mark + first, mark + second)
             try:
-                [model.token(mark + word) for word in pair]
+                [model.token(name) for name in names]
             except BilensError:
                 continue
-            known.append((mark + pair[0], mark + pair[1]))
-            break
-    return known
+            named.append(names)
+        return named
+
+    words = [pair for pair in pairs if pair[0].isalpha()]
+    marked = (known(words, mark) for mark in ("▁", " ", ""))
+    return next(filter(None, marked), []) + known([p for p in pairs if p not in words], "")
 
 
 def answers(model: ResidualModel, learned: Tensor, held_out: Tensor) -> pd.DataFrame:

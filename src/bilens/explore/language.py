@@ -32,6 +32,7 @@ from bilens.read.language import (
     split_logits,
     token_names,
 )
+from bilens.read.language.names import in_words
 from bilens.read.language.reading import context_line
 from bilens.read.summary import LARGE_VOCABULARY, example_prompt, is_bilinear
 from bilens.reading import ContextLine, ContextList, Table, signed
@@ -266,13 +267,13 @@ class LanguageView(PanelView):
         """Draw the head's pattern: from each token, a row, to itself and the earlier ones."""
         ids = self.model.ids(state.prompt)
         pattern = self.model.trace(ids).layers[state.layer].pattern[state.head]
-        names = token_names(self.model, ids)
+        names = [in_words(name) for name in token_names(self.model, ids)]
         return heat_figure(
             pattern,
             names,
             names,
             title=f"Attention of head {state.head} in layer {state.layer}",
-            across="looks at",
+            across="attends to",
             down="from",
             shares=self.model.parts.attention == "softmax",
         )
