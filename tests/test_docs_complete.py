@@ -1,6 +1,9 @@
 """The docs leave no room of the package out."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import bilens
@@ -14,6 +17,25 @@ def test_every_room_has_its_reference():
     rooms = {
         ".".join(p.parent.relative_to(SOURCE.parent).parts) for p in SOURCE.rglob("__init__.py")
     }
-    # Figures are public by the names of bilens.report.
-    private = {"bilens.cli", "bilens.read.figures"}
+    # Figures are public by the names of bilens.report, linear maps of layers by flows and terms.
+    private = {"bilens.cli", "bilens.read.figures", "bilens.read.linear"}
     assert rooms - private <= set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+
+
+def test_the_search_works_in_pages_opened_as_files(tmp_path, browser):
+    pictures = tmp_path / "docs" / "pictures"
+    pictures.mkdir(parents=True)
+    shutil.copy(ROOT / "docs" / "pictures" / "iframe-worker.js", pictures)
+    (tmp_path / "docs" / "index.md").write_text("# Home")
+    (tmp_path / "docs" / "bonds.md").write_text("# Bonds\n\nA certificate of a cut.")
+    config = tmp_path / "mkdocs.yml"
+    config.write_text(
+        f"INHERIT: {ROOT / 'mkdocs.yml'}\nsite_name: two pages\nhooks: []\nnav: [index.md, bonds.md]"
+    )
+    command = [sys.executable, "-m", "mkdocs", "--quiet", "build", "--config-file", str(config)]
+    subprocess.run(command, check=True)
+    page = browser.new_page()
+    page.goto((tmp_path / "site" / "index.html").as_uri())
+    page.fill("input[name=query]", "certificate")
+    assert page.locator(".md-search-result__item h1").first.inner_text() == "Bonds"
+    page.close()
