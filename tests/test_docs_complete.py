@@ -29,9 +29,8 @@ def test_the_search_works_in_pages_opened_as_files(tmp_path, browser):
     (tmp_path / "docs" / "index.md").write_text("# Home")
     (tmp_path / "docs" / "bonds.md").write_text("# Bonds\n\nA certificate of a cut.")
     config = tmp_path / "mkdocs.yml"
-    config.write_text(
-        f"INHERIT: {ROOT / 'mkdocs.yml'}\nsite_name: two pages\nhooks: []\nnav: [index.md, bonds.md]"
-    )
+    nav = "nav: [index.md, bonds.md]"
+    config.write_text(f"INHERIT: {ROOT / 'mkdocs.yml'}\nsite_name: two pages\nhooks: []\n{nav}")
     command = [sys.executable, "-m", "mkdocs", "--quiet", "build", "--config-file", str(config)]
     subprocess.run(command, check=True)
     page = browser.new_page()
