@@ -42,7 +42,7 @@ from experiments.context import Outcome, RecipeContext
 from experiments.edges import EdgeGraph, PartialRuns
 from experiments.pairs import Pair, pairs_of, templates
 from experiments.patching import SAMPLES, measure
-from experiments.positions import POINTS
+from experiments.positions import GRADIENTS
 from experiments.pretrained import SavedRows, open_models
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -149,13 +149,7 @@ def attributed_edges(
         reads = {name: graph.flow_reads(through) for name, through in flows.items()}
         direct = torch.zeros_like(reads["frozen flow (LRP)"])
         direct[-1:] = graph.logit_reads(flows["frozen flow (LRP)"])
-    points = {
-        "gradient (AtP)": [1.0],
-        "mean gradient": [0.0, 1.0],
-        "EAP-IG inputs": [(i + 1) / POINTS for i in range(POINTS)],
-        "integrated gradients": [(i + 0.5) / POINTS for i in range(POINTS)],
-    }
-    reads |= {name: graph.gradient_reads(runs, number, at) for name, at in points.items()}
+    reads |= {name: graph.gradient_reads(runs, number, at) for name, at in GRADIENTS.items()}
     reads["direct logit attribution"] = direct
     return {name: graph.scores(change, rows).double() for name, rows in reads.items()}
 

@@ -38,6 +38,7 @@ Source: Rezaei Jafari et al. 2025 (arXiv 2508.21258), figure 2; Zhang and Nanda 
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -62,7 +63,7 @@ from bilens.reading import Table
 from bilens.residual import Moment, ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pairs import Pair, cue_pairs, pairs_of, story_templates
-from experiments.positions import KINDS, POINTS, by_position
+from experiments.positions import GRADIENTS, KINDS, by_position
 from experiments.pretrained import STORY_MODEL, SavedRows, open_models
 
 SAMPLES = 2000
@@ -135,7 +136,7 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
         attributed[name] = result()
         seconds[name] = time.process_time() - start
 
-    def gradients(*points: float) -> tuple[Tensor, Tensor]:
+    def gradients(points: Sequence[float]) -> tuple[Tensor, Tensor]:
         effects = gradient_effects(runs, number, points)
         return effects.heads, effects.mlps
 
@@ -150,10 +151,8 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
     through = split(model, pair.text, direction)
     splitting = time.process_time() - start
     timed("frozen flow (LRP)", lambda: _frozen(through, runs))
-    timed("gradient (AtP)", lambda: gradients(1.0))
-    timed("mean gradient", lambda: gradients(0.0, 1.0))
-    timed("EAP-IG inputs", lambda: gradients(*[(i + 1) / POINTS for i in range(POINTS)]))
-    timed("integrated gradients", lambda: gradients(*[(i + 0.5) / POINTS for i in range(POINTS)]))
+    for name, points in GRADIENTS.items():
+        timed(name, partial(gradients, points))
     timed("direct logit attribution", lambda: _frozen(through, runs, direct=True))
     for name in ("frozen flow (LRP)", "direct logit attribution"):
         seconds[name] += splitting

@@ -27,6 +27,13 @@ from experiments.edges import EdgeGraph
 from experiments.pairs import Pair
 
 POINTS = 8
+GRADIENTS = {
+    "gradient (AtP)": (1.0,),
+    "mean gradient": (0.0, 1.0),
+    "EAP-IG inputs": tuple((i + 1) / POINTS for i in range(POINTS)),
+    "integrated gradients": tuple((i + 0.5) / POINTS for i in range(POINTS)),
+}
+"""Attributions by gradients, with the points between the other text and the text."""
 KINDS = ("residual", "attention", "MLP")
 
 Rows = Float[Tensor, "kinds layers time d_model"]
@@ -49,13 +56,7 @@ def by_position(model: ResidualModel, pair: Pair) -> dict[str, dict[str, list[fl
         last = torch.zeros_like(adjoints)
         last[:, :, -1] = through.root
         attributed["direct logit attribution"] = (last * change).sum(-1)
-    points = {
-        "gradient (AtP)": [1.0],
-        "mean gradient": [0.0, 1.0],
-        "EAP-IG inputs": [(i + 1) / POINTS for i in range(POINTS)],
-        "integrated gradients": [(i + 0.5) / POINTS for i in range(POINTS)],
-    }
-    for name, at in points.items():
+    for name, at in GRADIENTS.items():
         attributed[name] = (gradients(runs, number, at) * change).sum(-1)
     start = _start(runs)
     return {
