@@ -40,10 +40,44 @@ def test_a_second_text_is_followed(view):
     text, graph = view.page(FlowOf(TEXT, "lily", ("tom",), "once tom ate"))
     expected = flow(view.model, TEXT, "lily", minus="tom", against="once tom ate")
     assert json.loads(graph)["value"] == pytest.approx(expected.value)
-    assert "Held fixed: nothing. In both texts:" in text
+    assert "Held fixed: nothing. In both runs:" in text
     head = next(node for node in json.loads(graph)["nodes"] if node["kind"] == "head")
     assert head["role"] in ("values", "queries", "keys")
     assert head["removable"]
+
+
+@pytest.mark.parametrize(
+    ("options", "against"),
+    [
+        ({"replace": "lily=tom"}, "once tom ate"),
+        ({"against": "once tom ate|once ben ate"}, ["once tom ate", "once ben ate"]),
+        ({"mean": True}, None),
+        ({"against": "once tom ate", "target": "log-probability"}, "once tom ate"),
+        ({"replace": "lily=tom", "target": "probability"}, "once tom ate"),
+    ],
+)
+def test_the_second_run_is_given_in_the_ways_of_the_command(view, options, against):
+    of = FlowOf(TEXT, "lily", ("tom",), **options)
+    view.check(of)
+    text, graph = view.page(of)
+    against = view.model.W_E.mean(0) if against is None else against
+    target = options.get("target", "logit")
+    expected = flow(view.model, TEXT, "lily", minus="tom", against=against, target=target)
+    assert json.loads(graph)["value"] == pytest.approx(expected.value)
+    assert json.loads(graph)["values"] == pytest.approx(expected.values)
+    assert json.loads(graph)["direction"].startswith(target) == (target != "logit")
+    assert "Held fixed: nothing. In both runs:" in text
+
+
+def test_the_mean_is_that_of_the_texts():
+    corpus = small_corpus()
+    model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2)
+    texts = [torch.tensor([3, 4, 5]), torch.tensor([6, 7])]
+    view = FlowView(ResidualModel(model, corpus.tokenizer), TEXT, texts)
+    _, graph = view.page(FlowOf(TEXT, "lily", mean=True))
+    mean = view.model.W_E[3:8].mean(0)
+    expected = flow(view.model, TEXT, view.direction(FlowOf(TEXT, "lily")), against=mean)
+    assert json.loads(graph)["value"] == pytest.approx(expected.value)
 
 
 def test_without_tokens_it_is_the_likeliest_minus_the_next(view):
@@ -95,6 +129,11 @@ def test_tokens_that_come_twice_are_told_apart(view):
         ((TEXT, "lilly", ()), "flow_token: expected a single token of the vocabulary"),
         ((TEXT, "lily", ("<b>",)), "flow_minus: expected a single token of the vocabulary"),
         (("  ", "lily", ()), "flow_prompt: .*holds no token that the model knows"),
+        ((TEXT, "", (), "", "tom=ben"), "flow_replace: .*'tom', which is not a word of"),
+        ((TEXT, "", (), "", "lily"), "flow_replace: replace='lily', expected words as keys=key"),
+        ((TEXT, "", (), "once tom ate", "lily=ben"), "flow_replace: .*each name the second run"),
+        ((TEXT, "", (), "once tom ate", "", True), "flow_against: .*each name the second run"),
+        ((TEXT, "", (), "", "", False, "probability"), "flow_target: expected a second run"),
         (("once " * 30, "", ()), "flow_prompt: .*has 30 tokens, expected up to 12"),
     ],
 )
@@ -145,6 +184,15 @@ def test_a_flow_is_followed_in_the_browser(language_site, browser):
             page.locator("#flow [data-do=pin]").click()
         page.get_by_role("button", name="remove pinned and run the model").click()
         visit.wait("document.querySelector('#flow-removed').innerText.includes(' and token ')")
+        # The second run has words replaced, or is a mean, and its probability is split.
+        page.locator("#flow-replace textarea").fill("kite=ball")
+        page.locator("#flow-replace textarea").press("Enter")
+        visit.wait(f"{direction}.includes('In both runs')")
+        page.locator("#flow-target input").click()
+        page.get_by_role("option", name="probability", exact=True).click()
+        visit.wait(f"{direction}.startsWith('probability of')")
+        page.locator("#flow-mean input").check()
+        visit.wait("document.querySelector('#flow-mean').innerText.includes('each name')")
         # What is not a token is said where it was typed, and the graph stays.
         token.fill("zebra")
         token.press("Enter")

@@ -21,6 +21,8 @@ class View:
 
     def checked(self, state: State) -> State:
         check_ranges(state, saved=(1, 9), class_=(0, 1))
+        if state.word == "low" and state.saved > 5:
+            raise StateError("saved", "low words take up to 5")
         if len(state.word) > 10**5:
             raise StateError("word", "too long")
         return state
@@ -102,6 +104,13 @@ def test_one_refusal_does_not_hold_back_the_others(page):
     assert updates[page.saved]["value"] == 3
     assert updates[page.class_]["value"] == 0
     assert "banana is not one of the choices" in updates[page.class_]["info"]
+
+
+def test_a_change_that_does_not_fit_another_field_goes_back(page):
+    """The check names the field that has not changed, and the changed one says why."""
+    updates = page.change(State(8), word="low")
+    assert updates[page.word] == gr.update(value="a", info="low words take up to 5")
+    assert page.screen.seen not in updates
 
 
 def test_a_choice_is_known_by_its_name(page):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bilens.convert import save_model
 from bilens.errors import BilensError
-from bilens.explore.flows import SHOWN, FlowOf, FlowView
+from bilens.explore.flows import FIELDS, SHOWN, FlowOf, FlowView
 from bilens.explore.layout import heading, html, note_html
 from bilens.explore.screen import Screen
 from bilens.files import write_json
@@ -180,11 +180,10 @@ def edit_screen(view: EditView, screen: Screen[Any]) -> None:
         remaining = [name for name in state.edited if name in nodes]
         return [gr.update(choices=list(nodes), value=remaining)]
 
-    of_flow = "flow_prompt flow_token flow_minus flow_against"
-    screen.part(of_flow, [names], choices)
+    screen.part(FIELDS, [names], choices)
     screen.content(
         "edit-page",
-        f"{of_flow} edited edit_percent edit_prompt",
+        f"{FIELDS} edited edit_percent edit_prompt",
         lambda s: view.page(s.flow, s.edited, s.edit_percent, s.edit_prompt),
     )
     if view.save_to is not None:

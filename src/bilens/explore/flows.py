@@ -2,16 +2,20 @@
 
 import json
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from jaxtyping import Int
+from torch import Tensor
 
 from bilens.explore.layout import heading, html, note_html
 from bilens.explore.screen import Screen, StateError, check_tokens, said_of
 from bilens.lazy_imports import gradio as gr
 from bilens.read.flow import Flow, account, described, flow, remove
-from bilens.read.flow.contrast import other_of
+from bilens.read.flow.contrast import Against, Target, other_of, second_run
 from bilens.read.flow.editing import sharing_weights
 from bilens.read.flow.figures import flow_data
 from bilens.read.flow.reading import direction_in_words
@@ -51,13 +55,29 @@ class FlowOf:
         prompt: the text; nothing is split if it is empty.
         token: its next token; empty for the most likely one, minus the next likely one.
         minus: tokens whose mean is subtracted.
-        against: a second text of as many tokens, if the change between both is split.
+        against: a second text of as many tokens, if the change between both is split; of several,
+            separated by |, the mean embedding is taken.
+        replace: words and their replacements in a second text, as keys=key,was=is.
+        mean: take the mean embedding of the texts as the second run.
+        target: the number whose change is split.
     """
 
     prompt: str
     token: str = ""
     minus: tuple[str, ...] = ()
     against: str = ""
+    replace: str = ""
+    mean: bool = False
+    target: Target = "logit"
+
+    @property
+    def has_two_runs(self) -> bool:
+        """Whether a change between two runs is split."""
+        return bool(self.against or self.replace or self.mean)
+
+
+FIELDS = " ".join(f"flow_{field.name}" for field in fields(FlowOf))
+"""Fields of a state that name its flow."""
 
 
 class FlowView:
@@ -66,10 +86,13 @@ class FlowView:
     Args:
         model: any, with its tokenizer.
         start: a text to begin with, if it is quick.
+        texts: token ids of texts whose mean embedding is that of `FlowOf.mean`.
     """
 
-    def __init__(self, model: ResidualModel, start: str) -> None:
-        self._models = ThreadModel(model)
+    def __init__(
+        self, model: ResidualModel, start: str, texts: Sequence[Int[Tensor, " _"]] = ()
+    ) -> None:
+        self._models, self.texts = ThreadModel(model), texts
         self.cost = model.n_layers * model.d_model**3
         self.start = start if self.cost * len(model.ids(start)) <= AT_ONCE else ""
 
@@ -89,9 +112,11 @@ class FlowView:
             return
         with said_of("flow_prompt", "prompt="):
             n = len(self.model.ids(of.prompt))
-        if of.against:
-            with said_of("flow_against", "against "):
-                other_of(self.model, of.prompt, of.against, None)
+        with said_of("flow_replace" if of.replace else "flow_against", "against "):
+            if (second := self.second_run(of)) is not None:
+                other_of(self.model, of.prompt, second, None)
+        if of.target != "logit" and not of.has_two_runs:
+            raise StateError("flow_target", "expected a second run, or the logit")
         most = int(LARGEST / self.cost)
         if n > most:
             raise StateError(
@@ -111,14 +136,20 @@ class FlowView:
         token, second = token_names(self.model, likely)
         return TokenDirection(token, of.minus or (second,))
 
+    def second_run(self, of: FlowOf) -> Against | None:
+        """Return the second run; None if a logit on one text is split."""
+        options = {"against": of.against, "mean": of.mean, "replace": of.replace}
+        return second_run(self.model, of.prompt, **options, texts=self.texts)[0]
+
     @lru_cache(maxsize=8)  # noqa: B019
     def split(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:
         """Return the flow, and the data of its drawing."""
         direction = self.direction(of)
         # With the same prompt, direction and text the nodes have the same numbers, which edits use.
-        split = flow(self.model, of.prompt, direction, against=of.against or None)
+        second = self.second_run(of)
+        split = flow(self.model, of.prompt, direction, against=second, target=of.target)
         split = described(self.model, account(self.model, split), SHOWN)
-        return split, flow_data(split, direction=direction_in_words(direction), k=SHOWN)
+        return split, flow_data(split, direction=direction_in_words(direction, of.target), k=SHOWN)
 
     def page(self, of: FlowOf) -> tuple[str, str]:
         """Return a sentence on the flow, as HTML, and its graph, as JSON."""
@@ -128,8 +159,8 @@ class FlowView:
         frozen = ", ".join(data["frozen"]) or "nothing"
         values = " and ".join(signed(value, "#.3g") for value in data["values"])
         text = f"{data['direction']}: {signed(data['value'], '#.3g')}. Held fixed: {frozen}."
-        if of.against:
-            text = f"{text} In both texts: {values}."
+        if of.has_two_runs:
+            text = f"{text} In both runs: {values}."
         return note_html(text), json.dumps(data)
 
     def removed(self, of: FlowOf, names: tuple[str, ...]) -> str:
@@ -147,7 +178,7 @@ class FlowView:
             signed(x, "#.3g")
             for x in (split.value, split.value + result.actual, result.actual, result.predicted)
         )
-        how = "The change between the texts" if of.against else "The logit"
+        how = "The change between the runs" if of.has_two_runs else "The logit"
         return note_html(
             f"{how} is {before}, and {after} without {result.part}: a change of {change}. The flow "
             f"through them predicts {predicted}."
@@ -171,10 +202,11 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     heading(
         "The flow of a logit",
         "A logit, or the difference of two, followed down through every layer. At every node as "
-        "much flows in as flows out. With a second text of as many tokens, the change between the "
-        "texts is split, and nothing is held fixed. A square is a head: its line comes from the "
-        "token that it attends to. A circle is a direction of an MLP or a token. Area is |flow|, "
-        "blue raises the logit and red lowers it. Pin nodes to remove them from the running model. "
+        "much flows in as flows out. With a second run of as many tokens, the change between both "
+        "is split, also that of a probability, and nothing is held fixed. A square is a head: its "
+        "line comes from the token that it attends to. A circle is a direction of an MLP or a "
+        "token. Area is |flow|, blue raises the logit and red lowers it. Pin nodes to remove them "
+        "from the running model. "
         "Press Enter when a box is filled. Tokens may be written as text, with the space before "
         "them, and several with commas between them.",
     )
@@ -187,17 +219,36 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
             min_width=300,
         )
         against = gr.Textbox(
-            label="against a second text",
+            label="against a second text, or the mean of several, with | between them",
             placeholder="none: the flow of one text",
             elem_id="flow-against",
             scale=3,
             min_width=300,
         )
+        replace = gr.Textbox(
+            label="or with words replaced",
+            placeholder="keys=key",
+            elem_id="flow-replace",
+            min_width=150,
+        )
+        mean = gr.Checkbox(
+            label="or the mean embedding",
+            info="of the texts that the explorer has",
+            elem_id="flow-mean",
+            min_width=150,
+        )
+    with gr.Row():
         token = gr.Textbox(
             label="Next token to follow", placeholder="the most likely one", elem_id="flow-token"
         )
         minus = gr.Textbox(
             label="and others to subtract", placeholder="the next likely one", elem_id="flow-minus"
+        )
+        screen.choice(
+            "flow_target",
+            [(name, name) for name in get_args(Target)],
+            label="Number to split",
+            elem_id="flow-target",
         )
     text = html("flow-text")
     drawing = html(
@@ -206,8 +257,7 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
         js_on_load=_shared("flow.js") + DRAW,
         graph="",
     )
-    fields = "flow_prompt flow_token flow_minus flow_against"
-    screen.content("flow-removed", f"{fields} removed", lambda s: view.removed(s.flow, s.removed))
+    screen.content("flow-removed", f"{FIELDS} removed", lambda s: view.removed(s.flow, s.removed))
 
     def drawn(state: Any) -> list[Any]:
         summary, graph = view.page(state.flow)
@@ -216,6 +266,8 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
     # Each change takes a pass through the model and more: only a finished text is split.
     screen.control("flow_prompt", prompt, event="submit")
     screen.control("flow_against", against, event="submit")
+    screen.control("flow_replace", replace, event="submit")
+    screen.control("flow_mean", mean)
     screen.control("flow_token", token, event="submit")
     screen.control(
         "flow_minus",
@@ -231,7 +283,7 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
         write=lambda names: {"value": json.dumps(names)},
         say=lambda _: {},
     )
-    screen.part(fields, [text, drawing], drawn)
+    screen.part(FIELDS, [text, drawing], drawn)
 
 
 def _names(text: Any) -> tuple[str, ...]:

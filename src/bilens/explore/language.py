@@ -15,10 +15,12 @@ from torch import Tensor
 from bilens.data import Corpus
 from bilens.errors import NotBilinearError
 from bilens.explore.edits import MOST_PERCENT, EditView
-from bilens.explore.flows import FlowOf, FlowView
+from bilens.explore.flows import FIELDS, FlowOf, FlowView
 from bilens.explore.layout import note_html
 from bilens.explore.readings import PanelView
 from bilens.explore.screen import StateError, check_ranges, check_tokens, said_of
+from bilens.read.flow.contrast import Target
+from bilens.read.flow.labels import first_texts
 from bilens.read.language import (
     Context,
     ContextIndex,
@@ -75,7 +77,10 @@ class LanguageState:
         flow_prompt: the text whose flow is shown.
         flow_token: its next token; empty for the most likely one, minus the next likely one.
         flow_minus: tokens whose mean is subtracted.
-        flow_against: a second text; empty for the flow of one text.
+        flow_against: a second text, or several; empty for the flow of one text.
+        flow_replace: words and their replacements in a second text.
+        flow_mean: take the mean embedding as the second run.
+        flow_target: the number whose change is split.
         removed: names of the nodes of the flow that are removed from the running model.
         edited: names of heads and eigenvectors of the flow that are scaled in the weights.
         edit_percent: how much of them is kept.
@@ -93,6 +98,9 @@ class LanguageState:
     flow_token: str = ""
     flow_minus: tuple[str, ...] = ()
     flow_against: str = ""
+    flow_replace: str = ""
+    flow_mean: bool = False
+    flow_target: Target = "logit"
     removed: tuple[str, ...] = ()
     edited: tuple[str, ...] = ()
     edit_percent: int = 0
@@ -101,7 +109,7 @@ class LanguageState:
     @property
     def flow(self) -> FlowOf:
         """The text and the logit whose flow is shown."""
-        return FlowOf(self.flow_prompt, self.flow_token, self.flow_minus, self.flow_against)
+        return FlowOf(*(getattr(self, name) for name in FIELDS.split()))
 
 
 class LanguageView(PanelView):
@@ -127,7 +135,7 @@ class LanguageView(PanelView):
         self.is_large = model.vocab_size > LARGE_VOCABULARY
         first, split = example_prompt(model, corpus)
         direction = split or example_directions(model, corpus)[0]
-        self.flows = FlowView(model, first)
+        self.flows = FlowView(model, first, list(first_texts(corpus)))
         self.edits = EditView(self.flows, save_to)
         self.start = LanguageState(
             direction.token,

@@ -352,15 +352,18 @@ class Screen(Generic[State]):
             except StateError as error:
                 refused[field] = error.reason
         # A check stops at the first field that does not fit. That field goes back, and the others
-        # are checked again, so that one refusal does not hold back the others.
+        # are checked again, so that one refusal does not hold back the others. If the field has
+        # not changed, it was a changed one that stopped fitting it.
         while True:
             try:
                 return self.view.checked(state), refused
             except StateError as error:
-                if error.field in refused:
+                changed = [n for n in self.controls if getattr(state, n) != getattr(seen, n)]
+                if not changed:
                     raise
-                refused[error.field] = error.reason
-                state = replace(state, **{error.field: getattr(seen, error.field)})  # type: ignore[type-var]
+                field = error.field if error.field in changed else changed[-1]
+                refused[field] = error.reason
+                state = replace(state, **{field: getattr(seen, field)})  # type: ignore[type-var]
 
     def on_address(self, query: str) -> Updates:
         """Set the fields to those of an address, as when a person goes back."""

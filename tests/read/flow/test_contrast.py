@@ -8,9 +8,10 @@ from torch.nn import functional
 
 from bilens.errors import BilensError
 from bilens.read.flow import flow
+from bilens.read.flow.graph import FlowBuilder
 from bilens.read.flow.split import split
 from bilens.read.language import TokenDirection
-from bilens.residual import ResidualModel
+from bilens.residual import Moment, ResidualModel
 from tests.families import ALL, exact_norms, some_text, tiny
 from tests.language import parts, random_model, random_text, toy_tokenizer
 from tests.read.flow.test_flow import check, uncapped
@@ -130,6 +131,22 @@ def test_heads_and_mlps_of_the_pass_are_sums_of_nodes():
                 assert sum(nodes) == pytest.approx(flow_, abs=1e-12)
         nodes = [n.flow for n in result.nodes if n.layer == layer and n.kind == "direction"]
         assert sum(nodes) == pytest.approx(float(through.mlps[layer].sum()), abs=1e-12)
+
+
+@pytest.mark.parametrize("against", [None, TWO[1]])
+def test_each_call_checks_the_cut_before_every_layer(monkeypatch, against):
+    """Nodes of layer 1 that read too much are found, though tokens still add up."""
+    view = ResidualModel(random_model(n_layers=3), toy_tokenizer())
+    right = flow(view, TWO[0], DIRECTION, against=against)
+
+    def read_too_much(self, nodes, position, moment, vectors):
+        factor = 1.5 if moment == Moment.attention(1) else 1.0
+        self._row("reads", nodes, position, moment, factor * vectors)
+
+    monkeypatch.setattr(FlowBuilder, "read", read_too_much)
+    layer = r"The flow into layer 1 and all later ones adds up to -?[\d.e-]+, expected "
+    with pytest.raises(BilensError, match=f"{layer}{right.value:.6g}, the model's own number"):
+        flow(view, TWO[0], DIRECTION, against=against)
 
 
 def test_a_second_text_is_given_in_many_ways():

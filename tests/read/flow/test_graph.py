@@ -14,6 +14,7 @@ from bilens.errors import BilensError
 from bilens.read.flow import (
     StreamDirection,
     ablate,
+    account,
     described,
     edit,
     edit_head_along,
@@ -22,8 +23,9 @@ from bilens.read.flow import (
     flows,
     read_flow,
     read_recurring,
+    remove,
 )
-from bilens.read.flow.nodes import label
+from bilens.read.flow.nodes import label, quoted
 from bilens.read.language import TokenDirection, shown_tokens
 from bilens.reading import signed
 from bilens.residual import ResidualModel
@@ -134,6 +136,11 @@ def test_directions_are_described_by_the_ends_of_texts_where_they_are_most_activ
         end = texts[text][max(0, position - 3) : position + 1].tolist()
         assert words.nodes[i].after[0] == "".join(shown_tokens(view, end))
         assert len(words.nodes[i].after) == 3
+        # Pictures name it by tokens, and have its contexts on hover.
+        read = ", ".join(map('"{}"'.format, words.nodes[i].reads[:2]))
+        assert label(words.nodes[i], words.tokens).startswith(f"MLP {layer}: {read} ")
+    hovers = "".join(words.top(30).plot().data[0].text)
+    assert all(quoted(words.nodes[i].after) in hovers for i in numbers)
 
 
 def test_the_second_run_of_a_command_may_be_several_texts_or_a_mean(view):
@@ -145,7 +152,7 @@ def test_the_second_run_of_a_command_may_be_several_texts_or_a_mean(view):
     mean = read(mean=True)
     assert mean.flow.value == pytest.approx(expected.value)
     assert mean.record()["against"] == "mean embeddings"
-    with pytest.raises(BilensError, match="mean=True and a second text"):
+    with pytest.raises(BilensError, match="each name the second run"):
         read(mean=True, against="t3 t4 t6")
 
 
@@ -250,6 +257,42 @@ def test_recurring_flows_between_texts_are_means(view):
     assert head.mean == pytest.approx(sum(custom))
     assert once.frame()["mean"].abs().is_monotonic_decreasing
     assert dict(once.facts())["prompts"] == 1
+
+
+def test_recurring_directions_are_exchanged_between_the_texts(view):
+    """Their effects are means over prompts of those of their nodes, all of a prompt at once."""
+    texts, others = ([random_text(seed=seed) for seed in seeds] for seeds in ((1, 2), (3, 4)))
+    both = flows(view, texts, DIRECTION, against=others, m=3, threshold=0, ablate=5)
+    single = [
+        account(view, flow(view, text, DIRECTION, against=other, m=3, threshold=0))
+        for text, other in zip(texts, others, strict=True)
+    ]
+    for part in both.directions[:5]:
+        flow_, slope, effect = 0.0, 0.0, 0.0
+        for graph in single:
+            members = [
+                i
+                for i in graph.direction_numbers
+                if graph.nodes[i].layer == part.layer
+                and abs(float(graph.vector(i) @ part.vector)) > 0.9
+            ]
+            flow_ += sum(graph.nodes[i].flow for i in members)
+            slope += sum(graph.nodes[i].estimated for i in members)
+            effect -= remove(view, graph, members).actual if members else 0.0
+        assert part.mean == pytest.approx(flow_ / 2)
+        assert part.estimated == pytest.approx(slope / 2)
+        assert part.measured == pytest.approx(effect / 2)
+        assert part.position in range(-len(texts[0]), 0)
+    assert [part.measured for part in both.directions[5:6]] == [None]
+    measured, means = (
+        [getattr(part, name) for part in both.directions[:5]] for name in ("measured", "mean")
+    )
+    expected = torch.tensor([measured, means]).corrcoef()[0, 1]
+    fact = dict(both.facts())["correlation of their measured effects with flows"]
+    assert fact == pytest.approx(float(expected), abs=1e-4)
+    assert both.frame()["measured effect"].notna().sum() == 5
+    with pytest.raises(BilensError, match="ablate=1 exchanges directions between two texts"):
+        flows(view, texts, DIRECTION, ablate=1)
 
 
 def test_what_does_not_tell_two_answers_apart_cancels(view):

@@ -191,6 +191,36 @@ def writer_of(part: Heads | MLP) -> nn.Module:
     return part.out.module if isinstance(part, Heads) else part.writer
 
 
+def exchanged(
+    runs: Sequence[StoredRun],
+    number: Number,
+    layer: int,
+    part: str,
+    rows: Float[Tensor, "batch time d_model"],
+) -> Float[Tensor, " batch"]:
+    """Return effects of exchanging changes of a part's output between two runs.
+
+    Rows are subtracted from the output in the first run and added to it in the second. An effect is
+    the mean of the number's fall in the first and rise in the second.
+
+    Args:
+        runs: both runs.
+        number: the number.
+        layer: number of the layer.
+        part: attention or mlp.
+        rows: changes of the part's output in the stream, one run each.
+    """
+    of_layer = runs[0].model.parts.layers[layer]
+    writer = writer_of(of_layer.heads if part == "attention" else of_layer.mlp)
+    rows = rows / of_layer.mlp.residual_scale
+    total = torch.zeros(len(rows), dtype=torch.float64)
+    for run, sign in zip(runs, (-1, 1), strict=True):
+        hook = (writer, False, partial(_add_rows, sign * rows))
+        values = number(run.run_from(layer, len(rows), [hook]))
+        total += sign / 2 * (values - number(run.stream[None])).double().cpu()
+    return total
+
+
 class _Patcher:
     """Runs of both texts in which the writes of nodes are exchanged."""
 
@@ -207,15 +237,12 @@ class _Patcher:
         for (layer, part), group in self._by_place(numbers).items():
             for start in range(0, len(group), self.batch_size):
                 batch = group[start : start + self.batch_size]
-                falls = torch.zeros(len(batch), dtype=torch.float64)
-                for run, sign in ((0, -1), (1, 1)):
-                    if layer is None or part is None:
-                        streams = self._embedded(run, sign, batch)
-                    else:
-                        streams = self._written(self.runs[run], sign, batch, layer, part)
-                    values = self.number(streams).double().cpu()
-                    falls += sign * (values - self.ends[run]) / 2
-                actual |= dict(zip(batch, (-falls).tolist(), strict=True))
+                rows = self._rows(batch, start_only=layer is None)
+                if layer is None or part is None:
+                    effects = self._embedded(rows)
+                else:
+                    effects = exchanged(self.runs, self.number, layer, part, rows)
+                actual |= dict(zip(batch, (-effects).tolist(), strict=True))
         return [
             Ablation(-node.flow, actual[i], node.name(self.flow.tokens), node.kind)
             for i, node in ((i, self.flow.nodes[i]) for i in numbers)
@@ -262,18 +289,14 @@ class _Patcher:
             rows[place].index_add_(0, writes.position[of_node], writes.vector[of_node])
         return rows
 
-    def _embedded(self, run: int, sign: int, batch: Sequence[int]) -> Tensor:
-        rows = self.tokens[run] + sign * self._rows(batch, start_only=True)
-        with embedded(self.model, rows):
-            return last_stream(self.model, self.flow.ids.expand(len(batch), -1))
-
-    def _written(
-        self, run: StoredRun, sign: int, batch: Sequence[int], layer: int, part: str
-    ) -> Tensor:
-        scale = self.model.parts.layers[layer].mlp.residual_scale
-        rows = sign * self._rows(batch, start_only=False) / scale
-        hook = (self._writer(layer, part), False, partial(_add_rows, rows))
-        return run.run_from(layer, len(batch), [hook])
+    def _embedded(self, rows: Float[Tensor, "batch time d_model"]) -> Float[Tensor, " batch"]:
+        """Return effects of exchanging changes of the embeddings, as `exchanged` does."""
+        total = torch.zeros(len(rows), dtype=torch.float64)
+        for tokens, end, sign in zip(self.tokens, self.ends, (-1, 1), strict=True):
+            with embedded(self.model, tokens + sign * rows):
+                streams = last_stream(self.model, self.flow.ids.expand(len(rows), -1))
+            total += sign / 2 * (self.number(streams).double().cpu() - end)
+        return total
 
 
 def _add_rows(rows: Tensor, _: nn.Module, __: Any, y: Tensor) -> Tensor:

@@ -41,6 +41,50 @@ def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
     return text
 
 
+def second_run(
+    model: ResidualModel,
+    text: str,
+    *,
+    against: str | None = None,
+    mean: bool = False,
+    replace: str = "",
+    texts: Sequence[Int[Tensor, " _"]] = (),
+) -> tuple[Against | None, str]:
+    """Return the second run that options of a command or of a page name, and its name.
+
+    Args:
+        model: the model.
+        text: the first text.
+        against: a text, or several with | between them.
+        mean: take the mean embedding.
+        replace: words and their replacements, as keys=key,was=is.
+        texts: texts whose mean embedding is taken; without them that of the vocabulary.
+
+    Returns:
+        None and no name without any of them.
+
+    Raises:
+        BilensError: several of them are given, or replacements that are none of the text's.
+    """
+    if sum(map(bool, (against, mean, replace))) > 1:
+        raise BilensError(
+            "against, mean and replace each name the second run, and more than one is given; "
+            "expected one of them"
+        )
+    if mean:
+        rows = model.parts.embed.rows(torch.cat(list(texts))) if texts else model.W_E
+        return rows.mean(0), "mean embeddings"
+    if replace:
+        pairs = [pair.partition("=") for pair in replace.split(",")]
+        if not all(word and sign for word, sign, _ in pairs):
+            raise BilensError(f"replace={replace!r}, expected words as keys=key,was=is")
+        second = replaced(text, {word: other for word, _, other in pairs})
+        return second, second
+    if against and "|" in against:
+        return against.split("|"), against
+    return against or None, against or ""
+
+
 def other_of(
     model: ResidualModel,
     text: str | Tensor,

@@ -142,8 +142,7 @@ def node_table(data: dict[str, Any]) -> pd.DataFrame:
 def _words(node: dict[str, Any]) -> str:
     changed = node["writes"] if node["flow"] > 0 else node["lowers"]
     mark = ("→" if node["flow"] > 0 else "⊣") if changed else ""
-    read = node["after"][:1] or node["reads"][:2]
-    return f"{quoted(read)} {mark} {quoted(changed[:2])}".strip()
+    return f"{quoted(node['reads'][:2])} {mark} {quoted(changed[:2])}".strip()
 
 
 def shown_frame(nodes: Sequence[dict[str, Any]]) -> pd.DataFrame:

@@ -100,7 +100,9 @@ def label(node: Node, tokens: Sequence[str]) -> str:
         source = "" if node.source is None else f'"{tokens[node.source]}"'
         return f"{node.layer}.{node.number}{ROLES[node.role]}: {source} → {at}"
     if node.kind == "direction":
-        read = ", ".join(map('"{}"'.format, node.after[:1] or node.reads[:2]))
+        # Not the contexts, which hover and tables have: those of late layers are so varied that
+        # one of them says less than the tokens that the direction has most of.
+        read = ", ".join(map('"{}"'.format, node.reads[:2]))
         return f"MLP {node.layer}: {read} {written(node)}" if read else f"MLP {node.layer} {at}"
     return at if node.kind == "token" else node.name(tokens)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
-import torch
 
 from bilens.checks import full_precision
 from bilens.data import Corpus
@@ -15,7 +14,7 @@ from bilens.lazy_imports import go
 from bilens.read.flow import figures
 from bilens.read.flow.ablation import Ablation, ablation_frame
 from bilens.read.flow.account import account
-from bilens.read.flow.contrast import Against, Target, replaced
+from bilens.read.flow.contrast import Target, second_run
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import described, first_texts
 from bilens.read.flow.split import flow
@@ -63,7 +62,7 @@ class FlowReading(Reading):
     def title(self) -> str:
         """The text, and the token that follows it."""
         against = f" against “{self.other}”" if self.other else ""
-        return f"{direction_in_words(self.direction)} after “{self.prompt}”{against}"
+        return f"{self.data['direction']} after “{self.prompt}”{against}"
 
     def facts(self) -> list[Fact]:
         """Return the value, the number of nodes, and the share that is shown."""
@@ -71,7 +70,7 @@ class FlowReading(Reading):
         held, of_logit = data["shares"][-1][1:]
         values = ", ".join(f"{value:+.4g}" for value in data["values"])
         return [
-            (direction_in_words(self.direction), data["value"]),
+            (data["direction"], data["value"]),
             ("probability of the token", Percent(self.probability)),
             ("nodes", data["n_nodes"]),
             ("shown", len(data["nodes"]) - 1),
@@ -169,22 +168,15 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
     Raises:
         BilensError: the model has no tokenizer, a text is empty, or a token is unknown.
     """
-    pairs = dict(pair.partition("=")[::2] for pair in replace.split(",") if pair)
     texts = [] if corpus is None else list(first_texts(corpus))
-    second: Against | None = against or None
-    if mean and against:
-        raise BilensError("mean=True and a second text; expected one of them")
-    if mean:
-        rows = model.parts.embed.rows(torch.cat(texts)) if texts else model.W_E
-        second = rows.mean(0)
-    elif against and "|" in against:
-        second = against.split("|")
+    second, other = second_run(
+        model, prompt, against=against, mean=mean, replace=replace, texts=texts
+    )
     split = flow(
         model,
         prompt,
         direction,
         against=second,
-        replace=pairs or None,
         target=target,
         m=m or None,
         threshold=threshold,
@@ -197,17 +189,17 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
         for node in strongest
         if node.measured is not None
     ]
-    data = figures.flow_data(split, direction=direction_in_words(direction), k=shown)
+    data = figures.flow_data(split, direction=direction_in_words(direction, target), k=shown)
     probability = float(split.trace.logits[-1].softmax(-1)[model.token(direction.token)])
     notes = tuple(missing_spaces(model, direction))
-    other = against or ("mean embeddings" if mean else replaced(prompt, pairs) if pairs else "")
     return FlowReading(split, prompt, direction, data, probability, tuple(ablated), notes, other)
 
 
-def direction_in_words(direction: TokenDirection) -> str:
-    """Return a direction in words, with its tokens in quotes."""
+def direction_in_words(direction: TokenDirection, target: Target) -> str:
+    """Return the number that is split in words, with its tokens in quotes."""
     token, *minus = (f'"{name}"' for name in (direction.token, *direction.minus))
-    return f"{token} minus {', '.join(minus)}" if minus else token
+    name = f"{token} minus {', '.join(minus)}" if minus else token
+    return name if target == "logit" else f"{target} of {name}"
 
 
 def missing_spaces(model: ResidualModel, direction: TokenDirection) -> Iterator[str]:

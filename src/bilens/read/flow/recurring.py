@@ -1,7 +1,8 @@
 """Heads and directions of MLPs that carry the flows of many prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -16,10 +17,12 @@ from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.lazy_imports import accelerate
 from bilens.read.flow.ablation import StreamDirection
-from bilens.read.flow.contrast import Against
+from bilens.read.flow.account import estimates, exchanged
+from bilens.read.flow.contrast import Against, other_of
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import first_texts, lens, node_outputs, strongest_ends
 from bilens.read.flow.nodes import WORDS, quoted
+from bilens.read.flow.patching import logit_of, stored_runs
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.reading import Fact, Reading
@@ -28,7 +31,11 @@ from bilens.residual import ResidualModel
 from bilens.settings import Between
 from bilens.tensor.similarity import cluster
 
-COLUMNS = ["prompt", "kind", "layer", "number", "flow", "vector", "output"]
+COLUMNS = [
+    *("prompt", "kind", "layer", "number", "flow", "estimated", "position"),
+    *("vector", "output"),
+]
+EFFECTS = {"estimated": "estimated effect", "measured": "measured effect"}
 NAMED = 20
 """Directions with words."""
 
@@ -64,8 +71,11 @@ class RecurringDirection:
         absolute: mean over all prompts of the sum of their |flow|.
         prompts: number of prompts that have one.
         agreement: the least |cosine| of one of them with the vector.
+        position: the position at which most of their |flow| is, counted from the end of the text.
         words: its tokens and the ends of texts after which it is most active, as nodes of a flow
             have them. They are empty if it is not among the strongest.
+        estimated: mean effect over all prompts by gradients; None where nothing is measured.
+        measured: mean effect over all prompts of exchanging them between the two texts.
     """
 
     layer: int
@@ -74,7 +84,10 @@ class RecurringDirection:
     absolute: float
     prompts: int
     agreement: float
+    position: int
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    estimated: float | None = None
+    measured: float | None = None
 
     @property
     def direction(self) -> StreamDirection:
@@ -97,15 +110,30 @@ class RecurringFlows(Reading):
     directions: tuple[RecurringDirection, ...]
 
     title: ClassVar[str] = "Recurring flows"
+    formats: ClassVar[dict[str, str]] = {"position": ".0f"}
     axes: ClassVar[dict[str, str]] = {"x": "part", "y": "mean"}
 
     def facts(self) -> list[Fact]:
-        """Return the number of prompts, and the mean of the logits that were split."""
-        return [
+        """Return the number of prompts, the mean of the logits that were split, and correlations.
+
+        Correlations are those of measured effects with flows and with estimates, over the
+        directions that were measured.
+        """
+        facts: list[Fact] = [
             ("prompts", len(self.values)),
             ("mean of the logits", sum(self.values) / len(self.values)),
             ("positive", sum(value > 0 for value in self.values)),
         ]
+        measured = [part for part in self.directions if part.measured is not None]
+        if len(measured) > 2:
+            numbers = torch.tensor([[x.measured, x.mean, x.estimated] for x in measured])
+            of_flow, of_estimate = numbers.T.corrcoef()[0, 1:].tolist()
+            facts += [
+                ("directions measured", len(measured)),
+                ("correlation of their measured effects with flows", of_flow),
+                ("with estimates by gradients", of_estimate),
+            ]
+        return facts
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each head and direction, the largest |mean| first."""
@@ -115,14 +143,17 @@ class RecurringFlows(Reading):
         ]
         rows = [
             (
-                *(name, part.mean, part.absolute, part.prompts),
+                *(name, part.mean, part.absolute, part.prompts, getattr(part, "position", None)),
+                *(getattr(part, name, None) for name in EFFECTS),
                 *(quoted(getattr(part, "words", {}).get(side, ())) for side in WORDS),
             )
             for name, part in parts
         ]
-        columns = ["part", "mean", "mean of |flow|", "prompts", *WORDS]
-        frame = pd.DataFrame(rows, columns=columns)
-        frame = frame.drop(columns=[side for side in WORDS if not frame[side].any()])
+        columns = ["part", "mean", "mean of |flow|", "prompts", "position"]
+        frame = pd.DataFrame(rows, columns=[*columns, *EFFECTS.values(), *WORDS])
+        optional = [*EFFECTS.values(), *WORDS]
+        empty = [name for name in optional if not frame[name].replace("", None).notna().any()]
+        frame = frame.drop(columns=empty)
         return frame.sort_values("mean", key=abs, ascending=False, ignore_index=True)
 
 
@@ -137,6 +168,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
     threshold: float = 1e-3,
     similarity: float = 0.9,
     texts: Sequence[Int[Tensor, " time"]] = (),
+    ablate: int = 0,
     progress: Callable[[Flow], None] | None = None,
 ) -> RecurringFlows:
     """Return the heads and directions that recur in the flows of many prompts, by their mean.
@@ -159,6 +191,8 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
         threshold: as for `flow`.
         similarity: least |cosine| within a direction, above 0 and at most 1.
         texts: token ids of texts in which the strongest directions are looked up.
+        ablate: number of the strongest directions whose effect is measured, by an exchange of
+            their outputs between the two texts of each prompt, in both directions.
         progress: called with each flow, in the process that computes it.
 
     Raises:
@@ -173,11 +207,17 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
             f"prompts holds {count} texts, directions {len(tokens)} and against {len(seconds)}, "
             "expected at least one text, and one direction and second run for each or for all"
         )
+    if ablate and against is None:
+        raise BilensError(
+            f"ablate={ablate} exchanges directions between two texts, and against is None; give a "
+            "second text for each prompt, or leave ablate out"
+        )
     state = accelerate.PartialState()
     of_process = []
     for i in range(count)[state.process_index :: state.num_processes]:
         split = flow(model, prompts[i], tokens[i], against=seconds[i], m=m, threshold=threshold)
-        of_process.append((i, split.value, _rows(i, split)))
+        slopes = estimates(model, split).tolist() if ablate else [None] * len(split.nodes)
+        of_process.append((i, split.value, _rows(i, split, slopes)))
         if progress is not None:
             progress(split)
     # In the order of the prompts, so that sums round as in one process.
@@ -196,7 +236,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
         RecurringHead(int(layer), int(head), **shares(group))
         for (layer, head), group in rows[rows["kind"] == "head"].groupby(["layer", "number"])
     ]
-    recurring: list[tuple[RecurringDirection, Tensor]] = []
+    recurring: list[tuple[RecurringDirection, pd.DataFrame]] = []
     for layer, group in rows[rows["kind"] == "direction"].groupby("layer"):
         weights = torch.tensor(group["flow"].abs().to_numpy())
         alike = cluster(torch.stack(list(group["vector"])), weights, similarity)
@@ -210,44 +250,77 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
                 int(layer),
                 (vector if along.sum() >= 0 else -vector).to(model.device),
                 agreement=float(agreement),
+                position=int(
+                    of_direction["flow"].abs().groupby(of_direction["position"]).sum().idxmax()
+                ),
                 **shares(of_direction),
             )
-            recurring.append((direction, sum(of_direction["output"])))
+            recurring.append((direction, of_direction))
     recurring.sort(key=lambda pair: -abs(pair[0].mean))
+    words = _words(model, recurring[:NAMED], texts)
+    parts = [replace(x, words=of) for (x, _), of in zip_longest(recurring, words, fillvalue={})]
+    effects = torch.zeros(min(ablate, len(parts)), dtype=torch.float64)
+    for i in range(count)[state.process_index :: state.num_processes] if ablate else ():
+        groups = [(part.layer, rows[rows["prompt"] == i]) for part, rows in recurring[:ablate]]
+        effects += _exchanged(model, prompts[i], tokens[i], seconds[i], groups)
+    effects = sum(accelerate.utils.gather_object([effects]))
+    for number, effect in enumerate((effects / count).tolist()):
+        slope = float(recurring[number][1]["estimated"].sum()) / count
+        parts[number] = replace(parts[number], estimated=slope, measured=effect)
     return RecurringFlows(
         tuple(value for _, value, _ in gathered),
         tuple(sorted(heads, key=lambda head: -abs(head.mean))),
-        (*_with_words(model, recurring[:NAMED], texts), *(part for part, _ in recurring[NAMED:])),
+        tuple(parts),
     )
 
 
 @torch.no_grad()
-def _with_words(
+def _exchanged(
     model: ResidualModel,
-    recurring: Sequence[tuple[RecurringDirection, Tensor]],
+    text: str | Tensor,
+    token: TokenDirection,
+    against: Against | None,
+    groups: Sequence[tuple[int, pd.DataFrame]],
+) -> Float[Tensor, " groups"]:
+    """Return the measured effects of groups of directions, each of one layer, on a prompt."""
+    ids = model.ids(text)
+    runs = stored_runs(model, ids, other_of(model, ids, against, None))
+    rows = runs[0].tokens.new_zeros(len(groups), *runs[0].tokens.shape)
+    for place, (_, of_group) in enumerate(groups):
+        for position, output in zip(of_group["position"], of_group["output"], strict=True):
+            rows[place, int(position)] += output.to(rows)
+    effects = torch.zeros(len(groups), dtype=torch.float64)
+    layers = torch.tensor([layer if len(of_group) else -1 for layer, of_group in groups])
+    for layer in layers[layers >= 0].unique().tolist():
+        among = layers == layer
+        effects[among] = exchanged(runs, logit_of(model, token), layer, "mlp", rows[among])
+    return effects
+
+
+@torch.no_grad()
+def _words(
+    model: ResidualModel,
+    recurring: Sequence[tuple[RecurringDirection, pd.DataFrame]],
     texts: Sequence[Tensor],
-) -> list[RecurringDirection]:
-    """Return directions with their words, given the sum of their outputs."""
-    if not recurring:
-        return []
-    vectors = torch.stack([part.vector[: model.d_model] for part, _ in recurring])
-    outputs = torch.stack([output for _, output in recurring]).to(vectors)
-    ends = strongest_ends(model, [part.layer for part, _ in recurring], vectors, texts)
-    words = zip(ends, lens(model, vectors)[0], *lens(model, outputs), strict=True)
-    return [
-        replace(part, words=dict(zip(WORDS, of_part, strict=True)))
-        for (part, _), of_part in zip(recurring, words, strict=True)
-    ]
+) -> Iterator[dict[str, tuple[str, ...]]]:
+    """Yield the words of directions, given the rows of their nodes."""
+    if recurring:
+        vectors = torch.stack([part.vector[: model.d_model] for part, _ in recurring])
+        outputs = torch.stack([sum(rows["output"]) for _, rows in recurring]).to(vectors)
+        ends = strongest_ends(model, [part.layer for part, _ in recurring], vectors, texts)
+        for of_part in zip(ends, lens(model, vectors)[0], *lens(model, outputs), strict=True):
+            yield dict(zip(WORDS, of_part, strict=True))
 
 
-def _rows(number: int, split: Flow) -> list[tuple[Any, ...]]:
+def _rows(number: int, split: Flow, slopes: Sequence[float | None]) -> list[tuple[Any, ...]]:
     """Return the heads and directions of a prompt's flow, on the CPU, for other processes."""
     numbers = list(split.direction_numbers)
     both = zip(split.vectors.cpu(), node_outputs(split, numbers).cpu(), strict=True)
     of_direction = dict(zip(numbers, both, strict=True))
     return [
         (
-            *(number, node.kind, node.layer, node.number, node.flow),
+            *(number, node.kind, node.layer, node.number, node.flow, slopes[i]),
+            (node.position or 0) - len(split.ids),
             *of_direction.get(i, (None, None)),
         )
         for i, node in enumerate(split.nodes)
@@ -264,10 +337,11 @@ def read_recurring(
     *,
     m: Annotated[int, Between(2)] = 4,
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-3,
+    ablate: Annotated[int, Between(0)] = 0,
 ) -> RecurringFlows:
     """Find the heads and directions that recur in the flows of many texts, or pairs of texts.
 
-        bilens recurring model.gguf --pairs pairs.tsv --data wikitext.txt
+        bilens recurring model.gguf --pairs pairs.tsv --data wikitext.txt --ablate 10
 
     Args:
         model: Any, with its tokenizer.
@@ -277,6 +351,8 @@ def read_recurring(
         corpus: Texts that describe directions; without them, directions have tokens only.
         m: Directions of each MLP at each position, at least 2.
         threshold: Nodes that carry less than this share of the absolute flow are not split.
+        ablate: Exchange this many of the strongest directions between the texts of each pair, and
+            compare.
 
     Raises:
         BilensError: the file does not exist, or a line does not have three or four columns.
@@ -302,4 +378,5 @@ def read_recurring(
         m=m,
         threshold=threshold,
         texts=[] if corpus is None else list(first_texts(corpus)),
+        ablate=ablate,
     )

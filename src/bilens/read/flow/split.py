@@ -1,5 +1,6 @@
 """An exact split of a logit, or of its change between two texts, through every layer of a model."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -222,26 +223,78 @@ class Split:
         return split_flow
 
     def check(self) -> None:
-        """See that the flows of tokens, positions and biases add up to the logit's change.
+        """See that the flows through every cut between two layers add up to the logit's change.
+
+        The last cut is that of tokens, positions and biases.
 
         Raises:
-            BilensError: they do not.
+            BilensError: they do not; names the layer and both numbers.
         """
         flows = [through for _, rows in self.leaves() for through in self._leaf_flows(rows)]
         through = [*flows, *self.graph.bias_flows()]
-        total = float(sum(through))
         size = sum(map(abs, through)) + sum(map(abs, self.measured.values))
-        size += float((self.root * self.trace.stream[-1]).abs().sum())
         if self.before is not None:
             # Differences of two runs carry the rounding of what cancels in them.
             size += self.absolute
-        check_sum(
-            "The flow of tokens, positions and biases",
-            total,
-            self.value,
-            size=size,
-            dtype=self.model.parts.embed.module.weight.dtype,
-        )
+        cuts = self._cuts()
+        # Rounding of one layer reaches the cuts below it, whose terms may be smaller.
+        size += max(float(terms.abs().sum()) for _, terms, _ in cuts)
+        sums = {
+            f"The flow into layer {layer} and all later ones": float(terms.sum()) + ended
+            for layer, terms, ended in cuts
+        }
+        sums["The flow of tokens, positions and biases"] = float(sum(through))
+        dtype = self.model.parts.embed.module.weight.dtype
+        for name, total in sums.items():
+            check_sum(name, total, self.value, size=size, dtype=dtype)
+
+    def _cuts(self) -> list[tuple[int, Tensor, float]]:
+        """Return the flow that enters each layer and all later ones, from the last layer down.
+
+        The nodes there read the stream that the model itself has before the layer, or its change.
+        Not all of their flow comes from it: biases, embeddings that are mixed in again, and values
+        that later layers take from the first one's input.
+
+        Returns:
+            The layer, the terms at each position and coordinate, and all other flow.
+        """
+        graph, mixing, leaves = self.graph, self.model.parts.mixing(), self.leaves()
+        ended: dict[int | None, float] = defaultdict(float)
+        for node, constant in zip(graph.nodes, torch.cat(graph.constants).tolist(), strict=True):
+            ended[node.layer] += constant
+        for (layer_of_bias, _), (_, through) in graph.outs.items():
+            ended[layer_of_bias] += through
+        reads: dict[tuple[int | None, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for number, position, moment, rows in graph.rows["reads"]:
+            if len(number):
+                place = graph.nodes[int(number[0])].layer, int(moment[0])
+                reads[place].append((position, rows))
+
+        def read(layer: int | None, *moments: Moment) -> Tensor:
+            total = torch.zeros_like(self.change)
+            for position, rows in (part for moment in moments for part in reads[layer, moment]):
+                total.index_add_(0, position, rows)
+            return total
+
+        layers = range(self.model.n_layers)
+        w, left, cuts = read(None, Moment.mlp(layers[-1])), ended[None], []
+        late, first = torch.zeros_like(w), self._change_of(0, "attn_input")
+        for layer in reversed(layers):
+            entry = Moment.input(layer)
+            w = w + read(layer, Moment.attention(layer), entry)
+            if layer:
+                late = late + read(layer, Moment.input(0))
+            left += ended[layer]
+            left += sum(float((w * rows[entry]).sum()) for _, rows in leaves if entry in rows)
+            w = w * float(mixing[entry, entry - 1])
+            terms = w * self._change_of(layer, "stream")
+            cuts.append((layer, terms, left + float((late * first).sum())))
+        return cuts
+
+    def _change_of(self, layer: int, name: str) -> Tensor:
+        """Return an array of a layer's trace, or its change between two texts."""
+        array: Tensor = getattr(self.trace.layers[layer], name)
+        return array if self.before is None else array - getattr(self.before.layers[layer], name)
 
     def leaves(self) -> list[tuple[NodeKind, dict[Moment, Tensor]]]:
         """Return the leaves of each kind: the moments at which rows are written, and the rows."""
