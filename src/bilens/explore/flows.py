@@ -72,7 +72,7 @@ class FlowOf:
 
     @property
     def has_two_runs(self) -> bool:
-        """Whether a change between two runs is split."""
+        """True if a change between two runs is split, false for a logit on one text."""
         return bool(self.against or self.replace or self.mean)
 
 

@@ -237,7 +237,9 @@ class Measured:
             self.values = tuple(float(self.u @ x) + self.bias for x in n)
             return
         if len(traces) == 1:
-            raise BilensError(f"target={target!r} needs two runs; give against, or target='logit'")
+            raise BilensError(
+                f"target={target!r} needs two runs; add against, or take target='logit'"
+            )
         self._of_probability(n, tokens, shares)
 
     def _of_vector(self, traces: Sequence[Trace], direction: Tensor) -> None:

@@ -209,7 +209,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
         )
     if ablate and against is None:
         raise BilensError(
-            f"ablate={ablate} exchanges directions between two texts, and against is None; give a "
+            f"ablate={ablate} exchanges directions between two texts, and against is None; add a "
             "second text for each prompt, or leave ablate out"
         )
     state = accelerate.PartialState()

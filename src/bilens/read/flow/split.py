@@ -252,8 +252,8 @@ class Split:
         """Return the flow that enters each layer and all later ones, from the last layer down.
 
         The nodes there read the stream that the model itself has before the layer, or its change.
-        Not all of their flow comes from it: biases, embeddings that are mixed in again, and values
-        that later layers take from the first one's input.
+        Some of their flow comes from elsewhere: biases, embeddings that are mixed in again, and
+        values that the first layer has.
 
         Returns:
             The layer, the terms at each position and coordinate, and all other flow.
