@@ -219,7 +219,7 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
             min_width=300,
         )
         against = gr.Textbox(
-            label="against a second text, or the mean of several, with | between them",
+            label="against another text, or several with | between",
             placeholder="none: the flow of one text",
             elem_id="flow-against",
             scale=3,
@@ -232,8 +232,7 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
             min_width=150,
         )
         mean = gr.Checkbox(
-            label="or the mean embedding",
-            info="of the texts that the explorer has",
+            label="or the mean of its texts",
             elem_id="flow-mean",
             min_width=150,
         )

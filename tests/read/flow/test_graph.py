@@ -228,6 +228,8 @@ def test_recurring_flows_of_a_file_of_pairs(view, tmp_path):
     path.write_text("t3 t4 t5\tt3\tt7,t8\tt3 t4 t6\nt9 t4 t5\tt3\tt7,t8\tt9 t4 t6\n")
     texts, against = ["t3 t4 t5", "t9 t4 t5"], ["t3 t4 t6", "t9 t4 t6"]
     expected = flows(view, texts, DIRECTION, against=against)
+    result = read_recurring(view, str(path), ablate=3)
+    assert sum(part.measured is not None for part in result.directions) == 3
     result = read_recurring(view, str(path))
     assert result.values == expected.values
     assert result.frame().equals(expected.frame())

@@ -122,7 +122,8 @@ def estimates(model: ResidualModel, flow: Flow) -> Float[Tensor, " nodes"]:
     slopes = [_slopes(model, flow, tokens, number) for tokens in runs]
     mean = torch.stack(slopes).mean(0)
     writes = flow.writes
-    # The gradient by the embedding holds later moments at which it is mixed in again.
+    # The gradient by a write holds everything that later layers make of it. That by the embedding
+    # also holds later moments at which it is mixed in again, whose rows must not count twice.
     embedding = torch.tensor([node.kind in EMBEDDED for node in flow.nodes])
     again = embedding.to(writes.node.device)[writes.node] & (writes.moment > 0)
     along = (mean[writes.moment, writes.position] * writes.vector).sum(-1).masked_fill(again, 0)

@@ -14,7 +14,7 @@ from bilens.lazy_imports import go
 from bilens.read.figures.style import GREY, dress
 from bilens.read.flow.ablation import Ablation, ablation_frame
 from bilens.read.flow.graph import Flow, FlowGraph
-from bilens.read.flow.nodes import LEAVES, WORDS, label, quoted, written
+from bilens.read.flow.nodes import LEAVES, label, quoted, written
 from bilens.reading import FlowDrawing, Picture, Section, Table
 
 SMALL = 1e-3
@@ -129,7 +129,11 @@ def node_table(data: dict[str, Any]) -> pd.DataFrame:
         data: see `flow_data`.
     """
     nodes = data["nodes"][1 : ROWS + 1]
-    frame = shown_frame(nodes).drop(columns=[*WORDS], errors="ignore")
+    columns = {"node": "name", "flow": "flow"}
+    columns |= {"estimated effect": "estimated", "measured effect": "measured"}
+    frame = pd.DataFrame({name: [node[key] for node in nodes] for name, key in columns.items()})
+    effects = [name for name in frame.columns[2:] if frame[name].isna().all()]
+    frame = frame.drop(columns=effects)
     frame.insert(1, "reads → raises, ⊣ lowers", [_words(node) for node in nodes])
     n = data["n_nodes"] - data["n_rest"] - len(frame)
     sums = [(f"{n:,} other nodes", "", data["sum"] - frame["flow"].sum())] if n else []
@@ -143,22 +147,6 @@ def _words(node: dict[str, Any]) -> str:
     changed = node["writes"] if node["flow"] > 0 else node["lowers"]
     mark = ("→" if node["flow"] > 0 else "⊣") if changed else ""
     return f"{quoted(node['reads'][:2])} {mark} {quoted(changed[:2])}".strip()
-
-
-def shown_frame(nodes: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return names, flows and effects of nodes; columns without an entry are left out."""
-    columns = {"node": "name", **{name: name for name in WORDS}, "flow": "flow"}
-    columns |= {"estimated effect": "estimated", "measured effect": "measured"}
-    used = {
-        name: key
-        for name, key in columns.items()
-        if name in ("node", "flow") or any(node[key] not in (None, ()) for node in nodes)
-    }
-    rows = [
-        [quoted(node[key]) if key in WORDS else node[key] for key in used.values()]
-        for node in nodes
-    ]
-    return pd.DataFrame(rows, columns=list(used))
 
 
 def path_table(data: dict[str, Any]) -> pd.DataFrame:
@@ -248,7 +236,9 @@ def flow_sections(data: dict[str, Any], ablated: Sequence[Ablation]) -> list[Sec
             "Positions are across, layers upwards. A square is a head: its line comes from the "
             "token that it attends to. A circle is a direction of an MLP or a token. Area is "
             "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
-            f"weight on paths to the logit. Select a node to see its own edges.{sinks}",
+            "weight on paths to the logit. Directions of an MLP at a position are orthonormal in "
+            "its normalised input before the norm's gain: this metric does not depend on how a "
+            f"checkpoint divides a map. Select a node to see its own edges.{sinks}",
             [[FlowDrawing(data)]],
         ),
         Section(

@@ -187,29 +187,22 @@ def stored_run(
     model: ResidualModel, ids: Int[Tensor, " time"], tokens: Float[Tensor, "time d_model"]
 ) -> StoredRun:
     """Return the run of a text whose tokens have these embeddings."""
-    with embedded(model, tokens):
-        return _stored(model, ids, tokens)
-
-
-def _stored(model: ResidualModel, ids: Tensor, tokens: Tensor) -> StoredRun:
     calls: dict[nn.Module, tuple[Tensor, tuple[Any, ...], dict[str, Any]]] = {}
     by_position: dict[nn.Module, Tensor] = {}
 
     def keep(module: nn.Module, _: Any, y: Tensor) -> None:
         by_position[module] = y[0]
 
-    with recorded_parts(model) as (mixed, outputs), ExitStack() as stack:
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.pop("hidden_states")
+        calls[module] = x, args[1:], kwargs
+
+    with embedded(model, tokens), recorded_parts(model) as (mixed, outputs), ExitStack() as stack:
         for layer in model.parts.layers:
-            heads = layer.heads
-            maps = {part.module for part in (*heads.reads, heads.out)}
+            # Queries, keys and values may be one module, whose output is kept once.
+            maps = {part.module for part in (*layer.heads.reads, layer.heads.out)}
             for module in (*maps, layer.mlp.module):
                 stack.enter_context(module.register_forward_hook(keep))
-        for layer in model.parts.layers:
-
-            def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                x = args[0] if args else kwargs.pop("hidden_states")
-                calls[module] = x, args[1:], kwargs
-
             stack.enter_context(layer.module.register_forward_pre_hook(record, with_kwargs=True))
         stream = last_stream(model, ids[None])
     layers = model.parts.layers
@@ -290,6 +283,8 @@ def _patched_streams(
                 if number in layers:
                     mixed, output = other.mixed[number][start:], other.outputs[number]
 
+                    # Row i of the new rows takes head i of the other run: a diagonal of the array
+                    # (row, position, head, d_head) is exchanged at once.
                     def give_heads(_: Any, args: Any, mixed: Tensor = mixed) -> Any:
                         y = args[0].clone()
                         by_head = y[-n_heads - 1 : -1].unflatten(-1, (n_heads, -1))

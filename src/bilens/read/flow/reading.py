@@ -17,6 +17,7 @@ from bilens.read.flow.account import account
 from bilens.read.flow.contrast import Target, second_run
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.labels import described, first_texts
+from bilens.read.flow.nodes import node_frame
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
 from bilens.reading import Fact, Percent, Reading, Section
@@ -83,7 +84,8 @@ class FlowReading(Reading):
 
     def frame(self) -> pd.DataFrame:
         """Return the strongest nodes and their flow, the strongest first."""
-        return figures.shown_frame(self.data["nodes"][1:])
+        nodes = [self.flow.nodes[node["index"]] for node in self.data["nodes"][1:]]
+        return node_frame(nodes, self.flow.tokens)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the strongest nodes and paths with the sums of all others, and removed nodes."""
