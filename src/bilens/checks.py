@@ -100,6 +100,11 @@ def full_precision(decorated: Decorated) -> Decorated:
     return decorated
 
 
+def detached(function: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Check arguments and compute as `full_precision` does, and without gradients."""
+    return full_precision(torch.no_grad()(function))
+
+
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     checked_function = checked(function)
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_finite, check_index, check_labels, full_precision
+from bilens.checks import check_finite, check_index, check_labels, detached, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
@@ -73,8 +73,7 @@ def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
     return mask / length
 
 
-@full_precision
-@torch.no_grad()
+@detached
 def attack(
     model: TensorChain,
     x: Float[Tensor, "samples n_pixels"],
@@ -128,6 +127,7 @@ class MaskReading(Reading):
     masks: tuple[Attack, ...]
     noise: tuple[Attack, ...]
 
+    title: ClassVar[str] = "Masks that turn images into another class"
     axes: ClassVar[dict[str, str]] = {"x": "class", "y": "targeted"}
     formats: ClassVar[dict[str, str]] = dict.fromkeys(
         ("targeted", "fooled", "targeted by noise", "fooled by noise"), ".1%"
@@ -137,11 +137,6 @@ class MaskReading(Reading):
         "all other classes. Targeted is the share that the model then takes for the class of the "
         "mask, fooled the share that it takes for any class but their own."
     )
-
-    @property
-    def title(self) -> str:
-        """Heading on a page."""
-        return "Masks that turn images into another class"
 
     def facts(self) -> list[Fact]:
         """Return the length of the masks and the mean shares."""
@@ -158,8 +153,7 @@ class MaskReading(Reading):
 
 
 @reading("masks")
-@full_precision
-@torch.no_grad()
+@detached
 def read_masks(
     model: TensorChain, data: ImageData, norm: NotNegative = 5.0, seed: Seed = 0
 ) -> MaskReading:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import check_sum, checked, full_precision
+from bilens.checks import check_sum, checked, detached
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.files import read_json_object
@@ -263,8 +263,7 @@ class BondReading(Reading):
         }
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def classifier_bonds(model: TensorChain, data: ImageData, metric: Metric = "images") -> TreeBonds:
     """Compute the bonds of a classifier as a tree, from pixels to logits minus their mean.
 
@@ -285,8 +284,7 @@ def classifier_bonds(model: TensorChain, data: ImageData, metric: Metric = "imag
     return result
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def classifier_function_bonds(
     model: TensorChain,
     data: ImageData,
@@ -343,8 +341,7 @@ def _check_full_width(model: TensorChain, result: Bonds, images: Float[Tensor, "
 
 
 @reading("bonds")
-@torch.no_grad()
-@full_precision
+@detached
 def read_bonds(
     model: TensorChain, data: ImageData, *, drop: Share = 0.01, metric: Metric = "images"
 ) -> BondReading:

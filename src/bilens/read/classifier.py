@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import check_count, check_finite, checked, full_precision
+from bilens.checks import check_count, check_finite, checked, detached, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd
@@ -61,8 +61,7 @@ def top_inputs(
     return indices.movedim(0, -1)
 
 
-@full_precision
-@torch.no_grad()
+@detached
 def spectra(
     model: TensorChain,
     directions: Float[Tensor, "*batch n_classes"] | None = None,
@@ -219,8 +218,7 @@ class ClassifierReading(Reading):
 
 
 @reading("eigenvectors")
-@full_precision
-@torch.no_grad()
+@detached
 def read_classifier(
     model: TensorChain, data: ImageData, basis: Basis = "model", order: Order = "eigenvalue"
 ) -> ClassifierReading:

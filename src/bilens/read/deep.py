@@ -13,7 +13,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError
 from torch import Tensor
 
-from bilens.checks import full_precision
+from bilens.checks import detached, full_precision
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.files import write_safetensors
@@ -153,8 +153,7 @@ class DeepReading(Reading):
         }
 
 
-@full_precision
-@torch.no_grad()
+@detached
 def path_accuracies(
     paths: Paths, data: ImageData, counts: Sequence[int]
 ) -> tuple[tuple[int, float], ...]:
@@ -172,8 +171,7 @@ def path_accuracies(
 
 
 @reading("paths")
-@full_precision
-@torch.no_grad()
+@detached
 def read_deep(
     model: TensorChain, data: ImageData, k: int = 1000, saved: Path | None = None
 ) -> DeepReading:
@@ -229,8 +227,7 @@ class ClassPaths:
     inputs: Mapping[tuple[int, ...], Float[Tensor, "k n_in"]]
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def class_paths(
     tree: LazyTree, paths: Paths, x: Float[Tensor, "samples n_in"], k: Count = 3
 ) -> ClassPaths:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import check_finite, checked, full_precision
+from bilens.checks import check_finite, checked, detached
 from bilens.data import ImageData
 from bilens.lazy_imports import go, pd
 from bilens.read.chain import predict
@@ -100,8 +100,7 @@ class Explanation(Reading):
         return pd.DataFrame(rows, columns=["class", "term", "activation"])
 
 
-@full_precision
-@torch.no_grad()
+@detached
 def explain(
     spectrum: Spectrum, x: Float[Tensor, " n_in"], n_classes: Count = 3, k: Count = 5
 ) -> Explanation:
@@ -124,8 +123,7 @@ def explain(
     return _explain(x, list(spectrum.activations(x)), n_classes, k, branch)
 
 
-@full_precision
-@torch.no_grad()
+@detached
 def explain_deep(
     tree: LazyTree,
     x: Float[Tensor, " n_in"],

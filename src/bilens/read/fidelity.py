@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.checks import check_count, check_finite, check_labels, checked, full_precision
+from bilens.checks import check_count, check_finite, check_labels, checked, detached, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd
 from bilens.progress import progress_bar
@@ -144,8 +144,7 @@ class SparsityReport:
     dead: int
 
 
-@full_precision
-@torch.no_grad()
+@detached
 def sparsity(
     activations: Float[Tensor, "samples n_features"],
     y: Float[Tensor, "samples d"],
@@ -171,8 +170,7 @@ def sparsity(
     )
 
 
-@full_precision
-@torch.no_grad()
+@detached
 def loss_recovered(
     logits: Float[Tensor, "samples classes"],
     rebuilt_logits: Float[Tensor, "samples classes"],

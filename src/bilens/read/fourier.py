@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
-from bilens.checks import full_precision
+from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.lazy_imports import pd
 from bilens.read.chain import input_tensors, predict
@@ -42,16 +42,12 @@ class FourierReading(Reading):
     accuracy_removed: float
     unit_share: float
 
+    title: ClassVar[str] = "Fourier waves of the logits"
     axes: ClassVar[dict[str, str]] = {"x": "frequency", "y": "share"}
     explanation: ClassVar[str] = (
         "The joint part of the logits of a, b and c is a sum of waves. Addition needs only "
         "waves of a + b - c, and the table has the share of each of their frequencies."
     )
-
-    @property
-    def title(self) -> str:
-        """Heading on a page."""
-        return "Fourier waves of the logits"
 
     def facts(self) -> list[Fact]:
         """Return the frequencies and the accuracies with and without them."""
@@ -70,8 +66,7 @@ class FourierReading(Reading):
 
 
 @reading("fourier")
-@torch.no_grad()
-@full_precision
+@detached
 def read_fourier(model: TensorChain, least: float = 0.01) -> FourierReading:
     """Decompose all logits of a model of `bilens.data.modular_addition` into Fourier waves.
 

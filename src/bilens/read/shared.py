@@ -90,17 +90,13 @@ class SharedFeatures(Reading):
     compared: int
     groups: int
 
+    title: ClassVar[str] = "Features shared by classes"
     axes: ClassVar[dict[str, str]] = {"x": "feature", "y": "weight"}
 
     @property
     def weight(self) -> float:
         """Share of all weight that shared features have."""
         return sum(feature.weight for feature in self.features)
-
-    @property
-    def title(self) -> str:
-        """Heading on a page."""
-        return "Features shared by classes"
 
     def facts(self) -> list[Fact]:
         """Return the number of features, their weight, and the size of the comparison."""

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch.nn import functional
 
-from bilens.checks import full_precision
+from bilens.checks import detached
 from bilens.data import Corpus
 from bilens.errors import BilensError, NotBilinearError
 from bilens.read.flow.reading import FlowReading, read_flow
@@ -45,12 +45,8 @@ class LanguageSummary(Reading):
     flow: FlowReading
     left_out: str
 
+    title: ClassVar[str] = "Summary"
     formats: ClassVar[dict[str, str]] = {"probability": ".1%", "flow": "+.3g"}
-
-    @property
-    def title(self) -> str:
-        """Heading on a page."""
-        return "Summary"
 
     @property
     def is_example(self) -> bool:
@@ -99,8 +95,7 @@ class LanguageSummary(Reading):
 
 
 @reading("summary")
-@full_precision
-@torch.no_grad()
+@detached
 def read_summary(
     model: ResidualModel,
     corpus: Corpus,

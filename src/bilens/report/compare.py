@@ -51,6 +51,7 @@ class ComparisonReading(Reading):
     comparison: "Comparison"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    title: ClassVar[str] = "Architectures compared"
     formats: ClassVar[dict[str, str]] = {
         "steps": ",.0f",
         "±": ".1f",
@@ -68,11 +69,6 @@ class ComparisonReading(Reading):
         "equally good kernels; the ratio of seconds is as measured here, without validations and "
         "checkpoints."
     )
-
-    @property
-    def title(self) -> str:
-        """Its heading."""
-        return "Architectures compared"
 
     def facts(self) -> list[Fact]:
         """Return the data and the target."""

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bilens.checks import full_precision
+from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.residual.layers import Heads
 from bilens.residual.parts import Norm
@@ -65,8 +65,7 @@ def attends_by(model: Any, kind: str) -> Iterator[None]:
             model.config._attn_implementation = before
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def query_key_maps(view: Any, layer: int, position: Place) -> ScoredRows:
     """Return the maps from normalised rows n at a position to queries and keys, [n, 1] @ map.
 
@@ -99,8 +98,7 @@ def query_key_maps(view: Any, layer: int, position: Place) -> ScoredRows:
     return [(without_bias(q), without_bias(k)) for q, k in pairs]
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def queries_keys(
     view: Any, layer: int, n: Float[Tensor, "rows d_model"], position: Place
 ) -> ScoredRows:

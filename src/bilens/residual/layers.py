@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from bilens.checks import check_finite, check_index, full_precision
+from bilens.checks import check_finite, check_index, detached, full_precision
 from bilens.errors import BilensError
 from bilens.residual.parts import ConstantNorm, Embedding, LinearMap, Norm, working_dtype
 from bilens.tensor import BilinearTensor
@@ -74,6 +74,11 @@ class NormedInput:
     norm: Norm | None
 
     @property
+    def reads(self) -> tuple[LinearMap, ...]:
+        """All maps that read the stream."""
+        raise NotImplementedError
+
+    @property
     def norm_or_module(self) -> nn.Module:
         """First module that the stream goes into."""
         return self.module if self.norm is None else self.norm.module
@@ -89,6 +94,11 @@ class NormedInput:
     def normalised(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return n, the output of the norm before its gain."""
         return x if self.norm is None else self.norm.normalised(x)
+
+    def module_input(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Return the input of the maps, by the norm itself and in the type of the storage."""
+        y = x.to(self.reads[0].stored.dtype)
+        return y if self.norm is None else self.norm.module(y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +183,7 @@ class Heads(NormedInput):
         """All maps that read the stream."""
         return (*(part for pair in self.pairs for part in pair), self.value)
 
-    @torch.no_grad()
-    @full_precision
+    @detached
     def weights(self) -> HeadWeights:
         """Return the value and output weights of the heads.
 
@@ -277,8 +286,7 @@ class MLP(NormedInput):
         outputs: Tensor = self.module(y.reshape(1, -1, y.shape[-1]))
         return outputs.reshape(y.shape[:-1] + outputs.shape[-1:])
 
-    @torch.no_grad()
-    @full_precision
+    @detached
     def factors(self, slope: float = 1.0) -> BilinearTensor:
         """Return the tensor of the MLP with its activation replaced by act(z) = slope z.
 
@@ -325,12 +333,10 @@ class MLP(NormedInput):
         """Return the output weights D."""
         return folded_output(self.down, self.out_norm, self.residual_scale)[0]
 
-    @torch.no_grad()
-    @full_precision
+    @detached
     def stream_output(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return the MLP's addition to streams x, by the modules of the model."""
-        y = x.to(self.up.stored.dtype)
-        y = self.run(y if self.norm is None else self.norm.module(y))
+        y = self.run(self.module_input(x))
         y = y if self.out_norm is None else self.out_norm.module(y)
         return self.residual_scale * y.to(x.dtype)
 
@@ -427,6 +433,11 @@ class Parts(NormedInput):
     def module(self) -> nn.Module:  # type: ignore[override]
         """Unembedding, which reads the stream after the last layer."""
         return self.unembed.module
+
+    @property
+    def reads(self) -> tuple[LinearMap, ...]:
+        """The unembedding."""
+        return (self.unembed,)
 
     @property
     def tables(self) -> list[Embedding]:

@@ -49,7 +49,7 @@ class LinearMap:
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         """Return the outputs of the module for inputs x, in the type of its storage."""
         outputs: Tensor = self.module(x)
-        return outputs if self.rows is None else self.select(outputs.mT).mT
+        return self.select(outputs, -1)
 
     def weight(self) -> Float[Tensor, "n_out n_in"]:
         """Return W in float32 or float64."""
@@ -65,9 +65,11 @@ class LinearMap:
         assert isinstance(stored, Tensor)
         return self.select(stored.detach()).to(working_dtype(stored.dtype))
 
-    def select(self, outputs: Float[Tensor, "n_all *rest"]) -> Float[Tensor, "n_out *rest"]:
-        """Return the map's rows among those of all outputs of the module."""
-        return outputs if self.rows is None else outputs[self.rows.to(outputs.device)]
+    def select(self, outputs: Tensor, axis: int = 0) -> Tensor:
+        """Return the map's outputs among those of the module, along an axis."""
+        if self.rows is None:
+            return outputs
+        return outputs.index_select(axis, self.rows.to(outputs.device))
 
     def set_weight(self, weight: Float[Tensor, "n_out n_in"]) -> None:
         """Replace W, in the storage type."""

@@ -142,7 +142,7 @@ def check_mlp(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) ->
     n = mlp.normalised(x)
     total = tensor(n)
     if mlp.out_norm is not None:
-        total = total * mlp.out_norm.scale(mlp.down.module(_hidden(mlp, x)).to(x))
+        total = total * mlp.out_norm.scale(mlp.output(mlp.module_input(x)).to(x))
     z = with_constant(n) if tensor.constant else n
     hidden = (z @ tensor.left.T) * (z @ tensor.right.T)
     size = float((tensor.out.abs() @ hidden.abs()).max()) + float(total.abs().max())
@@ -161,10 +161,7 @@ def check_heads(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) 
     weights = heads.weights()
     if heads.v_first_share is not None:
         return  # values of two layers are mixed: split_logits and flow check these on a text
-    stored: Any = heads.value.module.weight
-    y = x.to(stored.dtype)
-    y = y if heads.norm is None else heads.norm.module(y)
-    values = heads.value.select(heads.value.module(y)).unflatten(0, (heads.n_kv_heads, -1))
+    values = heads.value(heads.module_input(x)).unflatten(0, (heads.n_kv_heads, -1))
     out = heads.out.module(values.repeat_interleave(heads.sharing, 0).flatten())
     expected = heads.residual_scale * out.to(x)
     n = heads.normalised(x)
@@ -176,15 +173,6 @@ def check_heads(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) 
     size = float(torch.einsum("he,hed->d", mixed.abs(), weights.out.abs()).max())
     name = f"V O of the heads of {model.layer(layer).name}"
     check_sum(name, total, expected, size=size, dtype=_stored(model))
-
-
-def _hidden(mlp: Any, x: Tensor) -> Tensor:
-    """Return the hidden units of an MLP on a stream, by its own modules."""
-    stored: Any = mlp.up.module.weight
-    y = x.to(stored.dtype)
-    y = y if mlp.norm is None else mlp.norm.module(y)
-    acted, *other = (part.select(part.module(y)[..., None])[..., 0] for part in mlp.reads)
-    return mlp.act(acted) * (other[0] if other else 1)
 
 
 def _stored(model: ResidualModel) -> torch.dtype:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from bilens.checks import check_text, full_precision
+from bilens.checks import check_text, detached
 from bilens.data.texts import clean
 from bilens.errors import BilensError
 from bilens.residual.attention import StopForwardError, attends_by, recording
@@ -70,6 +70,10 @@ def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
     return list(ids)
 
 
+Recorded = dict[tuple[str, nn.Module], Tensor]
+"""Numbers of a forward pass, by their kind and module."""
+
+
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
     """One layer on a text.
@@ -127,35 +131,44 @@ class Trace:
     logits: Float[Tensor, "time vocab"]
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def traces(model: Any, parts: Parts, texts: Sequence[Int[Tensor, " time"]]) -> list[Trace]:
     """Run a model on texts of any lengths at once; return their traces, in float32 or float64."""
     # Attention is causal: padding at the end changes no position before it.
     ids = pad_sequence(list(texts), batch_first=True)
+    seen: Recorded = {}
+    # Only eager attention returns its pattern.
     with attends_by(model, "eager"), recording() as is_recorded, ExitStack() as hooks:
-        # Only eager attention returns its pattern.
-        seen = _Recorder(is_recorded, len(ids))
+
+        def record(kind: str, module: nn.Module, read: Callable[..., Tensor]) -> None:
+            def hook(module: nn.Module, *call: Any) -> None:
+                if is_recorded():
+                    seen[kind, module] = _wide(read(module, *call))
+
+            hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
+
         for layer in parts.layers:
             heads, mlp = layer.heads, layer.mlp
             for module in (layer.module, heads.norm_or_module, mlp.norm_or_module):
-                seen.inputs_of(module, hooks)
+                record("input", module, _first_input)
             for module in (heads.out.module, mlp.writer, *(m.module for m in mlp.reads)):
-                seen.outputs_of(module, hooks)
-            seen.pattern_of(heads.module, hooks)
+                record("output", module, lambda *call: call[-1])
+            record("pattern", heads.module, _pattern)
             if mlp.router is not None:
-                seen.routing_of(mlp, mlp.router.module, hooks)
+                # Recorded, not computed again: a token between two experts may fall to the other
+                # one when its input is rounded differently.
+                record("routing", mlp.router.module, lambda *call, of=mlp: of.routing(call[-1]))
         # Its input is the stream after the last layer, of any architecture.
         last = parts.norm_or_module
-        seen.inputs_of(last, hooks)
+        record("input", last, _first_input)
         output = model(ids, use_cache=False)
-    streams, logits = seen.inputs[last], getattr(output, "logits", output)
+    layers = [_layer(seen, layer) for layer in parts.layers]
+    streams, logits = seen["input", last], _wide(getattr(output, "logits", output))
     result = []
-    for row, text in enumerate(texts):
-        stream = streams[row, : len(text)]
-        layers = tuple(_OnText(seen, row, len(text)).layer(layer) for layer in parts.layers)
-        scale = parts.scale(stream)
-        result.append(Trace(text, layers, stream, scale, _wide(logits[row, : len(text)])))
+    for row, (text, time) in enumerate((text, len(text)) for text in texts):
+        of_text = tuple(_of_text(batch, row, time) for batch in layers)
+        stream = streams[row, :time]
+        result.append(Trace(text, of_text, stream, parts.scale(stream), logits[row, :time]))
     return result
 
 
@@ -182,99 +195,53 @@ def mlp_inputs(
     return inputs
 
 
-class _Recorder:
-    """Inputs and outputs of modules in one forward pass of a batch of texts."""
-
-    def __init__(self, is_recorded: Callable[[], bool], texts: int) -> None:
-        self.is_recorded, self.texts = is_recorded, texts
-        self.inputs: dict[nn.Module, Tensor] = {}
-        self.outputs: dict[nn.Module, Tensor] = {}
-        self.patterns: dict[nn.Module, Tensor] = {}
-        self.routings: dict[nn.Module, Tensor] = {}
-
-    def inputs_of(self, module: nn.Module, hooks: ExitStack) -> None:
-        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self.is_recorded():
-                self.inputs[module] = _wide(args[0] if args else kwargs["hidden_states"])
-
-        hooks.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
-
-    def outputs_of(self, module: nn.Module, hooks: ExitStack) -> None:
-        def record(module: nn.Module, _: Any, output: Tensor) -> None:
-            if self.is_recorded():
-                self.outputs[module] = _wide(output)
-
-        hooks.enter_context(module.register_forward_hook(record))
-
-    def pattern_of(self, module: Any, hooks: ExitStack) -> None:
-        ask: Callable[..., Tensor] | None = getattr(module, "attention_pattern", None)
-
-        def record(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            if not self.is_recorded():
-                return
-            # Attention of transformers returns its pattern after its output.
-            if ask is None:
-                pattern = output[1]
-            else:
-                x, pos_embed, rope, _, _, v_first = args
-                pattern = ask(x, pos_embed, rope, v_first)
-            self.patterns[module] = _wide(pattern)
-
-        hooks.enter_context(module.register_forward_hook(record, with_kwargs=True))
-
-    def routing_of(self, mlp: MLP, router: nn.Module, hooks: ExitStack) -> None:
-        # Recorded, not computed again: a token between two experts may fall to the other one when
-        # its input is rounded differently.
-        def record(_: nn.Module, __: Any, outputs: Any) -> None:
-            if self.is_recorded():
-                # Routers take the tokens of all texts as one list.
-                rows = _wide(mlp.routing(outputs))
-                self.routings[mlp.module] = rows.unflatten(0, (self.texts, -1))
-
-        hooks.enter_context(router.register_forward_hook(record))
+def _first_input(_: nn.Module, args: Sequence[Tensor], kwargs: Any, __: Any) -> Tensor:
+    return args[0] if args else kwargs["hidden_states"]
 
 
-@dataclass(frozen=True)
-class _OnText:
-    """The records of one text of a batch, without the padding after it."""
+def _pattern(module: Any, args: Sequence[Any], _: Any, output: Any) -> Tensor:
+    if not hasattr(module, "attention_pattern"):
+        # Attention of transformers returns its pattern after its output.
+        return output[1]
+    x, pos_embed, rope, _, _, v_first = args
+    return module.attention_pattern(x, pos_embed, rope, v_first)
 
-    seen: _Recorder
-    row: int
-    time: int
 
-    def layer(self, layer: Layer) -> LayerTrace:
-        heads, mlp, seen = layer.heads, layer.mlp, self.seen
-        attn_input = self._select(seen.inputs[heads.norm_or_module])
-        mlp_input = self._select(seen.inputs[mlp.norm_or_module])
-        mlp_n = mlp.normalised(mlp_input)
-        routing = None if mlp.router is None else self._select(seen.routings[mlp.module])
-        return LayerTrace(
-            stream=self._select(seen.inputs[layer.module]),
-            attn_input=attn_input,
-            attn_n=heads.normalised(attn_input),
-            attn_scale=heads.scale(attn_input),
-            pattern=seen.patterns[heads.module][self.row, :, : self.time, : self.time],
-            attn_out_scale=_scale(heads.out_norm, self._select(seen.outputs[heads.out.module])),
-            mlp_input=mlp_input,
-            mlp_n=mlp_n,
-            mlp_scale=mlp.scale(mlp_input),
-            gate_ratio=self._gate_ratio(mlp, mlp_n, routing),
-            routing=routing,
-            mlp_out_scale=_scale(mlp.out_norm, self._select(seen.outputs[mlp.writer])),
-        )
-
-    def _select(self, batch: Tensor) -> Tensor:
-        return batch[self.row, : self.time]
-
-    def _gate_ratio(self, mlp: MLP, n: Tensor, routing: Tensor | None) -> Tensor:
-        acted = mlp.reads[0]
-        if routing is None:
-            return _ratio(mlp, acted.select(self._select(self.seen.outputs[acted.module]).mT).mT)
+def _layer(seen: Recorded, layer: Layer) -> LayerTrace:
+    """Return the trace of a layer on a batch: each tensor has the texts as its first axis."""
+    heads, mlp = layer.heads, layer.mlp
+    attn_input, mlp_input = (seen["input", part.norm_or_module] for part in (heads, mlp))
+    mlp_n, routing, acted = mlp.normalised(mlp_input), None, mlp.reads[0]
+    if mlp.router is None:
+        gate_ratio = _ratio(mlp, acted.select(seen["output", acted.module], -1))
+    else:
+        # Routers take the tokens of all texts as one list.
+        routing = seen["routing", mlp.router.module].unflatten(0, (len(mlp_n), -1))
         # Experts run on their own tokens only, inside one module. Here all of them read each token,
         # and the weight 0 of those that did not run removes their hidden units.
-        y = n if mlp.norm is None else mlp.norm.applied(n)
-        ratio = _ratio(mlp, acted(y))
-        return ratio * routing.to(y).repeat(1, ratio.shape[1] // routing.shape[1])
+        ratio = _ratio(mlp, acted(mlp_n if mlp.norm is None else mlp.norm.applied(mlp_n)))
+        gate_ratio = ratio * routing.repeat(1, 1, ratio.shape[-1] // routing.shape[-1]).to(ratio)
+    return LayerTrace(
+        stream=seen["input", layer.module],
+        attn_input=attn_input,
+        attn_n=heads.normalised(attn_input),
+        attn_scale=heads.scale(attn_input),
+        pattern=seen["pattern", heads.module],
+        attn_out_scale=_scale(heads.out_norm, seen["output", heads.out.module]),
+        mlp_input=mlp_input,
+        mlp_n=mlp_n,
+        mlp_scale=mlp.scale(mlp_input),
+        gate_ratio=gate_ratio,
+        mlp_out_scale=_scale(mlp.out_norm, seen["output", mlp.writer]),
+        routing=routing,
+    )
+
+
+def _of_text(batch: LayerTrace, row: int, time: int) -> LayerTrace:
+    """Return the trace of one text of a batch, without the padding after it."""
+    rows = {name: x[row] for name, x in vars(batch).items() if x is not None}
+    pattern = rows.pop("pattern")[:, :time, :time]
+    return LayerTrace(**{name: x[:time] for name, x in rows.items()}, pattern=pattern)
 
 
 def _ratio(mlp: MLP, z: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bilens.checks import checked, full_precision
+from bilens.checks import checked, detached
 from bilens.lazy_imports import go
 from bilens.read.figures.plots import heat_figure
 from bilens.reading import Fact, Reading
@@ -53,16 +53,12 @@ class Composition(Reading):
     scores: Float64[Tensor, "writers readers"]
     baseline: float
 
+    title: ClassVar[str] = "Composition of heads and MLPs"
     axes: ClassVar[dict[str, str]] = {"x": "reader", "y": "score", "color": "writer"}
     explanation: ClassVar[str] = (
         "The score is the share of a writer's output that is in a reader's input space. Random "
         "maps have the baseline as their root mean square."
     )
-
-    @property
-    def title(self) -> str:
-        """Heading on a page."""
-        return "Composition of heads and MLPs"
 
     def facts(self) -> list[Fact]:
         """Return the numbers of writers and readers, and the baseline."""
@@ -92,8 +88,7 @@ class Composition(Reading):
 
 
 @reading("composition")
-@torch.no_grad()
-@full_precision
+@detached
 def composition_scores(model: ResidualModel) -> Composition:
     """Compute |W R|_F / (|W|_F |R|_F) for every writer W and every later reader R.
 

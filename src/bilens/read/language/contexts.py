@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
-from bilens.checks import check_finite, check_index, check_sum, checked, full_precision
+from bilens.checks import check_finite, check_index, check_sum, checked, detached, full_precision
 from bilens.data import Corpus, load_corpus, load_documents
 from bilens.data.corpus import batched
 from bilens.errors import BilensError
@@ -83,8 +83,7 @@ class Contribution:
         return float(self.tokens().sum()) + self.constant
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def top_contexts(
     model: ResidualModel,
     spectrum: Spectrum,
@@ -224,8 +223,7 @@ def _add_best(
             contexts.add(Context(text, int(positions[row, number]), activation))
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def contribution(
     model: ResidualModel, spectrum: Spectrum, number: int, context: Context, *, layer: int
 ) -> Contribution:
@@ -240,8 +238,7 @@ def contribution(
     return result
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def contributions(
     model: ResidualModel,
     spectrum: Spectrum,
@@ -378,10 +375,7 @@ class Continuation(Reading):
 
     text: str
 
-    @property
-    def title(self) -> str:
-        """Heading on a page."""
-        return "Continuation"
+    title: ClassVar[str] = "Continuation"
 
     def facts(self) -> list[Fact]:
         """Return the text."""

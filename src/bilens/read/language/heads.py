@@ -8,7 +8,7 @@ from typing import ClassVar
 import pandas as pd
 import torch
 
-from bilens.checks import check_count, check_index, full_precision
+from bilens.checks import check_count, check_index, detached, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
 from bilens.nn import ATTENTIONS
@@ -244,8 +244,7 @@ def output_pairs(
     return [_pairs(model, ("key", "output"), [outputs[n]], {}, k, among) for n in numbers]
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def token_components(
     model: ResidualModel,
     matrix: FactoredMatrix,

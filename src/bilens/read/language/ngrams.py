@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.checks import full_precision
+from bilens.checks import detached, full_precision
 from bilens.errors import NotBilinearError
 from bilens.progress import progress_bar
 from bilens.read.language.names import (
@@ -264,8 +264,7 @@ def skip_trigrams(  # noqa: PLR0913
     return top_pairs(model, ("virtual", "direct"), [matrix(part)], parts, k, among)
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def pair_trigrams(
     model: ResidualModel, *, k: Count = 20, among: Sequence[int] | None = None
 ) -> pd.DataFrame:

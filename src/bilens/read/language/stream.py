@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.checks import check_index, check_sum, full_precision
+from bilens.checks import check_index, check_sum, detached
 from bilens.read.language.names import in_words, token_names, token_number
 from bilens.read.linear.heads import FrozenHeads
 from bilens.read.linear.mlp import LinearMLP
@@ -49,8 +49,7 @@ class Stream:
         return self.direct + self.heads.sum((0, 1)) + self.constant
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def read_stream(
     model: ResidualModel, text: str | Int[Tensor, " time"], position: int, *, layer: int
 ) -> Stream:
@@ -124,6 +123,7 @@ class LogitTerms(Reading):
     mlp: LinearMLP
     last: NormMap
 
+    title: ClassVar[str] = "Logits by path through the last layer"
     axes: ClassVar[dict[str, str]] = {"x": "token", "y": "logit"}
     explanation: ClassVar[str] = (
         "Each logit is exactly the sum of its row: one term for each part of the stream that "
@@ -148,11 +148,6 @@ class LogitTerms(Reading):
     def total(self) -> Float[Tensor, " vocab"]:
         """Return the model's logits, before a soft-cap if it has one."""
         return self.matrix.left.sum(0) @ self.matrix.right
-
-    @property
-    def title(self) -> str:
-        """Heading on a page."""
-        return "Logits by path through the last layer"
 
     def facts(self) -> list[Fact]:
         """Return the position and the most likely token."""
@@ -195,16 +190,12 @@ class LogitParts(Reading):
     activations: Float[Tensor, " k"]
     remainder: float
 
+    title: ClassVar[str] = "A logit by eigenvectors of the last MLP"
     axes: ClassVar[dict[str, str]] = {"x": "term", "y": "logit"}
 
     def total(self) -> float:
         """Return the model's logit."""
         return float(self.residual.sum() + self.activations.sum()) + self.remainder
-
-    @property
-    def title(self) -> str:
-        """Heading on a page."""
-        return "A logit by eigenvectors of the last MLP"
 
     def facts(self) -> list[Fact]:
         """Return the token and its logit."""
@@ -222,8 +213,7 @@ class LogitParts(Reading):
 
 
 @reading("logits")
-@torch.no_grad()
-@full_precision
+@detached
 def split_logits(
     model: ResidualModel, text: str | Int[Tensor, " time"], position: int = -1
 ) -> LogitTerms:
@@ -267,8 +257,7 @@ def split_logits(
     return terms
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def split_by_eigenvectors(terms: LogitTerms, token: str | int, *, k: Count = 8) -> LogitParts:
     """Split the logit of one token, from `split_logits`, by the eigenvectors of the last MLP.
 

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.checks import check_index, checked, full_precision
+from bilens.checks import check_index, checked, detached
 from bilens.errors import BilensError
 from bilens.read.language.names import direction_vector, token_range
 from bilens.residual import Moment, ResidualModel, queries_keys
@@ -45,8 +45,7 @@ TrigramPart = Literal["ov", "mlp", "both"]
 """Path past the MLP (the same for every B up to scales), through the MLP with B, or both."""
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def bigram_matrix(
     model: ResidualModel,
     *,
@@ -108,8 +107,7 @@ def attention_scores(
     return tuple(FactoredMatrix(q.transpose(0, 1), k.permute(1, 2, 0)) for (q, _), (_, k) in pairs)
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def head_outputs(
     model: ResidualModel,
     *,
@@ -130,8 +128,7 @@ def head_outputs(
     return FactoredMatrix(_values(model, layer, e), out @ W_U)
 
 
-@torch.no_grad()
-@full_precision
+@detached
 def skip_trigram_matrix(
     model: ResidualModel,
     token: str | int | Float[Tensor, " d_model"],
