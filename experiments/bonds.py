@@ -59,7 +59,7 @@ from bilens.read import (
     read_bonds,
 )
 from bilens.read.bonds import sample_inputs
-from bilens.read.ranks import full_cut, held_out
+from bilens.read.fidelity import full_cut, held_out
 from bilens.report import network_figure
 from bilens.tensor import (
     BilinearTensor,

@@ -16,7 +16,7 @@ from bilens.read import (
     rank_accuracies,
     read_bonds,
 )
-from bilens.read.ranks import clopper_pearson, held_out
+from bilens.read.fidelity import clopper_pearson, held_out
 from bilens.tensor import affine, bonds, with_constant
 from tests.models import digit_model, digits
 

@@ -36,12 +36,14 @@ from bilens.read.explanation import (
 from bilens.read.fidelity import (
     SparsityReport,
     TruncationCurve,
+    accurate_ranks,
     loss_recovered,
+    product_accuracies,
+    rank_accuracies,
     sparsity,
     truncation_curve,
 )
 from bilens.read.fourier import FourierReading, read_fourier
-from bilens.read.ranks import accurate_ranks, product_accuracies, rank_accuracies
 from bilens.read.shared import (
     SharedFeature,
     SharedFeatures,

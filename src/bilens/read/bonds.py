@@ -17,9 +17,7 @@ from bilens.lazy_imports import go, pd
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import chain
 from bilens.read.cuts import CutReading, directions_figure, matrices_figure, network_figure
-from bilens.read.figures.plots import accuracy_curve
-from bilens.read.figures.style import BLUE, RED, dress
-from bilens.read.ranks import (
+from bilens.read.fidelity import (
     HeldOut,
     accurate_ranks,
     full_cut,
@@ -27,6 +25,8 @@ from bilens.read.ranks import (
     product_accuracies,
     rank_accuracies,
 )
+from bilens.read.figures.plots import accuracy_curve
+from bilens.read.figures.style import BLUE, RED, dress
 from bilens.reading import Fact, Percent, Picture, Reading, Section, Table
 from bilens.registry import reading
 from bilens.settings import Share
@@ -107,27 +107,18 @@ class BondReading(Reading):
 
     def facts(self) -> list[Fact]:
         """Return the data, and the accuracy with all directions and with few."""
+        bound = self.cut.certificate
+        vacuous = " (vacuous above 1)" if bound is not None and bound > 1 else ""
         return [
             ("data", self.data.name),
             ("test accuracy", Percent(self.accuracy)),
             *((f"directions of the {kind}", _sum(ranks)) for kind, ranks in self.ranks.items()),
-            (
-                f"test accuracy with {_sum(self.cut.ranks)} directions",
-                Percent(self.cut_accuracy),
-            ),
+            (f"test accuracy with {_sum(self.cut.ranks)} directions", Percent(self.cut_accuracy)),
             ("95 % interval", "{:.2%} to {:.2%}".format(*self.held_out.interval)),
             ("error of the logits", self.held_out.error),
             ("upper bound on it", self.held_out.error_bound),
-            *self._tree_certificate(),
+            *([] if bound is None else [(f"tree certificate{vacuous}", bound)]),
         ]
-
-    def _tree_certificate(self) -> list[Fact]:
-        """Return the certificate of a cut of the tree, if it is one."""
-        bound = self.cut.certificate
-        if bound is None:
-            return []
-        label = "tree certificate" + (" (vacuous above 1)" if bound > 1 else "")
-        return [(label, bound)]
 
     @property
     def cut_accuracy(self) -> float:
@@ -147,18 +138,14 @@ class BondReading(Reading):
         """Return the cut as an ordinary classifier."""
         data = self.data
         # The architecture follows from the cut; only sizes and names are the data's.
-        config = ClassifierConfig(
-            data.n_inputs,
-            data.n_classes,
-            image_shape=data.shape,
-            class_names=data.class_names,
-        )
+        sizes, names = (data.n_inputs, data.n_classes), data.class_names
+        config = ClassifierConfig(*sizes, image_shape=data.shape, class_names=names)
         return ImageClassifier.from_cut(self.cut, config)
 
     def tables(self) -> "dict[str, pd.DataFrame]":
         """Return the accuracy of uniform cuts, and of the smallest cut in the last row."""
         rows: list[tuple[int | str, float]] = [(str(k), share) for k, share, _ in self.by_rank]
-        rows.append((" + ".join(map(str, self.cut.ranks)), self.cut_accuracy))
+        rows.append((_sum(self.cut.ranks), self.cut_accuracy))
         frame = chain.accuracy_frame("directions at each bond", rows, self.accuracy)
         # The last row is the smallest cut, measured on the same images.
         errors = [*(error for _, _, error in self.by_rank), self.held_out.error]
@@ -175,14 +162,12 @@ class BondReading(Reading):
             figures[f"network-{label}"] = network_figure(self.cut_reading, label, shape)
         for number in range(len(self.cut.cores)):
             figures[f"directions-{number}"] = directions_figure(self.cut_reading, number, shape)
-        for number in range(len(self.cut.cores)):
             figures[f"matrices-{number}"] = matrices_figure(self.cut_reading, number)
         return figures
 
     def sections(self) -> list[Section]:
         """Return the sections on a model with few directions between its layers."""
-        figures, n = self.figures(), len(self.cut.cores)
-        ranks = " + ".join(map(str, self.cut.ranks))
+        figures = self.figures()
         # The first number of products that is enough, if any is.
         enough = (k for k, a in self.by_products if a >= self.accuracy - self.drop)
         few = next(enough, None)
@@ -193,7 +178,7 @@ class BondReading(Reading):
         )
         over = INPUTS[self.metric]
         low, high = self.held_out.interval
-        ranks_of = {kind: " + ".join(map(str, sizes)) for kind, sizes in self.ranks.items()}
+        ranks_of = {kind: _sum(sizes) for kind, sizes in self.ranks.items()}
         (frame,) = self.tables().values()
         shown = [k % 4 == 0 for k, _, _ in self.by_rank[:-1]] + [True, True]
         return [
@@ -202,11 +187,12 @@ class BondReading(Reading):
                 "Each layer's output reaches the next layer through a bond, and the model uses "
                 f"few directions of it. Their shares (over {over}) fall fast. Two kinds of bonds "
                 f"were computed: the tree's need {ranks_of['tree']} directions, the function's "
-                f"{ranks_of['function']}; the page shows the {self.kind}'s. The cut to {ranks} "
-                "(diamonds) was chosen on training images. Its test accuracy is "
-                f"{self.cut_accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}). On these "
-                f"images it changes the logits by {self.held_out.error:.2g} of their size (RMS, "
-                f"each minus the mean over classes; upper bound {self.held_out.error_bound:.2g}).",
+                f"{ranks_of['function']}; the page shows the {self.kind}'s. The cut to "
+                f"{_sum(self.cut.ranks)} (diamonds) was chosen on training images. Its test "
+                f"accuracy is {self.cut_accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}). On "
+                f"these images it changes the logits by {self.held_out.error:.2g} of their size "
+                "(RMS, each minus the mean over classes; upper bound "
+                f"{self.held_out.error_bound:.2g}).",
                 [
                     [Picture(name, figures[name]) for name in ("bonds", "kept-directions")],
                     [Table(frame[shown], "", self.formats, 0)],
@@ -222,10 +208,7 @@ class BondReading(Reading):
                 f"by share over {over}. "
                 "Coordinates after the first layer show the test images where they are largest "
                 "and smallest.",
-                [
-                    [Picture(f"network-{k}", figures[f"network-{k}"])]
-                    for k in range(self.data.n_classes)
-                ],
+                chain.picture_rows(figures, "network"),
             ),
             Section(
                 "Every direction",
@@ -234,13 +217,13 @@ class BondReading(Reading):
                 "interaction matrix, followed down to the pixels along the strongest ones below. "
                 "Then the test images at both ends of it and the logits that it raises and lowers "
                 "there: their change when the coordinate is set to zero.",
-                [[Picture(f"directions-{k}", figures[f"directions-{k}"])] for k in range(n)],
+                chain.picture_rows(figures, "directions"),
             ),
             Section(
                 "The layers, whole",
                 f"All {products}. One matrix for each coordinate that a layer makes, over the "
                 "coordinates that it reads; a colour goes by the square root of an entry.",
-                [[Picture(f"matrices-{k}", figures[f"matrices-{k}"])] for k in range(n)],
+                chain.picture_rows(figures, "matrices"),
             ),
         ]
 
@@ -449,13 +432,9 @@ def kept_directions_figure(by_rank: Sequence[tuple[int, float, float]], full: fl
     if not by_rank:
         raise BilensError("by_rank is empty, expected at least one point")
     rank, accuracies, errors = zip(*by_rank, strict=True)
-    figure = accuracy_curve(rank, accuracies, full, label="the model", beside="bottom right")
-    figure.update_traces(
-        customdata=errors,
-        hovertemplate="%{x} directions: %{y:.2f} %, error %{customdata:.2g}<extra></extra>",
-    )
-    figure.update_xaxes(title="directions kept at each bond", type="log", dtick=1, fixedrange=True)
-    return dress(figure, height=340, alt="Test accuracy against the directions kept at each bond")
+    figure = accuracy_curve(rank, accuracies, full, unit="directions", kept_by="at each bond")
+    hover = "%{x} directions: %{y:.2f} %, error %{customdata:.2g}<extra></extra>"
+    return figure.update_traces(customdata=errors, hovertemplate=hover)
 
 
 def bond_name(number: int) -> str:

@@ -110,6 +110,11 @@ def accuracy(
     """Return the share of samples whose largest logit is that of their label."""
     logits = predict(model, x)
     check_labels(labels, logits.shape[1])
+    return share_right(logits, labels)
+
+
+def share_right(logits: Float[Tensor, "samples classes"], labels: Int[Tensor, " samples"]) -> float:
+    """Return the share of samples whose largest logit is that of their label."""
     return int((logits.argmax(-1) == labels.to(logits.device)).sum()) / len(labels)
 
 

@@ -25,7 +25,7 @@ ROWS = 8192
 """Rows that go through a layer at once."""
 _LOCK = RLock()
 _active: ContextVar[object] = ContextVar("active", default=None)
-_recorded: ContextVar[tuple[Tensor, Tensor, float] | None] = ContextVar("recorded")
+_recorded: ContextVar[dict[str, Any] | None] = ContextVar("recorded")
 
 
 class StopForwardError(Exception):
@@ -152,24 +152,17 @@ def _by_modules(
         ]
     if hasattr(heads.module, "queries_keys"):
         return _of_own_model(model, heads, x, position, linear=linear)
-    # The module runs with attention that records instead of attending, so that whatever it does to
-    # queries and keys, such as rotation or a scale, is in the result.
-    with attends_by(model, RECORDING), _gains_only(heads.inner if linear else ()):
+    with _gains_only(heads.inner if linear else ()):
         arguments = _arguments(model, heads.module, position)
         # Each row is a text of one token, at the given position.
-        rows = x[:, None].to(heads.out.module.weight.dtype)  # type: ignore[arg-type]
-        _recorded.set(None)
-        # Modules may fail on the recorded attention's output; queries and keys are recorded by
-        # then.
-        with suppress(TypeError):
-            heads.module(hidden_states=rows, **arguments)
-    recorded = _recorded.get()
-    if recorded is None:
+        rows = x[:, None].to(heads.out.stored.dtype)
+        call = attention_call(model, lambda: heads.module(hidden_states=rows, **arguments))
+    if call is None:
         raise BilensError(
             f"{type(heads.module).__name__} is not built on the attention interface of "
             "transformers, which returns queries and keys; set queries_keys in its Family"
         )
-    query, key, scale = recorded
+    query, key, scale = call["query"], call["key"], call["scaling"]
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     return [(scale * query[:, :, 0].to(x), key[:, :, 0].to(x))]
 
@@ -180,7 +173,7 @@ def _of_own_model(
     ids = torch.zeros(1, 1, dtype=torch.int64, device=x.device)
     _, pos_embed, rope = model.embed_text(ids, torch.full_like(ids, position))
     pairs = heads.module.queries_keys(  # type: ignore[operator]
-        x[:, None].to(heads.out.module.weight.dtype),  # type: ignore[arg-type]
+        x[:, None].to(heads.out.stored.dtype),
         None if pos_embed is None else pos_embed.expand(len(x), 1, -1),
         rope,
         normed=not linear,
@@ -206,14 +199,26 @@ def _arguments(model: Any, module: nn.Module, position: int) -> dict[str, Any]:
     return {**positions, "attention_mask": None}
 
 
+def attention_call(model: Any, run: Callable[[], Any]) -> dict[str, Any] | None:
+    """Return query, key, mask and options of the first call of attention in a run.
+
+    None if the model's attention is not built on the interface of transformers.
+    """
+    # The run ends at the call, so that whatever a module does to queries and keys before it, such
+    # as rotation or a scale, is in the result.
+    _recorded.set(None)
+    with attends_by(model, RECORDING), suppress(StopForwardError):
+        run()
+    return _recorded.get()
+
+
 def _record(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """Record queries and keys in place of attention, and return a tensor of the right shape."""
-    scale = options.get("scaling")
-    _recorded.set((query, key, query.shape[-1] ** -0.5 if scale is None else scale))
-    shared = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
-    return shared.transpose(1, 2).contiguous(), None
+    if options.get("scaling") is None:
+        options["scaling"] = query.shape[-1] ** -0.5
+    _recorded.set({**options, "query": query, "key": key, "mask": mask})
+    raise StopForwardError
 
 
 ALL_ATTENTION_FUNCTIONS.register(RECORDING, _record)

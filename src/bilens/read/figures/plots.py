@@ -15,15 +15,27 @@ from bilens.tensor import Spectrum
 
 
 def accuracy_curve(
-    counts: Sequence[int], accuracies: Sequence[float], full: float, *, label: str, beside: str
+    counts: Sequence[int],
+    accuracies: Sequence[float],
+    full: float,
+    *,
+    unit: str,
+    kept_by: str,
+    label: str = "the model",
+    beside: str = "bottom right",
 ) -> "go.Figure":
-    """Draw a line through the accuracies, and a dotted line for the accuracy of the full model."""
+    """Draw accuracy against the number of units kept, and a dotted line for the full model's.
+
+    `kept_by` continues the unit's name in the title of the axis, as in "paths kept over all
+    classes".
+    """
     figure = go.Figure()
     figure.add_scatter(
         x=list(counts),
         y=[100 * accuracy for accuracy in accuracies],
         mode="lines+markers",
         line={"color": BLUE, "width": 2},
+        hovertemplate=f"%{{x}} {unit}: %{{y:.2f}} %<extra></extra>",
     )
     figure.add_hline(
         y=100 * full,
@@ -32,8 +44,11 @@ def accuracy_curve(
         annotation_text=f"{label}: {full:.2%}",
         annotation_position=beside,
     )
+    # The first few units matter most, so the axis is logarithmic.
+    figure.update_xaxes(title=f"{unit} kept {kept_by}", type="log", dtick=1)
     figure.update_yaxes(title="test accuracy (%)")
-    return figure.update_layout(showlegend=False)
+    alt = f"Test accuracy against the {unit} kept {kept_by}"
+    return dress(figure, height=340, alt=alt).update_layout(showlegend=False)
 
 
 def mark_kept(figure: "go.Figure", k: int, lost: float, accuracy: float) -> "go.Figure":
@@ -53,11 +68,8 @@ def path_figure(by_paths: Sequence[tuple[int, float]], full: float) -> "go.Figur
     if not by_paths:
         raise BilensError("by_paths is empty, expected at least one point")
     counts, accuracies = zip(*by_paths, strict=True)
-    figure = accuracy_curve(counts, accuracies, full, label="the model", beside="top left")
-    figure.update_traces(hovertemplate="%{x} paths: %{y:.2f} %<extra></extra>")
-    figure.update_xaxes(title="paths kept over all classes", type="log", dtick=1)
-    alt = "Test accuracy against the paths kept over all classes"
-    return dress(figure, height=340, alt=alt)
+    names = {"unit": "paths", "kept_by": "over all classes", "beside": "top left"}
+    return accuracy_curve(counts, accuracies, full, **names)
 
 
 @checked
@@ -141,8 +153,7 @@ def _bars(figure: "go.Figure", measure: str, title: str) -> "go.Figure":
     return dress(figure, height=260, title=escape(title))
 
 
-TOP_INPUTS, SHOWN = 3, 20
-CELL, LABEL = 1.42, 0.3
+SHOWN = 20
 
 
 @checked

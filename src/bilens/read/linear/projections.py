@@ -1,8 +1,7 @@
 """Queries, keys and values of a layer on one text or two, as linear maps of the stream."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -10,21 +9,17 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bilens.errors import BilensError
 from bilens.nn.language.attention import rotate
-from bilens.read.linear.secants import NormMap, frozen_norm, mean_square_secant, norm_secant
+from bilens.read.linear.secants import NormMap, frozen_norm, norm_secant
 from bilens.residual import Moment, ResidualModel, Trace
-from bilens.residual.attention import StopForwardError, attends_by
-from bilens.residual.layers import Heads
+from bilens.residual.attention import attention_call
+from bilens.residual.layers import Heads, folded_input
 from bilens.residual.parts import LinearMap, Norm
 
-OPTIONS = "bilens-options"
 ROWS = 2048
 """Rows that are rotated at once."""
-_options: ContextVar[dict[str, Any] | None] = ContextVar("options")
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,26 +229,22 @@ class CallRecorder:
         arguments, keywords = self.arguments[heads.module]
         (query, key), *_ = heads.pairs
         d_head = query.n_out // heads.n_heads
-        dtype: Any = heads.out.module.weight.dtype
-        x = torch.zeros(
-            d_head, self.time, self.model.d_model, dtype=dtype, device=self.model.device
-        )
+        x = heads.out.stored.new_zeros(d_head, self.time, self.model.d_model)
         # Families rotate in many ways. Unit vectors in place of queries and keys come out as the
         # columns of whatever matrix the module itself applies.
-        with attends_by(self.model.model, OPTIONS), ExitStack() as stack:
+        with ExitStack() as stack:
             modules = {part.module for part in (query, key, heads.value)}
             for module in modules:
                 filled = _unit_rows(module, (query, key), d_head, x)
-                stack.enter_context(_instead(module, partial(_return_first, filled)))
+                stack.enter_context(_instead(module, lambda _, y=filled: y))
             for norm in heads.inner:
                 stack.enter_context(_instead(norm.module, lambda y: y))
-            _options.set(None)
-            with suppress(StopForwardError):
-                if arguments:
-                    heads.module(x, *arguments[1:], **keywords)
-                else:
-                    heads.module(hidden_states=x, **keywords)
-        options = _options.get()
+            if arguments:
+                arguments = (x, *arguments[1:])
+            else:
+                keywords = {**keywords, "hidden_states": x}
+            call = partial(heads.module, *arguments, **keywords)
+            options = attention_call(self.model.model, call)
         if options is None:
             raise BilensError(
                 f"{type(heads.module).__name__} is not built on the attention interface of "
@@ -262,17 +253,16 @@ class CallRecorder:
             )
         wide = self.model.dtype
         # (j, head, time, d) -> (time, d, j), which are the same for every head.
-        rotations = tuple(options[name][:, 0].permute(1, 2, 0).to(wide) for name in ("q", "k"))
+        q, k = (options[name][:, 0].permute(1, 2, 0).to(wide) for name in ("query", "key"))
         # Without a mask attention is causal; a mask of numbers excludes by very negative ones.
-        mask = options["attention_mask"]
+        mask = options["mask"]
         if mask is not None:
             seen = mask[0, 0, :, : self.time]
             causal = seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2
-        scale = options.get("scaling")
         sink = options.get("s_aux", getattr(heads.module, "sinks", None))
         return AttentionCall(
-            rotations=(rotations[0], rotations[1]),
-            scale=d_head**-0.5 if scale is None else float(scale),
+            rotations=(q, k),
+            scale=float(options["scaling"]),
             mask=causal,
             softcap=options.get("softcap"),
             sink=None if sink is None else sink.detach().to(wide),
@@ -293,10 +283,6 @@ def _unit_rows(
     return filled
 
 
-def _return_first(y: Tensor, _: Tensor) -> Tensor:
-    return y
-
-
 @contextmanager
 def _instead(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Let a module return something else, without the cost of its own forward pass."""
@@ -308,16 +294,6 @@ def _instead(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator
         del module.forward
         if before is not None:
             module.forward = before
-
-
-def _keep_options(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
-) -> tuple[Tensor, None]:
-    _options.set({**options, "q": query, "k": key, "attention_mask": mask})
-    raise StopForwardError
-
-
-ALL_ATTENTION_FUNCTIONS.register(OPTIONS, _keep_options)
 
 
 def projections(
@@ -334,20 +310,14 @@ def projections(
         layer: number of the layer.
         rotations: of queries and keys at each position.
     """
-    heads = model.layer(layer).heads
-    sides: tuple[Literal[0], Literal[1]] = (0, 1)
-    pairs = [
-        [
-            _Projector(model, traces, layer, pair[side]).queries_or_keys(
-                heads.inner[side] if heads.inner else None,
-                None if rotations is None else rotations[side],
-                _score_constant(heads, number, side),
-            )
-            for side in sides
-        ]
-        for number, pair in enumerate(heads.pairs)
+    heads, projector = model.layer(layer).heads, _Projector(model, traces, layer)
+    return [
+        (
+            projector.queries_or_keys(number, 0, rotations),
+            projector.queries_or_keys(number, 1, rotations),
+        )
+        for number in range(len(heads.pairs))
     ]
-    return [(query, key) for query, key in pairs]
 
 
 def _score_constant(heads: Heads, pair: int, side: int) -> Float[Tensor, " heads"] | None:
@@ -363,33 +333,23 @@ def values(
     model: ResidualModel, traces: tuple[Trace, Trace | None], layer: int
 ) -> list[Projection]:
     """Return the values of a layer, and with `value_mix` the first layer's share of them."""
-    sources = []
-    for source in model.parts.value_sources(layer):
-        projector = _Projector(model, traces, source.layer, None)
-        sources.append(projector.values(source.value, source.bias))
-    return sources
+    return [
+        _Projector(model, traces, source.layer).values(source.value, source.bias)
+        for source in model.parts.value_sources(layer)
+    ]
 
 
 class _Projector:
     """Projections of one layer's stream."""
 
     def __init__(
-        self,
-        model: ResidualModel,
-        traces: tuple[Trace, Trace | None],
-        layer: int,
-        part: LinearMap | None,
+        self, model: ResidualModel, traces: tuple[Trace, Trace | None], layer: int
     ) -> None:
-        self.model, self.part, self.moment = model, part, Moment.input(layer)
+        self.model, self.moment = model, Moment.input(layer)
         self.heads = model.layer(layer).heads
-        first, second = traces
-        runs = [trace.layers[layer] for trace in (first, second) if trace is not None]
-        inputs, self.n = [run.attn_input for run in runs], [run.attn_n for run in runs]
-        norm = self.heads.norm
-        if second is None:
-            self.stream = frozen_norm(norm, first.layers[layer].attn_scale)
-        else:
-            self.stream = norm_secant(norm, inputs[0], inputs[1])
+        runs = [trace.layers[layer] for trace in traces if trace is not None]
+        self.n = [run.attn_n for run in runs]
+        self.stream = _norm_map(self.heads.norm, [run.attn_input for run in runs])
 
     def values(self, matrix: Tensor, bias: Tensor) -> Projection:
         """Return values, given V of every head and its bias."""
@@ -397,44 +357,42 @@ class _Projector:
         return self._projection(matrix.mT, runs, bias=bias[None])
 
     def queries_or_keys(
-        self, norm: Norm | None, rotation: Tensor | None, constant: Tensor | None
+        self, number: int, side: Literal[0, 1], rotations: tuple[Tensor, Tensor] | None
     ) -> Projection:
-        """Return queries or keys of every head: after W and its bias, the norm and the rotation.
+        """Return queries (side 0) or keys of a pair: W and its bias, the norm, then the rotation.
 
         The constant of each head is one more coordinate.
         """
-        assert self.part is not None
-        weight, bias = self._folded(self.part)
+        heads, part = self.heads, self.heads.pairs[number][side]
+        count = heads.n_kv_heads if side else heads.n_heads
+        weight, bias = folded_input(part, heads.norm)
+        # Of shape (1, n) or, with positions, (time, n).
+        biases = weight.new_zeros(1, len(weight)) if bias is None else bias[None]
         hidden = self.model.parts.hidden_positions
-        flat = [n @ weight.T + bias for n in self.n]
-        biases = bias[None]
         if hidden is not None:
             # Shortformer's positions are added after the norm, in queries and keys only.
-            place = hidden.weight()[: len(flat[0])] @ self.part.weight().T
-            flat, biases = [y + place for y in flat], biases + place
-        count = self._count(self.part)
-        gain, inner, over_heads = None, None, False
+            biases = biases + hidden.weight()[: len(self.n[0])] @ part.weight().T
+        flat = [n @ weight.T + biases for n in self.n]
         runs = [y.unflatten(1, (count, -1)) for y in flat]
+        norm = heads.inner[side] if heads.inner else None
+        gain = None if norm is None else norm.gain()
+        if getattr(heads.module, "qk_norm", False) and hasattr(heads.module, "queries_keys"):
+            # Queries and keys of bilens's own models go through torch's rms_norm, without a gain.
+            eps = torch.finfo(weight.dtype).eps
+            norm = Norm("", heads.module, centres=False, offset=0.0, eps=eps)
+        over_heads = gain is not None and len(gain) == flat[0].shape[1] and count > 1
+        inner, given = None, flat if over_heads else runs
         if norm is not None:
-            over_heads = len(norm.gain()) == flat[0].shape[1] and count > 1
-            given = flat if over_heads else runs
-            inner = self._inner(norm, given)
-            gain = (
-                norm.gain().expand(flat[0].shape[1])
-                if over_heads
-                else norm.gain().expand(runs[0][0].shape)
-            )
-            gain = gain.reshape(runs[0].shape[1:])
-            runs = [norm.normalised(y).reshape(runs[0].shape) * gain for y in given]
-        elif getattr(self.model.model.config, "qk_norm", False) and hasattr(
-            self.heads.module, "queries_keys"
-        ):
-            eps = torch.finfo(runs[0].dtype).eps
-            inner = self._mean_square(runs, eps)
-            runs = [functional.rms_norm(y, y.shape[-1:]) for y in runs]
+            inner = _norm_map(norm, given)
+            runs = [norm.normalised(y).reshape(runs[0].shape) for y in given]
+        if gain is not None:
+            gain = gain.expand(given[0].shape[1:]).reshape(runs[0].shape[1:])
+            runs = [y * gain for y in runs]
+        rotation = None if rotations is None else rotations[side]
         if rotation is not None:
             runs = [torch.einsum("the,tde->thd", y, rotation) for y in runs]
-        runs = [y.transpose(0, 1).repeat_interleave(self.model.n_heads // count, 0) for y in runs]
+        runs = [y.transpose(0, 1).repeat_interleave(heads.n_heads // count, 0) for y in runs]
+        constant = _score_constant(heads, number, side)
         if constant is not None:
             constant = constant.to(runs[0])
             last = constant[:, None, None].expand(*runs[0].shape[:2], 1)
@@ -450,41 +408,26 @@ class _Projector:
             over_heads=over_heads,
         )
 
-    def _folded(self, part: LinearMap) -> tuple[Tensor, Tensor]:
-        weight, bias = part.weight(), part.bias()
-        if self.heads.norm is not None:
-            weight, bias = self.heads.norm.folded(weight, bias)
-        return weight, weight.new_zeros(len(weight)) if bias is None else bias
-
-    def _count(self, part: LinearMap) -> int:
-        queries = any(part is query for query, _ in self.heads.pairs)
-        return self.heads.n_heads if queries else self.heads.n_kv_heads
-
-    def _inner(self, norm: Norm, given: list[Tensor]) -> NormMap:
-        if len(given) == 1:
-            return frozen_norm(norm, norm.scale(given[0]))
-        return norm_secant(norm, given[0], given[1])
-
-    def _mean_square(self, given: list[Tensor], eps: float) -> NormMap:
-        if len(given) == 1:
-            return NormMap((given[0].square().mean(-1) + eps).rsqrt())
-        return mean_square_secant(given[0], given[1], eps)
-
     def _projection(
         self, weight: Tensor, runs: list[Tensor], *, bias: Tensor, **options: Any
     ) -> Projection:
         """Return the projection of one run, which is split itself, or of the change between two."""
         # A bias does not change between two texts, and is a part of the flow of one.
-        if len(runs) == 1:
-            change, middle, biases = runs[0], runs[0], bias
-        else:
-            change, middle, biases = runs[0] - runs[1], (runs[0] + runs[1]) / 2, None
+        is_single = len(runs) == 1
         return Projection(
             moment=self.moment,
             stream=self.stream,
             weight=weight,
-            change=change,
-            middle=middle,
-            bias=biases,
+            change=runs[0] if is_single else runs[0] - runs[1],
+            middle=runs[0] if is_single else (runs[0] + runs[1]) / 2,
+            bias=bias if is_single else None,
             **options,
         )
+
+
+def _norm_map(norm: Norm | None, inputs: list[Tensor]) -> NormMap:
+    """Return a norm with its scale frozen on one input, or its secant between two."""
+    if len(inputs) == 2:
+        return norm_secant(norm, inputs[0], inputs[1])
+    (x,) = inputs
+    return frozen_norm(norm, torch.ones_like(x[..., 0]) if norm is None else norm.scale(x))
