@@ -153,13 +153,7 @@ ACCURACY_FORMATS = {"accuracy": ".2%", "drop (points)": "+.2f", "error of the lo
 def accuracy_frame(
     unit: str, rows: Sequence[tuple[int | str, float]], full: float
 ) -> "pd.DataFrame":
-    """Return a table of accuracies, with the percentage points that they are below `full`.
-
-    Args:
-        unit: Name of the first column, the counted unit.
-        rows: A count and an accuracy each.
-        full: Accuracy of the model.
-    """
+    """Return a table of (count of the unit, accuracy), and the points that each is below `full`."""
     counts, accuracies = zip(*rows, strict=True)
     # In points, which a reader can subtract from the accuracy.
     drops = [100 * (full - share) for share in accuracies]

@@ -105,6 +105,8 @@ class CutReading:
             )
             for images in (order, order.flip(0))
         ]
+        # The environment is all of the model but one use of the bond, so its diagonal has the
+        # squared norm that this use carries.
         share = float(self.cut.environments[bond][number, number])
         return BondDirection(bond, number, share, (ends[0], ends[1]))
 
@@ -168,11 +170,7 @@ def chosen_edges(
 ) -> list[Edge]:
     """Return the products that make up most of an output, then most of their factors, and so on.
 
-    Args:
-        products: of a cut model.
-        depth: its number of layers.
-        output: number of the output.
-        selected: bond and number of a coordinate that is explained too.
+    The products are those of a cut model of `depth` layers. A selected coordinate is explained too.
     """
     edges: list[Edge] = []
     # From the output down: sources of a layer are targets of the layer below.
@@ -289,6 +287,7 @@ def _ordered(
     """Return the nodes of each bond, the input's first, close to the nodes that they feed."""
     columns: list[list[BondNode]] = [[root]]
     for layer in reversed(range(root[0])):
+        # Ordered by the mean place of the nodes above, which keeps most edges from crossing.
         above = {node: place for place, node in enumerate(columns[0])}
         # The selected node may feed nothing that is drawn, and is at the end then.
         fed: dict[BondNode, list[float]] = {}

@@ -81,13 +81,7 @@ def accuracy_by_rank(
     x: Float[Tensor, "samples n_in"],
     labels: Int[Tensor, " samples"],
 ) -> TruncationCurve:
-    """Compute the accuracy at each rank, block by block.
-
-    Args:
-        logits_by_rank: function from a block of samples to their logits at each rank.
-        x: the samples.
-        labels: their classes.
-    """
+    """Compute the accuracy at each rank, given the logits of a block of samples at each rank."""
     counts = []
     with progress_bar() as bar:
         task = bar.add_task("accuracy by rank", total=len(x), note="")

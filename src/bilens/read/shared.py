@@ -109,15 +109,11 @@ class SharedFeatures(Reading):
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each feature: its weight, agreement, and the classes of either sign."""
-        return pd.DataFrame(
-            {
-                "feature": range(len(self.features)),
-                "weight": [feature.weight for feature in self.features],
-                "agreement": [feature.agreement for feature in self.features],
-                "raises": [feature.labels(raises=True) for feature in self.features],
-                "lowers": [feature.labels(raises=False) for feature in self.features],
-            }
-        )
+        rows = [
+            (number, f.weight, f.agreement, f.labels(raises=True), f.labels(raises=False))
+            for number, f in enumerate(self.features)
+        ]
+        return pd.DataFrame(rows, columns=["feature", "weight", "agreement", "raises", "lowers"])
 
 
 def check_classes(spectrum: Spectrum) -> None:
@@ -226,13 +222,7 @@ def shared_figure(
 
 
 def shared_section(shared: SharedFeatures, figure: "go.Figure | None", what: str) -> Section:
-    """Return the section of `shared_figure`, which may be None.
-
-    Args:
-        shared: The features.
-        figure: See `shared_figure`.
-        what: Name of the vectors that were compared.
-    """
+    """Return the section of `shared_figure`, which may be None; `what` names the vectors."""
     if figure is None:
         text = f"None: no two of the {shared.compared:,} {what} compared are alike."
         return Section("Features shared between classes", text)

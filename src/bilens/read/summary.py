@@ -117,6 +117,7 @@ def read_summary(
     Raises:
         BilensError: a token is unknown.
     """
+    # Without a prompt the page shows an example, whose tokens belong to it.
     likely_pair = direction
     if not prompt:
         prompt, likely_pair = example_prompt(model, corpus)
@@ -147,6 +148,7 @@ def example_prompt(
     """Return a prompt with the logit to split, or the start of a text of the corpus without one."""
     text, token, minus = EXAMPLE
     if corpus is None or model.vocab_size > LARGE_VOCABULARY:
+        # Small vocabularies cut these words into pieces, and know no such sentence.
         try:
             for name in (token, minus):
                 model.token(name)
@@ -168,6 +170,7 @@ def text_loss(
         if counted >= n_tokens:
             break
         logits = model.logits(ids[None].to(model.device))[0, :-1]
+        # Weighed by length: texts are of different numbers of tokens.
         total += float(functional.cross_entropy(logits.float(), ids[1:].to(logits.device))) * (
             len(ids) - 1
         )

@@ -163,6 +163,7 @@ def _by_modules(
             "transformers, which returns queries and keys; set queries_keys in its Family"
         )
     query, key, scale = call["query"], call["key"], call["scaling"]
+    # Row h of the keys is then that of head h, also where heads share keys.
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     return [(scale * query[:, :, 0].to(x), key[:, :, 0].to(x))]
 
@@ -204,10 +205,11 @@ def attention_call(model: Any, run: Callable[[], Any]) -> dict[str, Any] | None:
 
     None if the model's attention is not built on the interface of transformers.
     """
+    # Modules with other arguments are not built on the interface either, and fail before the call.
     # The run ends at the call, so that whatever a module does to queries and keys before it, such
     # as rotation or a scale, is in the result.
     _recorded.set(None)
-    with attends_by(model, RECORDING), suppress(StopForwardError):
+    with attends_by(model, RECORDING), suppress(StopForwardError, TypeError):
         run()
     return _recorded.get()
 

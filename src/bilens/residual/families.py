@@ -336,6 +336,7 @@ class _Finder:
         optional += [family.mlp_out_norm, family.residual_mix, family.v_first_share]
         inner += [name for name in optional if name]
         names = [*outer, *(f"{layer}.{name}" for layer in self.layers[:1] for name in inner)]
+        # All at once: a user who writes a Family would otherwise correct one name at a time.
         missing = [name for name in names if self._get(name) is None]
         if not hasattr(self.config, "num_attention_heads"):
             missing.append("config.num_attention_heads")

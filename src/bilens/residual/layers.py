@@ -264,6 +264,7 @@ class MLP(NormedInput):
         # Routers of transformers return scores, and weights and numbers of the experts that run.
         _, weights, experts = outputs
         n_experts = self.router.n_out
+        # Experts that do not run have no entry, and get 0.
         of_experts = weights.new_zeros(len(weights), n_experts).scatter_(1, experts, weights)
         return of_experts.repeat_interleave(self.up.n_out // n_experts, 1)
 
@@ -277,6 +278,7 @@ class MLP(NormedInput):
             raise BilensError(f"{self.name} has no experts; factors() is the tensor of the MLP")
         n_experts = self.router.n_out
         number = check_index("number", number, n_experts, "an expert of the layer")
+        # Hidden units of all experts are in one tensor, one expert after the other.
         tensor, size = self.factors(slope), self.up.n_out // n_experts
         units = slice(number * size, (number + 1) * size)
         return BilinearTensor(tensor.left[units], tensor.right[units], tensor.out[:, units])
@@ -342,6 +344,7 @@ class MLP(NormedInput):
 
     def output(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows d_model"]:
         """Return the output of the MLP on its inputs, computed from its parts."""
+        # Without a gate there is a single map, and the second factor is 1.
         acted, *other = (part(x) for part in self.reads)
         hidden = self.act(acted) * (other[0] if other else 1)
         if self.router is not None:
@@ -509,6 +512,7 @@ class Parts(NormedInput):
                 part, rows=torch.as_tensor(tokens, device=self.embed.module.weight.device).long()
             )
         weight, bias = folded_input(part, self.norm)
+        # A constant factor of the logits is part of the map, like a gain.
         bias = weight.new_zeros(len(weight)) if bias is None else self.logit_scale * bias
         return self.logit_scale * weight.T, bias
 
@@ -617,4 +621,5 @@ class Parts(NormedInput):
 
 def _fused(maps: Sequence[LinearMap]) -> list[LinearMap]:
     """Return each module once, with all its outputs."""
+    # By parameter: fused maps are of one module, and experts have two parameters in one module.
     return list({id(part.stored): part.fused for part in maps}.values())

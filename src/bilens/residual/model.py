@@ -173,6 +173,7 @@ class ResidualModel:
             else check_index(name, item, self.parts.unembed.n_out, "the number of a token")
             for name, item in [("token", token), *(("minus", other) for other in others)]
         ]
+        # Only these columns, since the whole unembedding is large.
         W_U, _ = self.parts.logit_weights(numbers)
         return W_U[:, 0] - W_U[:, 1:].mean(1) if others else W_U[:, 0]
 
@@ -206,6 +207,7 @@ class ResidualModel:
                 f"{mlp.name} has no gate, so that there is no product in it, and it is not a "
                 "tensor. Read heads and n-grams of the stream, or a model with gated MLPs."
             )
+        # Only a linear activation leaves a product of two linear maps.
         activation = mlp.activation_function()
         plain = isinstance(activation, (LinearActivation, nn.Identity))
         slope = activation.slope if isinstance(activation, Gate) else 1.0 if plain else None

@@ -80,6 +80,7 @@ class LinearMap:
 
     def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
         """Replace b, or add one to a module without a bias."""
+        # Other maps of a fused module keep their biases, or get zeros.
         weight, old = _weight(self.module), self.fused.bias()
         if self.rows is not None:
             old_or_none = bias.new_zeros(self.fused.n_out) if old is None else old
@@ -163,6 +164,7 @@ class Embedding:
 
     def rows(self, numbers: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
         """Return the vectors that the model adds to the stream for these rows."""
+        # Rows first: a whole table in float32 may be gigabytes.
         stored = self.module.weight.detach()[numbers]
         return self.scale * stored.to(working_dtype(stored.dtype))
 

@@ -34,6 +34,7 @@ COARSE = 1.0
 def log_probabilities(model: PreTrainedModel) -> Float[Tensor, "texts time vocab"]:
     """Return the log-probabilities of the next token on fixed random texts."""
     generator = torch.Generator().manual_seed(0)
+    # Any text would do: a changed map changes the output on nearly all of them.
     length = min(LENGTH, int(getattr(model.config, "max_position_embeddings", LENGTH)))
     ids = torch.randint(model.config.vocab_size, (TEXTS, length), generator=generator)
     with evaluating(model):
@@ -145,6 +146,7 @@ def check_mlp(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) ->
         total = total * mlp.out_norm.scale(mlp.output(mlp.module_input(x)).to(x))
     z = with_constant(n) if tensor.constant else n
     hidden = (z @ tensor.left.T) * (z @ tensor.right.T)
+    # Rounding is that of the terms, which may be much larger than the sum that they cancel to.
     size = float((tensor.out.abs() @ hidden.abs()).max()) + float(total.abs().max())
     expected = model.layer(layer).mlp.stream_output(x)
     check_sum(f"The tensor of {mlp.name}", total, expected, size=size, dtype=_stored(model))

@@ -71,6 +71,7 @@ def grey(image: Float[np.ndarray, "h w"]) -> str:
 
 
 def _png(pixels: np.ndarray) -> str:
+    # By whole numbers, so that every pixel of the vector is a square of equal size.
     times = max(1, -(-ENLARGED // min(pixels.shape[:2])))
     # A palette instead of three channels keeps pages with hundreds of pictures small.
     small = Image.fromarray(pixels).quantize(255)
@@ -189,6 +190,7 @@ class Canvas:
         )
 
     def _scale(self) -> None:
+        # Below everything else, so that callers need not leave room for it.
         middle, self.height = self.height + STRIP / 2, self.height + STRIP
         left = (self.width - BAR) / 2
         self.picture(colour_bar(), x=left, y=middle - 0.05, width=BAR, height=0.1)
@@ -230,6 +232,7 @@ class Canvas:
         ]
         for label in self._labels:
             font, text = label["font"], re.sub(r"</?b>", "", label["text"])
+            # SVG places text by its baseline, plotly by its top or middle.
             on_line = label["yanchor"] == "middle"
             y = u * label["y"] + (0.35 if on_line else 1) * font["size"]
             color, kind = font["color"] or "currentColor", "ground" if on_line else ""

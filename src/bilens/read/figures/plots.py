@@ -137,6 +137,7 @@ def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str
         cliponaxis=False,
         hovertemplate="%{y}: %{x:.4g}<extra></extra>",
     )
+    # Bars are drawn from the bottom up, and a sum is read from the top down.
     figure.update_yaxes(type="category", autorange="reversed")
     lowest, highest = min(0.0, *numbers), max(0.0, *numbers)
     # Numbers are outside of their bars, and need room there on a phone, too.
@@ -209,6 +210,7 @@ def heat_figure(
             f"{len(columns)} of columns; expected one for each"
         )
     numbers = values.detach().cpu().double()
+    # The same limit on both sides, so that white is zero.
     top = 1.0 if shares else float(numbers.nan_to_num(0).abs().max()) or 1.0
     colors = DIVERGING[len(DIVERGING) // 2 :] if shares else DIVERGING
     figure = go.Figure(

@@ -51,12 +51,7 @@ def dress(figure: "go.Figure", *, height: int, title: str = "", alt: str = "") -
 
 
 def house_style(figure: "go.Figure", alt: str) -> "go.Figure":
-    """Return a figure in the common look, unless it has been dressed already.
-
-    Args:
-        figure: Such as that of `Reading.plot`.
-        alt: Its description for those who do not see it.
-    """
+    """Return a figure, such as that of `Reading.plot`, in the common look if it has none yet."""
     if figure.layout.meta and "alt" in figure.layout.meta:
         return figure
     title = figure.layout.title.text or ""

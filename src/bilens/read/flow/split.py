@@ -433,17 +433,17 @@ class Split:
         for branch in heads.branches(heads.back(w)):
             # Pairs below the threshold are summed as one remainder of the layer, in its exact flow.
             strong = branch.flows.abs() >= least
-            index = head, position, source = strong.nonzero(as_tuple=True)
-            entries = zip(*(x.tolist() for x in (branch.flows[index], *index)), strict=True)
+            pairs = _, position, _ = strong.nonzero(as_tuple=True)
+            entries = zip(*(x.tolist() for x in (branch.flows[pairs], *pairs)), strict=True)
             nodes = [
                 Node("head", f, layer, "attention", p, s, h, role=branch.role)
                 for f, h, p, s in entries
             ]
-            parts = [reads.of_pairs(head, position, source) for reads in branch.reads]
+            parts = [reads.of_pairs(pairs) for reads in branch.reads]
             number = graph.add(nodes, torch.stack([added for _, _, added in parts]).sum(0))
             for reads, (at, rows, _) in zip(branch.reads, parts, strict=True):
                 graph.read(number, at, reads.moment, rows)
-            graph.write(number, position, written, heads.writes(branch, head, position, source))
+            graph.write(number, position, written, heads.writes(branch, pairs))
             for reads in branch.reads:
                 rows, added = reads.total(~strong)
                 left.append((reads.moment, rows))

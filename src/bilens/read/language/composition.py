@@ -139,6 +139,7 @@ def _readers(model: ResidualModel) -> Iterator[Group]:
             # A query and a key read the same form from its two sides.
             sides |= {f"Q{suffix}": matrices, f"K{suffix}": matrices.T}
         for side, matrices in (sides | {"V": model.ov(layer)}).items():
+            # |W L Q| = |W L| for orthonormal rows Q, so the right factor shrinks to its core.
             R = matrices.left @ _core(matrices.right.mT).mT
             names = [f"{head} {side}" for head in _head_names(model, layer)]
             yield Group(Moment.input(layer), names, R)

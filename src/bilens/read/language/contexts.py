@@ -184,20 +184,16 @@ class _Best:
     def add(self, context: Context) -> None:
         text = tuple(context.ids[: context.position + 1].tolist())
         self.by_text.setdefault(text, context)
-        if len(self.by_text) > self.k:
-            del self.by_text[min(self.by_text, key=lambda text: abs(self._activation(text)))]
+        ranked = sorted(self.by_text.items(), key=lambda entry: -abs(entry[1].activation))
+        self.by_text = dict(ranked[: self.k])
 
     def contexts(self) -> list[Context]:
-        return sorted(self.by_text.values(), key=lambda context: -abs(context.activation))
+        return list(self.by_text.values())
 
     def threshold(self) -> float:
         """Return the |activation| that a further context has to exceed."""
-        if len(self.by_text) < self.k:
-            return -1.0
-        return min(abs(context.activation) for context in self.by_text.values())
-
-    def _activation(self, text: tuple[int, ...]) -> float:
-        return self.by_text[text].activation
+        contexts = self.contexts()
+        return abs(contexts[-1].activation) if len(contexts) == self.k else -1.0
 
 
 def _add_best(

@@ -215,6 +215,7 @@ def attention_pairs(
 
     def pairs(head: int) -> HeadPairs:
         number = check_index("head", head, model.n_heads)
+        # The pattern as a product of scores: [0, 1] in bilinear, [0, 0] in squared attention.
         factors = [scores[pair][number] for pair in product]
         parts = dict(zip(names, factors, strict=False)) if len(product) > 1 else {}
         return _pairs(model, ("query", "key"), factors, parts, k, among)

@@ -14,6 +14,7 @@ from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factors import fit_input
 
+# Bytes that print stand for themselves; the others are moved to letters from 256 on.
 VISIBLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]
 BYTES = {chr(b): b for b in VISIBLE} | {chr(256 + i): b for i, b in enumerate(HIDDEN)}
@@ -95,6 +96,7 @@ def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     if model.tokenizer is None:
         return [f"[{number}]" for number in numbers]
+    # Clamped first and named by number after: tokenizers fail on numbers beyond their vocabulary.
     size = len(model.tokenizer)
     names = model.tokenizer.convert_ids_to_tokens([max(0, min(i, size - 1)) for i in numbers])
     return [

@@ -7,6 +7,7 @@ is not positive.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -28,7 +29,7 @@ from bilens.read.language.names import (
 from bilens.read.language.token_matrices import (
     BigramPart,
     TrigramPart,
-    bigram_matrix,
+    bigram_parts,
     skip_trigram_matrix,
 )
 from bilens.reading import Fact, Reading, Section, Table, plain
@@ -37,6 +38,7 @@ from bilens.residual import ResidualModel
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix, top_entries
 
+PARTS: tuple[BigramPart, ...] = ("direct", "mlp")
 CAPTIONS = {"direct": "residual stream", "mlp": "MLP"}
 PAIRS_AT_ONCE = 1024
 """Texts of two tokens that run at once; each has the probability of every token."""
@@ -177,8 +179,7 @@ def following(
     Source:
         Pearce et al. 2024, section 6.1 and Table 1.
     """
-    matrices = _bigram_parts(model, layer, position)
-    return _neighbours(model, matrices, token, part, k)
+    return _neighbours(model, bigram_parts(model, layer, position, None), token, part, k)
 
 
 @full_precision
@@ -192,7 +193,7 @@ def preceding(
     position: int | None = None,
 ) -> pd.DataFrame:
     """Return the k tokens that make a token most likely to follow; columns as in `following`."""
-    matrices = _bigram_parts(model, layer, position)
+    matrices = bigram_parts(model, layer, position, None)
     return _neighbours(model, {name: M.T for name, M in matrices.items()}, token, part, k)
 
 
@@ -215,9 +216,9 @@ def bigrams(
         Pearce et al. 2024, Table 6.
     """
     # The ranking is by one part, and the table shows both.
-    matrix = bigram_matrix(model, layer=layer, part=part, position=position, among=among)
-    parts = _bigram_parts(model, layer, position, among)
-    return top_pairs(model, ("input", "output"), [matrix], parts, k, among)
+    matrices = bigram_parts(model, layer, position, among)
+    parts = {name: matrices[name] for name in PARTS}
+    return top_pairs(model, ("input", "output"), [matrices[part]], parts, k, among)
 
 
 @full_precision
@@ -247,21 +248,10 @@ def skip_trigrams(  # noqa: PLR0913
     Source:
         Pearce et al. 2024, section 6.1 and Table 7.
     """
-
-    def matrix(part: TrigramPart) -> FactoredMatrix:
-        return skip_trigram_matrix(
-            model,
-            token,
-            head,
-            layer=layer,
-            minus=minus,
-            part=part,
-            position=position,
-            among=among,
-        )
-
-    parts = {"ov": matrix("ov"), "mlp": matrix("mlp")}
-    return top_pairs(model, ("virtual", "direct"), [matrix(part)], parts, k, among)
+    options: dict[str, Any] = {"layer": layer, "position": position, "among": among}
+    matrix = partial(skip_trigram_matrix, model, token, head, minus=minus, **options)
+    parts = {"ov": matrix(part="ov"), "mlp": matrix(part="mlp")}
+    return top_pairs(model, ("virtual", "direct"), [matrix(part=part)], parts, k, among)
 
 
 @detached
@@ -286,6 +276,7 @@ def pair_trigrams(
         task = bar.add_task("texts of two tokens", total=len(tokens), note="")
 
         def gains() -> Iterator[Tensor]:
+            # One B at a time, so that the probabilities after all its texts fit in memory.
             for second in tokens:
                 probabilities = torch.cat(
                     [_next_token(model, firsts, second) for firsts in tokens.split(PAIRS_AT_ONCE)]
@@ -314,33 +305,21 @@ def _next_token(
     return model.logits(texts)[:, -1].softmax(-1)
 
 
-def _bigram_parts(
-    model: ResidualModel, layer: int, position: int | None, among: Sequence[int] | None = None
-) -> dict[str, FactoredMatrix]:
-    parts: tuple[BigramPart, ...] = ("direct", "mlp")
-    return {
-        part: bigram_matrix(model, layer=layer, part=part, position=position, among=among)
-        for part in parts
-    }
-
-
 def _neighbours(
     model: ResidualModel,
-    matrices: dict[str, FactoredMatrix],
+    matrices: dict[BigramPart, FactoredMatrix],
     token: str | int,
     part: BigramPart,
     k: int,
 ) -> pd.DataFrame:
-    """Return the largest values in a token's row of the matrices, whose sum is "both"."""
-    number = token_number(model, token)
+    """Return the largest values in a token's row of the matrices."""
+    number = torch.tensor([token_number(model, token)])
     # A row of each factored matrix; the whole matrix has vocab^2 entries.
-    columns = {name: M.rows(torch.tensor([number]))[0] for name, M in matrices.items()}
-    value = {**columns, "both": columns["direct"] + columns["mlp"]}[part]
-    best = value.topk(min(k, len(value))).indices
-    frame = pd.DataFrame({"token": token_names(model, best)})
-    for name, values in {**columns, "value": value}.items():
-        frame[name] = values[best].tolist()
-    return frame
+    rows = {name: M.rows(number)[0] for name, M in matrices.items()}
+    best = rows[part].topk(min(k, len(rows[part]))).indices
+    columns = {"direct": rows["direct"], "mlp": rows["mlp"], "value": rows[part]}
+    values = {name: row[best].tolist() for name, row in columns.items()}
+    return pd.DataFrame({"token": token_names(model, best), **values})
 
 
 def ngram_table(frame: pd.DataFrame, caption: str) -> Table:

@@ -20,7 +20,7 @@ from bilens.read.language.contexts import (
 )
 from bilens.read.language.heads import AttentionReading, read_attention
 from bilens.read.language.names import TokenDirection, token_names
-from bilens.read.language.ngrams import NGramReading, bigrams, read_ngrams, salient_section
+from bilens.read.language.ngrams import PARTS, NGramReading, bigrams, read_ngrams, salient_section
 from bilens.read.language.token_matrices import BigramPart
 from bilens.reading import ContextLine, ContextList, Fact, Picture, Reading, Section, plain, signed
 from bilens.registry import reading
@@ -223,7 +223,6 @@ def read_language(
     tokens = None if among is None else range(min(among, model.vocab_size))
     readings: list[DirectionReading] = []
     left_out: tuple[str, ...] = ()
-    parts: tuple[BigramPart, ...] = ("direct", "mlp")
     ngrams = [
         read_ngrams(model, d.token, minus=d.minus, layer=layer, position=position) for d in outputs
     ]
@@ -239,7 +238,7 @@ def read_language(
         about=model_facts(model, corpus),
         salient={
             part: bigrams(model, layer=layer, part=part, position=position, among=tokens)
-            for part in parts
+            for part in PARTS
         },
         ngrams=ngrams,
         directions=readings,

@@ -241,6 +241,7 @@ def split_logits(
     if model.parts.mlp_moment(layer) < Moment.attention(layer):
         # An MLP parallel to attention does not see the heads.
         inputs[1:] = 0
+    # With norms and gate ratios at their values on the text, the last layer is a quadratic map.
     mlp = LinearMLP.frozen(model, trace, layer)
     last = frozen_norm(model.parts.norm, trace.scale)
     pairs = mlp.pairs(mlp.norm[-1].push(inputs), position).flatten(0, 1)
@@ -274,6 +275,7 @@ def split_by_eigenvectors(terms: LogitTerms, token: str | int, *, k: Count = 8) 
     if mlp.right is None:
         # Raises, and names the remedy.
         model.mlp(model.n_layers - 1)
+    # The only direction that is read is that of the logit, at the last position.
     w = torch.zeros_like(mlp.norm.push(mlp.z[:, : model.d_model]))
     w[-1] = terms.last[-1].pull(model.parts.logit_weights([number])[0][:, 0])
     # The terms of a column, one layer deep, are a flow: its directions with all m of them.

@@ -55,6 +55,13 @@ def bigram_matrix(
     among: Sequence[int] | None = None,
 ) -> FactoredMatrix:
     """Return the logit of each token (columns) as the successor of each token (rows)."""
+    return bigram_parts(model, layer, position, among)[part]
+
+
+def bigram_parts(
+    model: ResidualModel, layer: int, position: int | None, among: Sequence[int] | None
+) -> dict[BigramPart, FactoredMatrix]:
+    """Return `bigram_matrix` of every part."""
     tokens = token_range(model, among)
     e = model.parts.embedded(tokens, position)
     x, mlp, scale = _final_stream(model, e, layer)
@@ -63,8 +70,9 @@ def bigram_matrix(
     W_U, b_U = model.parts.logit_weights(checked_tokens)
     row = scale[0] * (x + mlp)[0] @ W_U + b_U
     check_alone(model, layer, token, position, checked_tokens, row)
-    written = {"direct": x, "mlp": mlp, "both": x + mlp}[part]
-    return FactoredMatrix(scale * written, model.parts.logit_weights(tokens.tolist())[0])
+    W_U, _ = model.parts.logit_weights(tokens.tolist())
+    written: dict[BigramPart, Tensor] = {"direct": x, "mlp": mlp, "both": x + mlp}
+    return {part: FactoredMatrix(scale * rows, W_U) for part, rows in written.items()}
 
 
 @torch.no_grad()
@@ -123,6 +131,7 @@ def head_outputs(
     tokens = token_range(model, among)
     e = model.parts.embedded(tokens, position)
     check_heads(model, layer, _token_stream(model, e[0], layer))
+    # Layers that mix the embedding in multiply all earlier writes on the way to the logits.
     out = model.parts.carried(Moment.attention(layer), model.layer(layer).heads.weights().out)
     W_U = model.parts.logit_weights(tokens.tolist())[0]
     return FactoredMatrix(_values(model, layer, e), out @ W_U)
@@ -154,6 +163,7 @@ def skip_trigram_matrix(
     by_head, by_mlp = (
         model.parts.carried(moment(layer), u) for moment in (Moment.attention, Moment.mlp)
     )
+    # Past the MLP the effect of A is one number, which B only scales by the final norm.
     ov = FactoredMatrix((written @ by_head)[:, None], last.T)
     if part == "ov":
         return ov
@@ -168,6 +178,7 @@ def skip_trigram_matrix(
     mlp = FactoredMatrix(2 * written @ form.dense()[: model.d_model], right.T)
     if part == "mlp":
         return mlp
+    # Factors side by side are the factors of the sum.
     return FactoredMatrix(torch.cat((mlp.left, ov.left), 1), torch.cat((mlp.right, ov.right), 0))
 
 

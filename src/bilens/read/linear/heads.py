@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bilens.errors import BilensError
@@ -12,6 +12,7 @@ from bilens.nn.language.attention import EPS
 from bilens.read.linear.projections import (
     AttentionCall,
     CallRecorder,
+    Pairs,
     Reads,
     projections,
     values,
@@ -53,6 +54,7 @@ class RowResponse:
         self, back: Float[Tensor, "heads time d_head"], middle: Float[Tensor, "heads time d_head"]
     ) -> Float[Tensor, "heads time time"]:
         """Return the direction of each score that directions of mixed values read."""
+        # The adjoint of `push`: a score changes its own entry and, by the row's sum, the others.
         along = back @ middle.mT
         others = 0.0 if self.spread is None else (self.spread * along).sum(-1, keepdim=True)
         return self.response * (self._shared(along) - others)
@@ -61,17 +63,16 @@ class RowResponse:
         self,
         scores: Float[Tensor, " m"],
         middle: Float[Tensor, "heads time d_head"],
-        head: Int[Tensor, " m"],
-        position: Int[Tensor, " m"],
-        source: Int[Tensor, " m"],
+        pairs: Pairs,
     ) -> Float[Tensor, "m d_head"]:
         """Return changes of mixed values by changes of some scores."""
+        head, position, source = pairs
         rows = middle[head, source]
         if self.share is not None:
             rows = rows * self.share[head, position, None]
         if self.spread is not None:
             rows = rows - (self.spread @ middle)[head, position]
-        return (scores * self.response[head, position, source])[:, None] * rows
+        return (scores * self.response[pairs])[:, None] * rows
 
     def push_all(
         self, scores: Float[Tensor, "heads time time"], middle: Float[Tensor, "heads time d_head"]
@@ -104,17 +105,17 @@ class HeadBranch:
     reads: list[Reads]
     mixes: list[tuple[Tensor, Tensor, RowResponse | None]]
 
-    def mixed(
-        self, head: Int[Tensor, " m"], position: Int[Tensor, " m"], source: Int[Tensor, " m"]
-    ) -> Float[Tensor, "m d_head"]:
+    def mixed(self, pairs: Pairs) -> Float[Tensor, "m d_head"]:
         """Return the mixed values of some heads and pairs of positions."""
+        head, _, source = pairs
         total = torch.zeros((), dtype=self.flows.dtype, device=self.flows.device)
         for weights, rows, response in self.mixes:
-            weight = weights[head, position, source]
-            if response is None:
-                total = total + weight[:, None] * rows[head, source]
-            else:
-                total = total + response.push(weight, rows, head, position, source)
+            mixed = (
+                weights[pairs][:, None] * rows[head, source]
+                if response is None
+                else response.push(weights[pairs], rows, pairs)
+            )
+            total = total + mixed
         return total
 
     def mixed_all(self, among: Bool[Tensor, "heads time time"]) -> Float[Tensor, "heads time d"]:
@@ -140,6 +141,7 @@ class HeadsMap:
     def back(self, w: Float[Tensor, "time d_model"]) -> Float[Tensor, "heads time d_head"]:
         """Return the directions of each head's mixed values that directions of the stream read."""
         heads = self.mixing.scale.shape[0]
+        # The output map has the heads' values side by side, so each head reads its own columns.
         rows = (self.out.pull(w) @ self.out.weight).unflatten(1, (heads, -1)).transpose(0, 1)
         return self.mixing.pull(rows)
 
@@ -147,15 +149,10 @@ class HeadsMap:
         """Return the ways through the heads, whose flows add up to the heads' flow."""
         raise NotImplementedError
 
-    def writes(
-        self,
-        branch: HeadBranch,
-        head: Int[Tensor, " m"],
-        position: Int[Tensor, " m"],
-        source: Int[Tensor, " m"],
-    ) -> Float[Tensor, "m d_model"]:
+    def writes(self, branch: HeadBranch, pairs: Pairs) -> Float[Tensor, "m d_model"]:
         """Return the writes of some heads and pairs of positions."""
-        mixed = self.mixing[head, position].push(branch.mixed(head, position, source))
+        head, position, _ = pairs
+        mixed = self.mixing[head, position].push(branch.mixed(pairs))
         weight = self.out.weight.unflatten(1, (len(branch.flows), -1))
         rows = mixed.new_empty(len(mixed), len(weight))
         # A matrix for every row would take the memory of all heads' outputs many times.
@@ -284,6 +281,7 @@ class SecantHeads(HeadsMap):
             for pattern, sign in zip(patterns, (1, -1), strict=True)
         ]
         self.mixing = NormMap(torch.ones_like(mixed[0][..., 0]))
+        # Some heads divide their mixed values by the root mean square: one more secant.
         if self.norm == "rms":
             self.mixing = mean_square_secant(mixed[0], mixed[1], EPS)
             scales = [(y.square().mean(-1, keepdim=True) + EPS).rsqrt() for y in mixed]
@@ -355,6 +353,7 @@ class SecantHeads(HeadsMap):
         if self.norm != "sum":
             return raw, [RowResponse(slope) for slope in slopes]
         sums = [part.sum(-1, keepdim=True).clamp_min(EPS) for part in raw]
+        # D(y / S) = (1/S)_mean Dy - y_mean DS / (S1 S0), since D(1/S) = -DS / (S1 S0).
         share = (1 / sums[0] + 1 / sums[1]) / 2
         spread = (raw[0] + raw[1]) / 2 / (sums[0] * sums[1])
         patterns = [part / total for part, total in zip(raw, sums, strict=True)]
@@ -365,6 +364,7 @@ class SecantHeads(HeadsMap):
         sink = None if self.call.sink is None else self.call.sink[:, None].expand(scores1.shape[:2])
         scores, slopes = [scores1, scores0], torch.full_like(scores1, slope)
         if cap is not None:
+            # The chain rule holds for secants as for derivatives: of the cap, times the scale.
             slopes = slope * secant_slope(lambda z: cap * torch.tanh(z / cap), scores1, scores0)
             scores = [cap * torch.tanh(part / cap) for part in scores]
         means, total = softmax_secant(scores[0], scores[1], seen, sink)
@@ -380,8 +380,8 @@ class SecantHeads(HeadsMap):
         return patterns, RowResponse(means * slopes, spread=means / total[..., None])
 
     def _check(self, patterns: list[Tensor], traces: tuple[Trace, Trace]) -> None:
-        stored: Any = self.model.layer(self.layer).heads.out.module.weight
-        close = CLOSE.get(stored.dtype, COARSE)
+        # A family with another formula would get a flow that adds up to a different model.
+        close = CLOSE.get(self.model.layer(self.layer).heads.out.stored.dtype, COARSE)
         for pattern, trace in zip(patterns, traces, strict=True):
             model_pattern = trace.layers[self.layer].pattern
             gap = float((pattern - model_pattern).abs().max())

@@ -106,6 +106,7 @@ class LinearMLP:
             right=right if gated else None,
             out=replace(out, weight=out.weight.repeat(1, n_sets)),
             z=z,
+            # Half for each factor: the form is quadratic, so its gradient would count it twice.
             through_left=ratio * (z @ right.T) / 2 if gated else ratio,
             through_right=ratio * (z @ left.T) / 2 if gated else None,
             curvature=ratio if gated else None,
@@ -227,6 +228,7 @@ class LinearMLP:
         """
         assert self.right is not None
         assert self.curvature is not None
+        # Positions without flow or without change have no directions, and would cost a space each.
         pulled = self.pulled(weights)
         forms = weights * self.curvature
         active = ((pulled != 0).any(-1) & (self.z != 0).any(-1)).nonzero()[:, 0]
@@ -299,6 +301,7 @@ def ritz_pairs(
         basis.append(_orthogonalised(candidate, basis))
         images.append(apply(basis[-1][:, None])[:, 0])
     space, applied = torch.stack(basis, 1), torch.stack(images, 1)
+    # Q restricted to the space. Its rounding is asymmetric, and eigh reads one triangle only.
     small = (space @ applied.mT).double()
     small = (small + small.mT) / 2
     # A zero vector gets a value beyond all others, so that it does not mix with the rest.

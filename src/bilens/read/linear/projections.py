@@ -21,6 +21,9 @@ from bilens.residual.parts import LinearMap, Norm
 ROWS = 2048
 """Rows that are rotated at once."""
 
+Pairs = tuple[Int[Tensor, " m"], ...]
+"""Numbers of heads, of positions that attend, and of the positions that they attend to."""
+
 
 @dataclass(frozen=True, eq=False)
 class Projection:
@@ -56,6 +59,7 @@ class Projection:
         self, rows: Float[Tensor, "m d_head"], head: Int[Tensor, " m"], at: Int[Tensor, " m"]
     ) -> tuple[Float[Tensor, "m d_model"], Float[Tensor, " m"]]:
         """Return the directions of the stream that rows of heads read, and the biases' share."""
+        # From the last operation to the first: constant, rotation, gain, inner norm, W, norm.
         if self.constant is not None:
             without = replace(self, constant=None)
             x, added = without.pull(rows[:, :-1], head, at)
@@ -64,6 +68,7 @@ class Projection:
         shared = head // (len(self.change) // len(self.weight))
         if self.rotation is not None:
             parts = zip(rows.split(ROWS), at.split(ROWS), strict=True)
+            # In parts, since a matrix is gathered for every row.
             rows = torch.cat([(r[:, None] @ self.rotation[t])[:, 0] for r, t in parts])
         if self.gain is not None:
             rows = rows * self.gain[shared]
@@ -130,26 +135,24 @@ class Reads:
         return self.weights * (change @ self.partner.mT)
 
     def of_pairs(
-        self, head: Int[Tensor, " m"], position: Int[Tensor, " m"], source: Int[Tensor, " m"]
+        self, pairs: Pairs
     ) -> tuple[Int[Tensor, " m"], Float[Tensor, "m d_model"], Float[Tensor, " m"]]:
         """Return positions, directions and constants that pairs of positions of heads read."""
+        head, position, source = pairs
         at, other = (source, position) if self.at_source else (position, source)
-        rows = self.weights[head, position, source, None] * self.partner[head, other]
+        rows = self.weights[pairs][:, None] * self.partner[head, other]
         return (at, *self.projection.pull(rows, head, at))
 
     def total(
         self, among: Bool[Tensor, "heads time time"]
     ) -> tuple[Float[Tensor, "time d_model"], Float[Tensor, ""]]:
         """Return directions at each position and the constant, summed over all pairs `among`."""
+        # Summed over the other end first: one row for each head and position instead of each pair.
         weights = self.weights * among
         rows = (weights.mT if self.at_source else weights) @ self.partner
         heads, time, _ = rows.shape
-        head, at = torch.meshgrid(
-            torch.arange(heads, device=rows.device),
-            torch.arange(time, device=rows.device),
-            indexing="ij",
-        )
-        x, constants = self.projection.pull(rows.flatten(0, 1), head.flatten(), at.flatten())
+        head, at = torch.ones(heads, time, device=rows.device).nonzero(as_tuple=True)
+        x, constants = self.projection.pull(rows.flatten(0, 1), head, at)
         return x.unflatten(0, (heads, time)).sum(0), constants.sum()
 
 
@@ -273,6 +276,7 @@ def _unit_rows(
     module: nn.Module, maps: tuple[LinearMap, ...], d_head: int, x: Tensor
 ) -> Float[Tensor, "d_head time n_out"]:
     """Return an output of a linear map in which row j of the batch is e_j in every head."""
+    # A fused module has the outputs of all its maps; those of values stay 0.
     outputs = LinearMap("", module).n_out
     filled = x.new_zeros(d_head, x.shape[1], outputs)
     for part in maps:
@@ -302,22 +306,12 @@ def projections(
     layer: int,
     rotations: tuple[Tensor, Tensor] | None,
 ) -> list[tuple[Projection, Projection]]:
-    """Return the queries and keys of a layer, one or two pairs: on a text, or between two.
+    """Return the queries and keys of a layer, one or two pairs, on a text or between two.
 
-    Args:
-        model: the model.
-        traces: the model on the text, and on the other text or None.
-        layer: number of the layer.
-        rotations: of queries and keys at each position.
+    Without a second text its trace is None.
     """
-    heads, projector = model.layer(layer).heads, _Projector(model, traces, layer)
-    return [
-        (
-            projector.queries_or_keys(number, 0, rotations),
-            projector.queries_or_keys(number, 1, rotations),
-        )
-        for number in range(len(heads.pairs))
-    ]
+    read = partial(_Projector(model, traces, layer).queries_or_keys, rotations)
+    return [(read(pair, 0), read(pair, 1)) for pair in range(len(model.layer(layer).heads.pairs))]
 
 
 def _score_constant(heads: Heads, pair: int, side: int) -> Float[Tensor, " heads"] | None:
@@ -357,7 +351,7 @@ class _Projector:
         return self._projection(matrix.mT, runs, bias=bias[None])
 
     def queries_or_keys(
-        self, number: int, side: Literal[0, 1], rotations: tuple[Tensor, Tensor] | None
+        self, rotations: tuple[Tensor, Tensor] | None, number: int, side: Literal[0, 1]
     ) -> Projection:
         """Return queries (side 0) or keys of a pair: W and its bias, the norm, then the rotation.
 
@@ -375,6 +369,7 @@ class _Projector:
         flat = [n @ weight.T + biases for n in self.n]
         runs = [y.unflatten(1, (count, -1)) for y in flat]
         norm = heads.inner[side] if heads.inner else None
+        # The gain stays apart from the norm's scale: the scale is frozen or a secant, the gain not.
         gain = None if norm is None else norm.gain()
         if getattr(heads.module, "qk_norm", False) and hasattr(heads.module, "queries_keys"):
             # Queries and keys of bilens's own models go through torch's rms_norm, without a gain.
@@ -394,6 +389,7 @@ class _Projector:
         runs = [y.transpose(0, 1).repeat_interleave(heads.n_heads // count, 0) for y in runs]
         constant = _score_constant(heads, number, side)
         if constant is not None:
+            # After the rotation, which must not turn it.
             constant = constant.to(runs[0])
             last = constant[:, None, None].expand(*runs[0].shape[:2], 1)
             runs = [torch.cat([y, last], -1) for y in runs]

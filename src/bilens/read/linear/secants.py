@@ -54,6 +54,7 @@ class NormMap:
 
     def pull(self, w: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return the direction of the input that a direction of the output reads: the adjoint."""
+        # Centring is symmetric and comes last here, since `push` does it first.
         return self._centred(self.scale[..., None] * w + self._along_middle(w))
 
     def _along_middle(self, v: Tensor) -> Tensor | float:
@@ -141,6 +142,7 @@ class OutputMap:
         `routed` is a change of the hidden numbers that is written like a bias.
         """
         weight, bias = part.weight(), part.bias()
+        # A bias cancels in a difference, but the norm after it depends on it.
         outputs = [h @ weight.T + (0 if bias is None else bias) for h in hidden]
         secant = norm_secant(norm, outputs[0], outputs[1])
         gain, written = _gain(norm, weight, factor), torch.zeros_like(outputs[0])
