@@ -188,7 +188,7 @@ def loss_recovered(
 
 
 DEVIATIONS = 3.09
-"""Standard errors of a measured loss by which a cut has to stay below its limit."""
+"""Standard errors between a measured loss and the limit of a cut, at least."""
 MEASURED_SHARE = 0.5
 """Images on which the loss will be measured, over those of the check."""
 RANKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 35, 40, 50, 60, 80, 100)
