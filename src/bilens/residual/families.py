@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -404,26 +405,24 @@ class _Finder:
 
     def _mlp(self, layer: str) -> MLP:
         family = self.family
+        mlp = partial(
+            MLP,
+            name=layer + family.mlp,
+            module=self._module(layer + family.mlp),
+            norm=self._norm(family.mlp_norm, layer),
+            out_norm=self._norm(family.mlp_out_norm, layer),
+            residual_scale=self.residual_scale,
+        )
         if self._has_experts(layer):
-            return self._mixture(layer)
+            return self._mixture(layer, mlp)
         up, down = self._map(layer + family.up), self._map(layer + family.down)
         gate = self._map(layer + family.gate) if family.gate else None
         if gate is not None and gate.module is up.module:
             # Phi-3 and GLM: the first half of the rows is the gate.
             gate, up = (replace(up, rows=half) for half in torch.arange(up.n_out).chunk(2))
-        return MLP(
-            name=layer + family.mlp,
-            module=self._module(layer + family.mlp),
-            up=up,
-            gate=gate,
-            down=down,
-            activation=family.activation,
-            norm=self._norm(family.mlp_norm, layer),
-            out_norm=self._norm(family.mlp_out_norm, layer),
-            residual_scale=self.residual_scale,
-        )
+        return mlp(up=up, gate=gate, down=down, activation=family.activation)
 
-    def _mixture(self, layer: str) -> MLP:
+    def _mixture(self, layer: str, mlp: Callable[..., MLP]) -> MLP:
         """Return an MLP of experts: all their hidden units, one expert after the other."""
         family = self.family
         assert family.experts is not None
@@ -437,16 +436,11 @@ class _Finder:
         n_experts, n_out, _ = both.stored.shape
         # Each expert has the rows of its gate first, then those of its other factor.
         rows = torch.arange(n_experts * n_out).unflatten(0, (n_experts, 2, n_out // 2))
-        return MLP(
-            name=layer + family.mlp,
-            module=self._module(layer + family.mlp),
+        return mlp(
             up=replace(both, rows=rows[:, 1].flatten()),
             gate=replace(both, rows=rows[:, 0].flatten()),
             down=ExpertMap(f"{name}.down_proj", module, parameter="down_proj", joins=True),
             activation=f"{family.experts.removeprefix(family.mlp + '.')}.{family.activation}",
-            norm=self._norm(family.mlp_norm, layer),
-            out_norm=self._norm(family.mlp_out_norm, layer),
-            residual_scale=self.residual_scale,
             router=LinearMap(layer + family.router, self._module(layer + family.router)),
         )
 

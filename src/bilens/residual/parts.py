@@ -76,7 +76,7 @@ class LinearMap:
         if self.rows is not None:
             # The other rows of the module stay as they are.
             weight = self.fused.weight().index_copy(0, self.rows.to(weight.device), weight)
-        _put(_weight(self.module), weight.T.contiguous() if self._transposed else weight)
+        _put(self.stored, self._as_stored(weight))
 
     def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
         """Replace b, or add one to a module without a bias."""
@@ -93,6 +93,9 @@ class LinearMap:
     @property
     def _transposed(self) -> bool:
         return isinstance(self.module, Conv1D)
+
+    def _as_stored(self, weight: Tensor) -> Tensor:
+        return weight.T.contiguous() if self._transposed else weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,16 +133,6 @@ class ExpertMap(LinearMap):
         stored = stored.to(working_dtype(stored.dtype))
         return stored.movedim(0, 1).flatten(1) if self.joins else self.select(stored.flatten(0, 1))
 
-    def set_weight(self, weight: Float[Tensor, "n_out n_in"]) -> None:
-        """Replace W, in the storage type."""
-        n_experts, n_out, n_in = self.stored.shape
-        if self.rows is not None:
-            weight = self.fused.weight().index_copy(0, self.rows.to(weight.device), weight)
-        if self.joins:
-            _put(self.stored, weight.unflatten(1, (n_experts, n_in)).movedim(1, 0).contiguous())
-        else:
-            _put(self.stored, weight.unflatten(0, (n_experts, n_out)))
-
     def set_bias(self, bias: Float[Tensor, " n_out"]) -> None:
         """Raise BilensError: the module has no place for biases."""
         raise BilensError(f"{self.name} has no biases, expected a norm without one before it")
@@ -147,6 +140,12 @@ class ExpertMap(LinearMap):
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         """Return W x for all experts, in the type of the storage."""
         return x @ self.weight().to(x).mT
+
+    def _as_stored(self, weight: Tensor) -> Tensor:
+        n_experts, n_out, n_in = self.stored.shape
+        if not self.joins:
+            return weight.unflatten(0, (n_experts, n_out))
+        return weight.unflatten(1, (n_experts, n_in)).movedim(1, 0).contiguous()
 
 
 @dataclass(frozen=True, eq=False)
