@@ -13,7 +13,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bilens.checks import detached
 from bilens.errors import BilensError
-from bilens.residual.layers import Heads
 from bilens.residual.parts import Norm
 from bilens.settings import Place
 
@@ -89,7 +88,8 @@ def query_key_maps(view: Any, layer: int, position: Place) -> ScoredRows:
         zero = zero if bias is None else bias[None]
         basis = basis + zero
     # The maps are run, not read: only the modules know their rotation. They are affine in the rows
-    # as long as norms of queries and keys only multiply by their gain, so row 0 is the constant.
+    # as long as norms of queries and keys only multiply by their gain, so the row of zeros has the
+    # constant.
     pairs = _from_stream(view, layer, torch.cat([basis, zero]), position, linear=True)
 
     def without_bias(rows: Tensor) -> Tensor:
@@ -129,58 +129,47 @@ def queries_keys(
 
 
 def _from_stream(view: Any, layer: int, x: Tensor, position: int, *, linear: bool) -> ScoredRows:
-    heads = view.parts.layers[layer].heads
-    if view.parts.queries_keys is not None:
-        return view.parts.queries_keys(heads.module, x, position)
-    return _by_modules(view.model, heads, x, position, linear=linear)
-
-
-def _by_modules(
-    model: Any, heads: Heads, x: Float[Tensor, "n d_model"], position: int, *, linear: bool = False
-) -> ScoredRows:
-    """Return queries and keys of a layer for rows at one position.
+    """Return queries and keys of a layer for rows (n, d_model) at one position.
 
     The rows go through the layer's own maps, norms and rotation. The scores' scale is in the
     queries. Keys that heads share are repeated for each of them. With `linear` norms of queries and
     keys multiply by their gain only, so that the result is linear in the rows.
     """
     if len(x) > ROWS:
-        parts = [_by_modules(model, heads, rows, position, linear=linear) for rows in x.split(ROWS)]
+        parts = [_from_stream(view, layer, y, position, linear=linear) for y in x.split(ROWS)]
         return [
             (torch.cat([q for q, _ in pair]), torch.cat([k for _, k in pair]))
             for pair in zip(*parts, strict=True)
         ]
+    heads, model = view.parts.layers[layer].heads, view.model
+    if view.parts.queries_keys is not None:
+        return view.parts.queries_keys(heads.module, x, position)
+    # Each row is a text of one token, at the given position.
+    rows = x[:, None].to(heads.out.stored.dtype)
     if hasattr(heads.module, "queries_keys"):
-        return _of_own_model(model, heads, x, position, linear=linear)
-    with _gains_only(heads.inner if linear else ()):
-        arguments = _arguments(model, heads.module, position)
-        # Each row is a text of one token, at the given position.
-        rows = x[:, None].to(heads.out.stored.dtype)
-        call = attention_call(model, lambda: heads.module(hidden_states=rows, **arguments))
-    if call is None:
-        raise BilensError(
-            f"{type(heads.module).__name__} is not built on the attention interface of "
-            "transformers, which returns queries and keys; set queries_keys in its Family"
-        )
-    query, key, scale = call["query"], call["key"], call["scaling"]
-    # Row h of the keys is then that of head h, also where heads share keys.
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    return [(scale * query[:, :, 0].to(x), key[:, :, 0].to(x))]
+        pairs, scale = _of_own_model(model, heads.module, rows, position, linear=linear)
+    else:
+        with _gains_only(heads.inner if linear else ()):
+            arguments = _arguments(model, heads.module, position)
+            call = attention_call(model, lambda: heads.module(hidden_states=rows, **arguments))
+        if call is None:
+            raise BilensError(
+                f"{type(heads.module).__name__} is not built on the attention interface of "
+                "transformers, which returns queries and keys; set queries_keys in its Family"
+            )
+        query, key, scale = call["query"], call["key"], call["scaling"]
+        # Row h of the keys is then that of head h, also where heads share keys.
+        pairs = [(query, key.repeat_interleave(query.shape[1] // key.shape[1], 1))]
+    return [(scale * q[:, :, 0].to(x), k[:, :, 0].to(x)) for q, k in pairs]
 
 
 def _of_own_model(
-    model: Any, heads: Heads, x: Tensor, position: int, *, linear: bool
-) -> ScoredRows:
-    ids = torch.zeros(1, 1, dtype=torch.int64, device=x.device)
+    model: Any, module: Any, rows: Tensor, position: int, *, linear: bool
+) -> tuple[ScoredRows, float]:
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=rows.device)
     _, pos_embed, rope = model.embed_text(ids, torch.full_like(ids, position))
-    pairs = heads.module.queries_keys(  # type: ignore[operator]
-        x[:, None].to(heads.out.stored.dtype),
-        None if pos_embed is None else pos_embed.expand(len(x), 1, -1),
-        rope,
-        normed=not linear,
-    )
-    scale: Any = heads.module.scale
-    return [(scale * q[:, :, 0].to(x), k[:, :, 0].to(x)) for q, k in pairs]
+    place = None if pos_embed is None else pos_embed.expand(len(rows), 1, -1)
+    return module.queries_keys(rows, place, rope, normed=not linear), module.scale
 
 
 def _arguments(model: Any, module: nn.Module, position: int) -> dict[str, Any]:
