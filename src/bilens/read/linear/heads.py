@@ -1,7 +1,7 @@
 """Attention on one text with its patterns frozen, and between two texts with nothing frozen."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -50,6 +50,11 @@ class RowResponse:
     share: Float[Tensor, "heads time"] | None = None
     spread: Float[Tensor, "heads time time"] | None = None
 
+    @classmethod
+    def of_weights(cls, pattern: Float[Tensor, "heads time time"]) -> "RowResponse":
+        """Return the response to weights of a pattern, which is 1."""
+        return cls(pattern.new_ones(()).expand_as(pattern))
+
     def pull(
         self, back: Float[Tensor, "heads time d_head"], middle: Float[Tensor, "heads time d_head"]
     ) -> Float[Tensor, "heads time time"]:
@@ -96,35 +101,24 @@ class HeadBranch:
         role: values, queries or keys; None if they are not told apart.
         flows: of each head and pair of positions.
         reads: the places where it reads the stream.
-        mixes: its changes of mixed values, each a weight of the pattern times a row of values, or a
-            change of scores through the pattern's response.
+        mixes: its changes of mixed values: changes of scores, rows of values, and the response of
+            values to scores. Weights of the pattern itself have the response 1.
     """
 
     role: Role | None
     flows: Float[Tensor, "heads time time"]
     reads: list[Reads]
-    mixes: list[tuple[Tensor, Tensor, RowResponse | None]]
+    mixes: list[tuple[Tensor, Tensor, RowResponse]]
 
     def mixed(self, pairs: Pairs) -> Float[Tensor, "m d_head"]:
         """Return the mixed values of some heads and pairs of positions."""
-        head, _, source = pairs
-        total = torch.zeros((), dtype=self.flows.dtype, device=self.flows.device)
-        for weights, rows, response in self.mixes:
-            mixed = (
-                weights[pairs][:, None] * rows[head, source]
-                if response is None
-                else response.push(weights[pairs], rows, pairs)
-            )
-            total = total + mixed
-        return total
+        changes = [response.push(mix[pairs], rows, pairs) for mix, rows, response in self.mixes]
+        return torch.stack(changes).sum(0)
 
     def mixed_all(self, among: Bool[Tensor, "heads time time"]) -> Float[Tensor, "heads time d"]:
         """Return the mixed values of all pairs that are `among` these, summed at each position."""
-        total = torch.zeros((), dtype=self.flows.dtype, device=self.flows.device)
-        for weights, rows, response in self.mixes:
-            masked = weights * among
-            total = total + (masked @ rows if response is None else response.push_all(masked, rows))
-        return total
+        changes = [response.push_all(mix * among, rows) for mix, rows, response in self.mixes]
+        return torch.stack(changes).sum(0)
 
 
 class HeadsMap:
@@ -202,7 +196,8 @@ class FrozenHeads(HeadsMap):
         along = back @ self.values.mT
         if self.asked is not None:
             reads += self.asked.reads(share * along)
-        return [HeadBranch(None, self.pattern * along, reads, [(self.pattern, self.values, None)])]
+        mix = self.pattern, self.values, RowResponse.of_weights(self.pattern)
+        return [HeadBranch(None, self.pattern * along, reads, [mix])]
 
     def last(self) -> tuple[Float[Tensor, "heads time d_model"], Float[Tensor, " d_model"]]:
         """Return the output at the last position of each head from each token, and of biases."""
@@ -300,8 +295,9 @@ class SecantHeads(HeadsMap):
             "queries": [],
             "keys": [],
         }
-        mixes: dict[Role, list[Any]] = {
-            "values": [(self.pattern, part.change, None) for part in self.sources],
+        plain = RowResponse.of_weights(self.pattern)
+        mixes: dict[Role, list[tuple[Tensor, Tensor, RowResponse]]] = {
+            "values": [(self.pattern, part.change, plain) for part in self.sources],
             "queries": [],
             "keys": [],
         }

@@ -164,10 +164,7 @@ class LinearMLP:
 
     def units(self, weights: Float[Tensor, "time rank"]) -> Float[Tensor, "time rank"]:
         """Return the flow through each hidden unit, given their weights."""
-        hidden = self.through_left * (self.z @ self.left.T)
-        if self.right is not None and self.through_right is not None:
-            hidden = hidden + self.through_right * (self.z @ self.right.T)
-        return weights * hidden
+        return weights * self._hidden(self.z, slice(None))
 
     def pulled(self, weights: Float[Tensor, "time rank"]) -> Float[Tensor, "time n_in"]:
         """Return p = J'w, whose product with z is the flow through the MLP."""
@@ -189,10 +186,13 @@ class LinearMLP:
         self, rows: Float[Tensor, "m n_in"], position: Int[Tensor, " m"]
     ) -> Float[Tensor, "m d_model"]:
         """Return J applied to rows at some positions, without the bias."""
-        hidden = self.through_left[position] * (rows @ self.left.T)
-        if self.right is not None and self.through_right is not None:
-            hidden = hidden + self.through_right[position] * (rows @ self.right.T)
-        return self.out.push(hidden @ self.out.weight.T, position)
+        return self.out.push(self._hidden(rows, position) @ self.out.weight.T, position)
+
+    def _hidden(self, rows: Tensor, at: Tensor | slice) -> Float[Tensor, "m rank"]:
+        hidden = self.through_left[at] * (rows @ self.left.T)
+        if self.right is None or self.through_right is None:
+            return hidden
+        return hidden + self.through_right[at] * (rows @ self.right.T)
 
     def pairs(
         self, parts: Float[Tensor, "parts d_model"], position: int
