@@ -47,18 +47,16 @@ def top_inputs(
     """
     check_count("k", k, len(x), "the number of samples in x")
     check_finite(x=x)
-    best = spectrum.values.new_empty(0, *spectrum.values.shape)
-    indices = torch.empty(best.shape, dtype=torch.long, device=best.device)
+    best, numbers = [], []
     for start in range(0, len(x), BLOCK):
         # Within an eigenvector |overlap| sorts inputs as |activation| does.
         strength = spectrum.overlaps(x[start : start + BLOCK]).abs()
-        numbers = torch.arange(start, start + len(strength), device=best.device)
-        numbers = numbers.reshape(-1, *[1] * (strength.ndim - 1)).expand_as(strength)
-        # Only the best k so far are carried from block to block.
-        best, indices = torch.cat([best, strength]), torch.cat([indices, numbers])
-        best, order = best.topk(min(k, len(best)), dim=0)
-        indices = indices.gather(0, order)
-    return indices.movedim(0, -1)
+        # Only the best k of a block stay in memory, and the last step picks among these.
+        top = strength.topk(min(k, len(strength)), dim=0)
+        best.append(top.values)
+        numbers.append(start + top.indices)
+    order = torch.cat(best).topk(k, dim=0).indices
+    return torch.cat(numbers).gather(0, order).movedim(0, -1)
 
 
 @detached
