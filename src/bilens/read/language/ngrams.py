@@ -217,7 +217,7 @@ def bigrams(
     """
     # The ranking is by one part, and the table shows both.
     matrices = bigram_parts(model, layer, position, among)
-    parts = {name: matrices[name] for name in PARTS}
+    parts: dict[str, FactoredMatrix] = {name: matrices[name] for name in PARTS}
     return top_pairs(model, ("input", "output"), [matrices[part]], parts, k, among)
 
 
