@@ -41,13 +41,7 @@ from bilens.lazy_imports import pd
 from bilens.settings import Count, Seed
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import joined
-from bilens.tensor.chain_bonds import (
-    Bond,
-    Bonds,
-    checked_embedding,
-    in_directions,
-    principal_bond,
-)
+from bilens.tensor.chain_bonds import Bond, Bonds, checked_embedding, in_directions, principal_bond
 from bilens.tensor.factors import checked_positive, fit_input, square_root
 
 Measure = Literal["outputs", "relative", "probabilities"]

@@ -86,9 +86,12 @@ def logits_figure(
 
 
 def pair_figure(
-    bars: Mapping[str, tuple[str, Tensor]], class_names: Sequence[str], measure: str, title: str
+    bars: Mapping[str, tuple[str | list[str], Tensor]],
+    class_names: Sequence[str],
+    measure: str,
+    title: str,
 ) -> "go.Figure":
-    """Draw a group of bars for each class, by label a colour and a value for each class."""
+    """Draw a group of bars for each class: by label, colours and a value for each class."""
     figure = go.Figure()
     names = [escape(name) for name in class_names]
     for label, (color, values) in bars.items():
@@ -99,8 +102,11 @@ def pair_figure(
             marker={"color": color},
             hovertemplate="%{x}: %{y:.3g}<extra>" + label + "</extra>",
         )
-    _bars(figure, measure, title)
+    # Names of classes may be numbers, which are not places on an axis.
+    figure.update_xaxes(type="category", title="class")
+    figure.update_yaxes(title=measure, zeroline=True)
     legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+    dress(figure, height=260, title=escape(title))
     return figure.update_layout(barmode="group", legend=legend, margin={"t": 60})
 
 
@@ -109,15 +115,8 @@ def direction_figure(
     direction: Float[Tensor, " classes"], class_names: Sequence[str], *, title: str
 ) -> "go.Figure":
     """Draw a bar for each class: the weight of its logit in a direction."""
-    figure = go.Figure()
-    values = direction.tolist()
-    figure.add_bar(
-        x=[escape(name) for name in class_names],
-        y=values,
-        marker={"color": [BLUE if value > 0 else RED for value in values]},
-        hovertemplate="%{x}: %{y:.3g}<extra></extra>",
-    )
-    return _bars(figure, "weight", title)
+    colors = [BLUE if value > 0 else RED for value in direction.tolist()]
+    return pair_figure({"": (colors, direction)}, class_names, "weight", title)
 
 
 @checked
@@ -145,13 +144,6 @@ def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str
     ends = [lowest - (room if lowest < 0 else 0), highest + room]
     figure.update_xaxes(title="logit", zeroline=True, range=ends)
     return dress(figure, height=100 + 24 * len(labels), title=escape(title))
-
-
-def _bars(figure: "go.Figure", measure: str, title: str) -> "go.Figure":
-    # Names of classes may be numbers, which are not places on an axis.
-    figure.update_xaxes(type="category", title="class")
-    figure.update_yaxes(title=measure, zeroline=True)
-    return dress(figure, height=260, title=escape(title))
 
 
 SHOWN = 20

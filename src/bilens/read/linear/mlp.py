@@ -9,13 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bilens.read.linear.secants import (
-    NormMap,
-    OutputMap,
-    frozen_norm,
-    norm_secant,
-    secant_slope,
-)
+from bilens.read.linear.secants import NormMap, OutputMap, frozen_norm, norm_secant, secant_slope
 from bilens.residual import ResidualModel, Trace
 from bilens.tensor import QuadraticForm
 from bilens.tensor.factors import with_constant
