@@ -76,9 +76,7 @@ ARCHITECTURES = {
     "gemma2": _Architecture("gemma2", LLAMA | HEAD | WINDOW, ROTARY | CAPS),
     "gemma3": _Architecture("gemma3_text", LLAMA | ROTARY | HEAD | WINDOW, CAPS),
     "gpt2": _Architecture(
-        "gpt2",
-        {**SIZES, "attention.layer_norm_epsilon": "layer_norm_epsilon"},
-        {},
+        "gpt2", {**SIZES, "attention.layer_norm_epsilon": "layer_norm_epsilon"}, {}
     ),
 }
 RENAMED = {"gpt2": {"max_position_embeddings": "n_positions", "intermediate_size": "n_inner"}}
@@ -139,11 +137,7 @@ def gguf_model(
             state[names[processed.name]] = torch.from_numpy(np.ascontiguousarray(processed.weights))
     # By from_pretrained, which ties weights and reports those that are missing.
     model, report = kind.from_pretrained(
-        None,
-        config=config,
-        state_dict=state,
-        output_loading_info=True,
-        dtype=dtype,
+        None, config=config, state_dict=state, output_loading_info=True, dtype=dtype
     )
     wrong = {complaint: sorted(map(str, names)) for complaint, names in report.items() if names}
     if wrong:

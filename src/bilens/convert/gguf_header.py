@@ -20,7 +20,7 @@ from bilens.lazy_imports import lazy_import
 gguf = lazy_import("gguf", install="bilens[gguf]")
 
 SCALARS = {
-    **{0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"},
+    **{0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 }
 """Formats of `struct` by the numbers of GGUF's value types."""
 TEXT, LIST = 8, 9

@@ -127,10 +127,7 @@ class ClassifierReading(Reading):
         return [
             ("data", self.data.name),
             ("test accuracy", Percent(self.accuracy)),
-            (
-                "with 10 eigenvectors a class",
-                Percent(accuracies[min(10, len(accuracies)) - 1]),
-            ),
+            ("with 10 eigenvectors a class", Percent(accuracies[min(10, len(accuracies)) - 1])),
             *chain.size_facts(self.model),
             *self.spectrum.facts(),
         ]

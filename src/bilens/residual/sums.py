@@ -44,10 +44,7 @@ def log_probabilities(model: PreTrainedModel) -> Float[Tensor, "texts time vocab
 
 
 def check_unchanged(
-    model: PreTrainedModel,
-    before: Float[Tensor, "texts time vocab"],
-    action: str,
-    state: str,
+    model: PreTrainedModel, before: Float[Tensor, "texts time vocab"], action: str, state: str
 ) -> float:
     """Return the largest change of a log-probability since `before`, if rounding explains it.
 

@@ -67,10 +67,7 @@ class TensorSVD(Reading):
         """Return the k largest components."""
         check_count("k", k, len(self), "the number of components")
         return replace(
-            self,
-            values=self.values[:k],
-            outputs=self.outputs[:k],
-            components=self.components[:k],
+            self, values=self.values[:k], outputs=self.outputs[:k], components=self.components[:k]
         )
 
     def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
@@ -189,10 +186,7 @@ class BilinearTensor(Reading):
     def to(self, target: torch.dtype | torch.device | str) -> "BilinearTensor":
         """Return the same tensor in another dtype or on another device."""
         return replace(
-            self,
-            left=self.left.to(target),
-            right=self.right.to(target),
-            out=self.out.to(target),
+            self, left=self.left.to(target), right=self.right.to(target), out=self.out.to(target)
         )
 
     def __call__(

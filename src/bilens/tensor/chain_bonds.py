@@ -343,10 +343,7 @@ def bonds(
 
 
 def principal_bond(
-    H: Float64[Tensor, "k k"],
-    K: Float64[Tensor, "n k"],
-    inverse: Float64[Tensor, "k n"],
-    uses: int,
+    H: Float64[Tensor, "k k"], K: Float64[Tensor, "n k"], inverse: Float64[Tensor, "k n"], uses: int
 ) -> Bond:
     """Return the bond along the eigenvectors of H = K'UK, for the metric P = K K'."""
     values, V = torch.linalg.eigh(H)

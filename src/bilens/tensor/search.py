@@ -57,10 +57,7 @@ class TopPaths(Reading):
 
     def facts(self) -> list[Fact]:
         """Return the paths, and the nodes that were decomposed."""
-        return [
-            *self.paths.facts(),
-            ("nodes decomposed", f"{self.expanded:,} of {self.total:,}"),
-        ]
+        return [*self.paths.facts(), ("nodes decomposed", f"{self.expanded:,} of {self.total:,}")]
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each path; see `Paths.frame`."""

@@ -347,9 +347,7 @@ def _input_shape(module: nn.Module, input_shape: Sequence[int] | None) -> tuple[
 
 
 @full_precision
-def _minimal_chain(
-    probe: _Probe,
-) -> tuple[list[_Layer], Float[Tensor, "n_read n_in"] | None]:
+def _minimal_chain(probe: _Probe) -> tuple[list[_Layer], Float[Tensor, "n_read n_in"] | None]:
     """Return a layer for each level, and the map from inputs to the first one's inputs.
 
     The state between two levels is the smallest from which everything later follows. It is the row

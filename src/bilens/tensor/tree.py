@@ -19,9 +19,7 @@ from bilens.tensor.quadratic import WORKING_BYTES
 from bilens.tensor.spectrum import Spectrum
 
 
-def effective_eigenvalues(
-    eigenvalues: Float[Tensor, "paths depth"],
-) -> Float[Tensor, " paths"]:
+def effective_eigenvalues(eigenvalues: Float[Tensor, "paths depth"]) -> Float[Tensor, " paths"]:
     """Return lambda_1 prod_{l>1} |lambda_l|^((1/2)^(l-1)) of each row, with layer 1 last.
 
     Multiplied in float64.

@@ -98,9 +98,7 @@ class Block(GradientCheckpointingLayer):
         return x + self.mlp(self.mlp_norm(x))
 
     def mixed(
-        self,
-        x: Float[Tensor, "batch time d_model"],
-        x0: Float[Tensor, "batch time d_model"] | None,
+        self, x: Float[Tensor, "batch time d_model"], x0: Float[Tensor, "batch time d_model"] | None
     ) -> Float[Tensor, "batch time d_model"]:
         """Return the input stream of the block: a x + b x_0, or x without `embed_mix`."""
         if self.residual_mix is None:
@@ -254,11 +252,7 @@ class LanguageModel(PreTrainedModel, GenerationMixin):
         return ATTENTIONS[self.config.attention].keeps_state
 
     def _mask(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None,
-        cache: Cache | None,
-        position_ids: Tensor,
+        self, x: Tensor, attention_mask: Tensor | None, cache: Cache | None, position_ids: Tensor
     ) -> Tensor | None:
         """Return the mask of visible pairs of tokens; without softmax, of visible tokens."""
         if self._keeps_state():

@@ -236,11 +236,7 @@ def contribution(
 
 @detached
 def contributions(
-    model: ResidualModel,
-    spectrum: Spectrum,
-    contexts: Sequence[tuple[int, Context]],
-    *,
-    layer: int,
+    model: ResidualModel, spectrum: Spectrum, contexts: Sequence[tuple[int, Context]], *, layer: int
 ) -> list[Contribution]:
     """Split activations as `contribution` does, each of an eigenvector's number and a context."""
     for number, context in contexts:

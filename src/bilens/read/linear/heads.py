@@ -65,10 +65,7 @@ class RowResponse:
         return self.response * (self._shared(along) - others)
 
     def push(
-        self,
-        scores: Float[Tensor, " m"],
-        middle: Float[Tensor, "heads time d_head"],
-        pairs: Pairs,
+        self, scores: Float[Tensor, " m"], middle: Float[Tensor, "heads time d_head"], pairs: Pairs
     ) -> Float[Tensor, "m d_head"]:
         """Return changes of mixed values by changes of some scores."""
         head, position, source = pairs
