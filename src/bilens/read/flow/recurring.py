@@ -315,8 +315,11 @@ def _words(
 def _rows(number: int, split: Flow, slopes: Sequence[float | None]) -> list[tuple[Any, ...]]:
     """Return the heads and directions of a prompt's flow, on the CPU, for other processes."""
     numbers = list(split.direction_numbers)
-    both = zip(split.vectors.cpu(), node_outputs(split, numbers).cpu(), strict=True)
-    of_direction = dict(zip(numbers, both, strict=True))
+    # A row that is sent to other processes would take the memory of the whole matrix along.
+    vectors, outputs = (
+        [row.clone() for row in x.cpu()] for x in (split.vectors, node_outputs(split, numbers))
+    )
+    of_direction = dict(zip(numbers, zip(vectors, outputs, strict=True), strict=True))
     return [
         (
             *(number, node.kind, node.layer, node.number, node.flow, slopes[i]),
