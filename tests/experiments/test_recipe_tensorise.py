@@ -68,6 +68,7 @@ def test_every_variant_is_compared_with_the_original(data):
     fresh, repeated = (numbers[f"stories260K, both{end}"] for end in ("", ", distinct=1"))
     assert len(numbers["stories260K, both, tokens=32, seed=1"]) == len(fresh) == 4
     assert fresh[3]["kl"] != repeated[3]["kl"], "the texts of training differ"
+    assert fresh[2]["kl"] == repeated[2]["kl"], "stages before the last are shared"
     rows = {name: numbers[f"stories260K, {name}"] for name in recipe.VARIANTS}
     both = ["original", "gates", "attention", "distilled"]
     assert {name: [row["stage"] for row in part] for name, part in rows.items()} == {
