@@ -76,7 +76,10 @@ def test_a_number_out_of_its_limits_is_named(k):
 
 @checked
 def selected(
-    numbers: Sequence[int] | None = None, shape: tuple[int, int] = (1, 1), name: str = ""
+    numbers: Sequence[int] | None = None,
+    shape: tuple[int, int] = (1, 1),
+    name: str = "",
+    share: float = 0.0,
 ) -> None:
     """Any function of lists."""
 
@@ -87,11 +90,19 @@ def test_lists_of_numbers_and_texts_are_held_to_what_is_in_them():
     message = r"numbers=\[0.5\], expected a list, each a whole number or none"
     with pytest.raises(BilensError, match=message):
         selected([0.5])
+    with pytest.raises(
+        BilensError, match=r"numbers=tensor.*, expected a list, each a whole number"
+    ):
+        selected(torch.tensor([0.5]))
     for shape in ((8,), (8, 8, 8), (8, None), 8):
         with pytest.raises(BilensError, match=r"shape=.*, expected 2 values, each a whole number"):
             selected(shape=shape)
     with pytest.raises(BilensError, match="name=3, expected text"):
         selected(name=3)
+    for share in (float("inf"), float("nan"), 10**400, True):
+        with pytest.raises(BilensError, match="^share=.*, expected a finite number$"):
+            selected(share=share)
+    selected(share=np.float32(1))
 
 
 @checked

@@ -1,8 +1,10 @@
 """Settings are held to their annotations, wherever they come from."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
 
 from bilens.errors import BilensError
@@ -51,7 +53,11 @@ def test_what_fits_passes():
         ("bias", 1, "true or false"),
         ("gate", "tanh", "one of identity, relu"),
         ("gate", None, "one of identity, relu"),
+        ("scale", 10**400, "a finite number or none"),
+        ("d_model", np.int64(0), "a whole number, at least 1"),
         ("names", "ab", "a list, each text"),
+        ("names", {"a"}, "a list, each text"),
+        ("names", ["a", None], "a list, each text"),
         ("names", ("a", 1), "a list, each text"),
         ("shape", (2,), "2 values, each a whole number or none"),
         ("shape", (2, 3.0), "2 values, each a whole number or none"),
@@ -62,6 +68,13 @@ def test_what_does_not_fit_is_named(name, value, expected):
     with pytest.raises(BilensError) as error:
         Some(**{name: value})
     assert str(error.value).startswith(f"{name}={value!r}, expected {expected}")
+
+
+def test_settings_are_plain_values_that_can_be_hashed_and_written():
+    some = Some(d_model=np.int64(3), share=np.float32(0.5), bias=np.bool_(True), names=["a"])
+    assert some == Some(d_model=3, share=0.5, bias=True, names=("a",))
+    assert hash(some)
+    assert json.dumps(asdict(some))
 
 
 def test_settings_of_a_file():

@@ -2,30 +2,19 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import cache, wraps
 from operator import index
 from types import FunctionType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
 import torch
 from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 
 from bilens.errors import BilensError, CheckpointError
-from bilens.settings import describe_type, fits
+from bilens.settings import describe_type, fits, is_array, is_dense
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -40,10 +29,7 @@ AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
     """Check the arguments of a public function against its annotations.
 
-    Arrays must have the annotated kind, number of axes and shared sizes, and hold numbers: neither
-    sparse nor meta tensors do. Integers, literals and `Between` limits are checked as in
-    `bilens.settings`. Anything else must be an instance of its class, and a list must hold
-    instances of its items' class. A text is no list.
+    See `bilens.settings.fits`. Arrays of a call must agree in the axes that they share.
 
     Raises:
         BilensError: (by the function) an argument does not fit. The message names the argument, its
@@ -52,20 +38,19 @@ def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
     names = tuple(inspect.signature(function).parameters)
 
     @cache
-    def hints() -> tuple[dict[str, tuple[Any, Callable[[Any], bool]]], bool]:
+    def hints() -> tuple[dict[str, Any], bool]:
         # Resolved on the first call: annotations may name classes defined further down.
         annotations = get_type_hints(function, include_extras=True)
         annotations.pop("return", None)
-        tests = {name: (hint, test) for name, hint in annotations.items() if (test := _test(hint))}
-        return tests, any(any(map(_is_array, _kinds(hint))) for hint, _ in tests.values())
+        return annotations, any(any(map(is_array, _kinds(hint))) for hint in annotations.values())
 
     @wraps(function)
     def wrapper(*args: Args.args, **kwargs: Args.kwargs) -> Result:
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        tests, has_arrays = hints()
+        annotations, has_arrays = hints()
         with jaxtyped("context") if has_arrays else nullcontext():
-            for name, (hint, test) in tests.items():
-                if name not in arguments or test(arguments[name]):
+            for name, hint in annotations.items():
+                if name not in arguments or fits(arguments[name], hint):
                     continue
                 value, expected = arguments[name], str(getattr(hint, "__name__", hint))
                 if not any(map(_is_class, _kinds(hint))):
@@ -256,89 +241,6 @@ def check_labels(labels: Tensor, n_classes: int) -> None:
         )
 
 
-def _test(hint: Any) -> Callable[[Any], bool] | None:
-    """Return the test of an annotation, or None if it is left to the function."""
-    if hint in (Any, object):
-        return None
-    arrays = tuple(kind for kind in _parts(hint) if _is_array(kind))
-
-    def test(value: Any) -> bool:
-        if arrays and isinstance(value, Tensor):
-            # A tensor must match one of the arrays, even where any iterable would do.
-            return _is_dense(value) and isinstance(value, arrays)
-        return _matches(value, hint)
-
-    return test
-
-
-def _matches(value: Any, hint: Any) -> bool:  # noqa: PLR0911
-    """Return True unless a value contradicts an annotation; unknown annotations fit all values."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
-    if kind in (Union, UnionType):
-        return any(_matches(value, part) for part in parts)
-    if kind is int:
-        # A larger one is no number of anything, and torch cannot hold it.
-        return fits(_plain(value), int) and abs(value) < 2**63
-    if kind in (Annotated, Literal, str, None):
-        return type(value) is hint or fits(_plain(value), hint)
-    if kind is float:
-        # Infinity is a limit like any other here; `Between` excludes it where it makes no sense.
-        return (isinstance(_plain(value), float) and value == value) or _matches(value, int)  # noqa: PLR0124
-    is_static = getattr(kind, "_is_protocol", False) and not kind._is_runtime_protocol
-    if not isinstance(kind, type) or kind is object or is_static:
-        return True
-    if _is_array(kind):
-        return (not isinstance(value, Tensor) or _is_dense(value)) and isinstance(value, kind)
-    if issubclass(kind, Mapping) or not (issubclass(kind, Iterable) and parts):
-        # The class of callables is abstract: being an instance of it is being callable.
-        return isinstance(bool(value) if isinstance(value, np.bool_) else value, kind)
-    return _is_list_of(value, kind, parts)
-
-
-def _is_list_of(value: Any, kind: type[Any], parts: tuple[Any, ...]) -> bool:
-    """Return True unless a value is no list, or its items do not fit."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        return False
-    arrays = [part for part in _parts(parts[0]) if _is_array(part)]
-    if isinstance(value, (Tensor, np.ndarray)):
-        # An array with one axis is a list of numbers, any other is a list of its rows.
-        dense = not isinstance(value, Tensor) or _is_dense(value)
-        if arrays:
-            axes = [axis for axis in arrays[0].dim_str.split() if not axis.startswith(("*", "..."))]
-            return dense and value.ndim > len(axes)
-        return dense and value.ndim == 1 and not _is_class(parts[0])
-    if not isinstance(value, (list, tuple)):
-        # Ranges, sets and generators are left to the function.
-        return True
-    if kind is tuple and parts[-1] is not Ellipsis:
-        return len(value) == len(parts) and all(map(_matches, value, parts))
-    # Items may differ in the axes that a whole call has to share.
-    return all(
-        _is_dense(item)
-        if arrays and isinstance(item, Tensor) and isinstance(item, arrays[0].array_type)
-        else _matches(item, parts[0])
-        for item in value
-    )
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Return True for a tensor whose numbers are all in memory, in the usual order."""
-    # Tensors of other classes may hold their numbers elsewhere and borrow the name of the device.
-    empty = tensor.is_meta and type(tensor) in (Tensor, nn.Parameter)
-    return tensor.layout is torch.strided and not empty
-
-
-def _plain(value: Any) -> Any:
-    """Return NumPy numbers as Python numbers, and lists as tuples."""
-    if isinstance(value, (np.integer, np.floating)):
-        return value.item()
-    return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _is_array(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, AbstractArray)
-
-
 def _is_class(kind: Any) -> bool:
     return isinstance(kind, type) and (
         issubclass(kind, (AbstractArray, nn.Module)) or kind.__module__.startswith("bilens.")
@@ -347,11 +249,8 @@ def _is_class(kind: Any) -> bool:
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
     """Return the members of a union, containers without their item types."""
-    return tuple(get_origin(part) or part for part in _parts(hint))
-
-
-def _parts(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(get_origin(part) or part for part in parts)
 
 
 def _other_shapes(name: str, arguments: dict[str, Any]) -> str:
@@ -365,6 +264,6 @@ def _other_shapes(name: str, arguments: dict[str, Any]) -> str:
 
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
-        where = "" if _is_dense(value) else f", {'meta' if value.is_meta else value.layout},"
+        where = "" if is_dense(value) else f", {'meta' if value.is_meta else value.layout},"
         return f"a tensor{where} of shape {tuple(value.shape)} and {value.dtype}"
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

@@ -1,7 +1,8 @@
-"""Settings: frozen dataclasses that check their fields against their annotations."""
+"""The check of values against annotations, and dataclasses that check their fields by it."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -18,9 +19,17 @@ from typing import (
     get_type_hints,
 )
 
+import numpy as np
+import torch
+from jaxtyping import AbstractArray
+from torch import Tensor, nn
+
 from bilens.errors import BilensError, CheckpointError
 
 Settings = TypeVar("Settings")
+# A larger integer is no number of anything, and torch cannot hold it.
+NUMBERS: dict[Any, Any] = {int: (int, 2**63 - 1), float: ((int, float), sys.float_info.max)}
+"""Types of the numbers that an annotation allows, and the largest number."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +49,10 @@ class Between:
     below: bool = False
 
     def holds(self, value: float) -> bool:
-        """Return True for a finite number within the limits."""
+        """Return True for a number within the limits; NaN is within none."""
         over = value > self.least if self.above else value >= self.least
         under = value < self.most if self.below else value <= self.most
-        return _is_finite(value) and over and under
+        return over and under
 
     def __str__(self) -> str:
         """Return the limits as an error message words them."""
@@ -77,8 +86,8 @@ NotNegative = Annotated[float, Between(0, 1e12)]
 def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     """Check the fields of a dataclass against their annotations; meant for `__post_init__`.
 
-    Knows int, float, bool, str, `Literal`, tuples, None, unions of these, and `Between` inside
-    `Annotated`. An int passes for a float, a bool never for an int; a float has to be finite.
+    See `fits`. Lists become tuples and numbers of NumPy become Python's, so that settings can be
+    hashed and written as JSON.
 
     Args:
         settings: an instance.
@@ -91,6 +100,9 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
         value = getattr(settings, name)
         if not fits(value, hint):
             raise BilensError(f"{name}={value!r}, expected {describe_type(hint)}")
+        if isinstance(value, list | np.generic):
+            plain = tuple(value) if isinstance(value, list) else value.item()
+            object.__setattr__(settings, name, plain)
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,7 @@ class CheckedSettings:
 
 
 def read_settings(kind: type[Settings], values: Mapping[str, Any], source: object) -> Settings:
-    """Return settings from the values of a file; JSON lists become tuples.
+    """Return settings from the values of a file.
 
     Args:
         kind: a dataclass that checks itself.
@@ -122,9 +134,8 @@ def read_settings(kind: type[Settings], values: Mapping[str, Any], source: objec
                 f"{source}: {complaint} settings: {', '.join(sorted(names))}. It was written by "
                 "another version of bilens, or edited."
             )
-    tupled = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     try:
-        return kind(**tupled)
+        return kind(**values)
     except BilensError as error:
         raise CheckpointError(f"{source} cannot be used: {error}") from error
 
@@ -136,35 +147,76 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:  # noqa: PLR0911
-    """Return True if a value fits an annotation."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin is Annotated:
+    """Return True unless a value contradicts an annotation; unknown annotations fit all values.
+
+    A float is finite, an int or a number of NumPy passes for it, and a bool for neither. `Between`
+    inside `Annotated` limits a number. A tensor matches its `jaxtyping` annotation and holds its
+    numbers, which sparse and meta tensors do not. A list or a tuple passes for both, a text for
+    neither, and their items are checked too. Anything else is an instance of its class.
+    """
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if kind is Annotated:
         limits = [extra for extra in parts[1:] if isinstance(extra, Between)]
         return fits(value, parts[0]) and all(limit.holds(value) for limit in limits)
-    if origin in (Union, UnionType):
-        return any(fits(value, part) for part in parts)
-    if origin is Literal:
+    if kind in (Union, UnionType):
+        # A tensor must match one of the arrays, even where any iterable would do.
+        arrays = [part for part in parts if is_array(part)] if isinstance(value, Tensor) else []
+        return any(fits(value, part) for part in arrays or parts)
+    if kind is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
-    if origin in (tuple, Sequence):
-        if not isinstance(value, tuple):
-            return False
-        if origin is Sequence or parts[-1] is Ellipsis:
-            return all(fits(item, parts[0]) for item in value)
-        return len(value) == len(parts) and all(map(fits, value, parts))
-    if hint is float:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and _is_finite(value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, NoneType if hint is None else hint)
+    if kind in NUMBERS:
+        types, largest = NUMBERS[kind]
+        return isinstance(value, types) and not isinstance(value, bool) and abs(value) <= largest
+    is_static = getattr(kind, "_is_protocol", False) and not kind._is_runtime_protocol
+    if not isinstance(kind, type) or kind in (Any, object) or is_static:
+        return True
+    if is_array(kind):
+        return is_dense(value) and isinstance(value, kind)
+    if issubclass(kind, Mapping) or not (issubclass(kind, Iterable) and parts):
+        # The class of callables is abstract: being an instance of it is being callable.
+        return isinstance(value, kind)
+    return _is_list_of(value, kind, parts)
 
 
-def _is_finite(value: float) -> bool:
-    """Return True for a finite number that a float can hold, which not every int is."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
+def _is_list_of(value: Any, kind: type[Any], parts: tuple[Any, ...]) -> bool:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         return False
+    items = get_args(parts[0]) if get_origin(parts[0]) in (Union, UnionType) else parts[:1]
+    arrays = [part for part in items if is_array(part)]
+    if isinstance(value, (Tensor, np.ndarray)) and kind is not tuple:
+        # An array with one axis is a list of numbers, any other is a list of its rows.
+        if arrays:
+            axes = [axis for axis in arrays[0].dim_str.split() if not axis.startswith(("*", "..."))]
+            return is_dense(value) and value.ndim > len(axes)
+        return is_dense(value) and value.ndim == 1 and fits(value[:1].tolist(), list[parts[0]])  # type: ignore[misc]
+    if not isinstance(value, (list, tuple)):
+        # Ranges, sets and generators are left to the function.
+        return kind is not tuple
+    if kind is tuple and parts[-1] is not Ellipsis:
+        return len(value) == len(parts) and all(map(fits, value, parts))
+    # Items may differ in the axes that a whole call has to share.
+    return all(
+        is_dense(item)
+        if arrays and isinstance(item, Tensor) and isinstance(item, arrays[0].array_type)
+        else fits(item, parts[0])
+        for item in value
+    )
+
+
+def is_array(kind: Any) -> bool:
+    """Return True for an annotation of `jaxtyping`."""
+    return isinstance(kind, type) and issubclass(kind, AbstractArray)
+
+
+def is_dense(value: Any) -> bool:
+    """Return False for a tensor whose numbers are not all in memory, in the usual order."""
+    if not isinstance(value, Tensor):
+        return True
+    # Tensors of other classes may hold their numbers elsewhere and borrow the name of the device.
+    empty = value.is_meta and type(value) in (Tensor, nn.Parameter)
+    return value.layout is torch.strided and not empty
 
 
 def describe_type(hint: Any) -> str:  # noqa: PLR0911
