@@ -71,10 +71,10 @@ def test_what_does_not_fit_is_named(name, value, expected):
 
 
 def test_settings_are_plain_values_that_can_be_hashed_and_written():
-    some = Some(d_model=np.int64(3), share=np.float32(0.5), bias=np.bool_(True), names=["a"])
-    assert some == Some(d_model=3, share=0.5, bias=True, names=("a",))
-    assert hash(some)
-    assert json.dumps(asdict(some))
+    settings = Some(d_model=np.int64(3), share=np.float32(0.5), bias=np.bool_(True), names=["a"])
+    assert settings == Some(d_model=3, share=0.5, bias=True, names=("a",))
+    assert hash(settings)
+    assert json.dumps(asdict(settings))
 
 
 def test_settings_of_a_file():
