@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
+from types import GenericAlias, NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -190,7 +190,11 @@ def _is_list_of(value: Any, kind: type[Any], parts: tuple[Any, ...]) -> bool:
         if arrays:
             axes = [axis for axis in arrays[0].dim_str.split() if not axis.startswith(("*", "..."))]
             return is_dense(value) and value.ndim > len(axes)
-        return is_dense(value) and value.ndim == 1 and fits(value[:1].tolist(), list[parts[0]])  # type: ignore[misc]
+        return (
+            is_dense(value)
+            and value.ndim == 1
+            and fits(value[:1].tolist(), GenericAlias(list, parts[:1]))
+        )
     if not isinstance(value, (list, tuple)):
         # Ranges, sets and generators are left to the function.
         return kind is not tuple
