@@ -138,8 +138,14 @@ class FlowView:
 
     def second_run(self, of: FlowOf) -> Against | None:
         """Return the second run; None if a logit on one text is split."""
-        options = {"against": of.against, "mean": of.mean, "replace": of.replace}
-        return second_run(self.model, of.prompt, **options, texts=self.texts)[0]
+        return second_run(
+            self.model,
+            of.prompt,
+            against=of.against,
+            mean=of.mean,
+            replace=of.replace,
+            texts=self.texts,
+        )[0]
 
     @lru_cache(maxsize=8)  # noqa: B019
     def split(self, of: FlowOf) -> tuple[Flow, dict[str, Any]]:

@@ -239,7 +239,7 @@ class CallRecorder:
             modules = {part.module for part in (query, key, heads.value)}
             for module in modules:
                 filled = _unit_rows(module, (query, key), d_head, x)
-                stack.enter_context(_instead(module, lambda _, y=filled: y))
+                stack.enter_context(_instead(module, partial(_given, filled)))
             for norm in heads.inner:
                 stack.enter_context(_instead(norm.module, lambda y: y))
             if arguments:
@@ -285,6 +285,10 @@ def _unit_rows(
             for j, places in enumerate(rows.reshape(-1, d_head).T):
                 filled[j, :, places] = 1
     return filled
+
+
+def _given(y: Tensor, _: Tensor) -> Tensor:
+    return y
 
 
 @contextmanager
