@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -257,9 +257,8 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
             )
             recurring.append((direction, of_direction))
     recurring.sort(key=lambda pair: -abs(pair[0].mean))
-    words = _words(model, recurring[:NAMED], texts)
-    none: dict[str, tuple[str, ...]] = {}
-    parts = [replace(x, words=of) for (x, _), of in zip_longest(recurring, words, fillvalue=none)]
+    words = chain(_words(model, recurring[:NAMED], texts), repeat({}))
+    parts = [replace(x, words=of) for (x, _), of in zip(recurring, words, strict=False)]
     effects = torch.zeros(min(ablate, len(parts)), dtype=torch.float64)
     for i in range(count)[state.process_index :: state.num_processes] if ablate else ():
         groups = [(part.layer, rows[rows["prompt"] == i]) for part, rows in recurring[:ablate]]
