@@ -150,8 +150,8 @@ class RecurringFlows(Reading):
             for name, part in parts
         ]
         columns = ["part", "mean", "mean of |flow|", "prompts", "position"]
-        frame = pd.DataFrame(rows, columns=[*columns, *EFFECTS.values(), *WORDS])
         optional = [*EFFECTS.values(), *WORDS]
+        frame = pd.DataFrame(rows, columns=[*columns, *optional])
         empty = [name for name in optional if not frame[name].replace("", None).notna().any()]
         frame = frame.drop(columns=empty)
         return frame.sort_values("mean", key=abs, ascending=False, ignore_index=True)
