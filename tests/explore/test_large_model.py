@@ -31,6 +31,9 @@ def test_the_flow_comes_first_and_what_needs_a_tensor_is_hidden(screen):
     names = {getattr(output, "elem_id", None) for output in screen.outputs}
     assert {"flow", "attention"} <= names
     assert not names & {"spectrum", "parts", "fed"}
+    # A token and others to subtract change nothing there, so they have no controls.
+    assert not {"token", "minus"} & screen.controls.keys()
+    assert {"layer", "head"} <= screen.controls.keys()
 
 
 def test_a_step_back_is_complete(screen):

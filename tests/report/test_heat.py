@@ -7,16 +7,16 @@ from bilens.report import heat_figure
 
 def test_a_table_keeps_its_numbers_names_and_blanks():
     values = torch.tensor([[1.0, -2.0, torch.nan], [0.5, 0.0, 0.25]])
-    figure = heat_figure(values, ["a", "<b>"], ["x", "x", "z"], title="<t>", down="looks")
+    figure = heat_figure(values, ["a", "<b>"], ['" x"', "x", "z"], title="<t>", down="looks")
     trace = figure.data[0]
     assert [list(row) for row in trace.z[1:]] == [[0.5, 0.0, 0.25]]
     assert trace.z[0][2] != trace.z[0][2]
     assert (trace.zmin, trace.zmax) == (-2, 2)
     assert trace.colorscale[-1][1] == "#053061"
-    assert trace.text[1][0] == "&lt;b&gt; · x"
+    assert trace.text[1][0] == '&lt;b&gt; · " x"'
     assert figure.layout.yaxis.ticktext == ("a", "&lt;b&gt;")
     assert figure.layout.yaxis.autorange == "reversed"
-    assert figure.layout.xaxis.ticktext == ("x", "x", "z")
+    assert figure.layout.xaxis.ticktext == ('" x"', "x", "z")
     assert figure.layout.title.text == "&lt;t&gt;"
 
 

@@ -60,7 +60,6 @@ def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:
 def _tokens(view: LanguageView, screen: Screen[LanguageState]) -> None:
     """Lay out the choice of a token, of others to subtract, and of a layer."""
     names = [(in_words(name), name) for name in view.choices]
-    n_layers = view.model.n_layers
     with gr.Row():
         screen.choice("token", names, label="The next token")
         minus = gr.Dropdown(
@@ -72,19 +71,22 @@ def _tokens(view: LanguageView, screen: Screen[LanguageState]) -> None:
             scale=3,
             min_width=280,
         )
-        layer = gr.Slider(
-            0, max(1, n_layers - 1), value=0, step=1, label="Layer", visible=n_layers > 1
-        )
+        _layer(view, screen)
     screen.control("minus", minus, read=tuple, write=lambda names: {"value": list(names)})
+
+
+def _layer(view: LanguageView, screen: Screen[LanguageState]) -> None:
+    last = view.model.n_layers - 1
+    layer = gr.Slider(0, max(1, last), value=0, step=1, label="Layer", visible=last > 0)
     screen.control("layer", layer)
 
 
 def _texts(view: LanguageView, screen: Screen[LanguageState]) -> None:
-    """Lay out the parts of a text that every model has: tokens to choose, and attention."""
+    """Lay out the attention in a text, which every model has."""
     heading("Attention in a text", "Each row is a token, and shows the tokens that it attends to.")
-    _tokens(view, screen)
     with gr.Row():
         _text(view, screen)
+        _layer(view, screen)
         _head(view, screen)
     screen.picture("attention", "prompt layer head", view.attention_figure)
 

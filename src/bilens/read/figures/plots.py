@@ -1,7 +1,8 @@
 """Plots of numbers: curves of accuracy, bars of logits, spectra and matrices."""
 
+import html
 from collections.abc import Mapping, Sequence
-from html import escape
+from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,6 +13,9 @@ from bilens.lazy_imports import go
 from bilens.read.figures.style import BLUE, DIVERGING, GREY, LINE, RED, dress
 from bilens.reading import signed
 from bilens.tensor import Spectrum
+
+# Plotly reads <, > and & as HTML does, and shows &quot; as it stands.
+escape = partial(html.escape, quote=False)
 
 
 def accuracy_curve(
