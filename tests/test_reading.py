@@ -133,11 +133,13 @@ def test_everything_is_derived_from_facts_and_a_frame():
             return [("heads", 2), ("accuracy", Percent(0.5)), ("model", "<b>")]
 
         def frame(self):
-            return pd.DataFrame({"head": ["0.0", "0.1"], "score": [12.345, -0.5], "n": [1000, 2]})
+            return pd.DataFrame(
+                {"head": ['" <s>"', "0.1"], "score": [12.345, -0.5], "n": [1000, 2]}
+            )
 
     scores = Scores()
     assert repr(scores) == "Scores(2 heads, accuracy 50.00%, model <b>)"
-    rows = [{"head": "0.0", "score": 12.345, "n": 1000}, {"head": "0.1", "score": -0.5, "n": 2}]
+    rows = [{"head": '" <s>"', "score": 12.345, "n": 1000}, {"head": "0.1", "score": -0.5, "n": 2}]
     assert json.loads(json.dumps(scores.record())) == {
         "heads": 2,
         "accuracy": 0.5,
@@ -147,9 +149,10 @@ def test_everything_is_derived_from_facts_and_a_frame():
     (section,) = scores.sections()
     table, picture = section.parts
     assert table.header == ["head", "score", "n"]
-    assert table.rows == [("0.0", "12.3", "1,000"), ("0.1", "-0.5", "2")]
+    assert table.rows == [('" <s>"', "12.3", "1,000"), ("0.1", "-0.5", "2")]
     assert table.n_words == 1
     assert picture.name == "plot"
+    assert list(picture.figure.data[0].x) == ['" &lt;s&gt;"', "0.1"]
     assert list(picture.figure.data[0].y) == [12.345, -0.5]
     assert "<b>" not in scores._repr_html_().replace("&lt;b&gt;", "")
     assert Reading().record() == {}

@@ -37,6 +37,12 @@ def signed(value: float, digits: str = ".3g") -> str:
     return text if text.strip("+-0.%") else text[1:]
 
 
+def plotly_text(text: str) -> str:
+    """Return a text as Plotly shows it in titles, labels and hover: escaped, but for quotes."""
+    # Plotly reads <, > and & as HTML does, and shows &quot; as it stands.
+    return escape(text, quote=False)
+
+
 def shown(value: object) -> str:
     """Format the value of a fact: whole numbers with commas, others with four digits."""
     if isinstance(value, str | Percent | bool):
@@ -225,7 +231,7 @@ class Reading:
 
     def plot(self) -> "go.Figure":
         """Draw the main table, in plotly's default template."""
-        frame = self.frame()
+        frame = self.frame().map(lambda cell: plotly_text(cell) if isinstance(cell, str) else cell)
         # Numbers are points of a line, names are bars.
         if frame[self.axes["x"]].dtype.kind in "if":
             return px.line(frame, markers=True, **self.axes)

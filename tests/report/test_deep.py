@@ -18,14 +18,14 @@ def paths():
 
 
 def test_a_tree_has_an_edge_for_every_eigenvector(paths):
-    figure = tree_figure(paths, (8, 8), title="<six>")
+    figure = tree_figure(paths, (8, 8), title='<six> " x"')
     upper = {tuple(names[:1]) for names in paths.indices.tolist()}
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     assert len(lines) == len(upper) + len(paths)
     assert len(figure.layout.images) == len(paths) + 1
     texts = {note.text for note in figure.layout.annotations}
     assert {f"{float(value):+.3g}" for value in paths.effective} <= texts
-    assert "&lt;six&gt;" in figure.layout.title.text
+    assert figure.layout.title.text == '&lt;six&gt; " x"'
     colors = {note.font.color for note in figure.layout.annotations if note.text[0] == "-"}
     assert "#2166ac" not in colors
     assert all(1 <= trace.line.width <= 7 for trace in lines)
@@ -34,8 +34,8 @@ def test_a_tree_has_an_edge_for_every_eigenvector(paths):
 def test_a_tree_has_a_root_and_images_beside_its_nodes(paths):
     x = digits().test_images
     several = class_paths(LazyTree(digit_model(2).tensors(), torch.eye(10)[6]), paths, x, k=2)
-    figure = tree_figure(several.paths, (8, 8), title="", root="<6>", inputs=several.inputs)
-    assert "<b>&lt;6&gt;</b>" in {note.text for note in figure.layout.annotations}
+    figure = tree_figure(several.paths, (8, 8), title="", root='<6> "', inputs=several.inputs)
+    assert '<b>&lt;6&gt; "</b>' in {note.text for note in figure.layout.annotations}
     nodes = {tuple(names[:n]) for names in paths.indices.tolist() for n in (1, 2)}
     assert len(figure.layout.images) == len(paths) + 2 * len(nodes) + 1
 

@@ -16,7 +16,6 @@ import struct
 import zlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from html import escape
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -31,7 +30,7 @@ from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, DataError
 from bilens.hub import hub_split, is_folder, named_folder
 from bilens.lazy_imports import go, lazy_import, pd, px
-from bilens.reading import Fact, Reading
+from bilens.reading import Fact, Reading, plotly_text
 from bilens.settings import Between, Seed
 
 # scikit-learn takes as long to import as torch, and the other data sets do not need it.
@@ -105,7 +104,7 @@ class ImageData(Reading):
         images = self.test_images[:k].reshape(-1, *self.shape).cpu()
         figure = px.imshow(images, facet_col=0, facet_col_wrap=10, binary_string=True)
         for note, label in zip(figure.layout.annotations, self.test_labels.tolist(), strict=False):
-            note.text = escape(self.class_names[label])
+            note.text = plotly_text(self.class_names[label])
         return figure.update_xaxes(visible=False).update_yaxes(visible=False)
 
     def __post_init__(self) -> None:

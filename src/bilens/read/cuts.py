@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 
 import torch
 from jaxtyping import Bool, Float64
@@ -15,6 +14,7 @@ from bilens.lazy_imports import go
 from bilens.read.figures.canvas import Canvas, diverging
 from bilens.read.figures.plots import pair_figure
 from bilens.read.figures.style import BLUE, GREY, RED
+from bilens.reading import plotly_text
 from bilens.tensor import Cut, Products, sparse_basis
 
 SHOWN_IMAGES, END_SHARE = 4, 0.02
@@ -266,7 +266,7 @@ def draw_network(
     for node, y in tall.items():
         x = STEP * node[0] + (0.0 if node[0] == 0 else 0.6)
         if node[0] == depth:
-            canvas.label(f"<b>{escape(name)}</b>", x=x + 0.35, y=y, size=15, on_line=True)
+            canvas.label(f"<b>{plotly_text(name)}</b>", x=x + 0.35, y=y, size=15, on_line=True)
         else:
             _draw_node(canvas, reading, node, (x, y - aspect / 2), shape)
         side = 0.7 if node[0] == depth else 1
@@ -389,7 +389,7 @@ def matrices_figure(reading: CutReading, layer: int) -> "go.Figure":
     limit = float(matrices.abs().max())
     is_last = layer == len(reading.cut.cores) - 1
     names = (
-        [escape(name) for name in reading.data.class_names]
+        [plotly_text(name) for name in reading.data.class_names]
         if is_last
         else [f"{layer + 1}.{k + 1}" for k in range(core.n_out)]
     )
@@ -407,7 +407,7 @@ def matrices_figure(reading: CutReading, layer: int) -> "go.Figure":
 
 
 def _moved(end: End, names: Sequence[str]) -> str:
-    """Return the classes that an end raises and lowers most; safe for HTML."""
+    """Return the classes that an end raises and lowers most, as Plotly reads them."""
     # Relative to the strongest effect of the same end, since ends differ in size.
     largest = max(abs(effect) for effect in end.effects)
     lines = []
@@ -417,7 +417,7 @@ def _moved(end: End, names: Sequence[str]) -> str:
             key=lambda i: -sign * end.effects[i],
         )
         if by_size:
-            text = escape(", ".join(names[i] for i in by_size[:NAMED]))
+            text = plotly_text(", ".join(names[i] for i in by_size[:NAMED]))
             lines.append(f'<span style="color:{color}">{mark} {text}</span>')
     return "<br>".join(lines)
 

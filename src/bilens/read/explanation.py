@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import ClassVar
 
 import torch
@@ -16,7 +15,7 @@ from bilens.read.chain import predict
 from bilens.read.figures.canvas import Canvas
 from bilens.read.figures.style import BLUE, GREY, RED
 from bilens.read.shared import check_classes
-from bilens.reading import Fact, Reading, signed
+from bilens.reading import Fact, Reading, plotly_text, signed
 from bilens.settings import Count
 from bilens.tensor import LazyTree, Spectrum, TensorChain
 
@@ -225,7 +224,7 @@ def explanation_figure(
             canvas.label(
                 f"<b>{text}</b>" if deep else text, x=left + block / 2, y=under, color=color
             )
-        name, end = escape(class_names[part.label]), width - VERDICT / 2
+        name, end = plotly_text(class_names[part.label]), width - VERDICT / 2
         canvas.label(f"<b>{name}</b>", x=end, y=top, size=13)
         canvas.label(f"logit {signed(part.logit, '.2f')}", x=end, y=top + 0.34 * aspect)
         canvas.label(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd
 from bilens.read.figures.canvas import Canvas
 from bilens.read.figures.style import BLUE, GREY, RED
-from bilens.reading import Fact, Percent, Picture, Reading, Section
+from bilens.reading import Fact, Percent, Picture, Reading, Section, plotly_text
 from bilens.settings import Count
 from bilens.tensor import Paths, Spectrum, cluster
 
@@ -243,7 +242,7 @@ def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str
     for raises, sign, color in ((True, "▲", BLUE), (False, "▼", RED)):
         # Each class once, by its heaviest use.
         classes = dict.fromkeys(use.label for use in feature.uses if use.raises == raises)
-        names = [escape(class_names[label]) for label in classes]
+        names = [plotly_text(class_names[label]) for label in classes]
         text = f"{'raises' if raises else 'lowers'} {', '.join(names)}"
         lines += [(f"{sign} {line}", color, text) for line in _wrapped(names)]
     return lines

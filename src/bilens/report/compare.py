@@ -3,14 +3,13 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import plotly.graph_objects as go
 
 from bilens.lazy_imports import pd
 from bilens.read.figures.style import BLUE, GREY, RED, dress
-from bilens.reading import Fact, Picture, Reading, Section, Table
+from bilens.reading import Fact, Picture, Reading, Section, Table, plotly_text
 
 if TYPE_CHECKING:  # pandas takes its time to import
     from bilens.train.compare import Comparison
@@ -124,7 +123,7 @@ def loss_figure(comparison: "Comparison", axis: Axis) -> go.Figure:
     for curves, look in kinds:
         parts = ["mlp", "attention", "d_hidden", "parameters", "seed"]
         for (mlp, attention, _, _, seed), curve in curves.groupby(parts, sort=False, dropna=False):
-            name = escape(f"{mlp} MLP, {attention} attention")
+            name = plotly_text(f"{mlp} MLP, {attention} attention")
             line = {
                 "color": COLORS[attentions.index(attention) % len(COLORS)],
                 "dash": DASHES[mlps.index(mlp) % len(DASHES)],

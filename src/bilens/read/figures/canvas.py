@@ -18,7 +18,7 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
 from bilens.read.figures.style import BLUE, DIVERGING, GREY, LINE, PAPER, RED, dress
-from bilens.reading import signed
+from bilens.reading import plotly_text, signed
 from bilens.tensor import Paths
 
 ENLARGED = 112
@@ -202,7 +202,7 @@ class Canvas:
         figure = go.Figure(self._traces)
         hidden = {"visible": False, "constrain": "domain"}
         full = round(self.unit * self.height) + (48 if self.title else 16)
-        dress(figure, height=full, title=escape(self.title), alt=self.alt or self.title)
+        dress(figure, height=full, title=plotly_text(self.title), alt=self.alt or self.title)
         return figure.update_layout(
             images=self._images,
             shapes=self._shapes,
@@ -311,7 +311,7 @@ def tree_figure(
         left = ROOT + STEP * len(name) + (1.03 if len(name) == depth else 0)
         canvas.thumbnails(images, shape, x=left, y=middle[name] - aspect / 2)
     if root:
-        canvas.label(f"<b>{escape(root)}</b>", x=ROOT / 2, y=middle[()], size=14, on_line=True)
+        canvas.label(f"<b>{plotly_text(root)}</b>", x=ROOT / 2, y=middle[()], size=14, on_line=True)
     return canvas.figure()
 
 

@@ -1,8 +1,6 @@
 """Plots of numbers: curves of accuracy, bars of logits, spectra and matrices."""
 
-import html
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor
@@ -11,11 +9,8 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
 from bilens.read.figures.style import BLUE, DIVERGING, GREY, LINE, RED, dress
-from bilens.reading import signed
+from bilens.reading import plotly_text, signed
 from bilens.tensor import Spectrum
-
-# Plotly reads <, > and & as HTML does, and shows &quot; as it stands.
-escape = partial(html.escape, quote=False)
 
 
 def accuracy_curve(
@@ -97,7 +92,7 @@ def pair_figure(
 ) -> "go.Figure":
     """Draw a group of bars for each class: by label, colours and a value for each class."""
     figure = go.Figure()
-    names = [escape(name) for name in class_names]
+    names = [plotly_text(name) for name in class_names]
     for label, (color, values) in bars.items():
         figure.add_bar(
             x=names,
@@ -110,7 +105,7 @@ def pair_figure(
     figure.update_xaxes(type="category", title="class")
     figure.update_yaxes(title=measure, zeroline=True)
     legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
-    dress(figure, height=260, title=escape(title))
+    dress(figure, height=260, title=plotly_text(title))
     return figure.update_layout(barmode="group", legend=legend, margin={"t": 60})
 
 
@@ -127,7 +122,7 @@ def direction_figure(
 def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str) -> "go.Figure":
     """Draw a bar for each summand from the top down, and below them their sum."""
     figure = go.Figure()
-    labels = [*(escape(name) for name in names), "<b>sum</b>"]
+    labels = [*(plotly_text(name) for name in names), "<b>sum</b>"]
     numbers = [*values, sum(values)]
     colors = [*(BLUE if value > 0 else RED for value in values), GREY]
     figure.add_bar(
@@ -147,7 +142,7 @@ def summands_figure(names: Sequence[str], values: Sequence[float], *, title: str
     room = 0.3 * (highest - lowest)
     ends = [lowest - (room if lowest < 0 else 0), highest + room]
     figure.update_xaxes(title="logit", zeroline=True, range=ends)
-    return dress(figure, height=100 + 24 * len(labels), title=escape(title))
+    return dress(figure, height=100 + 24 * len(labels), title=plotly_text(title))
 
 
 SHOWN = 20
@@ -175,7 +170,7 @@ def spectrum_figure(spectrum: Spectrum, *, title: str) -> "go.Figure":
     figure.add_hline(y=0, line={"width": 1, "color": LINE})
     figure.update_xaxes(title="rank")
     figure.update_yaxes(title="eigenvalue")
-    dress(figure, height=260, title=escape(title))
+    dress(figure, height=260, title=plotly_text(title))
     return figure.update_layout(showlegend=False)
 
 
@@ -216,7 +211,10 @@ def heat_figure(
             zmax=top,
             colorscale=[[i / (len(colors) - 1), color] for i, color in enumerate(colors)],
             # Names may repeat, so that they are labels and no coordinates.
-            text=[[f"{escape(row)} · {escape(column)}" for column in columns] for row in rows],
+            text=[
+                [f"{plotly_text(row)} · {plotly_text(column)}" for column in columns]
+                for row in rows
+            ],
             hovertemplate="%{text}: %{z:.3g}<extra></extra>",
             hoverongaps=False,
             xgap=1,
@@ -230,9 +228,9 @@ def heat_figure(
         figure.update_layout(
             {
                 axis: {
-                    "title": escape(heading),
+                    "title": plotly_text(heading),
                     "tickvals": list(range(len(names))) if shown else [],
-                    "ticktext": [escape(name) for name in names] if shown else [],
+                    "ticktext": [plotly_text(name) for name in names] if shown else [],
                     "ticks": "",
                     "showline": False,
                 }
@@ -242,4 +240,4 @@ def heat_figure(
     figure.update_yaxes(autorange="reversed", automargin=True)
     figure.update_xaxes(automargin=True)
     height = 130 + len(rows) * (ROW_HEIGHT if len(rows) <= NAMED else NARROW)
-    return dress(figure, height=height, title=escape(title))
+    return dress(figure, height=height, title=plotly_text(title))

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from html import escape
 from statistics import mean
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from bilens.lazy_imports import go
 from bilens.read.figures.style import BLUE, LINE, RED, dress
 from bilens.read.flow.nodes import WORDS, Node, label, quoted
-from bilens.reading import signed
+from bilens.reading import plotly_text, signed
 
 LABELLED, EDGES = 10, 40
 """Nodes with labels, and edges that are drawn."""
@@ -93,14 +92,14 @@ def graph_figure(
             figure.add_annotation(
                 x=max(beside),
                 y=y,
-                text=escape(name, quote=False),
+                text=plotly_text(name),
                 showarrow=False,
                 xanchor="left",
                 xshift=12,
                 font={"size": 10},
             )
     columns = ticks["columns"]
-    names = [escape(f'"{tokens[p]}"', quote=False) for p in columns]
+    names = [plotly_text(f'"{tokens[p]}"') for p in columns]
     # Labels of the last column have a fixed width in letters, and columns share the remainder.
     last, taken = max(columns.values()), min(0.6, (longest + 6) * LETTER)
     right = (last + 0.2 + 0.6 * taken) / (1 - taken)
@@ -161,4 +160,4 @@ def _row(node: Node, n_layers: int) -> tuple[int, str]:
 def _hover(node: Node, tokens: Sequence[str]) -> str:
     lines = [f"{node.name(tokens)}: {signed(node.flow)}"]
     lines += [f"{side} {quoted(of)}" for side in WORDS if (of := getattr(node, side))]
-    return "<br>".join(escape(line, quote=False) for line in lines)
+    return "<br>".join(plotly_text(line) for line in lines)

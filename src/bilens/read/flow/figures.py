@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -15,7 +14,7 @@ from bilens.read.figures.style import GREY, dress
 from bilens.read.flow.ablation import Ablation, ablation_frame
 from bilens.read.flow.graph import Flow, FlowGraph
 from bilens.read.flow.nodes import LEAVES, label, quoted, written
-from bilens.reading import FlowDrawing, Picture, Section, Table
+from bilens.reading import FlowDrawing, Picture, Section, Table, plotly_text
 
 SMALL = 1e-3
 """Edges below this share of the largest are left out of files."""
@@ -196,8 +195,8 @@ def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
         figure.add_scatter(
             x=[ablations[i].predicted for i in members],
             y=[ablations[i].actual for i in members],
-            text=[escape(ablations[i].part, quote=False) if i in largest else "" for i in members],
-            customdata=[escape(ablations[i].part, quote=False) for i in members],
+            text=[plotly_text(ablations[i].part) if i in largest else "" for i in members],
+            customdata=[plotly_text(ablations[i].part) for i in members],
             mode="markers+text",
             textposition="top center",
             textfont={"size": 9},
