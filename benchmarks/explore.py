@@ -16,7 +16,7 @@ from bilens.data import load_images
 from bilens.explore.deep import DeepView
 from bilens.explore.images import ImageState, ImageView
 from bilens.explore.language import LanguageView
-from bilens.explore.layout import plot_of
+from bilens.explore.screen import plot_of
 from bilens.nn import ImageClassifier
 from bilens.read.language import corpus_for
 from bilens.residual import ResidualModel

@@ -52,7 +52,7 @@ from bilens.read.flow import (
     flow,
     flows,
 )
-from bilens.read.flow.figures import ablation_figure
+from bilens.read.flow.reading import ablation_figure
 from bilens.read.language import TokenDirection
 from bilens.read.linear.mlp import LinearMLP
 from bilens.reading import Table, signed

@@ -30,7 +30,7 @@ from torch import Tensor
 from bilens.data import ImageData
 from bilens.nn import AutoencoderConfig, ImageClassifier, SparseAutoencoder
 from bilens.read import SparsityReport, loss_recovered, sparsity
-from bilens.read.figures.style import BLUE, GREY, INK, dress
+from bilens.read.figures.canvas import BLUE, GREY, INK, dress
 from bilens.tensor import Dictionary
 from bilens.train import AutoencoderTraining, row_sampler
 from experiments.case import (

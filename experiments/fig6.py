@@ -28,8 +28,7 @@ from torch import Tensor
 
 from bilens.data import ImageData
 from bilens.read import top_inputs
-from bilens.read.figures.canvas import Canvas, as_image, diverging
-from bilens.read.figures.style import BLUE, RED
+from bilens.read.figures.canvas import BLUE, RED, Canvas, as_image, diverging
 from bilens.reading import signed
 from bilens.report import spectrum_figure
 from bilens.tensor import BilinearTensor, Spectrum

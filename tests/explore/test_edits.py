@@ -9,8 +9,7 @@ import torch
 import bilens
 from bilens.errors import BilensError
 from bilens.explore import explorer
-from bilens.explore.edits import EditView
-from bilens.explore.flows import FlowOf, FlowView
+from bilens.explore.flows import EditView, FlowOf, FlowView
 from bilens.read.flow import edit, edit_heads
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, served, visiting

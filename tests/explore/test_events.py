@@ -9,8 +9,7 @@ from html import escape
 import pytest
 
 from bilens.explore.flows import FlowOf
-from bilens.explore.language import LanguageState, LanguageView
-from bilens.explore.language_screen import language_screen
+from bilens.explore.language import LanguageState, LanguageView, language_screen
 from bilens.explore.screen import AT_ONCE, Screen, write_address
 from bilens.lazy_imports import gradio as gr
 from bilens.read.flow import edit_heads, remove

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from bilens.explore.language import LanguageState, LanguageView
-from bilens.explore.layout import prompt_notice
 from bilens.explore.readings import sections_html
-from bilens.explore.screen import StateError
+from bilens.explore.screen import StateError, prompt_notice
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, visiting
 from tests.language import random_model, small_corpus

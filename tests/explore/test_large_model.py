@@ -3,8 +3,7 @@
 import gradio as gr
 import pytest
 
-from bilens.explore.language import LanguageView
-from bilens.explore.language_screen import language_screen
+from bilens.explore.language import LanguageView, language_screen
 from bilens.residual import ResidualModel
 from tests.families import tiny
 from tests.language import small_corpus

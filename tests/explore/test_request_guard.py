@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bilens.explore.request_guard import LARGEST, NOTHING_ELSE, is_own_name, own_names
+from bilens.explore.app import LARGEST, NOTHING_ELSE, is_own_name, own_names
 
 UPLOAD = (
     '--x\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n\r\nhi\r\n--x--\r\n'

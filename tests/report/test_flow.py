@@ -9,15 +9,15 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.read.flow import Ablation, account, flow
-from bilens.read.flow.figures import (
+from bilens.read.flow.reading import (
     ablation_figure,
     flow_data,
     flow_sections,
+    missing_spaces,
     node_table,
     path_table,
     start_table,
 )
-from bilens.read.flow.reading import missing_spaces
 from bilens.read.language.names import TokenDirection, token_text
 from bilens.report import save_figure, write_page
 from bilens.residual import ResidualModel

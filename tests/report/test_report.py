@@ -15,8 +15,7 @@ from PIL import Image
 
 from bilens.errors import BilensError
 from bilens.read import TruncationCurve, explain, read_classifier
-from bilens.read.figures.canvas import as_image, colour_bar, diverging, grey
-from bilens.read.figures.style import DARK, DIVERGING, PAPER
+from bilens.read.figures.canvas import DARK, DIVERGING, PAPER, as_image, colour_bar, diverging, grey
 from bilens.reading import ContextLine, ContextList, Section, Table
 from bilens.report import (
     eigenvector_figure,

@@ -319,7 +319,7 @@ class GateSums:
         """
         S_1, S_g, S_gg, S_act, S_gact, S_actact = self.sums
         if not S_1.any():
-            raise BilensError("texts hold no token at which the MLP is active; give other texts")
+            raise BilensError("texts hold no token at which the MLP is active; pass other texts")
         check_finite(texts=self.sums)
         # Units that are never active would divide 0 by 0. The ridge is on the slope only.
         S_1, S_gg = S_1 + TINY, S_gg * (1 + RIDGE) + TINY

@@ -1,13 +1,23 @@
-"""Open a model, choose its screen, and serve it."""
+"""The explorer: its app, the requests that it answers, and its folder for a Hugging Face Space.
 
+It answers to its own name, to its own page, and takes no files. A page of somebody else's that is
+open in the same browser can send requests here. It is refused by its origin; and if its own name
+points to this machine (DNS rebinding), by that name.
+"""
+
+import ipaddress
 import json
+import os
+import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from huggingface_hub import SpaceCardData
 from torch import nn
 
 from bilens.checks import check_count
@@ -15,23 +25,23 @@ from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
 from bilens.explore.deep import DeepView, deep_screen
 from bilens.explore.images import ImageView, image_screen
-from bilens.explore.layout import html
-from bilens.explore.request_guard import RequestGuard, own_names
+from bilens.explore.screen import html
+from bilens.files import folder_written_whole
 from bilens.lazy_imports import gradio as gr
 from bilens.lazy_imports import lazy_import, middleware
 from bilens.models import load
 from bilens.nn import SparseAutoencoder
-from bilens.read.figures.style import DARK
+from bilens.read.figures.canvas import DARK
 from bilens.registry import named_analyses
 from bilens.tensor import TensorChain
 from bilens.train import read_training
+from bilens.version import __version__
 
 if TYPE_CHECKING:
-    from bilens.explore import language, language_screen
+    from bilens.explore import language
     from bilens.read.language import contexts
-else:  # transformers takes seconds to import, and classifiers do without it.
+else:
     language = lazy_import("bilens.explore.language")
-    language_screen = lazy_import("bilens.explore.language_screen")
     contexts = lazy_import("bilens.read.language.contexts")
 
 FOLDER = Path(__file__).parent
@@ -130,7 +140,7 @@ def explorer(
         data: name of the data, by default that of the training, or images of your own.
         data_dir: folder of the data; see `bilens.data.load_images`.
         device: device of the model.
-        save_to: folder where visitors may save the language models that they edit, each under a
+        save_to: folder in which visitors may save the language models that they edit, each under a
             name of its own; by default nothing is written.
         add: names of further readings, such as heads, and files with readings of your own.
 
@@ -170,7 +180,7 @@ def explorer(
             corpus = contexts.corpus_for(model, name, data_dir)
             folder = None if save_to is None else Path(save_to)
             view = language.LanguageView(model, corpus, folder, added)
-            language_screen.language_screen(view)
+            language.language_screen(view)
     return Explorer(blocks)
 
 
@@ -198,3 +208,185 @@ def _theme() -> gr.Theme:
     # No font is fetched; and the grey of small print is too pale for it.
     theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONOSPACED)
     return theme.set(body_text_color_subdued="*neutral_500")
+
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+SENT = "/queue/join"
+"""Address of the events of the page; Gradio takes uploads and more at others."""
+
+LARGEST = 2**21
+"""Bytes of a request: a drawing has a few thousand."""
+
+NOTHING_ELSE = "The explorer takes what its page sends and nothing else."
+
+
+def own_names(host: str | None, *, share: bool) -> frozenset[str]:
+    """Return the names that this explorer is reached by, besides IP addresses.
+
+    Args:
+        host: address that it listens at.
+        share: it also has a public address of Gradio's.
+    """
+    names = {"localhost", socket.gethostname(), host, os.environ.get("SPACE_HOST")}
+    names |= {".gradio.live"} if share else set()
+    return frozenset(name.lower() for name in names if name)
+
+
+def is_own_name(host: str, names: frozenset[str]) -> bool:
+    """Return True if a Host header has a name of this explorer, or an address.
+
+    Args:
+        host: the header, with or without a port.
+        names: of this explorer; one that begins with a dot matches all names that end in it.
+    """
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return False
+    ends = tuple(name for name in names if name.startswith("."))
+    return name in names or name.endswith(ends) or _is_address(name)
+
+
+class RequestGuard:
+    """A layer around the app that refuses all other requests, uploads of files among them.
+
+    Args:
+        app: the guarded app.
+        names: of this explorer.
+    """
+
+    def __init__(self, app: App, names: frozenset[str]) -> None:
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer, or refuse with status 403 and the reason."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        reason = self._reason(scope)
+        if not reason and scope["method"] == "POST":
+            body = await _body(receive)
+            reason = "" if _is_plain(body) else NOTHING_ELSE
+            receive = _again(body, receive)
+        if not reason:
+            await self.app(scope, receive, send)
+            return
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": reason.encode()})
+
+    def _reason(self, scope: Message) -> str:
+        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        if not is_own_name(host, self.names):
+            return "The explorer answers to its own name only; for another, start it with --host."
+        if origin is not None and urlsplit(origin).netloc != host:
+            return "The explorer answers to its own page only."
+        if scope["method"] not in ("GET", "HEAD") and not scope["path"].endswith(SENT):
+            return NOTHING_ELSE
+        return ""
+
+
+async def _body(receive: Receive) -> bytes:
+    """Return the body of a request, up to its limit and one piece more."""
+    body, more = b"", True
+    while more and len(body) <= LARGEST:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return a body that has been read, and then the remaining messages."""
+    parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def call() -> Message:
+        return next(parts, None) or await receive()
+
+    return call
+
+
+def _is_plain(body: bytes) -> bool:
+    """Return True if all values are numbers and texts, or lists of them.
+
+    Gradio takes an object for a file, and would fetch it from any address that it names.
+    """
+    try:
+        values = json.loads(body)["data"] if len(body) <= LARGEST else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return isinstance(values, list) and not any(
+        isinstance(part, dict | list)
+        for value in values
+        for part in (value if isinstance(value, list) else [value])
+    )
+
+
+def _is_address(name: str) -> bool:
+    # An address has no owner who could make it point here, as a name has.
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+LEFT_OUT = shutil.ignore_patterns("checkpoints", "cut", "figures", "*.html", ".*")
+"""Files of a run that the explorer does not need."""
+
+
+def write_space(folder: str | Path, source: str | Path, *, data: str | None = None) -> None:
+    """Write a folder with app.py, requirements.txt, README.md and the model.
+
+    `python app.py` in it serves the explorer, here or in a Space.
+
+    Args:
+        folder: folder to write, which must not exist yet.
+        source: run directory or file of a model, which is copied; or the name of a repository on
+            the hub, which the Space will fetch.
+        data: name of the data, or texts, which are copied; by default the data of
+            the training.
+
+    Raises:
+        BilensError: the folder is there already, or Gradio is not installed.
+        CheckpointError: the system refuses.
+    """
+    folder, model = Path(folder), Path(source)
+    if folder.exists():
+        raise BilensError(f"{folder} is there already; choose another folder for the Space")
+    card = SpaceCardData(
+        title=f"{model.stem}, read from its weights",
+        sdk="gradio",
+        sdk_version=gr.__version__,
+        app_file="app.py",
+        tags=["bilens"],
+    )
+    with folder_written_whole(folder) as draft:
+        source = _copied(model, draft, "model")
+        options = "" if data is None else f", data={json.dumps(_copied(Path(data), draft, 'data'))}"
+        files = {
+            "app.py": "from bilens.explore import explorer\n\n"
+            f"explorer({json.dumps(source)}{options}).launch()\n",
+            "requirements.txt": f"bilens[explore]=={__version__}\n",
+            "README.md": f"---\n{card.to_yaml()}\n---\n\nMade by `bilens explore --space`.\n",
+        }
+        for name, text in files.items():
+            (draft / name).write_text(text, encoding="utf-8")
+
+
+def _copied(path: Path, folder: Path, kind: str) -> str:
+    """Return its place in the folder; a name on the hub, or of data that bilens knows, stays."""
+    if not path.exists():
+        return str(path)
+    (folder / kind).mkdir()
+    place = f"{kind}/{path.name}"
+    if path.is_dir():
+        shutil.copytree(path, folder / place, ignore=LEFT_OUT)
+    else:
+        shutil.copy(path, folder / place)
+    return place

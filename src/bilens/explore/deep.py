@@ -11,9 +11,16 @@ import torch
 
 from bilens.data import ImageData
 from bilens.explore.bonds import BondView
-from bilens.explore.layout import heading, html, note_html, picture
 from bilens.explore.readings import PanelView, lay_out
-from bilens.explore.screen import Screen, StateError, check_ranges
+from bilens.explore.screen import (
+    Screen,
+    StateError,
+    check_ranges,
+    heading,
+    html,
+    note_html,
+    picture,
+)
 from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
 from bilens.read import class_paths, explain_deep, read_deep

@@ -10,9 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.data import ImageData
-from bilens.explore.layout import heading, note_html
 from bilens.explore.readings import PanelView, lay_out
-from bilens.explore.screen import Screen, StateError, check_ranges
+from bilens.explore.screen import Screen, StateError, check_ranges, heading, note_html
 from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
 from bilens.read import Explanation, explain, read_classifier, spectra

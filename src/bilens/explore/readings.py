@@ -10,10 +10,18 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from bilens.analyses import REQUIRED, Option, options_of, run_analysis
 from bilens.errors import BilensError
-from bilens.explore.layout import facts_html, heading, html, note_html, picture, plot_of
-from bilens.explore.screen import Screen, StateError
+from bilens.explore.screen import (
+    Screen,
+    StateError,
+    facts_html,
+    heading,
+    html,
+    note_html,
+    picture,
+    plot_of,
+)
 from bilens.lazy_imports import gradio as gr
-from bilens.read.figures.style import house_style
+from bilens.read.figures.canvas import house_style
 from bilens.reading import (
     ContextList,
     Fact,

@@ -25,8 +25,8 @@ from bilens.read.fidelity import (
     product_accuracies,
     rank_accuracies,
 )
+from bilens.read.figures.canvas import BLUE, RED, dress
 from bilens.read.figures.plots import accuracy_curve
-from bilens.read.figures.style import BLUE, RED, dress
 from bilens.reading import Fact, Percent, Picture, Reading, Section, Table
 from bilens.registry import reading
 from bilens.settings import Share

@@ -15,9 +15,8 @@ from bilens.lazy_imports import go, pd
 from bilens.read import chain
 from bilens.read.explanation import explain, explanation_figures
 from bilens.read.fidelity import BLOCK, TruncationCurve, truncation_curve, truncation_figure
-from bilens.read.figures.canvas import Canvas
+from bilens.read.figures.canvas import BLUE, RED, Canvas
 from bilens.read.figures.plots import spectrum_figure
-from bilens.read.figures.style import BLUE, RED
 from bilens.read.shared import SharedFeatures, shared_by_classes, shared_figure, shared_section
 from bilens.reading import Fact, Percent, Picture, Reading, Section, signed
 from bilens.registry import reading

@@ -11,9 +11,8 @@ from torch import Tensor
 from bilens.checks import check_index, checked
 from bilens.data import ImageData
 from bilens.lazy_imports import go
-from bilens.read.figures.canvas import Canvas, diverging
+from bilens.read.figures.canvas import BLUE, GREY, RED, Canvas, diverging
 from bilens.read.figures.plots import pair_figure
-from bilens.read.figures.style import BLUE, GREY, RED
 from bilens.reading import plotly_text
 from bilens.tensor import Cut, Products, sparse_basis
 

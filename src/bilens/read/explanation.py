@@ -12,8 +12,7 @@ from bilens.checks import check_finite, checked, detached
 from bilens.data import ImageData
 from bilens.lazy_imports import go, pd
 from bilens.read.chain import predict
-from bilens.read.figures.canvas import Canvas
-from bilens.read.figures.style import BLUE, GREY, RED
+from bilens.read.figures.canvas import BLUE, GREY, RED, Canvas
 from bilens.read.shared import check_classes
 from bilens.reading import Fact, Reading, plotly_text, signed
 from bilens.settings import Count

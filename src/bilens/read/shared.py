@@ -11,8 +11,7 @@ from torch import Tensor
 from bilens.checks import check_finite, checked, full_precision
 from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd
-from bilens.read.figures.canvas import Canvas
-from bilens.read.figures.style import BLUE, GREY, RED
+from bilens.read.figures.canvas import BLUE, GREY, RED, Canvas
 from bilens.reading import Fact, Percent, Picture, Reading, Section, plotly_text
 from bilens.settings import Count
 from bilens.tensor import Paths, Spectrum, cluster

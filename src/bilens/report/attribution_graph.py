@@ -38,7 +38,7 @@ def attribution_graph(
     and keys of heads between two texts have the nodes that they read as `qk_tracing_results`.
 
     Args:
-        data: see `bilens.read.flow.figures.flow_data`.
+        data: see `bilens.read.flow.reading.flow_data`.
         slug: name of the graph and of its file.
         prompt: the text.
         probability: of the token that the flow is about.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import plotly.graph_objects as go
 
 from bilens.lazy_imports import pd
-from bilens.read.figures.style import BLUE, GREY, RED, dress
+from bilens.read.figures.canvas import BLUE, GREY, RED, dress
 from bilens.reading import Fact, Picture, Reading, Section, Table, plotly_text
 
 if TYPE_CHECKING:  # pandas takes its time to import

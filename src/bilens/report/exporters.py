@@ -13,7 +13,7 @@ from bilens.read import BondReading, ClassifierReading, DeepReading
 from bilens.read.bonds import BONDS_NAME
 from bilens.read.chain import input_tensors
 from bilens.read.deep import PATHS_NAME, save_paths
-from bilens.read.figures.style import save_figure
+from bilens.read.figures.canvas import save_figure
 from bilens.read.flow.reading import FlowReading
 from bilens.read.language import DirectionReading, shown_tokens
 from bilens.reading import Reading

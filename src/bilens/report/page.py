@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from bilens.checks import checked
 from bilens.files import write_text
-from bilens.read.figures.style import DARK, house_style
+from bilens.read.figures.canvas import DARK, house_style
 from bilens.reading import (
     ContextList,
     Fact,

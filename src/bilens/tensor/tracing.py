@@ -341,7 +341,7 @@ def _input_shape(module: nn.Module, input_shape: Sequence[int] | None) -> tuple[
         else:
             return shape
     raise BilensError(
-        f"{type(module).__name__} accepts no vector of the lengths that its parameters have; give "
+        f"{type(module).__name__} accepts no vector of the lengths that its parameters have; pass "
         "input_shape=, the shape of a single input, such as (1, 28, 28)"
     )
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
-from bilens.read.figures.style import BLUE, DIVERGING, GREY, LINE, RED, dress
+from bilens.read.figures.canvas import BLUE, DIVERGING, GREY, LINE, RED, dress
 from bilens.reading import plotly_text, signed
 from bilens.tensor import Spectrum
 

@@ -1,10 +1,15 @@
 """An exact split of a logit on a text, through every layer, and interventions that test it."""
 
-from bilens.read.flow.ablation import Ablation, StreamDirection, ablate
+from bilens.read.flow.ablation import (
+    Ablation,
+    StreamDirection,
+    ablate,
+    edit,
+    edit_head_along,
+    edit_heads,
+)
 from bilens.read.flow.account import account, measure, remove
-from bilens.read.flow.editing import edit, edit_head_along, edit_heads
-from bilens.read.flow.graph import Flow, FlowGraph
-from bilens.read.flow.labels import described
+from bilens.read.flow.graph import Flow, FlowGraph, described
 from bilens.read.flow.nodes import Node, Rows
 from bilens.read.flow.patching import Effects, patch
 from bilens.read.flow.reading import FlowReading, read_flow

@@ -1,13 +1,19 @@
-"""Nodes of a flow: their names, and the vectors that they read from the stream and write to it."""
+"""Nodes of a flow: names, vectors that they read from the stream and write to it, and a picture."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from statistics import mean
+from typing import Any, Literal
 
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from bilens.lazy_imports import go
+from bilens.read.figures.canvas import BLUE, LINE, RED, dress
+from bilens.reading import plotly_text, signed
 
 NodeKind = Literal["output", "token", "position", "head", "direction", "mlp", "bias", "rest"]
 LEAVES = ("token", "position", "bias")
@@ -168,3 +174,153 @@ def node_frame(nodes: Sequence[Node], tokens: Sequence[str]) -> pd.DataFrame:
     optional = ["estimated effect", "measured effect", *WORDS]
     empty = [name for name in optional if not frame[name].replace("", None).notna().any()]
     return frame.drop(columns=empty)
+
+
+LABELLED, EDGES = 10, 40
+"""Nodes with labels, and edges that are drawn."""
+GAP, LETTER = 0.75, 0.0066
+"""Rows between two labels, and the share of a figure's width that a letter takes."""
+
+
+def graph_figure(
+    nodes: Sequence[Node],
+    tokens: Sequence[str],
+    weights: Float[Tensor, "n n"],
+    n_layers: int,
+) -> "go.Figure":
+    """Draw a graph over the tokens of its text: positions across, layers upwards.
+
+    A head is a line from the position that it attends to, with a square where it writes. Curves are
+    the edges with the largest weights on paths to the logit. The nodes with the largest sums of
+    these weights are labelled.
+
+    Args:
+        nodes: the logit first.
+        tokens: of the text.
+        weights: of the edges; see `FlowGraph.path_weights`.
+        n_layers: of the model.
+    """
+    xs, ys, ticks = _arranged(nodes, n_layers)
+    largest = max((abs(node.flow) for node in nodes[1:]), default=1.0) or 1.0
+    shares = [(abs(node.flow) / largest) ** 0.5 for node in nodes]
+    colours = [BLUE if node.flow > 0 else RED for node in nodes]
+    figure = dress(go.Figure(), height=110 + 20 * len(ticks["rows"]), alt="graph of a flow")
+    starts = [
+        ticks["columns"][node.source] if node.source not in (None, node.position) else x
+        for node, x in zip(nodes, xs, strict=True)
+    ]
+    strongest = weights.abs().flatten().argsort(descending=True)[:EDGES].tolist()
+    most = float(weights.abs().max()) or 1.0
+    for a, b in (divmod(i, len(nodes)) for i in strongest):
+        weight = float(weights[a, b])
+        # What a head moves enters it at its source; queries are read where it writes.
+        end = xs[a] if nodes[a].role == "queries" else starts[a]
+        bend = (ys[a] - ys[b]) / 2
+        figure.add_shape(
+            type="path",
+            path=f"M {xs[b]},{ys[b]} C {xs[b]},{ys[b] + bend} {end},{ys[a] - bend} {end},{ys[a]}",
+            line={"color": BLUE if weight > 0 else RED, "width": 0.5 + 3 * abs(weight) / most},
+            opacity=0.4,
+            layer="below",
+        )
+    for x, start, y, share, colour in zip(xs, starts, ys, shares, colours, strict=True):
+        if start != x:
+            line = {"color": colour, "width": 1 + 3 * share}
+            figure.add_shape(type="line", x0=start, x1=x, y0=y, y1=y, line=line, layer="below")
+    figure.add_scatter(
+        x=xs,
+        y=ys,
+        mode="markers",
+        marker={
+            "size": [5 + 15 * share for share in shares],
+            "color": colours,
+            "symbol": ["square" if node.kind == "head" else "circle" for node in nodes],
+            "line": {"color": "white", "width": 1},
+        },
+        text=[_hover(node, tokens) for node in nodes],
+        hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
+    )
+    # Flows of early layers are large and cancel, so that labels go by the share that reaches the
+    # logit on paths among these nodes.
+    reaching = weights.sum(0).abs().tolist()
+    labelled = [0, *sorted(range(1, len(nodes)), key=lambda i: -reaching[i])[:LABELLED]]
+    longest = 0
+    for column in {round(x) for x in xs}:
+        members = sorted((i for i in labelled if round(xs[i]) == column), key=lambda i: -ys[i])
+        for i, y in zip(members, _spread([ys[i] for i in members]), strict=True):
+            name = label(nodes[i], tokens) if i else f"logit {signed(nodes[0].flow)}"
+            beside = [x for x, h in zip(xs, ys, strict=True) if h == ys[i] and round(x) == column]
+            longest = max(longest, len(name) if column == round(xs[0]) else 0)
+            figure.add_annotation(
+                x=max(beside),
+                y=y,
+                text=plotly_text(name),
+                showarrow=False,
+                xanchor="left",
+                xshift=12,
+                font={"size": 10},
+            )
+    columns = ticks["columns"]
+    names = [plotly_text(f'"{tokens[p]}"') for p in columns]
+    # Labels of the last column have a fixed width in letters, and columns share the remainder.
+    last, taken = max(columns.values()), min(0.6, (longest + 6) * LETTER)
+    right = (last + 0.2 + 0.6 * taken) / (1 - taken)
+    figure.update_xaxes(
+        tickvals=list(columns.values()), ticktext=names, range=[-0.6, right], zeroline=False
+    )
+    figure.update_yaxes(
+        tickvals=list(ticks["rows"].values()),
+        ticktext=list(ticks["rows"]),
+        gridcolor=LINE,
+        zeroline=False,
+    )
+    return figure.update_layout(margin={"l": 70, "r": 12, "t": 12, "b": 40})
+
+
+def _spread(heights: Sequence[float]) -> list[float]:
+    """Return the nearest heights, in descending order, that are a gap apart."""
+    # Pooled adjacent violators: labels that touch are moved as one block to their mean place.
+    blocks: list[list[float]] = []
+    for place, height in enumerate(heights):
+        blocks.append([height + GAP * place])
+        while len(blocks) > 1 and mean(blocks[-2]) < mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    moved = [mean(block) for block in blocks for _ in block]
+    return [height - GAP * place for place, height in enumerate(moved)]
+
+
+def _arranged(
+    nodes: Sequence[Node], n_layers: int
+) -> tuple[list[float], list[float], dict[str, dict[Any, float]]]:
+    """Return the place of each node, and those of columns and rows; empty ones are left out."""
+    positions = {p for node in nodes for p in (node.position, node.source) if p is not None}
+    columns = {p: float(i) for i, p in enumerate(sorted(positions))}
+    names = [_row(node, n_layers) for node in nodes]
+    rows = {name: float(i) for i, (_, name) in enumerate(sorted(set(names)))}
+    cells: dict[tuple[float, float], list[int]] = defaultdict(list)
+    for i, node in enumerate(nodes):
+        column = -0.4 if node.position is None else columns[node.position]
+        cells[column, rows[names[i][1]]].append(i)
+    widest = max(len(members) for members in cells.values())
+    xs, ys = [0.0] * len(names), [0.0] * len(names)
+    for (x, y), members in cells.items():
+        for place, i in enumerate(members):
+            xs[i] = x + (place - (len(members) - 1) / 2) * min(0.09, 0.4 / widest)
+            ys[i] = y
+    return xs, ys, {"columns": columns, "rows": rows}
+
+
+def _row(node: Node, n_layers: int) -> tuple[int, str]:
+    if node.kind == "output":
+        return 2 * n_layers, "logit"
+    if node.layer is None:
+        return -1, "tokens"
+    is_mlp = node.part == "mlp"
+    return 2 * node.layer + is_mlp, f"{'MLP' if is_mlp else 'heads'} {node.layer}"
+
+
+def _hover(node: Node, tokens: Sequence[str]) -> str:
+    lines = [f"{node.name(tokens)}: {signed(node.flow)}"]
+    lines += [f"{side} {quoted(of)}" for side in WORDS if (of := getattr(node, side))]
+    return "<br>".join(plotly_text(line) for line in lines)

@@ -1,29 +1,273 @@
 """The flow of a logit on a text as a reading: its strongest nodes, and some of them removed."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
+import torch
 
-from bilens.checks import full_precision
+from bilens.checks import checked, full_precision
 from bilens.data import Corpus
 from bilens.errors import BilensError
 from bilens.lazy_imports import go
-from bilens.read.flow import figures
+from bilens.read.figures.canvas import GREY, dress
 from bilens.read.flow.ablation import Ablation, ablation_frame
 from bilens.read.flow.account import account
 from bilens.read.flow.contrast import Target, second_run
-from bilens.read.flow.graph import Flow
-from bilens.read.flow.labels import described, first_texts
-from bilens.read.flow.nodes import node_frame
+from bilens.read.flow.graph import Flow, FlowGraph, described, first_texts
+from bilens.read.flow.nodes import LEAVES, label, node_frame, quoted, written
 from bilens.read.flow.split import flow
 from bilens.read.language.names import TokenDirection
-from bilens.reading import Fact, Percent, Reading, Section
+from bilens.reading import Fact, FlowDrawing, Percent, Picture, Reading, Section, Table, plotly_text
 from bilens.registry import reading
 from bilens.residual import ResidualModel
 from bilens.settings import Between, Count
+
+SMALL = 1e-3
+"""Edges below this share of the largest are left out of files."""
+AT_FIRST, FEWEST = 0.5, 12
+"""Share of the absolute flow, and nodes, that a page shows when it opens, if it has as many."""
+PATHS, ROWS, LABELLED = 12, 20, 10
+"""Paths and nodes in tables, and labels in figures."""
+
+
+@checked
+def flow_data(flow: Flow, *, direction: str, k: int) -> dict[str, Any]:
+    """Return the k strongest nodes of a flow, their edges, and their share of it, for JSON.
+
+    Nodes are ordered by |flow|, the logit first, so that the first n are the graph of the n - 1
+    strongest. `shares` has a count of nodes, their share of the absolute flow, and the share of
+    the logit on paths among them. `rest` has the flow that each node gets from remainders and sends
+    to them. Weights of `paths` are those of `FlowGraph.paths`.
+
+    Args:
+        flow: the flow.
+        direction: name of the logit.
+        k: number of nodes.
+
+    Raises:
+        BilensError: k is not positive.
+    """
+    graph = flow.top(k)
+    remainders = [i for i, node in enumerate(flow.nodes) if node.kind == "rest"]
+    # The last row and column are those of all remainders together.
+    edges = flow.edges_between([*([i] for i in graph.numbers), remainders])
+    graph = replace(graph, edges=edges[:-1, :-1])
+    order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
+    place = {number: rank for rank, number in enumerate([0, *order])}
+    large = graph.edges.abs() >= SMALL * float(graph.edges.abs().max())
+    large &= graph.edges != 0
+    listed = [(place[a], place[b], float(graph.edges[a, b])) for a, b in large.nonzero().tolist()]
+    sinks = set(flow.sinks)
+    nodes = [
+        {
+            **asdict(node),
+            "index": graph.numbers[i],
+            "name": node.name(flow.tokens),
+            "label": label(node, flow.tokens),
+            "short": f"MLP {node.layer} {written(node)}"
+            if node.kind == "direction"
+            else label(node, flow.tokens),
+            "removable": node.is_part and (flow.before is not None or node.is_removable),
+            "sink": node.kind != "output" and not sinks.isdisjoint({node.position, node.source}),
+        }
+        for i, node in ((i, graph.nodes[i]) for i in [0, *order])
+    ]
+    shares = [(n, *_shares(graph, order[:n])) for n in _counts(len(order))]
+    paths = [(weight, [place[i] for i in path]) for weight, path in graph.paths(PATHS)]
+    remainder_flows = [flow.nodes[i].flow for i in remainders]
+    return {
+        "direction": direction,
+        "tokens": list(flow.tokens),
+        "value": flow.value,
+        "values": list(flow.values),
+        "absolute": flow.absolute,
+        "frozen": list(flow.frozen),
+        "layers": len(flow.trace.layers),
+        "n_nodes": len(flow.nodes) - 1,
+        "n_rest": len(remainder_flows),
+        "sum": sum(node.flow for node in flow.nodes[1:]) - sum(remainder_flows),
+        "sum_rest": sum(remainder_flows),
+        "sinks": sorted(sinks),
+        "nodes": nodes,
+        "edges": sorted(listed, key=lambda edge: -abs(edge[2])),
+        "rest": [(float(edges[i, -1]), float(edges[-1, i])) for i in [0, *order]],
+        "shares": shares,
+        "paths": paths,
+        "leaves": _leaves(flow),
+        "start": next(
+            (i for i, (n, held, _) in enumerate(shares) if n >= FEWEST and held >= AT_FIRST),
+            len(shares) - 1,
+        ),
+    }
+
+
+def _leaves(flow: Flow) -> list[tuple[str, float]]:
+    """Return the flows of tokens, positions and biases, which add up to the logit."""
+    together = {"position": "positions", "bias": "biases"}
+    leaves: dict[str, float] = defaultdict(float)
+    for node in flow.nodes:
+        if node.kind in LEAVES:
+            leaves[together.get(node.kind) or node.name(flow.tokens)] += node.flow
+    return list(leaves.items())
+
+
+def _shares(graph: FlowGraph, nodes_shown: Sequence[int]) -> tuple[float, float]:
+    index = sorted([0, *nodes_shown])
+    nodes = tuple(graph.nodes[i] for i in index)
+    held = sum(abs(node.flow) for node in nodes[1:]) / (graph.flow.absolute or 1.0)
+    subgraph = FlowGraph(graph.flow, (), nodes, graph.edges[index][:, index], held)
+    return held, subgraph.share_of_logit
+
+
+def _counts(most: int) -> list[int]:
+    """Return counts that grow by 1.3 at each step, up to all."""
+    counts = [1]
+    while counts[-1] < most:
+        counts.append(min(most, max(counts[-1] + 1, round(1.3 * counts[-1]))))
+    return counts
+
+
+def node_table(data: dict[str, Any]) -> pd.DataFrame:
+    """Return the strongest nodes, and the sums of all others and of remainders.
+
+    Args:
+        data: see `flow_data`.
+    """
+    nodes = data["nodes"][1 : ROWS + 1]
+    columns = {"node": "name", "flow": "flow"}
+    columns |= {"estimated effect": "estimated", "measured effect": "measured"}
+    frame = pd.DataFrame({name: [node[key] for node in nodes] for name, key in columns.items()})
+    effects = [name for name in frame.columns[2:] if frame[name].isna().all()]
+    frame = frame.drop(columns=effects)
+    frame.insert(1, "reads → raises, ⊣ lowers", [_words(node) for node in nodes])
+    n = data["n_nodes"] - data["n_rest"] - len(frame)
+    sums = [(f"{n:,} other nodes", "", data["sum"] - frame["flow"].sum())] if n else []
+    if data["n_rest"]:
+        sums.append((f"{data['n_rest']:,} remainders, not split", "", data["sum_rest"]))
+    others = pd.DataFrame(sums, columns=frame.columns[:3])
+    return pd.concat([frame, others], ignore_index=True) if sums else frame
+
+
+def _words(node: dict[str, Any]) -> str:
+    changed = node["writes"] if node["flow"] > 0 else node["lowers"]
+    mark = ("→" if node["flow"] > 0 else "⊣") if changed else ""
+    return f"{quoted(node['reads'][:2])} {mark} {quoted(changed[:2])}".strip()
+
+
+def path_table(data: dict[str, Any]) -> pd.DataFrame:
+    """Return the strongest paths, and the sums of all others; the weights add up to the logit.
+
+    Args:
+        data: see `flow_data`.
+    """
+    nodes = data["nodes"]
+    rows = [
+        (" > ".join(nodes[i]["short"] for i in reversed(path[1:])), weight)
+        for weight, path in data["paths"]
+    ]
+    inside = data["shares"][-1][2] * data["value"]
+    listed = sum(weight for _, weight in rows)
+    rows.append((f"other paths among the {len(nodes) - 1} shown nodes", inside - listed))
+    rows.append(("paths through nodes that are not shown", data["value"] - inside))
+    return pd.DataFrame(rows, columns=["path", "weight"])
+
+
+def start_table(data: dict[str, Any]) -> pd.DataFrame:
+    """Return the flow of each token, and of positions and biases, and their sum.
+
+    Args:
+        data: see `flow_data`.
+    """
+    rows = [*data["leaves"], ("sum: the logit", sum(value for _, value in data["leaves"]))]
+    return pd.DataFrame(rows, columns=["starts at", "flow"])
+
+
+@checked
+def ablation_figure(ablations: Sequence[Ablation]) -> "go.Figure":
+    """Plot predicted against actual change of the logit, for parts that were removed.
+
+    The title has Pearson's correlation, and the largest changes have labels.
+    """
+    changes = torch.tensor(
+        [[result.predicted, result.actual] for result in ablations], dtype=torch.float64
+    )
+    title = f"{len(ablations)} parts removed, one at a time"
+    if len(ablations) > 2:
+        title += f": correlation {float(changes.T.corrcoef()[0, 1]):.2f}"
+    figure = dress(go.Figure(), height=420, title=title)
+    largest = sorted(range(len(ablations)), key=lambda i: -float(changes[i].abs().max()))[:LABELLED]
+    for kind in dict.fromkeys(result.kind for result in ablations):
+        members = [i for i, result in enumerate(ablations) if result.kind == kind]
+        figure.add_scatter(
+            x=[ablations[i].predicted for i in members],
+            y=[ablations[i].actual for i in members],
+            text=[plotly_text(ablations[i].part) if i in largest else "" for i in members],
+            customdata=[plotly_text(ablations[i].part) for i in members],
+            mode="markers+text",
+            textposition="top center",
+            textfont={"size": 9},
+            name=kind,
+            hovertemplate="%{customdata}<br>flow %{x:.3f}, measured %{y:.3f}<extra></extra>",
+        )
+    values = changes.flatten().tolist() or [0.0, 1.0]
+    ends = [min(values), max(values)]
+    figure.add_scatter(x=ends, y=ends, mode="lines", line_color=GREY, showlegend=False)
+    figure.update_traces(marker={"size": 7}, selector={"mode": "markers+text"})
+    # Blue and red mean the sign elsewhere, so that kinds have other colours.
+    figure.update_layout(colorway=["#1b7837", "#762a83", "#bf812d", "#35978f", GREY])
+    figure.update_xaxes(title="change of the logit that the flow predicts")
+    figure.update_yaxes(title="measured change")
+    return figure
+
+
+def flow_sections(data: dict[str, Any], ablated: Sequence[Ablation]) -> list[Section]:
+    """Return the sections on a flow: its graph, its account, and nodes removed.
+
+    Args:
+        data: See `flow_data`.
+        ablated: See `ablation_figure`.
+    """
+    signs = {"flow": "+#.3g", "weight": "+#.3g", "predicted": "+#.3g", "actual": "+#.3g"}
+    sinks = ""
+    if any(node["sink"] for node in data["nodes"]):
+        names = " and ".join(f'"{data["tokens"][p]}" ({p})' for p in data["sinks"])
+        sinks = (
+            f" {names}: attention sink, dashed. Heads with nothing to move attend there, so that "
+            "flow through it says little about the text: compare it with the measured effect."
+        )
+    sections = [
+        Section(
+            "Graph",
+            "Positions are across, layers upwards. A square is a head: its line comes from the "
+            "token that it attends to. A circle is a direction of an MLP or a token. Area is "
+            "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
+            "weight on paths to the logit. Directions of an MLP at a position are orthonormal in "
+            "its normalised input before the norm's gain: this metric does not depend on how a "
+            f"checkpoint divides a map. Select a node to see its own edges.{sinks}",
+            [[FlowDrawing(data)]],
+        ),
+        Section(
+            "The account",
+            "Every path starts at a token, a position or a bias, and ends in the logit. Both lists "
+            "add up to the logit. The weight of a path is its edge into the logit, times, at each "
+            "node on the way, the share of the node's inflow that comes from the next result.",
+            [[Table(start_table(data), "Starts", signs), Table(path_table(data), "Paths", signs)]],
+        ),
+    ]
+    if ablated:
+        text = (
+            "Each node was removed from the running model, in which norms, patterns and gates "
+            "then change; the flow of one text holds them fixed. Between two texts the node's "
+            "change was exchanged instead, in both directions, and the mean is shown."
+        )
+        picture = Picture("interventions", ablation_figure(ablated))
+        table = Table(ablation_frame(ablated), "", signs)
+        sections.append(Section("Interventions", text, [[picture, table]]))
+    return sections
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,8 +334,8 @@ class FlowReading(Reading):
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the strongest nodes and paths with the sums of all others, and removed nodes."""
         tables = {
-            "nodes, by |flow|": figures.node_table(self.data),
-            "paths, by |weight|": figures.path_table(self.data),
+            "nodes, by |flow|": node_table(self.data),
+            "paths, by |weight|": path_table(self.data),
         }
         if self.ablated:
             tables["one node removed"] = ablation_frame(self.ablated)
@@ -105,12 +349,12 @@ class FlowReading(Reading):
         """Draw the graph, and predicted against actual effects, if nodes were removed."""
         drawn = {"graph": self.plot()}
         if self.ablated:
-            drawn["interventions"] = figures.ablation_figure(self.ablated)
+            drawn["interventions"] = ablation_figure(self.ablated)
         return drawn
 
     def sections(self) -> list[Section]:
         """Return the graph, the strongest nodes, and the nodes that were removed."""
-        return figures.flow_sections(self.data, self.ablated)
+        return flow_sections(self.data, self.ablated)
 
     def record(self) -> dict[str, Any]:
         """Return the graph for JSON, with the nodes that were removed."""
@@ -191,7 +435,7 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
         for node in strongest
         if node.measured is not None
     ]
-    data = figures.flow_data(split, direction=direction_in_words(direction, target), k=shown)
+    data = flow_data(split, direction=direction_in_words(direction, target), k=shown)
     probability = float(split.trace.logits[-1].softmax(-1)[model.token(direction.token)])
     notes = tuple(missing_spaces(model, direction))
     return FlowReading(split, prompt, direction, data, probability, tuple(ablated), notes, other)

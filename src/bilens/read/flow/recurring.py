@@ -19,8 +19,7 @@ from bilens.lazy_imports import accelerate
 from bilens.read.flow.ablation import StreamDirection
 from bilens.read.flow.account import estimates, exchanged
 from bilens.read.flow.contrast import Against, other_of
-from bilens.read.flow.graph import Flow
-from bilens.read.flow.labels import first_texts, lens, node_outputs, strongest_ends
+from bilens.read.flow.graph import Flow, first_texts, lens, node_outputs, strongest_ends
 from bilens.read.flow.nodes import WORDS, quoted
 from bilens.read.flow.patching import logit_of, stored_runs
 from bilens.read.flow.split import flow

@@ -18,8 +18,7 @@ from bilens.read.flow.contrast import (
     other_of,
     recorded_trace,
 )
-from bilens.read.flow.graph import Flow, FlowBuilder
-from bilens.read.flow.labels import described
+from bilens.read.flow.graph import Flow, FlowBuilder, described
 from bilens.read.flow.nodes import Node, NodeKind
 from bilens.read.language.names import TokenDirection
 from bilens.read.linear.heads import FrozenHeads, HeadsMap, SecantHeads
