@@ -75,6 +75,9 @@ def test_an_end_follows_where_the_tokenizer_gives_no_ends(texts, tmp_path):
 
 def test_the_cache_is_opened_again(texts, tmp_path, monkeypatch):
     first = load(texts, tmp_path, n_ctx=16)
+    # Training rows, most of the work, are made for those who train.
+    assert [path.name for path in (tmp_path / "cache").glob("*/*")] == ["validation.arrow"]
+    assert len(first.train) > len(first.validation)
     monkeypatch.setattr("bilens.data.corpus.read_texts", None)
     assert rows(load(texts, tmp_path, n_ctx=16).train) == rows(first.train)
 
@@ -85,7 +88,7 @@ def test_the_cache_is_opened_again(texts, tmp_path, monkeypatch):
         ({"n_ctx": 1}, "^n_ctx=1, expected a whole number, at least 2"),
         ({"shortest": 9, "n_ctx": 8}, "^shortest=9, expected a whole number, 1 to 8, tokens of a"),
         ({"validation_share": 1.0}, "^validation_share=1.0, expected a finite number, above 0"),
-        ({"shortest": 100, "n_ctx": 200}, "for train, expected a row of 100 to 200 tokens"),
+        ({"shortest": 100, "n_ctx": 200}, "for validation, expected a row of 100 to 200 tokens"),
     ],
 )
 def test_what_cannot_be_is_named(texts, tmp_path, how, message):
@@ -97,9 +100,8 @@ def test_what_cannot_be_is_named(texts, tmp_path, how, message):
 @pytest.mark.parametrize("damage", ["empty", "half", "garbage", "missing", "offsets", "token"])
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_damaged_cache_is_named(texts, tmp_path, damage, split):
-    load(texts, tmp_path, shortest=5, n_ctx=9, validation_share=0.3)
-    (folder,) = (tmp_path / "cache").iterdir()
-    path = folder / f"{split}.arrow"
+    len(load(texts, tmp_path, shortest=5, n_ctx=9, validation_share=0.3).train)
+    (path,) = (tmp_path / "cache").glob(f"*/{split}.arrow")
     content = path.read_bytes()
     match damage:
         case "missing":
@@ -111,9 +113,9 @@ def test_a_damaged_cache_is_named(texts, tmp_path, damage, split):
         case _:
             left = {"empty": b"", "half": content[: len(content) // 2], "garbage": b"x" * 999}
             path.write_bytes(left[damage])
-    message = f"^{folder}, the cache of token ids, is damaged .*Delete it; it will be"
+    message = f"^{path.parent}, the cache of token ids, is damaged .*Delete it; it will be"
     with pytest.raises(DataError, match=f"(?s){message}"):
-        load(texts, tmp_path, shortest=5, n_ctx=9, validation_share=0.3)
+        len(load(texts, tmp_path, shortest=5, n_ctx=9, validation_share=0.3).train)
 
 
 def test_a_home_that_cannot_be_written(texts, tmp_path, monkeypatch):

@@ -61,9 +61,11 @@ class OnPretrained:
     def texts(self, name: str, tokenizer: Any, length: int, **options: Any) -> "bilens.data.Corpus":
         """Load texts in the model's tokens; one process fills the cache, and the others open it."""
         with accelerate.PartialState().main_process_first():
-            return bilens.data.load_documents(
+            corpus = bilens.data.load_documents(
                 name, tokenizer, n_ctx=length, data_dir=self.data_dir, **options
             )
+            len(corpus.train)  # tokenized on this first use
+            return corpus
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -42,8 +44,28 @@ class Corpus:
 
     name: str
     tokenizer: "transformers.PreTrainedTokenizerFast"
-    train: "datasets.Dataset"
+    train: "datasets.Dataset" = field(repr=False)
     validation: "datasets.Dataset"
+
+
+class _Documents(Corpus):
+    """A corpus whose training rows are tokenized on their first use: readings do without them."""
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: "transformers.PreTrainedTokenizerFast",
+        split: Callable[[str], "datasets.Dataset"],
+    ) -> None:
+        # As a frozen dataclass has them; `train` is left to be made.
+        held_out = split("validation")
+        self.__dict__.update(name=name, tokenizer=tokenizer, validation=held_out, _split=split)
+
+    @cached_property
+    def train(self) -> "datasets.Dataset":
+        """Rows of the texts that are not held out."""
+        split: datasets.Dataset = self.__dict__["_split"]("train")
+        return split
 
 
 @dataclass(frozen=True)
@@ -125,7 +147,7 @@ def load_documents(
 
     As `load_corpus`, but texts are neither cleaned nor shuffled. Each has the beginning and end
     tokens that its tokenizer adds, or else an end of text after it. The split depends only on a
-    text itself, so it is the same for every model.
+    text itself, so it is the same for every model. `train` is tokenized on its first use.
 
     Args:
         name: a source for `read_texts`.
@@ -148,8 +170,8 @@ def load_documents(
     end = [tokenizer.eos_token_id] if bare and tokenizer.eos_token_id is not None else []
     held_out = round(SHARES * validation_share)
 
-    def build(draft: Path) -> None:
-        for split in ("train", "validation"):
+    def rows(split: str) -> "datasets.Dataset":
+        def build(draft: Path) -> None:
             distinct = _distinct(read_texts(name, data_dir), str)
             held = split == "validation"
             # By its digest, not its place: another order or more texts move no text to the other
@@ -157,8 +179,12 @@ def load_documents(
             texts = (text for text in distinct if (_digest(text) % SHARES < held_out) == held)
             _write_split(draft / f"{split}.arrow", _encoded(texts, tokenizer, [], end), settings)
 
+        folder = _cached(name, data_dir, cache_dir, (*parts, split), build)
+        with _cache_errors(folder):
+            return _open_split(folder, split, tokenizer)
+
     parts = (astuple(settings), tokenizer.backend_tokenizer.to_str(), end)
-    return _open(_cached(name, data_dir, cache_dir, parts, build), str(name), tokenizer)
+    return _Documents(str(name), tokenizer, rows)
 
 
 def _check_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", vocab_size: int) -> None:
@@ -326,23 +352,31 @@ def _cached(
     return folder
 
 
-def _open(
-    folder: Path, name: str, tokenizer: "transformers.PreTrainedTokenizerFast | None" = None
-) -> Corpus:
+def _open(folder: Path, name: str) -> Corpus:
+    with _cache_errors(folder):
+        reader = read_tokenizer(folder / "tokenizer")
+        splits = (_open_split(folder, split, reader) for split in ("train", "validation"))
+        return Corpus(name, reader, *splits)
+
+
+def _open_split(
+    folder: Path, name: str, tokenizer: "transformers.PreTrainedTokenizerFast"
+) -> "datasets.Dataset":
+    split = datasets.Dataset.from_file(str(folder / f"{name}.arrow"))
+    split.data.table.validate(full=True)
+    # Arrow validates its own layout only, and an id beyond the vocabulary fails late, in training.
+    ends = pc.min_max(pc.list_flatten(split.data.table["input_ids"])).as_py()
+    if not 0 <= ends["min"] <= ends["max"] < len(tokenizer):
+        raise LookupError(f"{ends['max']} is not one of the {len(tokenizer)} tokens")
+    return split.with_format("torch")
+
+
+@contextmanager
+def _cache_errors(folder: Path) -> Iterator[None]:
     try:
-        reader = tokenizer or read_tokenizer(folder / "tokenizer")
-        paths = (folder / f"{split}.arrow" for split in ("train", "validation"))
-        splits = [datasets.Dataset.from_file(str(path)) for path in paths]
-        for split in splits:
-            split.data.table.validate(full=True)
-            # Arrow validates its own layout only, and an id beyond the vocabulary fails late, in
-            # training.
-            ends = pc.min_max(pc.list_flatten(split.data.table["input_ids"])).as_py()
-            if not 0 <= ends["min"] <= ends["max"] < len(reader):
-                raise LookupError(f"{ends['max']} is not one of the {len(reader)} tokens")
+        yield
     except (OSError, ValueError, LookupError, TypeError, NotImplementedError) as error:
         raise DataError(
             f"{folder}, the cache of token ids, is damaged ({error}). Delete it; it will be "
             "written again."
         ) from error
-    return Corpus(name, reader, *(split.with_format("torch") for split in splits))
