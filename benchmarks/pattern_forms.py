@@ -24,8 +24,8 @@ from bilens.convert.language_model import as_language_model
 from bilens.data import load_documents
 from bilens.nn.language.attention import Attention, Rope
 from bilens.train.layers import LayerStreams, Rows, teach
-from bilens.train.patterns import pattern_loss
 from bilens.train.settings import Distillation
+from bilens.train.tensorise import pattern_loss
 
 FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "one score, squared": lambda a, b: a * a,

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import bilens
 from bilens.__main__ import main as start
-from bilens.cli import COMMANDS, doctor, main, parse, whole_number
+from bilens.cli import COMMANDS, installation, main, parse, whole_number
 from bilens.data import load_images
 from bilens.explore.deep import DeepView
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
@@ -379,8 +379,8 @@ def test_completion_knows_every_command_and_its_options(capsys):
 
 
 def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "which", lambda name: None)
-    monkeypatch.setitem(doctor.OPTIONAL, "not-there", "nothing")
+    monkeypatch.setattr(installation, "which", lambda name: None)
+    monkeypatch.setitem(installation.OPTIONAL, "not-there", "nothing")
     monkeypatch.setenv("BILENS_DATA", "void")
     result = in_json(capsys, "doctor")
     assert result["versions"]["bilens"] == bilens.__version__
@@ -396,7 +396,7 @@ def test_the_doctor_names_a_triton_that_was_not_tested(monkeypatch, capsys):
     pytest.importorskip("triton")
     assert in_json(capsys, "doctor")["optional"]["triton"] == "3.9.0"
     problem = "Triton 3.6.0 is untested"
-    monkeypatch.setattr(doctor, "triton_problem", lambda: problem)
+    monkeypatch.setattr(installation, "triton_problem", lambda: problem)
     shown = in_json(capsys, "doctor")["optional"]["triton"]
     assert shown == f"{problem}; the chunked kernel is used"
 

@@ -70,7 +70,7 @@ class Finder:
 
 sys.meta_path[:] = map(Finder, sys.meta_path)
 import bilens.read.flow, bilens.read.language, bilens.report, bilens.residual, bilens.train
-from bilens.convert.gguf_header import gguf
+from bilens.convert.gguf import gguf
 from bilens.data import load_images
 from bilens.lazy_imports import accelerate, datasets
 for use in (

@@ -10,7 +10,7 @@ import bilens
 from bilens.convert import save_model
 from bilens.convert.gates import give_swish
 from bilens.files import write_json
-from bilens.model_card import model_card
+from bilens.hub import model_card
 from bilens.nn import AutoencoderConfig, ClassifierConfig, SparseAutoencoder
 from bilens.nn.language import LanguageModel
 from bilens.train import ClassifierTraining, train_classifier

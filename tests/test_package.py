@@ -65,11 +65,13 @@ def test_the_source_distribution_holds_what_building_and_citing_need(built):
 BRIEF_DEMO = """
 from dataclasses import replace
 from pathlib import Path
-from bilens.cli import demo, main
-demo.DEEP, demo.SMALL = replace(demo.DEEP, d_model=16), replace(demo.SMALL, d_model=16, d_hidden=20)
-demo.IMAGES, demo.WORDS = replace(demo.IMAGES, epochs=2), replace(demo.WORDS, epochs=0.1)
+from bilens.cli import installation, main
+installation.DEEP = replace(installation.DEEP, d_model=16)
+installation.SMALL = replace(installation.SMALL, d_model=16, d_hidden=20)
+installation.IMAGES = replace(installation.IMAGES, epochs=2)
+installation.WORDS = replace(installation.WORDS, epochs=0.1)
 main(["demo", "--output", "demo", "--json"])
-assert Path(demo.__file__).is_relative_to(Path("installed").resolve())
+assert Path(installation.__file__).is_relative_to(Path("installed").resolve())
 """
 
 

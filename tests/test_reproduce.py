@@ -6,8 +6,7 @@ from importlib import import_module
 import pytest
 
 import experiments
-from bilens import reproduce
-from bilens.cli import main
+from bilens.cli import installation, main
 from bilens.errors import BilensError
 from tests.command_line import in_json
 
@@ -35,13 +34,13 @@ def folder(tmp_path, monkeypatch):
     place.mkdir()
     (place / "nothing.py").write_text(RECIPE)
     (place / "helper.py").write_text("def runs():\n    pass\n")
-    monkeypatch.setattr(reproduce, "FOLDER", place)
+    monkeypatch.setattr(installation, "FOLDER", place)
     monkeypatch.setattr(experiments, "__path__", [*experiments.__path__, str(place)])
     return place
 
 
 def test_every_recipe_is_found_with_its_title():
-    result = reproduce.recipes()
+    result = installation.recipes()
     assert {"fig3", "search", "grammar", "case_pairs"} <= set(result)
     assert not {"context", "curves", "case", "__init__"} & set(result)
     for name, title in result.items():
@@ -71,6 +70,6 @@ def test_an_unknown_recipe_is_refused_with_those_there_are(capsys):
 
 
 def test_without_the_repository_there_are_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduce, "FOLDER", tmp_path / "nowhere")
+    monkeypatch.setattr(installation, "FOLDER", tmp_path / "nowhere")
     with pytest.raises(BilensError, match="recipes are part of the repository, not of the package"):
-        reproduce.recipes()
+        installation.recipes()

@@ -71,7 +71,7 @@ def test_the_names_of_a_room_are_there_and_explained(room):
     [
         ("import bilens", SLOW),
         ("from bilens.cli import main; main(['--help'])", SLOW),
-        ("from bilens import BilinearTensor; import bilens.tensor.search", SLOW[1:]),
+        ("from bilens import BilinearTensor; import bilens.tensor.tree", SLOW[1:]),
         ("import bilens.data", SLOW[3:]),
     ],
 )

@@ -13,8 +13,8 @@ import bilens.cli
 from bilens.read.flow import flows
 from bilens.read.language import TokenDirection, top_contexts
 from bilens.residual import ResidualModel
-from bilens.train.anneal import anneal
 from bilens.train.language import train_language
+from bilens.train.linearise import anneal
 from bilens.train.settings import LanguageTraining
 from bilens.train.tensorise import tensorise
 from tests.families import tiny

@@ -34,7 +34,7 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
             "Eigenvectors of a token, and texts where they are active.",
         ),
         "composition": (
-            "language.composition",
+            "language.heads",
             "Share of each component's output that later ones read.",
         ),
         "logits": ("language.stream", "Next token's logits by path through the last layer."),
@@ -47,7 +47,7 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "eigenvectors": ("classifier", "Eigenvectors of a classifier of one layer."),
         "paths": ("deep", "Strongest paths through a classifier of several layers."),
         "bonds": ("bonds", "The few directions between the layers of a classifier."),
-        "masks": ("adversarial", "Pictures from the weights that turn images into a class."),
+        "masks": ("classifier", "Pictures from the weights that turn images into a class."),
         "fourier": ("fourier", "Frequencies by which a classifier adds modulo a number."),
     }
 )

@@ -10,8 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import bilens
-from bilens.convert.gguf import gguf_model
-from bilens.convert.gguf_header import read_header
+from bilens.convert.gguf import gguf_model, read_header
 from bilens.errors import CheckpointError
 
 pytestmark = pytest.mark.models

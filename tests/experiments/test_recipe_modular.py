@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import experiments.modular as recipe
 from experiments.context import RecipeContext
 
-from bilens.reproduce import FOLDER, recipes, reproduce
+from bilens.cli.installation import FOLDER, recipes, reproduce
 
 
 @dataclass(frozen=True)

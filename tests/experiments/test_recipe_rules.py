@@ -8,10 +8,10 @@ import torch
 from experiments.context import RecipeContext
 from experiments.rules import KINDS, Circuits, count, divergence, parts_of_rules
 
+from bilens.cli.installation import recipes, reproduce
 from bilens.data import DeepGrammar
 from bilens.data.languages import BRACKETS, DEEP_FILLERS, NOUNS, VERBS
 from bilens.nn.language import LanguageConfig, LanguageModel
-from bilens.reproduce import recipes, reproduce
 from bilens.residual import ResidualModel
 
 N = 46

@@ -12,11 +12,11 @@ from experiments.context import RecipeContext, validation_loss
 from experiments.grammar import divergences, found_bigrams, found_pairs, found_trigrams
 from experiments.stories import PROMPT, VERBS, exactness, talk_share
 
+from bilens.cli.installation import reproduce
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language_settings import LanguageSettings
 from bilens.read.language import read_direction
-from bilens.reproduce import reproduce
 from bilens.residual import ResidualModel
 from bilens.train.settings import PRESETS
 from tests.language import random_model

@@ -6,7 +6,7 @@ from html import unescape
 import numpy as np
 import pytest
 
-from bilens.explore.bonds import BondView
+from bilens.explore.deep import BondView
 from bilens.explore.screen import StateError
 from bilens.read import read_bonds
 from bilens.reading import shown

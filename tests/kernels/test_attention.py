@@ -12,7 +12,7 @@ import bilens.kernels
 from bilens.errors import BilensError
 from bilens.kernels import bilinear_attention, resume_attention
 from bilens.kernels.attention import reference
-from bilens.kernels.features import products, row_length, weights
+from bilens.kernels.products import products, row_length, weights
 from tests.kernels.inputs import error, random_inputs, results, shapes
 
 
@@ -267,7 +267,7 @@ def test_auto_takes_the_whole_pattern_for_short_texts(time, limit, kernel, monke
     monkeypatch.setattr("bilens.kernels.attention.reference", noted("reference"))
     plain = bilens.kernels.chunked.chunked
     counting = plain._replace(attend=lambda *args: called.append("chunked") or plain.attend(*args))
-    monkeypatch.setitem(bilens.kernels.gradients.KERNELS, "chunked", lambda: counting)
+    monkeypatch.setitem(bilens.kernels.products.KERNELS, "chunked", lambda: counting)
     monkeypatch.setattr("bilens.kernels.attention.PATTERN", limit)
     bilinear_attention(*random_inputs(time=time))
     assert called == [kernel]
@@ -304,7 +304,7 @@ def triton_of(monkeypatch):
 
 def on_a_gpu():
     """Return the name of the kernel that runs on a GPU."""
-    kernels = bilens.kernels.gradients.KERNELS
+    kernels = bilens.kernels.products.KERNELS
     return "chunked" if kernels["gpu"]() is kernels["chunked"]() else "triton"
 
 

@@ -9,7 +9,7 @@ import pytest
 from bilens.errors import BilensError
 from bilens.read.flow import flow
 from bilens.read.flow.reading import flow_data
-from bilens.report.attribution_graph import attribution_graph, write_viewer_files
+from bilens.report.exporters import attribution_graph, write_viewer_files
 from bilens.residual import ResidualModel
 from tests.language import random_model, random_text
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from bilens.report import ComparisonReading, loss_figure, write_report
-from bilens.train.compare import Comparison
+from bilens.train.language import Comparison
 
 
 def curve(losses, seed, mlp="swiglu", attention="softmax"):

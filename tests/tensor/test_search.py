@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor
-from bilens.tensor.search import _layer_bounds, _LayerBound, spectral_norm_bound, top_paths
-from bilens.tensor.tree import decompile
+from bilens.tensor.tree import _layer_bounds, _LayerBound, decompile, spectral_norm_bound, top_paths
 from tests.tensor.deep import (
     KINDS,
     chains,
@@ -124,7 +123,7 @@ def test_a_direction_that_adds_nothing_is_not_expanded():
 def test_the_tight_bound_saves_expansions(monkeypatch):
     chain, u = decaying_chain(2), torch.eye(30, dtype=torch.float64)[:5]
     tight = top_paths(chain, u, 20)
-    monkeypatch.setattr("bilens.tensor.search.spectral_norm_bound", torch.linalg.matrix_norm)
+    monkeypatch.setattr("bilens.tensor.tree.spectral_norm_bound", torch.linalg.matrix_norm)
     loose = top_paths(chain, u, 20)
     assert tight.expanded < 0.8 * loose.expanded
     assert torch.equal(tight.paths.indices, loose.paths.indices)

@@ -29,8 +29,8 @@ from bilens.train import (
     train_classifier,
     train_classifiers,
 )
-from bilens.train.anneal import anneal
 from bilens.train.language import train_language
+from bilens.train.linearise import anneal
 from bilens.train.settings import LanguageTraining
 from tests.language import small_config, small_corpus
 from tests.train.test_anneal import TRAINING as ANNEALING

@@ -15,7 +15,7 @@ from bilens.convert import find_swish, make_bilinear, open_model
 from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import trainer as module
-from bilens.train.anneal import anneal
+from bilens.train.linearise import anneal
 from bilens.train.settings import AnnealTraining
 from tests.families import GATED, VOCAB, tiny
 from tests.language import check_same_model, toy_tokenizer

@@ -13,9 +13,9 @@ import bilens
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.train import ClassifierTraining, stacked, train_classifier, train_classifiers
+from bilens.train import ClassifierTraining, classifier, train_classifier, train_classifiers
+from bilens.train.classifier import LatentNoise, add_noise
 from bilens.train.run_directory import RunDirectory, interrupt_between_steps
-from bilens.train.stacked import LatentNoise, add_noise
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ BRIEF = ClassifierTraining(epochs=3, input_noise=0.5, latent_noise=0.1, batch_si
 
 def stop_after(monkeypatch, steps: int) -> None:
     """Press ctrl-C in the middle of the given step."""
-    taken = stacked._Stack._take_step
+    taken = classifier._Stack._take_step
 
     def counting(self, selected):
         counting.steps += 1
@@ -39,7 +39,7 @@ def stop_after(monkeypatch, steps: int) -> None:
         taken(self, selected)
 
     counting.steps = 0
-    monkeypatch.setattr(stacked._Stack, "_take_step", counting)
+    monkeypatch.setattr(classifier._Stack, "_take_step", counting)
 
 
 def same_weights(a: ImageClassifier, b: ImageClassifier) -> bool:

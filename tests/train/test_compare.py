@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bilens.errors import BilensError, CheckpointError
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.train import is_finished, trainer
-from bilens.train.compare import (
+from bilens.train.language import (
     Comparison,
     compare_architectures,
     count_parameters,

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from bilens.errors import CheckpointError
 from bilens.files import only_process_in
-from bilens.train import ClassifierTraining, is_finished, stacked, train_classifier, trainer
+from bilens.train import ClassifierTraining, classifier, is_finished, train_classifier, trainer
 from bilens.train.language import train_language
 from bilens.train.run_directory import RunDirectory
 from bilens.train.settings import LanguageTraining
@@ -80,7 +80,7 @@ def stopped(tmp_path_factory) -> dict[str, Path]:
     """For each kind an uninterrupted run and, in the same folder, a stopped one."""
     result = {}
     places = {"words": (train_words, trainer, "collate", 8)}
-    places["images"] = (train_images, stacked._Stack, "_take_step", 29)
+    places["images"] = (train_images, classifier._Stack, "_take_step", 29)
     for kind, (train, *place) in places.items():
         folder = result[kind] = tmp_path_factory.mktemp(kind)
         train(folder / "whole")

@@ -21,10 +21,16 @@ from bilens.train import trainer
 from bilens.train.agreement import agreement, distillation_loss
 from bilens.train.layers import LayerStreams, Rows
 from bilens.train.linearise import linearise
-from bilens.train.own_text import OwnText, interleaved
-from bilens.train.patterns import pattern_loss, teach_patterns
 from bilens.train.settings import Distillation, TensoriseTraining
-from bilens.train.tensorise import layer_memory, memory, tensorise
+from bilens.train.tensorise import (
+    OwnText,
+    interleaved,
+    layer_memory,
+    memory,
+    pattern_loss,
+    teach_patterns,
+    tensorise,
+)
 from tests.families import FAMILIES, tiny
 from tests.language import TOKENS, VOCAB, random_model
 

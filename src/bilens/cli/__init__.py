@@ -51,10 +51,14 @@ COMMANDS = {
         "Top eigenpairs of a layer along the logit of every token.",
     ),
     "report": ("decompose", "Report", "Write the report of a trained model as one HTML file."),
-    "explore": ("explore", "Explore", "Look into a trained model in the browser."),
-    "demo": ("demo", "Demo", "See it work: a deep model and a language model, trained and read."),
-    "doctor": ("doctor", "Doctor", "Versions, devices, and places of files."),
-    "reproduce": ("demo", "Reproduce", "Reproduce a figure or table of the papers."),
+    "explore": ("decompose", "Explore", "Look into a trained model in the browser."),
+    "demo": (
+        "installation",
+        "Demo",
+        "See it work: two models, trained and read.",
+    ),
+    "doctor": ("installation", "Doctor", "Versions, devices, and places of files."),
+    "reproduce": ("installation", "Reproduce", "Reproduce a figure or table of the papers."),
 }
 """By name: the module and the class of a command, and a line about it."""
 

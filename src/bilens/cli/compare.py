@@ -17,9 +17,9 @@ from bilens.train.settings import LanguageTraining, check_precision
 
 if TYPE_CHECKING:
     from bilens import report
-    from bilens.train import compare
+    from bilens.train import language
 else:  # transformers and plotly take seconds to import, and other commands do without them.
-    report, compare = lazy_import("bilens.report"), lazy_import("bilens.train.compare")
+    report, language = lazy_import("bilens.report"), lazy_import("bilens.train.language")
 
 
 @dataclass
@@ -81,12 +81,12 @@ class Compare(LanguageSetup):
         for attention in attentions:
             check_precision(attention, self.training.precision)
         config, corpus = self.prepare(mlp=mlps[0], attention=attentions[0])
-        configs = compare.variants(config, mlps, attentions)
+        configs = language.variants(config, mlps, attentions)
         # Plain settings, without the subclass that hides the seed from the command line.
         names = [field.name for field in fields(LanguageTraining)]
         training = LanguageTraining(**{name: getattr(self.training, name) for name in names})
-        comparison = compare.compare_architectures(
-            compare.of_equal_size(configs) if self.equal_parameters else configs,
+        comparison = language.compare_architectures(
+            language.of_equal_size(configs) if self.equal_parameters else configs,
             corpus,
             training,
             self.output,

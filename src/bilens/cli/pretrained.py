@@ -20,12 +20,12 @@ from bilens.train.settings import AnnealTraining, Distillation, TensoriseTrainin
 
 if TYPE_CHECKING:
     from bilens import analyses
-    from bilens.train import agreement, anneal, layers, linearise, own_text, tensorise
+    from bilens.train import agreement, layers, linearise, tensorise
 else:  # They import transformers, which takes seconds, and `--help` does without it.
     analyses = lazy_import("bilens.analyses")
-    agreement, anneal, layers, linearise, own_text, tensorise = (
+    agreement, layers, linearise, tensorise = (
         lazy_import(f"bilens.train.{name}")
-        for name in ("agreement", "anneal", "layers", "linearise", "own_text", "tensorise")
+        for name in ("agreement", "layers", "linearise", "tensorise")
     )
 
 STEP_NAMES = ("fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed")
@@ -151,7 +151,7 @@ class Anneal(OnPretrained):
         state = accelerate.PartialState(cpu=cpu)
         model, tokenizer = self.open()
         corpus = self.texts(self.data, tokenizer, self.training.length, shortest=self.shortest)
-        history = anneal.anneal(
+        history = linearise.anneal(
             model, corpus, self.training, output, resume=self.resume, use_cpu=cpu
         )
         if not state.is_main_process:
@@ -279,7 +279,7 @@ class Linearise(InStages):
         measurements.add("original", model)
         linearised = linearise.linearise(
             model,
-            own_text.interleaved(learned)[: self.tokens // self.length],
+            tensorise.interleaved(learned)[: self.tokens // self.length],
             torch.cat(list(held_out.values())),
             self.layers,
             budget=self.budget,
@@ -343,7 +343,7 @@ class Tensorise(InStages):
             held_out,
             self.training,
             output,
-            texts=own_text.interleaved(learned) if learned else None,
+            texts=tensorise.interleaved(learned) if learned else None,
             resume=self.resume,
             use_cpu=self.device == "cpu",
         )

@@ -31,12 +31,10 @@ from bilens.convert.gguf import gguf_model
 from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
-from bilens.hub import hub_asked_once
-from bilens.memory import MemoryLimitError, check_memory
-from bilens.model_card import write_card
+from bilens.hub import hub_asked_once, write_card
+from bilens.long_work import MemoryLimitError, check_memory, no_progress
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 from bilens.nn.language import LanguageConfig
-from bilens.progress import no_progress
 
 OWN = LanguageConfig.model_type  # importing it has made transformers know it
 PLACE = ("revision", "token", "cache_dir", "local_files_only")

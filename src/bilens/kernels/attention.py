@@ -13,10 +13,9 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.kernels import gradients
+from bilens.kernels import products as operators
 from bilens.kernels.chunked import chunked, empty_state
-from bilens.kernels.features import products, weights
-from bilens.kernels.gradients import Inputs, Kernel, no_autocast
+from bilens.kernels.products import Inputs, Kernel, no_autocast, products, weights
 
 KernelName = Literal["auto", "reference", "chunked", "recurrent", "triton"]
 """Names of the kernels; auto picks one by device, length and head size."""
@@ -135,7 +134,7 @@ def _attend(
         start = empty_state(k1, v, symmetric=q2 is None) if state is None else state
         with no_autocast(v.device):
             return recurrent(inputs, scale, start)
-    return gradients.attend(name, inputs, scale, state)
+    return operators.attend(name, inputs, scale, state)
 
 
 def _normalised(
@@ -370,4 +369,4 @@ def _gpu_kernel() -> Kernel:
     return chunked
 
 
-gradients.KERNELS.update({"chunked": lambda: chunked, "triton": _import_triton, GPU: _gpu_kernel})
+operators.KERNELS.update({"chunked": lambda: chunked, "triton": _import_triton, GPU: _gpu_kernel})

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bilens.kernels.features import FeatureMap, row_length, weights
-from bilens.kernels.gradients import Inputs, Kernel
+from bilens.kernels.products import FeatureMap, Inputs, Kernel, row_length, weights
 
 CHUNK, FEATURES = 192, 2**19
 """Tokens of a chunk on a CPU, and numbers of a block of features or patterns for each thread, which

@@ -17,8 +17,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.kernels.features import both_orders, one_order, weights
-from bilens.kernels.gradients import Inputs, Kernel
+from bilens.kernels.products import Inputs, Kernel, both_orders, one_order, weights
 from bilens.kernels.triton_kernels import (
     LENGTHS,
     OTHER,

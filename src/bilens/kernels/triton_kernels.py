@@ -5,7 +5,7 @@ from two axes of such a state,
 
     y_tk = sum_{s<=t in the chunk} (qa_t . a_s)(qb_t . b_s) c_sk + sum_ij qa_ti qb_tj S_ijk.
 
-The output and all gradients are reads of this form (`bilens.kernels.gradients`), from one state in
+The output and all gradients are reads of this form (`bilens.kernels.products`), from one state in
 the order of time and one from the end. Products of
 coordinates are made in registers, in the layout that the tensor cores take, and never written to
 memory. A state is read with any of its axes as the output's, by strides.

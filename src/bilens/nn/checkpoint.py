@@ -16,8 +16,7 @@ from torch import nn
 from bilens.checks import check_weights, checked
 from bilens.errors import CheckpointError
 from bilens.files import read_json_object, write_json, write_safetensors
-from bilens.hub import HTTPError, hub_asked_once
-from bilens.model_card import CARD_NAME, model_card
+from bilens.hub import CARD_NAME, HTTPError, hub_asked_once, model_card
 from bilens.settings import read_settings
 
 CONFIG_NAME: str = constants.CONFIG_NAME

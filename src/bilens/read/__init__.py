@@ -1,6 +1,5 @@
 """From a model to findings."""
 
-from bilens.read.adversarial import Attack, MaskReading, attack, class_mask, read_masks
 from bilens.read.bonds import (
     BondReading,
     Metric,
@@ -9,10 +8,15 @@ from bilens.read.bonds import (
     read_bonds,
 )
 from bilens.read.classifier import (
+    Attack,
     Basis,
     ClassifierReading,
+    MaskReading,
     Order,
+    attack,
+    class_mask,
     read_classifier,
+    read_masks,
     spectra,
     top_inputs,
 )
@@ -30,8 +34,13 @@ from bilens.read.explanation import (
     BranchExplanation,
     Explanation,
     LogitExplanation,
+    SharedFeature,
+    SharedFeatures,
+    Use,
     explain,
     explain_deep,
+    shared_by_classes,
+    shared_by_paths,
 )
 from bilens.read.fidelity import (
     SparsityReport,
@@ -44,13 +53,6 @@ from bilens.read.fidelity import (
     truncation_curve,
 )
 from bilens.read.fourier import FourierReading, read_fourier
-from bilens.read.shared import (
-    SharedFeature,
-    SharedFeatures,
-    Use,
-    shared_by_classes,
-    shared_by_paths,
-)
 
 __all__ = [
     "Attack",

@@ -19,10 +19,16 @@ from bilens.errors import BilensError
 from bilens.files import write_safetensors
 from bilens.lazy_imports import go, pd
 from bilens.read import chain
-from bilens.read.explanation import explain_deep, explanation_figures
+from bilens.read.explanation import (
+    SharedFeatures,
+    explain_deep,
+    explanation_figures,
+    shared_by_paths,
+    shared_figure,
+    shared_section,
+)
 from bilens.read.figures.canvas import tree_figure
 from bilens.read.figures.plots import path_figure
-from bilens.read.shared import SharedFeatures, shared_by_paths, shared_figure, shared_section
 from bilens.reading import Fact, Percent, Picture, Reading, Section
 from bilens.registry import reading
 from bilens.settings import Count

@@ -1,22 +1,268 @@
-"""Logits of one input, split by the eigenvectors of the last layer."""
+"""Logits of one input split by eigenvectors, and features that several classes share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bilens.checks import check_finite, checked, detached
+from bilens.checks import check_finite, checked, detached, full_precision
 from bilens.data import ImageData
+from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd
 from bilens.read.chain import predict
 from bilens.read.figures.canvas import BLUE, GREY, RED, Canvas
-from bilens.read.shared import check_classes
-from bilens.reading import Fact, Reading, plotly_text, signed
+from bilens.reading import Fact, Percent, Picture, Reading, Section, plotly_text, signed
 from bilens.settings import Count
-from bilens.tensor import LazyTree, Spectrum, TensorChain
+from bilens.tensor import LazyTree, Paths, Spectrum, TensorChain, cluster
+
+ALIKE = 0.7
+"""Smallest |cosine| at which two eigenvectors count as one feature.
+
+In an MNIST classifier hardly any eigenvectors of different classes reach 0.9. At 0.5 nearly all
+are in groups whose pictures have little in common.
+"""
+
+MAX_PATHS = 1000
+"""Number of paths compared; time grows with its square."""
+
+COLUMNS, STEP, LINE = 4, 1.42, 0.18
+SHOWN = 12
+LETTERS, LINES = 15, 2
+"""Room below a picture: letters of a line, and lines of each sign."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """Use of a feature by one class.
+
+    Attributes:
+        label: number of the class.
+        place: numbers of the eigenvectors that lead to it, from the last layer down; 0 has the
+            largest |eigenvalue|.
+        raises: True if its branch raises the logit: the sign of the eigenvalue in the last layer.
+        weight: its share of all weight.
+    """
+
+    label: int
+    place: tuple[int, ...]
+    raises: bool
+    weight: float
+
+
+@dataclass(frozen=True, eq=False)
+class SharedFeature:
+    """Input direction that represents eigenvectors of several classes.
+
+    Attributes:
+        vector: the direction, of unit length, with the sign of the heaviest of them.
+        uses: all uses, the heaviest first.
+        agreement: smallest |cosine| between the direction and one of its eigenvectors.
+    """
+
+    vector: Float[Tensor, " n_in"]
+    uses: tuple[Use, ...]
+    agreement: float
+
+    @property
+    def weight(self) -> float:
+        """Share of all weight that its uses have."""
+        return sum(use.weight for use in self.uses)
+
+    def labels(self, *, raises: bool) -> str:
+        """Return the classes that it raises, or lowers, the heaviest use first."""
+        return ", ".join(dict.fromkeys(str(u.label) for u in self.uses if u.raises == raises))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SharedFeatures(Reading):
+    """Features used by several classes, those of largest weight first.
+
+    Attributes:
+        features: the features.
+        compared: number of eigenvectors compared.
+        groups: number of groups that they form, those of a single class included.
+    """
+
+    features: tuple[SharedFeature, ...]
+    compared: int
+    groups: int
+
+    title: ClassVar[str] = "Features shared by classes"
+    axes: ClassVar[dict[str, str]] = {"x": "feature", "y": "weight"}
+
+    @property
+    def weight(self) -> float:
+        """Share of all weight that shared features have."""
+        return sum(feature.weight for feature in self.features)
+
+    def facts(self) -> list[Fact]:
+        """Return the number of features, their weight, and the size of the comparison."""
+        return [
+            ("shared features", len(self.features)),
+            ("share of all weight", Percent(self.weight)),
+            ("eigenvectors compared", self.compared),
+            ("groups", self.groups),
+        ]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row for each feature: its weight, agreement, and the classes of either sign."""
+        rows = [
+            (number, f.weight, f.agreement, f.labels(raises=True), f.labels(raises=False))
+            for number, f in enumerate(self.features)
+        ]
+        return pd.DataFrame(rows, columns=["feature", "weight", "agreement", "raises", "lowers"])
+
+
+def check_classes(spectrum: Spectrum) -> None:
+    """Raise BilensError unless a spectrum is batched over the classes."""
+    if len(spectrum.batch_shape) != 1:
+        raise BilensError(
+            f"spectrum has batch shape {tuple(spectrum.batch_shape)}, expected one axis, the "
+            "classes: spectra(model)"
+        )
+
+
+@full_precision
+def shared_by_classes(spectrum: Spectrum, k: Count = 20) -> SharedFeatures:
+    """Find features shared between classes, among the first k eigenvectors of each.
+
+    An eigenvector weighs |lambda| |v|^2, the largest activation at an input of unit length. The
+    spectrum is ordered by |eigenvalue|.
+    """
+    check_classes(spectrum)
+    check_finite(spectrum=spectrum.values)
+    first = spectrum.truncate(min(k, spectrum.k))
+    weights, device = first.values.abs() * first.vectors.square().sum(-1), first.values.device
+    return _shared(
+        vectors=first.vectors.flatten(0, 1),
+        weights=weights.flatten(),
+        signed=first.values.flatten(),
+        labels=torch.arange(first.batch_shape[0], device=device).repeat_interleave(first.k),
+        places=torch.arange(first.k, device=device).repeat(first.batch_shape[0])[:, None],
+    )
+
+
+@full_precision
+def shared_by_paths(paths: Paths) -> SharedFeatures:
+    """Find features shared between classes, among the ends of the strongest paths of a deep model.
+
+    A path weighs |effective eigenvalue|. At most the strongest 1,000 are compared. The paths are of
+    one direction for each class.
+    """
+    # Time grows with the square of the number of paths.
+    first = paths.truncate(min(MAX_PATHS, len(paths)))
+    return _shared(
+        vectors=first.vectors,
+        weights=first.effective.abs(),
+        signed=first.eigenvalues[:, 0],
+        labels=first.roots,
+        places=first.indices,
+    )
+
+
+def _shared(
+    vectors: Float[Tensor, "m n_in"],
+    weights: Float[Tensor, " m"],
+    signed: Float[Tensor, " m"],
+    labels: Int64[Tensor, " m"],
+    places: Int64[Tensor, "m depth"],
+) -> SharedFeatures:
+    """Cluster the vectors that have weight, and return the groups of several classes."""
+    # Vectors without weight are arbitrary, and would be groups of their own.
+    heavy = (weights > 0).nonzero()[:, 0]
+    if not len(heavy):
+        return SharedFeatures((), compared=0, groups=0)
+    # A group has the sign of its heaviest vector.
+    clusters = cluster(vectors[heavy], weights[heavy], ALIKE)
+    shares = (weights.double() / weights.double().sum()).tolist()
+    features = []
+    for vector, members, agreement in zip(
+        clusters.vectors, clusters.members, clusters.agreement.tolist(), strict=True
+    ):
+        rows = heavy[members]
+        uses = [
+            Use(
+                label=int(labels[row]),
+                place=tuple(places[row].tolist()),
+                raises=bool(signed[row] > 0),
+                weight=shares[row],
+            )
+            for row in rows[weights[rows].argsort(descending=True, stable=True)].tolist()
+        ]
+        # A class may use a feature twice, which is not sharing.
+        if len({use.label for use in uses}) > 1:
+            features.append(SharedFeature(vector, tuple(uses), agreement))
+    return SharedFeatures(tuple(features), compared=len(heavy), groups=len(clusters))
+
+
+@checked
+def shared_figure(
+    shared: SharedFeatures, shape: tuple[int, int], class_names: Sequence[str]
+) -> "go.Figure":
+    """Draw the first few shared features; arrows below name the classes that a feature moves."""
+    features = shared.features[:SHOWN]
+    aspect = shape[0] / shape[1]
+    below = [_below(feature, class_names) for feature in features]
+    # All pictures have room for the longest text, so that rows are level.
+    rise = aspect + LINE * (max(map(len, below)) + 0.5)
+    n_rows = -(-len(features) // COLUMNS)
+    alt = f"{len(features)} pictures of features, each with the classes that it moves"
+    canvas = Canvas(STEP * COLUMNS, rise * n_rows, unit=120, title="", alt=alt)
+    for place, (feature, lines) in enumerate(zip(features, below, strict=True)):
+        row, column = divmod(place, COLUMNS)
+        left, top = STEP * column, rise * row
+        canvas.eigenvector(feature.vector, shape, x=left + (STEP - 1) / 2, y=top)
+        for number, (text, color, full) in enumerate(lines):
+            y = top + aspect + 0.01 + LINE * number
+            canvas.label(text, x=left + STEP / 2, y=y, color=color, hover=full)
+    return canvas.figure()
+
+
+def shared_section(shared: SharedFeatures, figure: "go.Figure | None", what: str) -> Section:
+    """Return the section of `shared_figure`, which may be None; `what` names the vectors."""
+    if figure is None:
+        text = f"None: no two of the {shared.compared:,} {what} compared are alike."
+        return Section("Features shared between classes", text)
+    shown = min(SHOWN, len(shared.features))
+    text = (
+        f"The {shared.compared:,} strongest {what} of all classes, grouped where they are alike up "
+        f"to sign, make {shared.groups:,} features. {len(shared.features):,} of them serve more "
+        f"than one class and hold {shared.weight:.0%} of the weight. "
+        f"{'These are' if shown == len(shared.features) else f'The first {shown} are'} shown, each "
+        "with its share of the weight and the classes it takes part in raising (▲) or lowering (▼)."
+    )
+    return Section("Features shared between classes", text, [[Picture("shared", figure)]])
+
+
+def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Lines under a picture: their text, safe for HTML, their colour, and all of it."""
+    lines = [(f"{feature.weight:.1%}", GREY, "share of the weight")]
+    for raises, sign, color in ((True, "▲", BLUE), (False, "▼", RED)):
+        # Each class once, by its heaviest use.
+        classes = dict.fromkeys(use.label for use in feature.uses if use.raises == raises)
+        names = [plotly_text(class_names[label]) for label in classes]
+        text = f"{'raises' if raises else 'lowers'} {', '.join(names)}"
+        lines += [(f"{sign} {line}", color, text) for line in _wrapped(names)]
+    return lines
+
+
+def _wrapped(names: Sequence[str]) -> list[str]:
+    """Return names in the lines that fit; the last line has the number of the others."""
+    lines = [""]
+    for number, name in enumerate(names):
+        longer = f"{lines[-1]}, {name}" if lines[-1] else name
+        if len(longer) <= LETTERS or not lines[-1]:
+            lines[-1] = longer
+        elif len(lines) < LINES:
+            lines.append(name)
+        else:
+            lines[-1] += f" +{len(names) - number}"
+            break
+    return lines if names else []
+
 
 GAP, BETWEEN, VERDICT, LABEL = 0.06, 0.12, 1.6, 0.34
 """Room between pictures and rows of a drawing, in widths of a picture."""

@@ -3,7 +3,7 @@
 from bilens.read.bonds import bond_figure, kept_directions_figure
 from bilens.read.classifier import eigenvector_figure
 from bilens.read.cuts import directions_figure, matrices_figure, network_figure
-from bilens.read.explanation import explanation_figure
+from bilens.read.explanation import explanation_figure, shared_figure
 from bilens.read.fidelity import kept_figure, truncation_figure
 from bilens.read.figures.canvas import Branch, branches_html, save_figure, save_figures, tree_figure
 from bilens.read.figures.plots import (
@@ -14,7 +14,6 @@ from bilens.read.figures.plots import (
     spectrum_figure,
     summands_figure,
 )
-from bilens.read.shared import shared_figure
 from bilens.report.compare import Axis, ComparisonReading, loss_figure
 from bilens.report.page import contexts_html, render_page, table_html, write_page, write_report
 

@@ -12,7 +12,7 @@ from bilens.read.figures.canvas import BLUE, GREY, RED, dress
 from bilens.reading import Fact, Picture, Reading, Section, Table, plotly_text
 
 if TYPE_CHECKING:  # pandas takes its time to import
-    from bilens.train.compare import Comparison
+    from bilens.train.language import Comparison
 
 Axis = Literal["steps", "tokens", "seconds"]
 """Axes of validation losses."""

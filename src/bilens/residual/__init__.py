@@ -3,11 +3,10 @@
 Importing it takes as long as transformers does.
 """
 
-from bilens.residual.attention import queries_keys
 from bilens.residual.families import Family, known_families, register_family
 from bilens.residual.layers import HeadWeights, Moment, Parts, ValueSource
 from bilens.residual.model import ResidualModel
-from bilens.residual.trace import LayerTrace, Trace
+from bilens.residual.trace import LayerTrace, Trace, queries_keys
 
 __all__ = [
     "Family",

@@ -14,11 +14,10 @@ from bilens.checks import check_index, check_text, check_weights, full_precision
 from bilens.data.corpus import batched
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
-from bilens.residual.attention import query_key_maps
 from bilens.residual.families import parts_of
 from bilens.residual.layers import Layer
 from bilens.residual.parts import working_dtype
-from bilens.residual.trace import Trace, mlp_inputs, text_ids, traces
+from bilens.residual.trace import Trace, mlp_inputs, query_key_maps, text_ids, traces
 from bilens.settings import Count, Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
 

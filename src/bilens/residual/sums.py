@@ -15,11 +15,10 @@ from transformers import PreTrainedModel
 
 from bilens.checks import check_sum
 from bilens.errors import BilensError
-from bilens.residual.attention import recording
 from bilens.residual.families import evaluating
 from bilens.residual.layers import MLP
 from bilens.residual.model import ResidualModel
-from bilens.residual.trace import Trace
+from bilens.residual.trace import Trace, recording
 from bilens.tensor.factors import with_constant
 
 TEXTS, LENGTH = 2, 16

@@ -1,20 +1,24 @@
 """The mathematics: bilinear layers as third-order tensors, kept in their factors."""
 
 from bilens.tensor.bilinear import BilinearTensor, TensorSVD
-from bilens.tensor.chain import TensorChain, TensorStack
+from bilens.tensor.chain import (
+    Cut,
+    Products,
+    TensorChain,
+    TensorStack,
+    product_weight,
+    sparse_basis,
+)
 from bilens.tensor.chain_bonds import Bond, Bonds, TreeBonds, bonds
-from bilens.tensor.cut import Cut, Products, product_weight, sparse_basis
 from bilens.tensor.expectation import expected_cosine, expected_inner
 from bilens.tensor.extrema import Extrema, local_extrema
 from bilens.tensor.factored import FactoredMatrix, FactoredSVD, TopEntries, top_entries
 from bilens.tensor.factors import affine, with_constant
 from bilens.tensor.jacobian_bonds import FunctionBonds, function_bonds, gaussian_samples
-from bilens.tensor.quadratic import QuadraticForm
+from bilens.tensor.quadratic import QuadraticForm, Spectrum
 from bilens.tensor.reexpression import Dictionary, Reexpression, Steering, reexpress, steer
-from bilens.tensor.search import TopPaths, top_paths
 from bilens.tensor.similarity import Features, best_match, cluster, form_cosines
-from bilens.tensor.spectrum import Spectrum
-from bilens.tensor.tree import LazyTree, Paths, decompile, tree_to_networkx
+from bilens.tensor.tree import LazyTree, Paths, TopPaths, decompile, top_paths, tree_to_networkx
 
 __all__ = [
     "BilinearTensor",

@@ -1,19 +1,21 @@
-"""Deep models as chains of tensors, and chains prepared for decomposition."""
+"""Deep models as chains of tensors, and on few coordinates between their layers."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bilens.checks import check_finite
+from bilens.checks import check_count, check_finite, full_precision
 from bilens.errors import BilensError
+from bilens.settings import Count
 from bilens.tensor.bilinear import BilinearTensor
+from bilens.tensor.factors import fit_input
 from bilens.tensor.tracing import chain_factors
 
 
@@ -209,3 +211,238 @@ def _check(tensors: Sequence[BilinearTensor], directions: Tensor) -> None:
             f"of length {tensors[-1].n_out}, one number for each output of the last tensor"
         )
     check_finite(directions=directions)
+
+
+@full_precision
+@dataclass(frozen=True, eq=False)
+class Products:
+    """The terms c z_i z_j of the layers of a cut model, the largest share first.
+
+    Attributes:
+        layer: number of the core of each term, the first being 0.
+        output: the core's output that the term is added to.
+        first: i.
+        second: j, at least i.
+        coefficient: c; twice the entry of the interaction matrix if i and j differ.
+        share: of one use of the term in the squared norm of the model.
+    """
+
+    layer: Int[Tensor, " terms"]
+    output: Int[Tensor, " terms"]
+    first: Int[Tensor, " terms"]
+    second: Int[Tensor, " terms"]
+    coefficient: Float64[Tensor, " terms"]
+    share: Float64[Tensor, " terms"]
+
+    def __len__(self) -> int:
+        """Return the number of terms."""
+        return len(self.layer)
+
+
+@full_precision
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A model cut to a few directions of each bond.
+
+    z_0 = read x,  z_(l+1) = core_l(z_l),  and the outputs are those of the last core
+
+    Each output of a core is an interaction matrix of r x r numbers, and the outputs of a core are
+    the inputs of the next. Any basis of the coordinates makes the same model. `Bonds.cut` returns
+    the basis ordered by singular values. Its coordinates are uncorrelated and of unit size.
+
+    Attributes:
+        read: one row for each direction of the input.
+        write: one column for each coordinate: write z_0 is x on the directions that are read.
+        cores: the layers on the coordinates, without a constant: it is one of their directions.
+        environments: U at each bond, the input's first, and of the outputs. A change of size e in
+            coordinate k is a share U_kk e^2 of the model's squared norm, at each use.
+        certificate: upper bound on the relative error of the tree, see `TreeBonds.certificate`;
+            None for directions of another metric.
+        constant: the last input coordinate is the constant 1.
+    """
+
+    read: Float64[Tensor, "k n_in"]
+    write: Float64[Tensor, "n_in k"]
+    cores: tuple[BilinearTensor, ...]
+    environments: tuple[Float64[Tensor, "_ _"], ...]
+    certificate: float | None
+    constant: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Number of directions at each bond, the input's first."""
+        return tuple(core.n_in for core in self.cores)
+
+    def tensors(self) -> list[BilinearTensor]:
+        """Return the model as an ordinary chain, the first layer first."""
+        first = replace(self.cores[0].change_basis(inputs=self.read), constant=self.constant)
+        return [first, *self.cores[1:]]
+
+    def coordinates(self, x: Float[Tensor, "*batch n_in"]) -> list[Float64[Tensor, "*batch _"]]:
+        """Return the coordinates z at each bond, the input's first, and then the outputs."""
+        z = [fit_input(x, self.read, self.constant) @ self.read.T]
+        for core in self.cores:
+            z.append(core(z[-1]))
+        return z
+
+    def __call__(self, x: Float[Tensor, "*batch n_in"]) -> Float64[Tensor, "*batch n_out"]:
+        """Evaluate the cut model on each row of x, (*batch, n_out)."""
+        return self.coordinates(x)[-1]
+
+    def rotate(self, rotations: Sequence[Float[Tensor, "_ _"]]) -> "Cut":
+        """Return the same model in coordinates z', z = O z', with one O for each bond in order."""
+        shapes = [tuple(rotation.shape) for rotation in rotations]
+        if shapes != [(k, k) for k in self.ranks]:
+            raise BilensError(
+                f"rotations have shapes {shapes}; expected square ones of "
+                f"sizes {self.ranks}, one for each bond"
+            )
+        turned = [rotation.to(self.read) for rotation in rotations]
+        # A basis that is not orthonormal would change environments and shares.
+        for i, turn in enumerate(turned):
+            if not torch.allclose(turn.T @ turn, torch.eye(len(turn)).to(turn), atol=1e-8):
+                raise BilensError(f"rotations[{i}] is not orthogonal, so the model would change")
+        above = [turn.T for turn in turned[1:]]
+        return replace(
+            self,
+            read=turned[0].T @ self.read,
+            write=self.write @ turned[0],
+            cores=tuple(
+                core.change_basis(turn, up)
+                for core, turn, up in zip(self.cores, turned, [*above, None], strict=True)
+            ),
+            environments=(
+                *(turn.T @ U @ turn for turn, U in zip(turned, self.environments, strict=False)),
+                self.environments[-1],
+            ),
+        )
+
+    def products(self) -> Products:
+        """Return every term of every layer: sum_l n_out r (r + 1) / 2 of them."""
+        terms = []
+        for number, (core, U) in enumerate(zip(self.cores, self.environments[1:], strict=True)):
+            i, j = torch.triu_indices(core.n_in, core.n_in, device=U.device)
+            entries = core.dense()[:, i, j]
+            times = torch.where(i == j, 1.0, 2.0).to(entries)
+            # U weighs a change of an output, and entries off the diagonal are there twice.
+            shares = U.diagonal()[:, None].clamp_min(0) * times * entries**2
+            output = torch.arange(core.n_out, device=U.device)
+            o, _ = torch.broadcast_tensors(output[:, None], entries)
+            layer = torch.full_like(o, number)
+            columns = (layer, o, i.expand_as(o), j.expand_as(o), times * entries, shares)
+            terms.append([column.reshape(-1) for column in columns])
+        layer, o, i, j, coefficient, share = (torch.cat(c) for c in zip(*terms, strict=True))
+        order = share.argsort(descending=True, stable=True)
+        return Products(*(c[order] for c in (layer, o, i, j, coefficient, share)))
+
+    def keep_products(self, k: int) -> list[BilinearTensor]:
+        """Return the chain that adds up only the k products of largest share."""
+        terms = self.products()
+        check_count("k", k, len(terms), "the number of products in the cut model")
+        chain = []
+        for number, core in enumerate(self.cores):
+            here = torch.nonzero(terms.layer[:k] == number).flatten()
+            out = core.out.new_zeros(core.n_out, core.n_in, core.n_in)
+            at = (terms.output[here], terms.first[here], terms.second[here])
+            out[at] = terms.coefficient[here]
+            chain.append(of_products(out))
+        first = replace(chain[0].change_basis(inputs=self.read), constant=self.constant)
+        return [first, *chain[1:]]
+
+
+def fewest_hidden(core: BilinearTensor) -> BilinearTensor:
+    """Return the same tensor with a hidden unit for each pair of inputs, if that makes fewer."""
+    if core.rank <= core.n_in * (core.n_in + 1) // 2:
+        return core
+    # A cut has few inputs and may have many hidden units: pairs of inputs are then fewer.
+    B = core.dense()
+    return of_products(torch.triu(B) + torch.triu(B, 1))
+
+
+def of_products(coefficients: Float64[Tensor, "n_out k k"]) -> BilinearTensor:
+    """Return the tensor of x -> sum_ij c_oij x_i x_j, with a hidden unit for each pair in use."""
+    # Hidden units are shared by all outputs. At least one exists, so that the layer is not empty.
+    used = coefficients.abs().amax(0) > 0
+    used[0, 0] |= not used.any()
+    i, j = torch.nonzero(used, as_tuple=True)
+    eye = torch.eye(len(used), dtype=coefficients.dtype, device=coefficients.device)
+    return BilinearTensor(eye[i], eye[j], coefficients[:, i, j])
+
+
+LEARNING_RATE = 0.03
+
+
+@full_precision
+def product_weight(cut: Cut) -> float:
+    """Return the sum of sqrt(share) over all products of a cut model; `sparse_basis` lowers it."""
+    return float(cut.products().share.detach().sqrt().sum())
+
+
+@full_precision
+def sparse_basis(cut: Cut, *, steps: Count = 200) -> Cut:
+    """Rotate the coordinates of a cut model, so that few large products replace many.
+
+    Minimises `product_weight` over a rotation O = exp(A - A') of each bond:
+
+        sum_l sum_(o, i <= j) sqrt(U_oo) |c_oij|
+
+    `steps` of Adam from the cut's coordinates reach a local minimum,
+    never above the start. Coordinates stay uncorrelated and of unit size. They are ordered by U_kk.
+    Their sign makes the strongest product positive or, at the input, the sum of the column of
+    `write`. Costs O(r^4) a layer and step. The objective, sparse coding of the entries of the
+    interaction matrices, is not from the literature.
+    """
+    # Gradients are those of the rotations only, also where the model's weights have some.
+    cores = [core.dense().detach() for core in cut.cores]
+    # Antisymmetric generators: every step is a rotation, so the model never changes.
+    angles = [torch.zeros(k, k).to(cut.read).requires_grad_() for k in cut.ranks]
+    optimizer = torch.optim.Adam(angles, lr=LEARNING_RATE)
+    least, best = math.inf, [A.detach() for A in angles]
+    with torch.enable_grad():
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / steps)
+            loss = _weight(cores, cut, _rotations(angles))
+            # |x| has kinks where Adam oscillates, so the best step is not the last.
+            if float(loss.detach()) < least:
+                least, best = float(loss.detach()), [A.detach().clone() for A in angles]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    with torch.no_grad():
+        # Rotations of the model that was given: no rounding of 200 steps adds up.
+        turned = cut.rotate(_rotations(best))
+        sizes = [U.diagonal() for U in turned.environments[:-1]]
+        # A rotation mixes the order by importance, which `BondDirection` and figures rely on.
+        orders = [torch.eye(len(u)).to(u)[:, u.argsort(descending=True)] for u in sizes]
+        ordered = turned.rotate(orders)
+        return ordered.rotate([signs.diag() for signs in _signs(ordered)])
+
+
+def _rotations(angles: list[Tensor]) -> list[Float64[Tensor, "_ _"]]:
+    return [torch.matrix_exp(A - A.T) for A in angles]
+
+
+def _weight(cores: list[Tensor], cut: Cut, rotations: list[Tensor]) -> Float64[Tensor, ""]:
+    total = cores[0].new_zeros(())
+    for i, (core, turn) in enumerate(zip(cores, rotations, strict=True)):
+        entries, U = turn.T @ core @ turn, cut.environments[i + 1].detach()
+        if i + 1 < len(cores):
+            up = rotations[i + 1]
+            entries = torch.einsum("op,oij->pij", up, entries)
+            U = up.T @ U @ up
+        # An entry off the diagonal and its mirror image are one product: sqrt(2) of its size.
+        sizes = entries.abs() * (torch.eye(len(turn)).to(turn) * (1 - 0.5**0.5) + 0.5**0.5)
+        total = total + (U.diagonal().clamp_min(0).sqrt()[:, None, None] * sizes).sum()
+    return total
+
+
+def _signs(cut: Cut) -> Iterator[Float64[Tensor, " _"]]:
+    """Yield 1 or -1 for each coordinate of each bond, the input's first."""
+    signs = torch.where(cut.write.sum(0) < 0, -1.0, 1.0).to(cut.read)
+    for core in cut.cores:
+        yield signs
+        entries = core.dense() * signs * signs[:, None]
+        # An entry off the diagonal counts for two.
+        weights = (entries * (2 - torch.eye(core.n_in)).to(entries).sqrt()).flatten(1)
+        strongest = weights.gather(1, weights.abs().argmax(1, keepdim=True))[:, 0]
+        signs = torch.where(strongest < 0, -1.0, 1.0).to(cut.read)

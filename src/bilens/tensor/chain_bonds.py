@@ -29,8 +29,7 @@ from bilens.lazy_imports import pd
 from bilens.reading import Fact, Reading
 from bilens.settings import NotNegative
 from bilens.tensor.bilinear import BilinearTensor
-from bilens.tensor.chain import joined
-from bilens.tensor.cut import Cut, fewest_hidden
+from bilens.tensor.chain import Cut, fewest_hidden, joined
 from bilens.tensor.factors import checked_positive, hidden_product, square_root
 
 SLACK = 4

@@ -1,22 +1,292 @@
-"""Interaction matrices as factored quadratic forms, and their eigenpairs."""
+"""Interaction matrices as factored quadratic forms, their eigenvectors and their activations."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from einops import einsum
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from bilens.checks import check_count, check_finite, full_precision
-from bilens.errors import BilensError
-from bilens.lazy_imports import pd
-from bilens.memory import check_memory
+from bilens.errors import BilensError, CheckpointError
+from bilens.lazy_imports import lazy_import, pd, safetensors
+from bilens.long_work import check_memory
 from bilens.reading import Fact, Reading
-from bilens.settings import Seed, Tolerance
+from bilens.settings import Count, Seed, Tolerance
 from bilens.tensor import factors
+from bilens.tensor.factors import affine, fit_input
 from bilens.tensor.lanczos import MISS, Search, basis_size
-from bilens.tensor.spectrum import Spectrum
+
+if TYPE_CHECKING:
+    from bilens import files
+else:
+    files = lazy_import("bilens.files")
+
+SAVED = ("values", "vectors", "residuals", "miss_chance")
+
+
+@full_precision
+@dataclass(frozen=True, eq=False, repr=False)
+class Spectrum(Reading):
+    """Eigenpairs of one quadratic form or of a batch: x'Qx = sum_i lambda_i (v_i . x)^2.
+
+    Eigenvectors are orthonormal rows, ordered by |lambda| unless a method says otherwise; their
+    signs are arbitrary until `oriented` chooses them.
+
+    Attributes:
+        values: lambda_i.
+        vectors: v_i, one row each.
+        residuals: |Q v_i - lambda_i v_i| / |lambda_1|, measured on these vectors.
+        constant: the last input coordinate is the constant 1.
+        miss_chance: for each form, an upper bound on the chance that `eigh` missed a larger
+            eigenvalue. It is 0 if the form was decomposed in full, and None if unknown.
+
+    Source: Pearce et al. 2024, equations 2 and 3.
+    """
+
+    values: Float[Tensor, "*batch k"]
+    vectors: Float[Tensor, "*batch k n_in"]
+    residuals: Float[Tensor, "*batch k"]
+    constant: bool = False
+    miss_chance: Float64[Tensor, "*batch"] | None = None
+
+    axes: ClassVar[dict[str, str]] = {"x": "number", "y": "eigenvalue", "color": "form"}
+
+    def facts(self) -> list[Fact]:
+        """Return sizes, the largest |eigenvalue| and the effective rank, or their means."""
+        facts: list[Fact] = [("eigenpairs", self.k), ("inputs", self.n_in)]
+        if self.batch_shape:
+            facts.insert(0, ("forms", "x".join(map(str, self.batch_shape))))
+        if not self.values.numel() or not self.values.isfinite().all():
+            return facts
+        largest = self.values.gather(-1, self.values.abs().argmax(-1, keepdim=True)).mean()
+        mean = "mean " if self.batch_shape else ""
+        facts.append((f"{mean}top eigenvalue", float(largest)))
+        return [*facts, (f"{mean}effective rank", round(float(self.effective_rank().mean()), 1))]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row for each eigenpair: form, number, eigenvalue, share of the sum, residual.
+
+        Forms are counted through the batch.
+        """
+        values = self.values.detach().cpu().reshape(-1, self.k)
+        total = values.abs().sum(-1, keepdim=True)
+        shares = values.abs() / torch.where(total > 0, total, torch.ones_like(total))
+        columns = {
+            "form": torch.arange(len(values))[:, None].expand_as(values),
+            "number": torch.arange(1, self.k + 1).expand_as(values),
+            "eigenvalue": values,
+            "share": shares,
+            "residual": self.residuals.detach().cpu(),
+        }
+        return pd.DataFrame({name: column.flatten().tolist() for name, column in columns.items()})
+
+    @property
+    def n_in(self) -> int:
+        """Number of inputs, the constant among them."""
+        return self.vectors.shape[-1]
+
+    @property
+    def k(self) -> int:
+        """Number of eigenpairs of each form."""
+        return self.values.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of the batch of forms; empty for a single one."""
+        return self.values.shape[:-1]
+
+    def to(self, target: torch.dtype | torch.device | str) -> "Spectrum":
+        """Return the same spectrum in another dtype or on another device."""
+        chance = self.miss_chance
+        if chance is not None and not isinstance(target, torch.dtype):
+            chance = chance.to(target)
+        return replace(
+            self,
+            values=self.values.to(target),
+            vectors=self.vectors.to(target),
+            residuals=self.residuals.to(target),
+            miss_chance=chance,
+        )
+
+    def __getitem__(self, index: int | slice) -> "Spectrum":
+        """Return the spectrum of one or several forms along the first batch axis."""
+        if not self.batch_shape:
+            raise BilensError("This spectrum is of a single form, without a batch to index")
+        parts = {name: getattr(self, name) for name in SAVED}
+        indexed = {name: part[index] for name, part in parts.items() if part is not None}
+        return replace(self, **indexed)
+
+    def overlaps(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
+        """Return v_i . x, of shape `samples` followed by the axes of `values`."""
+        x = fit_input(x, self.vectors, self.constant)
+        flat = x @ self.vectors.reshape(-1, self.n_in).T
+        return flat.reshape([*x.shape[:-1], *self.values.shape])
+
+    def activations(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
+        """Return lambda_i (v_i . x)^2, of shape `samples` followed by the axes of `values`.
+
+        Their sum over all eigenpairs is x'Qx.
+
+        Source: Pearce et al. 2024, equation 3.
+        """
+        return self.values * self.overlaps(x) ** 2
+
+    def __call__(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
+        """Evaluate x'Qx through these eigenpairs only, of shape `samples` followed by the batch."""
+        return self.activations(x).sum(-1)
+
+    def dense(self) -> Float[Tensor, "*batch n_in n_in"]:
+        """Return the matrices that these eigenpairs make, sum_i lambda_i v_i v_i'."""
+        scaled = self.values[..., None] * self.vectors
+        return einsum(scaled, self.vectors, "... k i, ... k j -> ... i j")
+
+    def truncate(self, k: int) -> "Spectrum":
+        """Return the first k eigenpairs in the present order."""
+        check_count("k", k, self.k, "the number of eigenpairs")
+        return self.select(range(k))
+
+    def select(self, indices: Int[Tensor, "... m"] | Sequence[int]) -> "Spectrum":
+        """Return eigenpairs by their numbers, the same for every form or one row for each form."""
+        order = torch.as_tensor(indices, device=self.values.device)
+        if order.ndim == 0 or order.shape[:-1] not in (torch.Size(), self.batch_shape):
+            rows = f" or {(*self.batch_shape, 'm')}" if self.batch_shape else ""
+            raise BilensError(f"indices has shape {tuple(order.shape)}, expected (m,){rows}")
+        are_integers = order.numel() and not order.is_floating_point()
+        if not are_integers or order.min() < 0 or order.max() >= self.k:
+            raise BilensError(
+                f"indices={order.tolist()}, expected numbers of eigenpairs, 0 to {self.k - 1}, at "
+                "least one"
+            )
+        return self._take(order.expand(*self.batch_shape, order.shape[-1]))
+
+    def positive(self) -> "Spectrum":
+        """Return the eigenpairs that can only raise the value, in the present order: Q_+ of Q.
+
+        If forms of a batch have different numbers of them, the shorter ones are filled up with
+        eigenvectors whose eigenvalues are set to 0.
+        """
+        return self._of_sign(self.values > 0)
+
+    def negative(self) -> "Spectrum":
+        """Return the eigenpairs that can only lower the value; see `positive`."""
+        return self._of_sign(self.values < 0)
+
+    def ordered_by(self, scores: Float[Tensor, "*batch k"]) -> "Spectrum":
+        """Reorder by descending `scores`, such as `spectrum.activations(x).mean(0)`."""
+        if scores.shape != self.values.shape:
+            raise BilensError(
+                f"scores has shape {tuple(scores.shape)}; expected {tuple(self.values.shape)}, "
+                "one number for each eigenpair"
+            )
+        return self._take(scores.argsort(dim=-1, descending=True, stable=True))
+
+    def outermost(self, k: Count) -> "Spectrum":
+        """Return the k largest eigenvalues from the top down, then the k lowest from the bottom up.
+
+        A form of fewer than 2k eigenvalues has fewer of either.
+        """
+        order = self.values.argsort(dim=-1, descending=True)
+        top, bottom = order[..., :k], order[..., k:].flip(-1)[..., :k]
+        return self._take(torch.cat([top, bottom], -1))
+
+    def oriented(self, x: Float[Tensor, "samples n_in"], k: Count = 3) -> "Spectrum":
+        """Choose each eigenvector's sign so that it resembles the inputs it reacts to most.
+
+        The sign is that of the sum of v.x over the k inputs of largest |activation|.
+
+        Source: Pearce et al. 2024, figure 2B.
+        """
+        if len(x) == 0:
+            raise BilensError(f"x has shape {tuple(x.shape)}, expected at least one sample")
+        overlaps = self.overlaps(x)
+        best = overlaps.abs().topk(min(k, len(x)), dim=0).indices
+        sign = torch.where(overlaps.gather(0, best).sum(0) < 0, -1, 1).to(self.values)
+        return replace(self, vectors=sign[..., None] * self.vectors)
+
+    def pullback(
+        self, weight: Float[Tensor, "n_in n_features"], bias: Float[Tensor, " n_in"] | None = None
+    ) -> "Spectrum":
+        """Return the same eigenvectors as directions of features z: v.x = (W'v).z for x = W z.
+
+        This turns eigenvectors after an embedding into pictures. The pulled back vectors have the
+        same activations but are no longer orthonormal.
+
+        Args:
+            weight: W, the map from features to the inputs of this spectrum.
+            bias: bias of that map; requires the constant coordinate, which stays.
+
+        Source: Pearce et al. 2024, section 4.2.
+        """
+        if bias is not None and not self.constant:
+            raise BilensError("bias was given, but this spectrum has no constant coordinate for it")
+        matrix = affine(weight, bias) if self.constant else weight
+        if matrix.shape[0] != self.n_in:
+            wanted = self.n_in - self.constant
+            raise BilensError(
+                f"weight has shape {tuple(weight.shape)}; expected ({wanted}, n_features)"
+            )
+        return replace(self, vectors=self.vectors @ matrix.to(self.vectors))
+
+    def effective_rank(self) -> Float[Tensor, "*batch"]:
+        """Return (sum |lambda|)^2 / sum lambda^2, the equivalent number of equal eigenvalues.
+
+        A zero form has effective rank 0.
+        """
+        check_finite(values=self.values)
+        magnitudes = self.values.abs()
+        # Squares of small eigenvalues would underflow.
+        largest = magnitudes.amax(-1, keepdim=True)
+        magnitudes = magnitudes / torch.where(largest > 0, largest, 1)
+        return magnitudes.sum(-1) ** 2 / (magnitudes**2).sum(-1).clamp_min(1)
+
+    def save(self, path: Path | str) -> None:
+        """Write all attributes to a safetensors file, `constant` as metadata; `load` reads it.
+
+        Raises:
+            CheckpointError: the system refuses.
+        """
+        tensors = {name: getattr(self, name) for name in SAVED}
+        known = {name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None}
+        files.write_safetensors(Path(path), known, {"constant": str(self.constant)})
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Spectrum":
+        """Read a file written by `save`.
+
+        Raises:
+            CheckpointError: the file does not exist or holds no spectrum.
+        """
+        with files.file_errors(path, "read"), safetensors.safe_open(path, "pt") as file:
+            constant = (file.metadata() or {}).get("constant")
+            names = set(SAVED).intersection(file.keys())
+            tensors = {name: file.get_tensor(name) for name in names}
+        if constant not in ("True", "False") or not {*SAVED[:3]} <= tensors.keys():
+            raise CheckpointError(
+                f"{path} does not hold a spectrum: expected {', '.join(SAVED[:3])}, and in its "
+                "metadata constant, as Spectrum.save writes them"
+            )
+        return cls(**tensors, constant=constant == "True")
+
+    def _take(self, order: Int[Tensor, "*batch k"]) -> "Spectrum":
+        rows = order[..., None].expand(*order.shape, self.n_in)
+        return replace(
+            self,
+            values=self.values.gather(-1, order),
+            vectors=self.vectors.gather(-2, rows),
+            residuals=self.residuals.gather(-1, order),
+        )
+
+    def _of_sign(self, selected: Bool[Tensor, "*batch k"]) -> "Spectrum":
+        count = max(1, int(selected.sum(-1).max()))
+        order = (~selected).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
+        pairs = self._take(order)
+        # The shorter forms of a batch have eigenpairs of the other sign here: they become zero.
+        return replace(pairs, values=pairs.values * selected.gather(-1, order))
+
 
 WORKING_BYTES = 512 * 1024**2
 """Bytes of working memory of a batch; more forms are processed in turns."""

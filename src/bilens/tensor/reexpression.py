@@ -11,7 +11,7 @@ from torch.nn import functional
 from bilens.checks import check_finite, full_precision
 from bilens.errors import BilensError
 from bilens.tensor.bilinear import BilinearTensor
-from bilens.tensor.spectrum import Spectrum
+from bilens.tensor.quadratic import Spectrum
 
 
 @full_precision

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.files import write_json, write_text
+from bilens.hub import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.lazy_imports import accelerate, pd
-from bilens.model_card import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.reading import Fact, Reading
 
 BATCH = 4

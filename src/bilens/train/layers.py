@@ -27,8 +27,8 @@ from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, write_safetensors
 from bilens.lazy_imports import accelerate
 from bilens.nn.checkpoint import WEIGHTS_NAME
-from bilens.residual.attention import StopForwardError
 from bilens.residual.parts import working_dtype
+from bilens.residual.trace import StopForwardError
 from bilens.train.run_directory import CHECKPOINTS, is_begun
 from bilens.train.settings import Distillation
 from bilens.train.trainer import Stage

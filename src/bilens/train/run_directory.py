@@ -33,10 +33,10 @@ from bilens.files import (
     write_safetensors,
     write_text,
 )
+from bilens.hub import CARD_NAME, model_card
 from bilens.lazy_imports import lazy_import
-from bilens.model_card import CARD_NAME, model_card
+from bilens.long_work import print_status
 from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch, read_config
-from bilens.progress import print_status
 
 if TYPE_CHECKING:
     from accelerate import tracking

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from bilens.convert.language_model import as_language_model, without_softmax
@@ -17,16 +18,191 @@ from bilens.convert.loading import open_model, save_model
 from bilens.data import Corpus
 from bilens.files import write_safetensors
 from bilens.lazy_imports import accelerate
+from bilens.long_work import progress_bar
 from bilens.nn.checkpoint import CONFIG_NAME
 from bilens.nn.language import LanguageConfig, LanguageModel
+from bilens.nn.language.attention import Attention, Rope
+from bilens.residual.parts import working_dtype
 from bilens.train.agreement import Measurements, Tensorised, distillation_loss
-from bilens.train.layers import sharing_copy, stages_of
+from bilens.train.layers import (
+    LayerStreams,
+    Rows,
+    learn_layer,
+    sharing_copy,
+    stages_of,
+    teach,
+    working_folder,
+)
 from bilens.train.linearise import linearise
-from bilens.train.own_text import OwnText
-from bilens.train.patterns import teach_patterns
 from bilens.train.run_directory import is_begun
 from bilens.train.settings import Distillation, TensoriseTraining
 from bilens.train.trainer import Stage, alone_with_seed
+
+
+def interleaved(texts: list[Int[Tensor, "_ time"]]) -> Int[Tensor, "n_texts time"]:
+    """Return texts of several kinds in turn, as many of each as the shortest list has."""
+    least = min(map(len, texts))
+    return torch.stack([rows[:least] for rows in texts], 1).flatten(0, 1)
+
+
+class OwnText(Dataset[dict[str, Tensor]]):
+    """Texts drawn from a model at temperature 1, each from one random first token.
+
+    Every other text begins with the beginning-of-text token if the model has one. Texts are drawn
+    in parts as they are read, so none is stored and none repeats. They follow from the seed, the
+    stage and their numbers, so a resumed training reads the same.
+
+    Args:
+        model: model to draw from.
+        training: settings, with the length of a text and the number that is drawn at once.
+        n_texts: number of texts.
+        stage: number of the stage, from 0 to 2; each has its own texts.
+        texts: given texts to mix in, at most a share `training.data_share`.
+    """
+
+    in_order = True
+
+    def __init__(
+        self,
+        model: Any,
+        training: TensoriseTraining,
+        n_texts: int,
+        stage: int,
+        texts: Int[Tensor, "n_given time"] | None = None,
+    ) -> None:
+        self.model, self.training, self.n_texts, self.stage = model, training, n_texts, stage
+        n_given = 0 if texts is None else min(len(texts), int(n_texts * training.data_share))
+        self.given, self.share = texts, n_given / n_texts
+        self._part, self._rows = -1, torch.empty(0)
+
+    def __len__(self) -> int:
+        return self.n_texts
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        before, given = int(number * self.share), int((number + 1) * self.share)
+        if self.given is not None and given > before:
+            return {"input_ids": self.given[before].cpu()}
+        return {"input_ids": self._drawn(number - before)}
+
+    def all(self) -> Int[Tensor, "n_texts time"]:
+        """Return all texts, on the device of the model."""
+        device = next(self.model.parameters()).device
+        with progress_bar() as bar:
+            numbers = bar.track(range(self.n_texts), description="own text")
+            return torch.stack([self[number]["input_ids"] for number in numbers]).to(device)
+
+    @torch.no_grad()
+    def _drawn(self, number: int) -> Int[Tensor, " time"]:
+        model, size = self.model, self.training.sample_batch
+        part, row = divmod(number, size)
+        if part != self._part:
+            device = next(model.parameters()).device
+            seed = (3 * self.training.seed + self.stage << 24) + part
+            generator = torch.Generator(device).manual_seed(seed % 2**63)
+            n = min(size, self.n_texts - part * size)
+            ids = torch.randint(model.config.vocab_size, (n, 1), device=device, generator=generator)
+            if model.config.bos_token_id is not None:
+                ids[::2] = model.config.bos_token_id
+            columns, cache = [ids], None
+            for _ in range(self.training.length - 1):
+                output = model(columns[-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+                cache = output.past_key_values
+                probabilities = output.logits[:, -1].float().softmax(-1)
+                columns.append(probabilities.multinomial(1, generator=generator))
+            self._part, self._rows = part, torch.cat(columns, 1).cpu()
+        return self._rows[row]
+
+
+EPS = 1e-6
+"""Smallest attention that the cross-entropy resolves."""
+
+
+def teach_patterns(
+    student: LanguageModel,
+    teacher: LanguageModel,
+    texts: Int[Tensor, "texts time"],
+    training: Distillation,
+    run: Path | None = None,
+) -> list[float]:
+    """Train queries, keys and constants of a student in place; return the losses of its layers.
+
+    Every layer of the student reads the teacher's stream, so layers learn one by one. The loss is
+    `pattern_loss`, and `training.batch_size` counts texts. Everything else of the student stays.
+    The training is one of the Trainer: processes, ctrl-C and checkpoints are as in
+    `train_language`.
+
+    Args:
+        student: model of the teacher's sizes, whose rows of patterns sum to 1.
+        teacher: model with softmax.
+        texts: texts in their tokens.
+        training: settings.
+        run: folder for the layers that have learned, and for checkpoints. Layers that are there
+            already are opened, so a call with the same arguments resumes.
+
+    Raises:
+        BilensError: the training diverged.
+        KeyboardInterrupt: ctrl-C, after a checkpoint was saved.
+    """
+    like = next(teacher.parameters())
+    dtype = working_dtype(like.dtype)
+    positions = torch.arange(texts.shape[1], device=like.device)
+    rope = teacher.embed_text(texts[:1].to(like.device), positions[None])[2]
+    rope = None if rope is None else (rope[0].to(dtype), rope[1].to(dtype))
+    pairs: list[Any] = list(zip(student.blocks, teacher.blocks, strict=True))
+    losses = []
+    with working_folder(run) as folder:
+        streams = LayerStreams(teacher, [block for _, block in pairs], texts, folder)
+        for layer, (pupil, block) in enumerate(pairs):
+            norm, attention = (deepcopy(part).to(dtype) for part in (block.attn_norm, block.attn))
+
+            def loss(
+                module: Any, x: Tensor, norm: Any = norm, attention: Any = attention
+            ) -> Tensor:
+                return pattern_loss(module, attention, norm(x.to(dtype)), rope)
+
+            def learn(
+                place: Path, pupil: Any = pupil, layer: int = layer, loss: Any = loss
+            ) -> dict[str, float]:
+                rows, name = Rows(streams.stream), f"patterns, layer {layer + 1} of {len(pairs)}"
+                last = teach(pupil.attn, loss, rows, training, place, name, learned=_learned)
+                return {"loss": last}
+
+            losses.append(learn_layer(run, folder, layer, pupil.attn, learn)["loss"])
+            streams.advance()
+    return losses
+
+
+def pattern_loss(
+    student: Attention,
+    teacher: Attention,
+    x: Float[Tensor, "batch time d_model"],
+    rope: Rope | None,
+) -> Float[Tensor, ""]:
+    """Return the loss of a layer's patterns on the teacher's normalised stream x.
+
+        - sum_s A_ts log A'_ts + |sum_s (A'_ts - A_ts) v_s|^2 / mean_t |sum_s A_ts v_s|^2,
+
+    the mean over heads and rows, with A the teacher's pattern and A' the student's.
+    """
+    with torch.no_grad():
+        target = teacher.attention_pattern(x, None, rope)
+        values = teacher.values(x).repeat_interleave(teacher.n_heads // teacher.n_kv_heads, 1)
+        outputs = target @ values
+        size = outputs.square().sum(-1).mean(-1, keepdim=True).clamp_min(EPS)
+    pattern = student.attention_pattern(x, None, rope)
+    # A product of two scores may be negative, where the cross-entropy has no slope.
+    entropy = -(target * (pattern.clamp_min(0) + EPS).log()).sum(-1)
+    error = (pattern @ values - outputs).square().sum(-1) / size
+    return (entropy + error).mean()
+
+
+def _learned(attention: Any) -> list[nn.Parameter]:
+    maps = [attention.query, attention.key]
+    if attention.pairs == 2:
+        maps += [attention.query2, attention.key2]
+    weights = [weight for part in maps for weight in part.parameters()]
+    return [*weights, attention.score_constant]
+
 
 VALIDATION_TEXTS = 64
 SHARED = ("accumulate", "precision", "log_every", "save_every", "report_to", "seed")

@@ -1,6 +1,5 @@
 """Readings of language models: n-grams, heads, directions and their contexts, logits by path."""
 
-from bilens.read.language.composition import Composition, composition_scores
 from bilens.read.language.contexts import (
     Context,
     ContextIndex,
@@ -13,21 +12,29 @@ from bilens.read.language.contexts import (
 )
 from bilens.read.language.heads import (
     AttentionReading,
+    Composition,
     HeadPairs,
     HeadReading,
     attention_pairs,
+    composition_scores,
     output_pairs,
     read_attention,
     token_components,
 )
 from bilens.read.language.names import TokenDirection, shown_tokens, token_names
 from bilens.read.language.ngrams import (
+    BigramPart,
     NGramReading,
+    TrigramPart,
+    attention_scores,
+    bigram_matrix,
     bigrams,
     following,
+    head_outputs,
     pair_trigrams,
     preceding,
     read_ngrams,
+    skip_trigram_matrix,
     skip_trigrams,
 )
 from bilens.read.language.reading import (
@@ -45,14 +52,6 @@ from bilens.read.language.stream import (
     read_stream,
     split_by_eigenvectors,
     split_logits,
-)
-from bilens.read.language.token_matrices import (
-    BigramPart,
-    TrigramPart,
-    attention_scores,
-    bigram_matrix,
-    head_outputs,
-    skip_trigram_matrix,
 )
 
 __all__ = [

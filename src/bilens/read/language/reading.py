@@ -20,8 +20,14 @@ from bilens.read.language.contexts import (
 )
 from bilens.read.language.heads import AttentionReading, read_attention
 from bilens.read.language.names import TokenDirection, token_names
-from bilens.read.language.ngrams import PARTS, NGramReading, bigrams, read_ngrams, salient_section
-from bilens.read.language.token_matrices import BigramPart
+from bilens.read.language.ngrams import (
+    PARTS,
+    BigramPart,
+    NGramReading,
+    bigrams,
+    read_ngrams,
+    salient_section,
+)
 from bilens.reading import ContextLine, ContextList, Fact, Picture, Reading, Section, plain, signed
 from bilens.registry import reading
 from bilens.residual import ResidualModel

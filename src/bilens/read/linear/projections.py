@@ -14,9 +14,9 @@ from bilens.errors import BilensError
 from bilens.nn.language.attention import rotate
 from bilens.read.linear.secants import NormMap, frozen_norm, norm_secant
 from bilens.residual import Moment, ResidualModel, Trace
-from bilens.residual.attention import attention_call
 from bilens.residual.layers import Heads, folded_input
 from bilens.residual.parts import LinearMap, Norm
+from bilens.residual.trace import attention_call
 
 ROWS = 2048
 """Rows that are rotated at once."""

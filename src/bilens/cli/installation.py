@@ -1,0 +1,250 @@
+"""`bilens demo`, `doctor` and `reproduce`: commands that try an installation."""
+
+import ast
+import importlib
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from shutil import which
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from huggingface_hub import constants
+
+from bilens import __version__
+from bilens.cli.console import DataDir
+from bilens.cli.decompose import Decompose, Report
+from bilens.cli.readings import command_of
+from bilens.cli.terminal import out, show_table
+from bilens.cli.train import Architecture, TrainImages, TrainLanguage
+from bilens.errors import BilensError
+from bilens.files import write_json
+from bilens.kernels import triton_problem
+from bilens.nn.language_settings import LanguageSettings
+from bilens.reading import ContextList, Section, Table
+from bilens.registry import analysis
+from bilens.report import write_page
+from bilens.train import ClassifierTraining, is_begun
+from bilens.train.settings import LanguageTraining
+
+FOLDER = Path(__file__).parents[3] / "experiments"
+
+
+def recipes() -> dict[str, str]:
+    """Return the name and title of each recipe, a file with a function `run`.
+
+    Raises:
+        BilensError: bilens was installed without its repository.
+    """
+    if not FOLDER.is_dir():
+        raise BilensError(
+            f"{FOLDER} does not exist: recipes are part of the repository, not of the package. "
+            "Clone the repository and install it with `pip install -e .`."
+        )
+    titles = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(part, ast.FunctionDef) and part.name == "run" for part in module.body):
+            titles[path.stem] = (ast.get_docstring(module) or path.stem).splitlines()[0]
+    return titles
+
+
+def reproduce(
+    name: str, *, scale: str, output: Path, models: Path, data_dir: Path | None
+) -> dict[str, object]:
+    """Run one recipe; write its numbers to output/NAME.json and its figures to output/NAME.html.
+
+    Raises:
+        BilensError: the recipe does not exist.
+    """
+    if name not in recipes():
+        raise BilensError(f"recipe={name!r}, expected one of {', '.join(recipes())}")
+    if str(FOLDER.parent) not in sys.path:
+        sys.path.insert(0, str(FOLDER.parent))
+    recipe = importlib.import_module(f"experiments.{name}")
+    context = importlib.import_module("experiments.context").RecipeContext(scale, models, data_dir)
+    start = time.perf_counter()
+    outcome = recipe.run(context)
+    about = {
+        "recipe": name,
+        "scale": scale,
+        "seconds": round(time.perf_counter() - start, 1),
+        "hardware": f"{platform.machine()}, {torch.get_num_threads()} threads, "
+        + ("GPU" if torch.cuda.is_available() else "no GPU"),
+        "torch": torch.__version__,
+    }
+    record = {**about, **outcome.numbers}
+    write_json(output / f"{name}.json", record)
+    doc = (recipe.__doc__ or name).strip()
+    title, _, text = doc.partition("\n")
+    rows = [[figure] for figure in outcome.figures.values()]
+    facts = [(key, str(value)) for key, value in about.items()]
+    sections = [Section("Figures", rows=rows)] if rows else []
+    tables = [part for part in outcome.parts if isinstance(part, Table)]
+    texts = [[part] for part in outcome.parts if isinstance(part, ContextList)]
+    sections += [Section("Tables", rows=[tables])] if tables else []
+    sections += [Section("Contexts", rows=texts)] if texts else []
+    write_page(output / f"{name}.html", title, text.strip(), facts, sections)
+    return record
+
+
+NEEDED = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "plotly", "tyro")
+OPTIONAL = {
+    "triton": "attention without softmax on a GPU; computed in chunks without it",
+    "gradio": "bilens explore",
+    "gguf": "GGUF files",
+    "tensorboard": "--report-to tensorboard",
+    "wandb": "--report-to wandb",
+    "trackio": "--report-to trackio",
+}
+BROWSERS = ("google-chrome", "chrome", "chromium", "chromium-browser")
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Print versions, devices, places of data and caches, and optional packages that are missing.
+
+    bilens doctor --json
+    """
+
+    def run(self) -> dict[str, Any]:
+        """Look and print."""
+        optional = {name: _version(name) for name in OPTIONAL}
+        # Installed is not enough: it has to fit the GPU and its driver.
+        if optional["triton"] is not None and (problem := triton_problem()) is not None:
+            optional["triton"] = f"{problem}; the chunked kernel is used"
+        # Any of these browsers draws pictures.
+        optional["Chrome"] = next((path for name in BROWSERS if (path := which(name))), None)
+        uses = {**OPTIONAL, "Chrome": "bilens report --figures"}
+        data = os.environ.get("BILENS_DATA")
+        checks: dict[str, Any] = {
+            "versions": {
+                "bilens": __version__,
+                "python": platform.python_version(),
+                "system": platform.platform(),
+                **{name: _version(name) for name in NEEDED},
+            },
+            "devices": {
+                "cpu": f"{torch.get_num_threads()} threads of torch, {os.cpu_count()} cores",
+                **{f"cuda:{i}": _gpu(i) for i in range(torch.cuda.device_count())},
+                **({"mps": "Apple"} if torch.backends.mps.is_available() else {}),
+            },
+            "places": {
+                "BILENS_DATA": data if data is None or Path(data).is_dir() else f"{data} (missing)",
+                "models and data of the hub": constants.HF_HUB_CACHE,
+                "token ids": str(Path(constants.HF_HOME) / "bilens"),
+                "hub": "offline (HF_HUB_OFFLINE)"
+                if constants.HF_HUB_OFFLINE
+                else constants.ENDPOINT,
+            },
+            "optional": optional,
+        }
+        for title, rows in checks.items():
+            cells = {name: str(value or "missing") for name, value in rows.items()}
+            if title == "optional":
+                show_table(
+                    ("", "", "for"), [(n, c, uses[n]) for n, c in cells.items()], title, words=3
+                )
+            else:
+                show_table(("", ""), cells.items(), title, words=2)
+        return checks
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu(number: int) -> str:
+    about = torch.cuda.get_device_properties(number)
+    return f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
+
+
+DEEP = Architecture(d_model=64, n_layers=3, norm="scalar")
+IMAGES = ClassifierTraining(epochs=40, batch_size=50, decay=0.95)
+SMALL = LanguageSettings(d_model=64, n_heads=2, d_hidden=128, n_ctx=16)
+WORDS = LanguageTraining(epochs=1, batch_size=64, learning_rate=5e-3)
+# A name and a verb have an object: what ben ate was rice, what lily ate soup.
+PROMPT, TOKEN, MINUS = "then ben was happy and ate", "rice", "soup,jam"
+
+
+@dataclass(frozen=True)
+class Demo:
+    """See it work: a deep model on few directions, and a logit of a language model accounted for.
+
+    Trains three layers on the bundled digits and a language model on a small grammar, which takes
+    a minute or two. Prints how few directions the first needs and the sources of a logit of the
+    second, and writes a page on each.
+
+        bilens demo
+
+    Attributes:
+        output: folder of the two runs, deep and grammar.
+    """
+
+    output: Path = Path("runs/demo")
+
+    def run(self) -> dict[str, Any]:
+        """Train, decompose and report."""
+        deep, grammar = self.output / "deep", self.output / "grammar"
+        out.print("A deep model on few directions", style="bold")
+        TrainImages(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES).run()
+        # From the weights: the demo shows what no data has chosen.
+        records = {"decompose": Decompose(deep, bonds=True, metric="weights").run()}
+        Report(str(deep)).run()
+        out.print(f"\n“{PROMPT}”: why {TOKEN}, and not {MINUS}?", style="bold")
+        TrainLanguage(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS).run()
+        # The command, and not the function, so that the demo shows what users will type.
+        flow: Any = command_of(analysis("flow"))
+        page = grammar / "flow.html"
+        records["flow"] = flow(
+            model=str(grammar), prompt=PROMPT, token=TOKEN, minus=MINUS, output=page
+        ).run()
+        Report(str(grammar), token=TOKEN, minus=MINUS).run()
+        return records
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Reproduce a figure or table of the papers: its numbers as JSON, its figures as a page.
+
+    Trained models are kept below the output folder, so that a second recipe, or a second try, finds
+    them; ctrl-C loses nothing.
+
+        bilens reproduce
+        bilens reproduce bonds --scale small
+
+    Attributes:
+        recipe: which; without one, all are listed.
+        scale: small takes minutes on two cores; paper is as large as the source.
+        data_dir: folder of the IDX files; see `bilens train images --help`.
+        output: folder for NAME.json, NAME.html and the models.
+    """
+
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None
+    scale: Literal["small", "paper"] = "small"
+    data_dir: DataDir = None
+    output: Path = Path("runs/reproduced")
+
+    def run(self) -> dict[str, Any]:
+        """Run the recipe and print its numbers, or list them all."""
+        if self.recipe is None:
+            show_table(("recipe", "what"), recipes().items(), words=2)
+            return {"recipes": recipes()}
+        record = reproduce(
+            self.recipe,
+            scale=self.scale,
+            output=self.output,
+            models=self.output / "models",
+            data_dir=self.data_dir,
+        )
+        out.print_json(data=record)
+        out.print(f"page: {self.output / self.recipe}.html")
+        return record
