@@ -27,12 +27,7 @@ from bilens.nn import AutoencoderConfig, ImageClassifier, SparseAutoencoder
 from bilens.read import sparsity
 from bilens.tensor import BilinearTensor, Spectrum
 from bilens.train import AutoencoderTraining, pair_sampler
-from experiments.case import (
-    case_models,
-    direction_names,
-    eigenvector_figure,
-    layer_tensor,
-)
+from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext
 
 __all__ = ["most_specific", "pair_activations", "run"]

@@ -33,12 +33,7 @@ from bilens.read import SparsityReport, loss_recovered, sparsity
 from bilens.read.figures.canvas import BLUE, GREY, INK, dress
 from bilens.tensor import Dictionary
 from bilens.train import AutoencoderTraining, row_sampler
-from experiments.case import (
-    case_models,
-    direction_names,
-    eigenvector_figure,
-    layer_tensor,
-)
+from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext, interval
 
 __all__ = ["Comparison", "compare", "run", "scatter_figure"]

@@ -29,12 +29,7 @@ from torch import Tensor
 from bilens.errors import BilensError
 from bilens.read.fidelity import TruncationCurve, accuracy_by_rank
 from bilens.tensor import TensorSVD, form_cosines
-from experiments.case import (
-    case_models,
-    direction_names,
-    eigenvector_figure,
-    layer_tensor,
-)
+from experiments.case import case_models, direction_names, eigenvector_figure, layer_tensor
 from experiments.context import Outcome, RecipeContext, interval
 from experiments.curves import confidence_line, line_figure
 

@@ -4,7 +4,7 @@ No figure of the papers: a ground truth for reading a complete model. Classifier
 bilinear layers learn a + b mod 59 from 80 % of the pairs. Networks that add modulo a prime use
 waves of a few frequencies k, cos(2 pi k (a + b - c) / p) (Nanda et al. 2023, who found them by
 experiments on a transformer). Here they are read from the p^3 logits, which are the complete model
-(`bilens.read.read_fourier`). Measured are, over initialisations,
+(`experiments.fourier.read_fourier`). Measured are, over initialisations,
 
 - the accuracy on the pairs that were held out;
 - the share of these waves in the part of the logits that depends on a, b and c together, and the
@@ -21,10 +21,10 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from bilens.data import modular_addition
-from bilens.read import FourierReading, read_fourier
 from bilens.reading import Table
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext, interval
+from experiments.fourier import FourierReading, read_fourier
 
 __all__ = ["TRAINING", "run"]
 

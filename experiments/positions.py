@@ -149,11 +149,7 @@ def gradients(runs: tuple[StoredRun, StoredRun], number: Number, points: Sequenc
     def keep(kind: int, _: Any, __: Any, y: Tensor) -> None:
         kinds[kind].append(y)
 
-    with (
-        torch.enable_grad(),
-        embedded(model, tokens.requires_grad_()),
-        ExitStack() as stack,
-    ):
+    with torch.enable_grad(), embedded(model, tokens.requires_grad_()), ExitStack() as stack:
         for layer in model.parts.layers:
             hook = layer.module.register_forward_pre_hook(keep_input, with_kwargs=True)
             stack.enter_context(hook)

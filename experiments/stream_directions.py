@@ -184,10 +184,7 @@ def _projected(x: Tensor, mean: Tensor, bond: Bond, k: int) -> Tensor:
 
 
 def fewest(
-    change: Callable[[int], Tensor],
-    ranks: Sequence[int],
-    complete: Tensor,
-    accuracy: float,
+    change: Callable[[int], Tensor], ranks: Sequence[int], complete: Tensor, accuracy: float
 ) -> tuple[int | None, list[float]]:
     """Return the smallest number that suffices, by bisection, with its error and accuracy."""
     spread = float(complete.std())

@@ -35,9 +35,8 @@ from bilens.data import load_documents
 from bilens.errors import DataError
 from bilens.nn.language_settings import LanguageSettings
 from bilens.reading import Table
-from bilens.train.agreement import Tensorised
 from bilens.train.settings import LanguageTraining, TensoriseTraining
-from bilens.train.tensorise import tensorise
+from bilens.train.tensorise import Tensorised, tensorise
 from experiments.context import Outcome, RecipeContext
 
 STORIES = Path("llama2c") / "stories260K.bin"
@@ -75,12 +74,7 @@ OWN = LanguageSettings(
     norm="rms",
 )
 OWN_FIRST = LanguageTraining(
-    epochs=0.55,
-    batch_size=16,
-    learning_rate=4e-3,
-    warmup=0.02,
-    evaluate_texts=128,
-    save_every=200,
+    epochs=0.55, batch_size=16, learning_rate=4e-3, warmup=0.02, evaluate_texts=128, save_every=200
 )
 """Training of the model of two blocks before it is made a tensor."""
 OWN_TENSOR = replace(

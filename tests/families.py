@@ -70,11 +70,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("Glm", {**LIKE_LLAMA, "head_dim": 8, "attention_bias": True}),
     "cohere2": (
         "Cohere2",
-        {
-            **LIKE_LLAMA,
-            "sliding_window": 6,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
+        {**LIKE_LLAMA, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
     ),
 }
 PLAIN = ["gpt2", "gpt2-untied", "neox", "neox-sequential", "neox-no-bias"]

@@ -33,7 +33,7 @@ COMMANDS: dict[tuple[str, ...], dict[str, str]] = {
     ("contexts", "bilinear"): {**DATA, "--token": "t3", "--layer": "0", "--k": "1"},
     ("flow", "model"): {"--prompt": "t3 t4", "--token": "t5", "--minus": "", "--k": "3"},
     ("flow", "model", "--prompt", "t3", "--token", "t5"): {
-        **{"--threshold": "0.1", "--shown": "5", "--ablate": "1"},
+        **{"--threshold": "0.1", "--shown": "5", "--ablate": "1"}
     },
     ("generate", "model"): {"--prompt": "t3", "--temperature": "1", "--seed": "0"},
     ("spectra", "bilinear"): {"--tokens": "t3", "--layer": "0", "--top": "2", "--batch": "3"},

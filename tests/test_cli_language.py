@@ -168,10 +168,7 @@ FLOW = ["flow", "RUN", "--prompt", "the dog", "--token", "the", "--m", "2"]
         (["heads", "RUN", "--heads", "2"], "head=2, expected 0 to 1"),
         (["heads", "RUN", "--layer", "1"], "layer=1, expected 0 to 0"),
         (["contexts", "RUN", "--token", "girl", "--minus", "dgo"], "the nearest are dog"),
-        (
-            ["generate", "RUN", "--tokens", "0"],
-            "tokens=0, expected a whole number, at least 1",
-        ),
+        (["generate", "RUN", "--tokens", "0"], "tokens=0, expected a whole number, at least 1"),
         (["generate", "RUN", "--temperature", "nan"], "temperature=nan, expected a finite"),
         (["generate", "RUN", "--seed", str(2**64)], "expected a whole number, at least 0 and at"),
         (["heads", "RUN", "--distance", str(2**64)], "distance=18446744073709551616, expected a"),

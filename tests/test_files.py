@@ -109,10 +109,7 @@ def test_devices_pipes_and_sockets_are_refused(tmp_path, socket_path):
         for write in (write_text, lambda path, text: check_target(path)):
             with pytest.raises(CheckpointError, match=f"^{path} is {kind}, expected a file, a fo"):
                 write(path, "text")
-        with (
-            pytest.raises(CheckpointError, match=f"^{path} is {kind}"),
-            folder_written_whole(path),
-        ):
+        with pytest.raises(CheckpointError, match=f"^{path} is {kind}"), folder_written_whole(path):
             pass
     assert pipe.is_fifo()
     assert link.is_symlink()

@@ -79,11 +79,7 @@ def language_results():
     reading = read_language(
         ResidualModel(model, corpus.tokenizer), corpus, [TokenDirection("lily", ("tom",))], layer=0
     )
-    return {
-        "language": reading,
-        "direction": reading.directions[0],
-        "attention": reading.attention,
-    }
+    return {"language": reading, "direction": reading.directions[0], "attention": reading.attention}
 
 
 @pytest.mark.parametrize(

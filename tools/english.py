@@ -23,12 +23,12 @@ CLEAN = Path(__file__).with_name("clean_rooms.txt")
 """Paths that are checked, one a line."""
 
 OPENINGS = frozenset(
-    ("what", "whether", "of", "those", "as", "some", "who", "how", "which", "whose"),
+    ("what", "whether", "of", "those", "as", "some", "who", "how", "which", "whose")
 )
 """Words that begin no docstring: a clause would take the place of a noun."""
 
 NAMES = frozenset(
-    ("found", "some", "one", "own", "kept", "chosen", "whole", "rest", "said", "each", "mine"),
+    ("found", "some", "one", "own", "kept", "chosen", "whole", "rest", "said", "each", "mine")
 )
 """Pronouns and participles that name no variable, parameter, field or function."""
 
@@ -299,10 +299,7 @@ def not_imperative(paths: Sequence[Path], root: Path = ROOT) -> list[Finding]:
         return []
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select=D401"]
     result = subprocess.run(
-        [*command, "--output-format=json", *files],
-        capture_output=True,
-        text=True,
-        check=False,
+        [*command, "--output-format=json", *files], capture_output=True, text=True, check=False
     )
     if result.returncode not in (0, 1):
         raise RuntimeError(f"ruff ended with {result.returncode}: {result.stderr}")

@@ -10,7 +10,7 @@ Example:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bilens.version import __version__
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from bilens import convert as convert
@@ -50,10 +50,7 @@ __all__ = [
     "spectra",
 ]
 
-_ROOMS = (
-    *("convert", "data", "explore", "nn", "read", "report"),
-    *("residual", "tensor", "train"),
-)
+_ROOMS = (*("convert", "data", "explore", "nn", "read", "report"), *("residual", "tensor", "train"))
 _HOMES = {
     **dict.fromkeys(
         ("BilensError", "CheckpointError", "DataError", "NotBilinearError"), "bilens.errors"

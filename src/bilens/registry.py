@@ -33,10 +33,7 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
             "language.reading",
             "Eigenvectors of a token, and texts where they are active.",
         ),
-        "composition": (
-            "language.heads",
-            "Share of each component's output that later ones read.",
-        ),
+        "composition": ("language.heads", "Share of each component's output that later ones read."),
         "logits": ("language.stream", "Next token's logits by path through the last layer."),
         "generate": ("language.contexts", "Let a language model continue a text."),
         "flow": ("flow.reading", "Where a logit comes from on a text, node by node."),
@@ -48,7 +45,6 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "paths": ("deep", "Strongest paths through a classifier of several layers."),
         "bonds": ("bonds", "The few directions between the layers of a classifier."),
         "masks": ("classifier", "Pictures from the weights that turn images into a class."),
-        "fourier": ("fourier", "Frequencies by which a classifier adds modulo a number."),
     }
 )
 """By name: the module in `bilens.read` of an analysis of bilens, and a line about it."""

@@ -9,14 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import bilens
 from bilens.convert import open_model, save_model
-from bilens.convert.gates import (
-    GateSums,
-    Line,
-    gated_mlps,
-    linear_layers,
-    mark_linear,
-    set_line,
-)
+from bilens.convert.gates import GateSums, Line, gated_mlps, linear_layers, mark_linear, set_line
 from bilens.errors import BilensError
 from tests.families import GATED, log_probabilities, tiny
 

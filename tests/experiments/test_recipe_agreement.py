@@ -30,11 +30,7 @@ class TinyContext(RecipeContext):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "KS", (1, 2))
-    words = [
-        "[UNK]",
-        "The",
-        *(w for group in (*NOUNS, *VERBS) for w in group.split()),
-    ]
+    words = ["[UNK]", "The", *(w for group in (*NOUNS, *VERBS) for w in group.split())]
     words += ["near", "the", "behind", "with", "of"]
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -17,12 +17,7 @@ from experiments.context import Outcome, RecipeContext
 
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
 from bilens.read import loss_recovered, spectra
-from bilens.train import (
-    AutoencoderTraining,
-    ClassifierTraining,
-    row_sampler,
-    train_autoencoder,
-)
+from bilens.train import AutoencoderTraining, ClassifierTraining, row_sampler, train_autoencoder
 from tests.experiments.test_recipes_single_layer import TinyContext
 from tests.models import digit_model, digits
 from tests.tensor.factors import close, dense, normal, random_tensor

@@ -75,8 +75,7 @@ def ran(name: str, scale: str) -> Outcome:
 
 # Figures 2 and 9 do the same at both scales, and there are only more noises at the larger one.
 @pytest.mark.parametrize(
-    ("name", "scale"),
-    [(n, s) for n in FIGURES for s in ("small", "paper") if (n, s) not in SAME],
+    ("name", "scale"), [(n, s) for n in FIGURES for s in ("small", "paper") if (n, s) not in SAME]
 )
 def test_recipes_run(name, scale):
     outcome = ran(name, scale)

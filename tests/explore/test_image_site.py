@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 from bilens.data import ink_of
-from bilens.explore.images import ImageView
-from bilens.explore.sketchpad import read_sketch, unpack_input
+from bilens.explore.images import ImageView, read_sketch, unpack_input
 from tests.explore.browser import DRAWN, needs_chrome, visiting
 from tests.models import digit_model, digits
 

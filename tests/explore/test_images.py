@@ -13,9 +13,8 @@ from PIL import Image
 
 from bilens.data import fit_drawing, ink_of
 from bilens.errors import BilensError
-from bilens.explore.images import ImageState, ImageView
+from bilens.explore.images import ImageState, ImageView, pack_drawing, read_sketch, unpack_input
 from bilens.explore.screen import StateError, plot_of
-from bilens.explore.sketchpad import pack_drawing, read_sketch, unpack_input
 from tests.models import digit_model, digits
 
 

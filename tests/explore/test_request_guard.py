@@ -72,10 +72,7 @@ def test_its_own_page_is_answered(image_site):
 )
 def test_no_file_is_taken_from_anybody(image_site, path):
     kind = "multipart/form-data; boundary=x"
-    assert ask(image_site, path, "POST", UPLOAD, Content_Type=kind) == (
-        403,
-        NOTHING_ELSE,
-    )
+    assert ask(image_site, path, "POST", UPLOAD, Content_Type=kind) == (403, NOTHING_ELSE)
 
 
 def test_names_follow_how_it_is_served(monkeypatch):
@@ -94,8 +91,7 @@ def join(site: str, body: str):
 
 
 @pytest.mark.parametrize(
-    "body",
-    ["", "no json", "[]", '{"data": 3}', "[" * 10**5, '{"data": [[[1]]]}', '{"data": [{}]}'],
+    "body", ["", "no json", "[]", '{"data": 3}', "[" * 10**5, '{"data": [[[1]]]}', '{"data": [{}]}']
 )
 def test_what_its_page_never_sends_is_refused(image_site, body):
     assert join(image_site, body) == (403, NOTHING_ELSE)

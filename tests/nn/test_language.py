@@ -13,13 +13,7 @@ from bilens.nn import ATTENTIONS, MlpName, make_mlp
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.attention import rotate, rotation
 from bilens.nn.layers import make_norm
-from tests.language import (
-    VOCAB,
-    check_same_model,
-    parts,
-    random_model,
-    random_text,
-)
+from tests.language import VOCAB, check_same_model, parts, random_model, random_text
 
 
 def test_paper_preset_has_the_size_of_table_3():

@@ -22,16 +22,7 @@ from bilens.read.language import (
 from bilens.residual import ResidualModel
 from bilens.tensor import FactoredMatrix
 from tests.families import ALL, exact_norms, some_text, tiny
-from tests.language import (
-    TOKENS,
-    VOCAB,
-    numbers,
-    parts,
-    place,
-    random_model,
-    random_text,
-    view_of,
-)
+from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 
 plain = {name: part for name, part in parts.items() if name != "norm"}
 

@@ -28,16 +28,7 @@ from bilens.read.language import (
 from bilens.read.language.contexts import contributions
 from bilens.residual import ResidualModel
 from tests.families import ALL, GATED, exact_norms, some_text, tiny
-from tests.language import (
-    TOKENS,
-    VOCAB,
-    numbers,
-    parts,
-    place,
-    random_model,
-    random_text,
-    view_of,
-)
+from tests.language import TOKENS, VOCAB, numbers, parts, place, random_model, random_text, view_of
 
 part_of_bigram = st.sampled_from(["direct", "mlp", "both"])
 part_of_trigram = st.sampled_from(["ov", "mlp", "both"])

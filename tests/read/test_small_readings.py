@@ -3,17 +3,7 @@
 import pytest
 import torch
 
-from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import (
-    attack,
-    class_mask,
-    explain,
-    explain_deep,
-    read_fourier,
-    shared_by_classes,
-    spectra,
-)
-from bilens.registry import analysis
+from bilens.read import attack, class_mask, explain, explain_deep, shared_by_classes, spectra
 from bilens.tensor import LazyTree
 from tests.models import digit_model, digits
 
@@ -55,13 +45,3 @@ def test_shared_features_have_a_row_each():
         labels = {*row.raises.split(", "), *row.lowers.split(", ")} - {""}
         assert labels == {str(use.label) for use in feature.uses}
     assert shared.record()["shared features"] == len(shared.features)
-
-
-def test_frequencies_have_a_row_each():
-    model = ImageClassifier(ClassifierConfig(14, 7, 8)).requires_grad_(False)
-    result = read_fourier(model)
-    assert result.frame().share.tolist() == result.power.tolist()
-    assert result.record()["accuracy"] == result.accuracy
-    assert len(result.sections()) == 1
-    assert analysis("fourier").fits(model)
-    assert "least" in analysis("fourier").help

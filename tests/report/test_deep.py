@@ -3,11 +3,7 @@ import torch
 
 from bilens.errors import BilensError
 from bilens.read import class_paths, explain_deep, read_bonds, read_deep
-from bilens.report import (
-    explanation_figure,
-    tree_figure,
-    write_report,
-)
+from bilens.report import explanation_figure, tree_figure, write_report
 from bilens.tensor import LazyTree, top_paths
 from tests.models import digit_model, digits
 

@@ -260,10 +260,7 @@ MISFITS = [
         lambda t: t.interaction(output=0).eigh(tolerance=0),
         "tolerance=0, expected a finite number, above 0",
     ),
-    (
-        lambda t: BilinearTensor(t.left, t.right[:-1], t.out),
-        r"right is .* beside left \(5, 4\)",
-    ),
+    (lambda t: BilinearTensor(t.left, t.right[:-1], t.out), r"right is .* beside left \(5, 4\)"),
     (lambda t: BilinearTensor(t.left, t.right, t.out.float()), "torch.float32"),
     (lambda t: BilinearTensor(t.left[:, :0], t.right[:, :0], t.out), "empty"),
     (lambda t: t(torch.zeros(3, dtype=torch.float64)), r"x has shape \(3,\).*length 4"),

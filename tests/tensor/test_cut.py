@@ -121,8 +121,7 @@ def test_a_sparse_basis_of_weights_with_gradients() -> None:
     """The cut of a model in training has a graph, which the rotations do not change."""
     tensors = [
         replace(
-            tensor,
-            **{name: getattr(tensor, name).clone().requires_grad_() for name in FACTORS},
+            tensor, **{name: getattr(tensor, name).clone().requires_grad_() for name in FACTORS}
         )
         for tensor in random_chain(2, "plain", n_in=3, n_out=2)
     ]

@@ -174,10 +174,7 @@ MISUSES = [
     (lambda d, t: reexpress(t, normal(4, 2)), r"directions has shape \(4, 2\); expected \(m, 3\)"),
     (lambda d, t: reexpress(t, normal(4)), r"directions is .* \(4,\)"),
     (lambda d, t: reexpress(t, NAN.T), "directions holds NaN"),
-    (
-        lambda d, t: reexpress(t, normal(2, 3), require_complete=True),
-        "directions has rank 2 of 3",
-    ),
+    (lambda d, t: reexpress(t, normal(2, 3), require_complete=True), "directions has rank 2 of 3"),
     (lambda d, t: reexpress(t, normal(2, 3), 5), "k=5, expected a whole number, 1 to 4"),
     (lambda d, t: reexpress(t, normal(2, 3)).truncate(0), "k=0, expected a whole number, 1 to 4"),
 ]

@@ -133,10 +133,7 @@ def test_gradients():
 
 
 MISFITS = [
-    (
-        lambda m: FactoredMatrix(m.left, m.right[:1]),
-        r"right is .* \(1, 5\).*beside left \(4, 2\)",
-    ),
+    (lambda m: FactoredMatrix(m.left, m.right[:1]), r"right is .* \(1, 5\).*beside left \(4, 2\)"),
     (lambda m: FactoredMatrix(m.left[0], m.right[0]), r"left is a tensor of shape \(2,\)"),
     (lambda m: FactoredMatrix(m.left[:0], m.right), r"is empty: left \(0, 2\), right \(2, 5\)"),
     (

@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.tensor import (
-    BilinearTensor,
-    best_match,
-    expected_cosine,
-    expected_inner,
-    form_cosines,
-)
+from bilens.tensor import BilinearTensor, best_match, expected_cosine, expected_inner, form_cosines
 from bilens.tensor.similarity import unit_rows
 from tests.tensor.deep import KINDS, random_chain
 from tests.tensor.factors import close, normal, random_tensor, shapes
@@ -263,10 +257,7 @@ MISUSES = [
         lambda a: expected_inner(a, model("two", 5, 3, 2, 0)),
         r"a has \(4, 3\) inputs and outputs.*b has \(5, 3\)",
     ),
-    (
-        lambda a: expected_inner([CONSTANT], [CONSTANT]),
-        r"a has \(0, 1\).*with at least one input",
-    ),
+    (lambda a: expected_inner([CONSTANT], [CONSTANT]), r"a has \(0, 1\).*with at least one input"),
     (lambda a: expected_inner(a, [*a[:1], random_tensor(3, 2, 2, 0)]), r"b has \(4, 2\)"),
     (
         lambda a: expected_inner(a, a, max_operations=1e3),

@@ -17,13 +17,7 @@ from bilens.train import trainer
 from bilens.train.language import train_language
 from bilens.train.run_directory import is_finished, read_metrics
 from bilens.train.settings import LanguageTraining
-from tests.language import (
-    check_same_model,
-    random_model,
-    small_config,
-    small_corpus,
-    toy_tokenizer,
-)
+from tests.language import check_same_model, random_model, small_config, small_corpus, toy_tokenizer
 
 TRAINING = LanguageTraining(
     epochs=2, batch_size=8, learning_rate=1e-2, save_every=4, log_every=1, warmup=0.2

@@ -55,8 +55,7 @@ def test_all_else_is_left_to_adamw():
     others = {n: w for n, w in theirs.named_parameters() if not inside(n, w)}
     decays = [[w for w in others.values() if (w.ndim > 1) is flag] for flag in (True, False)]
     adamw = torch.optim.AdamW(
-        [{"params": p, "weight_decay": d} for p, d in zip(decays, (DECAY, 0.0), strict=True)],
-        lr=LR,
+        [{"params": p, "weight_decay": d} for p, d in zip(decays, (DECAY, 0.0), strict=True)], lr=LR
     )
     for seed in range(3):
         for model, optimizer in ((custom, both), (theirs, adamw)):

@@ -18,12 +18,13 @@ from bilens.convert.language_model import as_language_model, without_softmax
 from bilens.errors import BilensError, CheckpointError
 from bilens.read.flow import flow
 from bilens.train import trainer
-from bilens.train.agreement import agreement, distillation_loss
 from bilens.train.layers import LayerStreams, Rows
 from bilens.train.linearise import linearise
 from bilens.train.settings import Distillation, TensoriseTraining
 from bilens.train.tensorise import (
     OwnText,
+    agreement,
+    distillation_loss,
     interleaved,
     layer_memory,
     memory,

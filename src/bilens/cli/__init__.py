@@ -52,11 +52,7 @@ COMMANDS = {
     ),
     "report": ("decompose", "Report", "Write the report of a trained model as one HTML file."),
     "explore": ("decompose", "Explore", "Look into a trained model in the browser."),
-    "demo": (
-        "installation",
-        "Demo",
-        "See it work: two models, trained and read.",
-    ),
+    "demo": ("installation", "Demo", "See it work: two models, trained and read."),
     "doctor": ("installation", "Doctor", "Versions, devices, and places of files."),
     "reproduce": ("installation", "Reproduce", "Reproduce a figure or table of the papers."),
 }

@@ -109,5 +109,5 @@ class Compare(LanguageSetup):
             last = curve.iloc[-1]
             out.print(
                 f"{last['mlp']} MLP, {last['attention']} attention, seed {last['seed']}: "
-                f"validation loss {last['loss']:.4f} after {last['steps']:,.0f} steps",
+                f"validation loss {last['loss']:.4f} after {last['steps']:,.0f} steps"
             )

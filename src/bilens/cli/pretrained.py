@@ -20,12 +20,11 @@ from bilens.train.settings import AnnealTraining, Distillation, TensoriseTrainin
 
 if TYPE_CHECKING:
     from bilens import analyses
-    from bilens.train import agreement, layers, linearise, tensorise
+    from bilens.train import layers, linearise, tensorise
 else:  # They import transformers, which takes seconds, and `--help` does without it.
     analyses = lazy_import("bilens.analyses")
-    agreement, layers, linearise, tensorise = (
-        lazy_import(f"bilens.train.{name}")
-        for name in ("agreement", "layers", "linearise", "tensorise")
+    layers, linearise, tensorise = (
+        lazy_import(f"bilens.train.{name}") for name in ("layers", "linearise", "tensorise")
     )
 
 STEP_NAMES = ("fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed")
@@ -110,11 +109,9 @@ class Process:
         if not report.loads_in_transformers:
             out.print(
                 f"{len(report.added_biases)} maps have a bias that plain transformers has no room "
-                "for; open the model with bilens.load, or choose other --steps",
+                "for; open the model with bilens.load, or choose other --steps"
             )
-        out.print(
-            f"largest change of a log-probability: {report.change:.1e}",
-        )
+        out.print(f"largest change of a log-probability: {report.change:.1e}")
         out.print(f"model: {output}")
         return {"model": output, **report.record()}
 
@@ -275,7 +272,7 @@ class Linearise(InStages):
         model, tokenizer, learned, held_out = self.begin(self.length)
         if self.tokens < self.length:
             raise BilensError(f"--tokens={self.tokens}, expected at least --length={self.length}")
-        measurements = agreement.Measurements(output, layers.sharing_copy(model), held_out)
+        measurements = tensorise.Measurements(output, layers.sharing_copy(model), held_out)
         measurements.add("original", model)
         linearised = linearise.linearise(
             model,
@@ -302,7 +299,7 @@ class Linearise(InStages):
         out.print(f"layers that suffer most: {', '.join(map(str, worst))}")
         out.print(
             f"{len(linearised.layers)} layers linear: {linearised.after:.4f} nats a token, "
-            f"{linearised.before:.4f} before",
+            f"{linearised.before:.4f} before"
         )
         return {
             "model": output,
@@ -419,11 +416,7 @@ class Spectra:
         show_table(
             ("token", "eigenvalues", "largest residual"),
             [
-                (
-                    tokens[i],
-                    "  ".join(signed(value) for value in values[i]),
-                    f"{residuals[i]:.1e}",
-                )
+                (tokens[i], "  ".join(signed(value) for value in values[i]), f"{residuals[i]:.1e}")
                 for i in range(min(SHOWN, len(names)))
             ],
             words=2,

@@ -165,10 +165,7 @@ class LanguageSetup:
         # One process fills the cache of token ids, and the others open it.
         with accelerate.PartialState(cpu=self.use_cpu).main_process_first():
             corpus = bilens.data.load_corpus(
-                self.data,
-                n_ctx=config.n_ctx,
-                vocab_size=config.vocab_size,
-                data_dir=self.data_dir,
+                self.data, n_ctx=config.n_ctx, vocab_size=config.vocab_size, data_dir=self.data_dir
             )
         # A small corpus may have fewer tokens than were asked for.
         config.vocab_size = len(corpus.tokenizer)

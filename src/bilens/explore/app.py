@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import SpaceCardData
 from torch import nn
 
+from bilens import __version__
 from bilens.checks import check_count
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
@@ -35,7 +36,6 @@ from bilens.read.figures.canvas import DARK
 from bilens.registry import named_analyses
 from bilens.tensor import TensorChain
 from bilens.train import read_training
-from bilens.version import __version__
 
 if TYPE_CHECKING:
     from bilens.explore import language

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 import torch
 
 from bilens.data import ImageData
+from bilens.explore.images import sketchpad, unpack_input
 from bilens.explore.readings import PanelView, lay_out
 from bilens.explore.screen import (
     Screen,
@@ -22,7 +23,6 @@ from bilens.explore.screen import (
     note_html,
     picture,
 )
-from bilens.explore.sketchpad import sketchpad, unpack_input
 from bilens.lazy_imports import gradio as gr
 from bilens.read import (
     CutReading,

@@ -251,11 +251,7 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
             elem_id="flow-replace",
             min_width=150,
         )
-        mean = gr.Checkbox(
-            label="or the mean of its texts",
-            elem_id="flow-mean",
-            min_width=150,
-        )
+        mean = gr.Checkbox(label="or the mean of its texts", elem_id="flow-mean", min_width=150)
     with gr.Row():
         token = gr.Textbox(
             label="Next token to follow", placeholder="the most likely one", elem_id="flow-token"

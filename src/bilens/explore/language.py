@@ -59,13 +59,7 @@ from bilens.read.language.reading import context_line
 from bilens.read.summary import LARGE_VOCABULARY, example_prompt, is_bilinear
 from bilens.reading import ContextLine, ContextList, Table, signed
 from bilens.registry import Analysis, analysis
-from bilens.report import (
-    contexts_html,
-    heat_figure,
-    spectrum_figure,
-    summands_figure,
-    table_html,
-)
+from bilens.report import contexts_html, heat_figure, spectrum_figure, summands_figure, table_html
 from bilens.residual import ResidualModel
 from bilens.tensor import Spectrum
 
@@ -347,11 +341,7 @@ class LanguageView(PanelView):
             ("MLP, all others", parts.remainder),
         ]
         names, values = zip(*summands, strict=True)
-        return (
-            table,
-            likely,
-            summands_figure(names, values, title=f"The logit of {token}"),
-        )
+        return (table, likely, summands_figure(names, values, title=f"The logit of {token}"))
 
     def _by_path(self, terms: LogitTerms, logits: Tensor, best: Int[Tensor, " n"]) -> pd.DataFrame:
         residual = terms.residual[:, best].tolist()

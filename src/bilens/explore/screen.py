@@ -359,10 +359,7 @@ class Screen(Generic[State]):
         outputs = list(outputs)
         self.outputs += outputs
         self.parts.append(
-            (
-                frozenset(names.split()),
-                lambda state: dict(zip(outputs, show(state), strict=True)),
-            )
+            (frozenset(names.split()), lambda state: dict(zip(outputs, show(state), strict=True)))
         )
 
     def picture(self, name: str, names: str, draw: Callable[[State], Any]) -> None:

@@ -52,7 +52,6 @@ from bilens.read.fidelity import (
     sparsity,
     truncation_curve,
 )
-from bilens.read.fourier import FourierReading, read_fourier
 
 __all__ = [
     "Attack",
@@ -66,7 +65,6 @@ __all__ = [
     "DeepReading",
     "End",
     "Explanation",
-    "FourierReading",
     "LogitExplanation",
     "MaskReading",
     "Metric",
@@ -92,7 +90,6 @@ __all__ = [
     "read_bonds",
     "read_classifier",
     "read_deep",
-    "read_fourier",
     "read_masks",
     "save_paths",
     "shared_by_classes",

@@ -71,10 +71,7 @@ class ComparisonReading(Reading):
 
     def facts(self) -> list[Fact]:
         """Return the data and the target."""
-        return [
-            ("data", self.comparison.data),
-            ("target", self.comparison.target),
-        ]
+        return [("data", self.comparison.data), ("target", self.comparison.target)]
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each architecture; costs are empty where a seed missed the target."""
@@ -88,10 +85,7 @@ class ComparisonReading(Reading):
 
     def record(self) -> dict[str, Any]:
         """Return every validation, and the summary."""
-        frames = {
-            "validations": self.comparison.validations,
-            "summary": self.comparison.summary(),
-        }
+        frames = {"validations": self.comparison.validations, "summary": self.comparison.summary()}
         # Through pandas, which writes null where a cost is missing.
         rows = {name: json.loads(f.to_json(orient="records")) for name, f in frames.items()}
         return {**dict(self.facts()), **rows}

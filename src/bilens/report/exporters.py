@@ -294,11 +294,7 @@ def _write_neuronpedia(reading: DirectionReading, folder: Path, name: str, _: st
 
 def _graph(reading: FlowReading, slug: str, model: str) -> dict[str, Any]:
     return attribution_graph(
-        reading.data,
-        slug=slug,
-        prompt=reading.prompt,
-        probability=reading.probability,
-        scan=model,
+        reading.data, slug=slug, prompt=reading.prompt, probability=reading.probability, scan=model
     )
 
 

@@ -89,11 +89,7 @@ def _packed_plotly() -> str:
 
 @checked
 def write_page(
-    path: Path,
-    title: str,
-    summary: str,
-    facts: Sequence[Fact],
-    sections: Sequence[Section],
+    path: Path, title: str, summary: str, facts: Sequence[Fact], sections: Sequence[Section]
 ) -> None:
     """Write the page, whole or not at all."""
     write_text(path, render_page(title, summary, facts, sections))

@@ -17,12 +17,7 @@ from bilens.train.run_directory import (
     read_metrics,
     read_training,
 )
-from bilens.train.settings import (
-    AnnealTraining,
-    ClassifierTraining,
-    Distillation,
-    LanguageTraining,
-)
+from bilens.train.settings import AnnealTraining, ClassifierTraining, Distillation, LanguageTraining
 
 __all__ = [
     "METRICS_NAME",

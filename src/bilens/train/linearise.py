@@ -39,15 +39,7 @@ from bilens.nn.language_settings import LanguageSettings
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
 from bilens.settings import NotNegative
-from bilens.train.layers import (
-    BATCH,
-    CHUNK,
-    LayerStreams,
-    Rows,
-    learn_layer,
-    teach,
-    working_folder,
-)
+from bilens.train.layers import BATCH, CHUNK, LayerStreams, Rows, learn_layer, teach, working_folder
 from bilens.train.settings import SCHEDULES, AnnealTraining, Distillation
 from bilens.train.trainer import Stage, check_vocabulary
 

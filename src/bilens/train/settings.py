@@ -255,12 +255,7 @@ PRESETS = {
             qk_norm=True,
         ),
         LanguageTraining(
-            epochs=1,
-            batch_size=512,
-            warmup=0.02,
-            accumulate=4,
-            precision="bf16",
-            optimizer="muon",
+            epochs=1, batch_size=512, warmup=0.02, accumulate=4, precision="bf16", optimizer="muon"
         ),
     ),
 }

@@ -151,10 +151,7 @@ class ResumableTrainer(Trainer):
     """
 
     def __init__(
-        self,
-        directory: RunDirectory,
-        extra: Callable[[], dict[str, float]] = dict,
-        **options: Any,
+        self, directory: RunDirectory, extra: Callable[[], dict[str, float]] = dict, **options: Any
     ) -> None:
         self.directory, self.extra = directory, extra
         self.draft: Path | None = None

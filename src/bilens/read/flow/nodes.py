@@ -183,10 +183,7 @@ GAP, LETTER = 0.75, 0.0066
 
 
 def graph_figure(
-    nodes: Sequence[Node],
-    tokens: Sequence[str],
-    weights: Float[Tensor, "n n"],
-    n_layers: int,
+    nodes: Sequence[Node], tokens: Sequence[str], weights: Float[Tensor, "n n"], n_layers: int
 ) -> "go.Figure":
     """Draw a graph over the tokens of its text: positions across, layers upwards.
 

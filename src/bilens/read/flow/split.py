@@ -10,14 +10,7 @@ from torch import Tensor
 
 from bilens.checks import check_sum, checked
 from bilens.errors import BilensError
-from bilens.read.flow.contrast import (
-    Against,
-    Measured,
-    Other,
-    Target,
-    other_of,
-    recorded_trace,
-)
+from bilens.read.flow.contrast import Against, Measured, Other, Target, other_of, recorded_trace
 from bilens.read.flow.graph import Flow, FlowBuilder, described
 from bilens.read.flow.nodes import Node, NodeKind
 from bilens.read.language.names import TokenDirection

@@ -1,13 +1,16 @@
 """Waves put into the weights are read out of them."""
 
 import math
+from pathlib import Path
 
+import experiments.fourier
 import pytest
 import torch
+from experiments.fourier import read_fourier
 
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.read import read_fourier
+from bilens.registry import load_file
 
 
 def adding_model(p: int, strengths: dict[int, float]) -> ImageClassifier:
@@ -77,3 +80,14 @@ def test_a_model_that_does_not_add():
         read_fourier(ImageClassifier(ClassifierConfig(9, 3, 4)))
     with pytest.raises(NotBilinearError, match="norm"):
         read_fourier(ImageClassifier(ClassifierConfig(6, 3, 4, norm="rms")))
+
+
+def test_frequencies_have_a_row_each():
+    model = ImageClassifier(ClassifierConfig(14, 7, 8)).requires_grad_(False)
+    result = read_fourier(model)
+    assert result.frame().share.tolist() == result.power.tolist()
+    assert result.record()["accuracy"] == result.accuracy
+    assert len(result.sections()) == 1
+    (entry,) = load_file(Path(experiments.fourier.__file__))
+    assert entry.fits(model)
+    assert "least" in entry.help
