@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from bilens import long_work
+from bilens import progress
 from bilens.errors import BilensError
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.read import read_bonds, read_classifier, read_deep
@@ -235,9 +235,9 @@ def test_outputs_have_names(results):
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_bars_are_drawn_in_notebooks(installed, monkeypatch):
-    monkeypatch.setattr(long_work, "Console", lambda **_: Console(force_jupyter=True))
-    monkeypatch.setattr(long_work, "find_spec", lambda name: installed or None)
-    assert long_work.progress_bar().disable == (not installed)
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(force_jupyter=True))
+    monkeypatch.setattr(progress, "find_spec", lambda name: installed or None)
+    assert progress.progress_bar().disable == (not installed)
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ from transformers.modeling_gguf_pytorch_utils import (
     get_gguf_hf_weights_map,
 )
 
+from bilens.checks import check_memory
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, file_errors
 from bilens.lazy_imports import lazy_import
-from bilens.long_work import check_memory
 
 gguf = lazy_import("gguf", install="bilens[gguf]")
 

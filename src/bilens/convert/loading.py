@@ -25,16 +25,16 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils.hub import cached_file
 
-from bilens.checks import check_count, check_weights, checked
+from bilens.checks import MemoryLimitError, check_count, check_memory, check_weights, checked
 from bilens.convert import gates, layouts
 from bilens.convert.gguf import gguf_model
 from bilens.convert.llama2c import is_llama2c, llama2c_model, llama2c_tokenizer
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, check_target, file_errors, written_whole
 from bilens.hub import hub_asked_once, write_card
-from bilens.long_work import MemoryLimitError, check_memory, no_progress
 from bilens.nn import ImageClassifier, SparseAutoencoder, read_config
 from bilens.nn.language import LanguageConfig
+from bilens.progress import no_progress
 
 OWN = LanguageConfig.model_type  # importing it has made transformers know it
 PLACE = ("revision", "token", "cache_dir", "local_files_only")

@@ -12,7 +12,7 @@ from bilens.checks import check_count, checked, full_precision
 from bilens.errors import CheckpointError
 from bilens.files import file_errors, read_json_object, write_json
 from bilens.lazy_imports import accelerate
-from bilens.long_work import progress_bar
+from bilens.progress import progress_bar
 from bilens.settings import Count, Tolerance
 from bilens.tensor import BilinearTensor, Spectrum
 

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -20,7 +21,6 @@ from urllib.parse import urlsplit
 from huggingface_hub import SpaceCardData
 from torch import nn
 
-from bilens import __version__
 from bilens.checks import check_count
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
@@ -372,7 +372,7 @@ def write_space(folder: str | Path, source: str | Path, *, data: str | None = No
         files = {
             "app.py": "from bilens.explore import explorer\n\n"
             f"explorer({json.dumps(source)}{options}).launch()\n",
-            "requirements.txt": f"bilens[explore]=={__version__}\n",
+            "requirements.txt": f"bilens[explore]=={version('bilens')}\n",
             "README.md": f"---\n{card.to_yaml()}\n---\n\nMade by `bilens explore --space`.\n",
         }
         for name, text in files.items():

@@ -14,7 +14,7 @@ from bilens.checks import check_count, check_finite, check_labels, checked, deta
 from bilens.data import ImageData
 from bilens.errors import BilensError
 from bilens.lazy_imports import go, pd
-from bilens.long_work import progress_bar
+from bilens.progress import progress_bar
 from bilens.read.chain import accuracy_frame, share_right
 from bilens.read.explanation import check_classes
 from bilens.read.figures.plots import accuracy_curve, mark_kept

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bilens.checks import checked
 from bilens.errors import BilensError, CheckpointError
-from bilens.long_work import progress_bar
 from bilens.nn import AutoencoderConfig, SparseAutoencoder
+from bilens.progress import progress_bar
 from bilens.settings import CheckedSettings, Count, NotNegative, Positive, Seed
 from bilens.tensor import BilinearTensor
 from bilens.train.run_directory import RunDirectory, interrupt_between_steps, open_run, part

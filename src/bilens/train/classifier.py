@@ -22,8 +22,8 @@ from torch.nn import functional
 from bilens.checks import check_finite, check_weights, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError, CheckpointError
-from bilens.long_work import progress_bar
 from bilens.nn import ClassifierConfig, ImageClassifier
+from bilens.progress import progress_bar
 from bilens.train.run_directory import (
     RunDirectory,
     interrupt_between_steps,

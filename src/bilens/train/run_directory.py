@@ -35,8 +35,8 @@ from bilens.files import (
 )
 from bilens.hub import CARD_NAME, model_card
 from bilens.lazy_imports import lazy_import
-from bilens.long_work import print_status
 from bilens.nn.checkpoint import CONFIG_NAME, WEIGHTS_NAME, fetch, read_config
+from bilens.progress import print_status
 
 if TYPE_CHECKING:
     from accelerate import tracking

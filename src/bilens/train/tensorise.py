@@ -21,10 +21,10 @@ from bilens.data import Corpus
 from bilens.files import write_json, write_safetensors, write_text
 from bilens.hub import AGREEMENT_NAME, CARD_NAME, model_card
 from bilens.lazy_imports import accelerate, pd
-from bilens.long_work import progress_bar
 from bilens.nn.checkpoint import CONFIG_NAME
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.language.attention import Attention, Rope
+from bilens.progress import progress_bar
 from bilens.reading import Fact, Reading
 from bilens.residual.parts import working_dtype
 from bilens.train.layers import (

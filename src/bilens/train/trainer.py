@@ -35,8 +35,8 @@ from bilens.data import Corpus
 from bilens.errors import BilensError, CheckpointError
 from bilens.files import file_errors, write_safetensors
 from bilens.lazy_imports import accelerate
-from bilens.long_work import no_progress, progress_bar
 from bilens.nn.checkpoint import WEIGHTS_NAME
+from bilens.progress import no_progress, progress_bar
 from bilens.train.run_directory import (
     CHECKPOINTS,
     Interrupt,

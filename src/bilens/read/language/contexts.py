@@ -17,7 +17,7 @@ from bilens.data import Corpus, load_corpus, load_documents
 from bilens.data.corpus import batched
 from bilens.errors import BilensError
 from bilens.lazy_imports import accelerate
-from bilens.long_work import progress_bar
+from bilens.progress import progress_bar
 from bilens.read.language.names import TokenDirection
 from bilens.read.language.stream import Stream, last_stream
 from bilens.reading import Fact, Reading, Section

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from bilens.checks import check_index, checked, detached, full_precision
 from bilens.errors import BilensError, NotBilinearError
-from bilens.long_work import progress_bar
+from bilens.progress import progress_bar
 from bilens.read.language.names import (
     TokenDirection,
     direction_vector,

@@ -1,0 +1,92 @@
+"""Progress of long work: a bar in a terminal or notebook, or else a line every half minute."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+PACE = 30.0
+"""Seconds between two lines."""
+
+
+def progress_bar() -> Progress:
+    """Return a progress display on standard error; only rank 0 of `torchrun` shows it."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    # Notebooks redraw a bar by ipywidgets, which Jupyter and Colab bring.
+    notebook = console.is_jupyter and find_spec("ipywidgets") is not None
+    shown = _is_first_process() and (console.is_terminal or notebook)
+    return _Display(*columns, console=console, disable=not shown, transient=True)
+
+
+def print_status(text: str) -> None:
+    """Print a text on standard error; only rank 0 of `torchrun` prints."""
+    if _is_first_process():
+        Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Display(Progress):
+    """A bar where one can be drawn, or else lines at a steady pace."""
+
+    last_line = time.monotonic()
+
+    def start(self) -> None:
+        self.last_line = time.monotonic()
+        super().start()
+
+    def update(self, task_id: TaskID, **fields: Any) -> None:
+        super().update(task_id, **fields)
+        self._print_line(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._print_line(task_id)
+
+    def _print_line(self, task_id: TaskID) -> None:
+        if not self.disable or time.monotonic() - self.last_line < PACE:
+            return
+        self.last_line = time.monotonic()
+        task = self._tasks[task_id]
+        total = "" if task.total is None else f" of {task.total:,.0f}"
+        parts = [f"{task.completed:,.0f}{total}"]
+        if task.time_remaining is not None:
+            parts.append(f"about {task.time_remaining:,.0f} s left")
+        print_status(
+            f"{task.description}: {', '.join([*parts, *filter(None, [task.fields['note']])])}"
+        )
+
+
+def _is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def no_progress() -> Iterator[None]:
+    """Hide the bars of transformers for reading and writing a model's files."""
+    from transformers.utils import logging  # noqa: PLC0415  it takes seconds to import
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
