@@ -63,7 +63,7 @@ def test_only_what_depends_on_a_change_is_shown_again(page):
     updates = page.change(State(), word="b")
     assert page.shown == [str(State(word="b"))]
     assert updates[page.screen.seen] == State(word="b")
-    assert updates[page.screen.bar.component]["value"] == "word=b"
+    assert updates[page.screen.bar]["value"] == "word=b"
     assert page.number not in updates
     page.change(State(), saved=5)
     assert page.shown[1:] == ["number 5", str(State(5))]
@@ -154,7 +154,7 @@ def test_an_address_that_makes_no_sense_opens_the_first_view(page, monkeypatch):
 def test_what_is_too_long_for_an_address_is_left_out_and_said(page):
     state = replace(State(), word="x" * (LONGEST + 1), saved=5)
     updates = page.change(State(), word=state.word, saved=5)
-    bar = page.screen.bar.component
+    bar = page.screen.bar
     assert updates[bar]["value"] == "saved=5"
     assert updates[bar]["note"] == "Too long for an address, and left out of it: word."
     assert page.change(state, word="b")[bar]["note"] == ""

@@ -160,6 +160,7 @@ def explorer(
         raise BilensError(f"save_to={save_to}, but {of} is a classifier, which is not edited")
     if data is None and not isinstance(source, str | Path):
         raise BilensError(f"data=None, expected the name of data for {of}, such as 'mnist'")
+    # Refused before texts are tokenized, which takes seconds.
     added = [entry for reading in add for entry in named_analyses(reading)]
     for entry in added:
         if not entry.fits(model):
@@ -282,8 +283,10 @@ class RequestGuard:
     def _reason(self, scope: Message) -> str:
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        # A page of another site could reach this machine by a name of its own that points here.
         if not is_own_name(host, self.names):
             return "The explorer answers to its own name only; for another, start it with --host."
+        # Programs that are no browsers send no origin.
         if origin is not None and urlsplit(origin).netloc != host:
             return "The explorer answers to its own page only."
         if scope["method"] not in ("GET", "HEAD") and not scope["path"].endswith(SENT):
@@ -366,6 +369,7 @@ def write_space(folder: str | Path, source: str | Path, *, data: str | None = No
         app_file="app.py",
         tags=["bilens"],
     )
+    # A Space with half a model would start and fail, so that the folder appears when it is whole.
     with folder_written_whole(folder) as draft:
         source = _copied(model, draft, "model")
         options = "" if data is None else f", data={json.dumps(_copied(Path(data), draft, 'data'))}"

@@ -363,17 +363,16 @@ def language_screen(view: LanguageView) -> Screen[LanguageState]:
     Args:
         view: the model, read.
     """
+
+    def flows(view: LanguageView, screen: Screen[LanguageState]) -> None:
+        flow_screen(view.flows, screen)
+
+    def edits(view: LanguageView, screen: Screen[LanguageState]) -> None:
+        edit_screen(view.edits, screen)
+
     # A flow is made for any model; eigenvectors are those of tensors only.
-    parts = (_direction, _prompt, _flow) if view.is_bilinear else (_flow, _texts)
-    return lay_out(view, view.facts, *parts, _edits)
-
-
-def _flow(view: LanguageView, screen: Screen[LanguageState]) -> None:
-    flow_screen(view.flows, screen)
-
-
-def _edits(view: LanguageView, screen: Screen[LanguageState]) -> None:
-    edit_screen(view.edits, screen)
+    parts = (_direction, _prompt, flows) if view.is_bilinear else (flows, _texts)
+    return lay_out(view, view.facts, *parts, edits)
 
 
 def _direction(view: LanguageView, screen: Screen[LanguageState]) -> None:

@@ -98,6 +98,7 @@ class ReadingPanel:
         Raises:
             BilensError: a setting does not fit.
         """
+        # Only the fields of this panel: a change of another panel then finds its reading cached.
         names = {**self.page_fields, **self.fields}
         return self._read(
             tuple(
@@ -109,6 +110,7 @@ class ReadingPanel:
 
     @lru_cache(maxsize=8)  # noqa: B019  a panel lives as long as its app
     def _read(self, settings: tuple[tuple[str, Any], ...]) -> Reading:
+        # An empty box stands for the default of the function.
         values = {**self.fixed, **{name: value for name, value in settings if value != ""}}
         return run_analysis(self.analysis, self.model(), values, inputs=self.inputs)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import plotly.graph_objects as go
@@ -27,23 +27,7 @@ BAR = """
 <span role="status"></span>
 <p class="bilens-notice">${note}</p>
 """
-
-
-class AddressBar:
-    """The address of the view, kept in the browser, and a button that copies it."""
-
-    def __init__(self) -> None:
-        self.component = html(
-            "address",
-            html_template=BAR,
-            js_on_load=Path(__file__).with_name("address_bar.js").read_text(encoding="utf-8"),
-            note="",
-        )
-
-    def update(self, query: str, left_out: Sequence[str]) -> Any:
-        """Return an update of the component for a query, and a note on fields that are too long."""
-        note = f"Too long for an address, and left out of it: {', '.join(left_out)}."
-        return gr.update(value=query, note=escape(note) if left_out else "")
+"""The address of the view, kept in the browser, and a button that copies it."""
 
 
 def html(name: str, content: str = "", **settings: Any) -> gr.HTML:
@@ -263,7 +247,6 @@ AT_ONCE = 4
 """Visitors whose clicks run at once."""
 
 
-@runtime_checkable
 class View(Protocol[State]):
     """A view of a model: a state to start with, and a check of any other."""
 
@@ -330,6 +313,7 @@ class Screen(Generic[State]):
         start = getattr(self.view.start, field)
 
         def read(value: Any) -> Any:
+            # The browser sends the value of an entry, or the text that was typed.
             value = values.get(value, value)
             if not isinstance(value, type(start)):
                 raise StateError(field, f"{str(value)[:40]} is not one of the choices")
@@ -387,12 +371,13 @@ class Screen(Generic[State]):
 
     def connect(self) -> None:
         """Tie everything together; the address of the view and its button come last."""
-        self.bar = AddressBar()
+        script = Path(__file__).with_name("address_bar.js").read_text(encoding="utf-8")
+        self.bar = html("address", html_template=BAR, js_on_load=script, note="")
         # None until the first view has been computed.
         self.seen = gr.State(None)
         self.restored = gr.State(0)
         components = [control.component for control in self.controls.values()]
-        outputs = {self.seen, *components, *self.outputs, self.bar.component}
+        outputs = {self.seen, *components, *self.outputs, self.bar}
         events = [getattr(c.component, c.event) for c in self.controls.values()]
         # An address sets the fields by an event of its own, which is answered at once; the change
         # of `restored` then computes the view as any change of a field does. So text that is typed
@@ -407,7 +392,7 @@ class Screen(Generic[State]):
             **how,
         )
         fields: set[Any] = {self.restored, *components}
-        gr.on([self.bar.component.input], self.on_address, [self.bar.component], fields, **EVENT)
+        gr.on([self.bar.input], self.on_address, [self.bar], fields, **EVENT)
         gr.on(None, self.on_load, None, fields, **EVENT)
         for event, output, act in self.actions:
             gr.on([event], act, [self.seen], [output], **how)
@@ -426,10 +411,10 @@ class Screen(Generic[State]):
         changed = {n for n in names if seen is None or getattr(seen, n) != getattr(state, n)}
         updates: Updates = {}
         if changed:
-            updates = {
-                self.seen: state,
-                self.bar.component: self.bar.update(*write_address(state, self.view.start)),
-            }
+            query, left_out = write_address(state, self.view.start)
+            note = f"Too long for an address, and left out of it: {', '.join(left_out)}."
+            bar = gr.update(value=query, note=escape(note) if left_out else "")
+            updates = {self.seen: state, self.bar: bar}
         for field in changed & self.controls.keys():
             _merge(
                 updates, self.controls[field].component, gr.update(**self.controls[field].say(""))
