@@ -139,7 +139,7 @@ class EdgeGraph:
                 count = layer.heads.n_heads if role == "queries" else layer.heads.n_kv_heads
                 rows.append(by_head.unflatten(0, (count, -1)).sum(1))
             mlp = through.mlp_map(number)
-            pulled = mlp.pulled(mlp.weights(through.above[Moment.mlp(number)]))
+            pulled = mlp.pulled(through.above[Moment.mlp(number)])
             rows.append(mlp.read(pulled, places)[0][None])
         return torch.cat([*rows, self.logit_reads(through)])
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bilens.read.flow.account import writer_of
+from bilens.read.flow.ablation import writer_of
 from bilens.read.flow.contrast import Other, embedded
 from bilens.read.flow.patching import Number, StoredRun, last_stream, logit_of, stored_runs
 from bilens.read.flow.split import Split, split

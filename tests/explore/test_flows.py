@@ -9,7 +9,8 @@ import torch
 
 from bilens.explore.flows import LARGEST, FlowOf, FlowView
 from bilens.explore.screen import StateError
-from bilens.read.flow import ablate, flow, remove
+from bilens.read.flow import ablate, described, flow, remove
+from bilens.read.flow.nodes import quoted
 from bilens.read.language import TokenDirection
 from bilens.residual import ResidualModel
 from tests.explore.browser import needs_chrome, visiting
@@ -102,6 +103,23 @@ def test_a_node_is_removed_from_the_running_model(view):
     assert view.removed(FlowOf(TEXT, "lily"), ("no such node",)) == ""
     assert view.removed(FlowOf(TEXT, "lily"), (data["nodes"][0]["name"],)) == ""
     assert view.removed(FlowOf("", "lily"), (name,)) == ""
+
+
+def test_contexts_of_removed_directions_are_looked_up_if_asked_for():
+    corpus = small_corpus()
+    model = random_model(vocab_size=len(corpus.tokenizer), n_layers=2)
+    texts = [row["input_ids"] for row in corpus.validation][:5]
+    view, of = FlowView(ResidualModel(model, corpus.tokenizer), TEXT, texts), FlowOf(TEXT, "lily")
+    split, data = view.split(of)
+    expected = described(view.model, split, 150, texts)
+    nodes = [node for node in data["nodes"] if node["kind"] in ("direction", "head")][:6]
+    assert {node["kind"] for node in nodes} == {"direction", "head"}
+    page = view.removed(of, tuple(node["name"] for node in nodes), lookup=True)
+    for node in nodes:
+        after = quoted(expected.nodes[node["index"]].after)
+        sentence = escape(f"{node['name']} is most active after {after}.")
+        assert (sentence in page) == (node["kind"] == "direction")
+    assert "most active" not in view.removed(of, tuple(node["name"] for node in nodes))
 
 
 def test_nodes_are_removed_together(view):

@@ -31,6 +31,8 @@ from bilens.lazy_imports import gradio as gr
 from bilens.read.flow import Flow, account, described, edit, edit_heads, flow, remove
 from bilens.read.flow.ablation import sharing_weights
 from bilens.read.flow.contrast import Against, Target, other_of, second_run
+from bilens.read.flow.graph import strongest_ends
+from bilens.read.flow.nodes import quoted
 from bilens.read.flow.reading import direction_in_words, flow_data
 from bilens.read.language import TokenDirection, token_names
 from bilens.reading import Table, signed
@@ -100,7 +102,8 @@ class FlowView:
     Args:
         model: any, with its tokenizer.
         start: a text to begin with, if it is quick.
-        texts: token ids of texts whose mean embedding is that of `FlowOf.mean`.
+        texts: token ids of texts: their mean embedding is that of `FlowOf.mean`, and they are
+            searched for contexts of directions.
     """
 
     def __init__(
@@ -150,6 +153,7 @@ class FlowView:
         token, second = token_names(self.model, likely)
         return TokenDirection(token, of.minus or (second,))
 
+    @lru_cache(maxsize=8)  # noqa: B019
     def second_run(self, of: FlowOf) -> Against | None:
         """Return the second run; None if a logit on one text is split."""
         return second_run(
@@ -183,8 +187,11 @@ class FlowView:
             text = f"{text} In both runs: {values}."
         return note_html(text), json.dumps(data)
 
-    def removed(self, of: FlowOf, names: tuple[str, ...]) -> str:
-        """Return a sentence on the logit after nodes were removed from the running model."""
+    def removed(self, of: FlowOf, names: tuple[str, ...], lookup: bool = False) -> str:
+        """Return a sentence on the logit after nodes were removed from the running model.
+
+        With `lookup` the contexts of those that are directions follow.
+        """
         if not (of.prompt and names):
             return ""
         split, data = self.split(of)
@@ -199,9 +206,26 @@ class FlowView:
             for x in (split.value, split.value + result.actual, result.actual, result.predicted)
         )
         how = "The change between the runs" if of.has_two_runs else "The logit"
-        return note_html(
+        text = (
             f"{how} is {before}, and {after} without {result.part}: a change of {change}. The flow "
             f"through them predicts {predicted}."
+        )
+        return note_html(" ".join([text, *(self.contexts(of, tuple(numbers)) if lookup else ())]))
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def contexts(self, of: FlowOf, numbers: tuple[int, ...]) -> tuple[str, ...]:
+        """Return a sentence on each direction: ends of texts after which it is most active."""
+        split, _ = self.split(of)
+        directions = [i for i in numbers if split.nodes[i].kind == "direction"]
+        layers = [split.nodes[i].layer or 0 for i in directions]
+        vectors = [split.vector(i)[:-1] for i in directions]
+        # A pass over all texts, and so only for the directions that are asked for.
+        ends = (
+            strongest_ends(self.model, layers, torch.stack(vectors), self.texts) if vectors else ()
+        )
+        return tuple(
+            f"{split.nodes[i].name(split.tokens)} is most active after {quoted(texts)}."
+            for i, texts in zip(directions, ends, strict=True)
         )
 
 
@@ -272,7 +296,14 @@ def flow_screen(view: FlowView, screen: Screen[Any]) -> None:
         js_on_load=_shared("flow.js") + DRAW,
         graph="",
     )
-    screen.content("flow-removed", f"{FIELDS} removed", lambda s: view.removed(s.flow, s.removed))
+    if view.texts:
+        lookup = gr.Checkbox(label="look up contexts of pinned directions", elem_id="flow-lookup")
+        screen.control("lookup", lookup)
+    screen.content(
+        "flow-removed",
+        f"{FIELDS} removed lookup",
+        lambda s: view.removed(s.flow, s.removed, s.lookup),
+    )
 
     def drawn(state: Any) -> list[Any]:
         summary, graph = view.page(state.flow)

@@ -96,6 +96,7 @@ class LanguageState:
         flow_mean: take the mean embedding as the second run.
         flow_target: the number whose change is split.
         removed: names of the nodes of the flow that are removed from the running model.
+        lookup: whether texts are searched for contexts of these nodes.
         edited: names of heads and eigenvectors of the flow that are scaled in the weights.
         edit_percent: how much of them is kept.
         edit_prompt: another text that the edited model is tried on.
@@ -116,6 +117,7 @@ class LanguageState:
     flow_mean: bool = False
     flow_target: Target = "logit"
     removed: tuple[str, ...] = ()
+    lookup: bool = False
     edited: tuple[str, ...] = ()
     edit_percent: int = 0
     edit_prompt: str = ""

@@ -29,7 +29,6 @@ METADATA = "graph-metadata.json"
 KINDS = {
     "head": "lorsa",
     "direction": "cross layer transcoder",
-    "mlp": "cross layer transcoder",
     "token": "embedding",
     "position": "embedding",
     "bias": "bias",

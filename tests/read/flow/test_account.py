@@ -96,6 +96,24 @@ def test_estimates_are_gradients(two, settings):
         assert float(slopes[number]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 8])
+def test_estimates_between_texts_are_integrated_gradients(monkeypatch, at_once):
+    """The mean of automatic gradients at 8 points between the embeddings, times the change."""
+    monkeypatch.setattr("bilens.read.flow.account.TOKENS", at_once * len(TWO[0]))
+    view = ResidualModel(random_model(n_layers=2, norm="rms", mlp="swiglu"), toy_tokenizer())
+    flows = between(view)
+    first, second = (view.W_E[ids] for ids in TWO)
+    slopes = []
+    for point in range(8):
+        x = (second + (point + 0.5) / 8 * (first - second)).requires_grad_()
+        with view.parts.embed.module.register_forward_hook(lambda *_, x=x: x[None]):
+            logits = view.model(TWO[0][None]).logits[0, -1]
+        slopes += torch.autograd.grad(logits[3] - logits[[7, 8]].mean(), x)
+    expected = (torch.stack(slopes).mean(0) * (first - second)).sum(-1)
+    tokens = [i for i, n in enumerate(flows.nodes) if n.kind == "token"]
+    torch.testing.assert_close(estimates(view, flows)[tokens], expected)
+
+
 @pytest.mark.parametrize("against", [None, TWO[1]])
 def test_an_account_has_three_numbers(against):
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
@@ -138,7 +156,7 @@ def test_all_tokens_removed_together_leave_no_change(name):
         tokens = [i for i, n in enumerate(flows.nodes) if n.kind == "token"]
         result = remove(view, flows, tokens)
         # A direction of the last layer beside the tokens adds what does not come from them.
-        above = next(i for i, n in enumerate(flows.nodes) if n.kind in ("direction", "mlp"))
+        above = next(i for i, n in enumerate(flows.nodes) if n.kind == "direction")
         group = remove(view, flows, [above, *tokens])
     assert result.actual == pytest.approx(-flows.value, rel=1e-5)
     assert result.predicted == pytest.approx(-flows.value, rel=1e-5)

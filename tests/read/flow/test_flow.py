@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from bilens.errors import BilensError
 from bilens.read.flow import flow
@@ -48,8 +49,7 @@ def test_a_flow_adds_up_and_conserves(name):
         value = expected(view, ids, 7)
     check(result, value)
     kinds = {node.kind for node in result.nodes}
-    gated = view.layer(0).mlp.gate is not None
-    assert {"token", "head", "rest", "direction" if gated else "mlp"} <= kinds
+    assert {"token", "head", "rest", "direction"} <= kinds
 
 
 @given(
@@ -99,9 +99,54 @@ def test_what_cannot_be_split_is_said(change, message):
         flow(view, random_text(), **{"token": DIRECTION, **change})
 
 
+def dense_map(view, first, second, layer, position):
+    """Return J of an MLP by its definition, from the weights and both runs."""
+    mlp = view.layer(layer).mlp
+    runs = [view.trace(ids).layers[layer].mlp_n[position] for ids in (first, second)]
+    gain = mlp.norm.gain()
+    inputs = [n * gain for n in runs]
+    ups, gates = ([part.weight() @ n + part.bias() for n in inputs] for part in (mlp.up, mlp.gate))
+    acts = [mlp.act(gate) for gate in gates]
+    slope = (acts[0] - acts[1]) / (gates[0] - gates[1])
+    hidden = (acts[0] + acts[1])[:, None] / 2 * mlp.up.weight()
+    hidden = hidden + ((ups[0] + ups[1]) / 2 * slope)[:, None] * mlp.gate.weight()
+    return mlp.down.weight() @ hidden * gain
+
+
 @pytest.mark.parametrize("m", [2, 3, 8, None])
-def test_directions_are_exact_at_every_resolution(m):
-    """All m of them are orthonormal and leave nothing, however few they are."""
+def test_directions_between_texts_are_exact_at_every_resolution(m):
+    """They write orthonormal vectors, read orthogonal ones, and leave nothing."""
+    view = ResidualModel(
+        random_model(n_layers=2, bias=True, norm="rms", mlp="swiglu"), toy_tokenizer()
+    )
+    ids, second = random_text(seed=1), random_text(seed=2)
+    result = flow(view, ids, DIRECTION, against=second, m=m, threshold=0)
+    check(result, float(result.values[0] - result.values[1]), tolerance=1e-11)
+    assert not [n for n in result.nodes if n.kind == "rest" and n.part == "mlp"]
+    at = [
+        i
+        for i, n in enumerate(result.nodes)
+        if (n.kind, n.layer, n.position) == ("direction", 0, 4)
+    ]
+    assert len(at) == (16 if m is None else m)
+    J = dense_map(view, ids, second, 0, 4)
+    writes = torch.stack([result.writes.vector[result.writes.node == i][0] for i in at])
+    vectors = torch.stack([result.vector(i)[:-1] for i in at])
+    for rows in (functional.normalize(writes, dim=-1), vectors):
+        torch.testing.assert_close(rows @ rows.T, torch.eye(len(at)).double(), atol=1e-7, rtol=0)
+    pulled = functional.normalize(writes, dim=-1) @ J
+    values = torch.tensor([result.nodes[i].eigenvalue for i in at]).double()
+    torch.testing.assert_close(pulled.square().sum(-1), values)
+    aligned = functional.cosine_similarity(pulled, vectors)
+    torch.testing.assert_close(aligned.abs(), torch.ones(len(at)).double())
+    if m is None:
+        singular = torch.linalg.svdvals(J)
+        torch.testing.assert_close(values.sort(descending=True)[0], singular.square())
+
+
+@pytest.mark.parametrize("m", [2, 3, 8, None])
+def test_directions_on_one_text_are_exact_at_every_resolution(m):
+    """They are orthonormal in what they read."""
     view = ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
     ids = random_text()
     result = flow(view, ids, DIRECTION, m=m, threshold=0)

@@ -20,6 +20,7 @@ from bilens.read.linear.heads import FrozenHeads
 from bilens.read.linear.mlp import LinearMLP
 from bilens.reading import Fact, Reading, signed
 from bilens.residual import Moment, ResidualModel
+from bilens.residual.layers import MLP, Heads
 from bilens.residual.parts import LinearMap, Norm
 from bilens.settings import Count, NotNegative
 
@@ -30,8 +31,8 @@ class StreamDirection:
 
     Attributes:
         layer: its number.
-        vector: v, of unit length, in the normalised stream; with the constant as its last
-            coordinate, as `Flow.vectors` have it, or without.
+        vector: v, of unit length, in the normalised stream, such as a row of `Flow.vectors`; with
+            the constant as its last coordinate or without.
     """
 
     layer: int
@@ -93,12 +94,10 @@ def ablate(
     The change depends on the part:
 
     - a head: the entry of its pattern is scaled;
-    - a direction of an MLP at its position: the inputs of L and R along it, so that its flow is
-      multiplied by the scale;
+    - a direction of an MLP at its position: its output;
     - a token or position: its vector;
-    - an MLP without a gate: its output;
     - an edge from b to a: the part of a's input that b writes, for a only;
-    - a `StreamDirection`: the inputs of L and R along it at all positions.
+    - a `StreamDirection`: the inputs of the MLP's maps along it at all positions.
 
     Everything else runs as the model does, so that norms, patterns and gates may change.
 
@@ -164,14 +163,11 @@ class _Runner:
         """Return the predicted change and the changes of a run for a direction at all positions."""
         mlp = LinearMLP.frozen(self.model, self.flow.trace, part.layer)
         v, less = self._fitted(mlp, part), 1 - self.scale
-        assert mlp.right is not None
-        assert mlp.curvature is not None
-        q = mlp.weights(self.flow.above(Moment.mlp(part.layer)))
-        overlap, pull = mlp.z @ v, mlp.pulled(q) @ v
-        square = (q * mlp.curvature) @ ((mlp.left @ v) * (mlp.right @ v))
-        predicted = -2 * less * overlap * pull + (less * overlap) ** 2 * square
-        places = torch.arange(len(overlap), device=overlap.device)
-        return float(predicted.sum()), self._reading(part.layer, mlp, v, places, -less * overlap)
+        added = -less * (mlp.z @ v)
+        before, after = (mlp.frozen_units(z) for z in (mlp.z, mlp.z + added[:, None] * v))
+        w = self.flow.above(Moment.mlp(part.layer))
+        predicted = (mlp.weights(w) * (after - before)).sum()
+        return float(predicted), self._reading(part.layer, mlp, v, added)
 
     def node(self, number: int) -> tuple[float, Changes]:
         """Return the predicted change and the changes of a run for a node."""
@@ -181,12 +177,12 @@ class _Runner:
             case "head":
                 return predicted, self._head(node, self.scale * self._value(node))
             case "direction":
-                return predicted, self._along(number, self.scale**0.5)
-            case "token" | "position" | "mlp":
+                return predicted, self._written(number, self.scale)
+            case "token" | "position":
                 return predicted, self._scaled(node)
         raise BilensError(
             f"number={number} is {node.kind}, which is not one part of the model to remove; "
-            "expected a token, position, head, direction or mlp"
+            "expected a token, position, head or direction"
         )
 
     def edge(self, above: int, below: int) -> tuple[float, Changes]:
@@ -197,10 +193,10 @@ class _Runner:
             raise BilensError(
                 f"edge=({above}, {below}), expected a node and one below it that is not a bias"
             )
-        if a.kind == "direction":
-            reading = 1 - (1 - self.scale) * through / a.flow
-            return (reading**2 - 1) * a.flow, self._along(above, reading)
         predicted = (self.scale - 1) * through
+        if a.kind == "direction":
+            # The direction's output is linear in its input, with everything frozen.
+            return predicted, self._written(above, 1 + predicted / a.flow)
         if a.kind == "output":
             less = (1 - self.scale) * self._arriving(below, Moment.mlp(self.model.n_layers - 1))[-1]
 
@@ -263,39 +259,39 @@ class _Runner:
 
         return [(heads.out.module, True, replaced)]
 
-    def _along(self, number: int, reading: float) -> Changes:
-        """Multiply the inputs of L and R along a direction at its position."""
+    def _written(self, number: int, scale: float) -> Changes:
+        """Scale the output of a direction at its position."""
         node = self.flow.node(number)
         assert node.layer is not None
-        mlp = LinearMLP.frozen(self.model, self.flow.trace, node.layer)
-        v = self._fitted(mlp, StreamDirection(node.layer, self.flow.vector(number)))
-        at = torch.tensor([node.position], device=v.device)
-        return self._reading(node.layer, mlp, v, at, (reading - 1) * (mlp.z[at] @ v))
+        mlp = self.model.layer(node.layer).mlp
+        rows = (scale - 1) / mlp.residual_scale * self._arriving(number, Moment.mlp(node.layer))
 
-    def _reading(
-        self, layer: int, frozen: LinearMLP, v: Tensor, at: Tensor, added: Tensor
-    ) -> Changes:
-        """Let L and R read so much more of a direction at some positions."""
+        def add(x: Tensor) -> None:
+            x += rows.to(x)
+
+        return [(writer_of(mlp), False, add)]
+
+    def _reading(self, layer: int, frozen: LinearMLP, v: Tensor, added: Tensor) -> Changes:
+        """Let the maps of an MLP read so much more of a direction at each position."""
         mlp = self.model.layer(layer).mlp
         if mlp.router is not None:
             raise BilensError(
                 f"{mlp.name} has experts, of which no direction can be removed; expected "
                 "heads, tokens or positions"
             )
-        assert mlp.gate is not None
         changes = []
-        assert frozen.right is not None
         for part, factor in ((mlp.up, frozen.left), (mlp.gate, frozen.right)):
-            rows = added[:, None] * (factor[: part.n_out] @ v)
-            changes.append((part.module, False, _adding(part, at, rows)))
+            if part is not None and factor is not None:
+                rows = added[:, None] * (factor[: part.n_out] @ v)
+                changes.append((part.module, False, _adding(part, rows)))
         return changes
 
     def _fitted(self, mlp: LinearMLP, part: StreamDirection) -> Tensor:
         width = self.model.d_model
-        if part.vector.shape not in ((width,), (width + 1,)) or mlp.right is None:
+        if part.vector.shape not in ((width,), (width + 1,)):
             raise BilensError(
                 f"direction has shape {tuple(part.vector.shape)} in layer {part.layer}; expected "
-                f"({width},) or ({width + 1},), the input of a gated MLP"
+                f"({width},) or ({width + 1},), the input of the MLP"
             )
         v = functional.pad(part.vector, (0, width + 1 - len(part.vector))).to(mlp.z)
         if abs(float(v.norm()) - 1) > 1e-3:
@@ -304,19 +300,13 @@ class _Runner:
 
     def _scaled(self, node: Node) -> Changes:
         parts, position, scale = self.model.parts, node.position, self.scale
-        if node.kind == "mlp":
-            assert node.layer is not None
-            mlp = self.model.layer(node.layer).mlp
-            module = mlp.writer if mlp.out_norm is None else mlp.out_norm.module
-        else:
-            table = parts.embed if node.kind == "token" else parts.positions
-            assert table is not None
-            module = table.module
+        table = parts.embed if node.kind == "token" else parts.positions
+        assert table is not None
 
         def scaled(x: Tensor) -> None:
             x[position] *= scale
 
-        return [(module, False, scaled)]
+        return [(table.module, False, scaled)]
 
     def _arriving(self, number: int, moment: int) -> Tensor:
         """Return the output of a node in the stream of a moment, at each position."""
@@ -327,10 +317,17 @@ class _Runner:
         return x.index_add(0, writes.position[of_node], shares * writes.vector[of_node])
 
 
-def _adding(part: LinearMap, at: Tensor, added: Tensor) -> Change:
+def writer_of(part: Heads | MLP) -> nn.Module:
+    """Return the last module of a part before its output is added to the stream."""
+    if part.out_norm is not None:
+        return part.out_norm.module
+    return part.out.module if isinstance(part, Heads) else part.writer
+
+
+def _adding(part: LinearMap, added: Tensor) -> Change:
     def add(x: Tensor) -> None:
-        rows = torch.arange(x.shape[-1]) if part.rows is None else part.rows
-        x[at[:, None], rows.to(x.device)] += added.to(x)
+        rows = slice(None) if part.rows is None else part.rows.to(x.device)
+        x[..., rows] += added.to(x)
 
     return add
 
@@ -355,7 +352,7 @@ def edit(
     """Return the model with some directions of one MLP's input scaled, or removed.
 
     With P the projector on the directions and z the normalised stream, the constant included,
-    L and R become L (1 - (1 - scale) P) and R (1 - (1 - scale) P), at every position of every
+    L becomes L (1 - (1 - scale) P), and so does R of a gate. This holds at every position of every
     text. Only the weights of that MLP differ. The result is an ordinary model of its family, and
     `bilens.convert.save_model` writes it. Costs O(k rank n).
 
@@ -364,7 +361,7 @@ def edit(
     in `Flow.vector`, or without. They need not be orthogonal. Scale 0 removes them.
 
     Raises:
-        BilensError: the layer does not exist, or its MLP has no gate or reads after a norm with a
+        BilensError: the layer does not exist, or its MLP has experts or reads after a norm with a
             gain of 0. The vectors do not fit, are zero or not finite, or the scale is negative. Or
             the edit asks for a bias, and the model has none.
     """
@@ -374,17 +371,14 @@ def edit(
             f"{mlp.name} has experts, and their router reads the same input; edit "
             "heads, or a model without experts"
         )
-    if mlp.gate is None:
-        raise BilensError(f"{mlp.name} has no gate; edit() changes the input of gated MLPs")
     basis = _orthonormal(vectors.to(model.device, model.dtype), model.d_model)
     edited = sharing_weights(model)
     new = edited.layer(layer).mlp
-    assert new.gate is not None
-    tensor = mlp.factors()
-    units = new.up.n_out
+    tensor, units = mlp.factors(), new.up.n_out
     for part, factor in ((new.up, tensor.left[:units]), (new.gate, tensor.right[:units])):
-        along = (1 - scale) * factor @ basis[:, : factor.shape[1]].T
-        _remove(part, new.norm, along, basis)
+        if part is not None:
+            along = (1 - scale) * factor @ basis[:, : factor.shape[1]].T
+            _remove(part, new.norm, along, basis)
     return edited
 
 

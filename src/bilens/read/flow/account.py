@@ -1,7 +1,7 @@
 """Three numbers of every node of a flow: its flow, its effect by gradients, its measured effect."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from bilens.checks import full_precision
 from bilens.errors import BilensError
-from bilens.read.flow.ablation import Ablation, ablate, ablated_together
+from bilens.read.flow.ablation import Ablation, ablate, ablated_together, writer_of
 from bilens.read.flow.contrast import embedded
 from bilens.read.flow.graph import Flow
 from bilens.read.flow.nodes import Node
 from bilens.read.flow.patching import Number, StoredRun, last_stream, stored_run
 from bilens.residual import Moment, ResidualModel
-from bilens.residual.layers import MLP, Heads
 from bilens.settings import Between, Count
 
 EMBEDDED = ("token", "position")
+POINTS, TOKENS = 8, 512
+"""Points between two texts at which gradients are taken, and tokens of those in one batch."""
 
 
 @torch.no_grad()
@@ -112,15 +113,20 @@ def remove(model: ResidualModel, flow: Flow, numbers: Sequence[int]) -> Ablation
 
 @full_precision
 def estimates(model: ResidualModel, flow: Flow) -> Float[Tensor, " nodes"]:
-    """Return each node's effect to first order: the gradient of the logit times its output.
+    """Return each node's effect by gradients of the logit times its output.
 
-    Between two texts the gradient is the mean of those at both texts. The estimates of nodes on
+    On one text this is the effect to first order. Between two texts the gradient is the mean of
+    those at 8 points between the embeddings (integrated gradients). The estimates of nodes on
     one path do not add up to the logit. Those of the logit itself and of remainders are theirs too.
     """
-    number = _number(model, flow)
-    runs = [_tokens(model, flow)] if flow.before is None else list(_both(model, flow))
-    slopes = [_slopes(model, flow, tokens, number) for tokens in runs]
-    mean = torch.stack(slopes).mean(0)
+    number, tokens = _number(model, flow), _tokens(model, flow)[None]
+    if flow.before is not None:
+        first, second = _both(model, flow)
+        shares = (torch.arange(POINTS).to(first) + 0.5) / POINTS
+        tokens = second + shares[:, None, None] * (first - second)
+    at_once = max(1, TOKENS // tokens.shape[1])
+    parts = [_slopes(model, flow, part, number) for part in tokens.split(at_once)]
+    mean = torch.stack(parts).sum(0) / len(tokens)
     writes = flow.writes
     # The gradient by a write holds everything that later layers make of it. That by the embedding
     # also holds later moments at which it is mixed in again, whose rows must not count twice.
@@ -158,9 +164,9 @@ def _both(model: ResidualModel, flow: Flow) -> tuple[Tensor, Tensor]:
 
 
 def _slopes(
-    model: ResidualModel, flow: Flow, tokens: Tensor, number: Number
+    model: ResidualModel, flow: Flow, tokens: Float[Tensor, "runs time d_model"], number: Number
 ) -> Float[Tensor, "moments time d_model"]:
-    """Return the gradients by the writes at each moment and position."""
+    """Return the gradients by the writes at each moment and position, summed over some runs."""
     outputs: list[tuple[Moment, Tensor]] = []
     with torch.enable_grad(), ExitStack() as stack:
         given = tokens.detach().clone().requires_grad_()
@@ -175,21 +181,14 @@ def _slopes(
                     outputs.append((moment, y))
 
                 stack.enter_context(writer_of(part).register_forward_hook(keep))
-        value = number(last_stream(model, flow.ids[None])).sum()
+        value = number(last_stream(model, flow.ids.expand(len(tokens), -1))).sum()
         slopes = torch.autograd.grad(value, [given, *(y for _, y in outputs)])
-    result = tokens.new_zeros(Moment.count(model.n_layers), *tokens.shape)
-    result[Moment.embedding()] = slopes[0]
+    result = tokens.new_zeros(Moment.count(model.n_layers), *tokens.shape[1:])
+    result[Moment.embedding()] = slopes[0].sum(0)
     for (moment, _), slope in zip(outputs, slopes[1:], strict=True):
         # The stream receives the module's output times the factor of all writes.
-        result[moment] = slope[0] / model.parts.layers[0].mlp.residual_scale
+        result[moment] = slope.sum(0) / model.parts.layers[0].mlp.residual_scale
     return result
-
-
-def writer_of(part: Heads | MLP) -> nn.Module:
-    """Return the last module of a part before its output is added to the stream."""
-    if part.out_norm is not None:
-        return part.out_norm.module
-    return part.out.module if isinstance(part, Heads) else part.writer
 
 
 def exchanged(
@@ -214,12 +213,25 @@ def exchanged(
     of_layer = runs[0].model.parts.layers[layer]
     writer = writer_of(of_layer.heads if part == "attention" else of_layer.mlp)
     rows = rows / of_layer.mlp.residual_scale
-    total = torch.zeros(len(rows), dtype=torch.float64)
-    for run, sign in zip(runs, (-1, 1), strict=True):
+
+    def changed(run: int, sign: int) -> Tensor:
         hook = (writer, False, partial(_add_rows, sign * rows))
-        values = number(run.run_from(layer, len(rows), [hook]))
-        total += sign / 2 * (values - number(run.stream[None])).double().cpu()
-    return total
+        return number(runs[run].run_from(layer, len(rows), [hook]))
+
+    return _mean_effect(changed, [float(number(run.stream[None])[0]) for run in runs])
+
+
+def _mean_effect(
+    changed: Callable[[int, int], Float[Tensor, " batch"]], ends: Sequence[float]
+) -> Float[Tensor, " batch"]:
+    """Return the mean of a number's fall in the first run and its rise in the second.
+
+    Args:
+        changed: the number when a change is added with a sign, given the run and the sign.
+        ends: the number in both runs.
+    """
+    fall, rise = (changed(run, sign).double().cpu() for run, sign in ((0, -1), (1, 1)))
+    return (rise - ends[1] - (fall - ends[0])) / 2
 
 
 class _Patcher:
@@ -251,8 +263,8 @@ class _Patcher:
 
     def together(self, numbers: Sequence[int]) -> float:
         """Return the change of the logit, the mean of both directions, without all the nodes."""
-        change = 0.0
-        for run, sign in ((0, -1), (1, 1)):
+
+        def changed(run: int, sign: int) -> Tensor:
             with ExitStack() as stack:
                 tokens = self.tokens[run]
                 for (layer, part), group in self._by_place(numbers).items():
@@ -264,9 +276,9 @@ class _Patcher:
                         hook = partial(_add_rows, rows / scale)
                         stack.enter_context(self._writer(layer, part).register_forward_hook(hook))
                 stack.enter_context(embedded(self.model, tokens))
-                stream = last_stream(self.model, self.flow.ids[None])
-            change -= sign * (float(self.number(stream)[0]) - self.ends[run]) / 2
-        return change
+                return self.number(last_stream(self.model, self.flow.ids[None]))
+
+        return -float(_mean_effect(changed, self.ends))
 
     def _by_place(self, numbers: Sequence[int]) -> dict[tuple[int | None, str | None], list[int]]:
         """Return the nodes of each part of each layer."""
@@ -292,12 +304,12 @@ class _Patcher:
 
     def _embedded(self, rows: Float[Tensor, "batch time d_model"]) -> Float[Tensor, " batch"]:
         """Return effects of exchanging changes of the embeddings, as `exchanged` does."""
-        total = torch.zeros(len(rows), dtype=torch.float64)
-        for tokens, end, sign in zip(self.tokens, self.ends, (-1, 1), strict=True):
-            with embedded(self.model, tokens + sign * rows):
-                streams = last_stream(self.model, self.flow.ids.expand(len(rows), -1))
-            total += sign / 2 * (self.number(streams).double().cpu() - end)
-        return total
+
+        def changed(run: int, sign: int) -> Tensor:
+            with embedded(self.model, self.tokens[run] + sign * rows):
+                return self.number(last_stream(self.model, self.flow.ids.expand(len(rows), -1)))
+
+        return _mean_effect(changed, self.ends)
 
 
 def _add_rows(rows: Tensor, _: nn.Module, __: Any, y: Tensor) -> Tensor:

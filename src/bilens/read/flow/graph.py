@@ -49,8 +49,8 @@ class Flow(Reading):
         constants: the part of each node's flow that its own biases carry.
         mixing: the factor of a row written at a moment (column) when it is read at a later one
             (row); 0 where it is read earlier.
-        vectors: of the nodes that are directions, in their order, in the normalised stream that
-            the MLP reads. The last coordinate is the constant, through which biases come in.
+        vectors: unit vectors that the nodes read that are directions, in their order, in the
+            normalised stream. The last coordinate is the constant, through which biases come in.
         frozen: everything that is held fixed at its value on this text; empty between two texts.
         before: the second run; None on one text.
         values: the logit in each run.
@@ -460,7 +460,7 @@ def described(
     """
     strongest = sorted(range(len(flow.nodes)), key=lambda i: -abs(flow.nodes[i].flow))[:k]
     directions = [i for i in strongest if flow.nodes[i].kind == "direction"]
-    writers = [i for i in strongest if flow.nodes[i].kind in ("direction", "mlp", "head")]
+    writers = [i for i in strongest if flow.nodes[i].kind in ("direction", "head")]
     place = {number: row for row, number in enumerate(flow.direction_numbers)}
     vectors = flow.vectors[[place[i] for i in directions], :-1]
     reads, _ = lens(model, vectors)

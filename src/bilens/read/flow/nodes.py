@@ -15,7 +15,7 @@ from bilens.lazy_imports import go
 from bilens.read.figures.canvas import BLUE, LINE, RED, dress
 from bilens.reading import plotly_text, signed
 
-NodeKind = Literal["output", "token", "position", "head", "direction", "mlp", "bias", "rest"]
+NodeKind = Literal["output", "token", "position", "head", "direction", "bias", "rest"]
 LEAVES = ("token", "position", "bias")
 """Kinds of nodes at which a flow starts."""
 WORDS = ("after", "reads", "writes", "lowers")
@@ -29,8 +29,8 @@ class Node:
 
     Attributes:
         kind: output is the logit itself, token an embedding, position a position's vector. A head
-            is from one position to one. A direction is one of an MLP's input at a position, mlp all
-            of an MLP without a gate there. Then bias, and rest, which is not split further.
+            is from one position to one. A direction is one of an MLP at a position. Then bias,
+            and rest, which is not split further.
         flow: the part of the logit, or of its change, that goes through it.
         layer: its number.
         part: attention or mlp, inside a layer.
@@ -93,7 +93,6 @@ class Node:
             "token": f"token {at}",
             "position": f"position {self.position}",
             "direction": f"MLP {self.layer} direction {self.number} at {at}",
-            "mlp": f"MLP {self.layer} at {at}",
             "rest": f"rest of MLP {self.layer} at {at}",
         }
         return texts[self.kind]

@@ -32,6 +32,13 @@ AT_FIRST, FEWEST = 0.5, 12
 """Share of the absolute flow, and nodes, that a page shows when it opens, if it has as many."""
 PATHS, ROWS, LABELLED = 12, 20, 10
 """Paths and nodes in tables, and labels in figures."""
+METRICS = {
+    True: "Directions of an MLP at a position are orthogonal in the stream to which they write, so "
+    "that no node holds a part of another's output.",
+    False: "Directions of a gated MLP at a position are orthonormal in its normalised input before "
+    "the norm's gain: this metric does not depend on how a checkpoint divides a map.",
+}
+"""The metric of directions, between two texts and on one."""
 
 
 @checked
@@ -245,9 +252,8 @@ def flow_sections(data: dict[str, Any], ablated: Sequence[Ablation]) -> list[Sec
             "Positions are across, layers upwards. A square is a head: its line comes from the "
             "token that it attends to. A circle is a direction of an MLP or a token. Area is "
             "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
-            "weight on paths to the logit. Directions of an MLP at a position are orthonormal in "
-            "its normalised input before the norm's gain: this metric does not depend on how a "
-            f"checkpoint divides a map. Select a node to see its own edges.{sinks}",
+            f"weight on paths to the logit. {METRICS[len(data['values']) > 1]} "
+            f"Select a node to see its own edges.{sinks}",
             [[FlowDrawing(data)]],
         ),
         Section(

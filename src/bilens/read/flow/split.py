@@ -60,12 +60,18 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
     Held fixed are norms' scales, attention patterns and the ratios act(g) / g of gates, and every
     product of two factors gives half to each. It sees no effect through a pattern.
 
-    The flow through an MLP at a position is p . z, with z its normalised input or the change of
-    it and p the direction that later components read. Its nodes are m Ritz vectors of the form
-    Q = sum_r q_r (L_r R_r' + R_r L_r') / 2, q the weights of the hidden units, in a Krylov space
-    that holds p and z. Flows, reads and writes of the m nodes add up exactly. Vectors are
-    orthonormal in the normalised stream before the norm's gain. That metric does not depend on how
-    a checkpoint divides a map between the gain and the weights after it.
+    An MLP is a linear map J at each position, of the change of its normalised input z or, on one
+    text, of z itself. The flow through it is w . J z, with w the direction that later components
+    read. Its nodes are m Ritz vectors in a Krylov space. Their flows, reads and writes add up
+    exactly.
+
+    - Between two texts they are those of JJ', in a space that holds J z and w, orthonormal in the
+      stream. Node u writes (u . J z) u and reads (u . w) J'u. Outputs of nodes are orthogonal, so
+      that none holds a part of another's, and what they read is orthogonal too. The stream's metric
+      does not depend on how a checkpoint divides a map between a norm's gain and the weights.
+    - On one text they are those of Q = sum_r q_r (L_r R_r' + R_r L_r') / 2, whose z'Qz is the flow,
+      in a space that holds z and Qz. They are orthonormal in z, before the norm's gain. MLPs
+      without a gate have no such form, and JJ' in its place.
 
     Args:
         model: any.
@@ -78,8 +84,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
             or one for all positions, or texts. Of several texts the mean embedding is taken.
         replace: words of the text and the words that the second run has instead.
         target: the logit before a soft cap, the log-probability or the probability of the token.
-        m: nodes of an MLP at each position, at least 2. More nodes cancel less, and with None
-            they are all eigenvectors of Q.
+        m: nodes of an MLP at each position, at least 2. With None they are all eigenvectors: left
+            singular vectors of J, or eigenvectors of Q.
         threshold: share of the absolute flow (over pairs of positions of heads, and over MLPs at
             each position) below which a part belongs to a remainder.
         through_patterns: on one text, split patterns of bilinear and squared attention too. A head
@@ -317,7 +323,7 @@ class Split:
             written, entry = Moment.attention(layer), Moment.input(layer)
             above[Moment.mlp(layer)] = w
             mlp = self.mlp_map(layer)
-            pulled = mlp.pulled(mlp.weights(w))
+            pulled = mlp.pulled(w)
             self.mlps.insert(0, (pulled * mlp.z).sum(-1))
             self.absolute += float(self.mlps[0].abs().sum())
             from_mlp, _ = mlp.read(pulled, self.places)
@@ -356,65 +362,44 @@ class Split:
         return SecantHeads(self.model, (self.trace, self.before), layer, call)
 
     def _split_mlp(self, layer: int, m: int | None, least: float) -> None:
-        mlp, graph = self.mlp_map(layer), self.graph
-        seen, written = self.model.parts.mlp_moment(layer), Moment.mlp(layer)
-        w = self.above[written]
-        graph.write_bias(layer, "mlp", w, mlp.out.bias)
-        weights = mlp.weights(w)
-        pulled, z = mlp.pulled(weights), mlp.z
-        flows = (pulled * z).sum(-1)
-        if mlp.right is not None:
-            parts = mlp.directions(weights, m, least)
-            at, along = parts.position, parts.overlap[:, None] * parts.vector
-            columns = (parts.flow, at, parts.rank, parts.value)
-            entries = zip(*(column.tolist() for column in columns), strict=True)
-            nodes = [Node("direction", f, layer, "mlp", p, p, i + 1, x) for f, p, i, x in entries]
-            read = parts.pull[:, None] * parts.vector
-            reads, constants = mlp.read(read, at)
-            # Signs of vectors are free: here the text has a positive part along each.
-            signs = torch.where(parts.overlap < 0, -1.0, 1.0).to(parts.vector)
-            number = graph.add(nodes, constants, signs[:, None] * parts.vector)
-            graph.read(number, at, seen, reads)
-            graph.write(number, at, written, mlp.write(along, at))
-            # The remainder is everything that the directions leave, so that each position adds up.
-            flows = flows.index_add(0, at, -parts.flow)
-            pulled, z = pulled.index_add(0, at, -read), z.index_add(0, at, -along)
-            self._add_remainder(layer, mlp, flows, pulled, z, seen)
-            return
-        active = (flows != 0).nonzero()[:, 0]
-        self._add_mlps("mlp", layer, mlp, active, flows, pulled, z, seen)
-
-    def _add_remainder(
-        self, layer: int, mlp: LinearMLP, flows: Tensor, pulled: Tensor, z: Tensor, seen: Moment
-    ) -> None:
-        """Add the remainder that an MLP's directions leave at each position, unless it is rounding.
-
-        Nothing is left where all m directions are nodes, and nothing counts that nobody reads.
-        """
-        w = self.above[Moment.mlp(layer)]
-        p = mlp.pulled(mlp.weights(w))
+        mlp, w = self.mlp_map(layer), self.above[Moment.mlp(layer)]
+        self.graph.write_bias(layer, "mlp", w, mlp.out.bias)
+        p, output = mlp.pulled(w), mlp.write(mlp.z)
+        parts = mlp.directions(w, m, least)
+        at = parts.position
+        columns = (parts.flow, at, parts.rank, parts.value)
+        entries = zip(*(column.tolist() for column in columns), strict=True)
+        nodes = [Node("direction", f, layer, "mlp", t, t, i + 1, x) for f, t, i, x in entries]
+        self._add_mlp(layer, mlp, nodes, at, parts.read, parts.written, parts.vector)
+        # The remainder is everything that the directions leave, so that each position adds up.
+        # Rounding is none, and neither is what nobody reads.
+        flows = (w * output).sum(-1).index_add(0, at, -parts.flow)
+        pulled = p.index_add(0, at, -parts.read)
+        left = output.index_add(0, at, -parts.written)
         rounding = 100 * torch.finfo(flows.dtype).eps
-        left = (pulled.norm(dim=-1) > rounding * p.norm(dim=-1)) & (mlp.z != 0).any(-1)
-        left |= (z.norm(dim=-1) > rounding * mlp.z.norm(dim=-1)) & (w != 0).any(-1)
-        self._add_mlps("rest", layer, mlp, left.nonzero()[:, 0], flows, pulled, z, seen)
+        large = (pulled.norm(dim=-1) > rounding * p.norm(dim=-1)) & (mlp.z != 0).any(-1)
+        large |= (left.norm(dim=-1) > rounding * output.norm(dim=-1)) & (w != 0).any(-1)
+        at = large.nonzero()[:, 0]
+        nodes = [
+            Node("rest", f, layer, "mlp", t, t)
+            for t, f in zip(at.tolist(), flows[at].tolist(), strict=True)
+        ]
+        self._add_mlp(layer, mlp, nodes, at, pulled[at], left[at])
 
-    def _add_mlps(
+    def _add_mlp(
         self,
-        kind: NodeKind,
         layer: int,
         mlp: LinearMLP,
+        nodes: list[Node],
         at: Tensor,
-        flows: Tensor,
-        pulled: Tensor,
-        z: Tensor,
-        seen: Moment,
+        read: Tensor,
+        written: Tensor,
+        vectors: Tensor | None = None,
     ) -> None:
-        reads, constants = mlp.read(pulled[at], at)
-        entries = zip(at.tolist(), flows[at].tolist(), strict=True)
-        nodes = [Node(kind, f, layer, "mlp", p, p) for p, f in entries]
-        number = self.graph.add(nodes, constants)
-        self.graph.read(number, at, seen, reads)
-        self.graph.write(number, at, Moment.mlp(layer), mlp.write(z[at], at))
+        rows, constants = mlp.read(read, at)
+        number = self.graph.add(nodes, constants, vectors)
+        self.graph.read(number, at, self.model.parts.mlp_moment(layer), rows)
+        self.graph.write(number, at, Moment.mlp(layer), written)
 
     def _split_heads(self, layer: int, least: float) -> None:
         heads, graph, written = self.heads_map(layer), self.graph, Moment.attention(layer)

@@ -19,7 +19,7 @@ from bilens.registry import reading
 from bilens.residual import Moment, ResidualModel, Trace
 from bilens.residual.sums import check_split
 from bilens.settings import Count
-from bilens.tensor import FactoredMatrix
+from bilens.tensor import FactoredMatrix, QuadraticForm
 
 SHOWN = 10
 """Logits in the table of a split."""
@@ -278,21 +278,27 @@ def split_by_eigenvectors(terms: LogitTerms, token: str | int, *, k: Count = 8) 
     # The only direction that is read is that of the logit, at the last position.
     w = torch.zeros_like(mlp.norm.push(mlp.z[:, : model.d_model]))
     w[-1] = terms.last[-1].pull(model.parts.logit_weights([number])[0][:, 0])
-    # The terms of a column, one layer deep, are a flow: its directions with all m of them.
-    eigenvectors = mlp.directions(mlp.weights(w), None, 0.0)
+    assert mlp.curvature is not None
+    # The terms of a column, one layer deep, are a flow through the form of the last position.
+    form = QuadraticForm(mlp.left, mlp.right, mlp.weights(w)[-1] * mlp.curvature[-1], mlp.constant)
+    spectrum = form.eigh()
+    # v . p instead of the value times v . z: the sum is then exact, however v is rounded.
+    flows = (spectrum.vectors @ mlp.z[-1]) * (spectrum.vectors @ mlp.pulled(w)[-1])
+    order = flows.abs().argsort(descending=True, stable=True)
+    flows = flows[order]
     parts = LogitParts(
         token=token_names(model, [number])[0],
         sources=terms.sources,
         residual=terms.residual[:, number],
-        eigenvalues=eigenvectors.value[:k],
-        activations=eigenvectors.flow[:k],
-        remainder=float(eigenvectors.flow[k:].sum() + (w * mlp.out.bias).sum()),
+        eigenvalues=spectrum.values[order[:k]],
+        activations=flows[:k],
+        remainder=float(flows[k:].sum() + (w * mlp.out.bias).sum()),
     )
     check_sum(
         "The logit, split by eigenvectors,",
         parts.total(),
         terms.total()[number],
-        size=float(eigenvectors.flow.abs().sum() + parts.residual.abs().sum()),
+        size=float(flows.abs().sum() + parts.residual.abs().sum()),
         dtype=model.parts.embed.module.weight.dtype,
     )
     return parts

@@ -8,42 +8,43 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from bilens.read.linear.secants import NormMap, OutputMap, frozen_norm, norm_secant, secant_slope
 from bilens.residual import ResidualModel, Trace
-from bilens.tensor import QuadraticForm
 from bilens.tensor.factors import with_constant
 from bilens.tensor.quadratic import apply_factored
 
 GONE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """A vector that orthogonalisation leaves this share of its length lies in the space already."""
-FORMS_BYTES = 128 * 1024**2
-"""Working memory of the forms that are decomposed at once."""
+DENSE_BYTES = 128 * 1024**2
+"""Working memory of the maps whose singular vectors are all taken at once."""
+TINY = 1e-30
+"""Least length of a vector that is scaled to 1."""
+EVERY = slice(None)
+"""All positions."""
 
 
 class Directions(NamedTuple):
-    """Directions of an MLP's input at some positions, one row each.
+    """Directions of an MLP at some positions, one row each.
 
     Attributes:
         position: the position of each one.
         rank: its place among those of the position, 0 for the largest |flow|.
         value: its Ritz value, an eigenvalue if all directions are asked for.
-        vector: v, of unit length, the constant coordinate included.
-        overlap: v . z, with z the input or its change.
-        pull: v . p, with p the direction of z that later components read.
+        flow: the flow through it.
+        read: the vector whose product with z is the flow.
+        written: the part of the output J z that is its own.
+        vector: of unit length along `read`; the input, or its change, has a positive part along it.
     """
 
     position: Int[Tensor, " m"]
     rank: Int[Tensor, " m"]
     value: Float[Tensor, " m"]
+    flow: Float[Tensor, " m"]
+    read: Float[Tensor, "m n_in"]
+    written: Float[Tensor, "m d_model"]
     vector: Float[Tensor, "m n_in"]
-    overlap: Float[Tensor, " m"]
-    pull: Float[Tensor, " m"]
-
-    @property
-    def flow(self) -> Float[Tensor, " m"]:
-        """Flow through each direction."""
-        return self.overlap * self.pull
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +65,10 @@ class LinearMLP:
         through_left: a.
         through_right: b; None without a gate.
         curvature: rho or the secant of act: with it as weights of the hidden units, L and R are
-            the quadratic form whose directions are taken. None without a gate.
+            the quadratic form of the output. None without a gate.
+        quadratic: whether J z is quadratic in z, as that of a gated MLP on one text.
         constant: whether the last coordinate of z is the constant 1.
         norm: between the stream and z.
-        halved: whether p = Qz, as on one text, so that a Krylov space from z holds p too.
     """
 
     left: Float[Tensor, "rank n_in"]
@@ -77,9 +78,9 @@ class LinearMLP:
     through_left: Float[Tensor, "time rank"]
     through_right: Float[Tensor, "time rank"] | None
     curvature: Float[Tensor, "time rank"] | None
+    quadratic: bool
     constant: bool
     norm: NormMap
-    halved: bool
 
     @classmethod
     def frozen(cls, model: ResidualModel, trace: Trace, layer: int) -> "LinearMLP":
@@ -104,9 +105,9 @@ class LinearMLP:
             through_left=ratio * (z @ right.T) / 2 if gated else ratio,
             through_right=ratio * (z @ left.T) / 2 if gated else None,
             curvature=ratio if gated else None,
+            quadratic=gated,
             constant=tensor.constant,
             norm=frozen_norm(mlp.norm, of_layer.mlp_scale),
-            halved=True,
         )
 
     @classmethod
@@ -147,9 +148,9 @@ class LinearMLP:
             through_left=a,
             through_right=b,
             curvature=slope,
+            quadratic=False,
             constant=False,
             norm=norm_secant(mlp.norm, x1, x0),
-            halved=False,
         )
 
     def weights(self, w: Float[Tensor, "time d_model"]) -> Float[Tensor, "time rank"]:
@@ -160,12 +161,15 @@ class LinearMLP:
         """Return the flow through each hidden unit, given their weights."""
         return weights * self._hidden(self.z, slice(None))
 
-    def pulled(self, weights: Float[Tensor, "time rank"]) -> Float[Tensor, "time n_in"]:
-        """Return p = J'w, whose product with z is the flow through the MLP."""
-        p = (weights * self.through_left) @ self.left
+    def pulled(
+        self, w: Float[Tensor, "m d_model"], at: Int[Tensor, " m"] | slice = EVERY
+    ) -> Float[Tensor, "m n_in"]:
+        """Return p = J'w at some positions, whose product with z is the flow through the MLP."""
+        weights = self.out.pull(w, at) @ self.out.weight
+        p = (weights * self.through_left[at]) @ self.left
         if self.right is None or self.through_right is None:
             return p
-        return p + (weights * self.through_right) @ self.right
+        return p + (weights * self.through_right[at]) @ self.right
 
     def read(
         self, rows: Float[Tensor, "m n_in"], position: Int[Tensor, " m"]
@@ -177,7 +181,7 @@ class LinearMLP:
         return self.norm[position].pull(n), added
 
     def write(
-        self, rows: Float[Tensor, "m n_in"], position: Int[Tensor, " m"]
+        self, rows: Float[Tensor, "m n_in"], position: Int[Tensor, " m"] | slice = EVERY
     ) -> Float[Tensor, "m d_model"]:
         """Return J applied to rows at some positions, without the bias."""
         return self.out.push(self._hidden(rows, position) @ self.out.weight.T, position)
@@ -187,6 +191,13 @@ class LinearMLP:
         if self.right is None or self.through_right is None:
             return hidden
         return hidden + self.through_right[at] * (rows @ self.right.T)
+
+    def frozen_units(self, z: Float[Tensor, "time n_in"]) -> Float[Tensor, "time rank"]:
+        """Return the hidden units for other inputs, gate ratios held fixed; not between texts."""
+        left = z @ self.left.T
+        if self.right is None or self.curvature is None:
+            return self.through_left * left
+        return self.curvature * left * (z @ self.right.T)
 
     def pairs(
         self, parts: Float[Tensor, "parts d_model"], position: int
@@ -212,63 +223,66 @@ class LinearMLP:
         return rows
 
     def directions(
-        self, weights: Float[Tensor, "time rank"], m: int | None, least: float
+        self, w: Float[Tensor, "time d_model"], m: int | None, least: float
     ) -> Directions:
         """Return m directions of each position whose flows, reads and writes add up exactly.
 
-        The form is Q = sum_r weights_r curvature_r (L_r R_r' + R_r L_r') / 2. The directions are
-        the Ritz vectors of Q in a Krylov space that holds z and p, and with m=None all eigenvectors
-        of Q. Those with less flow than `least` are left out.
+        They are the Ritz vectors of a form in a Krylov space, and with m=None its eigenvectors.
+        Those with less flow than `least` are left out.
+
+        If the output is quadratic in z, the form is Q = sum_r q_r (L_r R_r' + R_r L_r') / 2. Here q
+        are the weights of the hidden units along w, times their curvature. The space holds z and
+        Qz. Otherwise the form is JJ', and the space holds the output J z and w. The outputs of
+        directions are orthogonal then, and so is what they read, J'u for a Ritz vector u.
         """
-        assert self.right is not None
-        assert self.curvature is not None
         # Positions without flow or without change have no directions, and would cost a space each.
-        pulled = self.pulled(weights)
-        forms = weights * self.curvature
-        active = ((pulled != 0).any(-1) & (self.z != 0).any(-1)).nonzero()[:, 0]
-        at_once = max(1, FORMS_BYTES // (4 * self.left.element_size() * self.left.shape[1] ** 2))
+        p = self.pulled(w)
+        active = ((p != 0).any(-1) & (self.z != 0).any(-1)).nonzero()[:, 0]
+        at_once = max(1, DENSE_BYTES // (2 * p.element_size() * self.left.numel()))
         parts = []
-        for positions in active.split(at_once if m is None else max(1, len(active))):
-            z, p = self.z[positions], pulled[positions]
-            if m is None:
-                form = QuadraticForm(self.left, self.right, forms[positions], self.constant)
-                spectrum = form.eigh()
-                values, vectors = spectrum.values, spectrum.vectors
+        for at in active.split(at_once if m is None else max(1, len(active))):
+            if self.quadratic:
+                assert self.right is not None
+                assert self.curvature is not None
+                forms = self.weights(w)[at] * self.curvature[at]
+                apply = partial(apply_factored, self.left, self.right, forms)
+                ends = torch.stack([self.z[at], p[at]], 1)
             else:
-                values, vectors = ritz_pairs(
-                    partial(apply_factored, self.left, self.right, forms[positions]),
-                    z[:, None] if self.halved else torch.stack([z, p], 1),
-                    m,
-                )
-            parts.append(_strongest(positions, values, vectors, z, p, least))
+                apply = partial(self._there_and_back, at)
+                ends = torch.stack([self.write(self.z[at], at), w[at]], 1)
+            # Qz is the image of z, so that a space of two or more dimensions from z holds it.
+            starts = ends[:, :1] if self.quadratic else ends
+            values, vectors = ritz_pairs(apply, starts, m)
+            # v . p instead of the value times v . z: the sum is then exact, however v is rounded.
+            overlap, pull = (vectors @ ends.mT).unbind(-1)
+            flow = overlap * pull
+            order = flow.abs().argsort(dim=-1, descending=True, stable=True)
+            sizes = flow.gather(-1, order).abs()
+            row, rank = ((sizes >= least) & (sizes > 0)).nonzero(as_tuple=True)
+            which = order[row, rank]
+            v, places = vectors[row, which], at[row]
+            overlap, pull = overlap[row, which, None], pull[row, which, None]
+            if self.quadratic:
+                along, written = v, self.write(overlap * v, places)
+            else:
+                along, written = self.pulled(v, places), overlap * v
+            vector = torch.where(overlap < 0, -1, 1) * functional.normalize(along, dim=-1, eps=TINY)
+            read, columns = pull * along, (values[row, which], flow[row, which])
+            parts.append(Directions(places, rank, *columns, read, written, vector))
         return Directions(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
-
-def _strongest(
-    positions: Tensor, values: Tensor, vectors: Tensor, z: Tensor, p: Tensor, least: float
-) -> Directions:
-    overlap = (vectors @ z[..., None])[..., 0]
-    # v . p instead of the value times v . z: the sum is then exact, however v is rounded.
-    pull = (vectors @ p[..., None])[..., 0]
-    flow = overlap * pull
-    order = flow.abs().argsort(dim=-1, descending=True, stable=True)
-    sizes = flow.gather(-1, order).abs()
-    row, rank = ((sizes >= least) & (sizes > 0)).nonzero(as_tuple=True)
-    which = order[row, rank]
-    return Directions(
-        position=positions[row],
-        rank=rank,
-        value=values[row, which],
-        vector=vectors[row, which],
-        overlap=overlap[row, which],
-        pull=pull[row, which],
-    )
+    def _there_and_back(
+        self, at: Int[Tensor, " forms"], rows: Float[Tensor, "forms k d_model"]
+    ) -> Float[Tensor, "forms k d_model"]:
+        """Return JJ' applied to k directions of the stream at each position."""
+        places, flat = at.repeat_interleave(rows.shape[1]), rows.flatten(0, 1)
+        return self.write(self.pulled(flat, places), places).unflatten(0, rows.shape[:2])
 
 
 def ritz_pairs(
     apply: Callable[[Float[Tensor, "forms k n"]], Float[Tensor, "forms k n"]],
     starts: Float[Tensor, "forms s n"],
-    m: int,
+    m: int | None,
 ) -> tuple[Float[Tensor, "forms m"], Float[Tensor, "forms m n"]]:
     """Return Ritz values and vectors of symmetric forms in Krylov spaces of m dimensions.
 
@@ -281,20 +295,25 @@ def ritz_pairs(
     Args:
         apply: the product of each form with k vectors.
         starts: vectors that the space holds.
-        m: number of dimensions, at least the number of starts.
+        m: number of dimensions, at least the number of starts. With None the space has all of
+            them, and the Ritz vectors are eigenvectors.
 
     Source:
         Golub and Meurant 2010, "Matrices, Moments and Quadrature with Applications".
     """
-    basis: list[Tensor] = []
-    images: list[Tensor] = []
-    for number in range(m):
-        # The first vectors are the starts; each later one is the image of an earlier one.
-        behind = number - starts.shape[1]
-        candidate = starts[:, number] if behind < 0 else images[behind]
-        basis.append(_orthogonalised(candidate, basis))
-        images.append(apply(basis[-1][:, None])[:, 0])
-    space, applied = torch.stack(basis, 1), torch.stack(images, 1)
+    if m is None:
+        space = torch.eye(starts.shape[-1]).to(starts).expand(len(starts), -1, -1)
+        applied = apply(space)
+    else:
+        basis: list[Tensor] = []
+        images: list[Tensor] = []
+        for number in range(m):
+            # The first vectors are the starts; each later one is the image of an earlier one.
+            behind = number - starts.shape[1]
+            candidate = starts[:, number] if behind < 0 else images[behind]
+            basis.append(_orthogonalised(candidate, basis))
+            images.append(apply(basis[-1][:, None])[:, 0])
+        space, applied = torch.stack(basis, 1), torch.stack(images, 1)
     # Q restricted to the space. Its rounding is asymmetric, and eigh reads one triangle only.
     small = (space @ applied.mT).double()
     small = (small + small.mT) / 2

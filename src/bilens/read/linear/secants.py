@@ -41,7 +41,7 @@ class NormMap:
     middle: Float[Tensor, "*batch d"] | None = None
     slope: Float[Tensor, "*batch"] | None = None
 
-    def __getitem__(self, at: int | Tensor | tuple[Tensor, ...]) -> "NormMap":
+    def __getitem__(self, at: int | slice | Tensor | tuple[Tensor, ...]) -> "NormMap":
         """Return the maps at some of the positions."""
         if self.middle is None or self.slope is None:
             return NormMap(self.scale[at], self.centres)
@@ -150,12 +150,14 @@ class OutputMap:
             written = gain * secant.push(routed @ weight.T)
         return cls(weight, secant, gain, written)
 
-    def pull(self, w: Float[Tensor, "time d_model"]) -> Float[Tensor, "time d_model"]:
-        """Return directions of W's output that directions of the stream read."""
-        return self.norm.pull(w * self.gain)
+    def pull(
+        self, w: Float[Tensor, "m d_model"], at: Int[Tensor, " m"] | slice = slice(None)
+    ) -> Float[Tensor, "m d_model"]:
+        """Return directions of W's output that directions of the stream read at some positions."""
+        return self.norm[at].pull(w * self.gain)
 
     def push(
-        self, rows: Float[Tensor, "m d_model"], at: Int[Tensor, " m"]
+        self, rows: Float[Tensor, "m d_model"], at: Int[Tensor, " m"] | slice
     ) -> Float[Tensor, "m d_model"]:
         """Return the writes to the stream of outputs of W at some positions."""
         return self.norm[at].push(rows) * self.gain
