@@ -1,5 +1,7 @@
 """Effects of single nodes: exact in linear models, and first-order ones are gradients."""
 
+import sys
+
 import pytest
 import torch
 
@@ -99,7 +101,7 @@ def test_estimates_are_gradients(two, settings):
 @pytest.mark.parametrize("at_once", [1, 3, 8])
 def test_estimates_between_texts_are_integrated_gradients(monkeypatch, at_once):
     """The mean of automatic gradients at 8 points between the embeddings, times the change."""
-    monkeypatch.setattr("bilens.read.flow.account.TOKENS", at_once * len(TWO[0]))
+    monkeypatch.setattr(sys.modules[estimates.__module__], "TOKENS", at_once * len(TWO[0]))
     view = ResidualModel(random_model(n_layers=2, norm="rms", mlp="swiglu"), toy_tokenizer())
     flows = between(view)
     first, second = (view.W_E[ids] for ids in TWO)
