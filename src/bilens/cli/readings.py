@@ -83,7 +83,7 @@ def command_of(analysis: Analysis) -> type[ReadingCommand]:
         options.append(Option(exporter.name, Path | None, None, exporter.help))
     # tyro reads names, types, help and defaults from the fields of a class.
     for option in options:
-        kind: Any = Annotated.__class_getitem__((option.type, tyro.conf.arg(help=option.help)))  # type: ignore[attr-defined]
+        kind: Any = Annotated[option.type, tyro.conf.arg(help=option.help)]
         default = MISSING if option.default is REQUIRED else option.default
         fields.append((option.name, kind, field(default=default)))
     fields.append(("device", Device, field(default="auto")))
