@@ -50,16 +50,21 @@ def test_what_fits_passes():
     [
         (
             (torch.zeros(3, 4), torch.tensor([[1], [2], [3]])),
-            r"labels is a tensor of shape \(3, 1\) and torch.int64, expected Int\[Tensor, "
-            r"'samples'\] beside x \(3, 4\)",
+            r"labels is a tensor of shape \(3, 1\) and torch.int64, expected a tensor of "
+            r"whole numbers of shape \(samples\) beside x \(3, 4\)$",
         ),
         ((torch.zeros(3, 4), torch.tensor([1, 2])), r"labels is .* \(2,\)"),
-        ((torch.zeros(3, 4), torch.zeros(3)), r"labels is .* torch.float32, expected Int"),
-        ((np.zeros((3, 4)), torch.tensor([1])), "x is numpy.ndarray, expected Float"),
-        ((3, torch.tensor([1])), "x is int, expected Float"),
+        # As a tokenizer returns ids of one text.
+        ((torch.zeros(3, 4), torch.tensor([[1, 2, 3]])), r"shape \(1, 3\) .*; labels\[0\] fits$"),
+        (
+            (torch.zeros(3, 4), torch.zeros(3)),
+            r"labels is .* torch.float32, expected a tensor of whole",
+        ),
+        ((np.zeros((3, 4)), torch.tensor([1])), "x is numpy.ndarray, expected a tensor of real"),
+        ((3, torch.tensor([1])), "x is int, expected a tensor of real"),
         (
             (torch.zeros(3, 4), torch.tensor([1, 2, 3]), torch.zeros(2, 5)),
-            r"weights is .* \(2, 5\).*expected Float\[Tensor, '\*batch n'\] \| .* \| None beside x",
+            r"weights is .* \(2, 5\).*expected .* of shape \(\*batch, n\) or .* or none beside x",
         ),
     ],
 )

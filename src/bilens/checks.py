@@ -57,12 +57,16 @@ def checked(function: Callable[Args, Result]) -> Callable[Args, Result]:
             for name, hint in annotations.items():
                 if name not in arguments or fits(arguments[name], hint):
                     continue
-                value, expected = arguments[name], str(getattr(hint, "__name__", hint))
+                value, expected = arguments[name], describe_type(hint)
                 if not any(map(_is_class, _kinds(hint))):
-                    raise BilensError(f"{name}={value!r:.200}, expected {describe_type(hint)}")
+                    raise BilensError(f"{name}={value!r:.200}, expected {expected}")
+                first = ""
+                # Tokenizers return a batch, of one text too.
+                if isinstance(value, Tensor) and value.ndim and len(value) == 1:
+                    first = f"; {name}[0] fits" if fits(value[0], hint) else ""
                 raise BilensError(
-                    f"{name} is {_describe(value)}, expected {expected.replace('jaxtyping.', '')}"
-                    f"{_other_shapes(name, arguments)}"
+                    f"{name} is {_describe(value)}, expected {expected}"
+                    f"{_other_shapes(name, arguments)}{first}"
                 )
         return function(*args, **kwargs)
 

@@ -231,6 +231,12 @@ def describe_type(hint: Any) -> str:  # noqa: PLR0911
         return ", ".join([describe_type(parts[0]), *limits])
     if origin in (Union, UnionType):
         return " or ".join(describe_type(part) for part in parts)
+    if is_array(hint):
+        whole = all("int" in kind for kind in hint.dtypes)
+        numbers = (
+            "booleans" if hint.dtypes == ("bool",) else f"{'whole' if whole else 'real'} numbers"
+        )
+        return f"a tensor of {numbers} of shape ({', '.join(hint.dim_str.split())})"
     if origin is Literal:
         return "one of " + ", ".join(map(str, parts)) if len(parts) > 1 else repr(parts[0])
     if origin is not None and issubclass(origin, Mapping):

@@ -93,7 +93,7 @@ def test_to_moves_every_tensor_and_leaves_the_original():
         ({"test_labels": torch.tensor([0, 1])}, r"^test_labels is a tensor of shape \(2,\) and"),
         (
             {"test_labels": torch.tensor([0.0])},
-            r"^test_labels is a .*float32, expected Int\[Tensor",
+            r"^test_labels is a .*float32, expected a tensor of whole",
         ),
         ({"test_images": torch.full((1, 4), math.nan)}, "^test_images holds NaN or infinite value"),
         (

@@ -119,7 +119,10 @@ def test_accuracy_counts():
     [
         (torch.zeros(5, 1, dtype=torch.int64), r"labels is a tensor of shape \(5, 1\)"),
         (torch.zeros(4, dtype=torch.int64), r"labels is a tensor of shape \(4,\)"),
-        (torch.zeros(5), "labels is a tensor of shape .* and torch.float32, expected Int"),
+        (
+            torch.zeros(5),
+            "labels is a tensor of shape .* and torch.float32, expected a tensor of whole",
+        ),
         (torch.tensor([0, 1, 2, 3, 0]), "labels holds 0 to 3, expected numbers of classes, 0 to 2"),
         (
             torch.tensor([0, -1, 2, 1, 0]),

@@ -34,7 +34,7 @@ def test_a_layer_without_an_output_map_has_its_hidden_units_as_outputs(dtype):
     assert tensor.n_out == tensor.rank == 7
     assert tensor.out.dtype == dtype
     torch.testing.assert_close(tensor(x), (x @ W.T) * (x @ V.T))
-    with pytest.raises(BilensError, match="out is .*NoneType, expected Float"):
+    with pytest.raises(BilensError, match="out is .*NoneType, expected a tensor of real"):
         BilinearTensor(W, V, None)
 
 
@@ -231,26 +231,32 @@ def test_gradients():
 
 NUMPY = np.ones((5, 4))
 MISFITS = [
-    (lambda t: BilinearTensor(NUMPY, t.right, t.out), "left is numpy.ndarray, expected Float"),
+    (
+        lambda t: BilinearTensor(NUMPY, t.right, t.out),
+        "left is numpy.ndarray, expected a tensor of real",
+    ),
     (
         lambda t: BilinearTensor(t.left.long(), t.right, t.out),
-        r"left is .*torch.int64, expected Float\[Tensor, 'rank n_in",
+        r"left is .*torch.int64, expected a tensor of real numbers of shape \(rank, n_in",
     ),
     (
         lambda t: QuadraticForm(t.left, t.right, NUMPY[0]),
-        "weights is numpy.ndarray, expected Float",
+        "weights is numpy.ndarray, expected a tensor of real",
     ),
     (
         lambda t: QuadraticForm(t.left, t.right, t.out[:, :2]),
         r"weights is a tensor of shape \(3, 2\).*beside left",
     ),
-    (lambda t: t(NUMPY), "x is numpy.ndarray, expected Float"),
-    (lambda t: t(torch.ones(4).long()), "x is .*torch.int64, expected Float"),
+    (lambda t: t(NUMPY), "x is numpy.ndarray, expected a tensor of real"),
+    (lambda t: t(torch.ones(4).long()), "x is .*torch.int64, expected a tensor of real"),
     (lambda t: t(normal(4), normal(3)), r"y has shape \(3,\).*length 4"),
     (lambda t: t.contract(normal(3)), r"x has shape \(3,\).*length 4"),
     (lambda t: t + random_tensor(5, 5, 3, 0), "other has 3 outputs and 5 inputs"),
     (lambda t: t - t.with_bias(), r"inputs \(constant: True\); expected 3 and 4 \(constant: False"),
-    (lambda t: t.interaction(3), r"direction is int, expected Float\[Tensor, '\*batch n_out'\]"),
+    (
+        lambda t: t.interaction(3),
+        r"direction is int, expected a tensor of real numbers of shape \(\*batch, n_out\)",
+    ),
     (lambda t: t.interaction(output="3"), "output='3', expected 0 to 2, the number of an output"),
     (
         lambda t: t.interaction(output=[0.5]),

@@ -154,7 +154,7 @@ MISUSES = [
     (lambda d, t: Dictionary.of(torch.zeros(3, 0)), r"features has shape \(3, 0\).*at least one"),
     (
         lambda d, t: Dictionary.of(torch.ones(3, 4).long()),
-        "features is .*torch.int64, expected Float",
+        "features is .*torch.int64, expected a tensor of real",
     ),
     (lambda d, t: Dictionary.of(NAN), "features holds NaN"),
     (lambda d, t: Dictionary.of(NAN.nan_to_num(float("inf"))), "features holds NaN or infinite"),
@@ -168,7 +168,10 @@ MISUSES = [
         "features has rank 2 of 3.*require_complete",
     ),
     (lambda d, t: d.activations(normal(4)), r"y has shape \(4,\).*length 3.*each output"),
-    (lambda d, t: d.activations(torch.ones(3).long()), "y is .*torch.int64, expected Float"),
+    (
+        lambda d, t: d.activations(torch.ones(3).long()),
+        "y is .*torch.int64, expected a tensor of real",
+    ),
     (lambda d, t: d.reconstruct(normal(2, 3)), r"a has shape \(2, 3\).*length 4.*each feature"),
     (lambda d, t: d.features_tensor(random_tensor(4, 5, 2, 0)), "tensor has 2 outputs.* 3 numbers"),
     (lambda d, t: reexpress(t, normal(4, 2)), r"directions has shape \(4, 2\); expected \(m, 3\)"),

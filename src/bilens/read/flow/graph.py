@@ -303,7 +303,7 @@ class FlowGraph(Reading):
 
     @property
     def share_of_logit(self) -> float:
-        """Share of the logit that starts and stays in these nodes all the way up.
+        """Share of the logit on paths whose nodes are all among these.
 
         The sum over all paths from tokens, positions and biases to the logit whose nodes are all
         here, over the logit. What a node sends up is shared out in proportion to what flows in. As

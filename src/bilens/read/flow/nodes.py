@@ -30,7 +30,7 @@ class Node:
     Attributes:
         kind: output is the logit itself, token an embedding, position a position's vector. A head
             is from one position to one. A direction is one of an MLP at a position. Then bias,
-            and rest, which is not split further.
+            and rest, the joined parts below the threshold of a split.
         flow: the part of the logit, or of its change, that goes through it.
         layer: its number.
         part: attention or mlp, inside a layer.
