@@ -232,9 +232,9 @@ def describe_type(hint: Any) -> str:  # noqa: PLR0911
     if origin in (Union, UnionType):
         return " or ".join(describe_type(part) for part in parts)
     if is_array(hint):
-        whole = all("int" in kind for kind in hint.dtypes)
+        is_whole = all("int" in kind for kind in hint.dtypes)
         numbers = (
-            "booleans" if hint.dtypes == ("bool",) else f"{'whole' if whole else 'real'} numbers"
+            "booleans" if hint.dtypes == ("bool",) else f"{'whole' if is_whole else 'real'} numbers"
         )
         return f"a tensor of {numbers} of shape ({', '.join(hint.dim_str.split())})"
     if origin is Literal:
