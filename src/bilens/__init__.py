@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"
+"""Version of the library."""
 
 if TYPE_CHECKING:
     from bilens import convert as convert
