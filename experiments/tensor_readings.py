@@ -1,7 +1,8 @@
 """Transformers made tensors: readings from weights alone, tested on text, and losses by kind.
 
-The model is the tensor of the recipe `tensorise`, stories260K without softmax and gates, beside its
-original. The recipe `tensorise_own` has the same tables of heads of 64 coordinates. Tables:
+The models are tensors of the recipe `tensorise`, stories260K without softmax and gates and without
+gates only, beside their original. The recipe `tensorise_own` has the same tables of heads of 64
+coordinates. Tables:
 
 - Answers: eigenvectors of the last MLP along a difference of two answers, such as he minus she,
   from weights. Their activation predicts the answer at held-out positions whose next token is one
@@ -28,7 +29,7 @@ original. The recipe `tensorise_own` has the same tables of heads of 64 coordina
 - Softmax: the loss if only one head of the original is squared, with its taught pattern, and if
   only one keeps softmax.
 
-Small: two minutes on one core, besides the training of `tensorise`. Paper: SmolLM2 on a GPU.
+Small: five minutes on one core, besides the training of `tensorise`. Paper: SmolLM2 on a GPU.
 """
 
 import os
@@ -63,8 +64,11 @@ from experiments.context import Outcome, RecipeContext, interval
 ANSWERS = (("he", "she"), ("his", "her"), ("was", "is"), (".", ","), ("and", "to"))
 """Pairs of answers; those that are single tokens of a model are tested."""
 TEXTS, RANDOM, SAMPLES, LEAST, BATCH = 400, 100, 200, 40, 32
-READ = (("stories260K", {"tokens": 500_000}),)
-"""Models, with changes of the settings of `tensorise`."""
+READ: tuple[tensors.Row, ...] = tuple(
+    (tensors.STORY, v, {"learning_rate": tensors.RATES[v], "tokens": tensors.MANY[v]})
+    for v in ("both", "gates")
+)
+"""Tensors: rows of `tensorise`."""
 PAIRS = 100
 """Pairs of sentences of each paradigm."""
 LENGTHS = (1024, 16_384, 65_536)
@@ -77,34 +81,40 @@ RIDGE = 1e-2
 
 def run(context: RecipeContext) -> Outcome:
     """Read a tensor, and compare it with its original."""
-    return read(context, context.choose(READ, (("SmolLM2", {}),)))
+    return read(context, context.choose(READ, (("SmolLM2", "both", {}),)))
 
 
-def read(context: RecipeContext, models: Iterable[tuple[str, dict[str, Any]]]) -> Outcome:
-    """Read the tensors of models, each made with these changes of its settings."""
+def read(context: RecipeContext, models: Iterable[tensors.Row]) -> Outcome:
+    """Read the tensors of models, each made with these changes of its settings.
+
+    Tables of attention are of tensors without softmax.
+    """
     tables: dict[str, pd.DataFrame] = {}
     folder = context.data_dir or Path(os.environ.get("BILENS_DATA", "."))
     pairs = load_pairs(folder / "blimp", PAIRS)
-    for name, changes in models:
-        tensors.variant_of(context, name, "both", **changes)
-        made = tensors.folder_of(context, name, "both", changes)
+    for name, variant, changes in models:
+        tensors.variant_of(context, name, variant, **changes)
+        made = tensors.folder_of(context, name, variant, changes)
         model, tokenizer, _, _, training = tensors.source(context, name)
         original: Any = ResidualModel(as_language_model(model), tokenizer)
         tensor: Any = load(str(made))
-        taught: Any = open_model(made / "stages" / "attention")
         texts = _texts(context, name, tokenizer, training.length)
         parts = {
             "answers": answers(tensor, *texts),
-            "attention, original": attention(original, texts[1]),
-            "attention, tensor": attention(tensor, texts[1]),
             "BLiMP": minimal_pairs(original, tensor, pairs, texts[0]),
             "effects": effects(original, tensor, texts[1][:24]),
             "edits": edits(tensor, texts[1], pairs),
             "losses": losses(original, tensor, *texts),
-            "generation": generation({"original": original.model, "tensor": tensor.model}),
-            "softmax": softmax_kept(original.model, taught, texts[1][:24]),
         }
-        tables |= {f"{name}: {kind}": frame for kind, frame in parts.items()}
+        if variant == "both":
+            taught: Any = open_model(made / "stages" / "attention")
+            parts |= {
+                "attention, original": attention(original, texts[1]),
+                "attention, tensor": attention(tensor, texts[1]),
+                "generation": generation({"original": original.model, "tensor": tensor.model}),
+                "softmax": softmax_kept(original.model, taught, texts[1][:24]),
+            }
+        tables |= {f"{name}, {variant}: {kind}": frame for kind, frame in parts.items()}
     return Outcome(
         {name: frame.to_dict("records") for name, frame in tables.items()},
         parts=[Table(frame, name) for name, frame in tables.items()],

@@ -20,5 +20,5 @@ ROWS: tuple[tensorise.Row, ...] = (
 def run(context: RecipeContext) -> Outcome:
     """Train the model and its variants, compare them, and read the tensor."""
     losses = tensorise.compare(context, ROWS)
-    readings = tensor_readings.read(context, ((OWN, {}),))
+    readings = tensor_readings.read(context, ((OWN, "both", {}),))
     return Outcome(losses.numbers | readings.numbers, parts=[*losses.parts, *readings.parts])

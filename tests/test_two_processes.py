@@ -19,20 +19,24 @@ from tests.two_processes import TRAINING, anneal_gated, contexts, recurring, ten
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("two")
+def in_two(script: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of the tests in two processes."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    script = [str(ROOT / "tests" / "two_processes.py"), str(folder)]
     paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    done = subprocess.run(
-        [sys.executable, *command, *script],
+    return subprocess.run(
+        [sys.executable, *command, str(ROOT / "tests" / script), *args],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    done = in_two("two_processes.py", str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
@@ -61,16 +65,29 @@ def test_they_anneal_the_same_model(two, tmp_path):
     assert find_swish(open_model(two / "annealed").config) == 0
 
 
-def test_they_make_the_same_tensor(two, tmp_path):
-    tensorise_gated(tmp_path)
-    single, both = (load_file(run / "model.safetensors") for run in (tmp_path, two / "tensor"))
-    for name in single:
-        torch.testing.assert_close(single[name], both[name], rtol=1e-3, atol=1e-4)
-    records = [
-        json.loads((run / "tensorise.json").read_text()) for run in (tmp_path, two / "tensor")
-    ]
+def check_tensor(folder: Path, single: Path) -> None:
+    tensorise_gated(single)
+    alone, both = (load_file(run / "model.safetensors") for run in (single, folder))
+    for name in alone:
+        torch.testing.assert_close(alone[name], both[name], rtol=1e-3, atol=1e-4)
+    records = [json.loads((run / "tensorise.json").read_text()) for run in (single, folder)]
     for stage, texts in records[0].items():
         assert records[1][stage]["a"] == pytest.approx(texts["a"], rel=1e-4, abs=1e-6)
+
+
+def test_they_make_the_same_tensor(two, tmp_path):
+    check_tensor(two / "tensor", tmp_path)
+
+
+def test_they_make_the_same_tensor_from_shares_of_the_weights(tmp_path):
+    done = in_two("sharded.py", str(tmp_path / "sharded"), "2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    check_tensor(tmp_path / "sharded", tmp_path / "single")
+
+
+def test_flattened_weights_are_refused(tmp_path):
+    done = in_two("sharded.py", str(tmp_path), "1")
+    assert "FSDP version 1, expected version 2" in done.stderr
 
 
 def test_they_find_the_same_contexts(two):

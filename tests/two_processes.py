@@ -66,7 +66,9 @@ def anneal_gated(folder: Path) -> None:
 def tensorise_gated(folder: Path) -> None:
     """Turn a small model into a tensor: all three stages, four steps each."""
     model = tiny("llama", dtype=torch.float32).requires_grad_()
-    settings = replace(tensors.SMALL, layer_steps=4, pattern_steps=4, tokens=4 * 2 * tensors.TIME)
+    settings = replace(
+        tensors.SMALL, layer_steps=4, pattern_steps=4, tokens=4 * 2 * tensors.TIME, save_every=2
+    )
     tensorise(model, TOKENS, {"a": tensors.texts()}, settings, folder, use_cpu=True)
 
 

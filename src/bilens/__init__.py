@@ -7,6 +7,7 @@ Example:
     >>> spectrum.activations(x)  # Contributions to the logit of 3.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -78,3 +79,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_ROOMS})
+
+
+if "transformers" in sys.modules:
+    # From here on its Auto classes open bilens's models. Imported by bilens first, it would take
+    # two seconds of every start.
+    import_module("bilens.nn.language")

@@ -20,6 +20,7 @@ from bilens.registry import Analysis
 from bilens.residual import ResidualModel
 from bilens.tensor import TensorChain
 from bilens.train import TRAINING_NAME, read_training
+from bilens.train.settings import OWN_TEXT
 
 KINDS = {ResidualModel: "language models", TensorChain: "image classifiers"}
 REQUIRED = Parameter.empty
@@ -168,14 +169,16 @@ def data_of(source: str | Path) -> str:
     """Return the name of the data that a run was trained on.
 
     Raises:
-        BilensError: the model has no record of its training.
+        BilensError: the model has no record of its training, or learned from its own text.
     """
-    if not (Path(source) / TRAINING_NAME).is_file():
+    known = (Path(source) / TRAINING_NAME).is_file()
+    data = str(read_training(source)["data"]) if known else OWN_TEXT
+    if data == OWN_TEXT:
         raise BilensError(
             f"{source} does not say what it was trained on; name texts or images with --data, such "
             "as --data tinystories, --data FILE.txt or --data mnist"
         )
-    return str(read_training(source)["data"])
+    return data
 
 
 def check_data(source: str | Path, data: str | None) -> None:

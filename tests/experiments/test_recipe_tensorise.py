@@ -41,7 +41,8 @@ def data(tmp_path, monkeypatch):
     rows += [("stories260K", "both", changes) for changes in changed]
     monkeypatch.setattr(recipe, "ROWS", rows)
     monkeypatch.setattr(heads64, "ROWS", heads64.ROWS[:3])
-    monkeypatch.setattr(readings, "READ", (("stories260K", {}),))
+    rows = (("stories260K", variant, {}) for variant in ("both", "gates"))
+    monkeypatch.setattr(readings, "READ", tuple(rows))
     sizes = {"vocab_size": 64, "d_model": 16, "n_heads": 2, "d_hidden": 12, "n_ctx": 8}
     monkeypatch.setattr(recipe, "OWN", replace(recipe.OWN, **sizes))
     first = replace(recipe.OWN_FIRST, epochs=1, batch_size=4, precision="float32")
@@ -94,8 +95,8 @@ def test_readings_of_tensors_are_tables(data, monkeypatch):
     context = RecipeContext("small", data / "models", data)
     numbers = readings.run(context).numbers | heads64.run(context).numbers
     numbers = json.loads(json.dumps(numbers))
-    assert len(numbers) == 2 * 9 + 3
-    for name in ("stories260K", "two blocks"):
+    assert len(numbers) == 2 * 9 + 5 + 3
+    for name in ("stories260K, both", "two blocks, both"):
         answers = numbers[f"{name}: answers"]
         assert all(0 <= row["low"] <= row["AUC"] <= row["high"] <= 1 for row in answers[:6])
         for kind in ("original", "tensor"):

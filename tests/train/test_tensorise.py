@@ -143,6 +143,19 @@ def test_squared_attention_is_near_softmax_where_scores_are_small():
     assert 0 < difference < 1e-4
 
 
+@given(rank=st.integers(1, 6), n=st.integers(6, 9), sharp=st.booleans(), seed=st.integers(0, 9))
+def test_squared_scores_attend_to_few_different_targets(rank, n, sharp, seed):
+    # docs/ideas/tensorise.md, with a pattern of n later positions over n earlier ones.
+    generator = torch.Generator().manual_seed(seed)
+    queries, keys = torch.randn(2, n, rank, generator=generator, dtype=torch.float64)
+    if sharp:
+        queries = keys = torch.linalg.qr(keys).Q
+    weights = (queries @ keys.T).square()
+    share = float((weights / weights.sum(1, keepdim=True)).diagonal().mean())
+    assert share <= rank / n + 1e-9
+    assert not sharp or share == pytest.approx(rank / n), "a projector attains the bound"
+
+
 def test_the_loss_of_patterns_is_its_formula():
     teacher = as_language_model(tiny("llama"))
     student = without_softmax(teacher)

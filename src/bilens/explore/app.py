@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import SpaceCardData
 from torch import nn
 
+from bilens.analyses import data_of
 from bilens.checks import check_count
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
@@ -35,7 +36,6 @@ from bilens.nn import SparseAutoencoder
 from bilens.read.figures.canvas import DARK
 from bilens.registry import named_analyses
 from bilens.tensor import TensorChain
-from bilens.train import read_training
 
 if TYPE_CHECKING:
     from bilens.explore import language
@@ -165,7 +165,7 @@ def explorer(
     for entry in added:
         if not entry.fits(model):
             raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
-    name = str(data or read_training(str(source))["data"])
+    name = str(data or data_of(source))
     title = f"{Path(of).name}, read from its weights"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
         html("title", f"<h1>{escape(title)}</h1>")

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
@@ -224,7 +225,8 @@ def teach(
     history = stage.run(folder, resume=is_begun(folder), use_cpu=weight.device.type == "cpu")
     with torch.no_grad():
         for stored, trained in zip(module.parameters(), student.parameters(), strict=True):
-            stored.copy_(trained)
+            # Under FSDP a process holds a part of each weight.
+            stored.copy_(trained.full_tensor() if isinstance(trained, DTensor) else trained)
     return next(record["eval_loss"] for record in reversed(history) if "eval_loss" in record)
 
 
@@ -283,7 +285,9 @@ def learn_layer(
 def stages_of(run: Path, *, resume: bool) -> Path:
     """Return the folder of a run's stages; CheckpointError if a new run would write into it."""
     folder = run / "stages"
-    if not resume and folder.exists():
+    exists = folder.exists()
+    accelerate.PartialState().wait_for_everyone()  # before any of them makes the folder
+    if exists and not resume:
         raise CheckpointError(
             f"{folder} exists already; resume with --resume, or choose another --output"
         )

@@ -22,6 +22,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 """Remaining share of the first beta, as a function of the finished share of the annealing.
 
 linear and cosine fall to 0, zero is 0 from the start, and held stays at 1."""
+OWN_TEXT = "own text"
+"""Name of the data of a training on text that the model drew."""
 DecayName = Literal["none", "linear", "cosine"]
 """Schedule of a learning rate that falls to zero."""
 OptimizerName = Literal[

@@ -38,7 +38,7 @@ from bilens.train.layers import (
 )
 from bilens.train.linearise import linearise
 from bilens.train.run_directory import is_begun
-from bilens.train.settings import Distillation, TensoriseTraining
+from bilens.train.settings import OWN_TEXT, Distillation, TensoriseTraining
 from bilens.train.trainer import Stage, alone_with_seed
 
 BATCH = 4
@@ -210,11 +210,22 @@ class OwnText(Dataset[dict[str, Tensor]]):
         return {"input_ids": self._drawn(number - before)}
 
     def all(self) -> Int[Tensor, "n_texts time"]:
-        """Return all texts, on the device of the model."""
-        device = next(self.model.parameters()).device
+        """Return all texts, on the device of the model; processes draw in turn and exchange."""
+        state = accelerate.PartialState()
+        size = self.training.sample_batch
+        numbers = [
+            number
+            for number in range(self.n_texts)
+            if number // size % state.num_processes == state.process_index
+        ]
         with progress_bar() as bar:
-            numbers = bar.track(range(self.n_texts), description="own text")
-            return torch.stack([self[number]["input_ids"] for number in numbers]).to(device)
+            drawn = [
+                (number, self[number]["input_ids"])
+                for number in bar.track(numbers, description="own text")
+            ]
+        rows = dict(accelerate.utils.gather_object(drawn))
+        device = next(self.model.parameters()).device
+        return torch.stack([rows[number] for number in range(self.n_texts)]).to(device)
 
     @torch.no_grad()
     def _drawn(self, number: int) -> Int[Tensor, " time"]:
@@ -412,7 +423,7 @@ def tensorise(
         stages["attention"] = patterns
     student: Any = original
     with alone_with_seed(training.seed):
-        held_out = held_out or {"own text": OwnText(original, training, VALIDATION_TEXTS, 0).all()}
+        held_out = held_out or {OWN_TEXT: OwnText(original, training, VALIDATION_TEXTS, 0).all()}
         measurements = Measurements(run, original, held_out)
         measurements.add("original", original)
         for name, learn in stages.items():
@@ -443,7 +454,7 @@ def _distillation(
     """Return the training of all weights towards the original's distribution."""
     train = OwnText(original, training, training.steps * training.batch_size, 2, texts)
     validation = OwnText(original, training, VALIDATION_TEXTS, 0)
-    corpus = Corpus("own text", tokenizer, train, validation)
+    corpus = Corpus(OWN_TEXT, tokenizer, train, validation)
 
     def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         with torch.no_grad():

@@ -403,6 +403,11 @@ def run_trainer(
             callbacks=[*callbacks, watch],
             **{"data_collator": collate, "eval_dataset": corpus.validation} | options,
         )
+        if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+            raise BilensError(
+                "accelerate shards by FSDP version 1, expected version 2: version 1 flattens the "
+                "weights; set fsdp_version: 2 in its configuration, or use torchrun"
+            )
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if not watch.reached and trainer.state.global_step < arguments.max_steps:
             raise KeyboardInterrupt

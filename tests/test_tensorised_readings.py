@@ -1,0 +1,68 @@
+"""Everything that reads language models reads a transformer that was made a tensor."""
+
+import pytest
+
+from bilens.cli import main
+from bilens.explore.language import LanguageState, LanguageView
+from bilens.models import load
+from bilens.tensor import bonds
+from tests.command_line import in_json
+from tests.language import random_model, small_corpus
+
+PROMPT, TOKEN = "once lily ate", "soup"
+BRIEF = ["--tokens", "64", "--length", "8", "--calibration-tokens", "64", "--layer-steps", "1"]
+BRIEF += ["--pattern-steps", "1", "--batch-size", "2", "--sample-batch", "8", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def tensor(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tensor")
+    corpus = small_corpus()
+    sizes = {"n_layers": 2, "mlp": "swiglu", "norm": "rms", "attention": "softmax"}
+    model = random_model(vocab_size=len(corpus.tokenizer), positions="rotary", **sizes).float()
+    model.save_pretrained(folder / "original")
+    corpus.tokenizer.save_pretrained(folder / "original")
+    main(["tensorise", str(folder / "original"), *BRIEF, "--output", str(folder / "tensor")])
+    return folder / "tensor"
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "part"),
+    [
+        ("ngrams", ["--token", TOKEN, "--layer", "1"], "preceding"),
+        ("heads", ["--layer", "1", "--heads", "1", "--k", "3"], "head 1.1 raises"),
+        ("contexts", ["--token", TOKEN, "--layer", "1", "--data", "grammar"], "eigenvectors"),
+        ("composition", [], None),
+        ("logits", ["--prompt", PROMPT], None),
+        ("generate", ["--prompt", PROMPT, "--tokens", "3"], "text"),
+        ("flow", ["--prompt", PROMPT, "--token", TOKEN, "--through-patterns"], "nodes"),
+        ("spectra", ["--layer", "1", "--tokens", TOKEN, "--top", "2"], "tokens"),
+        ("report", ["--data", "grammar", "--layer", "1", "--token", TOKEN], "report"),
+    ],
+)
+def test_commands_read_it(tensor, command, options, part, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = in_json(capsys, command, tensor, *options)
+    assert result if part is None else result[part]
+
+
+def test_texts_to_read_it_on_have_to_be_named(tensor, capsys):
+    with pytest.raises(SystemExit):
+        main(["report", str(tensor)])
+    assert "name texts or images with --data" in capsys.readouterr().err
+
+
+def test_the_explorer_reads_it(tensor):
+    view = LanguageView(load(str(tensor)), small_corpus())
+    state = LanguageState(TOKEN, ("tom",), prompt=PROMPT, layer=1)
+    assert len(view.spectrum(state).values) == 17, "the stream and the constant"
+    assert view.prediction(state)[1]
+
+
+def test_its_layers_have_bonds(tensor):
+    model = load(str(tensor))
+    chain = [model.mlp(layer) for layer in (0, 1)]
+    u = model.direction(TOKEN)
+    result = bonds(chain, u)
+    complete = [bond.k for bond in result.bonds]
+    assert result.certificate(complete) < 1e-6 < result.certificate([1, 1])
