@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bilens.train.patterns import EPS, pattern_loss
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from bilens.data import load_documents
 from bilens.nn.language.attention import rotate, rotation
 from bilens.train.layers import LayerStreams, Rows, teach
 from bilens.train.settings import Distillation
+from bilens.train.tensorise import EPS, pattern_loss
 
 
 class Wide(nn.Module):
