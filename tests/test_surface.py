@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import bilens
+from tests.models import digit_model
 
 ROOMS = (
     *("convert", "data", "explore", "kernels", "nn", "nn.language", "read", "read.flow"),
@@ -37,12 +38,43 @@ def test_the_top_level_names():
         "TokenDirection",
         "__version__",
         "bonds",
+        "explore",
         "flow",
         "load",
         "register_family",
+        "report",
         "spectra",
     ]
     assert all(hasattr(bilens, name) for name in bilens.__all__)
+
+
+def test_a_first_session_takes_six_names(tmp_path):
+    # In a process of its own, where nothing else has imported a room; the rooms stay modules.
+    digit_model().save_files(tmp_path / "run")
+    code = """
+import sys
+from urllib.request import urlopen
+import bilens
+run, page = sys.argv[1:]
+model = bilens.load(run)
+assert bilens.spectra(model).vectors.shape[0] == 10
+for source in (run, model):
+    written = bilens.report(source, page, data="digits")
+    assert "read from its weights" in written.read_text()
+reading = bilens.read.read_classifier(model, bilens.data.load_images("digits"))
+assert reading.title in bilens.report([reading], page).read_text()
+try:
+    bilens.report(run, page, colour="red")
+except bilens.BilensError as error:
+    assert str(error).startswith("colour is no setting of a report")
+else:
+    raise AssertionError
+address = bilens.explore(run, data="digits", wait=False)
+assert "gradio" in urlopen(address).read().decode()
+assert bilens.report.write_report and bilens.explore.explorer
+"""
+    run = [sys.executable, "-c", code, str(tmp_path / "run"), str(tmp_path / "page.html")]
+    subprocess.run(run, check=True)
 
 
 def test_an_unknown_name_is_said():

@@ -46,9 +46,11 @@ __all__ = [
     "TokenDirection",
     "__version__",
     "bonds",
+    "explore",
     "flow",
     "load",
     "register_family",
+    "report",
     "spectra",
 ]
 

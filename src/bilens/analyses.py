@@ -14,9 +14,13 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from bilens.data import Corpus, ImageData, load_images
 from bilens.errors import BilensError
 from bilens.models import FILES
-from bilens.read.language import TokenDirection, corpus_for
+from bilens.nn import ImageClassifier, SparseAutoencoder
+from bilens.read.bonds import recorded_settings
+from bilens.read.deep import PATHS_NAME
+from bilens.read.language import TokenDirection, corpus_for, read_language
+from bilens.read.summary import is_bilinear, read_summary
 from bilens.reading import Reading
-from bilens.registry import Analysis
+from bilens.registry import Analysis, analysis, named_analyses
 from bilens.residual import ResidualModel
 from bilens.tensor import TensorChain
 from bilens.train import TRAINING_NAME, read_training
@@ -141,6 +145,57 @@ def run_analysis(
                 f"{analysis.name} needs {name}: {analysis.help.get(name, 'see its help')}"
             )
     return analysis.read(model, **arguments)
+
+
+def report_readings(
+    model: Any, settings: Mapping[str, Any], *, source: str | Path = "", add: Sequence[str] = ()
+) -> list[Reading]:
+    """Return the readings of a model's report: those of its kind, then added ones.
+
+    Args:
+        model: A classifier or a language model.
+        settings: Options of `bilens report` by name; those that are left out have their defaults.
+        source: Name or folder of the model, which says what data it was trained on.
+        add: Names of further readings, and files with readings.
+
+    Raises:
+        BilensError: this kind of model has no report, or a setting does not fit.
+    """
+    if isinstance(model, SparseAutoencoder):
+        raise BilensError(f"{source} holds a sparse autoencoder, which has no report")
+    settings = {name: value for name, value in settings.items() if value not in (None, "")}
+    extra: dict[str, dict[str, Any]] = {"paths": {"k": settings.get("paths", 1000)}}
+    if source:
+        extra["paths"]["saved"] = Path(source) / PATHS_NAME
+        extra["bonds"] = recorded_settings(source)
+    # Bonds first: few of them explain a model whose paths are many.
+    deep = isinstance(model, ImageClassifier) and len(model.layers) > 1
+    names = ["bonds", "paths"] if deep else ["eigenvectors"]
+    entries = [analysis(name) for name in names if isinstance(model, ImageClassifier)]
+    first = [] if entries else _language_readings(model, settings, source)
+    entries += [entry for name in add for entry in named_analyses(name)]
+    return first + [
+        run_analysis(entry, model, extra.get(entry.name, {}) | settings, source=source)
+        for entry in entries
+    ]
+
+
+def _language_readings(
+    model: Any, settings: Mapping[str, Any], source: str | Path
+) -> list[Reading]:
+    data = settings.get("data") or data_of(source)
+    corpus = corpus_for(model, data, settings.get("data_dir"))
+    token, layer = settings.get("token"), settings.get("layer")
+    directions = [] if token is None else [direction_of(token, settings.get("minus", ""))]
+    direction = next(iter(directions), None)
+    overview = read_summary(model, corpus, settings.get("prompt", ""), direction)
+    if layer is None and not is_bilinear(model):
+        # Weights of one layer among many say little, and take longer than all of the above.
+        return [overview]
+    if not directions and overview.is_example:
+        directions = [overview.flow.direction]
+    among = settings.get("among")
+    return [overview, read_language(model, corpus, directions, layer=layer or 0, among=among)]
 
 
 def direction_of(token: str, minus: str | Sequence[str]) -> TokenDirection:

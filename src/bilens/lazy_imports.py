@@ -1,5 +1,7 @@
 """Slow and optional modules, imported on the first use of an attribute."""
 
+import sys
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ __all__ = [
     "go",
     "gradio",
     "lazy_import",
+    "make_callable",
     "middleware",
     "networkx",
     "pd",
@@ -42,6 +45,15 @@ def lazy_import(name: str, *, install: str = "") -> Any:
         BilensError: (on first use) the module is not installed. The message gives the pip command.
     """
     return _LazyModule(name, install)
+
+
+def make_callable(name: str, function: Callable[..., Any]) -> None:
+    """Let a module be called as a function, as `bilens.report` is in a first session.
+
+    A function of the same name would vanish as soon as the module is imported.
+    """
+    members = {"__call__": staticmethod(function), "__doc__": function.__doc__}
+    sys.modules[name].__class__ = type("CallableModule", (ModuleType,), members)
 
 
 class _LazyModule(ModuleType):

@@ -5,23 +5,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import bilens
-from bilens.analyses import check_data, data_of, direction_of, run_analysis
+from bilens.analyses import check_data, report_readings, run_analysis
 from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
 from bilens.cli.readings import show_reading
 from bilens.cli.terminal import out
 from bilens.errors import BilensError
-from bilens.lazy_imports import lazy_import
 from bilens.models import load
-from bilens.nn import ImageClassifier, SparseAutoencoder
+from bilens.nn import ImageClassifier
 from bilens.read import Basis, Metric, Order
-from bilens.read.bonds import recorded_settings
 from bilens.read.deep import PATHS_NAME
-from bilens.reading import Reading
-from bilens.registry import Analysis, analysis, named_analyses
+from bilens.registry import analysis
 from bilens.report import save_figures, write_report
 from bilens.report.exporters import EXPORTERS
-
-language, summary = lazy_import("bilens.read.language"), lazy_import("bilens.read.summary")
 
 
 @dataclass(frozen=True)
@@ -137,50 +132,19 @@ class Report:
             raise BilensError(f"--minus={self.minus} takes the mean of tokens away from --token")
         check_data(self.model, self.data)
         model = load(self.model, device=choose_device(self.device))
-        if isinstance(model, SparseAutoencoder):
-            raise BilensError(f"{self.model} holds a sparse autoencoder, which has no report")
         folder = Path(self.model)
         page = self.output or (
             folder / "report.html"
             if folder.is_dir()
             else Path("runs") / f"report-{folder.stem}.html"
         )
-        readings = [*self._readings(model), *(self._run(e, model) for e in self._added())]
+        readings = report_readings(model, vars(self), source=self.model, add=self.add)
         drawn = write_report(page, readings, title=f"{folder.name}, read from its weights")
         out.print(f"report: {page}")
         if self.figures:
             save_figures(drawn, page.parent / "figures", self.figures)
             out.print(f"figures: {page.parent / 'figures'}")
         return {"report": page, "figures": list(drawn)}
-
-    def _readings(self, model: Any) -> list[Reading]:
-        """Return the readings that every report of this kind of model has."""
-        if isinstance(model, ImageClassifier):
-            # Bonds first: few of them explain a model whose paths are many.
-            names = ["bonds", "paths"] if len(model.layers) > 1 else ["eigenvectors"]
-            return [self._run(analysis(name), model) for name in names]
-        corpus = language.corpus_for(model, self.data or data_of(self.model), self.data_dir)
-        directions = [] if self.token is None else [direction_of(self.token, self.minus)]
-        overview = summary.read_summary(model, corpus, self.prompt, next(iter(directions), None))
-        layer = 0 if self.layer is None else self.layer
-        if self.layer is None and not summary.is_bilinear(model):
-            # Weights of one layer among many say little, and take longer than all of the above.
-            return [overview]
-        if not directions and overview.is_example:
-            directions = [overview.flow.direction]
-        weights = language.read_language(model, corpus, directions, layer=layer, among=self.among)
-        return [overview, weights]
-
-    def _added(self) -> list[Analysis]:
-        return [entry for name in self.add for entry in named_analyses(name)]
-
-    def _run(self, entry: Analysis, model: Any) -> Reading:
-        settings = {name: value for name, value in vars(self).items() if value not in (None, "")}
-        if entry.name == "paths":
-            settings |= {"k": self.paths, "saved": Path(self.model) / PATHS_NAME}
-        if entry.name == "bonds":
-            settings = recorded_settings(self.model) | settings
-        return run_analysis(entry, model, settings, source=self.model)
 
 
 @dataclass(frozen=True)

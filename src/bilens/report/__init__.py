@@ -1,5 +1,6 @@
 """From readings to pictures and pages."""
 
+from bilens.lazy_imports import make_callable
 from bilens.read.bonds import bond_figure, kept_directions_figure
 from bilens.read.classifier import eigenvector_figure
 from bilens.read.cuts import directions_figure, matrices_figure, network_figure
@@ -15,7 +16,14 @@ from bilens.read.figures.plots import (
     summands_figure,
 )
 from bilens.report.compare import Axis, ComparisonReading, loss_figure
-from bilens.report.page import contexts_html, render_page, table_html, write_page, write_report
+from bilens.report.page import (
+    contexts_html,
+    render_page,
+    report,
+    table_html,
+    write_page,
+    write_report,
+)
 
 __all__ = [
     "Axis",
@@ -48,3 +56,5 @@ __all__ = [
     "write_page",
     "write_report",
 ]
+
+make_callable(__name__, report)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,7 +16,9 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from bilens.checks import checked
+from bilens.errors import BilensError
 from bilens.files import write_text
+from bilens.lazy_imports import lazy_import
 from bilens.read.figures.canvas import DARK, house_style
 from bilens.reading import (
     ContextList,
@@ -30,6 +32,16 @@ from bilens.reading import (
     signed,
 )
 
+if TYPE_CHECKING:
+    from bilens import analyses, models
+else:  # They import transformers, which takes seconds, and pages do without it.
+    analyses, models = lazy_import("bilens.analyses"), lazy_import("bilens.models")
+
+OPTIONS = (
+    *("basis", "paths", "drop", "metric", "order"),
+    *("token", "minus", "layer", "among", "prompt"),
+)
+"""Settings of a model's report; `bilens report --help` has a line on each."""
 CONFIG = {
     "displaylogo": False,
     "responsive": True,
@@ -119,6 +131,48 @@ def write_report(
                 number, name = number + 1, f"{part.name}-{number}"
             figures[name] = part.figure
     return figures
+
+
+def report(
+    source: Any,
+    path: str | Path,
+    *,
+    data: str | None = None,
+    data_dir: str | Path | None = None,
+    add: Sequence[str] = (),
+    **settings: Any,
+) -> Path:
+    """Write the report of a model, or of readings, as one HTML file, and return its path.
+
+    `bilens.report("runs/digits", "digits.html")` calls it, as does
+    `bilens.report(reading, "page.html")`.
+
+    Args:
+        source: A run directory, the name of a repository on the hub, a model, a reading, or a
+            list of readings.
+        path: The page.
+        data: Name of the data; by default that of the training. A loaded model needs it.
+        data_dir: Folder of the data.
+        add: Names of further readings, such as flow, and files with readings of your own.
+        settings: Options of `bilens report`: basis, paths, drop, metric, order, token, minus,
+            layer, among, prompt.
+
+    Raises:
+        BilensError: this kind of model has no report, or a setting does not exist or fit.
+    """
+    if unknown := settings.keys() - set(OPTIONS):
+        raise BilensError(f"{unknown.pop()} is no setting of a report, expected {OPTIONS}")
+    readings = [source] if isinstance(source, Reading) else source
+    name = source if isinstance(source, str | Path) else ""
+    title = f"{Path(name).name or type(source).__name__}, read from its weights"
+    if not isinstance(readings, list | tuple):
+        model = models.load(name) if name else source
+        settings = {"among": 5000, **settings, "data": data, "data_dir": data_dir}
+        readings = analyses.report_readings(model, settings, source=name, add=add)
+    elif readings:
+        title = readings[0].title
+    write_report(path, readings, title=title)
+    return Path(path)
 
 
 def page_sections(readings: Sequence[Reading]) -> list[Section]:
