@@ -36,8 +36,8 @@ GRADIENTS = {
 """Attributions by gradients, with the points between the other text and the text."""
 KINDS = ("residual", "attention", "MLP")
 
-Rows = Float[Tensor, "kinds layers time d_model"]
-"""Vectors at the stream before a block, and at outputs of its attention and of its MLP."""
+Outputs = Float[Tensor, "kinds layers time d_model"]
+"""Outputs at the stream before a block, and at outputs of its attention and of its MLP."""
 
 
 def by_position(model: ResidualModel, pair: Pair) -> dict[str, dict[str, list[float]]]:
@@ -69,7 +69,7 @@ def _start(runs: tuple[StoredRun, StoredRun]) -> int:
     return int((runs[0].tokens != runs[1].tokens).any(-1).int().argmax())
 
 
-def outputs(run: StoredRun) -> Rows:
+def outputs(run: StoredRun) -> Outputs:
     """Return the stream before each block, and its attention's and MLP's outputs to the stream."""
     graph, layers = EdgeGraph(run.model), range(run.model.n_layers)
     kinds = (
@@ -81,7 +81,7 @@ def outputs(run: StoredRun) -> Rows:
 
 
 def effects(
-    runs: tuple[StoredRun, StoredRun], change: Rows, number: Number
+    runs: tuple[StoredRun, StoredRun], change: Outputs, number: Number
 ) -> Float[Tensor, "kinds layers time"]:
     """Return the effect of each position by patching, the mean of both directions."""
     model, start = runs[0].model, _start(runs)
@@ -127,7 +127,7 @@ def _sum(x: Tensor, kind: int, rows: Tensor) -> Tensor:
     return x
 
 
-def _adjoints(through: Split) -> Rows:
+def _adjoints(through: Split) -> Outputs:
     layers = range(through.model.n_layers)
     moments = (Moment.input, Moment.attention, Moment.mlp)
     return torch.stack(
@@ -135,7 +135,9 @@ def _adjoints(through: Split) -> Rows:
     )
 
 
-def gradients(runs: tuple[StoredRun, StoredRun], number: Number, points: Sequence[float]) -> Rows:
+def gradients(
+    runs: tuple[StoredRun, StoredRun], number: Number, points: Sequence[float]
+) -> Outputs:
     """Return the mean gradient by the same vectors at points between the embeddings."""
     first, second = runs
     model = first.model

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import bilens
+import bilens.reading
 from tests.models import digit_model
 
 ROOMS = (
@@ -75,6 +76,31 @@ assert bilens.report.write_report and bilens.explore.explorer
 """
     run = [sys.executable, "-c", code, str(tmp_path / "run"), str(tmp_path / "page.html")]
     subprocess.run(run, check=True)
+
+
+def test_a_public_class_has_at_most_twenty_members():
+    # Methods and properties, with those of its bases in bilens; fields of a dataclass are its data,
+    # and what every Reading has is learned once.
+    common = set(dir(bilens.reading.Reading))
+    counts = {}
+    for room in ROOMS:
+        module = importlib.import_module(f"bilens.{room}")
+        for kind in filter(inspect.isclass, (getattr(module, name) for name in module.__all__)):
+            bases = [base for base in kind.__mro__ if base.__module__.startswith("bilens")]
+            members = {name for base in bases for name in vars(base) if not name.startswith("_")}
+            members -= set(getattr(kind, "__dataclass_fields__", ()))
+            if issubclass(kind, bilens.reading.Reading):
+                members -= common
+            counts[kind.__qualname__] = len(members)
+    assert counts["ResidualModel"] > 15
+    assert {name: count for name, count in counts.items() if count > 20} == {}
+
+
+def test_no_two_classes_have_one_name():
+    root = Path(bilens.__file__).parent
+    nodes = (node for path in root.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())))
+    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
 def test_an_unknown_name_is_said():

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bilens.convert import process
 from bilens.errors import BilensError
 from bilens.read.flow import flow
-from bilens.residual import ResidualModel, Trace, queries_keys
-from bilens.residual.parts import Norm
-from bilens.tensor.factors import with_constant
+from bilens.residual import Moment, ResidualModel, Trace, queries_keys
+from bilens.residual.sums import mlp_output, sum_of_parts
 
 LENGTH = 8
 """Tokens of the text that is made up."""
@@ -166,8 +165,10 @@ def check_mlps(case: FamilyCase) -> None:
 def check_streams(case: FamilyCase) -> None:
     """Compare the stream after the last MLP with the stream before it and the MLP's output."""
     view, last = case.view, case.trace.layers[-1]
-    if not view.parts.parallel:
-        added = view.layer(view.n_layers - 1).mlp.stream_output(last.mlp_input)
+    number = view.n_layers - 1
+    # A parallel MLP does not read what the attention of its layer writes.
+    if view.parts.mlp_moment(number) == Moment.attention(number):
+        added = view.layer(number).mlp.stream_output(last.mlp_input)
         case.compare(last.mlp_input + added, case.trace.stream)
 
 
@@ -227,45 +228,3 @@ CHECKS: dict[str, Callable[[FamilyCase], None]] = {
     "reading changes nothing": check_untouched,
 }
 """All checks of `check_family`, by name."""
-
-
-def mlp_output(
-    view: ResidualModel,
-    layer: int,
-    n: Float[Tensor, "time d_model"],
-    ratio: Float[Tensor, "time units"],
-) -> Float[Tensor, "time d_model"]:
-    """Return the output of an MLP by its factors, before the scale of a norm after it."""
-    tensor = view.layer(layer).mlp.factors()
-    z = with_constant(n) if tensor.constant else n
-    # A bias after the MLP is one hidden unit more, with the ratio 1.
-    ones = torch.ones(len(ratio), tensor.rank - ratio.shape[1]).to(ratio)
-    hidden = (z @ tensor.left.T) * (z @ tensor.right.T) * torch.cat([ratio, ones], 1)
-    return hidden @ tensor.out.T
-
-
-def _normalised(norm: Norm | None, x: Tensor, scale: Tensor) -> Tensor:
-    # The scale is the model's own: it is a number that the text decides.
-    return x if norm is None else norm.centred(x) * scale[:, None]
-
-
-def sum_of_parts(view: ResidualModel, trace: Trace) -> Float[Tensor, "time vocab"]:
-    """Return the logits of a text put together from the parts of the view."""
-    parts, ids = view.parts, trace.ids
-    x = torch.stack(list(parts.embedding(ids).values())).sum(0)
-    embedded, first_values = x, None
-    for number, (layer, on_text) in enumerate(zip(parts.layers, trace.layers, strict=True)):
-        if layer.residual_mix is not None:
-            x = layer.residual_mix[0] * x + layer.residual_mix[1] * embedded
-        heads, before = view.layer(number).heads.weights(), x
-        n = _normalised(layer.heads.norm, x, on_text.attn_scale)
-        v = torch.einsum("td,hde->hte", n, heads.value) + heads.value_bias[:, None]
-        if (share := layer.heads.v_first_share) is not None:
-            first_values = v / (1 - share) if first_values is None else first_values
-            v = v + share * first_values
-        written = torch.einsum("hts,hse,hed->td", on_text.pattern, v, heads.out) + heads.out_bias
-        x = x + written * on_text.attn_out_scale[:, None]
-        n = _normalised(layer.mlp.norm, before if parts.parallel else x, on_text.mlp_scale)
-        x = x + mlp_output(view, number, n, on_text.gate_ratio) * on_text.mlp_out_scale[:, None]
-    logits = _normalised(parts.norm, x, trace.scale) @ view.W_U + view.b_U
-    return logits if parts.softcap is None else parts.softcap * torch.tanh(logits / parts.softcap)

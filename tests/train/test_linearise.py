@@ -13,7 +13,7 @@ from bilens.convert import find_swish, give_swish, make_bilinear, open_model, sa
 from bilens.convert.gates import gated_mlps
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import linearise as module
-from bilens.train.layers import LayerStreams, Rows
+from bilens.train.layers import LayerStreams
 from bilens.train.linearise import fit_mlp, linearise, next_token_loss, weighted_squares
 from bilens.train.settings import Distillation
 from tests.families import GATED, VOCAB, log_probabilities, tiny

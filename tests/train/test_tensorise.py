@@ -18,7 +18,7 @@ from bilens.convert.language_model import as_language_model, without_softmax
 from bilens.errors import BilensError, CheckpointError
 from bilens.read.flow import flow
 from bilens.train import trainer
-from bilens.train.layers import LayerStreams, Rows
+from bilens.train.layers import LayerStreams, TrainingRows
 from bilens.train.linearise import linearise
 from bilens.train.settings import Distillation, TensoriseTraining
 from bilens.train.tensorise import (
@@ -326,8 +326,8 @@ def test_an_interrupted_run_resumes_in_every_stage(tmp_path, monkeypatch):
     result = tensorise(model, TOKENS, {"a": texts()}, settings, tmp_path / "whole", use_cpu=True)
     run, resume, stages = tmp_path / "parts", False, tmp_path / "parts" / "stages"
     inside = {
-        "layer 2 of the gates": (Rows, "__getitems__", 7),
-        "layer 1 of the patterns": (Rows, "__getitems__", 5),
+        "layer 2 of the gates": (TrainingRows, "__getitems__", 7),
+        "layer 1 of the patterns": (TrainingRows, "__getitems__", 5),
         "the distillation": (trainer, "collate", 2),
     }
     for place, (owner, name, stop) in inside.items():

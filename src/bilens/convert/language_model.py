@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN, LinearActivation
 from bilens.errors import BilensError
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.residual.families import parts_of
-from bilens.residual.layers import Parts
+from bilens.residual.layers import Moment, Parts
 from bilens.residual.parts import Norm
 from bilens.residual.sums import check_unchanged, log_probabilities
 
@@ -90,7 +90,7 @@ def _config(config: Any, parts: Parts) -> LanguageConfig:
     rope = getattr(config, "rope_parameters", None) or {}
     missing = {
         "attention other than softmax": parts.attention != "softmax",
-        "parallel attention and MLP": parts.parallel,
+        "parallel attention and MLP": parts.mlp_moment(0) == Moment.input(0),
         "learned positions": parts.positions is not None or parts.hidden_positions is not None,
         "norms after attention or MLP": heads.out_norm is not None or mlp.out_norm is not None,
         "norms of queries and keys": bool(heads.inner),

@@ -16,7 +16,7 @@ from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.nn import ATTENTIONS
 from bilens.nn.layers import ScalarNorm
-from bilens.residual.layers import MLP, Heads, Layer, Parts
+from bilens.residual.layers import MLP, Heads, Layer, Parts, known_parameters
 from bilens.residual.parts import ConstantNorm, Embedding, ExpertMap, LinearMap, Norm, working_dtype
 
 NORM_ROUNDING = 1e-5
@@ -280,7 +280,7 @@ def parts_of(model: nn.Module) -> Parts:
         for layer in parts.layers:
             layer.mlp.check()
     _check_unshared(parts)
-    known = {id(parameter) for parameter in parts.parameters()}
+    known = {id(parameter) for parameter in known_parameters(parts)}
     # A weight without a role could add to the stream unseen, so the view would not be exact.
     strange = [name for name, part in model.named_parameters() if id(part) not in known]
     if strange:

@@ -448,6 +448,11 @@ class Parts(NormedInput):
         return [table for table in (self.embed, self.positions) if table is not None]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights that are returned: float64 if stored so, else float32."""
+        return working_dtype(self.embed.module.weight.dtype)
+
+    @property
     def has_norms(self) -> bool:
         """True if the scale before the unembedding depends on the text."""
         return self.norm is not None and not isinstance(self.norm, ConstantNorm)
@@ -475,7 +480,7 @@ class Parts(NormedInput):
         Raises:
             BilensError: the model has learned positions and `position` is missing or out of range.
         """
-        self.check_ids(tokens, "tokens")
+        check_ids(self, tokens, "tokens")
         x, table = self.embed.rows(tokens), self.positions
         if table is None:
             return x
@@ -487,18 +492,6 @@ class Parts(NormedInput):
         learned = "the positions that the model has learned"
         check_index("position", position, table.module.num_embeddings, learned)
         return x + table.rows(torch.tensor(position, device=x.device))
-
-    def check_ids(self, ids: Tensor, name: str = "ids") -> None:
-        """Raise unless ids, one at least, are numbers of tokens."""
-        if ids.numel() == 0:
-            raise BilensError(f"{name} has shape {tuple(ids.shape)}, expected at least one token")
-        size = self.embed.module.num_embeddings
-        wrong = ids[(ids < 0) | (ids >= size)]
-        if len(wrong):
-            raise BilensError(
-                f"{name} holds the number {int(wrong[0])}, expected 0 to {size - 1}, those of the "
-                "model's tokens"
-            )
 
     @full_precision
     def logit_weights(
@@ -556,21 +549,6 @@ class Parts(NormedInput):
                 mixing[entry:, :entry] *= float(layer.residual_mix[0])
         return mixing
 
-    def embedding_share(self, moment: Moment) -> float:
-        """Return the factor of the embedding in the stream at a moment."""
-        row = self.mixing()[moment].tolist()
-        return sum(row[written] * factor for written, factor in self.embedding_factors().items())
-
-    def carried(
-        self, moment: Moment, rows: Float[Tensor, "*batch d_model"]
-    ) -> Float[Tensor, "*batch d_model"]:
-        """Return rows that are written at a moment as the stream after the last layer has them.
-
-        Layers that mix the embedding in multiply the stream by a number. The same number turns a
-        direction of the last stream into the one that it reads of those rows.
-        """
-        return float(self.mixing()[-1, moment]) * rows
-
     def mlp_moment(self, layer: int) -> Moment:
         """Return the moment at which the MLP of a layer reads the stream."""
         return Moment.input(layer) if self.parallel else Moment.attention(layer)
@@ -599,24 +577,38 @@ class Parts(NormedInput):
                 groups.append(FoldGroup(mlp.norm, _fused((*mlp.reads, *routers))))
         return [*groups, FoldGroup(self.norm, [self.unembed])]
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield every parameter whose role in the model is known."""
-        tables = [*self.tables, *([self.hidden_positions] if self.hidden_positions else [])]
-        groups = self.fold_groups()
-        parts = [part for layer in self.layers for part in (layer.heads, layer.mlp)]
-        modules: list[nn.Module] = [
-            *(group.norm.module for group in groups if group.norm is not None),
-            *(part.module for group in groups for part in group.maps),
-            *(part.module for part in self.writes),
-            *(table.module for table in tables),
-            *(part.out_norm.module for part in parts if part.out_norm is not None),
-            *(norm.module for layer in self.layers for norm in layer.heads.inner),
-        ]
-        for module in modules:
-            yield from module.parameters(recurse=False)
-        for layer in self.layers:
-            mixes = (layer.residual_mix, layer.heads.v_first_share)
-            yield from (part for part in (*mixes, *layer.numbers) if part is not None)
+
+def check_ids(parts: Parts, ids: Tensor, name: str = "ids") -> None:
+    """Raise unless ids, one at least, are numbers of tokens."""
+    if ids.numel() == 0:
+        raise BilensError(f"{name} has shape {tuple(ids.shape)}, expected at least one token")
+    size = parts.embed.module.num_embeddings
+    wrong = ids[(ids < 0) | (ids >= size)]
+    if len(wrong):
+        raise BilensError(
+            f"{name} holds the number {int(wrong[0])}, expected 0 to {size - 1}, those of the "
+            "model's tokens"
+        )
+
+
+def known_parameters(parts: Parts) -> Iterator[nn.Parameter]:
+    """Yield every parameter whose role in the model is known."""
+    tables = [*parts.tables, *([parts.hidden_positions] if parts.hidden_positions else [])]
+    groups = parts.fold_groups()
+    halves = [part for layer in parts.layers for part in (layer.heads, layer.mlp)]
+    modules: list[nn.Module] = [
+        *(group.norm.module for group in groups if group.norm is not None),
+        *(part.module for group in groups for part in group.maps),
+        *(part.module for part in parts.writes),
+        *(table.module for table in tables),
+        *(part.out_norm.module for part in halves if part.out_norm is not None),
+        *(norm.module for layer in parts.layers for norm in layer.heads.inner),
+    ]
+    for module in modules:
+        yield from module.parameters(recurse=False)
+    for layer in parts.layers:
+        mixes = (layer.residual_mix, layer.heads.v_first_share)
+        yield from (part for part in (*mixes, *layer.numbers) if part is not None)
 
 
 def _fused(maps: Sequence[LinearMap]) -> list[LinearMap]:

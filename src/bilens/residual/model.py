@@ -15,8 +15,7 @@ from bilens.data.corpus import batched
 from bilens.errors import BilensError, NotBilinearError
 from bilens.nn import Gate
 from bilens.residual.families import parts_of
-from bilens.residual.layers import Layer
-from bilens.residual.parts import working_dtype
+from bilens.residual.layers import Layer, check_ids
 from bilens.residual.trace import Trace, mlp_inputs, query_key_maps, text_ids, traces
 from bilens.settings import Count, Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
@@ -91,11 +90,6 @@ class ResidualModel:
     def device(self) -> torch.device:
         """Device of the embedding."""
         return self.parts.embed.module.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights that are returned: float64 if stored so, else float32."""
-        return working_dtype(self.parts.embed.module.weight.dtype)
 
     def to(self, device: torch.device | str) -> "ResidualModel":
         """Move the model to another device and return this view."""
@@ -273,7 +267,7 @@ class ResidualModel:
             )
         else:
             ids = text.to(self.device)
-        self.parts.check_ids(ids)
+        check_ids(self.parts, ids)
         if not -len(ids) <= until < len(ids):
             raise BilensError(f"position={until}, expected {-len(ids)} to {len(ids) - 1}")
         return ids[: until % len(ids) + 1]
@@ -303,15 +297,15 @@ class ResidualModel:
         self, layer: int, ids: Int[Tensor, "batch time"]
     ) -> Float[Tensor, "batch time d_model"]:
         """Return the normalised stream that an MLP reads, at every position of texts."""
-        self.parts.check_ids(ids)
+        check_ids(self.parts, ids)
         return mlp_inputs(self.model, [self.layer(layer).mlp], ids.to(self.device))[0]
 
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
         """Return the model's logits, in float32 or float64."""
-        self.parts.check_ids(ids)
+        check_ids(self.parts, ids)
         output = self.model(ids.to(self.device), use_cache=False)
-        return getattr(output, "logits", output).to(self.dtype)
+        return getattr(output, "logits", output).to(self.parts.dtype)
 
 
 def check_unhooked(model: nn.Module, name: str = "") -> None:

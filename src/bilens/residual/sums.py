@@ -18,6 +18,7 @@ from bilens.errors import BilensError
 from bilens.residual.families import evaluating
 from bilens.residual.layers import MLP
 from bilens.residual.model import ResidualModel
+from bilens.residual.parts import Norm
 from bilens.residual.trace import Trace, recording
 from bilens.tensor.factors import with_constant
 
@@ -176,3 +177,45 @@ def check_heads(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) 
 def _stored(model: ResidualModel) -> torch.dtype:
     dtype: torch.dtype = model.parts.embed.module.weight.dtype
     return dtype
+
+
+def mlp_output(
+    view: ResidualModel,
+    layer: int,
+    n: Float[Tensor, "time d_model"],
+    ratio: Float[Tensor, "time units"],
+) -> Float[Tensor, "time d_model"]:
+    """Return the output of an MLP by its factors, before the scale of a norm after it."""
+    tensor = view.layer(layer).mlp.factors()
+    z = with_constant(n) if tensor.constant else n
+    # A bias after the MLP is one hidden unit more, with the ratio 1.
+    ones = torch.ones(len(ratio), tensor.rank - ratio.shape[1]).to(ratio)
+    hidden = (z @ tensor.left.T) * (z @ tensor.right.T) * torch.cat([ratio, ones], 1)
+    return hidden @ tensor.out.T
+
+
+def _normalised(norm: Norm | None, x: Tensor, scale: Tensor) -> Tensor:
+    # The scale is the model's own: it is a number that the text decides.
+    return x if norm is None else norm.centred(x) * scale[:, None]
+
+
+def sum_of_parts(view: ResidualModel, trace: Trace) -> Float[Tensor, "time vocab"]:
+    """Return the logits of a text put together from the parts of the view."""
+    parts, ids = view.parts, trace.ids
+    x = torch.stack(list(parts.embedding(ids).values())).sum(0)
+    embedded, first_values = x, None
+    for number, (layer, on_text) in enumerate(zip(parts.layers, trace.layers, strict=True)):
+        if layer.residual_mix is not None:
+            x = layer.residual_mix[0] * x + layer.residual_mix[1] * embedded
+        heads, before = view.layer(number).heads.weights(), x
+        n = _normalised(layer.heads.norm, x, on_text.attn_scale)
+        v = torch.einsum("td,hde->hte", n, heads.value) + heads.value_bias[:, None]
+        if (share := layer.heads.v_first_share) is not None:
+            first_values = v / (1 - share) if first_values is None else first_values
+            v = v + share * first_values
+        written = torch.einsum("hts,hse,hed->td", on_text.pattern, v, heads.out) + heads.out_bias
+        x = x + written * on_text.attn_out_scale[:, None]
+        n = _normalised(layer.mlp.norm, before if parts.parallel else x, on_text.mlp_scale)
+        x = x + mlp_output(view, number, n, on_text.gate_ratio) * on_text.mlp_out_scale[:, None]
+    logits = _normalised(parts.norm, x, trace.scale) @ view.W_U + view.b_U
+    return logits if parts.softcap is None else parts.softcap * torch.tanh(logits / parts.softcap)

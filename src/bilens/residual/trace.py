@@ -84,7 +84,7 @@ def query_key_maps(view: Any, layer: int, position: Place) -> ScoredRows:
         and of positions that are vectors.
     """
     norm = view.layer(layer).heads.norm
-    basis = torch.eye(view.d_model, dtype=view.dtype, device=view.device)
+    basis = torch.eye(view.d_model, dtype=view.parts.dtype, device=view.device)
     zero = torch.zeros_like(basis[:1])
     if norm is not None:
         basis = norm.folded(basis, None)[0].T

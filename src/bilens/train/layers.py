@@ -140,7 +140,7 @@ class LayerStreams:
         return entered[0]
 
 
-class Rows(Dataset[dict[str, Any]]):
+class TrainingRows(Dataset[dict[str, Any]]):
     """Rows of several tensors, read together."""
 
     def __init__(self, *columns: Tensor) -> None:
@@ -178,7 +178,7 @@ class Part(nn.Module):
 def teach(
     module: nn.Module,
     loss: Callable[..., Float[Tensor, ""]],
-    rows: Rows,
+    rows: TrainingRows,
     training: Distillation,
     folder: Path,
     name: str,
@@ -207,7 +207,7 @@ def teach(
     student = deepcopy(module).to(working_dtype(weight.dtype)).requires_grad_(False)
     for parameter in learned(student):
         parameter.requires_grad_()
-    first = Rows(*(column[: training.batch_size] for column in rows.columns))
+    first = TrainingRows(*(column[: training.batch_size] for column in rows.columns))
     corpus: Any = Corpus(f"inputs of {name}", None, rows, first)  # type: ignore[arg-type]
     stage = Stage(
         name,

@@ -39,7 +39,15 @@ from bilens.progress import progress_bar
 from bilens.residual.layers import MLP
 from bilens.residual.parts import working_dtype
 from bilens.settings import NotNegative
-from bilens.train.layers import BATCH, CHUNK, LayerStreams, Rows, learn_layer, teach, working_folder
+from bilens.train.layers import (
+    BATCH,
+    CHUNK,
+    LayerStreams,
+    TrainingRows,
+    learn_layer,
+    teach,
+    working_folder,
+)
 from bilens.train.settings import SCHEDULES, AnnealTraining, Distillation
 from bilens.train.trainer import Stage, check_vocabulary
 
@@ -64,7 +72,7 @@ class Fit:
     distance: float
 
 
-def fit_mlp(mlp: MLP, rows: Rows, ridge: float) -> float:
+def fit_mlp(mlp: MLP, rows: TrainingRows, ridge: float) -> float:
     """Make an MLP bilinear, in place, and return `Fit.lines`.
 
     `rows` are inputs x, targets y and weights w. An infinite `ridge` leaves its down map unchanged.
@@ -76,7 +84,7 @@ def fit_mlp(mlp: MLP, rows: Rows, ridge: float) -> float:
 
 
 @torch.no_grad()
-def weighted_squares(module: Any, rows: Rows) -> tuple[float, float]:
+def weighted_squares(module: Any, rows: TrainingRows) -> tuple[float, float]:
     """Return sum w |y - y'|^2 for the outputs y' of a module, and sum w |y|^2."""
     sums = torch.zeros(2, dtype=torch.float64)
     for x, y, w in rows.chunks(next(module.parameters()).device):
@@ -87,7 +95,7 @@ def weighted_squares(module: Any, rows: Rows) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def _fit_gate(mlp: MLP, rows: Rows) -> float:
+def _fit_gate(mlp: MLP, rows: TrainingRows) -> float:
     assert mlp.gate is not None
     device = mlp.down.stored.device
     sums = GateSums(mlp.gate.n_out, device)
@@ -100,7 +108,7 @@ def _fit_gate(mlp: MLP, rows: Rows) -> float:
 
 
 @torch.no_grad()
-def _fit_down(mlp: MLP, rows: Rows, ridge: float) -> None:
+def _fit_down(mlp: MLP, rows: TrainingRows, ridge: float) -> None:
     """Set the down map D to the minimiser of a sum over the rows.
 
         sum w |D h + c - y|^2 + ridge sum_i E_i |D_i - D0_i|^2,   E_i = sum w h_i^2
@@ -290,7 +298,7 @@ def _learn(
     # By chunks: the streams of all texts may be larger than memory.
     dtype = working_dtype(stream.dtype)
     size = torch.cat([part.to(dtype).square().mean(-1) for part in stream.split(CHUNK)])
-    rows = Rows(x, y, 1 / (size + 1e-6 * size.mean()))
+    rows = TrainingRows(x, y, 1 / (size + 1e-6 * size.mean()))
     lines = fit_mlp(mlp, rows, RIDGE * mlp.up.n_out / len(x))
     scale = weighted_squares(mlp.module, rows)[1] / y.numel()
 

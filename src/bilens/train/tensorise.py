@@ -29,7 +29,7 @@ from bilens.reading import Fact, Reading
 from bilens.residual.parts import working_dtype
 from bilens.train.layers import (
     LayerStreams,
-    Rows,
+    TrainingRows,
     learn_layer,
     sharing_copy,
     stages_of,
@@ -299,7 +299,10 @@ def teach_patterns(
             def learn(
                 place: Path, pupil: Any = pupil, layer: int = layer, loss: Any = loss
             ) -> dict[str, float]:
-                rows, name = Rows(streams.stream), f"patterns, layer {layer + 1} of {len(pairs)}"
+                rows, name = (
+                    TrainingRows(streams.stream),
+                    f"patterns, layer {layer + 1} of {len(pairs)}",
+                )
                 last = teach(pupil.attn, loss, rows, training, place, name, learned=_learned)
                 return {"loss": last}
 

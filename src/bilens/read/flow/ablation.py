@@ -371,7 +371,7 @@ def edit(
             f"{mlp.name} has experts, and their router reads the same input; edit "
             "heads, or a model without experts"
         )
-    basis = _orthonormal(vectors.to(model.device, model.dtype), model.d_model)
+    basis = _orthonormal(vectors.to(model.device, model.parts.dtype), model.d_model)
     edited = sharing_weights(model)
     new = edited.layer(layer).mlp
     tensor, units = mlp.factors(), new.up.n_out

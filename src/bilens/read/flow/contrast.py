@@ -157,7 +157,7 @@ class Other:
                 f"({width},), embeddings of the text's {time} tokens or one for all"
             )
         check_finite(against=against)
-        return against.to(self.model.device, self.model.dtype).expand(time, width)
+        return against.to(self.model.device, self.model.parts.dtype).expand(time, width)
 
     def _of_equal_length(self, ids: Tensor, other: Tensor) -> Tensor:
         if len(ids) == len(other):
@@ -229,7 +229,7 @@ class Measured:
         for trace in traces:
             check_logits(model, trace, tokens)
         shares = torch.tensor([1.0] + [-1 / len(direction.minus) for _ in direction.minus])
-        shares = shares.to(model.device, model.dtype)
+        shares = shares.to(model.device, model.parts.dtype)
         n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
         if target == "logit":
             W, b = model.parts.logit_weights(tokens)
@@ -254,7 +254,7 @@ class Measured:
                 "of the model's stream; ResidualModel.direction() returns that of a token"
             )
         check_finite(direction=direction)
-        self.u = direction.to(model.device, model.dtype)
+        self.u = direction.to(model.device, model.parts.dtype)
         n = [model.parts.normalised(trace.stream[-1]) for trace in traces]
         self.values = tuple(float(self.u @ x) for x in n)
 

@@ -318,7 +318,7 @@ def gradient_effects(
     """
     first, second = runs
     model = first.model
-    shares = torch.tensor(points, device=model.device, dtype=model.dtype)[:, None, None]
+    shares = torch.tensor(points, device=model.device, dtype=model.parts.dtype)[:, None, None]
     tokens = second.tokens + shares * (first.tokens - second.tokens)
     with (
         torch.enable_grad(),

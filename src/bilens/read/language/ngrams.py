@@ -46,6 +46,7 @@ from bilens.read.language.names import (
 from bilens.reading import Fact, Reading, Section, Table, plain
 from bilens.registry import reading
 from bilens.residual import Moment, ResidualModel, queries_keys
+from bilens.residual.layers import Parts
 from bilens.residual.sums import check_alone, check_heads, check_mlp
 from bilens.settings import Count, Place
 from bilens.tensor import FactoredMatrix, top_entries
@@ -146,7 +147,7 @@ def head_outputs(
     e = model.parts.embedded(tokens, position)
     check_heads(model, layer, _token_stream(model, e[0], layer))
     # Layers that mix the embedding in multiply all earlier writes on the way to the logits.
-    out = model.parts.carried(Moment.attention(layer), model.layer(layer).heads.weights().out)
+    out = _carried(model.parts, Moment.attention(layer), model.layer(layer).heads.weights().out)
     W_U = model.parts.logit_weights(tokens.tolist())[0]
     return FactoredMatrix(_values(model, layer, e), out @ W_U)
 
@@ -175,7 +176,7 @@ def skip_trigram_matrix(
     written = _head_output(model, layer, head, e)
     last = _final_stream(model, e, layer)[2]
     by_head, by_mlp = (
-        model.parts.carried(moment(layer), u) for moment in (Moment.attention, Moment.mlp)
+        _carried(model.parts, moment(layer), u) for moment in (Moment.attention, Moment.mlp)
     )
     # Past the MLP the effect of A is one number, which B only scales by the final norm.
     ov = FactoredMatrix((written @ by_head)[:, None], last.T)
@@ -221,7 +222,9 @@ def _token_stream(
     """
     # Layers that mix the embedding in again change its share on the way.
     moment = Moment.mlp(layer - 1) if layer == model.n_layers else Moment.input(layer)
-    return model.parts.embedding_share(moment) * e
+    row = model.parts.mixing()[moment].tolist()
+    factors = model.parts.embedding_factors().items()
+    return sum(row[written] * factor for written, factor in factors) * e
 
 
 def _attention_input(
@@ -237,7 +240,7 @@ def _final_stream(
     """Return a token's stream after the last layer, an MLP's output, and the final norm's scale."""
     parts, x = model.parts, _token_stream(model, e, model.n_layers)
     mlp = model.layer(layer).mlp.stream_output(_token_stream(model, e, layer))
-    mlp = parts.carried(Moment.mlp(layer), mlp)
+    mlp = _carried(parts, Moment.mlp(layer), mlp)
     return parts.centred(x), parts.centred(mlp), parts.scale(x + mlp)[:, None]
 
 
@@ -561,3 +564,12 @@ def salient_section(salient: Mapping[BigramPart, pd.DataFrame], model: ResidualM
         # One below the other: the two have scales of their own.
         [[ngram_table(frame, CAPTIONS[part])] for part, frame in salient.items()],
     )
+
+
+def _carried(
+    parts: Parts, moment: Moment, rows: Float[Tensor, "*batch d_model"]
+) -> Float[Tensor, "*batch d_model"]:
+    """Return rows that are written at a moment as the stream after the last layer has them."""
+    # Layers that mix the embedding in multiply the stream by a number. The same number turns a
+    # direction of the last stream into the one that it reads of those rows.
+    return float(parts.mixing()[-1, moment]) * rows

@@ -217,7 +217,7 @@ class CallRecorder:
         if rope is None:
             return None
         d_head = self.model.layer(0).heads.pairs[0][0].n_out // self.model.n_heads
-        eye = torch.eye(d_head, dtype=self.model.dtype, device=ids.device)
+        eye = torch.eye(d_head, dtype=self.model.parts.dtype, device=ids.device)
         # Row j of the batch is the unit vector e_j, so that it becomes column j of R.
         columns = rotate(eye[:, None, None].expand(-1, 1, self.time, -1), rope)[:, 0]
         rotation = columns.permute(1, 2, 0)
@@ -254,7 +254,7 @@ class CallRecorder:
                 "transformers, which a flow between two texts needs. A flow of one text, without "
                 "against, is available"
             )
-        wide = self.model.dtype
+        wide = self.model.parts.dtype
         # (j, head, time, d) -> (time, d, j), which are the same for every head.
         q, k = (options[name][:, 0].permute(1, 2, 0).to(wide) for name in ("query", "key"))
         # Without a mask attention is causal; a mask of numbers excludes by very negative ones.
