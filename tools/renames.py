@@ -65,7 +65,8 @@ def _class(trees: dict[str, ast.Module], module: str, name: str) -> tuple[str, a
             return module, node
         if isinstance(node, ast.ImportFrom) and node.module in trees:
             for alias in node.names:
-                if (alias.asname or alias.name) == name:
+                # A room that is imported from its own package is no class.
+                if (alias.asname or alias.name) == name and node.module != module:
                     return _class(trees, node.module, alias.name)
     return None
 
