@@ -96,6 +96,22 @@ def test_a_public_class_has_at_most_twenty_members():
     assert {name: count for name, count in counts.items() if count > 20} == {}
 
 
+def test_text_goes_in_as_a_string_or_as_ids():
+    # By the annotations, which every call is checked against.
+    takes = {}
+    for room in ("read", "read.flow", "read.language"):
+        module = importlib.import_module(f"bilens.{room}")
+        for function in filter(inspect.isfunction, (getattr(module, n) for n in module.__all__)):
+            for name, parameter in inspect.signature(function).parameters.items():
+                if "Int[Tensor, 'time']" in str(parameter.annotation):
+                    takes[f"{function.__name__}({name})"] = "str" in str(parameter.annotation)
+    for method in ("ids", "trace", "traces"):
+        parameters = inspect.signature(getattr(bilens.ResidualModel, method)).parameters
+        takes[method] = "str" in str([*parameters.values()][1].annotation)
+    assert len(takes) > 8
+    assert [name for name, text in takes.items() if not text] == []
+
+
 def test_no_two_classes_have_one_name():
     root = Path(bilens.__file__).parent
     nodes = (node for path in root.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())))

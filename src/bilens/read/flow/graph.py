@@ -442,7 +442,7 @@ SEARCHED = 4096
 @torch.no_grad()
 @full_precision
 def described(
-    model: ResidualModel, flow: Flow, k: int, texts: Iterable[Int[Tensor, " time"]] = ()
+    model: ResidualModel, flow: Flow, k: int, texts: Iterable[str | Int[Tensor, " time"]] = ()
 ) -> Flow:
     """Return a flow whose k strongest nodes have the tokens that they read and write.
 
@@ -456,7 +456,7 @@ def described(
         model: the model of the flow.
         flow: the flow.
         k: number of nodes.
-        texts: token ids of texts that are searched; the model runs on each.
+        texts: texts that are searched, or their token ids; the model runs on each.
     """
     strongest = sorted(range(len(flow.nodes)), key=lambda i: -abs(flow.nodes[i].flow))[:k]
     directions = [i for i in strongest if flow.nodes[i].kind == "direction"]
@@ -482,7 +482,7 @@ def strongest_ends(
     model: ResidualModel,
     layers: Sequence[int],
     vectors: Float[Tensor, "n d_model"],
-    texts: Iterable[Int[Tensor, " time"]],
+    texts: Iterable[str | Int[Tensor, " time"]],
 ) -> list[tuple[str, ...]]:
     """Return the ends of the texts after which directions of MLPs' inputs are most active.
 
@@ -490,10 +490,10 @@ def strongest_ends(
         model: the model.
         layers: the layer of each direction.
         vectors: the directions, in the normalised stream.
-        texts: token ids. A text counts once for each direction, at its strongest position.
+        texts: texts, or their token ids. A text counts once for each direction, at its strongest position.
     """
     best: list[list[tuple[float, str]]] = [[] for _ in layers]
-    for ids in texts if layers else ():
+    for ids in map(model.ids, texts) if layers else ():
         batch = model.ids(ids)[None]
         inputs = [n[0] for n in mlp_inputs(model.model, [x.mlp for x in model.parts.layers], batch)]
         for number, (layer, vector) in enumerate(zip(layers, vectors, strict=True)):

@@ -166,7 +166,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
     m: int | None = 4,
     threshold: float = 1e-3,
     similarity: float = 0.9,
-    texts: Sequence[Int[Tensor, " time"]] = (),
+    texts: Sequence[str | Int[Tensor, " time"]] = (),
     ablate: int = 0,
     progress: Callable[[Flow], None] | None = None,
 ) -> RecurringFlows:
@@ -189,7 +189,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
         m: as for `flow`.
         threshold: as for `flow`.
         similarity: least |cosine| within a direction, above 0 and at most 1.
-        texts: token ids of texts in which the strongest directions are looked up.
+        texts: texts, or their token ids, in which the strongest directions are looked up.
         ablate: number of the strongest directions whose effect is measured, by an exchange of
             their outputs between the two texts of each prompt, in both directions.
         progress: called with each flow, in the process that computes it.
