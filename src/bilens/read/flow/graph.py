@@ -490,11 +490,12 @@ def strongest_ends(
         model: the model.
         layers: the layer of each direction.
         vectors: the directions, in the normalised stream.
-        texts: texts, or their token ids. A text counts once for each direction, at its strongest position.
+        texts: texts, or their token ids. A text counts once for each direction, at its strongest
+            position.
     """
     best: list[list[tuple[float, str]]] = [[] for _ in layers]
     for ids in map(model.ids, texts) if layers else ():
-        batch = model.ids(ids)[None]
+        batch = ids[None]
         inputs = [n[0] for n in mlp_inputs(model.model, [x.mlp for x in model.parts.layers], batch)]
         for number, (layer, vector) in enumerate(zip(layers, vectors, strict=True)):
             active, position = (inputs[layer] @ vector).max(0)
