@@ -1,12 +1,12 @@
 """Directions: the flow through few directions of an MLP, and the effect of removing each of them.
 
-The MLPs of a flow are split into four Gauss directions a position. For each of 20 pairs of texts
+The MLPs of a flow are split into two directions a position. For each of 20 pairs of texts
 the 60 directions with the largest |flow| are removed one by one from the running model. Between two
 texts their change is exchanged, in both directions. On the first text only, their part of the MLP's
-input is set to zero. The effect is compared with
+output is set to zero. The effect is compared with
 
 - the flow through the direction;
-- its estimate by gradients: on two texts the mean of both.
+- its estimate by gradients: on two texts integrated gradients.
 
 Reported are R2, with the number as a prediction of the effect and no fitted line, and Pearson
 correlations over all nodes. Intervals are bootstraps over pairs. The median R2 is that of single
@@ -36,8 +36,8 @@ from experiments.pretrained import SavedRows, open_models
 STRONGEST = 60
 EIGENVECTOR_PAIRS = 4
 KINDS: dict[str, dict[str, Any]] = {
-    "two texts, m = 4": {"m": 4, "against": True},
-    "one text, m = 4": {"m": 4, "against": False},
+    "two texts, m = 2": {"m": 2, "against": True},
+    "one text, m = 2": {"m": 2, "against": False},
     "one text, eigenvectors": {"m": None, "against": False},
 }
 

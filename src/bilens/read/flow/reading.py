@@ -385,7 +385,7 @@ def read_flow(  # noqa: PLR0913  the options of `flow`, and those of what is sho
     mean: bool = False,
     replace: str = "",
     target: Target = "logit",
-    m: Annotated[int, Between(0)] = 4,
+    m: Annotated[int, Between(0)] = 2,
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     through_patterns: bool = False,
     shown: Count = 200,

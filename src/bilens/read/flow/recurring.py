@@ -163,7 +163,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
     directions: TokenDirection | Sequence[TokenDirection],
     *,
     against: Sequence[Against] | None = None,
-    m: int | None = 4,
+    m: int | None = 2,
     threshold: float = 1e-3,
     similarity: float = 0.9,
     texts: Sequence[str | Int[Tensor, " time"]] = (),
@@ -337,7 +337,7 @@ def read_recurring(
     pairs: str,
     corpus: Corpus | None = None,
     *,
-    m: Annotated[int, Between(2)] = 4,
+    m: Annotated[int, Between(2)] = 2,
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-3,
     ablate: Annotated[int, Between(0)] = 0,
 ) -> RecurringFlows:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated
 
 import torch
@@ -21,6 +22,8 @@ from bilens.read.linear.secants import frozen_norm, norm_secant
 from bilens.residual import Moment, ResidualModel, Trace
 from bilens.settings import Between
 
+KEPT_BYTES = 512 * 1024**2
+"""Linear maps of all layers are kept between their two uses if they take no more than this."""
 LABELLED = 10
 """Nodes whose tokens are looked up at once; `described` does so for more."""
 
@@ -37,7 +40,7 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
     against: Against | None = None,
     replace: Mapping[str, str] | None = None,
     target: Target = "logit",
-    m: Annotated[int, Between(2)] | None = 4,
+    m: Annotated[int, Between(2)] | None = 2,
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-4,
     through_patterns: bool = False,
 ) -> Flow:
@@ -84,8 +87,8 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
             or one for all positions, or texts. Of several texts the mean embedding is taken.
         replace: words of the text and the words that the second run has instead.
         target: the logit before a soft cap, the log-probability or the probability of the token.
-        m: nodes of an MLP at each position, at least 2. With None they are all eigenvectors: left
-            singular vectors of J, or eigenvectors of Q.
+        m: nodes of an MLP at each position, at least 2, the number that predicted effects best.
+            With None they are all eigenvectors: left singular vectors of J, or eigenvectors of Q.
         threshold: share of the absolute flow (over pairs of positions of heads, and over MLPs at
             each position) below which a part belongs to a remainder.
         through_patterns: on one text, split patterns of bilinear and squared attention too. A head
@@ -163,6 +166,8 @@ class Split:
         above: directions that later components read, at each moment and position.
         heads: flow of each head of each layer, by role; one role for one text.
         mlps: flow of the MLP of each layer at each position.
+        mlp_map: returns the MLP of a layer as a linear map.
+        heads_map: returns the attention of a layer as a linear map.
     """
 
     def __init__(
@@ -187,6 +192,12 @@ class Split:
         else:
             last = norm_secant(norm, trace.stream, self.before.stream)
             self.change = trace.stream - self.before.stream
+        # The pass and the split each take all maps: their weights with gains, and several patterns.
+        mlp, d = model.parts.layers[0].mlp, model.d_model
+        numbers = (2 * mlp.up.n_out + 3 * d) * d + 12 * model.n_heads * self.time**2
+        few = model.n_layers * numbers * trace.stream.element_size() <= KEPT_BYTES
+        kept = lru_cache(model.n_layers if few else 0)
+        self.mlp_map, self.heads_map = kept(self._mlp_map), kept(self._heads_map)
         self.root = last[self.places[-1:]].pull(self.measured.u[None])[0]
         self.bias = self.measured.bias if self.before is None else 0.0
         self.absolute = 0.0
@@ -346,14 +357,12 @@ class Split:
         above[Moment.embedding()] = w
         return above
 
-    def mlp_map(self, layer: int) -> LinearMLP:
-        """Return the MLP of a layer as a linear map."""
+    def _mlp_map(self, layer: int) -> LinearMLP:
         if self.before is None:
             return LinearMLP.frozen(self.model, self.trace, layer)
         return LinearMLP.between(self.model, (self.trace, self.before), layer)
 
-    def heads_map(self, layer: int) -> HeadsMap:
-        """Return the attention of a layer as a linear map."""
+    def _heads_map(self, layer: int) -> HeadsMap:
         if self.before is None:
             return FrozenHeads(
                 self.model, self.trace, layer, through_patterns=self.through_patterns
