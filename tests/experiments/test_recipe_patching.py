@@ -160,7 +160,7 @@ def test_directions_are_removed_one_by_one(installed, folder):
     frame = table.frame
     assert set(frame["nodes"]) == set(directions.KINDS)
     rows = lines(installed.models / "directions-tiny.jsonl")
-    row = next(row for row in rows if row["kind"] == "two texts, m = 4")
+    row = next(row for row in rows if row["kind"] == "two texts, m = 2")
     model = load(str(folder / "model"))
     direction = TokenDirection(row["token"], tuple(row["minus"]))
     graph = flow(model, row["text"], direction, against=row["against"])
