@@ -144,19 +144,20 @@ def test_directions_between_texts_are_exact_at_every_resolution(m):
         torch.testing.assert_close(values.sort(descending=True)[0], singular.square())
 
 
+@pytest.mark.parametrize("against", [None, random_text(seed=2)])
 @pytest.mark.parametrize("m", [2, 3, 8, None])
-def test_directions_on_one_text_are_exact_at_every_resolution(m):
+def test_directions_of_inputs_are_exact_at_every_resolution(m, against):
     """They are orthonormal in what they read."""
     view = ResidualModel(random_model(n_layers=2, bias=True), toy_tokenizer())
-    ids = random_text()
-    result = flow(view, ids, DIRECTION, m=m, threshold=0)
-    check(result, expected(view, ids, len(ids) - 1), tolerance=1e-11)
+    ids = random_text(seed=1)
+    result = flow(view, ids, DIRECTION, against=against, m=m, threshold=0, orthogonal="inputs")
+    check(result, result.value, tolerance=1e-11)
     assert not [n for n in result.nodes if n.kind == "rest" and n.part == "mlp"]
     at = [
         i
         for i, n in enumerate(result.nodes)
         if (n.kind, n.layer, n.position) == ("direction", 0, 4)
     ]
-    assert len(at) == (17 if m is None else m)
+    assert len(at) == (m or 16 + (against is None))
     vectors = torch.stack([result.vector(i) for i in at])
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(len(at)).double(), atol=1e-10, rtol=0)

@@ -163,7 +163,7 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
     directions: TokenDirection | Sequence[TokenDirection],
     *,
     against: Sequence[Against] | None = None,
-    m: int | None = 2,
+    m: int | None = 4,
     threshold: float = 1e-3,
     similarity: float = 0.9,
     texts: Sequence[str | Int[Tensor, " time"]] = (),
@@ -214,7 +214,9 @@ def flows(  # noqa: PLR0913  the options of `flow`, and those of clusters
     state = accelerate.PartialState()
     of_process = []
     for i in range(count)[state.process_index :: state.num_processes]:
-        split = flow(model, prompts[i], tokens[i], against=seconds[i], m=m, threshold=threshold)
+        # Directions that are orthogonal in their inputs recur, those of outputs hardly do.
+        options: dict[str, Any] = {"m": m, "threshold": threshold, "orthogonal": "inputs"}
+        split = flow(model, prompts[i], tokens[i], against=seconds[i], **options)
         slopes = estimates(model, split).tolist() if ablate else [None] * len(split.nodes)
         of_process.append((i, split.value, _rows(i, split, slopes)))
         if progress is not None:
@@ -337,7 +339,7 @@ def read_recurring(
     pairs: str,
     corpus: Corpus | None = None,
     *,
-    m: Annotated[int, Between(2)] = 2,
+    m: Annotated[int, Between(2)] = 4,
     threshold: Annotated[float, Between(0, 1, below=True)] = 1e-3,
     ablate: Annotated[int, Between(0)] = 0,
 ) -> RecurringFlows:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,8 @@ from bilens.tensor.quadratic import apply_factored
 
 GONE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """A vector that orthogonalisation leaves this share of its length lies in the space already."""
+Orthogonal = Literal["outputs", "inputs"]
+"""Vectors of an MLP's directions that are orthogonal: their outputs, or what they read."""
 DENSE_BYTES = 128 * 1024**2
 """Working memory of the maps whose singular vectors are all taken at once."""
 TINY = 1e-30
@@ -223,25 +225,30 @@ class LinearMLP:
         return rows
 
     def directions(
-        self, w: Float[Tensor, "time d_model"], m: int | None, least: float
+        self,
+        w: Float[Tensor, "time d_model"],
+        m: int | None,
+        least: float,
+        orthogonal: Orthogonal = "outputs",
     ) -> Directions:
         """Return m directions of each position whose flows, reads and writes add up exactly.
 
         They are the Ritz vectors of a form in a Krylov space, and with m=None its eigenvectors.
         Those with less flow than `least` are left out.
 
-        If the output is quadratic in z, the form is Q = sum_r q_r (L_r R_r' + R_r L_r') / 2. Here q
-        are the weights of the hidden units along w, times their curvature. The space holds z and
-        Qz. Otherwise the form is JJ', and the space holds the output J z and w. The outputs of
-        directions are orthogonal then, and so is what they read, J'u for a Ritz vector u.
+        If the output is quadratic in z, or inputs are asked to be orthogonal, the form is
+        Q = sum_r q_r (L_r R_r' + R_r L_r') / 2. Here q are the weights of the hidden units along w,
+        times their curvature. The space holds z and p. Otherwise, and without a gate, the form is
+        JJ', and the space holds the output J z and w. The outputs of directions are orthogonal
+        then, and so is what they read, J'u for a Ritz vector u.
         """
         # Positions without flow or without change have no directions, and would cost a space each.
         p = self.pulled(w)
         active = ((p != 0).any(-1) & (self.z != 0).any(-1)).nonzero()[:, 0]
         at_once = max(1, DENSE_BYTES // (2 * p.element_size() * self.left.numel()))
-        parts = []
+        parts, of_input = [], self.quadratic or (orthogonal == "inputs" and self.right is not None)
         for at in active.split(at_once if m is None else max(1, len(active))):
-            if self.quadratic:
+            if of_input:
                 assert self.right is not None
                 assert self.curvature is not None
                 forms = self.weights(w)[at] * self.curvature[at]
@@ -250,7 +257,7 @@ class LinearMLP:
             else:
                 apply = partial(self._there_and_back, at)
                 ends = torch.stack([self.write(self.z[at], at), w[at]], 1)
-            # Qz is the image of z, so that a space of two or more dimensions from z holds it.
+            # There p is Qz, the image of z, so that a space of two dimensions from z holds it.
             starts = ends[:, :1] if self.quadratic else ends
             values, vectors = ritz_pairs(apply, starts, m)
             # v . p instead of the value times v . z: the sum is then exact, however v is rounded.
@@ -262,7 +269,7 @@ class LinearMLP:
             which = order[row, rank]
             v, places = vectors[row, which], at[row]
             overlap, pull = overlap[row, which, None], pull[row, which, None]
-            if self.quadratic:
+            if of_input:
                 along, written = v, self.write(overlap * v, places)
             else:
                 along, written = self.pulled(v, places), overlap * v
