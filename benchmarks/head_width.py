@@ -25,7 +25,7 @@ from bilens.convert import open_model, open_tokenizer
 from bilens.convert.language_model import as_language_model
 from bilens.data import load_documents
 from bilens.nn.language.attention import rotate, rotation
-from bilens.train.layers import LayerStreams, Rows, teach
+from bilens.train.layers import LayerStreams, TrainingRows, teach
 from bilens.train.settings import Distillation
 from bilens.train.tensorise import EPS, pattern_loss
 
@@ -114,7 +114,14 @@ def main() -> None:
                     pattern = Wide(block.attn, width, model.config.rope_base)
                     how = Distillation(steps=given.steps, batch_size=4)
                     folder = Path(place) / f"{layer}-{width}"
-                    teach(pattern, loss, Rows(both[0].stream), how, folder, f"heads of {width}")
+                    teach(
+                        pattern,
+                        loss,
+                        TrainingRows(both[0].stream),
+                        how,
+                        folder,
+                        f"heads of {width}",
+                    )
                     with torch.no_grad():
                         value = float(loss(pattern, both[1].stream))
                     print(f"layer {layer}, heads of {width}: {value:.3f}", flush=True)

@@ -23,7 +23,7 @@ from bilens.convert import open_model, open_tokenizer
 from bilens.convert.language_model import as_language_model
 from bilens.data import load_documents
 from bilens.nn.language.attention import Attention, Rope
-from bilens.train.layers import LayerStreams, Rows, teach
+from bilens.train.layers import LayerStreams, TrainingRows, teach
 from bilens.train.settings import Distillation
 from bilens.train.tensorise import pattern_loss
 
@@ -95,7 +95,7 @@ def main() -> None:
                     pattern = TwoScores(block.attn, form)  # type: ignore[arg-type]
                     how = Distillation(steps=given.steps, batch_size=4, seed=seed)
                     folder = Path(place) / f"{layer}-{len(losses)}-{name}-{seed}"
-                    teach(pattern, loss, Rows(streams.stream), how, folder, name)
+                    teach(pattern, loss, TrainingRows(streams.stream), how, folder, name)
                     with torch.no_grad():
                         value = float(loss(pattern, tests.stream))
                     losses.setdefault((name, seed), []).append(value)

@@ -302,7 +302,7 @@ def _exchanged(
 def _words(
     model: ResidualModel,
     recurring: Sequence[tuple[RecurringDirection, pd.DataFrame]],
-    texts: Sequence[Tensor],
+    texts: Sequence[str | Tensor],
 ) -> Iterator[dict[str, tuple[str, ...]]]:
     """Yield the words of directions, given the rows of their nodes."""
     if recurring:

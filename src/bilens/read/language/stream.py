@@ -278,6 +278,7 @@ def split_by_eigenvectors(terms: LogitTerms, token: str | int, *, k: Count = 8) 
     # The only direction that is read is that of the logit, at the last position.
     w = torch.zeros_like(mlp.norm.push(mlp.z[:, : model.d_model]))
     w[-1] = terms.last[-1].pull(model.parts.logit_weights([number])[0][:, 0])
+    assert mlp.right is not None
     assert mlp.curvature is not None
     # The terms of a column, one layer deep, are a flow through the form of the last position.
     form = QuadraticForm(mlp.left, mlp.right, mlp.weights(w)[-1] * mlp.curvature[-1], mlp.constant)
