@@ -163,7 +163,12 @@ def report_readings(
     """
     if isinstance(model, SparseAutoencoder):
         raise BilensError(f"{source} holds a sparse autoencoder, which has no report")
-    settings = {name: value for name, value in settings.items() if value not in (None, "")}
+    # An empty text is none given, but an empty token is a mistake.
+    settings = {
+        name: value
+        for name, value in settings.items()
+        if value is not None and (value != "" or name == "token")
+    }
     extra: dict[str, dict[str, Any]] = {"paths": {"k": settings.get("paths", 1000)}}
     if source:
         extra["paths"]["saved"] = Path(source) / PATHS_NAME

@@ -241,7 +241,7 @@ def describe_type(hint: Any) -> str:  # noqa: PLR0911
         return "one of " + ", ".join(map(str, parts)) if len(parts) > 1 else repr(parts[0])
     if origin is not None and issubclass(origin, Mapping):
         return "a dictionary"
-    if isinstance(origin or hint, type) and issubclass(origin or hint, Callable):  # type: ignore[arg-type]
+    if (origin or hint) is Callable:
         return "a function"
     if origin is not None and issubclass(origin, Iterable):
         if origin is not tuple or parts[-1] is Ellipsis:

@@ -46,7 +46,7 @@ def test_the_line_is_the_least_squares_solution_of_each_unit(seed, rows):
 
 def test_a_unit_that_is_never_active_has_no_line_and_no_text_is_an_error():
     sums = GateSums(2, torch.device("cpu"))
-    with pytest.raises(BilensError, match="texts hold no token at which the MLP is active; give o"):
+    with pytest.raises(BilensError, match="texts hold no token at which the MLP is active; pass o"):
         sums.line()
     up = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
     sums.add(up, torch.tensor([[1.0, 1.0], [2.0, 3.0]]), torch.tensor([[1.0, 2.0], [2.0, 4.0]]))

@@ -386,15 +386,15 @@ QUERIES_OF_4_AND_KEYS_OF_3 = [
     ("inputs", "options", "message"),
     [
         (changed(4, lambda x: None), {}, "q2 and k2 come together: both for bilinear"),
-        (changed(0, lambda x: x[0]), {}, r"q1 is .*\(4, 9, 8\).*batch heads time d_head"),
-        (changed(2, lambda x: x[:, :, :0]), {}, r"v is .*batch kv_heads time d_value.*beside q1"),
+        (changed(0, lambda x: x[0]), {}, r"q1 is .*\(4, 9, 8\).*batch, heads, time, d_head"),
+        (changed(2, lambda x: x[:, :, :0]), {}, r"v is .*kv_heads, time, d_value.*beside q1"),
         (changed(1, lambda x: x.float()), {}, "k1 is torch.float32 and v is torch.float64"),
         (
             [x.half() for x in random_inputs()],
             {},
             "q1 is torch.float16 .* The range of float16 is too small",
         ),
-        (changed(3, lambda x: x.to("meta")), {}, "q2 is a tensor, meta, of shape .*expected Fl"),
+        (changed(3, lambda x: x.to("meta")), {}, "q2 is a tensor, meta, of .*expected a tensor of"),
         (random_inputs(width=0), {}, "q1 has shape .* expected no size to be zero"),
         (QUERIES_OF_4_AND_KEYS_OF_3, {}, "q1 has 4 heads, not a multiple of the 3"),
         (changed(4, lambda x: x[..., :7]), {}, r"k2 is .*\(1, 2, 9, 7\).*beside q1 \(1, 4"),

@@ -150,7 +150,7 @@ def test_similar_directions_are_not_counted_twice():
 
 NAN = torch.full((3, 4), float("nan"))
 MISUSES = [
-    (lambda d, t: Dictionary.of(torch.zeros(3)), r"features is .* \(3,\).*'n_out m'"),
+    (lambda d, t: Dictionary.of(torch.zeros(3)), r"features is .* \(3,\).*n_out, m"),
     (lambda d, t: Dictionary.of(torch.zeros(3, 0)), r"features has shape \(3, 0\).*at least one"),
     (
         lambda d, t: Dictionary.of(torch.ones(3, 4).long()),

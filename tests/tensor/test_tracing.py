@@ -186,7 +186,7 @@ def test_both_numbers_are_named():
 def test_what_cannot_be_run_is_said():
     with pytest.raises(BilensError, match="module is function, expected Module"):
         BilinearTensor.of(lambda x: x * x)
-    with pytest.raises(BilensError, match="give input_shape="):
+    with pytest.raises(BilensError, match="pass input_shape="):
         BilinearTensor.of(nn.ReLU())
     with pytest.raises(BilensError, match=r"input_shape=\(5,\) does not fit the module"):
         BilinearTensor.of(Layer(4, 4, 5), (5,))

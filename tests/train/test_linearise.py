@@ -13,7 +13,7 @@ from bilens.convert import find_swish, give_swish, make_bilinear, open_model, sa
 from bilens.convert.gates import gated_mlps
 from bilens.errors import BilensError, CheckpointError
 from bilens.train import linearise as module
-from bilens.train.layers import LayerStreams
+from bilens.train.layers import LayerStreams, TrainingRows
 from bilens.train.linearise import fit_mlp, linearise, next_token_loss, weighted_squares
 from bilens.train.settings import Distillation
 from tests.families import GATED, VOCAB, log_probabilities, tiny
@@ -38,7 +38,7 @@ def seen(model, mlp, ids):
 def some_rows(mlp, n=60):
     torch.manual_seed(0)
     x = torch.randn(n, 16, dtype=torch.float64)
-    return Rows(x, mlp.module(x), torch.rand(n, dtype=torch.float64) + 0.1)
+    return TrainingRows(x, mlp.module(x), torch.rand(n, dtype=torch.float64) + 0.1)
 
 
 def streams_of(model, ids, folder):
