@@ -187,9 +187,11 @@ def test_lists_on_the_page_add_up_and_are_sorted(page_of_two_texts, browser):
 
 
 @needs_chrome
-def test_nodes_of_one_text_are_sorted_by_their_estimates(tmp_path, browser):
+@pytest.mark.parametrize("against", [None, OTHER])
+def test_nodes_are_sorted_by_their_estimates(tmp_path, browser, against):
     view = ResidualModel(random_model(n_layers=2), toy_tokenizer())
-    split = account(view, flow(view, random_text(), "t3", minus="t4", m=3, threshold=1e-3))
+    of_text = flow(view, random_text(), "t3", minus="t4", against=against, m=3, threshold=1e-3)
+    split = account(view, of_text)
     path = tmp_path / "flow.html"
     write_page(path, "a", "", [], flow_sections(flow_data(split, direction="t3", k=9), []))
     with visiting(browser, width=1400) as visit:

@@ -38,8 +38,8 @@ window.bilensFlow = (place, graph, remove) => {
   const radius = (u) =>
     u.kind === "output" ? BIGGEST : Math.max(SMALLEST, BIGGEST * Math.sqrt(Math.abs(u.flow) / largest));
 
-  // On one text, gradients predict the effect of a removal better than the flow. Between two the flow does.
-  const byGradients = graph.values.length === 1 && graph.nodes.some((n) => n.estimated !== null);
+  // Estimates by gradients predict the effect of a removal or an exchange slightly better than the flow.
+  const byGradients = graph.nodes.some((n) => n.estimated !== null);
   let count = 1, chosen = 0, only = false, order = byGradients ? "estimated" : "flow", held = false;
   let view = null, zoom = null;
 
