@@ -3,10 +3,13 @@
 import pytest
 
 from bilens.analyses import REQUIRED, direction_of, options_of, run_analysis
+from bilens.cli import main
 from bilens.errors import BilensError
+from bilens.explore import explorer
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.reading import Reading
 from bilens.registry import BUILT_IN, Analysis, analysis, module_of
+from bilens.report.page import report
 from bilens.residual import ResidualModel
 from tests.language import random_model, small_corpus, toy_tokenizer
 from tests.models import digits
@@ -73,3 +76,20 @@ def test_an_unknown_type_of_model_reads_as_its_name():
 
     with pytest.raises(BilensError, match=r"`bilens lists` reads <class 'list'>"):
         run_analysis(Analysis("lists", read), {}, {})
+
+
+@pytest.mark.parametrize(("data", "message"), [(None, "does not say what"), ("no.txt", "'no.txt'")])
+def test_texts_that_do_not_exist_are_refused_before_the_model_is_opened(
+    tmp_path, capsys, data, message
+):
+    file, page = tmp_path / "model.gguf", tmp_path / "page.html"
+    with pytest.raises(BilensError, match=message):
+        explorer(file, data=data)
+    with pytest.raises(BilensError, match=message):
+        report(file, page, data=data)
+    named = [] if data is None else ["--data", data]
+    commands = [["report"], ["contexts", "--token", "a"]]
+    for command, *options in commands[: 1 + len(named)]:
+        with pytest.raises(SystemExit):
+            main([command, str(file), *options, *named])
+        assert message in capsys.readouterr().err

@@ -12,6 +12,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from bilens.data import Corpus, ImageData, load_images
+from bilens.data.corpus import LANGUAGES
+from bilens.data.texts import text_files
 from bilens.errors import BilensError
 from bilens.models import FILES
 from bilens.nn import ImageClassifier, SparseAutoencoder
@@ -39,6 +41,8 @@ AMONG_HELP = (
 )
 DATA_HELP = "Name of the data; by default that of the training."
 DATA_DIR_HELP = "Folder of the data; by default the environment variable BILENS_DATA."
+PATHS, AMONG = 1000, 5000
+"""Paths of a deep classifier and tokens of a language model that a report reads by default."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +170,10 @@ def report_readings(
     # An empty text is none given, but an empty token is a mistake.
     settings = {
         name: value
-        for name, value in settings.items()
+        for name, value in ({"paths": PATHS, "among": AMONG} | dict(settings)).items()
         if value is not None and (value != "" or name == "token")
     }
-    extra: dict[str, dict[str, Any]] = {"paths": {"k": settings.get("paths", 1000)}}
+    extra: dict[str, dict[str, Any]] = {"paths": {"k": settings["paths"]}}
     if source:
         extra["paths"]["saved"] = Path(source) / PATHS_NAME
         extra["bonds"] = recorded_settings(source)
@@ -241,14 +245,18 @@ def data_of(source: str | Path) -> str:
     return data
 
 
-def check_data(source: str | Path, data: str | None) -> None:
-    """Raise, before a model on this machine is opened, if its data has to be named.
+def check_data(source: str | Path, data: str | None, data_dir: str | Path | None = None) -> None:
+    """Raise, before a model on this machine is opened, if its data is not named or not there.
 
     Raises:
         BilensError: the model has no record of its training.
+        DataError: a language model in a file is to read texts that do not exist.
     """
-    if data is None and (Path(source).suffix in FILES or Path(source).is_dir()):
+    is_file = Path(source).suffix in FILES
+    if data is None and (is_file or Path(source).is_dir()):
         data_of(source)
+    if data is not None and is_file and data not in LANGUAGES:
+        text_files(data, data_dir)
 
 
 def _load(kind: Any, model: Any, settings: Mapping[str, Any], source: str | Path) -> Any:

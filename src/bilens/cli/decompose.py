@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import bilens
-from bilens.analyses import check_data, report_readings, run_analysis
+from bilens.analyses import AMONG, PATHS, check_data, report_readings, run_analysis
 from bilens.cli.console import DataDir, Device, ModelName, RunDir, choose_device
 from bilens.cli.readings import show_reading
 from bilens.cli.terminal import out
@@ -115,14 +115,14 @@ class Report:
     figures: Literal["png", "svg", "pdf"] | None = None
     add: tuple[str, ...] = ()
     basis: Basis = "model"
-    paths: int = 1000
+    paths: int = PATHS
     drop: float | None = None
     metric: Metric | None = None
     order: Order = "eigenvalue"
     token: str | None = None
     minus: str = ""
     layer: int | None = None
-    among: int | None = 5000
+    among: int | None = AMONG
     prompt: str = ""
     device: Device = "auto"
 
@@ -130,7 +130,7 @@ class Report:
         """Read the model and write its page."""
         if self.minus and self.token is None:
             raise BilensError(f"--minus={self.minus} takes the mean of tokens away from --token")
-        check_data(self.model, self.data)
+        check_data(self.model, self.data, self.data_dir)
         model = load(self.model, device=choose_device(self.device))
         folder = Path(self.model)
         page = self.output or (

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 from rich.text import Text
 
-from bilens.analyses import REQUIRED, Option, options_of, run_analysis
+from bilens.analyses import REQUIRED, Option, check_data, options_of, run_analysis
 from bilens.cli.console import Device, ModelName, choose_device
 from bilens.cli.terminal import out, show_table
 from bilens.errors import BilensError
@@ -58,6 +58,8 @@ class ReadingCommand:
             if path and exporter.endings and path.suffix not in exporter.endings:
                 option, endings = exporter.name.replace("_", "-"), " or ".join(exporter.endings)
                 raise BilensError(f"--{option}={path}: expected a name that ends in {endings}")
+        if data := getattr(self, "data", None):
+            check_data(self.model, data, getattr(self, "data_dir", None))
         model = load(self.model, device=choose_device(self.device), low_memory=self.low_memory)
         # vars holds more than the analysis needs, which picks its own by name.
         reading = run_analysis(self.analysis, model, vars(self), source=self.model)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import SpaceCardData
 from torch import nn
 
-from bilens.analyses import data_of
+from bilens.analyses import check_data, data_of
 from bilens.checks import check_count
 from bilens.data import ImageData, load_images
 from bilens.errors import BilensError
@@ -151,6 +151,8 @@ def explorer(
         CheckpointError: the model is missing or damaged, or does not name its data.
     """
     model: Any = source
+    if isinstance(source, str | Path) and not isinstance(data, ImageData):
+        check_data(source, data, data_dir)
     if isinstance(source, str | Path | nn.Module):
         model = load(source, device=device)
     of = source if isinstance(source, str | Path) else type(model).__name__

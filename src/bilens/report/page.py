@@ -166,8 +166,10 @@ def report(
     name = source if isinstance(source, str | Path) else ""
     title = f"{Path(name).name or type(source).__name__}, read from its weights"
     if not isinstance(readings, list | tuple):
+        if name:
+            analyses.check_data(name, data, data_dir)
         model = models.load(name) if name else source
-        settings = {"among": 5000, **settings, "data": data, "data_dir": data_dir}
+        settings |= {"data": data, "data_dir": data_dir}
         readings = analyses.report_readings(model, settings, source=name, add=add)
     elif readings:
         title = readings[0].title
